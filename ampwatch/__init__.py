@@ -1,0 +1,64 @@
+"""ampwatch: a numerical-health monitor for PyTorch mixed-precision training.
+
+``watch = ampwatch.monitor(model, scaler)`` is all; the training loop stays as it is.
+
+The public names are loaded on first use (PEP 562): importing ``ampwatch`` costs
+no torch, so that the daemon and the command line never load it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from ampwatch.errors import AmpwatchError, AttachError, DaemonError, RingError, SettingsError, StateError
+    from ampwatch.monitoring import LastStep, Monitor, monitor
+    from ampwatch.records import Finding, Severity, SkipClass
+
+__all__ = [
+    "AmpwatchError",
+    "AttachError",
+    "DaemonError",
+    "Finding",
+    "LastStep",
+    "Monitor",
+    "RingError",
+    "SettingsError",
+    "Severity",
+    "SkipClass",
+    "StateError",
+    "__version__",
+    "monitor",
+]
+
+_HOME = {
+    "AmpwatchError": "errors",
+    "AttachError": "errors",
+    "DaemonError": "errors",
+    "RingError": "errors",
+    "SettingsError": "errors",
+    "StateError": "errors",
+    "Finding": "records",
+    "Severity": "records",
+    "SkipClass": "records",
+    "LastStep": "monitoring",
+    "Monitor": "monitoring",
+    "monitor": "monitoring",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from the module it lives in."""
+    home = _HOME.get(name)
+    if home is None:
+        msg = f"module 'ampwatch' has no attribute {name!r}; it has {', '.join(__all__)}"
+        raise AttributeError(msg)
+    return getattr(import_module(f"ampwatch.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return list(__all__)

@@ -1,0 +1,37 @@
+"""Exceptions of ampwatch, all of them raised at set-up and none in a training step.
+
+The tree, each class also a built-in so that ordinary ``except`` clauses work::
+
+    AmpwatchError
+    ├── SettingsError   (ValueError)    a setting or an AMPWATCH_* variable is not usable
+    ├── AttachError     (TypeError)     what was handed to monitor() cannot be watched
+    ├── StateError      (RuntimeError)  right call, wrong moment: closed, or watched already
+    ├── RingError       (OSError)       a ring file cannot be created or understood
+    └── DaemonError     (RuntimeError)  the daemon cannot start or keep its promises
+
+Every message says what was expected, what was given and what to do.
+"""
+
+
+class AmpwatchError(Exception):
+    """Base of everything ampwatch raises on purpose."""
+
+
+class SettingsError(AmpwatchError, ValueError):
+    """A keyword setting or an ``AMPWATCH_*`` environment variable is not usable."""
+
+
+class AttachError(AmpwatchError, TypeError):
+    """An object handed to ``ampwatch.monitor`` cannot be watched."""
+
+
+class StateError(AmpwatchError, RuntimeError):
+    """The call is right but comes at the wrong moment."""
+
+
+class RingError(AmpwatchError, OSError):
+    """A ring file cannot be created, opened or understood."""
+
+
+class DaemonError(AmpwatchError, RuntimeError):
+    """The daemon cannot start, or could not keep a promise it was configured to keep."""

@@ -1,0 +1,248 @@
+"""The record types: the only thing the training process and the daemon share.
+
+A sensor's observation becomes a record, the ring carries records, the daemon
+folds them into state. Plain values only. No torch here, and no Prometheus.
+
+Totals in a record are *cumulative since the run began*, so that a reader that
+came late, or was lapped by the writer, still knows the truth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+
+
+class SkipClass(IntEnum):
+    """Why a scaled optimizer step was skipped; ``NONE`` for a step that was not.
+
+    ``CALIBRATING``: before the first unskipped run of steps, the search for a
+    fitting scale. ``PROBE``: just after a growth of the scale; one in
+    ``growth_interval + 1`` steps is healthy. ``UNPROVOKED``: neither of the
+    two. ``STORM``: one of several consecutive skips that nothing explains.
+    """
+
+    NONE = 0
+    CALIBRATING = 1
+    PROBE = 2
+    UNPROVOKED = 3
+    STORM = 4
+
+    @property
+    def label(self) -> str:
+        """The class as a Prometheus label value and as users read it."""
+        return self.name.lower()
+
+
+SKIP_CLASSES = tuple(c for c in SkipClass if c is not SkipClass.NONE)
+"""The classes of skipped steps, in the order in which totals per class are stored."""
+
+
+class RunState(str, Enum):
+    """What a rank is doing, as the daemon sees it."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    STALE = "stale"
+
+
+class Severity(str, Enum):
+    """How bad a finding is; ``info`` is never an alarm."""
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """Who writes a ring; fixed for the life of the file.
+
+    Attributes:
+        run: The user's name of the run, stable between restarts.
+        rank: Global rank in the process group, 0 without one.
+        local_rank: Rank on this host.
+        world_size: Number of ranks in the process group, 1 without one.
+        pid: Process id of the writer, in its own pid namespace.
+        host: Host name of the writer.
+        started_ns: Unix time of ``ampwatch.monitor()``. Unit: ns.
+        version: Version of ampwatch that writes.
+    """
+
+    run: str
+    rank: int
+    local_rank: int
+    world_size: int
+    pid: int
+    host: str
+    started_ns: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One iteration: everything between two updates of the scaler.
+
+    Without an enabled scaler an iteration ends with the step of the first
+    optimizer that was seen.
+
+    Attributes:
+        step: Index of the iteration since ``monitor()``, from 0.
+        time_ns: Unix time at the end of the iteration. Unit: ns.
+        duration_s: Wall time since the end of the iteration before. Unit: s.
+            NaN for the first one.
+        loss: Mean of the losses handed to ``scaler.scale()`` in this iteration,
+            unscaled. Only meaningful if ``num_losses`` is positive.
+        num_losses: How many losses were handed over in this iteration.
+        loss_scale: The scale after the update; NaN without an enabled scaler.
+        growth_tracker: Consecutive unskipped steps the scaler has counted after
+            the update; -1 without an enabled scaler.
+        skip_class: Why the iteration was skipped, if any of its optimizers was.
+        consecutive_skips: Length of the run of skipped iterations that ends here.
+        grew: The scale was multiplied by the growth factor.
+        backed_off: The scale was multiplied by the backoff factor.
+        set_by_hand: The scale changed in another way than the scaler's own.
+        total_growths: Growths so far.
+        total_backoffs: Backoffs so far.
+        total_set_by_hand: Changes by hand so far.
+        total_nonfinite_losses: Iterations so far in which a loss was NaN or infinite.
+        total_observations_dropped: Iterations so far whose values were not read,
+            because the device was too far behind.
+        total_sensor_errors: Exceptions so far that the guard kept from training.
+        overhead_ns: Host time so far that ampwatch spent on the training thread. Unit: ns.
+    """
+
+    step: int
+    time_ns: int
+    duration_s: float
+    loss: float
+    num_losses: int
+    loss_scale: float
+    growth_tracker: int
+    skip_class: SkipClass
+    consecutive_skips: int
+    grew: bool
+    backed_off: bool
+    set_by_hand: bool
+    total_growths: int
+    total_backoffs: int
+    total_set_by_hand: int
+    total_nonfinite_losses: int
+    total_observations_dropped: int
+    total_sensor_errors: int
+    overhead_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerRecord:
+    """What one optimizer did so far; written after each iteration that used it.
+
+    Attributes:
+        step: Index of the iteration.
+        index: Which optimizer: ``optimizer:<index>`` in findings. ``OTHER_OPTIMIZERS``
+            stands for all those beyond the limit of tracked optimizers.
+        skipped: Its step of this iteration was skipped.
+        total_steps: Steps attempted so far, applied and skipped.
+        total_skipped: Steps skipped so far, per class in the order of ``SKIP_CLASSES``.
+    """
+
+    step: int
+    index: int
+    skipped: bool
+    total_steps: int
+    total_skipped: tuple[int, int, int, int]
+
+
+OTHER_OPTIMIZERS = 255
+"""Index of the record that stands for every optimizer beyond ``MAX_OPTIMIZERS``."""
+
+MAX_OPTIMIZERS = 8
+"""Optimizers tracked one by one. Fused-backward recipes make one per parameter;
+series per optimizer must stay bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class FactsRecord:
+    """What does not change from step to step; written at the start and on change.
+
+    Attributes:
+        facts: Name to value, both short strings. The names are those of
+            ``sensors.run_facts`` and become labels of ``ampwatch_run_info``.
+    """
+
+    facts: dict[str, str]
+
+
+@dataclass(slots=True)
+class Finding:
+    """Something that went wrong, named.
+
+    Attributes:
+        kind: Slug of the kind of failure; never changes between releases.
+        severity: How bad it is.
+        where: Qualified name of a module (empty for the root module), ``param:<name>``,
+            ``buffer:<name>``, ``optimizer:<index>``, ``loss``, ``api`` or ``env``.
+        op: Base name of the ATen op at fault, where one is.
+        phase: ``forward``, ``backward``, ``optimizer``, ``eval`` or ``config``.
+        dtype: Name of the dtype at fault (``float16``), where one is.
+        first_step: Iteration in which it was first seen, from 0.
+        last_step: Iteration in which it was last seen.
+        count: In how many iterations it was seen.
+        evidence: The numbers it rests on, by name.
+        summary: One sentence: what happened, where, since when.
+        advice: What to change, naming the API.
+        root: False when another finding explains this one.
+        caused_by: Kind and place of that finding, as ``kind@where``; empty for a root.
+        source: ``file:line`` of the user's code, where known.
+    """
+
+    kind: str
+    severity: Severity
+    where: str
+    summary: str
+    advice: str
+    op: str = ""
+    phase: str = ""
+    dtype: str = ""
+    first_step: int = 0
+    last_step: int = 0
+    count: int = 1
+    evidence: dict[str, float] = field(default_factory=dict)
+    root: bool = True
+    caused_by: str = ""
+    source: str = ""
+
+    @property
+    def key(self) -> str:
+        """Identity of the finding within its run: ``kind@where``."""
+        return f"{self.kind}@{self.where}"
+
+
+@dataclass(frozen=True, slots=True)
+class FindingRecord:
+    """A finding that was made or has changed; the newest of one key holds.
+
+    Attributes:
+        finding: The finding as it stands.
+    """
+
+    finding: Finding
+
+
+@dataclass(frozen=True, slots=True)
+class EndRecord:
+    """The last record of a run that could still write one.
+
+    Attributes:
+        state: ``FINISHED`` or ``FAILED``.
+        reason: Why it ended, in words: empty, or the exception that ended the loop.
+        time_ns: Unix time. Unit: ns.
+    """
+
+    state: RunState
+    reason: str
+    time_ns: int
+
+
+Record = StepRecord | OptimizerRecord | FactsRecord | FindingRecord | EndRecord

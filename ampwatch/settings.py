@@ -1,0 +1,154 @@
+"""Every knob of ampwatch, once: its default, its environment variable, its limits.
+
+A setting is taken from the keyword argument, else from the environment variable
+``AMPWATCH_<NAME>``, else from the default below. All of them are checked together,
+before anything is attached or started.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ampwatch.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_PORT = 10917
+"""The daemon's port. Outside 9100-9999, which is allocated in full; not registered yet."""
+
+LEVELS = ("off", "light", "standard", "deep")
+ENVIRONMENT_PREFIX = "AMPWATCH_"
+MAX_NAME_LENGTH = 64
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*")
+
+
+def _knob(default: Any, text: str, *, low: float | None = None, high: float | None = None) -> Any:
+    return field(default=default, metadata={"help": text, "low": low, "high": high})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The checked settings of one process.
+
+    Attributes are documented where they are declared; ``docs/settings.md`` is
+    generated from the same lines.
+    """
+
+    level: str = _knob(
+        "standard",
+        "How much is watched: off, light (scaler and steps), standard (sampled, escalates by itself), deep (every op).",
+    )
+    run: str = _knob("", "Name of the run, stable between restarts; the script's name if empty.")
+    runtime_dir: str = _knob("", "Directory of the daemon's lock and log; chosen by the system if empty.")
+    ring_dir: str = _knob("", "Directory of the ring files; shared memory if empty.")
+    ring_slots: int = _knob(
+        8192, "Slots of a ring; 256 bytes each, two or more a training step.", low=64, high=262144
+    )
+    host: str = _knob("127.0.0.1", "Address the daemon listens on.")
+    port: int = _knob(DEFAULT_PORT, "Port the daemon listens on.", low=0, high=65535)
+    poll_seconds: float = _knob(0.5, "How often the daemon looks into the rings.", low=0.05, high=60.0)
+    stale_seconds: float = _knob(
+        120.0,
+        "A rank that is alive but has not ended a step for so long, and for ten of its usual steps, is stale.",
+        low=1.0,
+    )
+    grace_seconds: float = _knob(600.0, "How long the daemon keeps showing a run that has ended.", low=0.0)
+    idle_exit_seconds: float = _knob(
+        60.0, "How long an auto-started daemon stays when nothing is left to watch.", low=1.0
+    )
+    readback_slots: int = _knob(
+        64, "Iterations whose values may be on their way from the device; more are dropped and counted.", low=2, high=4096
+    )
+    calibration_steps: int = _knob(
+        20,
+        "Consecutive unskipped steps (at most one growth interval) after which the scale counts as calibrated.",
+        low=1,
+    )
+    probe_steps: int = _knob(
+        10, "A skip within so many steps (at most one growth interval) after a growth is the probe of that growth.", low=1
+    )
+    collapse_skips: int = _knob(
+        3, "Consecutive skips that neither calibration nor a growth explains, after which the scale is collapsing.", low=2
+    )
+    runaway_scale: float = _knob(
+        2.0**32, "A scale this large that never met an overflow means gradients are all but zero.", low=1.0
+    )
+    runaway_growths: int = _knob(8, "Growths in a row without an overflow before a runaway is reported.", low=1)
+    scheduler_ahead_steps: int = _knob(
+        3, "Scheduler steps on skipped iterations after which the finding becomes a warning.", low=1
+    )
+
+    @classmethod
+    def resolve(cls, given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+        """Return the settings of this process: ``given`` over the environment over the defaults.
+
+        Args:
+            given: Settings by name; ``None`` values count as not given.
+            environ: Environment to read; the process's own if ``None``.
+
+        Raises:
+            SettingsError: If a name is unknown, or a value has the wrong type or range.
+        """
+        given = {} if given is None else {k: v for k, v in given.items() if v is not None}
+        environ = os.environ if environ is None else environ
+        known = {f.name: f for f in fields(cls)}
+        if unknown := sorted(set(given) - set(known)):
+            msg = f"expected settings among {', '.join(known)}, got {', '.join(map(repr, unknown))}; see docs/settings.md"
+            raise SettingsError(msg)
+        values = {}
+        for name, spec in known.items():
+            variable = ENVIRONMENT_PREFIX + name.upper()
+            if name in given:
+                values[name] = _checked(f"`{name}`", given[name], spec.default, spec.metadata)
+            elif environ.get(variable, "") != "":
+                values[name] = _checked(variable, environ[variable], spec.default, spec.metadata)
+        settings = cls(**values)
+        _check_words(settings)
+        return settings
+
+    @property
+    def run_name(self) -> str:
+        """The name of the run: as given, else the stem of the running script."""
+        if self.run:
+            return self.run
+        script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
+        return (re.sub(r"[^A-Za-z0-9._-]", "-", script).strip("-._") or "python")[:MAX_NAME_LENGTH]
+
+
+def _checked(label: str, value: Any, default: Any, limits: Mapping[str, Any]) -> Any:
+    """Convert ``value`` to the type of ``default`` and hold it against the limits."""
+    kind = type(default)
+    try:
+        if isinstance(value, bool) or (kind is str and not isinstance(value, (str, os.PathLike))):
+            raise TypeError  # noqa: TRY301 - one message for every way of being wrong
+        converted = os.fspath(value) if kind is str else kind(value)
+        if kind is int and isinstance(value, float) and converted != value:
+            raise ValueError  # noqa: TRY301 - 2.5 must not silently become 2
+    except (TypeError, ValueError, OverflowError):
+        msg = f"{label}: expected {kind.__name__}, got {value!r}; leave it out for the default {default!r}"
+        raise SettingsError(msg) from None
+    low, high = limits["low"], limits["high"]
+    if (low is not None and not converted >= low) or (high is not None and not converted <= high):
+        bounds = f">= {low}" if high is None else f"from {low} to {high}"
+        msg = f"{label}: expected a value {bounds}, got {value!r}; leave it out for the default {default!r}"
+        raise SettingsError(msg)
+    return converted
+
+
+def _check_words(settings: Settings) -> None:
+    if settings.level not in LEVELS:
+        msg = f"`level`: expected one of {', '.join(LEVELS)}, got {settings.level!r}"
+        raise SettingsError(msg)
+    if settings.run and (len(settings.run) > MAX_NAME_LENGTH or not _NAME.fullmatch(settings.run)):
+        msg = (
+            f"`run`: expected 1 to {MAX_NAME_LENGTH} characters out of A-Z a-z 0-9 . _ : / -, beginning with a letter"
+            f" or digit, got {settings.run!r}; it becomes a Prometheus label, so choose a stable name without a time in it"
+        )
+        raise SettingsError(msg)

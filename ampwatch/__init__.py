@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from ampwatch.errors import AmpwatchError, AttachError, DaemonError, RingError, SettingsError, StateError
+    from ampwatch.errors import (
+        AmpwatchError,
+        AttachError,
+        DaemonError,
+        RingError,
+        SettingsError,
+        StateError,
+    )
     from ampwatch.monitoring import LastStep, Monitor, monitor
     from ampwatch.records import Finding, Severity, SkipClass
 

@@ -46,25 +46,34 @@ class Settings:
         "How much is watched: off, light (scaler and steps), standard (sampled, escalates by itself), deep (every op).",
     )
     run: str = _knob("", "Name of the run, stable between restarts; the script's name if empty.")
-    runtime_dir: str = _knob("", "Directory of the daemon's lock and log; chosen by the system if empty.")
+    runtime_dir: str = _knob(
+        "", "Directory of the daemon's lock and log; chosen by the system if empty."
+    )
     ring_dir: str = _knob("", "Directory of the ring files; shared memory if empty.")
     ring_slots: int = _knob(
         8192, "Slots of a ring; 256 bytes each, two or more a training step.", low=64, high=262144
     )
     host: str = _knob("127.0.0.1", "Address the daemon listens on.")
     port: int = _knob(DEFAULT_PORT, "Port the daemon listens on.", low=0, high=65535)
-    poll_seconds: float = _knob(0.5, "How often the daemon looks into the rings.", low=0.05, high=60.0)
+    poll_seconds: float = _knob(
+        0.5, "How often the daemon looks into the rings.", low=0.05, high=60.0
+    )
     stale_seconds: float = _knob(
         120.0,
         "A rank that is alive but has not ended a step for so long, and for ten of its usual steps, is stale.",
         low=1.0,
     )
-    grace_seconds: float = _knob(600.0, "How long the daemon keeps showing a run that has ended.", low=0.0)
+    grace_seconds: float = _knob(
+        600.0, "How long the daemon keeps showing a run that has ended.", low=0.0
+    )
     idle_exit_seconds: float = _knob(
         60.0, "How long an auto-started daemon stays when nothing is left to watch.", low=1.0
     )
     readback_slots: int = _knob(
-        64, "Iterations whose values may be on their way from the device; more are dropped and counted.", low=2, high=4096
+        64,
+        "Iterations whose values may be on their way from the device; more are dropped and counted.",
+        low=2,
+        high=4096,
     )
     calibration_steps: int = _knob(
         20,
@@ -72,21 +81,31 @@ class Settings:
         low=1,
     )
     probe_steps: int = _knob(
-        10, "A skip within so many steps (at most one growth interval) after a growth is the probe of that growth.", low=1
+        10,
+        "A skip within so many steps (at most one growth interval) after a growth is the probe of that growth.",
+        low=1,
     )
     collapse_skips: int = _knob(
-        3, "Consecutive skips that neither calibration nor a growth explains, after which the scale is collapsing.", low=2
+        3,
+        "Consecutive skips that neither calibration nor a growth explains, after which the scale is collapsing.",
+        low=2,
     )
     runaway_scale: float = _knob(
-        2.0**32, "A scale this large that never met an overflow means gradients are all but zero.", low=1.0
+        2.0**32,
+        "A scale this large that never met an overflow means gradients are all but zero.",
+        low=1.0,
     )
-    runaway_growths: int = _knob(8, "Growths in a row without an overflow before a runaway is reported.", low=1)
+    runaway_growths: int = _knob(
+        8, "Growths in a row without an overflow before a runaway is reported.", low=1
+    )
     scheduler_ahead_steps: int = _knob(
         3, "Scheduler steps on skipped iterations after which the finding becomes a warning.", low=1
     )
 
     @classmethod
-    def resolve(cls, given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    def resolve(
+        cls, given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+    ) -> Settings:
         """Return the settings of this process: ``given`` over the environment over the defaults.
 
         Args:

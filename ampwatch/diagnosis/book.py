@@ -1,0 +1,91 @@
+"""The findings of a run: each made once, counted after that, linked to its root."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ampwatch.records import Finding
+
+
+class Teller(Protocol):
+    """Whoever wants to know of findings."""
+
+    def __call__(self, finding: Finding, *, new: bool) -> None:
+        """Take a finding that was made, or (``new=False``) has changed."""
+
+
+class FindingBook:
+    """Keeps the findings of one run.
+
+    Args:
+        tell: Told of a finding when it is made, and again when it has changed enough.
+
+    Attributes:
+        findings: In the order in which they were made; the objects are updated in place.
+    """
+
+    def __init__(self, tell: Teller) -> None:
+        self.findings: list[Finding] = []
+        self._tell = tell
+        self._by_key: dict[str, Finding] = {}
+        self._untold: dict[str, Finding] = {}
+
+    def get(self, kind: str, where: str) -> Finding | None:
+        """Return the finding of a kind at a place, if it has been made."""
+        return self._by_key.get(f"{kind}@{where}")
+
+    def of_kind(self, kind: str) -> list[Finding]:
+        """Return the findings of a kind."""
+        return [f for f in self.findings if f.kind == kind]
+
+    def make(self, finding: Finding) -> None:
+        """Enter a new finding."""
+        self.findings.append(finding)
+        self._by_key[finding.key] = finding
+        self._tell(finding, new=True)
+
+    def count(self, finding: Finding, step: int) -> bool:
+        """Count one more iteration; return whether it is time to tell it again.
+
+        It is told again when the count has doubled, so that a condition that lasts
+        for a million steps is told twenty times.
+        """
+        finding.count += 1
+        finding.last_step = step
+        self._untold[finding.key] = finding
+        return finding.count & (finding.count - 1) == 0
+
+    def again(self, kind: str, where: str, step: int, **evidence: float) -> bool:
+        """Count one more iteration of a finding; return whether it had been made at all.
+
+        Args:
+            kind: Kind of the finding.
+            where: Its place.
+            step: The iteration.
+            evidence: Numbers as they stand now.
+        """
+        finding = self.get(kind, where)
+        if finding is None:
+            return False
+        finding.evidence.update(evidence)
+        if self.count(finding, step):
+            self.retell(finding)
+        return True
+
+    def retell(self, finding: Finding) -> None:
+        """Pass on a finding that has changed."""
+        self._untold.pop(finding.key, None)
+        self._tell(finding, new=False)
+
+    def retell_all(self) -> None:
+        """Pass on every finding that has changed since it was last told."""
+        for finding in list(self._untold.values()):
+            self.retell(finding)
+
+    def explain(self, symptom: Finding, root: Finding) -> None:
+        """Attach a symptom to the root that explains it."""
+        if symptom.root:
+            symptom.root = False
+            symptom.caused_by = root.key
+            self.retell(symptom)

@@ -1,0 +1,57 @@
+"""What the sensors hand to the diagnosis: plain numbers, one value object per iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class ScalerSettings(NamedTuple):
+    """The scaler's settings that decide how the scale moves.
+
+    Attributes:
+        growth_factor: Factor of a growth.
+        backoff_factor: Factor of a backoff.
+        growth_interval: Consecutive unskipped steps before a growth. Unit: steps.
+    """
+
+    growth_factor: float
+    backoff_factor: float
+    growth_interval: int
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One iteration, once its values have reached the host.
+
+    Attributes:
+        step: Index of the iteration since ``monitor()``, from 0.
+        time_ns: Unix time at its end. Unit: ns.
+        duration_s: Wall time since the end of the one before; NaN for the first. Unit: s.
+        loss: Mean of the unscaled losses handed to ``scaler.scale()``.
+        num_losses: How many losses that were; 0 means that ``loss`` means nothing.
+        loss_scale: Scale after the update; NaN without an enabled scaler.
+        growth_tracker: The scaler's growth tracker after the update; -1 without one.
+        scaler: Settings of the enabled scaler, ``None`` without one.
+        scale_given: ``update(new_scale)`` was called, so that the scaler did not decide.
+        found_inf: Per optimizer stepped through the scaler: were its gradients non-finite?
+        other_found_inf: Non-finite gradients of an optimizer that was unscaled and not
+            stepped; they back the scale off all the same.
+        applied_directly: Optimizers whose step was taken without the scaler.
+        scheduler_stepped: Optimizers whose learning-rate scheduler was stepped between
+            their previous step and the one in this iteration.
+    """
+
+    step: int
+    time_ns: int
+    duration_s: float
+    loss: float
+    num_losses: int
+    loss_scale: float
+    growth_tracker: int
+    scaler: ScalerSettings | None
+    scale_given: bool
+    found_inf: dict[int, bool]
+    other_found_inf: bool
+    applied_directly: tuple[int, ...]
+    scheduler_stepped: frozenset[int]

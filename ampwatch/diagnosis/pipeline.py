@@ -1,0 +1,162 @@
+"""Iterations in; the last step, records and findings out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
+from ampwatch.diagnosis.skips import SkipClassifier
+from ampwatch.diagnosis.step_bookkeeping import StepBookkeeping
+from ampwatch.diagnosis.steps import StepJudge, Totals, Verdict
+from ampwatch.records import OptimizerRecord, StepRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ampwatch.diagnosis.book import Teller
+    from ampwatch.diagnosis.evidence import Iteration
+    from ampwatch.records import Record
+    from ampwatch.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class LastStep:
+    """The newest iteration whose outcome is known on the host.
+
+    Without a fused optimizer that is the iteration that has just ended, so
+    ``if not watch.last_step.skipped: scheduler.step()`` right after
+    ``scaler.update()`` is exact. With fused optimizers on a GPU the outcome is on
+    the device only; then it is one of the iterations before, and ``step`` tells
+    which.
+
+    Attributes:
+        step: Index of the iteration since ``monitor()``, from 0; -1 before the first.
+        skipped: Whether the step of any optimizer was skipped.
+        loss_scale: The newest loss scale that has reached the host; NaN without one.
+        skipped_optimizers: Numbers of the optimizers whose step was skipped.
+    """
+
+    step: int = -1
+    skipped: bool = False
+    loss_scale: float = math.nan
+    skipped_optimizers: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class SelfCost:
+    """What ampwatch itself costs and misses, so far.
+
+    Attributes:
+        overhead_ns: Host time on the training thread. Unit: ns.
+        sensor_errors: Exceptions kept from training.
+        observations_dropped: Iterations whose values were given up.
+    """
+
+    overhead_ns: int
+    sensor_errors: int
+    observations_dropped: int
+
+
+class Diagnosis:
+    """Takes the iterations of one training, in order.
+
+    Args:
+        settings: Thresholds.
+        initial_scale: The scale before the first iteration; NaN without a scaler.
+        put: Where records go.
+        tell: Told of findings.
+        cost: Asked once per iteration what ampwatch has cost so far.
+        autocast_dtypes: Names of the autocast dtypes seen; read, not copied.
+        run_guarded: Calls the detectors; a detector that fails must not end the records.
+
+    Attributes:
+        last_step: The newest iteration whose outcome is known.
+        totals: Counts so far.
+        book: The findings.
+        iterations: How many iterations were taken in.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        initial_scale: float,
+        *,
+        put: Callable[[Record], None],
+        tell: Teller,
+        cost: Callable[[], SelfCost],
+        autocast_dtypes: Sequence[str],
+        run_guarded: Callable[..., None],
+    ) -> None:
+        self.last_step = LastStep(loss_scale=initial_scale)
+        self.totals = Totals()
+        self.book = FindingBook(tell)
+        self.iterations = 0
+        self._put = put
+        self._cost = cost
+        self._autocast_dtypes = autocast_dtypes
+        self._run_guarded = run_guarded
+        skips = SkipClassifier(settings.calibration_steps, settings.probe_steps)
+        self._judge = StepJudge(initial_scale, skips)
+        self._scale = ScaleDynamics(self.book, settings, self._judge)
+        self._bookkeeping = StepBookkeeping(self.book, settings)
+
+    def deliver(self, iteration: Iteration) -> None:
+        """Take in an iteration: judge it, record it, look for failures."""
+        verdict = self._judge.judge(iteration)
+        self.totals.add(iteration, verdict)
+        self.iterations += 1
+        if iteration.step >= self.last_step.step:
+            skipped = tuple(sorted(i for i, found in iteration.found_inf.items() if found))
+            self.last_step = LastStep(iteration.step, bool(skipped), iteration.loss_scale, skipped)
+        self._record(iteration, verdict)
+        self._run_guarded(self._detect, iteration, verdict)
+
+    def _detect(self, iteration: Iteration, verdict: Verdict) -> None:
+        self._scale.look(iteration, verdict, self._autocast_dtypes)
+        self._bookkeeping.look(iteration)
+
+    def announce(self, step: int, skipped: frozenset[int]) -> None:
+        """Take the verdict on an iteration whose values are still on their way."""
+        self.last_step = LastStep(
+            step, bool(skipped), self.last_step.loss_scale, tuple(sorted(skipped))
+        )
+
+    def _record(self, iteration: Iteration, verdict: Verdict) -> None:
+        totals, cost = self.totals, self._cost()
+        self._put(
+            StepRecord(
+                step=iteration.step,
+                time_ns=iteration.time_ns,
+                duration_s=iteration.duration_s,
+                loss=iteration.loss,
+                num_losses=iteration.num_losses,
+                loss_scale=iteration.loss_scale,
+                growth_tracker=iteration.growth_tracker,
+                skip_class=verdict.skip_class,
+                consecutive_skips=self._judge.skips.streak,
+                grew=verdict.grew,
+                backed_off=verdict.backed_off,
+                set_by_hand=verdict.set_by_hand,
+                total_growths=totals.growths,
+                total_backoffs=totals.backoffs,
+                total_set_by_hand=totals.set_by_hand,
+                total_nonfinite_losses=totals.nonfinite_losses,
+                total_observations_dropped=cost.observations_dropped,
+                total_sensor_errors=cost.sensor_errors,
+                overhead_ns=cost.overhead_ns,
+            )
+        )
+        for index in {*iteration.found_inf, *iteration.applied_directly}:
+            calibrating, probe, unprovoked, storm = totals.skipped[index]
+            self._put(
+                OptimizerRecord(
+                    step=iteration.step,
+                    index=index,
+                    skipped=iteration.found_inf.get(index, False),
+                    total_steps=totals.steps[index],
+                    total_skipped=(calibrating, probe, unprovoked, storm),
+                )
+            )

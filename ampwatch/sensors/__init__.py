@@ -1,0 +1,1 @@
+"""What is watched inside the training process, one file per thing."""

@@ -1,0 +1,75 @@
+"""The one fail-open boundary: an exception of ampwatch never reaches a training step.
+
+Whatever a sensor does inside a step it does through ``Guard.run``. The first
+exception switches that sensor off for good, is logged once with its traceback
+and counted; training does not notice. This is the only broad ``except`` of the
+training half.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+
+class Guard:
+    """Runs the in-step work of one sensor and keeps its failures from training.
+
+    Attributes:
+        name: The sensor's name, for the log.
+        errors: Exceptions kept from training so far; at most one per sensor.
+        spent_ns: Host time spent in guarded calls so far. Unit: ns.
+    """
+
+    __slots__ = ("_busy", "errors", "name", "spent_ns")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.errors = 0
+        self.spent_ns = 0
+        self._busy = False
+
+    @property
+    def off(self) -> bool:
+        """Whether the sensor has failed and been switched off."""
+        return self.errors > 0
+
+    def run(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Call ``work(*arguments)`` unless the sensor is off or already at work.
+
+        ``KeyboardInterrupt`` and other non-``Exception`` throwables pass: they
+        are addressed to the program, not to the sensor. A call that arrives
+        while another of the same sensor is running comes from what the sensor
+        itself does and is ignored.
+
+        Cost: two clock reads, about 0.3 us. Thread: the caller's.
+        """
+        if self.errors or self._busy:
+            return
+        self._busy = True
+        begin = perf_counter_ns()
+        try:
+            work(*arguments)
+        except Exception as error:  # noqa: BLE001 - the fail-open boundary
+            self.errors += 1
+            self._tell(error)
+        finally:
+            self._busy = False
+            self.spent_ns += perf_counter_ns() - begin
+
+    def _tell(self, error: Exception) -> None:
+        # A log handler is user code and may raise as well.
+        with contextlib.suppress(Exception):
+            logger.warning(
+                "ampwatch switched its sensor %r off after an error of its own; training is not"
+                " affected, but what this sensor watches is not seen any more",
+                self.name,
+                exc_info=error,
+            )

@@ -1,0 +1,220 @@
+"""Device scalars to the host without a synchronisation.
+
+Values of one iteration go into one row. What lies in host memory is read where
+it lies. What lies on a device is copied into pinned memory on the current
+stream, behind an event, and read some iterations later, once the event has
+passed; a full readback drops the newest iteration and counts it, it never waits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class Event(Protocol):
+    """The two calls of ``torch.Event`` that are used; neither waits."""
+
+    def record(self, stream: Any) -> None:
+        """Mark the current position of ``stream``."""
+
+    def query(self) -> bool:
+        """Whether everything before the mark has run."""
+
+
+def is_plain_scalar(value: object) -> bool:
+    """Whether ``value`` is an ordinary dense tensor with exactly one element.
+
+    Tensor subclasses (DTensor, FakeTensor) hide where their memory is and are refused.
+    """
+    return (
+        type(value) in _PLAIN
+        and isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and value.numel() == 1
+    )
+
+
+def host_scalar(value: torch.Tensor) -> float:
+    """Read a plain one-element CPU tensor straight from memory.
+
+    ``Tensor.item()`` would do, but is an ATen op: it shows up in the user's
+    profiles, flop counts and dispatch modes, and in the count of host syncs.
+
+    Args:
+        value: One element of float64, float32, float16, bfloat16, int32 or int64, on the CPU.
+
+    Raises:
+        TypeError: If the dtype is another one.
+
+    Cost:
+        About 0.4 us; no copy, no sync.
+    """
+    read = _READERS.get(value.dtype)
+    if read is None:
+        msg = f"expected a float or an int scalar, got {value.dtype}"
+        raise TypeError(msg)
+    return read(value.data_ptr())
+
+
+def _bfloat16(address: int) -> float:
+    # bfloat16 is the upper half of a float32.
+    bits = ctypes.c_uint16.from_address(address).value << 16
+    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
+
+
+_READERS: dict[torch.dtype, Callable[[int], float]] = {
+    torch.float32: lambda address: ctypes.c_float.from_address(address).value,
+    torch.float64: lambda address: ctypes.c_double.from_address(address).value,
+    torch.int32: lambda address: ctypes.c_int32.from_address(address).value,
+    torch.int64: lambda address: ctypes.c_int64.from_address(address).value,
+    torch.float16: lambda address: float(struct.unpack("<e", ctypes.string_at(address, 2))[0]),
+    torch.bfloat16: _bfloat16,
+}
+
+
+class Row:
+    """The values of one iteration on their way to the host.
+
+    Attributes:
+        values: The values, by column; what is still on a device reads 0 until it arrives.
+        payload: What the host knew when the row was sent off.
+        cells: Per column the landing place in pinned memory; empty before the first
+            value from a device.
+        landing: Columns that come from a device in this iteration.
+        events: One event per device that was ever used, made once.
+        marked: Devices whose event stands for this iteration.
+    """
+
+    __slots__ = ("cells", "events", "landing", "marked", "payload", "values")
+
+    def __init__(self, width: int) -> None:
+        self.values = [0.0] * width
+        self.payload: Any = None
+        self.cells: tuple[torch.Tensor, ...] = ()
+        self.landing: list[int] = []
+        self.events: dict[torch.device, Event] = {}
+        self.marked: list[torch.device] = []
+
+
+class Readback:
+    """A ring of rows between the device and the host.
+
+    Args:
+        slots: How many iterations may be on their way at a time.
+        width: Values per iteration.
+        link: How values travel; the default reads CPU tensors in place and copies
+            from the accelerator.
+
+    Attributes:
+        dropped: Iterations whose values were given up, because the device was
+            more than ``slots`` iterations behind.
+    """
+
+    def __init__(self, slots: int, width: int, link: Link | None = None) -> None:
+        self.dropped = 0
+        self._rows = tuple(Row(width) for _ in range(slots))
+        self._free = deque(self._rows)
+        self._flying: deque[Row] = deque()
+        self._link = link or Link()
+        self._width = width
+
+    @property
+    def in_flight(self) -> int:
+        """How many rows are on their way."""
+        return len(self._flying)
+
+    def open(self) -> Row | None:
+        """Return a row to fill, or ``None`` (counted) if all are on their way."""
+        if not self._free:
+            self.dropped += 1
+            return None
+        return self._free.popleft()
+
+    def put(self, row: Row, column: int, value: torch.Tensor) -> None:
+        """Take one value as it is *now*, in stream order.
+
+        Args:
+            row: From ``open``.
+            column: Which value of the row.
+            value: One element, plain; see ``is_plain_scalar``.
+
+        Cost:
+            CPU tensor: one read. Device tensor: one asynchronous copy of 4 bytes into
+            pinned memory, on the current stream of its device.
+        """
+        if self._link.on_host(value):
+            row.values[column] = host_scalar(value)
+            return
+        if not row.cells:
+            self._allocate()
+        row.cells[column].copy_(value.detach().reshape(()), non_blocking=True)
+        row.landing.append(column)
+        if value.device not in row.marked:
+            row.marked.append(value.device)
+
+    def _allocate(self) -> None:
+        # One block for all rows: pinning is slow, and happens once.
+        block = self._link.landing_place(len(self._rows) * self._width)
+        cells = block.unbind()
+        for number, row in enumerate(self._rows):
+            row.cells = cells[number * self._width : (number + 1) * self._width]
+
+    def seal(self, row: Row, payload: object) -> None:
+        """Send the row off with what the host knew already; rows arrive in order.
+
+        Cost: one event per device that values came from.
+        """
+        row.payload = payload
+        for device in row.marked:
+            if device not in row.events:
+                row.events[device] = self._link.make_event(device)
+            row.events[device].record(self._link.stream(device))
+        self._flying.append(row)
+
+    def arrived(self) -> Iterator[tuple[list[float], Any]]:
+        """Yield values and payload of the rows that have arrived, oldest first. Never waits.
+
+        The list of values is used again once the caller asks for the next row.
+        """
+        while self._flying:
+            row = self._flying[0]
+            if not all(row.events[device].query() for device in row.marked):
+                return
+            self._flying.popleft()
+            for column in row.landing:
+                row.values[column] = host_scalar(row.cells[column])
+            yield row.values, row.payload
+            row.payload = None
+            row.landing.clear()
+            row.marked.clear()
+            self._free.append(row)
+
+
+class Link:
+    """How a value gets from where it is to the host."""
+
+    def on_host(self, value: torch.Tensor) -> bool:
+        """Whether ``value`` can be read in place."""
+        return value.device.type == "cpu"
+
+    def landing_place(self, numel: int) -> torch.Tensor:
+        """Return pinned float32 memory of ``numel`` elements."""
+        return torch.zeros(numel, dtype=torch.float32, device="cpu", pin_memory=True)
+
+    def make_event(self, device: torch.device) -> Event:
+        """Return an event of the accelerator that ``device`` belongs to."""
+        return torch.Event(device)
+
+    def stream(self, device: torch.device) -> Any:
+        """Return the stream that the training currently uses on ``device``."""
+        return torch.accelerator.current_stream(device)

@@ -13,11 +13,11 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import ampwatch
-from ampwatch import launcher
 from ampwatch.attaching import Targets, check_targets
 from ampwatch.diagnosis.pipeline import Diagnosis, LastStep, SelfCost
 from ampwatch.errors import RingError, StateError
 from ampwatch.exporters.report import Summary, render
+from ampwatch.launcher import daemon_is_running, ensure_daemon
 from ampwatch.records import (
     EndRecord,
     FactsRecord,
@@ -203,7 +203,8 @@ class Monitor:
     def _wire(self, targets: Targets) -> None:
         """Build the parts; nothing is attached yet."""
         settings, scaler = self.settings, targets.scaler
-        scale_guard, step_guard = self._guard("loss_scale"), self._guard("optimizer_steps")
+        # Both write into one ledger: if one of them fails, so does the other.
+        guard = self._guard("steps")
         self._autocast = AutocastSensor(self._guard("autocast"), self._tell_facts)
         # These run inside the calls of the others; their time is counted there.
         inner, look_up = Guard("diagnosis"), Guard("schedulers")
@@ -227,10 +228,10 @@ class Monitor:
         self._sensors = [
             self._autocast,
             schedulers,
-            OptimizerStepSensor(scaler, ledger, step_guard),
+            OptimizerStepSensor(scaler, ledger, guard),
         ]
         if scaler is not None:
-            self._sensors.append(LossScaleSensor(scaler, ledger, registry, scale_guard))
+            self._sensors.append(LossScaleSensor(scaler, ledger, registry, guard))
 
     def _guard(self, name: str) -> Guard:
         guard = Guard(name)
@@ -248,7 +249,7 @@ class Monitor:
             return
         if self._ring.fell_back:
             logger.warning("ampwatch: %s", self._ring.fell_back)
-        status = launcher.ensure_daemon(settings)
+        status = ensure_daemon(settings)
         self.url = status.url
         if status.message:
             logger.warning("ampwatch: %s", status.message)
@@ -308,7 +309,7 @@ class Monitor:
         if self._ring is not None:
             # A daemon that runs takes the rest and removes the file; without one
             # nobody would.
-            keep = launcher.daemon_is_running(self.settings)
+            keep = daemon_is_running(self.settings)
             self._ring.close(EndRecord(state, reason, time.time_ns()), keep=keep)
 
     def _drain(self) -> None:

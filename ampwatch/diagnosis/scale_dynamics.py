@@ -163,7 +163,7 @@ class ScaleDynamics:
             severity=Severity.WARNING,
             where=where,
             summary=(
-                f"Training goes on with a loss scale of {iteration.loss_scale:.3g} since step"
+                f"Training goes on with a loss scale of {iteration.loss_scale:.6g} since step"
                 f" {first}: below 1 the loss is being shrunk, so the true gradients are too large"
                 f" for float16"
             ),
@@ -194,7 +194,7 @@ class ScaleDynamics:
             where="api",
             summary=(
                 f"The loss scale has grown {self._growths_in_a_row} times in a row to"
-                f" {iteration.loss_scale:.3g} at step {iteration.step} and never met an overflow"
+                f" {iteration.loss_scale:.6g} at step {iteration.step} and never met an overflow"
             ),
             advice=ADVICE["scale_runaway"],
             phase="backward",
@@ -262,7 +262,7 @@ def _collapse_summary(
     )
     return (
         f"The loss scale is collapsing: {how} since step {since}, scale now"
-        f" {iteration.loss_scale:.4g}; {end}"
+        f" {iteration.loss_scale:.6g}; {end}"
     )
 
 

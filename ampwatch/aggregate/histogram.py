@@ -1,0 +1,38 @@
+"""A histogram of fixed bounds, in the sense of Prometheus."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from itertools import accumulate
+
+STEP_DURATION_BOUNDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
+)
+"""Upper bounds for step durations: toy models to large ones that checkpoint. Unit: s."""
+
+
+class Histogram:
+    """Counts of observations per bucket, and their sum.
+
+    Attributes:
+        bounds: Inclusive upper bounds, ascending; one more bucket takes what is larger.
+        counts: Observations per bucket, not cumulative; one longer than ``bounds``.
+        sum: Sum of all observations.
+    """
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count ``value``; one that is negative or not finite is no duration and is ignored."""
+        if 0.0 <= value < math.inf:
+            self.counts[bisect_left(self.bounds, value)] += 1
+            self.sum += value
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """Return ``(upper bound, observations up to it)`` per bucket, the last bound infinite."""
+        return list(zip((*self.bounds, math.inf), accumulate(self.counts), strict=True))

@@ -1,0 +1,379 @@
+"""Every exported metric: name, type, unit, labels, help. One table, read by everybody.
+
+The exporter makes its families from it, ``docs/metrics.md`` is printed from it
+(``python -m ampwatch.catalog > docs/metrics.md``), dashboards and alert rules are
+tested against it. Names and labels are frozen once released.
+
+What an event is, is a counter; what a scrape could miss is held; ratios are left
+to PromQL. A value that is not known is absent, never 0 and never NaN.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+from ampwatch.records import SKIP_CLASSES, RunState, Severity
+
+MetricType = Literal["counter", "gauge", "histogram", "info"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One exported family.
+
+    Attributes:
+        name: As users query it: with ``_total`` for a counter, ``_info`` for an info.
+        type: Prometheus type; an info is a gauge of value 1 in the text format.
+        labels: Names of all labels, those that tell ranks apart first.
+        help: What one sample says, and where it comes from.
+        unit: Base unit that ends the name; empty without one.
+    """
+
+    name: str
+    type: MetricType
+    labels: tuple[str, ...]
+    help: str
+    unit: str = ""
+
+    @property
+    def family(self) -> str:
+        """The name of the family in OpenMetrics, without ``_total`` or ``_info``."""
+        return self.name.removesuffix("_total").removesuffix("_info")
+
+
+RANK = ("run", "rank")
+"""Labels of everything a training process reports."""
+
+RUN_FACTS = (
+    "device",
+    "autocast_dtype",
+    "scaler",
+    "init_scale",
+    "growth_factor",
+    "backoff_factor",
+    "growth_interval",
+    "torch",
+    "python",
+    "allow_tf32",
+    "cudnn_allow_tf32",
+    "float32_matmul_precision",
+    "allow_fp16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction",
+    "cudnn_benchmark",
+)
+"""Facts of a run that are labels of ``ampwatch_run_info``; a fact by another name is not exported."""
+
+_FINDING = (*RANK, "kind", "severity", "root")
+
+TOPICS: dict[str, tuple[Metric, ...]] = {
+    "Daemon": (
+        Metric(
+            "ampwatch_build_info",
+            "info",
+            ("version",),
+            "Version of the ampwatch daemon (value is always 1).",
+        ),
+        Metric(
+            "ampwatch_collector_success",
+            "gauge",
+            ("collector",),
+            "Whether the newest pass of the collector succeeded (1) or not (0).",
+        ),
+        Metric(
+            "ampwatch_collector_duration_seconds",
+            "gauge",
+            ("collector",),
+            "Time the newest pass of the collector took.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_rings_unreadable",
+            "gauge",
+            (),
+            "Ring files found that this daemon cannot read: written by another version, or damaged.",
+        ),
+    ),
+    "Run": (
+        Metric(
+            "ampwatch_run_info",
+            "info",
+            (*RANK, "world_size", "local_rank", "version", *RUN_FACTS),
+            "Static facts of a monitored rank; a fact that is not known is empty (value is always 1).",
+        ),
+        Metric(
+            "ampwatch_run_state",
+            "gauge",
+            (*RANK, "state"),
+            "Whether the rank is in the given state (1) or not (0).",
+        ),
+        Metric(
+            "ampwatch_run_start_timestamp_seconds",
+            "gauge",
+            RANK,
+            "Unix time at which ampwatch.monitor() was called on this rank.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_last_report_timestamp_seconds",
+            "gauge",
+            RANK,
+            "Unix time of the newest report of this rank: its start, a step or its end.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_overhead_seconds_total",
+            "counter",
+            RANK,
+            "Host time that ampwatch spent on the training thread.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_observations_dropped_total",
+            "counter",
+            RANK,
+            "Steps whose values ampwatch did not read because the device was too far behind.",
+        ),
+        Metric(
+            "ampwatch_sensor_errors_total",
+            "counter",
+            RANK,
+            "Exceptions inside ampwatch that it kept from the training loop.",
+        ),
+        Metric(
+            "ampwatch_ring_records_dropped_total",
+            "counter",
+            RANK,
+            "Records that the training process could not write into its ring.",
+        ),
+        Metric(
+            "ampwatch_ring_records_lost_total",
+            "counter",
+            RANK,
+            "Records that were overwritten in the ring before the daemon read them.",
+        ),
+    ),
+    "Loss scaling": (
+        Metric(
+            "ampwatch_loss_scale",
+            "gauge",
+            RANK,
+            "Current loss scale of the GradScaler; absent without an enabled one.",
+        ),
+        Metric(
+            "ampwatch_loss_scale_min",
+            "gauge",
+            RANK,
+            "Smallest loss scale of the last 60 s (up to 120 s), so that a dip between two scrapes is seen.",
+        ),
+        Metric(
+            "ampwatch_loss_scale_initial",
+            "gauge",
+            RANK,
+            "Loss scale the GradScaler started from (init_scale).",
+        ),
+        Metric(
+            "ampwatch_loss_scale_growth_interval_steps",
+            "gauge",
+            RANK,
+            "Consecutive unskipped steps after which the GradScaler grows the scale (growth_interval).",
+        ),
+        Metric(
+            "ampwatch_loss_scale_growth_tracker_steps",
+            "gauge",
+            RANK,
+            "Consecutive unskipped steps the GradScaler has counted so far.",
+        ),
+        Metric(
+            "ampwatch_loss_scale_growths_total",
+            "counter",
+            RANK,
+            "Times the GradScaler grew the loss scale.",
+        ),
+        Metric(
+            "ampwatch_loss_scale_backoffs_total",
+            "counter",
+            RANK,
+            "Times the GradScaler reduced the loss scale after non-finite gradients.",
+        ),
+        Metric(
+            "ampwatch_loss_scale_set_by_hand_total",
+            "counter",
+            RANK,
+            "Times the loss scale changed in another way than by the GradScaler's own growth or backoff.",
+        ),
+    ),
+    "Steps and loss": (
+        Metric(
+            "ampwatch_steps_total",
+            "counter",
+            RANK,
+            "Iterations of the training loop, one per update of the GradScaler, skipped ones included.",
+        ),
+        Metric(
+            "ampwatch_optimizer_steps_total",
+            "counter",
+            (*RANK, "optimizer"),
+            "Optimizer steps attempted, applied and skipped.",
+        ),
+        Metric(
+            "ampwatch_optimizer_steps_skipped_total",
+            "counter",
+            (*RANK, "optimizer", "class"),
+            "Optimizer steps the GradScaler skipped because of non-finite gradients, by why it happened.",
+        ),
+        Metric(
+            "ampwatch_optimizer_consecutive_skipped_steps",
+            "gauge",
+            RANK,
+            "Length of the current run of skipped iterations.",
+        ),
+        Metric(
+            "ampwatch_optimizer_consecutive_skipped_steps_max",
+            "gauge",
+            RANK,
+            "Longest run of skipped iterations of the last 60 s (up to 120 s), so that one between two scrapes is seen.",
+        ),
+        Metric(
+            "ampwatch_last_step_timestamp_seconds",
+            "gauge",
+            RANK,
+            "Unix time at which the newest iteration ended.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_last_applied_step_timestamp_seconds",
+            "gauge",
+            RANK,
+            "Unix time at which the newest iteration ended in which no optimizer step was skipped.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_step_duration_seconds",
+            "histogram",
+            RANK,
+            "Wall time between the ends of consecutive iterations, of those the daemon has read.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_loss",
+            "gauge",
+            RANK,
+            "Newest loss handed to GradScaler.scale(), unscaled; NaN or infinite if the loss is.",
+        ),
+        Metric(
+            "ampwatch_loss_nonfinite_total",
+            "counter",
+            RANK,
+            "Iterations in which a loss was NaN or infinite.",
+        ),
+    ),
+    "Findings": (
+        Metric(
+            "ampwatch_findings",
+            "gauge",
+            _FINDING,
+            "Findings so far, one per place (module, parameter, optimizer ...) at which it was made.",
+        ),
+        Metric(
+            "ampwatch_finding_last_seen_timestamp_seconds",
+            "gauge",
+            _FINDING,
+            "Unix time of the newest iteration that a finding of this kind was reported in.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_finding_steps_total",
+            "counter",
+            (*RANK, "kind"),
+            "Iterations in which a finding of this kind was seen, added up over its places.",
+        ),
+        Metric(
+            "ampwatch_finding_records_left_out_total",
+            "counter",
+            RANK,
+            "Reports of further findings that the daemon did not keep, because the rank has too many.",
+        ),
+    ),
+}
+"""The metrics by the question they answer, in the order in which they are exported."""
+
+CATALOG: tuple[Metric, ...] = tuple(metric for metrics in TOPICS.values() for metric in metrics)
+"""All metrics, in the order in which they are exported."""
+
+
+def _values(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+LABELS: dict[str, str] = {
+    "run": "Name of the run; `~2`, `~3` ... is appended while another live run has the same name and rank.",
+    "rank": "Global rank in the process group, `0` without one.",
+    "collector": "Which of the daemon's collectors: `rings` reads the records of the training processes.",
+    "state": _values(tuple(state.value for state in RunState)) + ".",
+    "optimizer": "`0` to `7` in the order in which they were first seen, `other` for all beyond.",
+    "class": _values(tuple(skip.label for skip in SKIP_CLASSES))
+    + ": searching the scale, just after a growth, neither, several in a row.",
+    "kind": "Slug of the kind of failure; never changes between releases.",
+    "severity": _values(tuple(severity.value for severity in Severity)) + ".",
+    "root": "`true`, or `false` when another finding explains this one.",
+    "version": "Version of ampwatch: of the daemon, or of the training process.",
+    "world_size": "Number of ranks in the process group.",
+    "local_rank": "Rank on this host.",
+    "device": "Name of the device that is trained on.",
+    "autocast_dtype": "Dtypes of the autocast regions that were seen.",
+    "scaler": "Class of the gradient scaler; `none` without one, `disabled` if it is.",
+    "init_scale": "Loss scale the scaler was made with.",
+    "growth_factor": "Factor of a growth.",
+    "backoff_factor": "Factor of a backoff.",
+    "growth_interval": "Unskipped steps before a growth.",
+    "torch": "Version of PyTorch.",
+    "python": "Version of Python in the training process.",
+    "allow_tf32": "Whether float32 matmuls may use TF32.",
+    "cudnn_allow_tf32": "Whether cuDNN convolutions may use TF32.",
+    "float32_matmul_precision": "`torch.get_float32_matmul_precision()`.",
+    "allow_fp16_reduced_precision_reduction": "Whether float16 matmuls may accumulate in float16.",
+    "allow_bf16_reduced_precision_reduction": "Whether bfloat16 matmuls may accumulate in bfloat16.",
+    "cudnn_benchmark": "Whether cuDNN searches for its fastest algorithms.",
+}
+"""Every label: what it says, and its values where they are few."""
+
+_INTRODUCTION = """\
+# Metrics
+
+Generated from `ampwatch/catalog.py`; change that file, then run
+`python -m ampwatch.catalog > docs/metrics.md`.
+
+- Counters exist at 0 from the first scrape of a run, except those of findings: a finding's
+  series appear when it is made. Alert on `ampwatch_finding_last_seen_timestamp_seconds`, which
+  needs no earlier sample: `time() - ampwatch_finding_last_seen_timestamp_seconds{severity="critical"} < 600`.
+- Totals are kept by the training process, so they survive a restart of the daemon. The
+  histogram and `ampwatch_ring_records_lost_total` start again with the daemon.
+- A value that is not known is absent: no `ampwatch_loss_scale` without a scaler.
+- Facts that do not change are labels of `ampwatch_run_info`. Join them with
+  `* on (job, instance, run, rank) group_left (autocast_dtype) ampwatch_run_info`.
+- A run that has ended stays for the setting `grace_seconds`, with its last values.
+"""
+
+
+def markdown() -> str:
+    """Return the text of ``docs/metrics.md``."""
+    parts = [_INTRODUCTION]
+    for topic, metrics in TOPICS.items():
+        parts.append(f"## {topic}\n")
+        parts.append("| name | type | labels | help |\n| --- | --- | --- | --- |")
+        parts += [_row(metric) for metric in metrics]
+        parts.append("")
+    parts.append("## Labels\n\n| label | says |\n| --- | --- |")
+    parts += [f"| `{name}` | {text} |" for name, text in LABELS.items()]
+    return "\n".join(parts) + "\n"
+
+
+def _row(metric: Metric) -> str:
+    labels = ", ".join(metric.labels) or "none"
+    return f"| `{metric.name}` | {metric.type} | {labels} | {metric.help} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

@@ -1,0 +1,168 @@
+"""Tests of which ranks are shown, and under which labels."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from ampwatch.aggregate import Fleet, RankView
+from ampwatch.records import RunIdentity, RunState
+from ampwatch.settings import Settings
+from tests.aggregate.made_up import SECOND, START, Clock, end, finding, identity, put, step
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def fleet(clock: Clock) -> Fleet:
+    return Fleet(Settings(grace_seconds=600.0), clock)
+
+
+def labels(fleet: Fleet) -> list[tuple[str, int]]:
+    return [(rank.run, rank.identity.rank) for rank in fleet.ranks()]
+
+
+def newest_step(rank: RankView) -> int:
+    assert rank.newest is not None
+    return rank.newest.step
+
+
+def later(seconds: int, **changes: Any) -> RunIdentity:
+    return identity(started_ns=(START + seconds) * SECOND, pid=4711 + seconds, **changes)
+
+
+def test_ranks_come_by_run_and_rank(fleet: Fleet) -> None:
+    """Rank 10 comes after rank 9, whatever the order of the rings."""
+    for rank in (10, 9):
+        put(fleet, f"b{rank}", identity(run="b", rank=rank), [])
+    put(fleet, "a", identity(run="a"), [])
+
+    assert labels(fleet) == [("a", 0), ("b", 9), ("b", 10)]
+
+
+def test_records_of_one_ring_go_to_one_rank(fleet: Fleet) -> None:
+    """Batch after batch is folded into the same view, and no other."""
+    put(fleet, "0", identity(), [step(0)])
+    put(fleet, "1", identity(rank=1), [])
+    put(fleet, "0", identity(), [step(1), step(2)], lost=3, dropped=4)
+
+    first, second = fleet.ranks()
+
+    assert (newest_step(first), first.records_lost, first.ring_dropped) == (2, 3, 4)
+    assert sum(bucket.num_steps for bucket in first.history.buckets) == 3
+    assert second.newest is None
+
+
+def test_two_live_runs_of_one_name_are_told_apart(fleet: Fleet) -> None:
+    """The second gets ``~2``, the third ``~3``, on every rank alike; the first keeps its name."""
+    for number in range(3):
+        for rank in (0, 1):
+            put(fleet, f"{number}-{rank}", later(number, rank=rank), [])
+
+    assert labels(fleet) == [(run, rank) for run in ("gpt", "gpt~2", "gpt~3") for rank in (0, 1)]
+
+
+def test_a_label_that_was_given_stays(fleet: Fleet) -> None:
+    """The end of the first run does not rename the second, and its label is free for the third."""
+    put(fleet, "1", later(1), [])
+    put(fleet, "2", later(2), [])
+    put(fleet, "1", later(1), [], alive=False)
+    assert labels(fleet) == [("gpt", 0), ("gpt~2", 0)]
+
+    put(fleet, "3", later(3), [])
+    assert [(r.run, r.identity.pid) for r in fleet.ranks()] == [("gpt", 4714), ("gpt~2", 4713)]
+
+
+def test_a_restarted_run_takes_the_place_of_its_dead_predecessor(fleet: Fleet) -> None:
+    """The old ring can go at once, and reading it again does not bring it back."""
+    put(fleet, "old", later(1), [step(5)], alive=False)
+    put(fleet, "new", later(2), [step(0)])
+    put(fleet, "old", later(1), [], alive=False)
+
+    assert [(rank.run, newest_step(rank)) for rank in fleet.ranks()] == [("gpt", 0)]
+    assert fleet.expired() == ["old"]
+
+
+def test_the_order_in_which_rings_are_found_does_not_matter(fleet: Fleet) -> None:
+    """A dead ring that is found after its successor stays in the dark."""
+    put(fleet, "new", later(2), [step(0)])
+    put(fleet, "old", later(1), [step(5)], alive=False)
+
+    assert [(rank.run, newest_step(rank)) for rank in fleet.ranks()] == [("gpt", 0)]
+
+
+def test_a_run_that_ended_beside_an_older_live_one_is_shown(fleet: Fleet) -> None:
+    """Only a successor replaces a dead run."""
+    put(fleet, "long", later(1), [])
+    put(fleet, "short", later(2), [end()], alive=False)
+
+    assert labels(fleet) == [("gpt", 0), ("gpt~2", 0)]
+
+
+def test_names_that_differ_only_in_what_cannot_be_encoded_are_told_apart(fleet: Fleet) -> None:
+    """Two series never get the same labels, whatever a damaged ring says."""
+    for key, run in enumerate(("a\ud800", "a\udc00", "a?~2", "a?")):
+        put(fleet, str(key), identity(run=run), [])
+
+    assert labels(fleet) == [("a?", 0), ("a?~2", 0), ("a?~2~2", 0), ("a?~3", 0)]
+
+
+def test_a_run_that_has_ended_is_shown_for_the_grace_time(fleet: Fleet, clock: Clock) -> None:
+    """Counted from when the end was noticed; then its ring can be forgotten."""
+    put(fleet, "a", identity(), [step(0)])
+    clock.now += 1000
+    put(fleet, "a", identity(), [end()], alive=False)
+
+    clock.now += 600
+    put(fleet, "a", identity(), [], alive=False)
+    assert [rank.state for rank in fleet.ranks()] == [RunState.FINISHED]
+    assert fleet.expired() == []
+
+    clock.now += 1
+    put(fleet, "a", identity(), [], alive=False)
+    assert fleet.ranks() == []
+    assert fleet.expired() == ["a"]
+
+    fleet.forget("a")
+    assert fleet.expired() == []
+
+
+def test_another_identity_under_the_same_path_is_another_ring(fleet: Fleet) -> None:
+    """Nothing of the old one is left, not even that it was replaced."""
+    put(fleet, "a", later(1), [step(7), finding()], alive=False)
+    put(fleet, "b", later(2), [end()], alive=False)
+    put(fleet, "a", later(3), [step(0)])
+
+    (rank,) = fleet.ranks()
+
+    assert (rank.run, newest_step(rank), rank.findings) == ("gpt", 0, {})
+
+
+def test_a_problem_lasts_until_the_ring_can_be_read_or_is_gone(fleet: Fleet) -> None:
+    """Its text is kept by path."""
+    put(fleet, "known", identity(), [])
+    for key in ("known", "new", "gone", "other"):
+        fleet.note_problem(key, f"{key} has layout 9")
+    put(fleet, "known", identity(), [])
+    put(fleet, "new", identity(rank=1), [])
+    fleet.forget("gone")
+
+    assert fleet.problems == {"other": "other has layout 9"}
+
+
+def test_a_reader_that_holds_the_lock_sees_no_change(fleet: Fleet) -> None:
+    """While it is held, records wait; for the thread that holds it, the fleet stays usable."""
+    put(fleet, "a", identity(), [step(0)])
+    writer = threading.Thread(target=put, args=(fleet, "a", identity(), [step(1)]))
+
+    with fleet.lock:
+        writer.start()
+        writer.join(timeout=0.05)
+        (rank,) = fleet.ranks()
+        during = newest_step(rank)
+    writer.join()
+
+    assert (during, newest_step(rank)) == (0, 1)

@@ -1,0 +1,162 @@
+"""Promise 2: whatever breaks inside ampwatch, the training step does not notice."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import ampwatch
+from ampwatch.diagnosis.pipeline import Diagnosis
+from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
+from ampwatch.diagnosis.step_bookkeeping import StepBookkeeping
+from ampwatch.diagnosis.steps import StepJudge
+from ampwatch.sensors.autocast import AutocastSensor
+from ampwatch.sensors.iteration import IterationLedger
+from ampwatch.sensors.loss_scale import LossScaleSensor
+from ampwatch.sensors.optimizer_steps import OptimizerStepSensor
+from ampwatch.sensors.optimizers import OptimizerRegistry
+from ampwatch.sensors.readback import Readback
+from ampwatch.sensors.schedulers import SchedulerSensor
+from tests.promises.conftest import ahead
+from tests.training import build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = ahead
+
+IN_STEP = [
+    (AutocastSensor, "entered"),
+    (LossScaleSensor, "before_scale"),
+    (LossScaleSensor, "before_step"),
+    (LossScaleSensor, "after_step"),
+    (LossScaleSensor, "before_update"),
+    (LossScaleSensor, "after_update"),
+    (OptimizerStepSensor, "stepped"),
+    (SchedulerSensor, "look"),
+    (OptimizerRegistry, "admit"),
+    (OptimizerRegistry, "index_of"),
+    (IterationLedger, "add_losses"),
+    (IterationLedger, "take_found_inf"),
+    (IterationLedger, "close_scaled"),
+    (Readback, "open"),
+    (Readback, "put"),
+    (Readback, "seal"),
+    (Readback, "arrived"),
+    (Diagnosis, "deliver"),
+    (StepJudge, "judge"),
+    (ScaleDynamics, "look"),
+    (StepBookkeeping, "look"),
+]
+
+
+class Fault:
+    """Raises at one call of a method and counts the calls."""
+
+    def __init__(self, original: Callable[..., Any], at_call: int, error: type[Exception]) -> None:
+        self.original = original
+        self.at_call = at_call
+        self.error = error
+        self.calls = 0
+
+    def bound_to(self) -> Callable[..., Any]:
+        def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            if self.calls == self.at_call:
+                msg = "planted"
+                raise self.error(msg)
+            return self.original(instance, *args, **kwargs)
+
+        return method
+
+
+@pytest.mark.parametrize("at_call", [1, 2, 6])
+@pytest.mark.parametrize(("owner", "method"), IN_STEP, ids=lambda x: getattr(x, "__name__", x))
+def test_a_fault_at_any_call_leaves_training_as_it_was(
+    owner: type,
+    method: str,
+    at_call: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The sensor is counted, logged once and switched off; the bits stay the same."""
+    bare = build("fp16-scheduled")
+    bare.loop()
+    fault = Fault(getattr(owner, method), at_call, RuntimeError)
+    monkeypatch.setattr(owner, method, fault.bound_to())
+
+    watched = build("fp16-scheduled")
+    with (
+        caplog.at_level(logging.WARNING, logger="ampwatch.sensors.guard"),
+        ampwatch.monitor(watched.models, watched.scaler, serve=False) as watch,
+    ):
+        watched.loop()
+        report = watch.report()
+
+    switched_off = [r for r in caplog.records if "switched its sensor" in r.message]
+    reached = fault.calls >= at_call
+    assert watched.digest() == bare.digest()
+    assert len(switched_off) == reached
+    assert ("was switched off" in report) == reached
+    assert reached or (owner, method, at_call) == (AutocastSensor, "entered", 0)
+
+
+def test_every_error_type_is_kept_from_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the errors that no one expects, such as running out of memory."""
+    for error in (MemoryError, RecursionError, KeyError, AssertionError, StopIteration):
+        monkeypatch.setattr(
+            LossScaleSensor, "before_update", Fault(lambda *_: None, 1, error).bound_to()
+        )
+        run = build("fp16-fused")
+        with ampwatch.monitor(run.models, run.scaler, serve=False):
+            run.loop()
+        monkeypatch.undo()
+
+        assert len(run.losses) == run.steps
+
+
+def test_the_users_interrupt_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is meant for the program, even when it arrives inside ampwatch."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LossScaleSensor, "before_update", interrupted)
+    run = build("fp16-fused")
+
+    with (
+        ampwatch.monitor(run.models, run.scaler, serve=False),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        run.loop()
+
+
+def test_the_users_own_error_reaches_the_user_unchanged() -> None:
+    """An exception of torch or of the user passes through the taps as it is."""
+    run = build("fp16-foreach")
+    with ampwatch.monitor(run.models, run.scaler, serve=False):
+        run.loop()
+        assert run.scaler is not None
+        with pytest.raises(AssertionError, match="No inf checks were recorded prior to update"):
+            run.scaler.update()
+
+
+def test_a_callback_that_raises_is_called_once_and_never_again() -> None:
+    """The user's callback must not end the user's training."""
+    calls = []
+
+    def callback(finding: ampwatch.Finding) -> None:
+        calls.append(finding.kind)
+        msg = "the user's webhook is down"
+        raise ConnectionError(msg)
+
+    run = build("fp16-scheduled")
+    run.poison = (6, 7, 8, 9)
+    with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
+        watch.on_finding(callback)
+        run.loop()
+
+    assert len(watch.findings) > 1
+    assert calls == [watch.findings[0].kind]

@@ -1,0 +1,61 @@
+"""Tests of the table of metrics, and of the page printed from it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ampwatch.aggregate.peak import HOLD_SECONDS
+from ampwatch.catalog import CATALOG, LABELS, Metric, markdown
+
+PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
+
+
+@pytest.mark.parametrize("metric", CATALOG, ids=lambda metric: metric.name)
+def test_a_name_follows_the_conventions(metric: Metric) -> None:
+    """Counters end in ``_total``, infos in ``_info``, and the unit ends the rest."""
+    assert re.fullmatch(r"ampwatch(_[a-z]+)+", metric.name)
+    assert (metric.type == "counter") == metric.name.endswith("_total")
+    assert (metric.type == "info") == metric.name.endswith("_info")
+    assert ("seconds" in metric.name) == (metric.unit == "seconds")
+    assert metric.family.endswith(metric.unit)
+
+
+@pytest.mark.parametrize("metric", CATALOG, ids=lambda metric: metric.name)
+def test_a_help_text_is_a_sentence_and_its_labels_are_explained(metric: Metric) -> None:
+    """A reader of the page understands every row."""
+    assert re.fullmatch(r"[A-Z].*\.", metric.help)
+    assert set(metric.labels) <= set(LABELS)
+    assert len(set(metric.labels)) == len(metric.labels)
+
+
+def test_no_metric_is_there_twice_and_no_label_is_explained_in_vain() -> None:
+    """Names are unique, also without the suffix of their type."""
+    assert len({metric.family for metric in CATALOG}) == len(CATALOG)
+    assert set(LABELS) == {label for metric in CATALOG for label in metric.labels}
+
+
+def test_what_is_held_says_for_how_long() -> None:
+    """The help texts name the window that the hold really has."""
+    held = [metric for metric in CATALOG if metric.name.endswith(("_min", "_max"))]
+
+    assert len(held) == 2
+    for metric in held:
+        assert f"of the last {HOLD_SECONDS} s (up to {2 * HOLD_SECONDS} s)" in metric.help
+
+
+def test_the_committed_page_is_the_generated_one() -> None:
+    """``docs/metrics.md`` is up to date."""
+    message = "regenerate it: python -m ampwatch.catalog > docs/metrics.md"
+
+    assert PAGE.read_text(encoding="utf-8") == markdown(), message
+
+
+def test_running_the_module_prints_the_page() -> None:
+    """The command in the page makes the page."""
+    command = [sys.executable, "-m", "ampwatch.catalog"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert markdown() == printed.stdout

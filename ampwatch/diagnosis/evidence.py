@@ -20,9 +20,12 @@ class ScalerSettings(NamedTuple):
     growth_interval: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Iteration:
-    """One iteration, once its values have reached the host.
+    """One iteration; complete once its values have reached the host.
+
+    Not frozen: it is begun when the iteration ends and completed when the values of
+    the device arrive.
 
     Attributes:
         step: Index of the iteration since ``monitor()``, from 0.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.advice import ADVICE
-from ampwatch.diagnosis.forecast import SCALE_FLOOR, alarm_rate, drift, steps_until
+from ampwatch.diagnosis.drift import SkipRateTest
+from ampwatch.diagnosis.forecast import SCALE_FLOOR, drift, steps_until
 from ampwatch.records import Finding, Severity, SkipClass
 
 if TYPE_CHECKING:
@@ -18,23 +18,12 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.steps import StepJudge, Verdict
     from ampwatch.settings import Settings
 
-DRIFT_SKIPS = 8
-"""Unexplained skips that a skip rate is estimated from: with fewer, chance alone
-doubles the estimate too often."""
-
-DRIFT_RATE_FACTOR = 2.0
-"""How far above the alarm line the rate must be: at the line itself the scale stands still."""
-
-DRIFT_FALL = 2.0**-4
-"""How far the scale must really have fallen meanwhile, as a factor."""
+CRITICAL_SKIPS = 8
+"""Unexplained skips in a row from which a collapse is critical: a spike of the gradients
+costs a few halvings and passes."""
 
 BELOW_ONE_STEPS = 2
 """Steps taken below scale 1 before it is said: one may be on the way back up."""
-
-
-class _Skip(NamedTuple):
-    step: int
-    scale_before: float
 
 
 class ScaleDynamics:
@@ -50,7 +39,7 @@ class ScaleDynamics:
         self._book = book
         self._settings = settings
         self._skips = judge.skips
-        self._unexplained: deque[_Skip] = deque(maxlen=DRIFT_SKIPS)
+        self._skip_rate = SkipRateTest()
         self._growths_in_a_row = 0
         self._below_one = 0
         self._brought_low = False
@@ -76,36 +65,40 @@ class ScaleDynamics:
             self._growths_in_a_row += 1
             self._look_for_runaway(iteration)
         if verdict.skip_class in (SkipClass.UNPROVOKED, SkipClass.STORM):
-            self._unexplained.append(_Skip(iteration.step, verdict.scale_before))
-            self._look_for_collapse(iteration, scaler)
+            self._look_for_collapse(iteration, verdict, scaler)
         if verdict.applied and not verdict.skipped:
             self._look_below_one(iteration, verdict)
 
-    def _look_for_collapse(self, iteration: Iteration, scaler: ScalerSettings) -> None:
+    def _look_for_collapse(
+        self, iteration: Iteration, verdict: Verdict, scaler: ScalerSettings
+    ) -> None:
+        rate = self._skip_rate.skipped(iteration.step, verdict.scale_before, scaler)
         storm = self._skips.unexplained >= self._settings.collapse_skips
-        rate = 1.0 if storm else self._drift_rate(iteration, scaler)
+        if storm:
+            rate = 1.0
         if rate is None:
             return
-        since = iteration.step - self._skips.unexplained + 1 if storm else self._unexplained[0].step
+        since = iteration.step - self._skips.unexplained + 1 if storm else self._skip_rate.since
         where = _optimizers_with_found_inf(iteration)
         finding = self._book.get("scale_collapse", where)
         if finding is None:
             finding = Finding(
                 kind="scale_collapse",
-                severity=Severity.CRITICAL if storm else Severity.WARNING,
+                severity=Severity.WARNING,
                 where=where,
                 summary="",
                 advice=ADVICE["scale_collapse"],
                 phase="backward",
                 first_step=since,
                 last_step=iteration.step,
-                count=self._skips.unexplained if storm else len(self._unexplained),
+                count=self._skips.unexplained if storm else self._skip_rate.skips,
             )
             self._describe(finding, iteration, scaler, since=since, rate=rate)
             self._book.make(finding)
             return
         again = self._book.count(finding, iteration.step)
-        worse = storm and finding.severity is Severity.WARNING
+        critical = self._skips.unexplained >= CRITICAL_SKIPS
+        worse = critical and finding.severity is Severity.WARNING
         if worse:
             finding.severity = Severity.CRITICAL
         self._describe(finding, iteration, scaler, since=since, rate=rate)
@@ -134,15 +127,6 @@ class ScaleDynamics:
         finding.summary = _collapse_summary(
             iteration, since, self._skips.streak, rate=rate, to_floor=to_floor
         )
-
-    def _drift_rate(self, iteration: Iteration, scaler: ScalerSettings) -> float | None:
-        """Return the skip rate if it is clearly above the alarm line and the scale has fallen."""
-        if len(self._unexplained) < DRIFT_SKIPS:
-            return None
-        oldest = self._unexplained[0]
-        rate = (DRIFT_SKIPS - 1) / max(1, iteration.step - oldest.step)
-        fallen = iteration.loss_scale <= oldest.scale_before * DRIFT_FALL
-        return min(rate, 1.0) if fallen and rate > DRIFT_RATE_FACTOR * alarm_rate(scaler) else None
 
     def _look_below_one(self, iteration: Iteration, verdict: Verdict) -> None:
         # A scale that the user put there is the user's business.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.skips import SkipClassifier
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Verdict:
     """What became of one iteration.
 

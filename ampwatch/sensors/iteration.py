@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -264,16 +264,13 @@ def _complete(frame: Iteration, draft: _Draft, values: list[float]) -> Iteration
     verdicts: dict[int, bool] = {}
     for column, index in enumerate(draft.found_inf_of):
         verdicts[index] = verdicts.get(index, False) or values[FOUND_INF + column] > 0
-    other = verdicts.pop(_NOT_AN_OPTIMIZER, False)
-    total = draft.losses + values[LOSS]
-    return replace(
-        frame,
-        loss=total / draft.num_losses if draft.num_losses else math.nan,
-        loss_scale=values[SCALE],
-        growth_tracker=int(values[TRACKER]),
-        found_inf=verdicts,
-        other_found_inf=other,
-    )
+    frame.found_inf = verdicts
+    frame.other_found_inf = verdicts.pop(_NOT_AN_OPTIMIZER, False)
+    if draft.num_losses:
+        frame.loss = (draft.losses + values[LOSS]) / draft.num_losses
+    frame.loss_scale = values[SCALE]
+    frame.growth_tracker = int(values[TRACKER])
+    return frame
 
 
 def _capturing(value: Any) -> bool:

@@ -123,9 +123,9 @@ class LossScaleSensor:
 
     def before_update(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """Take the verdicts while they are there."""
-        scale = getattr(self._scaler, "_scale", None)
-        if self._scaler.is_enabled() and scale is not None:
-            self._ledger.take_found_inf(scale, self._verdicts())
+        scaler = self._scaler
+        if scaler.is_enabled() and scaler._scale is not None:  # noqa: SLF001 - see _STATE
+            self._ledger.take_found_inf(scaler._scale, self._verdicts())  # noqa: SLF001
 
     def _verdicts(self) -> Iterator[tuple[int, torch.Tensor]]:
         for optimizer_id, state in self._scaler._per_optimizer_states.items():  # noqa: SLF001 - see _STATE
@@ -137,8 +137,10 @@ class LossScaleSensor:
     def after_update(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the new scale; the iteration is over."""
         scaler = self._scaler
+        if not scaler.is_enabled():
+            return
         scale, tracker = scaler._scale, scaler._growth_tracker  # noqa: SLF001 - see _STATE
-        if not scaler.is_enabled() or scale is None or tracker is None:
+        if scale is None or tracker is None:
             return
         self._numbers.clear()
         self._ledger.close_scaled(

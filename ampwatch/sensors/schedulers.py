@@ -83,7 +83,8 @@ class SchedulerSensor:
         )
 
     def _advanced(self, scheduler: Any) -> bool:
-        count = scheduler.last_epoch
+        # A ChainedScheduler has no count; those it chains are found by themselves.
+        count = getattr(scheduler, "last_epoch", 0)
         before = self._counts.get(id(scheduler))
         self._counts[id(scheduler)] = count
         # A count that fell was loaded or restarted by the user, which is no step.

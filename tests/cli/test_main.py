@@ -1,0 +1,149 @@
+"""The command line as a whole, and `ampwatch daemon`."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+
+import pytest
+
+from ampwatch import __version__, cli
+from ampwatch.cli import main
+from ampwatch.errors import DaemonError
+from ampwatch.settings import DEFAULT_PORT, Settings
+from tests.daemon.parts import ROOT
+
+
+class Verb:
+    """A verb that does as it is told."""
+
+    def __init__(self, outcome: int | BaseException) -> None:
+        self.outcome = outcome
+
+    def register(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+        subparsers.add_parser("act").set_defaults(func=self.run)
+
+    def run(self, _: argparse.Namespace) -> int:
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [(0, 0), (3, 3), (DaemonError("expected a, got b"), 1), (KeyboardInterrupt(), 130)],
+)
+def test_the_exit_status_says_how_it_went(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    outcome: int | BaseException,
+    status: int,
+) -> None:
+    """An error of ours is one line, without a traceback."""
+    monkeypatch.setattr(cli, "VERBS", ("verb",))
+    monkeypatch.setitem(sys.modules, "ampwatch.cli.verb", Verb(outcome))
+
+    assert main(["act"]) == status
+
+    said = capsys.readouterr().err
+    assert said == ("ampwatch: expected a, got b\n" if status == 1 else "")
+
+
+def test_an_error_that_is_not_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug must not look like a wrong argument."""
+    monkeypatch.setattr(cli, "VERBS", ("verb",))
+    monkeypatch.setitem(sys.modules, "ampwatch.cli.verb", Verb(ZeroDivisionError()))
+
+    with pytest.raises(ZeroDivisionError):
+        main(["act"])
+
+
+def test_without_a_command_it_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first thing to know is that nothing has to be started."""
+    assert main([]) == 0
+
+    said = capsys.readouterr().out
+    assert "ampwatch.monitor(model, scaler)" in said
+    for verb in ("daemon", "demo", "doctor"):
+        assert verb in said
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """As every program does."""
+    with pytest.raises(SystemExit) as exit_:
+        main(["--version"])
+
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"ampwatch {__version__}\n"
+
+
+def test_a_command_that_does_not_exist_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With those that do."""
+    with pytest.raises(SystemExit) as exit_:
+        main(["dance"])
+
+    assert exit_.value.code == 2
+    assert "daemon" in capsys.readouterr().err
+
+
+def test_the_help_of_the_daemon_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    """What it is for, examples, and no word of what is for the launcher."""
+    with pytest.raises(SystemExit):
+        main(["daemon", "--help"])
+
+    said = capsys.readouterr().out
+    for word in ("examples:", "--web.config.file", "--machine", "kubectl port-forward", "/metrics"):
+        assert word in said
+    assert "--lock-fd" not in said
+    assert "--auto" not in said
+
+
+def test_a_setting_that_is_not_usable_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same words as for monitor()."""
+    assert main(["daemon", "--port", "70000"]) == 1
+
+    said = capsys.readouterr().err
+    assert "from 0 to 65535" in said
+    assert "Traceback" not in said
+
+
+def test_the_arguments_of_the_daemon_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options over environment over defaults."""
+    served: list[tuple[object, ...]] = []
+    monkeypatch.setattr("ampwatch.daemon.app.serve", lambda *given: served.append(given))
+    monkeypatch.setenv("AMPWATCH_PORT", "12345")
+    monkeypatch.setenv("AMPWATCH_HOST", "::1")
+
+    arguments = ["--host", "0.0.0.0", "--machine", "--web.config.file", "w", "--auto"]
+    assert main(["daemon", *arguments, "--web.external-address", "h:1", "--lock-fd", "9"]) == 0
+
+    ((settings, options, lock_fd),) = served
+    assert isinstance(settings, Settings)
+    assert (settings.host, settings.port) == ("0.0.0.0", 12345)
+    assert settings.port != DEFAULT_PORT
+    assert (options.machine, options.auto, options.web_config_file) == (True, True, "w")
+    assert (options.external_address, lock_fd) == ("h:1", 9)
+
+
+def test_the_command_line_loads_neither_torch_nor_the_server() -> None:
+    """`ampwatch --help` is quick."""
+    code = (
+        "import sys; from ampwatch.cli import make_parser; make_parser();"
+        "print({'torch', 'prometheus_client', 'http.server'} & sys.modules.keys())"
+    )
+
+    said = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+
+    assert said == "set()\n"
+
+
+def test_the_module_runs_as_the_script_does() -> None:
+    """python -m ampwatch."""
+    said = subprocess.check_output(
+        [sys.executable, "-m", "ampwatch", "--version"], cwd=ROOT, text=True
+    )
+
+    assert said == f"ampwatch {__version__}\n"

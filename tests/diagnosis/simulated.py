@@ -1,0 +1,110 @@
+"""A scaler in ten lines of Python, to make iterations from a list of verdicts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.evidence import Iteration, ScalerSettings
+from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
+from ampwatch.diagnosis.skips import SkipClassifier
+from ampwatch.diagnosis.step_bookkeeping import StepBookkeeping
+from ampwatch.diagnosis.steps import StepJudge
+from ampwatch.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ampwatch.records import Finding, SkipClass
+
+
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+
+
+@dataclass
+class Simulation:
+    """Runs verdicts through a scaler, the judge and the detectors."""
+
+    scale: float = 65536.0
+    scaler: ScalerSettings = field(default_factory=lambda: ScalerSettings(2.0, 0.5, 2000))
+    dtypes: list[str] = field(default_factory=lambda: ["float16"])
+    settings: Settings = field(default_factory=Settings)
+
+    def __post_init__(self) -> None:
+        self.tracker = 0
+        self.step = 0
+        self.told: list[tuple[str, bool]] = []
+        self.classes: list[SkipClass] = []
+        self.scales: list[float] = []
+        self.book = FindingBook(self._tell)
+        skips = SkipClassifier(self.settings.calibration_steps, self.settings.probe_steps)
+        self.judge = StepJudge(self.scale, skips)
+        self.dynamics = ScaleDynamics(self.book, self.settings, self.judge)
+        self.bookkeeping = StepBookkeeping(self.book, self.settings)
+
+    def _tell(self, finding: Finding, *, new: bool) -> None:
+        self.told.append((finding.kind, new))
+
+    def run(
+        self, verdicts: Iterable[bool], *, loss: float = 1.0, scheduled: bool = False
+    ) -> Simulation:
+        """Take one step per verdict (``True``: the gradients were not finite)."""
+        for found_inf in verdicts:
+            self._move(found_inf=found_inf)
+            iteration = self.iteration(
+                {0: found_inf}, loss=loss, scheduler_stepped=frozenset({0} if scheduled else ())
+            )
+            self.take(iteration)
+        return self
+
+    def take(self, iteration: Iteration) -> None:
+        """Judge one iteration and let the detectors look at it."""
+        verdict = self.judge.judge(iteration)
+        self.classes.append(verdict.skip_class)
+        self.scales.append(iteration.loss_scale)
+        self.dynamics.look(iteration, verdict, self.dtypes)
+        self.bookkeeping.look(iteration)
+        self.step = iteration.step + 1
+
+    def _move(self, *, found_inf: bool) -> None:
+        if found_inf:
+            self.scale *= self.scaler.backoff_factor
+            self.tracker = 0
+        else:
+            self.tracker += 1
+            if self.tracker == self.scaler.growth_interval:
+                if self.scale * self.scaler.growth_factor <= FLOAT32_MAX:
+                    self.scale *= self.scaler.growth_factor
+                self.tracker = 0
+
+    def iteration(
+        self,
+        found_inf: dict[int, bool],
+        *,
+        loss: float = 1.0,
+        scale_given: bool = False,
+        scheduler_stepped: frozenset[int] = frozenset(),
+    ) -> Iteration:
+        """Return an iteration as the sensors would deliver it now."""
+        return Iteration(
+            step=self.step,
+            time_ns=0,
+            duration_s=math.nan,
+            loss=loss,
+            num_losses=1,
+            loss_scale=self.scale,
+            growth_tracker=self.tracker,
+            scaler=self.scaler,
+            scale_given=scale_given,
+            found_inf=found_inf,
+            other_found_inf=False,
+            applied_directly=(),
+            scheduler_stepped=scheduler_stepped,
+        )
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of the findings, in the order in which they were made."""
+        return [f.kind for f in self.book.findings]

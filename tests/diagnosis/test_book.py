@@ -1,0 +1,70 @@
+"""Findings: made once, counted after that, linked to their root."""
+
+from __future__ import annotations
+
+from ampwatch.diagnosis.book import FindingBook
+from ampwatch.records import Finding, Severity
+
+
+class Ear:
+    """Hears what the book tells."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int, bool]] = []
+
+    def __call__(self, finding: Finding, *, new: bool) -> None:
+        self.heard.append((finding.key, finding.count, new))
+
+
+def _finding(kind: str, where: str = "optimizer:0") -> Finding:
+    return Finding(kind, Severity.WARNING, where, "what happened", "what to change")
+
+
+def test_a_finding_is_told_when_made_and_when_its_count_doubles() -> None:
+    """1, 2, 4, 8: a condition that lasts for ever does not flood anybody."""
+    ear = Ear()
+    book = FindingBook(ear)
+    book.make(_finding("a"))
+    for step in range(1, 10):
+        book.again("a", "optimizer:0", step, loss_scale=float(step))
+
+    assert ear.heard == [("a@optimizer:0", n, n == 1) for n in (1, 2, 4, 8)]
+    assert book.findings[0].evidence == {"loss_scale": 9.0}
+    assert book.findings[0].last_step == 9
+
+
+def test_what_was_counted_and_not_told_is_told_at_the_end() -> None:
+    """The last word about a finding is its final count, once."""
+    ear = Ear()
+    book = FindingBook(ear)
+    book.make(_finding("a"))
+    for step in range(1, 3):
+        book.again("a", "optimizer:0", step)
+    book.retell_all()
+    book.retell_all()
+
+    assert ear.heard[-1] == ("a@optimizer:0", 3, False)
+    assert len(ear.heard) == 3
+
+
+def test_the_same_kind_at_another_place_is_another_finding() -> None:
+    """Kind and place together are the identity."""
+    book = FindingBook(Ear())
+    book.make(_finding("a", "optimizer:0"))
+
+    assert book.again("a", "optimizer:1", 5) is False
+    assert book.get("a", "optimizer:0") is book.findings[0]
+
+
+def test_a_symptom_is_attached_to_its_root_once() -> None:
+    """The first explanation holds."""
+    ear = Ear()
+    book = FindingBook(ear)
+    symptom, root, other = _finding("symptom"), _finding("root"), _finding("other")
+    for finding in (symptom, root, other):
+        book.make(finding)
+    book.explain(symptom, root)
+    book.explain(symptom, other)
+
+    assert (symptom.root, symptom.caused_by) == (False, "root@optimizer:0")
+    assert len(ear.heard) == 4

@@ -1,0 +1,54 @@
+"""The figures of a rank, as text."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ampwatch.aggregate import Fleet
+from ampwatch.exporters.figures import figures
+from ampwatch.settings import Settings
+from tests.aggregate.made_up import START, Clock, identity, made_up_fleet, optimizer, put, step
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.exporters.figures import Figure
+    from ampwatch.records import Record
+
+
+def figures_of(records: Sequence[Record]) -> dict[str, Figure]:
+    fleet = Fleet(Settings(), Clock(START + 20))
+    put(fleet, "/a.ring", identity(), records)
+    return figures(fleet.ranks()[0])
+
+
+def test_before_the_first_step_there_are_no_figures() -> None:
+    """An absent number is absent, never zero."""
+    assert figures_of([]) == {}
+
+
+def test_the_figures_tell_values_and_what_to_know_of_them() -> None:
+    """Every number of the made-up run is found in its figure."""
+    rank = next(r for r in made_up_fleet().ranks() if r.run == "gpt" and r.identity.rank == 0)
+
+    assert {title: tuple(figure) for title, figure in figures(rank).items()} == {
+        "Step": ("3", "4 s after the start"),
+        "Loss scale": ("32\u202f768", "2¹⁵, 1 growth, 2 backoffs, 3 by hand"),
+        "Skipped": ("3", "of 15 optimizer steps: 1 probe, 1 unprovoked, 1 storm"),
+        "Loss": ("2", "NaN or infinite in 4 steps"),
+        "Step time": ("1 s", "1 steps per second"),
+        "Cost of watching": (
+            "0.037 %",
+            "of the training thread's time, 22 observations lost, 6 sensor errors",
+        ),
+    }
+
+
+def test_a_run_without_scaler_and_losses_says_so_and_leaves_the_loss_out() -> None:
+    """bfloat16: no scale, and nothing was handed to scaler.scale()."""
+    told = figures_of([step(0, loss_scale=math.nan, num_losses=0), optimizer(0, total_steps=1)])
+
+    assert told["Loss scale"] == ("none", "no enabled GradScaler")
+    assert "Loss" not in told
+    assert told["Skipped"] == ("0", "of 1 optimizer step")

@@ -1,0 +1,353 @@
+"""The page as a user sees it: a real daemon, real rings, headless Chromium."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+
+from ampwatch.records import FactsRecord, FindingRecord, Severity, SkipClass
+from ampwatch.ring import RingWriter
+from tests.aggregate.made_up import end, finding, identity, optimizer, step
+from tests.daemon.parts import Place, eventually
+from tests.services import require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from selenium.webdriver.chrome.webdriver import WebDriver
+
+    from ampwatch.records import Record
+    from tests.daemon.parts import Daemon
+
+pytestmark = pytest.mark.services
+
+FLAGS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+
+DRAWN = "return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0"
+LAST_STEP = "return Math.max(...document.getElementById('chart-loss').data[0].x)"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = require("chromium")
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(executable_path=require("chromedriver"))
+    driver = webdriver.Chrome(options=options, service=service)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def daemon(place: Place) -> Iterator[Daemon]:
+    with place.daemon() as daemon:
+        yield daemon
+
+
+class Trainer:
+    """A rank that trains: writes what a training process would, into a real ring."""
+
+    def __init__(
+        self, place: Place, run: str = "train", rank: int = 0, world_size: int = 1
+    ) -> None:
+        who = identity(run=run, rank=rank, world_size=world_size, started_ns=time.time_ns())
+        self.writer = RingWriter.create([place.rings], who, slots=4096)
+        self.step = -1
+
+    def train(self, steps: int, **changes: Any) -> None:
+        for _ in range(steps):
+            self.step += 1
+            now = {"time_ns": time.time_ns(), "duration_s": 0.25}
+            self.write(step(self.step, growth_tracker=self.step + 1, **now, **changes))
+        self.write(optimizer(0, total_steps=self.step + 1))
+
+    def write(self, record: Record) -> None:
+        self.writer.put(record)
+
+    def finish(self) -> None:
+        self.writer.close(end(time_ns=time.time_ns()), keep=False)
+
+
+class Page:
+    """The page in a browser."""
+
+    def __init__(self, browser: WebDriver, daemon: Daemon) -> None:
+        self.browser = browser
+        self.url = f"http://{daemon.info.host}:{daemon.info.port}/"
+        browser.get_log("browser")
+        browser.get(self.url)
+
+    def text(self, selector: str) -> str:
+        return self.browser.find_element(By.CSS_SELECTOR, selector).text.replace("\u202f", " ")
+
+    def says(self, selector: str, words: str) -> None:
+        """Wait until ``words`` can be read at ``selector``."""
+        eventually(lambda: words in self.text(selector), f"{words!r} at {selector}")
+
+    def click(self, selector: str) -> None:
+        self.browser.find_element(By.CSS_SELECTOR, selector).click()
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(script, *arguments)
+
+    def complaints(self) -> list[str]:
+        """What the browser's console has seen since the page was opened."""
+        return [entry["message"] for entry in self.browser.get_log("browser")]
+
+
+@pytest.fixture
+def trainer(place: Place) -> Iterator[Trainer]:
+    trainer = Trainer(place)
+    yield trainer
+    trainer.finish()
+
+
+@pytest.fixture
+def page(browser: WebDriver, daemon: Daemon) -> Page:
+    return Page(browser, daemon)
+
+
+def test_without_a_run_the_page_says_so_and_what_to_do(page: Page) -> None:
+    """A new user reads "no runs yet" and the line to add."""
+    page.says("main", "no runs yet")
+
+    assert "watch = ampwatch.monitor(model, scaler)" in page.text("main")
+    assert page.complaints() == []
+
+
+def test_a_healthy_run_is_healthy_at_one_look_and_drawn(trainer: Trainer, page: Page) -> None:
+    """State in words first, four charts below; nothing is asked of another host."""
+    trainer.train(1200)
+
+    page.says(
+        "#run h1", "✓ healthy: step 1 199, loss scale 65 536, no step skipped in the last 1 000"
+    )
+    eventually(lambda: page.run(DRAWN), "charts")
+    assert page.text("#run h1").startswith("train · ")
+    assert page.run("return document.querySelectorAll('.js-plotly-plot').length") == 4
+    resources = page.run("return performance.getEntriesByType('resource').map((r) => r.name)")
+    assert {urlsplit(name).netloc for name in resources} == {urlsplit(page.url).netloc}
+    assert page.complaints() == []
+
+
+def test_the_page_moves_while_the_run_trains(trainer: Trainer, page: Page) -> None:
+    """New steps arrive by themselves, in the words and in the charts."""
+    trainer.train(50)
+    page.says("#run h1", "step 49")
+    eventually(lambda: page.run(DRAWN), "charts")
+    page.run("window.untouched = true")
+
+    trainer.train(10)
+
+    page.says("#run h1", "step 59")
+    eventually(lambda: page.run(LAST_STEP) == 59, "the new steps in the chart")
+    assert page.run("return window.untouched")
+
+
+def test_a_finding_appears_with_its_advice_and_its_symptom_below(
+    trainer: Trainer, page: Page
+) -> None:
+    """Severity in words, where, since when, what to change; and names are text, never markup."""
+    hostile = "model.<img src=x onerror=window.broken=1>"
+    trainer.train(30)
+    page.says("#no-findings", "None")
+
+    root = finding("forward_overflow", hostile, first_step=27, last_step=29, count=3).finding
+    root.summary, root.advice = f"{hostile}: mm overflowed.", "Keep this layer in float32."
+    symptom = finding("scale_collapse", root=False, caused_by=root.key, last_step=29)
+    trainer.write(symptom)
+    trainer.write(FindingRecord(root))
+
+    page.says("#run h1", "✖ failing: " + hostile)
+    rows = page.browser.find_elements(By.CSS_SELECTOR, "#findings tbody tr")
+    assert [row.get_attribute("data-kind") for row in rows] == [
+        "forward_overflow",
+        "scale_collapse",
+    ]
+    assert "✖ critical" in rows[0].text
+    assert "Keep this layer in float32." in rows[0].text
+    assert "symptom of forward_overflow@model.<img" in rows[1].text
+    assert page.run("return document.querySelectorAll('main img').length") == 0
+    assert page.run("return window.broken") is None
+
+
+def test_skips_are_marked_by_class_and_a_scale_below_one_is_named(
+    trainer: Trainer, page: Page
+) -> None:
+    """The loss scale is drawn on a log axis, each class of skip by a symbol of its own."""
+    trainer.train(30)
+    for i in range(20):
+        trainer.train(
+            1,
+            loss_scale=65536.0 / 2 ** (i + 1),
+            skip_class=SkipClass.STORM,
+            consecutive_skips=i + 1,
+        )
+
+    page.says("#run h1", "the loss scale is collapsing: 20 steps skipped in a row, scale 0.0625")
+    chart = "const c = document.getElementById('chart-scale');"
+    marked = f"{chart} return c.data?.filter((t) => t.marker?.symbol === 'x')[0].x"
+    eventually(lambda: page.run(marked) == list(range(30, 50)), "marks of the storm")
+    assert page.run(f"{chart} return c.layout.yaxis.type") == "log"
+    assert "shrunk" in page.run(f"{chart} return c.layout.annotations[0].text")
+    symbols = page.run(f"{chart} return c.data.map((t) => t.marker?.symbol).filter(Boolean)")
+    assert len(set(symbols)) == 4
+
+
+def test_the_ranks_of_a_run_beat_side_by_side_and_can_be_chosen(place: Place, page: Page) -> None:
+    """By pointer or keyboard; and what is behind or elsewhere is said."""
+    ranks = [Trainer(place, rank=rank, world_size=4) for rank in (0, 1)]
+    ranks[0].train(40)
+    ranks[1].train(30)
+    page.says("#ranks", "step 29")
+
+    assert "10 behind" in page.text("#ranks [data-key='1']")
+    assert "2 of 4 ranks are not on this machine" in page.text("#ranks-title")
+    page.says("#figures", "39")
+    page.browser.find_element(By.CSS_SELECTOR, "#ranks [data-key='1']").send_keys("\n")
+    page.says("#figures", "29")
+    for rank in ranks:
+        rank.finish()
+
+
+def test_of_several_runs_the_worst_is_shown_until_another_is_chosen(
+    place: Place, page: Page
+) -> None:
+    """One look is enough; the others are a click away."""
+    good, bad = Trainer(place, "good"), Trainer(place, "bad")
+    good.train(30)
+    bad.train(30)
+    bad.write(finding(severity=Severity.WARNING, last_step=29))
+
+    page.says("#run h1", "bad · ▲ needs attention")
+    page.says("#runs", "✓ healthy")
+    page.click("#runs [data-key='good']")
+    page.says("#run h1", "good · ✓ healthy")
+    for trainer in (good, bad):
+        trainer.finish()
+
+
+def test_a_finished_run_says_that_it_has_finished(place: Place, page: Page) -> None:
+    """And it stays to be read."""
+    trainer = Trainer(place)
+    trainer.train(30)
+    page.says("#run h1", "healthy")
+
+    trainer.finish()
+
+    page.says("#run h1", "train · ■ finished: 30 steps, no step skipped, loss scale 65 536")
+
+
+def test_when_the_daemon_is_gone_the_page_says_so_and_comes_back_with_it(
+    place: Place, browser: WebDriver, trainer: Trainer
+) -> None:
+    """The last data stay on the page; nobody has to reload it."""
+    trainer.train(30)
+    with place.daemon() as first:
+        page = Page(browser, first)
+        page.says("#connection", "live")
+        page.says("#run h1", "step 29")
+
+    page.says("#gone", "daemon gone: last news")
+    assert "start training, or run `ampwatch daemon`" in page.text("#gone")
+    assert "step 29" in page.text("#run h1")
+    trainer.train(5)
+    with place.daemon("--port", str(first.info.port)):
+        page.says("#connection", "live")
+        page.says("#run h1", "step 34")
+        assert page.text("#gone") == ""
+        browser.get("about:blank")
+
+
+def test_without_plotly_the_words_and_tables_work(
+    place: Place, browser: WebDriver, trainer: Trainer, tmp_path: Path
+) -> None:
+    """Plotly is an extra; its absence is said with the command that mends it."""
+    hidden = tmp_path / "hidden" / "plotly"
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").touch()
+    trainer.train(30)
+
+    with place.daemon(PYTHONPATH=str(hidden.parent)) as daemon:
+        page = Page(browser, daemon)
+        page.says("#run h1", "healthy")
+        page.says("#no-plotly", 'pip install "ampwatch[ui]"')
+        assert "65 536" in page.text("#figures")
+        browser.get("about:blank")
+
+
+def test_the_page_follows_the_theme_of_the_system_until_the_user_chooses(page: Page) -> None:
+    """And it remembers the choice."""
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    grounds = {}
+    for theme in ("light", "dark"):
+        media = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        grounds[theme] = page.run(ground)
+    assert grounds["light"] != grounds["dark"]
+
+    page.says("#theme", "system")
+    page.click("#theme")
+    assert page.run(ground) == grounds["light"]
+    page.browser.refresh()
+    page.says("#theme", "light")
+    assert page.run(ground) == grounds["light"]
+
+
+def test_facts_and_unreadable_rings_are_told(place: Place, trainer: Trainer, page: Page) -> None:
+    """What the run is made of, and why something is not shown."""
+    trainer.write(FactsRecord({"growth_interval": "2000", "torch": "2.13.0"}))
+    trainer.train(3)
+    (place.rings / "broken.ring").write_bytes(b"this is no ring at all" * 400)
+
+    page.says("#problems-box", "broken.ring")
+    page.click("#facts-box summary")
+    page.says("#facts", "2000")
+
+
+def test_the_browser_merges_what_python_takes_apart(trainer: Trainer, page: Page) -> None:
+    """The page's own merge of full and patches is the full state, hostile names included."""
+    states = [
+        {"runs": {"a": {"step": 1, "series": {"0": [0, None], "1": [1, 2]}}}, "gone": {}},
+        {"runs": {"a": {"step": 2, "series": {"0": [1, 2]}}, "__proto__": {"step": 3}}},
+        {"runs": {}, "constructor": {"x": "NaN"}},
+    ]
+    patches = [
+        states[0],
+        {
+            "runs": {
+                "a": {"step": 2, "series": {"0": [1, 2], "1": None}},
+                "__proto__": {"step": 3},
+            },
+            "gone": None,
+        },
+        {"runs": {"a": None, "__proto__": None}, "constructor": {"x": "NaN"}},
+    ]
+    script = """
+        const [texts, done] = arguments;
+        import("/static/state.js").then(({ merge }) => {
+          let state = null;
+          done(texts.map((text) => JSON.stringify(state = merge(state, JSON.parse(text)))));
+        });
+    """
+
+    merged = page.browser.execute_async_script(script, [json.dumps(p) for p in patches])
+
+    assert [json.loads(text) for text in merged] == states

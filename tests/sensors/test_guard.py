@@ -1,0 +1,94 @@
+"""The fail-open boundary."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from ampwatch.sensors.guard import Guard
+
+
+def _fail(*_: Any) -> None:
+    msg = "broken"
+    raise ValueError(msg)
+
+
+def test_a_working_sensor_is_called_with_its_arguments() -> None:
+    """The guard passes the arguments on and stays out of the way."""
+    seen = []
+    guard = Guard("s")
+    guard.run(lambda *a: seen.append(a), 1, "two")
+
+    assert (seen, guard.errors, guard.off) == ([(1, "two")], 0, False)
+
+
+def test_the_first_error_switches_the_sensor_off_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """After an error nothing is called any more; the log has the traceback, once."""
+    seen: list[int] = []
+    guard = Guard("ranges")
+    with caplog.at_level(logging.WARNING):
+        guard.run(_fail)
+        guard.run(_fail)
+        guard.run(seen.append, 1)
+
+    assert (guard.errors, guard.off, seen) == (1, True, [])
+    assert [r.args for r in caplog.records] == [("ranges",)]
+    assert caplog.records[0].exc_info is not None
+
+
+def test_a_call_from_within_a_call_is_ignored() -> None:
+    """What a sensor does itself is not observed by it."""
+    depth = []
+    guard = Guard("s")
+
+    def work() -> None:
+        depth.append(1)
+        guard.run(work)
+
+    guard.run(work)
+
+    assert depth == [1]
+
+
+def test_time_is_counted_also_when_the_work_fails() -> None:
+    """The cost of ampwatch includes the cost of its failures."""
+    guard = Guard("s")
+    guard.run(_fail)
+
+    assert guard.spent_ns > 0
+
+
+def test_an_interrupt_passes_and_the_sensor_goes_on() -> None:
+    """Ctrl-C is not an error of the sensor."""
+    guard = Guard("s")
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        guard.run(interrupted)
+    seen: list[int] = []
+    guard.run(seen.append, 1)
+
+    assert seen == [1]
+
+
+def test_a_log_handler_that_raises_is_kept_from_training_too() -> None:
+    """The user's logging configuration cannot break a step either."""
+
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            msg = "disk full"
+            raise OSError(msg)
+
+    handler = Broken()
+    logger = logging.getLogger("ampwatch.sensors.guard")
+    logger.addHandler(handler)
+    try:
+        Guard("s").run(_fail)
+    finally:
+        logger.removeHandler(handler)

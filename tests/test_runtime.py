@@ -1,0 +1,153 @@
+"""Tests of the places on a machine: which, in which order, and private to one user."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch import runtime
+from ampwatch.errors import RingError
+from ampwatch.runtime import (
+    private_directory,
+    ring_directories,
+    ring_directories_of_all_users,
+    runtime_directory,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without a service manager and a session, whose places are the test's own."""
+    for variable in ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    for name in ("shm", "tmp"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(runtime, "SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    return tmp_path
+
+
+def mode(path: Path) -> int:
+    """Return the permission bits."""
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_private_directory_is_made_with_its_parents(tmp_path: Path) -> None:
+    """Nobody else may list, read or write it, whatever the umask."""
+    before = os.umask(0)
+    try:
+        made = private_directory(tmp_path / "a" / "b")
+    finally:
+        os.umask(before)
+
+    assert made == tmp_path / "a" / "b"
+    assert mode(made) == 0o700
+
+
+def test_a_directory_that_is_too_open_is_closed(tmp_path: Path) -> None:
+    """One's own directory of mode 0755 is not refused but mended."""
+    (tmp_path / "open").mkdir(mode=0o755)
+
+    assert mode(private_directory(tmp_path / "open")) == 0o700
+
+
+def test_a_directory_that_is_private_already_is_left_alone(tmp_path: Path) -> None:
+    """What is in it stays."""
+    private_directory(tmp_path / "own").joinpath("file").write_text("kept")
+
+    assert private_directory(tmp_path / "own").joinpath("file").read_text() == "kept"
+
+
+def test_a_symbolic_link_is_refused(tmp_path: Path) -> None:
+    """Another user could turn it around after it was checked."""
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+
+    with pytest.raises(RingError, match=r"to be a directory of uid .*, got mode l.*; remove it or"):
+        private_directory(tmp_path / "link")
+
+
+def test_a_directory_of_somebody_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner could replace the files in it."""
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+
+    with pytest.raises(RingError, match=f"directory of uid {other}, got .* of uid {other - 1};"):
+        private_directory(tmp_path)
+
+
+def test_a_file_in_the_way_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    """Expected, given, remedy."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(RingError, match=r"expected to .*, got: .*; set AMPWATCH_RUNTIME_DIR to"):
+        private_directory(tmp_path / "file" / "below")
+
+
+def test_the_runtime_directory_is_looked_for_in_order(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Temporary directory, session, service manager, setting: each beats those before it."""
+    session, service = machine / "session", machine / "service"
+    session.mkdir()
+    own = f"ampwatch-{os.geteuid()}"
+
+    assert runtime_directory() == machine / "tmp" / own
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
+    assert runtime_directory() == session / "ampwatch"
+    monkeypatch.setenv("RUNTIME_DIRECTORY", f"{service}:/run/second")
+    assert runtime_directory() == service
+    assert runtime_directory(str(machine / "set")) == machine / "set"
+
+
+def test_a_session_directory_that_is_gone_is_passed_over(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``su`` and ``sudo`` leave the variable of a session that one may not write to."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(machine / "gone"))
+
+    assert runtime_directory().parent == machine / "tmp"
+
+
+def test_the_runtime_directory_exists_and_is_private(machine: Path) -> None:
+    """Both halves can use it at once."""
+    assert mode(runtime_directory()) == 0o700
+
+
+def test_rings_are_in_shared_memory_first(machine: Path) -> None:
+    """And in the runtime directory where that does not work; neither is created by asking."""
+    directories = ring_directories()
+
+    own = f"ampwatch-{os.geteuid()}"
+    assert directories == [machine / "shm" / own, machine / "tmp" / own / "rings"]
+    assert not any(directory.exists() for directory in directories)
+
+
+def test_a_ring_directory_that_is_set_is_the_only_one(machine: Path) -> None:
+    """Whoever sets it means it."""
+    assert ring_directories(str(machine / "rings")) == [machine / "rings"]
+
+
+def test_a_daemon_for_all_users_looks_into_the_places_of_each(machine: Path) -> None:
+    """Shared memory and temporary directory of every user, and its own place at the end."""
+    for place in ("shm/ampwatch-7", "shm/ampwatch-8", "tmp/ampwatch-7", "shm/other"):
+        (machine / place).mkdir()
+
+    found = ring_directories_of_all_users(str(machine / "daemon"))
+
+    own = [path for path in found if machine in path.parents]
+    assert own == [
+        machine / "shm" / "ampwatch-7",
+        machine / "shm" / "ampwatch-8",
+        machine / "tmp" / "ampwatch-7" / "rings",
+        machine / "daemon" / "rings",
+    ]

@@ -1,10 +1,8 @@
-"""``monitor(model, scaler)``: wires sensors, diagnosis and ring, and takes everything off again."""
+"""``monitor(model, scaler)``: attaches the instruments and takes everything off again."""
 
 from __future__ import annotations
 
 import atexit
-import logging
-import math
 import os
 import socket
 import sys
@@ -14,30 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import ampwatch
 from ampwatch.attaching import Targets, check_targets
-from ampwatch.diagnosis.pipeline import Diagnosis, LastStep, SelfCost
-from ampwatch.errors import RingError, StateError
+from ampwatch.diagnosis.pipeline import LastStep
+from ampwatch.errors import StateError
 from ampwatch.exporters.report import Summary, render
-from ampwatch.launcher import daemon_is_running, ensure_daemon
-from ampwatch.records import (
-    EndRecord,
-    FactsRecord,
-    Finding,
-    FindingRecord,
-    RunIdentity,
-    RunState,
-    Severity,
-)
-from ampwatch.ring import RingWriter
-from ampwatch.runtime import ring_directories
-from ampwatch.sensors.autocast import AutocastSensor
-from ampwatch.sensors.guard import Guard
-from ampwatch.sensors.iteration import ROW_WIDTH, Clock, IterationLedger
-from ampwatch.sensors.loss_scale import LossScaleSensor
-from ampwatch.sensors.optimizer_steps import OptimizerStepSensor
-from ampwatch.sensors.optimizers import OptimizerRegistry
-from ampwatch.sensors.readback import Readback
-from ampwatch.sensors.run_facts import ranks, run_facts
-from ampwatch.sensors.schedulers import SchedulerSensor
+from ampwatch.instruments import Instruments
+from ampwatch.outlet import Outlet
+from ampwatch.records import SKIP_CLASSES, RunIdentity, RunState
+from ampwatch.sensors.run_facts import ranks
 from ampwatch.settings import Settings
 
 if TYPE_CHECKING:
@@ -49,19 +30,12 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from typing_extensions import Self
 
-    from ampwatch.records import Record
-    from ampwatch.sensors.base import Sensor
+    from ampwatch.records import Finding
 
 __all__ = ["LastStep", "Monitor", "monitor"]
 
-logger = logging.getLogger(__name__)
-
 _open: list[Monitor] = []
 """The monitors that are attached; it keeps alive those that nobody else holds."""
-
-DRAIN_SECONDS = 1.0
-"""How long ``close`` waits for values that are still on the device: a device that
-hangs must not hang the end of the program as well."""
 
 
 def monitor(
@@ -97,14 +71,14 @@ def monitor(
         StateError: If the model or the scaler is watched already.
 
     Cost:
-        Set-up some 10 ms. In training about 20 us a step on the CPU and no host sync;
-        no thread.
+        Set-up some 10 ms, half a second where the daemon has to be started. In
+        training some 10 us a step on the training thread, no host sync, no thread of
+        its own; docs/how-it-works.md has the measurements.
     """
     resolved = Settings.resolve({"level": level, "run": run, **settings})
     targets = check_targets(model, scaler, optimizer)
     for other in tuple(_open):
-        other._close_if_abandoned()  # noqa: SLF001 - same module
-        other._refuse_to_share(targets)  # noqa: SLF001
+        other._make_room_for(targets)  # noqa: SLF001 - same module
     return Monitor(targets, resolved, serve=serve)
 
 
@@ -114,38 +88,42 @@ class Monitor:
     Attributes:
         settings: The checked settings.
         identity: Run, rank and process.
-        url: Where the page and ``/metrics`` are; empty without a daemon.
     """
 
     def __init__(self, targets: Targets, settings: Settings, *, serve: bool) -> None:
         self.settings = settings
-        self.url = ""
         self.identity = _identity(settings)
         self._models = tuple(weakref.ref(m) for m in targets.models)
         self._scaler = targets.scaler
-        self._device = targets.device
-        self._callbacks: list[tuple[Guard, Callable[[Finding], None]]] = []
-        self._guards: list[Guard] = []
-        self._sensors: list[Sensor] = []
-        self._ring: RingWriter | None = None
-        self._closed = False
-        self._wire(targets)
-        if settings.level == "off":
-            self._closed = True
+        self._outlet = Outlet(settings)
+        self._instruments = Instruments(targets, settings, self._outlet)
+        self._closed = settings.level == "off"
+        if self._closed:
             return
         if serve:
-            self._serve()
-        self._install()
+            self._outlet.serve(self.identity)
+        try:
+            self._instruments.install()
+        except BaseException as error:
+            self._outlet.close(*_how_it_ended(error))
+            raise
+        _open.append(self)
+        atexit.register(self._at_exit)
+
+    @property
+    def url(self) -> str:
+        """Where the page and ``/metrics`` are; empty without a daemon."""
+        return self._outlet.url
 
     @property
     def findings(self) -> list[Finding]:
         """The findings so far, in the order in which they were made. Still there after ``close``."""
-        return self._diagnosis.book.findings
+        return self._instruments.diagnosis.book.findings
 
     @property
     def last_step(self) -> LastStep:
         """The newest iteration whose outcome is known, without a sync."""
-        return self._diagnosis.last_step
+        return self._instruments.diagnosis.last_step
 
     def on_finding(self, callback: Callable[[Finding], None]) -> None:
         """Call ``callback(finding)`` when a finding is made, on the training thread.
@@ -155,26 +133,24 @@ class Monitor:
         Raises:
             StateError: If the monitor is closed.
         """
-        if self._closed:
-            msg = "expected an open monitor, got one that is closed; call ampwatch.monitor() again"
-            raise StateError(msg)
-        self._callbacks.append((Guard(f"on_finding {callback!r}"), callback))
+        self._require_open()
+        self._outlet.add_callback(callback)
 
     def report(self) -> str:
         """Return the run in words: what happened, where, since when, what to change."""
-        totals = self._diagnosis.totals
-        skipped = [sum(n) for n in zip(*totals.skipped.values(), strict=True)] or [0, 0, 0, 0]
+        diagnosis = self._instruments.diagnosis
+        totals = diagnosis.totals
         summary = Summary(
             run=self.identity.run,
             rank=self.identity.rank,
-            iterations=self._diagnosis.iterations,
-            steps=sum(totals.steps.values()),
-            skipped=skipped,
+            iterations=diagnosis.iterations,
+            steps=totals.attempted,
+            skipped=[sum(s[i] for s in totals.skipped.values()) for i in range(len(SKIP_CLASSES))],
             loss_scale=self.last_step.loss_scale,
             growths=totals.growths,
             backoffs=totals.backoffs,
             nonfinite_losses=totals.nonfinite_losses,
-            not_seen=self._not_seen(),
+            not_seen=self._instruments.not_seen(),
         )
         return render(summary, self.findings)
 
@@ -183,9 +159,7 @@ class Monitor:
         self._close(RunState.FINISHED, "")
 
     def __enter__(self) -> Self:
-        if self._closed and self.settings.level != "off":
-            msg = "expected an open monitor, got one that is closed; call ampwatch.monitor() again"
-            raise StateError(msg)
+        self._require_open()
         return self
 
     def __exit__(
@@ -198,128 +172,25 @@ class Monitor:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"open, step {self.last_step.step}"
-        return f"<ampwatch.Monitor run={self.identity.run!r} rank={self.identity.rank} {state} {self.url}>"
-
-    def _wire(self, targets: Targets) -> None:
-        """Build the parts; nothing is attached yet."""
-        settings, scaler = self.settings, targets.scaler
-        # Both write into one ledger: if one of them fails, so does the other.
-        guard = self._guard("steps")
-        self._autocast = AutocastSensor(self._guard("autocast"), self._tell_facts)
-        # These run inside the calls of the others; their time is counted there.
-        inner, look_up = Guard("diagnosis"), Guard("schedulers")
-        self._inner_guards = [inner, look_up]
-        schedulers = SchedulerSensor(look_up)
-        self._readback = Readback(settings.readback_slots, ROW_WIDTH)
-        registry = OptimizerRegistry(targets.optimizers, targets.models)
-        self._diagnosis = Diagnosis(
-            settings,
-            _scale_of(scaler),
-            put=self._put,
-            tell=self._tell,
-            cost=self._cost,
-            autocast_dtypes=self._autocast.dtypes,
-            run_guarded=inner.run,
-        )
-        ledger = IterationLedger(
-            self._readback, registry, self._diagnosis, schedulers.moved, Clock()
-        )
-        self._ledger = ledger
-        self._sensors = [
-            self._autocast,
-            schedulers,
-            OptimizerStepSensor(scaler, ledger, guard),
-        ]
-        if scaler is not None:
-            self._sensors.append(LossScaleSensor(scaler, ledger, registry, guard))
-
-    def _guard(self, name: str) -> Guard:
-        guard = Guard(name)
-        self._guards.append(guard)
-        return guard
-
-    def _serve(self) -> None:
-        """Make the ring and see that a daemon reads it; trouble is a warning, not an error."""
-        settings = self.settings
-        try:
-            directories = ring_directories(settings.ring_dir, settings.runtime_dir)
-            self._ring = RingWriter.create(directories, self.identity, slots=settings.ring_slots)
-        except RingError as error:
-            logger.warning("ampwatch: no ring, so findings only, no page and no metrics: %s", error)
-            return
-        if self._ring.fell_back:
-            logger.warning("ampwatch: %s", self._ring.fell_back)
-        status = ensure_daemon(settings)
-        self.url = status.url
-        if status.message:
-            logger.warning("ampwatch: %s", status.message)
-        logger.info("ampwatch: watching run %s: %s", self.identity.run, self.url)
-
-    def _install(self) -> None:
-        try:
-            for sensor in self._sensors:
-                sensor.install()
-        except BaseException:
-            self._close(RunState.FAILED, "the sensors could not be installed")
-            raise
-        self._tell_facts()
-        _open.append(self)
-        atexit.register(self._at_exit)
-
-    def _put(self, record: Record) -> None:
-        if self._ring is not None:
-            self._ring.put(record)
-
-    def _tell_facts(self) -> None:
-        self._put(FactsRecord(run_facts(self._scaler, self._autocast.dtypes, self._device)))
-
-    def _tell(self, finding: Finding, *, new: bool) -> None:
-        self._put(FindingRecord(finding))
-        if not new:
-            return
-        if finding.severity is not Severity.INFO:
-            logger.warning("ampwatch: %s: %s. %s", finding.kind, finding.summary, finding.advice)
-        for guard, callback in self._callbacks:
-            guard.run(callback, finding)
-
-    def _cost(self) -> SelfCost:
-        return SelfCost(
-            overhead_ns=sum(g.spent_ns for g in self._guards),
-            sensor_errors=sum(g.errors for g in (*self._guards, *self._inner_guards)),
-            observations_dropped=self._readback.dropped,
+        return (
+            f"<ampwatch.Monitor run={self.identity.run!r} rank={self.identity.rank} {state}"
+            f" {self.url}>"
         )
 
-    def _not_seen(self) -> list[str]:
-        guards = (*self._guards, *self._inner_guards)
-        sentences = [f"sensor {g.name} failed and was switched off" for g in guards if g.off]
-        if self._readback.dropped:
-            sentences.append(f"{self._readback.dropped} iterations were not observed")
-        return sentences
+    def _require_open(self) -> None:
+        if self._closed and self.settings.level != "off":
+            msg = "expected an open monitor, got one that is closed; call ampwatch.monitor() again"
+            raise StateError(msg)
 
     def _close(self, state: RunState, reason: str) -> None:
         if self._closed:
             return
         self._closed = True
         atexit.unregister(self._at_exit)
-        self._drain()
-        for sensor in reversed(self._sensors):
-            sensor.remove()
-        if self in _open:
-            _open.remove(self)
-        if self._ring is not None:
-            # A daemon that runs takes the rest and removes the file; without one
-            # nobody would.
-            keep = daemon_is_running(self.settings)
-            self._ring.close(EndRecord(state, reason, time.time_ns()), keep=keep)
-
-    def _drain(self) -> None:
-        end = time.monotonic() + DRAIN_SECONDS
-        guard = Guard("drain")
-        guard.run(self._ledger.deliver_arrived)
-        while self._readback.in_flight and not guard.off and time.monotonic() < end:
-            time.sleep(0.001)
-            guard.run(self._ledger.deliver_arrived)
-        guard.run(self._diagnosis.book.retell_all)
+        _open.remove(self)
+        self._instruments.drain()
+        self._instruments.remove()
+        self._outlet.close(state, reason)
 
     def _at_exit(self) -> None:
         # The interpreter leaves an uncaught exception here before it runs us; an
@@ -327,16 +198,14 @@ class Monitor:
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
         self._close(*_how_it_ended(error))
 
-    def _close_if_abandoned(self) -> None:
-        if self._models and all(reference() is None for reference in self._models):
+    def _make_room_for(self, targets: Targets) -> None:
+        """Close if the watched models are gone; refuse to share one that is not."""
+        mine = [reference() for reference in self._models]
+        if mine and not any(model is not None for model in mine):
             self.close()
-
-    def _refuse_to_share(self, targets: Targets) -> None:
-        if self._closed:
             return
-        mine = [self._scaler, *(reference() for reference in self._models)]
-        asked = [targets.scaler, *targets.models]
-        shared = [x for x in asked if x is not None and any(x is y for y in mine)]
+        asked = [x for x in (targets.scaler, *targets.models) if x is not None]
+        shared = [x for x in asked if any(x is y for y in (self._scaler, *mine))]
         if shared:
             msg = (
                 f"expected objects that nobody watches yet, got a {type(shared[0]).__qualname__} that"
@@ -351,11 +220,6 @@ def _how_it_ended(error: BaseException | None) -> tuple[RunState, str]:
     if isinstance(error, KeyboardInterrupt):
         return RunState.FINISHED, "interrupted from the keyboard"
     return RunState.FAILED, f"{type(error).__name__}: {error}"
-
-
-def _scale_of(scaler: torch.amp.GradScaler | None) -> float:
-    # At set-up a sync is allowed, and a run may be joined after it has begun.
-    return scaler.get_scale() if scaler is not None and scaler.is_enabled() else math.nan
 
 
 def _identity(settings: Settings) -> RunIdentity:

@@ -80,7 +80,11 @@ class RunIdentity:
     version: str
 
 
-@dataclass(frozen=True, slots=True)
+# The two records of every step are not frozen: a frozen dataclass takes four times as
+# long to make, on the training thread.
+
+
+@dataclass(slots=True)
 class StepRecord:
     """One iteration: everything between two updates of the scaler.
 
@@ -134,7 +138,7 @@ class StepRecord:
     overhead_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OptimizerRecord:
     """What one optimizer did so far; written after each iteration that used it.
 

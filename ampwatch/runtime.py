@@ -47,11 +47,27 @@ def private_directory(path: Path) -> Path:
     return path
 
 
-def runtime_directory(configured: str = "") -> Path:
-    """Return the directory of the daemon's lock and log, creating it if needed.
+def runtime_path(configured: str = "") -> Path:
+    """Return the directory of the daemon's lock and log; it need not exist, nothing is created.
 
     In this order: ``configured``, systemd's ``$RUNTIME_DIRECTORY``,
     ``$XDG_RUNTIME_DIR/ampwatch``, ``ampwatch-<uid>`` in the temporary directory.
+
+    Args:
+        configured: The setting ``runtime_dir``, empty for the default.
+    """
+    if configured:
+        return Path(configured)
+    if managed := os.environ.get("RUNTIME_DIRECTORY"):
+        return Path(managed.split(":")[0])
+    session = os.environ.get("XDG_RUNTIME_DIR")
+    if session and os.access(session, os.W_OK):
+        return Path(session) / "ampwatch"
+    return Path(tempfile.gettempdir()) / f"ampwatch-{os.geteuid()}"
+
+
+def runtime_directory(configured: str = "") -> Path:
+    """Return the directory of the daemon's lock and log (``runtime_path``), creating it if needed.
 
     Args:
         configured: The setting ``runtime_dir``, empty for the default.
@@ -59,14 +75,7 @@ def runtime_directory(configured: str = "") -> Path:
     Raises:
         RingError: If the directory cannot be made private to this user.
     """
-    if configured:
-        return private_directory(Path(configured))
-    if managed := os.environ.get("RUNTIME_DIRECTORY"):
-        return private_directory(Path(managed.split(":")[0]))
-    session = os.environ.get("XDG_RUNTIME_DIR")
-    if session and os.access(session, os.W_OK):
-        return private_directory(Path(session) / "ampwatch")
-    return private_directory(Path(tempfile.gettempdir()) / f"ampwatch-{os.geteuid()}")
+    return private_directory(runtime_path(configured))
 
 
 def ring_directories(ring_dir: str = "", runtime_dir: str = "") -> list[Path]:

@@ -2,7 +2,8 @@
 
 A setting is taken from the keyword argument, else from the environment variable
 ``AMPWATCH_<NAME>``, else from the default below. All of them are checked together,
-before anything is attached or started.
+before anything is attached or started. ``docs/settings.md`` is printed from here
+(``python -m ampwatch.settings > docs/settings.md``).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ class Settings:
 
     level: str = _knob(
         "standard",
-        "How much is watched: off, light (scaler and steps), standard (sampled, escalates by itself), deep (every op).",
+        "How much is watched: off, light, standard or deep. So far all but off watch the same: scaler, steps, loss, schedulers.",
     )
     run: str = _knob("", "Name of the run, stable between restarts; the script's name if empty.")
     runtime_dir: str = _knob(
@@ -171,3 +172,48 @@ def _check_words(settings: Settings) -> None:
             f" or digit, got {settings.run!r}; it becomes a Prometheus label, so choose a stable name without a time in it"
         )
         raise SettingsError(msg)
+
+
+_INTRODUCTION = """\
+# Settings
+
+Generated from `ampwatch/settings.py`; change that file, then run
+`python -m ampwatch.settings > docs/settings.md`.
+
+- In the training script a setting is a keyword: `ampwatch.monitor(model, scaler, ring_slots=16384)`.
+- Everywhere it is an environment variable: `AMPWATCH_RING_SLOTS=16384`. An empty variable counts as
+  not set; a keyword wins over the variable.
+- A setting that is unknown, or whose value is of the wrong type or out of its limits, is an error
+  (`ampwatch.SettingsError`) before anything is attached.
+- A daemon that `monitor()` starts gets the settings of that process; one that runs already keeps
+  its own.
+
+| name | environment variable | default | limits | what it is |
+| --- | --- | --- | --- | --- |
+"""
+
+
+def markdown() -> str:
+    """Return the text of ``docs/settings.md``."""
+    return _INTRODUCTION + "".join(_row(spec) for spec in fields(Settings))
+
+
+def _row(spec: Field[Any]) -> str:
+    cells = (
+        f"`{spec.name}`",
+        f"`{ENVIRONMENT_PREFIX}{spec.name.upper()}`",
+        "empty" if spec.default == "" else f"`{spec.default}`",
+        _bounds(spec.metadata["low"], spec.metadata["high"]),
+        spec.metadata["help"],
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _bounds(low: float | None, high: float | None) -> str:
+    if low is None:
+        return ""
+    return f">= {low}" if high is None else f"{low} to {high}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

@@ -34,7 +34,7 @@ __all__ = ["serving"]
 
 
 def _totals(watch: ampwatch.Monitor) -> Any:
-    return watch._diagnosis.totals
+    return watch._instruments.diagnosis.totals
 
 
 def test_the_scheduler_recipe_keeps_schedule_and_updates_together() -> None:
@@ -233,10 +233,10 @@ def test_an_exception_ends_the_run_as_failed_and_reaches_the_user(serving: Path)
 def test_a_program_that_just_ends_tells_how(ending: str, state: str, own_places: Path) -> None:
     """Without ``close()`` and without ``with``: the end of the program is the end of the run."""
     program = f"""
-import torch, ampwatch, ampwatch.monitoring as monitoring
+import torch, ampwatch, ampwatch.outlet as outlet
 from ampwatch.launcher import DaemonStatus
-monitoring.ensure_daemon = lambda settings: DaemonStatus("", "unavailable")
-monitoring.daemon_is_running = lambda settings: True
+outlet.ensure_daemon = lambda settings: DaemonStatus("", "unavailable")
+outlet.daemon_is_running = lambda settings: True
 ampwatch.monitor(torch.nn.Linear(1, 1), run="ends")
 {ending}
 """
@@ -290,7 +290,7 @@ def test_the_report_says_in_words_what_happened() -> None:
     report = watch.report()
 
     assert report.startswith("ampwatch report: run words, rank 0\n  12 iterations, 12 optimizer")
-    assert "CRITICAL  scale_collapse  (optimizer:0; steps 6 to 9)" in report
+    assert "WARNING  scale_collapse  (optimizer:0; steps 6 to 9)" in report
     assert "What to change: Find the op that overflows" in report
 
 
@@ -320,8 +320,8 @@ def test_the_loss_of_an_unscaled_run_is_seen_through_a_disabled_scaler() -> None
     run = build("bf16-disabled-scaler")
     seen = []
     with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
-        deliver = watch._diagnosis.deliver
-        watch._ledger._sink = type(
+        deliver = watch._instruments.diagnosis.deliver
+        watch._instruments._ledger._sink = type(
             "Tee",
             (),
             {

@@ -22,7 +22,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Event(Protocol):
-    """The two calls of ``torch.Event`` that are used; neither waits."""
+    """The two calls of ``torch.cuda.Event`` that are used; neither waits."""
 
     def record(self, stream: Any) -> None:
         """Mark the current position of ``stream``."""
@@ -212,9 +212,10 @@ class Link:
         return torch.zeros(numel, dtype=torch.float32, device="cpu", pin_memory=True)
 
     def make_event(self, device: torch.device) -> Event:
-        """Return an event of the accelerator that ``device`` belongs to."""
-        return torch.Event(device)
+        """Return an event of the backend that ``device`` belongs to."""
+        event: Event = torch.get_device_module(device).Event()
+        return event
 
     def stream(self, device: torch.device) -> Any:
         """Return the stream that the training currently uses on ``device``."""
-        return torch.accelerator.current_stream(device)
+        return torch.get_device_module(device).current_stream(device)

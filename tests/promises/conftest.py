@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ampwatch import monitoring
+from ampwatch import outlet
 from ampwatch.launcher import DaemonStatus
 
 if TYPE_CHECKING:
@@ -32,5 +32,5 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def serving(own_places: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Rings are written as always, but no daemon is started; returns where the rings are."""
-    monkeypatch.setattr(monitoring, "ensure_daemon", lambda _settings: NO_DAEMON)
+    monkeypatch.setattr(outlet, "ensure_daemon", lambda _settings: NO_DAEMON)
     return own_places / "rings"

@@ -1,0 +1,131 @@
+"""What watches one training: sensors, guards, readback and diagnosis, wired together."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.pipeline import Diagnosis, SelfCost
+from ampwatch.records import FactsRecord
+from ampwatch.sensors.autocast import AutocastSensor
+from ampwatch.sensors.guard import Guard
+from ampwatch.sensors.iteration import ROW_WIDTH, Clock, IterationLedger
+from ampwatch.sensors.loss_scale import LossScaleSensor
+from ampwatch.sensors.optimizer_steps import OptimizerStepSensor
+from ampwatch.sensors.optimizers import OptimizerRegistry
+from ampwatch.sensors.readback import Readback
+from ampwatch.sensors.run_facts import run_facts
+from ampwatch.sensors.schedulers import SchedulerSensor
+
+if TYPE_CHECKING:
+    import torch
+
+    from ampwatch.attaching import Targets
+    from ampwatch.outlet import Outlet
+    from ampwatch.sensors.base import Sensor
+    from ampwatch.settings import Settings
+
+DRAIN_SECONDS = 1.0
+"""How long the end waits for values that are still on the device: a device that hangs
+must not hang the end of the program as well."""
+
+
+class Instruments:
+    """The parts that watch one training. Building them attaches nothing.
+
+    Args:
+        targets: What is watched.
+        settings: Thresholds and sizes.
+        outlet: Where records and findings go.
+
+    Attributes:
+        diagnosis: What became of the steps.
+    """
+
+    def __init__(self, targets: Targets, settings: Settings, outlet: Outlet) -> None:
+        self._scaler = targets.scaler
+        self._device = targets.device
+        self._outlet = outlet
+        self._readback = Readback(settings.readback_slots, ROW_WIDTH)
+        # Scaler and optimizer hook write into one ledger: if one fails, so does the
+        # other. Schedulers and diagnosis run inside the calls of those two, where
+        # their time is counted.
+        self._steps, self._entering = Guard("steps"), Guard("autocast")
+        self._looking, self._diagnosing = Guard("schedulers"), Guard("diagnosis")
+        self._autocast = AutocastSensor(self._entering, self.tell_facts)
+        self.diagnosis = Diagnosis(
+            settings,
+            _scale_of(targets.scaler),
+            put=outlet.put,
+            tell=outlet.tell,
+            cost=self.cost,
+            autocast_dtypes=self._autocast.dtypes,
+            run_guarded=self._diagnosing.run,
+        )
+        schedulers = SchedulerSensor(self._looking)
+        registry = OptimizerRegistry(targets.optimizers, targets.models)
+        self._ledger = IterationLedger(
+            self._readback, registry, self.diagnosis, schedulers.moved, Clock()
+        )
+        self._sensors: list[Sensor] = [
+            self._autocast,
+            schedulers,
+            OptimizerStepSensor(targets.scaler, self._ledger, self._steps),
+        ]
+        if targets.scaler is not None:
+            self._sensors.append(
+                LossScaleSensor(targets.scaler, self._ledger, registry, self._steps)
+            )
+
+    def install(self) -> None:
+        """Place the hooks; if one cannot be placed, none stays."""
+        try:
+            for sensor in self._sensors:
+                sensor.install()
+        except BaseException:
+            self.remove()
+            raise
+        self.tell_facts()
+
+    def remove(self) -> None:
+        """Take everything off."""
+        for sensor in reversed(self._sensors):
+            sensor.remove()
+
+    def drain(self) -> None:
+        """Deliver what is still on its way, within ``DRAIN_SECONDS``, and the last word on findings."""
+        end = time.monotonic() + DRAIN_SECONDS
+        guard = Guard("drain")
+        guard.run(self._ledger.deliver_arrived)
+        while self._readback.in_flight and not guard.off and time.monotonic() < end:
+            time.sleep(0.001)
+            guard.run(self._ledger.deliver_arrived)
+        guard.run(self.diagnosis.book.retell_all)
+
+    def tell_facts(self) -> None:
+        """Record what does not change from step to step, as it is now."""
+        facts = run_facts(self._scaler, self._autocast.dtypes, self._device)
+        self._outlet.put(FactsRecord(facts))
+
+    def cost(self) -> SelfCost:
+        """Return what watching has cost and missed so far."""
+        errors = sum([g.errors for g in self._guards])
+        spent = self._steps.spent_ns + self._entering.spent_ns
+        return SelfCost(spent, errors, self._readback.dropped)
+
+    @property
+    def _guards(self) -> tuple[Guard, ...]:
+        return self._steps, self._entering, self._looking, self._diagnosing
+
+    def not_seen(self) -> list[str]:
+        """Return, in sentences, what was not observed."""
+        sentences = [f"sensor {g.name} failed and was switched off" for g in self._guards if g.off]
+        if self._readback.dropped:
+            sentences.append(f"{self._readback.dropped} iterations were not observed")
+        return sentences
+
+
+def _scale_of(scaler: torch.amp.GradScaler | None) -> float:
+    # At set-up a sync is allowed, and a run may be joined after it has begun.
+    return scaler.get_scale() if scaler is not None and scaler.is_enabled() else math.nan

@@ -1,0 +1,86 @@
+"""Where records and findings leave the training half: the ring, the log, the user's callbacks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from ampwatch.errors import RingError
+from ampwatch.launcher import daemon_is_running, ensure_daemon
+from ampwatch.records import EndRecord, Finding, FindingRecord, RunState, Severity
+from ampwatch.ring import RingWriter
+from ampwatch.runtime import ring_directories
+from ampwatch.sensors.guard import Guard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.records import Record, RunIdentity
+    from ampwatch.settings import Settings
+
+logger = logging.getLogger("ampwatch")
+
+
+class Outlet:
+    """The way out of one monitor.
+
+    Args:
+        settings: Where rings and daemon are.
+
+    Attributes:
+        url: Where the page and ``/metrics`` are; empty without a daemon.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.url = ""
+        self._settings = settings
+        self._ring: RingWriter | None = None
+        self._callbacks: list[tuple[Guard, Callable[[Finding], None]]] = []
+
+    def serve(self, identity: RunIdentity) -> None:
+        """Make the ring and see that a daemon reads it; trouble is a warning, not an error.
+
+        Cost: a few ms; half a second where the daemon has to be started.
+        """
+        settings = self._settings
+        try:
+            directories = ring_directories(settings.ring_dir, settings.runtime_dir)
+            self._ring = RingWriter.create(directories, identity, slots=settings.ring_slots)
+        except RingError as error:
+            logger.warning("no ring, so findings only, no page and no metrics: %s", error)
+            return
+        if self._ring.fell_back:
+            logger.warning("%s", self._ring.fell_back)
+        status = ensure_daemon(settings)
+        self.url = status.url
+        if status.message:
+            logger.warning("%s", status.message)
+        logger.info("watching run %s: %s", identity.run, self.url)
+
+    def put(self, record: Record) -> None:
+        """Write a record to the ring, if there is one. Never raises."""
+        if self._ring is not None:
+            self._ring.put(record)
+
+    def tell(self, finding: Finding, *, new: bool) -> None:
+        """Pass on a finding; a new one also to the log and to the callbacks."""
+        self.put(FindingRecord(finding))
+        if not new:
+            return
+        if finding.severity is not Severity.INFO:
+            logger.warning("%s: %s. %s", finding.kind, finding.summary, finding.advice)
+        for guard, callback in self._callbacks:
+            guard.run(callback, finding)
+
+    def add_callback(self, callback: Callable[[Finding], None]) -> None:
+        """Call ``callback`` with every new finding, until it raises."""
+        self._callbacks.append((Guard(f"on_finding {callback!r}"), callback))
+
+    def close(self, state: RunState, reason: str) -> None:
+        """Write the last record and let go of the ring."""
+        if self._ring is not None:
+            # A daemon that runs takes the rest and removes the file; without one
+            # nobody would.
+            keep = daemon_is_running(self._settings)
+            self._ring.close(EndRecord(state, reason, time.time_ns()), keep=keep)

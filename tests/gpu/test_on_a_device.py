@@ -1,0 +1,217 @@
+"""The promises and the readback on a real device."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ampwatch
+from ampwatch.records import SkipClass
+
+DEVICE = "cuda"
+
+
+def _training(
+    flavour: str, dtype: torch.dtype = torch.float16, init_scale: float = 2.0**24
+) -> tuple[nn.Module, Any, Any, Any]:
+    """A small float16 training: model, optimizer, scaler and ``step(factor)``."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **{flavour: True})
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=init_scale, growth_interval=5)
+    batch = torch.randn(32, 64, device=DEVICE)
+
+    def step(factor: float = 1.0) -> torch.Tensor:
+        with torch.autocast(DEVICE, dtype=dtype):
+            loss = model(batch).float().square().mean() * factor
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return model, optimizer, scaler, step
+
+
+def _factors() -> list[float]:
+    return [1.0] * 12 + [math.inf] * 4 + [1.0] * 8
+
+
+@pytest.mark.parametrize("level", ["light", "standard"])
+@pytest.mark.usefixtures("sync_is_an_error")
+def test_a_watched_step_with_a_fused_optimizer_never_waits(level: str) -> None:
+    """PyTorch itself would raise at the first synchronisation."""
+    torch.cuda.set_sync_debug_mode("default")
+    model, _, scaler, step = _training("fused")
+    with ampwatch.monitor(model, scaler, level=level, serve=False) as watch:
+        step()
+        torch.cuda.set_sync_debug_mode("error")
+        for factor in _factors():
+            step(factor)
+        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+
+    assert watch.last_step.step == len(_factors())
+
+
+def test_a_watched_step_with_foreach_waits_as_often_as_without() -> None:
+    """One wait a step is PyTorch's own; none is added."""
+    counts = []
+    for watched in (False, True):
+        model, _, scaler, step = _training("foreach")
+        watch = ampwatch.monitor(model, scaler, serve=False) if watched else None
+        step()
+        torch.cuda.set_sync_debug_mode("warn")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for factor in _factors():
+                step(factor)
+        torch.cuda.set_sync_debug_mode("default")
+        counts.append(sum("synchroniz" in str(w.message) for w in caught))
+        if watch is not None:
+            watch.close()
+
+    assert counts[0] == len(_factors())
+    assert counts[1] == counts[0]
+
+
+@pytest.mark.parametrize("flavour", ["foreach", "fused"])
+def test_bits_are_the_same_watched_and_not(flavour: str) -> None:
+    """Losses, scale and weights, with overflows on the way."""
+    results = []
+    for watched in (False, True):
+        model, _, scaler, step = _training(flavour)
+        watch = ampwatch.monitor(model, scaler, serve=False) if watched else None
+        losses = torch.stack([step(factor) for factor in _factors()])
+        results.append([losses, *model.state_dict().values(), torch.tensor(scaler.get_scale())])
+        if watch is not None:
+            watch.close()
+
+    assert all(torch.equal(a, b) or torch.isnan(a).any() for a, b in zip(*results, strict=True))
+    assert all(
+        torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(*results, strict=True)
+    )
+
+
+@pytest.mark.parametrize("flavour", ["foreach", "fused"])
+def test_what_arrives_is_what_happened(flavour: str) -> None:
+    """Scale, skips and losses agree with reading them one by one."""
+    model, _, scaler, step = _training(flavour)
+    skipped, scales = 0, []
+    with ampwatch.monitor(model, scaler, serve=False) as watch:
+        for factor in _factors():
+            before = scaler.get_scale()
+            step(factor)
+            scales.append(scaler.get_scale())
+            skipped += scales[-1] < before
+    totals = watch._instruments.diagnosis.totals
+
+    assert sum(totals.skipped[0]) == skipped > 4
+    assert totals.steps[0] == len(_factors())
+    assert totals.nonfinite_losses == 4
+    assert watch.last_step.loss_scale == scales[-1]
+    assert "scale_collapse" in [f.kind for f in watch.findings]
+
+
+def test_without_a_fused_optimizer_the_verdict_is_there_at_once() -> None:
+    """The scheduler recipe is exact on a device as well, without waiting for it."""
+    model, _, scaler, step = _training("foreach")
+    with ampwatch.monitor(model, scaler, serve=False) as watch:
+        for number, factor in enumerate(_factors()):
+            step(factor)
+            assert watch.last_step.step == number
+            assert watch.last_step.skipped == math.isinf(factor) or number < 8
+
+
+def test_a_device_far_behind_drops_observations_and_never_waits() -> None:
+    """With the stream blocked the readback fills up, counts, and recovers."""
+    model, _, scaler, step = _training("fused", init_scale=1024.0)
+    with ampwatch.monitor(model, scaler, serve=False, readback_slots=4) as watch:
+        step()
+        torch.cuda.synchronize()
+        torch.cuda._sleep(2_000_000_000)
+        for _ in range(10):
+            step()
+        dropped = watch._instruments._readback.dropped
+        torch.cuda.synchronize()
+        step()
+        torch.cuda.synchronize()
+
+    assert dropped >= 6
+    assert watch.last_step.step == 11
+
+
+def test_a_captured_step_replays_without_ampwatch_in_its_graph() -> None:
+    """Nothing is added to a CUDA graph, and the eager steps around it are seen."""
+    model, _, scaler, step = _training("fused", init_scale=1024.0)
+    with ampwatch.monitor(model, scaler, serve=False) as watch:
+        for _ in range(3):
+            step()
+        batch = torch.randn(32, 64, device=DEVICE)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side), torch.autocast(DEVICE, dtype=torch.float16):
+            for _ in range(3):
+                scaler.scale(model(batch).float().mean()).backward()
+        torch.cuda.current_stream().wait_stream(side)
+        for parameter in model.parameters():
+            parameter.grad = None
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph), torch.autocast(DEVICE, dtype=torch.float16):
+            scaler.scale(model(batch).float().mean()).backward()
+        graph.replay()
+        before = watch.last_step.step
+        step()
+        torch.cuda.synchronize()
+
+    assert watch.last_step.step > before
+    assert watch._instruments.cost().sensor_errors == 0
+
+
+def test_below_two_to_the_minus_127_a_finite_step_poisons_the_weights_and_counts_as_applied() -> (
+    None
+):
+    """The silent zone that the forecast warns of: found_inf is 0 and the weights are not finite."""
+    weight = nn.Parameter(torch.ones(4, device=DEVICE))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**-128)
+    with ampwatch.monitor(None, scaler, serve=False) as watch:
+        scaler.scale(weight.sum() * 2.0**20).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        torch.cuda.synchronize()
+
+    assert not torch.isfinite(weight).all()
+    assert watch._instruments.diagnosis.totals.skipped[0] == [0, 0, 0, 0]
+    assert watch.last_step.skipped is False
+
+
+def test_the_device_and_its_dtype_are_told() -> None:
+    """Facts name the device by its product name."""
+    model, _, scaler, step = _training("fused")
+    with ampwatch.monitor(model, scaler, serve=False) as watch:
+        step()
+        dtypes = list(watch._instruments._autocast.dtypes)
+
+    assert dtypes == ["float16"]
+    assert watch._instruments._device is not None
+    assert torch.cuda.get_device_name(watch._instruments._device) != ""
+
+
+def test_skips_on_a_device_are_classified_as_on_the_cpu() -> None:
+    """The classes do not depend on when the values arrive."""
+    model, _, scaler, step = _training("fused", init_scale=1024.0)
+    with ampwatch.monitor(model, scaler, serve=False) as watch:
+        for factor in _factors():
+            step(factor)
+    skipped = dict(
+        zip(SkipClass, [0, *watch._instruments.diagnosis.totals.skipped[0]], strict=True)
+    )
+
+    assert skipped[SkipClass.STORM] == 3
+    assert skipped[SkipClass.CALIBRATING] == 0

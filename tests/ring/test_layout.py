@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.ring import layout
-from tests.ring.samples import IDENTITY, message, ring_bytes, slot_bytes, step
+from tests.ring.samples import END, IDENTITY, message, ring_bytes, slot_bytes, step
 
 if TYPE_CHECKING:
     from tests.ring.conftest import MakeWriter
@@ -57,6 +57,14 @@ def test_a_written_message_has_every_slot_field_at_its_documented_offset(
         assert crc == zlib.crc32(slot[4:])
         payload += slot[16 : 16 + length]
     assert json.loads(payload)["reason"] == message(3).reason
+
+
+def test_a_closed_ring_says_so_in_its_header(make_writer: MakeWriter) -> None:
+    """Left behind on purpose, not by a crash."""
+    writer = make_writer(slots=64)
+    writer.close(END, keep=True)
+
+    assert struct.unpack_from("=QQQ", writer.path.read_bytes(), 16) == (1, 0, 1)
 
 
 def test_packing_a_slot_leaves_nothing_of_the_one_before() -> None:

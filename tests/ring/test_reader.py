@@ -214,6 +214,20 @@ def test_a_message_that_is_published_in_parts_is_joined_over_polls(
     assert reader.lost == 0
 
 
+def test_a_message_that_began_before_a_jump_is_counted_with_it(
+    tmp_path: Path, open_reader: OpenReader
+) -> None:
+    """The slot that was read and waited for the next one is lost like those jumped over."""
+    path = tmp_path / "ring"
+    path.write_bytes(ring_bytes(1, slot_bytes(0, 5, b"x" * 240, 0, 2)))
+    reader = open_reader(path)
+    reader.poll()
+    path.write_bytes(ring_bytes(1000, b""))
+
+    assert reader.poll() == []
+    assert reader.lost == 1000
+
+
 class _TearingFile:
     """``os.pread`` with one load of the counters that caught a store half-way."""
 

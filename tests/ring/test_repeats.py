@@ -110,6 +110,16 @@ def test_what_is_remembered_has_a_bound_and_the_first_stay(make_writer: MakeWrit
     assert finding("0").finding.key in repeats._newest
 
 
+def test_a_finding_that_changes_takes_no_more_room_than_one() -> None:
+    """Counting up for the whole run, it does not push the next finding out."""
+    repeats = Repeats(64)
+    for count in range(100):
+        repeats.remember(finding("a", count), Message(Kind.FINDING, b"", 4), count)
+    repeats.remember(finding("b"), Message(Kind.FINDING, b"", 4), 100)
+
+    assert list(repeats._newest) == [finding("a").finding.key, finding("b").finding.key]
+
+
 @pytest.mark.parametrize("record", [step(1), message(1)])
 def test_what_passes_by_is_not_repeated(record: Record) -> None:
     """A step belongs to its moment; an end is the last record anyway."""

@@ -1,0 +1,181 @@
+"""The whole spine with real parts: a training, the daemon it starts, and a Prometheus."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import urllib.request
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.daemon.parts import ROOT, Place, eventually
+from tests.services import require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.services
+
+TRAINING = """
+import sys, time
+from pathlib import Path
+import torch
+import ampwatch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+watch = ampwatch.monitor(model, scaler, run="spine")
+print(watch.url, flush=True)
+stop, poison = Path(sys.argv[1]) / "stop", Path(sys.argv[1]) / "poison"
+end = time.monotonic() + 90
+while not stop.exists() and time.monotonic() < end:
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = model(torch.randn(16, 8)).float().square().mean()
+    if poison.exists():
+        loss = loss * float("inf")
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    time.sleep(0.02)
+"""
+
+CONFIG = """
+global:
+  scrape_interval: 200ms
+scrape_configs:
+  - job_name: ampwatch
+    http_sd_configs:
+      - url: {url}sd
+        refresh_interval: 1s
+"""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+class Prometheus:
+    """A real Prometheus, asked through its HTTP API."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+
+    def ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=1) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """Answer an instant query: labels and value of each series."""
+        address = f"{self.url}/api/v1/query?{urlencode({'query': expression})}"
+        with urllib.request.urlopen(address, timeout=5) as answer:
+            result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        return result
+
+    def value(self, expression: str) -> float | None:
+        """Answer a query that has one series, ``None`` if it has none."""
+        result = self.query(expression)
+        return float(result[0]["value"][1]) if result else None
+
+
+@contextmanager
+def _prometheus(directory: Path, daemon_url: str) -> Iterator[Prometheus]:
+    config, port = directory / "prometheus.yml", _free_port()
+    config.write_text(CONFIG.format(url=daemon_url))
+    process = subprocess.Popen(
+        [
+            require("prometheus"),
+            f"--config.file={config}",
+            f"--storage.tsdb.path={directory / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--log.level=error",
+        ],
+        stderr=subprocess.DEVNULL,
+    )
+    prometheus = Prometheus(port)
+    try:
+        eventually(prometheus.ready, "Prometheus is ready", seconds=30)
+        yield prometheus
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@contextmanager
+def _training(place: Place, directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    environment = place.environment | {
+        "AMPWATCH_PORT": str(_free_port()),
+        "AMPWATCH_GRACE_SECONDS": "3",
+        "AMPWATCH_IDLE_EXIT_SECONDS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINING, str(directory)],
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            (directory / "stop").touch()
+            process.wait(30)
+
+
+@pytest.mark.timeout(180)
+def test_one_line_in_a_training_is_scraped_by_a_real_prometheus(tmp_path: Path) -> None:
+    """Scale, steps and skips of a real training, healthy and then collapsing, to the end."""
+    require("prometheus")
+    place = Place(tmp_path)
+    with _training(place, tmp_path) as (training, url), _prometheus(tmp_path, url) as prometheus:
+        healthy = eventually(
+            lambda: prometheus.value('ampwatch_loss_scale{run="spine",rank="0"}'), "a scrape", 30
+        )
+        steps = prometheus.value('ampwatch_optimizer_steps_total{run="spine"}')
+        skipped_at_first = prometheus.query("ampwatch_optimizer_steps_skipped_total")
+        (tmp_path / "poison").touch()
+        fallen = eventually(
+            lambda: (prometheus.value("ampwatch_loss_scale") or 1.0) < 1.0, "the scale falls", 30
+        )
+        storm = prometheus.value('ampwatch_optimizer_steps_skipped_total{class="storm"}')
+        finding = prometheus.query('ampwatch_findings{kind="scale_collapse"}')
+        state = prometheus.query('ampwatch_run_state{state="running"} == 1')
+        (tmp_path / "stop").touch()
+        training.wait(30)
+        finished = eventually(
+            lambda: prometheus.query('ampwatch_run_state{state="finished"} == 1'), "the end", 20
+        )
+        eventually(lambda: place.info() is None, "the daemon that was started ends by itself", 30)
+
+    assert healthy == 1024.0
+    assert steps is not None
+    assert steps > 0
+    assert {s["metric"]["class"]: s["value"][1] for s in skipped_at_first} == {
+        "calibrating": "0",
+        "probe": "0",
+        "unprovoked": "0",
+        "storm": "0",
+    }
+    assert fallen
+    assert storm is not None
+    assert storm > 10
+    assert finding[0]["metric"]["severity"] == "critical"
+    assert state[0]["metric"]["run"] == "spine"
+    assert finished[0]["metric"]["run"] == "spine"
+    assert list(place.rings.rglob("*.ring")) == []

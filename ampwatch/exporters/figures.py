@@ -1,0 +1,90 @@
+"""The handful of figures that describe a rank right now, as text.
+
+A figure has a value that is read at a glance and a note that explains it. Reads the
+aggregate; no torch, no Prometheus, no HTML.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from ampwatch.exporters.verdict import skips_by_class, tally
+from ampwatch.exporters.words import number, plural, power_of_two, step_time, time_span
+
+if TYPE_CHECKING:
+    from ampwatch.aggregate import RankView
+    from ampwatch.records import StepRecord
+
+
+class Figure(NamedTuple):
+    """One figure.
+
+    Attributes:
+        value: The number with its unit.
+        note: What to know beside it; may be empty.
+    """
+
+    value: str
+    note: str
+
+
+def figures(rank: RankView) -> dict[str, Figure]:
+    """Return the figures of ``rank`` by their titles, in reading order; none before a step."""
+    newest = rank.newest
+    if newest is None:
+        return {}
+    shown = {"Step": _step(rank, newest), "Loss scale": _loss_scale(newest)}
+    shown["Skipped"] = _skipped(rank)
+    if rank.loss is not None:
+        shown["Loss"] = _loss(rank.loss, newest)
+    if rank.usual_step_seconds > 0:
+        shown["Step time"] = _step_time(rank)
+    shown["Cost of watching"] = _cost(rank, newest)
+    return shown
+
+
+def _step(rank: RankView, newest: StepRecord) -> Figure:
+    ran = time_span((newest.time_ns - rank.identity.started_ns) / 1e9)
+    return Figure(number(newest.step), f"{ran} after the start")
+
+
+def _loss_scale(newest: StepRecord) -> Figure:
+    if math.isnan(newest.loss_scale):
+        return Figure("none", "no enabled GradScaler")
+    notes = [power_of_two(newest.loss_scale), plural(newest.total_growths, "growth")]
+    notes.append(plural(newest.total_backoffs, "backoff"))
+    if newest.total_set_by_hand:
+        notes.append(f"{number(newest.total_set_by_hand)} by hand")
+    return Figure(number(newest.loss_scale), ", ".join(filter(None, notes)))
+
+
+def _skipped(rank: RankView) -> Figure:
+    skips = skips_by_class(rank)
+    attempted = sum(record.total_steps for record in rank.optimizers.values())
+    of_all = f"of {plural(attempted, 'optimizer step')}"
+    return Figure(
+        number(sum(skips.values())), f"{of_all}: {tally(skips)}" if any(skips.values()) else of_all
+    )
+
+
+def _loss(loss: float, newest: StepRecord) -> Figure:
+    bad = newest.total_nonfinite_losses
+    return Figure(number(loss), f"NaN or infinite in {plural(bad, 'step')}" if bad else "")
+
+
+def _step_time(rank: RankView) -> Figure:
+    seconds = rank.usual_step_seconds
+    return Figure(step_time(seconds), f"{number(float(f'{1 / seconds:.3g}'))} steps per second")
+
+
+def _cost(rank: RankView, newest: StepRecord) -> Figure:
+    elapsed_ns = newest.time_ns - rank.identity.started_ns
+    share = 100 * newest.overhead_ns / elapsed_ns if elapsed_ns > 0 else 0.0
+    lost = newest.total_observations_dropped + rank.records_lost + rank.ring_dropped
+    notes = ["of the training thread's time"]
+    if lost:
+        notes.append(f"{plural(lost, 'observation')} lost")
+    if newest.total_sensor_errors:
+        notes.append(plural(newest.total_sensor_errors, "sensor error"))
+    return Figure(f"{share:.2g} %", ", ".join(notes))

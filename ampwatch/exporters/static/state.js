@@ -1,0 +1,72 @@
+// What the daemon says, kept up to date: one event stream, one state.
+
+const RETRY_MS = 2000;
+const SILENCE_MS = 10000; // the daemon speaks every second; a proxy may keep a dead stream open
+
+/**
+ * Apply a JSON merge patch (RFC 7396): null removes, objects merge, the rest replaces.
+ * Objects of the result have no prototype, so that no name in the data means anything else.
+ */
+export function merge(target, patch) {
+  if (patch === null || typeof patch !== "object" || Array.isArray(patch)) return patch;
+  const merged = isState(target) ? target : Object.create(null);
+  for (const [name, value] of Object.entries(patch)) {
+    if (value === null) delete merged[name];
+    else merged[name] = merge(merged[name], value);
+  }
+  return merged;
+}
+
+function isState(value) {
+  return value !== null && typeof value === "object" && Object.getPrototypeOf(value) === null;
+}
+
+/** Follows the daemon's event stream for as long as the page is open, through its restarts. */
+export class Stream {
+  /**
+   * @param {(state: object) => void} onState called with the whole state after every event
+   * @param {(live: boolean, heardAt: number) => void} onConnection called when news stop or
+   *   come back; heardAt is the time of the last news in ms since the epoch, 0 for none
+   */
+  constructor(onState, onConnection) {
+    this.onState = onState;
+    this.onConnection = onConnection;
+    this.heardAt = 0;
+    this.state = null;
+    this.open();
+    setInterval(() => this.checkSilence(), 1000);
+  }
+
+  open() {
+    this.openedAt = Date.now();
+    this.source = new EventSource("/events");
+    this.source.addEventListener("full", (event) => this.hear(null, event));
+    this.source.addEventListener("delta", (event) => this.hear(this.state, event));
+    this.source.addEventListener("error", () => this.lose());
+  }
+
+  hear(base, event) {
+    this.state = merge(base, JSON.parse(event.data));
+    this.heardAt = Date.now();
+    this.onConnection(true, this.heardAt);
+    this.onState(this.state);
+  }
+
+  /** The browser reconnects by itself, unless the stream was refused for good. */
+  lose() {
+    this.onConnection(false, this.heardAt);
+    if (this.source.readyState === EventSource.CLOSED) this.reopenLater();
+  }
+
+  reopenLater() {
+    clearTimeout(this.retry);
+    this.retry = setTimeout(() => this.open(), RETRY_MS);
+  }
+
+  checkSilence() {
+    if (this.source.readyState !== EventSource.OPEN) return;
+    if (Date.now() - Math.max(this.openedAt, this.heardAt) < SILENCE_MS) return;
+    this.source.close();
+    this.lose();
+  }
+}

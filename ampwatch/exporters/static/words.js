@@ -1,0 +1,45 @@
+// Numbers, spans and states as people read them. The sentences come from the daemon.
+
+/** Symbol of each state and severity: never by colour alone. */
+export const SYMBOLS = {
+  failing: "✖", failed: "✖", stale: "◌", "needs attention": "▲", calibrating: "◔",
+  starting: "◔", healthy: "✓", finished: "■", critical: "✖", warning: "▲", info: "ℹ",
+};
+
+/** Classes of skipped steps: words and sign for the legend, Plotly's name of the sign, CSS colour. */
+export const SKIPS = [
+  { name: "calibrating", words: "finding a first scale", sign: "○", symbol: "circle-open", colour: "--skip-calibrating" },
+  { name: "probe", words: "just after a growth, expected", sign: "◆", symbol: "diamond", colour: "--skip-probe" },
+  { name: "unprovoked", words: "no growth before it", sign: "▲", symbol: "triangle-up", colour: "--skip-unprovoked" },
+  { name: "storm", words: "one after the other", sign: "✕", symbol: "x", colour: "--skip-storm" },
+];
+
+const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+
+/** 2 to the power of an integer, as text. */
+export function powerOfTwo(exponent) {
+  return "2" + [...String(exponent)].map((c) => SUPERSCRIPTS[c] ?? "⁻").join("");
+}
+
+/** A number from the state, where NaN and the infinities are strings. */
+export function value(raw) {
+  return typeof raw === "number" ? raw : raw === undefined ? NaN : Number(raw);
+}
+
+/** Digits grouped by narrow spaces; four significant ones if it is not whole. */
+export function number(raw) {
+  const v = value(raw);
+  if (!Number.isFinite(v)) return String(v);
+  if (Number.isInteger(v) && Math.abs(v) < 1e12) {
+    return String(v).replace(/\B(?=(\d{3})+$)/g, "\u202f");
+  }
+  return String(Number(v.toPrecision(4)));
+}
+
+/** A time span in the largest unit of which there are at least two. */
+export function span(seconds) {
+  for (const [unit, size] of [["d", 86400], ["h", 3600], ["min", 60]]) {
+    if (seconds >= 2 * size) return `${number(Math.floor(seconds / size))} ${unit}`;
+  }
+  return seconds >= 1 ? `${Math.floor(seconds)} s` : "under 1 s";
+}

@@ -1,0 +1,48 @@
+"""Numbers and time spans as people read them, the same on the page, in the terminal and in reports.
+
+Plain text only: no markup, no torch, no Prometheus.
+"""
+
+from __future__ import annotations
+
+import math
+
+NARROW_SPACE = "\u202f"
+"""Groups digits. A narrow space that does not break, so that a number stays on one line."""
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def number(value: float) -> str:
+    """Write ``value`` with grouped digits; with four significant ones if it is not whole."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "-infinity" if value < 0 else "infinity"
+    if value == int(value) and abs(value) < 1e12:
+        return f"{int(value):,}".replace(",", NARROW_SPACE)
+    return f"{value:.4g}"
+
+
+def time_span(seconds: float) -> str:
+    """Write ``seconds`` in the largest unit of which there are at least two."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{number(seconds // size)} {unit}"
+    return f"{number(seconds // 1)} s" if seconds >= 1 else "less than 1 s"
+
+
+def step_time(seconds: float) -> str:
+    """Write the duration of a step, in milliseconds below one second."""
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def plural(count: int, noun: str) -> str:
+    """Write ``count`` and the noun, in the plural unless it is one."""
+    return f"{number(count)} {noun}" if count == 1 else f"{number(count)} {noun}s"
+
+
+def power_of_two(value: float) -> str:
+    """Write ``value`` as a power of two, as in "2¹⁶"; empty if it is none."""
+    if not 0 < value < math.inf:
+        return ""
+    mantissa, exponent = math.frexp(value)
+    return f"2{str(exponent - 1).translate(_SUPERSCRIPTS)}" if mantissa == 0.5 else ""

@@ -1,0 +1,204 @@
+"""How iterations are put together, also when their values are late."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ampwatch.diagnosis.evidence import ScalerSettings
+from ampwatch.sensors.iteration import MAX_FOUND_INF, ROW_WIDTH, Clock, IterationLedger
+from ampwatch.sensors.optimizers import OptimizerRegistry
+from ampwatch.sensors.readback import Readback
+from tests.sensors.test_readback import FakeDevice
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.evidence import Iteration
+
+SETTINGS = ScalerSettings(2.0, 0.5, 2000)
+
+
+class ListSink:
+    """Keeps what arrives."""
+
+    def __init__(self) -> None:
+        self.iterations: list[Iteration] = []
+        self.announced: list[tuple[int, frozenset[int]]] = []
+
+    def deliver(self, iteration: Iteration) -> None:
+        self.iterations.append(iteration)
+
+    def announce(self, step: int, skipped: frozenset[int]) -> None:
+        self.announced.append((step, skipped))
+
+
+class Bench:
+    """A ledger on its own, with a clock and a device that the test drives."""
+
+    def __init__(self, device: FakeDevice | None = None, slots: int = 4) -> None:
+        self.now_ns = 1_000
+        self.sink = ListSink()
+        self.readback = Readback(slots, ROW_WIDTH, device)
+        self.ledger = IterationLedger(
+            self.readback,
+            OptimizerRegistry([], []),
+            self.sink,
+            lambda _optimizer: False,
+            Clock(lambda: self.now_ns, lambda: self.now_ns + 5),
+        )
+
+    def update(self, found_inf: list[tuple[int, float]], scale: float = 8.0) -> None:
+        """What ``scaler.update`` makes the sensor say."""
+        verdicts = [(i, torch.tensor(v)) for i, v in found_inf]
+        self.ledger.take_found_inf(torch.tensor(scale), verdicts)
+        self.ledger.close_scaled(
+            torch.tensor(scale), torch.tensor(3, dtype=torch.int32), SETTINGS, scale_given=False
+        )
+
+
+def _optimizer(**options: Any) -> torch.optim.SGD:
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1, **options)
+
+
+def test_an_iteration_has_its_time_duration_scale_and_tracker() -> None:
+    """The first one has no duration; the second one has the time between the two."""
+    bench = Bench()
+    bench.update([(0, 0.0)])
+    bench.now_ns += 2_000_000_000
+    bench.update([(0, 1.0)], scale=4.0)
+    first, second = bench.sink.iterations
+
+    assert math.isnan(first.duration_s)
+    assert (second.step, second.duration_s, second.time_ns) == (1, 2.0, 2_000_001_005)
+    assert (second.loss_scale, second.growth_tracker, second.scaler) == (4.0, 3, SETTINGS)
+    assert (first.found_inf, second.found_inf) == ({0: False}, {0: True})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_the_loss_is_the_mean_of_what_was_handed_over(dtype: torch.dtype) -> None:
+    """Micro-batches, lists and nested tuples of losses; of any float dtype."""
+    bench = Bench()
+    bench.ledger.add_losses(torch.tensor(1.0, dtype=dtype))
+    bench.ledger.add_losses([torch.tensor(2.0, dtype=dtype), (torch.tensor([6.0], dtype=dtype),)])
+    bench.update([])
+
+    assert (bench.sink.iterations[0].loss, bench.sink.iterations[0].num_losses) == (3.0, 3)
+
+
+def test_what_is_no_loss_is_left_alone() -> None:
+    """Vectors, integers, ``None`` and iterators: an iterator can be consumed only once."""
+    bench = Bench()
+    iterator = iter([torch.tensor(1.0)])
+    for outputs in (torch.ones(3), torch.tensor(1), None, iterator, torch.empty(0)):
+        bench.ledger.add_losses(outputs)
+    bench.update([])
+
+    assert bench.sink.iterations[0].num_losses == 0
+    assert math.isnan(bench.sink.iterations[0].loss)
+    assert next(iterator).item() == 1.0
+
+
+def test_one_nonfinite_loss_of_many_makes_the_mean_nonfinite() -> None:
+    """It cannot hide among the others."""
+    bench = Bench()
+    for value in (1.0, math.inf, -math.inf, 2.0):
+        bench.ledger.add_losses(torch.tensor(value))
+    bench.update([])
+
+    assert not math.isfinite(bench.sink.iterations[0].loss)
+
+
+def test_losses_do_not_leak_into_the_next_iteration() -> None:
+    """Each iteration starts empty."""
+    bench = Bench()
+    bench.ledger.add_losses(torch.tensor(4.0))
+    bench.update([])
+    bench.update([])
+
+    assert [i.num_losses for i in bench.sink.iterations] == [1, 0]
+
+
+def test_the_verdicts_of_several_devices_are_joined() -> None:
+    """One device with a non-finite gradient is enough."""
+    bench = Bench()
+    bench.update([(0, 0.0), (0, 1.0), (1, 0.0), (1, 0.0), (-1, 1.0)])
+
+    assert bench.sink.iterations[0].found_inf == {0: True, 1: False}
+    assert bench.sink.iterations[0].other_found_inf is True
+
+
+def test_more_verdicts_than_columns_are_cut_and_nothing_breaks() -> None:
+    """The row has a fixed width."""
+    bench = Bench()
+    bench.update([(0, 0.0)] * MAX_FOUND_INF + [(1, 1.0)])
+
+    assert bench.sink.iterations[0].found_inf == {0: False}
+
+
+def test_late_values_are_delivered_later_and_in_order() -> None:
+    """Nothing is delivered before the device got there."""
+    device = FakeDevice()
+    bench = Bench(device)
+    bench.update([(0, 0.0)], scale=8.0)
+    bench.update([(0, 1.0)], scale=4.0)
+    early = list(bench.sink.iterations)
+    device.done = 2
+    bench.ledger.deliver_arrived()
+
+    assert early == []
+    assert [(i.step, i.loss_scale) for i in bench.sink.iterations] == [(0, 8.0), (1, 4.0)]
+
+
+def test_without_a_fused_optimizer_the_verdict_is_announced_at_once() -> None:
+    """Whether ``optimizer.step`` was called tells the host, before the values arrive."""
+    bench = Bench(FakeDevice())
+    applied, skipped = _optimizer(), _optimizer()
+    for optimizer in (applied, skipped):
+        bench.ledger.begin_scaled_step(optimizer)
+        if optimizer is applied:
+            bench.ledger.optimizer_stepped(optimizer, scaler_enabled=True)
+        bench.ledger.end_scaled_step()
+    bench.update([(0, 0.0), (1, 1.0)])
+
+    assert bench.sink.iterations == []
+    assert bench.sink.announced == [(0, frozenset({1}))]
+
+
+def test_with_a_fused_optimizer_nothing_is_announced_too_early() -> None:
+    """A fused optimizer is called for skipped steps as well; the host does not know."""
+    bench = Bench(FakeDevice())
+    fused = _optimizer(fused=True)
+    bench.ledger.begin_scaled_step(fused)
+    bench.ledger.optimizer_stepped(fused, scaler_enabled=True)
+    bench.ledger.end_scaled_step()
+    bench.update([(0, 1.0)])
+
+    assert bench.sink.announced == []
+
+
+def test_an_iteration_that_finds_no_row_is_dropped_and_the_next_ones_keep_their_numbers() -> None:
+    """A device that is far behind costs observations, not order."""
+    device = FakeDevice()
+    bench = Bench(device, slots=1)
+    for _ in range(3):
+        bench.update([(0, 0.0)])
+    device.done = 99
+    bench.ledger.deliver_arrived()
+    bench.update([(0, 0.0)])
+
+    assert bench.readback.dropped == 2
+    bench.ledger.deliver_arrived()
+    assert [i.step for i in bench.sink.iterations] == [0, 3]
+
+
+def test_an_update_that_raised_does_not_lose_the_row() -> None:
+    """The user caught an error of ``update`` and goes on; nothing runs out."""
+    bench = Bench(slots=2)
+    for _ in range(5):
+        bench.ledger.take_found_inf(torch.tensor(8.0), [(0, torch.tensor(1.0))])
+    bench.update([(0, 0.0)])
+
+    assert bench.readback.dropped == 0
+    assert bench.sink.iterations[0].found_inf == {0: False}

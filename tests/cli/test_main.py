@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +13,9 @@ from ampwatch.cli import main
 from ampwatch.errors import DaemonError
 from ampwatch.settings import DEFAULT_PORT, Settings
 from tests.daemon.parts import ROOT
+
+if TYPE_CHECKING:
+    import argparse
 
 
 class Verb:
@@ -141,7 +144,7 @@ def test_the_command_line_loads_neither_torch_nor_the_server() -> None:
 
 
 def test_the_module_runs_as_the_script_does() -> None:
-    """python -m ampwatch."""
+    """Where the script is not on the path."""
     said = subprocess.check_output(
         [sys.executable, "-m", "ampwatch", "--version"], cwd=ROOT, text=True
     )

@@ -1,0 +1,75 @@
+"""The command line: one file per verb, each loaded when the parser is made.
+
+A verb has ``register(subparsers)``, which adds its parser and sets ``func``; what it
+needs to run is imported when it runs, so that ``ampwatch --help`` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ampwatch import __version__
+from ampwatch.errors import AmpwatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+VERBS = ("daemon", "demo", "doctor")
+
+DESCRIPTION = """\
+Watch the numerical health of PyTorch mixed-precision training.
+
+Nothing has to be started by hand: add one line to the training script,
+
+    watch = ampwatch.monitor(model, scaler)
+
+and the page and the metrics are served on this machine while it trains.
+The commands below are for everything around that.
+"""
+
+EPILOG = """\
+Settings come from AMPWATCH_* environment variables as well; see docs/settings.md.
+`ampwatch <command> --help` says what a command is for and shows examples.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: Arguments without the program's name; those of the process if ``None``.
+
+    Returns:
+        The exit status: 0, 1 after an error that was explained, 130 after Ctrl-C.
+    """
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    if "func" not in args:
+        parser.print_help()
+        return 0
+    try:
+        return int(args.func(args))
+    except AmpwatchError as error:
+        print(f"ampwatch: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser with all verbs."""
+    parser = argparse.ArgumentParser(
+        prog="ampwatch",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"ampwatch {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="<command>")
+    for verb in VERBS:
+        import_module(f"ampwatch.cli.{verb}").register(subparsers)
+    return parser

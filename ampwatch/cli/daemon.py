@@ -1,0 +1,90 @@
+"""``ampwatch daemon``: the host program in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+
+DESCRIPTION = """\
+Serve the runs of this machine: the page, Prometheus metrics, service discovery.
+
+A training process starts a daemon by itself when there is none, which ends by itself
+when nothing is left to watch. Start one by hand to have it stay, to have it listen for
+others than this machine, or to protect it.
+
+  /         the page                     /metrics  for Prometheus, text or OpenMetrics
+  /healthz  is it alive, which version   /sd       for Prometheus's http_sd_configs
+"""
+
+EPILOG = """\
+examples:
+  ampwatch daemon
+      for this user's runs, on 127.0.0.1, until Ctrl-C
+  ampwatch daemon --host 0.0.0.0 --web.config.file web.yml
+      for a Prometheus elsewhere, with TLS and a password
+  sudo ampwatch daemon --machine
+      for the runs of every user; what the systemd unit starts
+
+On loopback only the names localhost, 127.0.0.1 and [::1] are answered, and the one given
+with --host; through `kubectl port-forward` or `ssh -L` the page is at localhost as well.
+Anybody who can connect can read: beyond loopback, give a web-config file.
+"""
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "daemon",
+        help="serve the page and the metrics of this machine's runs",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--host", help="address to listen on (AMPWATCH_HOST)")
+    add("--port", help="port to listen on, 0 for any free one (AMPWATCH_PORT)")
+    add(
+        "--web.config.file",
+        dest="web_config_file",
+        metavar="FILE",
+        default="",
+        help="exporter-toolkit web-config: TLS, client certificates, basic auth; read at start",
+    )
+    add(
+        "--web.external-address",
+        dest="external_address",
+        metavar="HOST:PORT",
+        default="",
+        help="what /sd tells Prometheus to scrape; the address it came to if not given",
+    )
+    add("--machine", action="store_true", help="read the rings of every user; needs root")
+    levels = ("debug", "info", "warning", "error")
+    add("--log-level", choices=levels, default="info", help="how much is logged to stderr")
+    # Of the launcher: end when idle; go on holding a lock and detach.
+    add("--auto", action="store_true", help=argparse.SUPPRESS)
+    add("--lock-fd", type=int, help=argparse.SUPPRESS)
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until ended.
+
+    Raises:
+        SettingsError: If a setting is not usable.
+        DaemonError: If the daemon cannot start, or a part of it died.
+    """
+    from ampwatch.daemon.app import Options, serve  # noqa: PLC0415 - --help must not load the server
+    from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
+
+    logging.basicConfig(
+        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    options = Options(
+        machine=args.machine,
+        auto=args.auto,
+        web_config_file=args.web_config_file,
+        external_address=args.external_address,
+    )
+    serve(Settings.resolve({"host": args.host, "port": args.port}), options, args.lock_fd)
+    return 0

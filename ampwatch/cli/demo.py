@@ -1,0 +1,131 @@
+"""``ampwatch demo``: a real training that breaks, to see what ampwatch shows."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from dataclasses import replace
+
+from ampwatch.demo.course import SECONDS, Course, Limit, usual_course
+
+DESCRIPTION = """\
+Train a small model, let it break, and see what ampwatch says about it.
+
+A character GPT of 1 to 3 M parameters learns the sources of Python's standard library:
+float16 autocast with a GradScaler, on CUDA if there, else on the CPU. Nothing is
+downloaded. For a minute all is well. Then a fault is planted in the forward of one
+module, its float16 output overflows, every step is skipped and the loss scale collapses.
+It ends with the report that watch.report() gives, and takes a minute and a half.
+
+Open the page it prints while it runs. The training loop itself is worth reading:
+ampwatch/demo/training.py is an ordinary AMP loop and one line of ampwatch.
+"""
+
+EPILOG = """\
+examples:
+  ampwatch demo
+      a healthy minute, then the collapse
+  ampwatch demo --healthy --seconds 600
+      ten minutes of nothing wrong, to see what that looks like
+  ampwatch demo --fault-after 5
+      for those in a hurry
+  ampwatch demo --steps 60 --fault-after-steps 30
+      the same on every machine, for a test of an alert
+"""
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="train a small model that breaks, and see what ampwatch says",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--steps", type=_count, metavar="N", help="end after N steps at the latest")
+    add(
+        "--seconds",
+        type=_seconds,
+        default=SECONDS,
+        metavar="S",
+        help="end after S seconds at the latest (default: %(default)g)",
+    )
+    add("--port", type=int, help="port of the page if a daemon has to be started (AMPWATCH_PORT)")
+    fault = parser.add_mutually_exclusive_group()
+    fault.add_argument("--healthy", action="store_true", help="plant no fault")
+    fault.add_argument(
+        "--fault-after",
+        type=_seconds,
+        metavar="S",
+        help="plant the fault after S seconds (default: 60, but half way at the latest)",
+    )
+    fault.add_argument(
+        "--fault-after-steps", type=_count, metavar="N", help="plant the fault after N steps"
+    )
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, and report.
+
+    Raises:
+        AmpwatchError: If there is nothing to train on, or a setting is not usable.
+    """
+    if importlib.util.find_spec("torch") is None:
+        print(
+            f"ampwatch: the demo trains a PyTorch model, and {sys.executable} has no torch;"
+            " install it (pip install torch) and try again",
+            file=sys.stderr,
+        )
+        return 1
+    from ampwatch.demo.corpus import source_text  # noqa: PLC0415 - --help must not load torch
+    from ampwatch.demo.display import open_display  # noqa: PLC0415
+    from ampwatch.demo.model import CPU_SIZE, CUDA_SIZE  # noqa: PLC0415
+    from ampwatch.demo.training import prepare_device, train  # noqa: PLC0415
+
+    device = prepare_device()
+    with open_display(sys.stdout) as display:
+        watch = train(
+            source_text(),
+            size=CUDA_SIZE if device.type == "cuda" else CPU_SIZE,
+            device=device,
+            course=course_of(args),
+            display=display,
+            port=args.port,
+        )
+    print(f"\n{watch.report()}")
+    if watch.url:
+        minutes = watch.settings.grace_seconds / 60
+        print(f"The page and /metrics show this run for another {minutes:.3g} min: {watch.url}")
+        print("A daemon that the demo has started ends by itself after that.")
+    return 0
+
+
+def course_of(args: argparse.Namespace) -> Course:
+    """Return what the options make of the usual course."""
+    course = usual_course(steps=args.steps, seconds=args.seconds, healthy=args.healthy)
+    if args.fault_after is not None:
+        return replace(course, fault=Limit(seconds=args.fault_after))
+    if args.fault_after_steps is not None:
+        return replace(course, fault=Limit(steps=args.fault_after_steps))
+    return course
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        msg = f"expected a number of steps >= 1, got {text}"
+        raise argparse.ArgumentTypeError(msg)
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not number > 0:
+        msg = f"expected a number of seconds > 0, got {text}"
+        raise argparse.ArgumentTypeError(msg)
+    return number

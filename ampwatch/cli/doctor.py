@@ -1,0 +1,138 @@
+"""``ampwatch doctor``: what this machine can and cannot measure, and why."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import shutil
+import sys
+import textwrap
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from ampwatch import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ampwatch.doctor.check import Check
+
+    Examination = Mapping[str, list[Check]]
+
+DESCRIPTION = """\
+Say what ampwatch can and cannot measure on this machine, why, and what to do about it.
+
+It looks and does nothing else: no daemon is started, no file is made. Run it with the
+Python that trains, inside the container if there is one; send its output along with a
+bug report.
+
+  ok        works
+  absent    not here, and nothing is wrong with that
+  problem   ought to work, and does not
+"""
+
+EPILOG = """\
+examples:
+  ampwatch doctor
+      read it
+  ampwatch doctor --json | jq '.checks[] | select(.state == "problem")'
+      have a script read it
+
+The exit status is 1 if ampwatch cannot do its main job here, as no ring can be written,
+and 0 otherwise, whatever else is absent.
+"""
+
+SYMBOLS = {"ok": "+", "absent": "-", "problem": "!"}
+COLOURS = {"ok": "green", "absent": "bright_black", "problem": "red"}
+MAX_WIDTH = 110
+INDENT = 36
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="say what this machine can and cannot measure, and why",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for a script")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine, and print what was found.
+
+    Raises:
+        SettingsError: If a setting is not usable.
+    """
+    from ampwatch.doctor.examination import examine, is_able, probes  # noqa: PLC0415 - not for --help
+    from ampwatch.settings import Settings  # noqa: PLC0415
+
+    found = examine(probes(Settings.resolve()))
+    able = is_able(found)
+    if args.json:
+        print(as_json(found, able=able))
+    elif sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
+        print_with_rich(found)
+    else:
+        width = min(shutil.get_terminal_size(fallback=(MAX_WIDTH, 0)).columns, MAX_WIDTH)
+        print(as_text(found, width))
+    return 0 if able else 1
+
+
+def as_json(found: Examination, *, able: bool) -> str:
+    """Return the examination for a program: one object, a flat list of checks in it."""
+    checks = [
+        {"group": group, **asdict(check)} for group, checks in found.items() for check in checks
+    ]
+    return json.dumps({"version": __version__, "able": able, "checks": checks}, indent=2)
+
+
+def as_text(found: Examination, width: int) -> str:
+    """Return the examination for a reader, in lines of at most ``width`` characters if possible."""
+    lines = [f"ampwatch {__version__}"]
+    for group, checks in found.items():
+        lines += ["", group]
+        for check in checks:
+            state = check.state.value
+            head = f"  {SYMBOLS[state]} {state:<8} {check.name:<22} "
+            lines += _wrapped(head + check.why, width)
+            if check.remedy:
+                lines += _wrapped(" " * INDENT + f"-> {check.remedy}", width)
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    # drop_whitespace would eat the columns at the beginning, split hyphens the commands.
+    return textwrap.wrap(
+        text,
+        max(width, 2 * INDENT),
+        subsequent_indent=" " * INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def print_with_rich(found: Examination) -> None:
+    """Print the examination as a table in colours."""
+    from rich.console import Console  # noqa: PLC0415 - an extra
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(
+        title=f"ampwatch {__version__}", box=None, title_justify="left", show_header=False
+    )
+    for group, checks in found.items():
+        table.add_row()
+        table.add_row(Text(group, "bold"))
+        for check in checks:
+            state = check.state.value
+            told = Text(check.why)
+            if check.remedy:
+                told.append(f"\n-> {check.remedy}", "cyan")
+            table.add_row(Text(f"  {SYMBOLS[state]} {state}", COLOURS[state]), check.name, told)
+    Console().print(table)

@@ -1,0 +1,1 @@
+"""The training that ``ampwatch demo`` runs: small, real, and broken on purpose."""

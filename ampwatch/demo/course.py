@@ -1,0 +1,105 @@
+"""The course of the demo: how long it is healthy, when it breaks, when it is over. No torch here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SECONDS = 120.0
+HEALTHY_SECONDS = 60.0
+
+FAULTY_STEPS = 120
+"""How much of the collapse is shown. The scale halves with each of them, and from its
+usual 65536 it takes 144 halvings until 1/scale is infinite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """So many steps or so many seconds, whatever is first; by default never.
+
+    Attributes:
+        steps: Steps of training.
+        seconds: Seconds of training. Unit: s.
+    """
+
+    steps: float = math.inf
+    seconds: float = math.inf
+
+    def share(self, steps: int, seconds: float) -> float:
+        """Return how much of the way to the limit is behind us: 1 or more when it is reached."""
+        return max(steps / self.steps, seconds / self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What is to happen when.
+
+    Attributes:
+        end: When it is over at the latest.
+        fault: When the fault is planted.
+    """
+
+    end: Limit
+    fault: Limit
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One step of the course.
+
+    Attributes:
+        step: Its number, from 0.
+        faulty: Whether the fault is planted.
+        share: How much of this phase, healthy or faulty, is behind us, from 0 to 1.
+    """
+
+    step: int
+    faulty: bool
+    share: float
+
+
+def usual_course(
+    *, steps: int | None = None, seconds: float = SECONDS, healthy: bool = False
+) -> Course:
+    """Return a course that breaks after a minute, but half way at the latest.
+
+    Args:
+        steps: When it is over at the latest.
+        seconds: Likewise. Unit: s.
+        healthy: Never plant a fault.
+    """
+    end = Limit(steps or math.inf, seconds)
+    half = Limit(end.steps / 2, min(HEALTHY_SECONDS, end.seconds / 2))
+    return Course(end, Limit() if healthy else half)
+
+
+def moments(course: Course, clock: Callable[[], float]) -> Iterator[Moment]:
+    """Yield one moment per training step until the demo is over.
+
+    Args:
+        course: What is to happen when.
+        clock: Monotonic time. Unit: s.
+    """
+    begin = clock()
+    step = planted_at = 0
+    planted_over: float | None = None
+    while True:
+        at = (step, clock() - begin)
+        over, broken = course.end.share(*at), course.fault.share(*at)
+        if over >= 1.0:
+            return
+        if planted_over is None and broken >= 1.0:
+            planted_at, planted_over = step, over
+        if planted_over is None:
+            share = max(over, broken)
+        else:
+            left = (over - planted_over) / (1.0 - planted_over)
+            share = max(left, (step - planted_at) / FAULTY_STEPS)
+        if share >= 1.0:
+            return
+        yield Moment(step, planted_over is not None, share)
+        step += 1

@@ -1,0 +1,144 @@
+"""Progress in a terminal: a Rich bar, one line that is drawn over, or lines for a log. No torch here."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import shutil
+import textwrap
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import TextIO
+
+BAR_WIDTH = 16
+TEXT_WIDTH = 92
+
+
+class Status(NamedTuple):
+    """How the training stands.
+
+    Attributes:
+        phase: ``healthy`` or ``faulty``.
+        share: How much of the phase is behind us, from 0 to 1.
+        step: The newest step.
+        loss: Its loss.
+        loss_scale: The newest loss scale.
+        skipped: Steps skipped so far.
+        step_seconds: What a step takes lately. Unit: s.
+    """
+
+    phase: str
+    share: float
+    step: int
+    loss: float
+    loss_scale: float
+    skipped: int
+    step_seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step}  loss {self.loss:.2f}  scale {self.loss_scale:g}"
+            f"  skipped {self.skipped}  {self.step_seconds * 1e3:.0f} ms/step"
+        )
+
+
+class Display(Protocol):
+    """What progress is shown on."""
+
+    @property
+    def every_seconds(self) -> float:
+        """How often it wants a status. Unit: s."""
+
+    def say(self, text: str) -> None:
+        """Print ``text`` for good."""
+
+    def show(self, status: Status) -> None:
+        """Show ``status`` until the next one."""
+
+
+@contextmanager
+def open_display(stream: TextIO) -> Iterator[Display]:
+    """Yield the best display that ``stream`` can have, and what ampwatch logs on it."""
+    with _best_display(stream) as display:
+        handler = _Warnings(display)
+        logger = logging.getLogger("ampwatch")
+        logger.addHandler(handler)
+        try:
+            yield display
+        finally:
+            logger.removeHandler(handler)
+
+
+@contextmanager
+def _best_display(stream: TextIO) -> Iterator[Display]:
+    if not stream.isatty():
+        yield LogDisplay(stream)
+    elif importlib.util.find_spec("rich") is None:
+        yield LineDisplay(stream)
+        stream.write("\n")
+    else:
+        from ampwatch.demo.richdisplay import RichDisplay  # noqa: PLC0415 - an extra
+
+        display = RichDisplay(stream)
+        with display.progress:
+            yield display
+
+
+class LogDisplay:
+    """For a file or a pipe: a line now and then."""
+
+    every_seconds = 5.0
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def say(self, text: str) -> None:
+        """Print ``text``."""
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def show(self, status: Status) -> None:
+        """Print a line."""
+        self.say(f"{status.phase} {status.share:4.0%}  {status}")
+
+
+class LineDisplay:
+    """For a terminal: one line, drawn over."""
+
+    every_seconds = 0.25
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._line = ""
+
+    def say(self, text: str) -> None:
+        """Print ``text`` above the line."""
+        self._draw(f"{text}\n{self._line}")
+
+    def show(self, status: Status) -> None:
+        """Draw the line anew."""
+        bar = ("#" * round(BAR_WIDTH * status.share)).ljust(BAR_WIDTH, ".")
+        # A line that wraps could not be drawn over.
+        room = shutil.get_terminal_size().columns - 1
+        self._line = f"{status.phase} [{bar}] {status}"[:room]
+        self._draw(self._line)
+
+    def _draw(self, text: str) -> None:
+        erase = "\r\x1b[K"  # ECMA-48: to the end of the line
+        self._stream.write(f"{erase}{text}")
+        self._stream.flush()
+
+
+class _Warnings(logging.Handler):
+    """Shows what ampwatch logs without tearing the progress apart."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__(logging.WARNING)
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it in lines of readable length."""
+        self._display.say(textwrap.fill(f"{record.name}: {record.getMessage()}", TEXT_WIDTH))

@@ -1,0 +1,101 @@
+"""The training of the demo: the usual float16 AMP loop, one line of ampwatch, one planted fault."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+import ampwatch
+from ampwatch.demo.corpus import Corpus
+from ampwatch.demo.course import moments
+from ampwatch.demo.fault import drift
+from ampwatch.demo.meter import Meter
+from ampwatch.demo.model import CharacterGPT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.demo.course import Course
+    from ampwatch.demo.display import Display
+    from ampwatch.demo.model import Size
+
+SEED = 1
+LEARNING_RATE = 1e-3
+
+
+def train(
+    text: bytes,
+    *,
+    size: Size,
+    device: torch.device,
+    course: Course,
+    display: Display,
+    port: int | None = None,
+    serve: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+) -> ampwatch.Monitor:
+    """Train until the course or the user ends it.
+
+    Args:
+        text: What to learn, ASCII.
+        size: Of model and batches.
+        device: Where to train.
+        course: When the fault is planted, when it is over.
+        display: Where the progress is shown.
+        port: Port of the daemon; that of the settings if ``None``.
+        serve: Whether there is to be a page.
+        clock: Monotonic time. Unit: s.
+
+    Returns:
+        The monitor, closed.
+    """
+    torch.manual_seed(SEED)
+    corpus = Corpus(text, device, SEED)
+    model = CharacterGPT(size).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    scaler = torch.amp.GradScaler(device.type)
+
+    watch = ampwatch.monitor(model, scaler, run="demo", port=port, serve=serve)  # this line is all
+
+    meter = Meter(display, clock)
+    display.say(_introduction(model, device, watch.url))
+    try:
+        for moment in moments(course, clock):
+            if moment.faulty:
+                drift(model, display.say)  # the fault; a training of yours has no such line
+            inputs, targets = corpus.batch(size.batch, size.context)
+            with torch.autocast(device.type, dtype=torch.float16):
+                logits = model(inputs)
+                loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            meter.update(moment, loss, watch.last_step)
+    except KeyboardInterrupt:
+        display.say("Interrupted; here is the report so far.")
+    watch.close()
+    return watch
+
+
+def prepare_device() -> torch.device:
+    """Return the CUDA device if there is one, else the CPU, limited to one thread."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    # With matrices this small more threads hardly help, and on a busy machine they
+    # spend most of their time waiting for one another: three times slower, measured.
+    torch.set_num_threads(1)
+    return torch.device("cpu")
+
+
+def _introduction(model: CharacterGPT, device: torch.device, url: str) -> str:
+    parameters = sum(p.numel() for p in model.parameters()) / 1e6
+    where = f"Page     {url}\nMetrics  {url}metrics\n" if url else "No page: see the warning.\n"
+    return (
+        f"A character GPT of {parameters:.1f} M parameters learns Python's standard library,\n"
+        f"in float16 autocast with a GradScaler, on {device}. Ctrl-C ends it at any time.\n"
+        f"\n{where}"
+    )

@@ -1,0 +1,56 @@
+"""What a probe returns. No torch here, and no Prometheus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Load = Callable[[str], Any]
+    """Imports a module by name, as ``importlib.import_module`` does."""
+
+    Version = Callable[[str], str | None]
+    """Returns the version of an installed distribution, as ``installed_version`` does."""
+
+
+class State(str, Enum):
+    """How a capability stands.
+
+    ``OK``: it works. ``ABSENT``: this machine or environment does not have it, and
+    nothing is wrong with that. ``PROBLEM``: it ought to work, and does not.
+    """
+
+    OK = "ok"
+    ABSENT = "absent"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One capability.
+
+    Attributes:
+        name: What was looked at.
+        state: How it stands.
+        why: One sentence: what was found.
+        remedy: What to do to have it; empty if there is nothing to do.
+        blocks: Without it ampwatch cannot do its main job on this machine.
+    """
+
+    name: str
+    state: State
+    why: str
+    remedy: str = ""
+    blocks: bool = False
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of an installed distribution, ``None`` if there is none."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

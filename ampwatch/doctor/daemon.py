@@ -1,0 +1,117 @@
+"""Does a daemon serve, could one be started: its address, its port, its lock. No torch here."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import TYPE_CHECKING
+
+from ampwatch import __version__
+from ampwatch.daemon.lock import read_info
+from ampwatch.daemon.probe import Answer, ask
+from ampwatch.doctor.check import Check, State
+from ampwatch.doctor.places import trouble_with
+from ampwatch.ring.layout import LAYOUT
+from ampwatch.runtime import DAEMON_LOCK, DAEMON_LOG, runtime_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ampwatch.settings import Settings
+
+
+def daemon(settings: Settings, ask: Callable[[str, int], Answer] = ask) -> list[Check]:
+    """Look for the daemon, or for what would keep one from starting.
+
+    Args:
+        settings: Address, port and runtime directory.
+        ask: Asks who answers on a port.
+
+    Cost:
+        A few connections on this machine, each bounded by a time-out.
+    """
+    directory = runtime_path(settings.runtime_dir)
+    serving = _serving(settings, directory, ask)
+    return [
+        _daemon(serving),
+        _port(settings, serving, ask),
+        _runtime_directory(directory),
+        _lock(directory, serving),
+    ]
+
+
+def _serving(
+    settings: Settings, directory: Path, ask: Callable[[str, int], Answer]
+) -> Answer | None:
+    """Return the daemon that would show this user's runs: the one in the lock file, else on the port."""
+    info = read_info(directory)
+    addresses = [(info.host, info.port)] if info else []
+    if settings.port:
+        addresses.append((settings.host, settings.port))
+    for host, port in addresses:
+        answer = ask(host, port)
+        if answer.is_daemon and (answer.scope == "machine" or answer.uid == os.geteuid()):
+            return answer
+    return None
+
+
+def _daemon(serving: Answer | None) -> Check:
+    if serving is None:
+        why = "none runs; the first ampwatch.monitor() on this machine starts one"
+        return Check("daemon", State.ABSENT, why)
+    why = f"{serving} serves {serving.url}"
+    # A daemon with a password tells its version only to those who know it.
+    if serving.version and serving.layout != LAYOUT:
+        why += f", but reads ring layout {serving.layout} where this version writes {LAYOUT}"
+        return Check("daemon", State.PROBLEM, why, "end it, the next run starts one that can")
+    if serving.version not in ("", __version__):
+        why += f"; this is ampwatch {__version__}"
+    return Check("daemon", State.OK, why)
+
+
+def _port(settings: Settings, serving: Answer | None, ask: Callable[[str, int], Answer]) -> Check:
+    where = f"{settings.host}:{settings.port}"
+    if settings.port == 0:
+        return Check("port", State.OK, "port 0 is set: any free one will be taken")
+    answer = ask(settings.host, settings.port)
+    if not answer.taken:
+        return Check("port", State.OK, f"{where} is free")
+    if serving is not None and serving.url == answer.url:
+        return Check("port", State.OK, f"{where} is the daemon's")
+    why = f"{where} is held by {answer}"
+    return Check("port", State.PROBLEM, why, "end that, or set AMPWATCH_PORT to a free port")
+
+
+def _runtime_directory(directory: Path) -> Check:
+    if trouble := trouble_with(directory):
+        why = f"{directory} cannot be used: {trouble}"
+        remedy = "set AMPWATCH_RUNTIME_DIR to a writable directory on a local file system"
+        return Check("runtime directory", State.PROBLEM, why, remedy)
+    return Check("runtime directory", State.OK, f"{directory} takes the daemon's lock and log")
+
+
+def _lock(directory: Path, serving: Answer | None) -> Check:
+    path = directory / DAEMON_LOCK
+    held = _is_held(path)
+    if held and serving is None:
+        why = f"{path} is held, but no daemon answers: one is starting, or hangs"
+        return Check(
+            "lock", State.PROBLEM, why, f"wait a moment; else see {directory / DAEMON_LOG}"
+        )
+    return Check("lock", State.OK, f"{path} is {'held by the daemon' if held else 'free'}")
+
+
+def _is_held(path: Path) -> bool:
+    """Try the lock without creating the file; for an instant only, and shared with other readers."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

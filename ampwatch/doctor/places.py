@@ -1,0 +1,86 @@
+"""Can rings be written: shared memory, the fallback, the runtime directory. No torch here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ampwatch.doctor.check import Check, State
+from ampwatch.ring import layout
+from ampwatch.runtime import SHARED_MEMORY, runtime_path
+
+if TYPE_CHECKING:
+    from ampwatch.settings import Settings
+
+
+def rings(settings: Settings, shared_memory: Path = SHARED_MEMORY) -> list[Check]:
+    """Look at the places where a training process would put its ring.
+
+    Args:
+        settings: Where they are, how large a ring is.
+        shared_memory: Where the shared memory is mounted.
+
+    Returns:
+        One check per place, the best place first. They block if none of them is ok.
+    """
+    if settings.ring_dir:
+        places = {"AMPWATCH_RING_DIR": Path(settings.ring_dir)}
+    else:
+        places = {
+            "shared memory": shared_memory / f"ampwatch-{os.geteuid()}",
+            "fallback": runtime_path(settings.runtime_dir) / "rings",
+        }
+    size = layout.file_size(settings.ring_slots)
+    checks = [_place(name, path, size) for name, path in places.items()]
+    if any(check.state is State.OK for check in checks):
+        return checks
+    return [replace(check, blocks=True) for check in checks]
+
+
+def _place(name: str, path: Path, size: int) -> Check:
+    """Tell whether a ring of ``size`` bytes could be made in ``path``."""
+    remedy = "set AMPWATCH_RING_DIR to a writable directory with room, best on a tmpfs"
+    if trouble := trouble_with(path):
+        return Check(name, State.PROBLEM, f"{path} cannot be used: {trouble}", remedy)
+    usage = shutil.disk_usage(_existing(path))
+    free = f"{path}: {_mib(usage.free)} free of {_mib(usage.total)}"
+    if usage.free < size:
+        why = f"{free}, and a ring takes {_mib(size)}"
+        return Check(name, State.PROBLEM, why, f"make room, or {remedy}")
+    return Check(name, State.OK, f"{free}; a ring takes {_mib(size)}")
+
+
+def trouble_with(path: Path) -> str:
+    """Return why ``path`` cannot become or be a private directory; empty if it can.
+
+    The rules are those of ``runtime.private_directory``, without creating anything.
+    """
+    existing = _existing(path)
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        if not existing.is_dir():
+            return f"{existing} is not a directory"
+    except OSError as error:
+        return error.strerror or str(error)
+    else:
+        if not stat.S_ISDIR(status.st_mode):
+            return f"it is not a directory ({stat.filemode(status.st_mode)})"
+        if status.st_uid != os.geteuid():
+            return f"it belongs to uid {status.st_uid}, not to {os.geteuid()}"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"uid {os.geteuid()} may not write to {existing}"
+    return ""
+
+
+def _existing(path: Path) -> Path:
+    """Return ``path`` or the nearest directory above it that exists."""
+    return next(p for p in (path, *path.absolute().parents) if os.path.lexists(p))
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

@@ -1,0 +1,130 @@
+"""`ampwatch demo`, as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch.cli import main, make_parser
+from ampwatch.cli.demo import course_of
+from ampwatch.demo.course import Course, Limit
+from tests.daemon.parts import Place, ask, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A place whose daemon, if the demo has started one, is ended after the test."""
+    place = Place(tmp_path)
+    yield place
+    if (info := place.info()) is not None:
+        os.kill(info.pid, signal.SIGTERM)
+        eventually(lambda: place.info() is None, "the end of the daemon")
+
+
+def test_it_breaks_reports_and_the_page_still_shows_it(place: Place) -> None:
+    """Exit status 0, the finding in words, and the finished run on the daemon it started."""
+    demo = place.command("demo", "--steps", "28", "--fault-after-steps", "4")
+    said, complained = demo.communicate(timeout=100)
+
+    assert (demo.returncode, complained) == (0, "")
+    info = place.info()
+    assert info is not None
+    assert f"Page     {info.url}\nMetrics  {info.url}metrics\n" in said
+    assert "\nhealthy   0%  step 0  loss " in said
+    assert "\nfaulty " in said
+    assert "\nampwatch report: run demo, rank 0\n" in said
+    assert "\nCRITICAL  scale_collapse " in said
+    assert f"another 10 min: {info.url}" in said
+
+    def metrics() -> str:
+        return ask((info.host, info.port), "/metrics").text
+
+    finished = 'ampwatch_run_state{rank="0",run="demo",state="finished"} 1.0'
+    eventually(lambda: finished in metrics(), "the end of the run in the metrics")
+    assert 'ampwatch_findings{kind="scale_collapse"' in metrics()
+
+
+def test_ctrl_c_ends_it_with_the_report(place: Place) -> None:
+    """Politely: exit status 0, no traceback, and a healthy run has nothing to report."""
+    demo = place.command("demo", "--healthy")
+    assert demo.stdout is not None
+    said = ""
+    while "healthy   0%  step 0" not in said:
+        said += demo.stdout.readline()
+
+    demo.send_signal(signal.SIGINT)
+    rest, complained = demo.communicate(timeout=60)
+
+    assert (demo.returncode, complained) == (0, "")
+    assert "Interrupted; here is the report so far." in rest
+    assert "Nothing to report: no finding was made." in rest
+
+
+def test_without_torch_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence and exit status 1."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+    assert main(["demo"]) == 1
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert f"{sys.executable} has no torch; install it" in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], Course(Limit(seconds=120.0), Limit(seconds=60.0))),
+        (["--healthy"], Course(Limit(seconds=120.0), Limit())),
+        (["--seconds", "20"], Course(Limit(seconds=20.0), Limit(seconds=10.0))),
+        (["--fault-after", "90"], Course(Limit(seconds=120.0), Limit(seconds=90.0))),
+        (
+            ["--steps", "9", "--fault-after-steps", "3"],
+            Course(Limit(9, 120.0), Limit(steps=3)),
+        ),
+    ],
+)
+def test_the_options_set_the_course(arguments: list[str], expected: Course) -> None:
+    """When it breaks and when it is over."""
+    assert course_of(make_parser().parse_args(["demo", *arguments])) == expected
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--steps", "0"],
+        ["--seconds", "-1"],
+        ["--seconds", "nan"],
+        ["--healthy", "--fault-after", "3"],
+    ],
+)
+def test_options_that_make_no_sense_are_usage_errors(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is trained."""
+    with pytest.raises(SystemExit) as exit_:
+        main(["demo", *arguments])
+
+    assert exit_.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    """What will happen, how long it takes, where the example is."""
+    with pytest.raises(SystemExit):
+        main(["demo", "--help"])
+
+    said = capsys.readouterr().out
+    for words in ("loss scale collapses", "examples:", "ampwatch/demo/training.py", "120"):
+        assert words in said

@@ -1,0 +1,20 @@
+"""The trainings of these tests are tiny: more threads only wait for one another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Run torch in this thread alone."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

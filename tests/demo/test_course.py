@@ -1,0 +1,79 @@
+"""When the demo breaks, and when it is over."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from ampwatch.demo.course import FAULTY_STEPS, Course, Limit, Moment, moments, usual_course
+
+
+def played(course: Course, step_seconds: float, at_most: int = 10_000) -> list[Moment]:
+    """Play the course with steps that take so long."""
+    clock = itertools.chain([0.0], itertools.count(0.0, step_seconds))
+    return list(itertools.islice(moments(course, lambda: next(clock)), at_most))
+
+
+def test_a_limit_is_reached_by_steps_or_by_seconds() -> None:
+    """Whatever is first."""
+    limit = Limit(steps=10, seconds=4.0)
+
+    assert limit.share(5, 1.0) == 0.5
+    assert limit.share(1, 3.0) == 0.75
+    assert Limit().share(10**9, 1e9) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({}, Limit(seconds=60.0)),
+        ({"seconds": 30.0}, Limit(seconds=15.0)),
+        ({"seconds": 600.0}, Limit(seconds=60.0)),
+        ({"steps": 40}, Limit(steps=20, seconds=60.0)),
+        ({"healthy": True}, Limit()),
+    ],
+)
+def test_the_fault_comes_after_a_minute_but_half_way_at_the_latest(
+    given: dict[str, float], fault: Limit
+) -> None:
+    """A short demo breaks as well, a healthy one does not."""
+    assert usual_course(**given).fault == fault  # type: ignore[arg-type]
+
+
+def test_a_broken_training_is_shown_for_a_while_and_ends() -> None:
+    """Not at the end of its time, which may be far away."""
+    course = Course(Limit(seconds=math.inf), Limit(steps=7))
+
+    steps = played(course, 1.0)
+
+    assert [m.faulty for m in steps] == [False] * 7 + [True] * FAULTY_STEPS
+    assert [m.step for m in steps] == list(range(7 + FAULTY_STEPS))
+
+
+def test_a_healthy_training_goes_on_until_its_time_is_over() -> None:
+    """120 seconds of steps of half a second."""
+    steps = played(usual_course(healthy=True), 0.5)
+
+    assert len(steps) == 240
+    assert not any(m.faulty for m in steps)
+
+
+def test_the_end_holds_for_a_broken_training_as_well() -> None:
+    """The limit of steps is a limit."""
+    steps = played(usual_course(steps=12), 1.0)
+
+    assert [m.faulty for m in steps] == [False] * 6 + [True] * 6
+
+
+@pytest.mark.parametrize("step_seconds", [0.01, 0.2, 5.0])
+def test_the_bar_runs_from_left_to_right_in_each_phase(step_seconds: float) -> None:
+    """It starts at nothing, never goes back, and never leaves its frame."""
+    steps = played(usual_course(), step_seconds)
+
+    for faulty in (False, True):
+        shares = [m.share for m in steps if m.faulty is faulty]
+        assert shares[0] < 0.1
+        assert shares == sorted(shares)
+        assert shares[-1] < 1.0

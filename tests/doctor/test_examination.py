@@ -1,0 +1,46 @@
+"""The whole examination."""
+
+from __future__ import annotations
+
+from ampwatch.doctor.check import Check, State
+from ampwatch.doctor.examination import examine, is_able, probes
+from ampwatch.settings import Settings
+
+GOOD = Check("good", State.OK, "it works")
+
+
+def broken() -> list[Check]:
+    message = "no such thing"
+    raise LookupError(message)
+
+
+def test_a_probe_that_fails_does_not_hide_the_others() -> None:
+    """It is a problem of its group, with what was raised."""
+    found = examine({"first": broken, "second": lambda: [GOOD]})
+
+    assert found["second"] == [GOOD]
+    (check,) = found["first"]
+    assert check.state is State.PROBLEM
+    assert "LookupError: no such thing" in check.why
+    assert is_able(found)
+
+
+def test_only_what_blocks_makes_it_unable() -> None:
+    """A problem alone does not."""
+    problem = Check("bad", State.PROBLEM, "it does not work")
+    blocking = Check("bad", State.PROBLEM, "nothing works", blocks=True)
+
+    assert is_able({"a": [GOOD, problem]})
+    assert not is_able({"a": [GOOD], "b": [GOOD, blocking]})
+
+
+def test_every_group_is_probed() -> None:
+    """In the order in which a user would ask."""
+    assert list(probes(Settings.resolve())) == [
+        "training",
+        "ring",
+        "daemon",
+        "page",
+        "GPU",
+        "protection",
+    ]

@@ -85,6 +85,15 @@ def health(**changes: object) -> dict[str, object]:
     } | changes
 
 
+def test_the_launcher_loads_neither_torch_nor_prometheus() -> None:
+    """It is part of every training process."""
+    code = (
+        "import sys, ampwatch.launcher; print({'torch', 'prometheus_client'} & sys.modules.keys())"
+    )
+
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "set()\n"
+
+
 def test_a_daemon_is_started_and_then_found(place: Place) -> None:
     """It serves before ensure_daemon returns, and is no child of this process."""
     started = ensure_daemon(settings())
@@ -105,10 +114,11 @@ def test_the_started_daemon_is_detached(place: Place) -> None:
 
     info = place.info()
     assert os.getsid(info.pid) != os.getsid(0)
-    assert os.readlink(f"/proc/{info.pid}/cwd") == "/"
-    assert os.readlink(f"/proc/{info.pid}/fd/0") == "/dev/null"
+    process = Path(f"/proc/{info.pid}")
+    assert (process / "cwd").readlink() == Path("/")
+    assert (process / "fd/0").readlink() == Path("/dev/null")
     for standard in (1, 2):
-        assert os.readlink(f"/proc/{info.pid}/fd/{standard}") == str(place.runtime / DAEMON_LOG)
+        assert (process / f"fd/{standard}").readlink() == place.runtime / DAEMON_LOG
 
 
 def test_the_started_daemon_has_the_settings_of_this_process(

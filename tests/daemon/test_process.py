@@ -6,8 +6,10 @@ import errno
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
+import threading
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ from ampwatch.daemon import app as app_module
 from ampwatch.daemon import server as server_module
 from ampwatch.daemon.app import Daemon, Options
 from ampwatch.daemon.lock import DaemonLock, read_info
+from ampwatch.daemon.webconfig import WebConfig
 from ampwatch.errors import DaemonError
 from ampwatch.settings import Settings
 from tests.daemon.parts import ROOT, eventually
@@ -71,6 +74,30 @@ def test_a_second_daemon_of_the_same_user_is_refused(place: Place) -> None:
     assert first.info.url in said
     assert f"kill {first.info.pid}" in said
     assert len(said.splitlines()) == 1
+
+
+def test_a_lock_that_is_held_for_a_moment_does_not_refuse_a_daemon(place: Place) -> None:
+    """A training process that ends looks whether there is one, by taking it."""
+    lock = DaemonLock.take(place.runtime)
+    releasing = threading.Timer(0.3, lock.release)
+    releasing.start()
+
+    taken = app_module._lock(place.runtime, None)
+
+    releasing.join()
+    taken.release()
+
+
+def test_a_lock_that_nobody_serves_under_is_refused_in_the_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what is known, which is little."""
+    monkeypatch.setattr(app_module, "LOCK_SECONDS", 0.1)
+    lock = DaemonLock.take(place.runtime)
+
+    with pytest.raises(DaemonError, match="starting"):
+        app_module._lock(place.runtime, None)
+    lock.release()
 
 
 def test_a_port_in_use_is_an_error_that_names_who_uses_it(place: Place) -> None:
@@ -208,6 +235,27 @@ def test_the_state_of_a_loop_that_hangs_is_told(
     monkeypatch.setattr(app_module.time, "monotonic", lambda: start + 31.0)
     assert daemon._is_stuck()
 
+    daemon._server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("host", "web_config", "open_to_all"),
+    [
+        ("127.0.0.1", WebConfig(), False),
+        ("0.0.0.0", WebConfig(), True),
+        ("0.0.0.0", WebConfig(tls=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)), True),
+        ("0.0.0.0", WebConfig(users={"alice": b"$2b$04$"}), False),
+    ],
+)
+def test_a_daemon_that_anybody_can_read_is_known_as_such(
+    monkeypatch: pytest.MonkeyPatch, host: str, web_config: WebConfig, *, open_to_all: bool
+) -> None:
+    """Beyond loopback without a password or client certificate: encryption alone is none."""
+    monkeypatch.setattr("ampwatch.daemon.webconfig.load", lambda _: web_config)
+
+    daemon = Daemon(Settings(host=host, port=0), Options(web_config_file="w"))
+
+    assert daemon.is_open_to_all is open_to_all
     daemon._server.server_close()
 
 

@@ -1,0 +1,144 @@
+"""One daemon per user: a locked file that also says where the daemon serves.
+
+The lock is the kernel's (``flock``): it goes when its holder goes, however that
+happens, and it survives being handed to a child. The content is JSON, for the
+launcher and for humans; it is only true while the lock is held.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING
+
+from ampwatch.errors import DaemonError
+from ampwatch.runtime import DAEMON_LOCK
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_CONTENT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonInfo:
+    """What a daemon says about itself in its lock file.
+
+    Attributes:
+        pid: Its process id.
+        scheme: ``http`` or ``https``.
+        host: Address it listens on.
+        port: Port it listens on.
+        version: Version of ampwatch.
+        layout: Version of the ring layout it reads.
+    """
+
+    pid: int
+    scheme: str
+    host: str
+    port: int
+    version: str
+    layout: int
+
+    @property
+    def url(self) -> str:
+        """Where a browser on this machine finds the page."""
+        return f"{self.scheme}://{reachable(self.host)}:{self.port}/"
+
+
+def reachable(host: str) -> str:
+    """Return ``host`` as it stands in a URL; a wildcard address becomes this machine."""
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"[{host}]" if ":" in host else host
+
+
+class DaemonLock:
+    """The held lock. It is released by :meth:`release` or with the process.
+
+    Args:
+        fd: Descriptor of the lock file, locked already; owned from now on.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    @classmethod
+    def take(cls, directory: Path) -> DaemonLock | None:
+        """Take the lock in ``directory``, or return ``None`` if somebody holds it.
+
+        Raises:
+            DaemonError: If the lock file cannot be opened or locked.
+        """
+        path = directory / DAEMON_LOCK
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise DaemonError(_trouble(path, error)) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except OSError as error:  # a file system without locks
+            os.close(fd)
+            raise DaemonError(_trouble(path, error)) from error
+        # What a daemon that was killed left there is not true any more.
+        os.ftruncate(fd, 0)
+        return cls(fd)
+
+    @classmethod
+    def adopt(cls, fd: int, directory: Path) -> DaemonLock:
+        """Go on holding the lock that the parent process took.
+
+        Raises:
+            DaemonError: If ``fd`` is not the lock file of ``directory``.
+        """
+        try:
+            ours = os.path.samestat(os.fstat(fd), (directory / DAEMON_LOCK).stat())
+        except OSError:
+            ours = False
+        if not ours:
+            msg = f"expected descriptor {fd} to be {str(directory / DAEMON_LOCK)!r}; --lock-fd is for ampwatch's own launcher"
+            raise DaemonError(msg)
+        os.set_inheritable(fd, False)  # noqa: FBT003 - positional-only in os
+        return cls(fd)
+
+    def publish(self, info: DaemonInfo) -> None:
+        """Write where the daemon serves."""
+        content = json.dumps(asdict(info)).encode() + b"\n"
+        os.pwrite(self.fd, content, 0)
+        os.ftruncate(self.fd, len(content))
+
+    def retract(self) -> None:
+        """Empty the file: still locked, but nobody serves now."""
+        os.ftruncate(self.fd, 0)
+
+    def let_go(self) -> None:
+        """Close this process's descriptor; the lock lives on in a child that has it, too.
+
+        ``LOCK_UN`` would unlock it for the child as well.
+        """
+        os.close(self.fd)
+
+    def release(self) -> None:
+        """Give the lock back, the file emptied. It stays: removing it would race with a taker."""
+        self.retract()
+        self.let_go()
+
+
+def read_info(directory: Path) -> DaemonInfo | None:
+    """Return what the lock file in ``directory`` says, ``None`` if nothing that makes sense."""
+    try:
+        with (directory / DAEMON_LOCK).open("rb") as file:
+            content = json.loads(file.read(MAX_CONTENT))
+        values = {f.name: content[f.name] for f in fields(DaemonInfo)}
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    numbers = (values["pid"], values["port"], values["layout"])
+    return DaemonInfo(**values) if all(isinstance(n, int) for n in numbers) else None
+
+
+def _trouble(path: Path, error: OSError) -> str:
+    return f"expected to lock {str(path)!r}, got: {error.strerror}; set AMPWATCH_RUNTIME_DIR to a writable directory on a local file system"

@@ -46,6 +46,10 @@ class Signature:
         """Return the signature of a file by its ``stat``."""
         return cls(status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
 
+    def is_same_file(self, other: Signature) -> bool:
+        """Tell whether both are of one file, whatever was written to it meanwhile."""
+        return (self.device, self.inode) == (other.device, other.inode)
+
 
 @dataclass(frozen=True, slots=True)
 class Found:

@@ -45,13 +45,23 @@ class _Followed:
 
 @dataclass(frozen=True, slots=True)
 class _Settled:
-    """A file that is not read any more, until it changes."""
+    """A file that is not read any more."""
 
     signature: Signature
     remove_after: float
     """Unix time from which the file is removed."""
     problem: str = ""
     """Why it cannot be read, if so."""
+
+    def is_still(self, signature: Signature) -> bool:
+        """Tell whether there is nothing new to read in the file that has ``signature`` now.
+
+        A ring that was read to its end stays read: mapped memory reaches the time stamp of
+        its file late. A file that could not be read may have become a ring meanwhile.
+        """
+        if self.problem:
+            return signature == self.signature
+        return signature.is_same_file(self.signature)
 
 
 class RingWatcher:
@@ -114,7 +124,7 @@ class RingWatcher:
     def _take_up(self, path: Path, signature: Signature) -> bool:
         """Open ``path`` if it is new; tell whether it is to be read now."""
         settled = self._settled.get(path)
-        if path in self._followed or (settled is not None and settled.signature == signature):
+        if path in self._followed or (settled is not None and settled.is_still(signature)):
             return False
         try:
             reader = RingReader(path)
@@ -144,7 +154,7 @@ class RingWatcher:
             self._settle(path, remove_after=0.0)
         elif not alive:
             self._settle(path, remove_after=ring.last_ns / 1e9 + FLIGHT_RECORDER_SECONDS)
-        elif signature is not None and signature.inode != ring.signature.inode:
+        elif signature is not None and not signature.is_same_file(ring.signature):
             # Somebody put another file in its place, which is taken up right after this.
             self._settle(path, remove_after=NEVER)
 

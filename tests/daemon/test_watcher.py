@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,6 +62,26 @@ def test_records_reach_the_fleet_once_each(setting: Setting) -> None:
     assert sum(bucket.num_steps for bucket in rank.history.buckets) == 2
     assert setting.watcher.num_followed == 1
     writer.close(end(), keep=False)
+
+
+@pytest.mark.parametrize("moved", ["before the end is read", "after the end is read"])
+def test_the_records_of_an_ended_run_are_read_once(setting: Setting, moved: str) -> None:
+    """The file's time stamp moves after the last read; that is no reason to read it again."""
+    writer = setting.write()
+    writer.put(step(0))
+    setting.watcher.poll()
+    writer.put(step(1))
+    writer.close(end(), keep=True)
+    if moved == "after the end is read":
+        setting.watcher.poll()
+    if writer.path.exists():
+        os.utime(writer.path, ns=(1, 1))
+    setting.watcher.poll()
+    setting.watcher.poll()
+
+    (rank,) = setting.fleet.ranks()
+
+    assert sum(bucket.num_steps for bucket in rank.history.buckets) == 2
 
 
 def test_a_finished_run_is_kept_for_the_grace_time_and_then_gone(setting: Setting) -> None:

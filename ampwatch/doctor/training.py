@@ -14,8 +14,8 @@ from ampwatch.errors import AttachError
 if TYPE_CHECKING:
     from ampwatch.doctor.check import Load
 
-OLDEST, NEWEST = (2, 6), (2, 13)
-"""The releases of torch that the tests run against, and those between."""
+OLDEST, TESTED = (2, 6), (2, 13)
+"""The oldest release of torch that is supported, and the one that the tests run with."""
 
 TENSOR_CORES, BFLOAT16_TENSOR_CORES = (7, 0), (8, 0)
 """Compute capability from which on there are tensor cores for float16, for bfloat16.
@@ -51,17 +51,17 @@ def training(load: Load = import_module) -> list[Check]:
 
 
 def torch_version(torch: Any) -> Check:
-    """Tell whether this release of torch is among the tested ones."""
+    """Tell whether this release of torch is supported, and whether it is the tested one."""
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
     release = (int(found[1]), int(found[2])) if found else OLDEST
-    tested = "{}.{} to {}.{}".format(*OLDEST, *NEWEST)
+    oldest, tested = "{}.{}".format(*OLDEST), "{}.{}".format(*TESTED)
     if release < OLDEST:
-        why = f"{torch.__version__} is older than what ampwatch supports ({tested})"
+        why = f"{torch.__version__} is older than what ampwatch supports ({oldest} and newer)"
         return Check("torch", State.PROBLEM, why, "pip install --upgrade torch")
-    if release > NEWEST:
-        why = f"{torch.__version__} is newer than what ampwatch was tested with ({tested})"
-        return Check("torch", State.OK, why)
-    return Check("torch", State.OK, f"{torch.__version__}, tested ({tested})")
+    if release == TESTED:
+        return Check("torch", State.OK, f"{torch.__version__}, the release the tests run with")
+    why = f"{torch.__version__}, supported ({oldest} and newer); the tests run with {tested}"
+    return Check("torch", State.OK, why)
 
 
 def grad_scaler(torch: Any, load: Load) -> Check:

@@ -66,11 +66,13 @@ def render(summary: Summary, findings: Sequence[Finding]) -> str:
 
 
 def _numbers(summary: Summary) -> list[str]:
-    lines = [f"  {summary.iterations} iterations, {summary.steps} optimizer steps attempted"]
+    lines = [
+        f"  {summary.iterations} iterations, {_steps(summary.steps, 'optimizer step')} attempted"
+    ]
     total = sum(summary.skipped)
     if total:
         parts = [f"{n} {c.label}" for c, n in zip(SKIP_CLASSES, summary.skipped, strict=True) if n]
-        lines.append(f"  {total} steps skipped: {', '.join(parts)}")
+        lines.append(f"  {_steps(total, 'step')} skipped: {', '.join(parts)}")
     elif not math.isnan(summary.loss_scale):
         lines.append("  no step skipped")
     if not math.isnan(summary.loss_scale):
@@ -81,6 +83,10 @@ def _numbers(summary: Summary) -> list[str]:
     if summary.nonfinite_losses:
         lines.append(f"  {summary.nonfinite_losses} iterations with a NaN or infinite loss")
     return lines + [f"  {sentence}" for sentence in summary.not_seen]
+
+
+def _steps(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _finding(finding: Finding) -> list[str]:

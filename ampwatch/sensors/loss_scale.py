@@ -44,7 +44,7 @@ def check_scaler(scaler: object) -> torch.amp.GradScaler:
     missing = [name for name in _STATE if not hasattr(scaler, name)]
     if scaler.is_enabled() and missing:
         msg = (
-            f"`scaler`: expected the state of torch.amp.GradScaler as in torch 2.6 to 2.13, but"
+            f"`scaler`: expected the state of torch.amp.GradScaler as in torch 2.13, but"
             f" {type(scaler).__qualname__} of torch {torch.__version__} has no {', '.join(missing)};"
             f" pass scaler=None to watch the steps without it, or upgrade ampwatch"
         )

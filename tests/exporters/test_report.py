@@ -1,0 +1,73 @@
+"""The report in words."""
+
+from __future__ import annotations
+
+from ampwatch.exporters.report import WIDTH, Summary, render
+from ampwatch.records import Finding, Severity
+
+
+def _finding(kind: str, severity: Severity = Severity.WARNING, **more: object) -> Finding:
+    finding = Finding(kind, severity, "optimizer:0", f"{kind} happened", f"change {kind}")
+    for name, value in more.items():
+        setattr(finding, name, value)
+    return finding
+
+
+def test_a_healthy_run_has_its_numbers_and_nothing_to_report() -> None:
+    """Steps, scale, and the word that nothing was found."""
+    text = render(Summary("gpt", 3, iterations=10, steps=20, loss_scale=65536.0, growths=2), [])
+
+    assert text == (
+        "ampwatch report: run gpt, rank 3\n"
+        "  10 iterations, 20 optimizer steps attempted\n"
+        "  no step skipped\n"
+        "  loss scale 65536, 2 growths, 0 backoffs\n"
+        "\n"
+        "Nothing to report: no finding was made.\n"
+    )
+
+
+def test_a_run_without_a_scaler_says_nothing_of_scale_and_skips() -> None:
+    """What is not there is absent, not zero."""
+    text = render(Summary("gpt", 0, iterations=1, steps=1), [])
+
+    assert "1 optimizer step attempted" in text
+    assert "skipped" not in text
+    assert "loss scale" not in text
+
+
+def test_skips_are_told_by_class() -> None:
+    """Calibrating and storm are different news."""
+    text = render(Summary("gpt", 0, skipped=[3, 0, 1, 2], loss_scale=1.0), [])
+
+    assert "  6 steps skipped: 3 calibrating, 1 unprovoked, 2 storm\n" in text
+
+
+def test_roots_come_by_severity_each_followed_by_what_it_explains() -> None:
+    """The reader begins with the cause."""
+    root = _finding("forward_overflow", Severity.CRITICAL, op="mm", source="train.py:7")
+    symptom = _finding("scale_collapse", root=False, caused_by=root.key)
+    note = _finding("scheduler_ahead", Severity.INFO, first_step=2, last_step=9)
+    text = render(Summary("gpt", 0), [note, symptom, root])
+    order = [text.index(k) for k in ("CRITICAL  forward_overflow", "explains: scale_", "INFO  sch")]
+
+    assert order == sorted(order)
+    assert "(optimizer:0, op mm; step 0)" in text
+    assert "(optimizer:0; steps 2 to 9)" in text
+    assert "At train.py:7" in text
+    assert "What to change: change forward_overflow" in text
+
+
+def test_no_line_is_wider_than_the_terminal() -> None:
+    """Long advice is wrapped."""
+    text = render(Summary("gpt", 0), [_finding("word " * 60)])
+
+    assert max(len(line) for line in text.splitlines()[4:]) <= WIDTH
+    assert len(text.splitlines()) > 8
+
+
+def test_what_was_not_seen_is_said() -> None:
+    """A report that misses something says so."""
+    text = render(Summary("gpt", 0, not_seen=["3 iterations were not observed"]), [])
+
+    assert "  3 iterations were not observed\n" in text

@@ -1,0 +1,70 @@
+# `make` lists the targets. Each of them does its own set-up, once.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+CODE := ampwatch tests benchmarks
+PROSE := README.md CHANGELOG.md CONTRIBUTING.md docs
+
+.PHONY: help
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(INSTALLED) ## Make .venv with ampwatch and the tools, at the versions of constraints.txt
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "expected Python 3.10 or newer with venv (Debian: python3-venv), got $$($(PYTHON) --version 2>&1); use make PYTHON=python3.11"; exit 1; }
+	@echo "==> Making $(VENV) with $$($(PYTHON) --version); the first time takes a few minutes"
+	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@# PyTorch first, and alone: the pin in constraints.txt decides which build it is.
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.PHONY: demo
+demo: $(INSTALLED) ## Train a small model, break it, and show the page that says so
+	$(BIN)/ampwatch demo $(ARGS)
+
+.PHONY: test
+test: $(INSTALLED) ## Run all tests; installs Prometheus and Chromium if it may (ARGS="-k ring")
+	@.ci/system-packages
+	@echo "==> Running the tests"
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: check
+check: $(INSTALLED) ## Check format, lint, types, layers, spelling, and that generated pages are current
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/codespell ampwatch tests benchmarks $(PROSE)
+	@for page in catalog:metrics settings:settings; do \
+		$(BIN)/python -m ampwatch.$${page%:*} | diff -u docs/$${page#*:}.md - || { \
+			echo "expected docs/$${page#*:}.md as generated, got the above; run: make docs"; exit 1; }; \
+	done
+
+.PHONY: format
+format: $(INSTALLED) ## Format the code and mend what can be mended
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+.PHONY: docs
+docs: $(INSTALLED) ## Write the generated pages again: metrics and settings
+	$(BIN)/python -m ampwatch.catalog > docs/metrics.md
+	$(BIN)/python -m ampwatch.settings > docs/settings.md
+
+.PHONY: bench
+bench: $(INSTALLED) ## Measure what watching costs; wants a quiet machine, takes some five minutes
+	$(BIN)/python benchmarks/overhead.py $(ARGS)
+
+.PHONY: clean
+clean: ## Remove .venv and everything the tools have left
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.pipeline import Diagnosis, SelfCost
@@ -92,6 +93,14 @@ class Instruments:
         """Take everything off."""
         for sensor in reversed(self._sensors):
             sensor.remove()
+
+    def catch_up(self) -> None:
+        """Judge what has reached the host and has not been judged yet. Never waits or raises.
+
+        On the training thread only: from another one the training is left alone.
+        """
+        if get_ident() == self._ledger.thread:
+            self._steps.run(self._ledger.deliver_arrived)
 
     def drain(self) -> None:
         """Deliver what is still on its way, within ``DRAIN_SECONDS``, and the last word on findings."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from typing_extensions import Self
 
+    from ampwatch.diagnosis.pipeline import Diagnosis
     from ampwatch.records import Finding
 
 __all__ = ["LastStep", "Monitor", "monitor"]
@@ -118,12 +119,12 @@ class Monitor:
     @property
     def findings(self) -> list[Finding]:
         """The findings so far, in the order in which they were made. Still there after ``close``."""
-        return self._instruments.diagnosis.book.findings
+        return self._diagnosis.book.findings
 
     @property
     def last_step(self) -> LastStep:
         """The newest iteration whose outcome is known, without a sync."""
-        return self._instruments.diagnosis.last_step
+        return self._diagnosis.last_step
 
     def on_finding(self, callback: Callable[[Finding], None]) -> None:
         """Call ``callback(finding)`` when a finding is made, on the training thread.
@@ -138,7 +139,7 @@ class Monitor:
 
     def report(self) -> str:
         """Return the run in words: what happened, where, since when, what to change."""
-        diagnosis = self._instruments.diagnosis
+        diagnosis = self._diagnosis
         totals = diagnosis.totals
         summary = Summary(
             run=self.identity.run,
@@ -171,11 +172,19 @@ class Monitor:
         self._close(*_how_it_ended(error))
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"open, step {self.last_step.step}"
+        state = (
+            "closed" if self._closed else f"open, step {self._instruments.diagnosis.last_step.step}"
+        )
         return (
             f"<ampwatch.Monitor run={self.identity.run!r} rank={self.identity.rank} {state}"
             f" {self.url}>"
         )
+
+    @property
+    def _diagnosis(self) -> Diagnosis:
+        """The diagnosis, up to date."""
+        self._instruments.catch_up()
+        return self._instruments.diagnosis
 
     def _require_open(self) -> None:
         if self._closed and self.settings.level != "off":

@@ -34,7 +34,7 @@ __all__ = ["serving"]
 
 
 def _totals(watch: ampwatch.Monitor) -> Any:
-    return watch._instruments.diagnosis.totals
+    return watch._diagnosis.totals
 
 
 def test_the_scheduler_recipe_keeps_schedule_and_updates_together() -> None:

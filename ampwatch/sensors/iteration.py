@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -29,6 +30,12 @@ MAX_FOUND_INF = 32
 """found_inf tensors taken per iteration: one per optimizer and device."""
 
 ROW_WIDTH = FOUND_INF + MAX_FOUND_INF
+
+BATCH_SECONDS = 0.25
+"""How long an iteration without news may wait to be judged together with others. Between
+two steps of a training the caches forget our code: judged one by one, iterations cost
+several times as much."""
+
 _NOT_AN_OPTIMIZER = -1
 
 
@@ -84,6 +91,7 @@ class IterationLedger:
 
     Attributes:
         step: Index of the open iteration.
+        thread: Identity of the thread that trains, as of the last iteration.
     """
 
     def __init__(
@@ -95,6 +103,7 @@ class IterationLedger:
         clock: Clock,
     ) -> None:
         self.step = 0
+        self.thread = 0
         self._readback = readback
         self._registry = registry
         self._sink = sink
@@ -104,6 +113,7 @@ class IterationLedger:
         self._row: Row | None = None
         self._stepping: Optimizer | None = None
         self._ended_ns = 0
+        self._delivered_ns = 0
         self._sums: dict[torch.device, torch.Tensor] = {}
 
     def add_losses(self, outputs: object) -> None:
@@ -243,18 +253,34 @@ class IterationLedger:
         self._row, self._stepping = None, None
         self._draft, self._ended_ns = _Draft(), now
         self.step += 1
-        self.deliver_arrived()
+        self.thread = get_ident()
+        if row is None or not self._can_wait(row, draft):
+            self.deliver_arrived()
+            self._announce(frame.step, draft)
+
+    def _can_wait(self, row: Row, draft: _Draft) -> bool:
+        """Whether all is well in the iteration that has just ended, and known on the host."""
+        return (
+            not row.marked
+            and math.isfinite(draft.losses)
+            and not any(row.values[FOUND_INF : FOUND_INF + len(draft.found_inf_of)])
+            and self._ended_ns - self._delivered_ns < BATCH_SECONDS * 1e9
+            and not self._readback.half_full
+        )
+
+    def _announce(self, step: int, draft: _Draft) -> None:
+        """Announce the verdict if it is still on its way and the host knows it all the same."""
         if (
             draft.known
             and self._readback.in_flight
             and len(draft.known) == len(set(draft.found_inf_of) - {_NOT_AN_OPTIMIZER})
         ):
-            self._sink.announce(
-                frame.step, frozenset(i for i, skipped in draft.known.items() if skipped)
-            )
+            skipped = frozenset(i for i, skipped in draft.known.items() if skipped)
+            self._sink.announce(step, skipped)
 
     def deliver_arrived(self) -> None:
         """Deliver what has reached the host. Never waits."""
+        self._delivered_ns = self._ended_ns
         for values, (frame, draft) in self._readback.arrived():
             self._sink.deliver(_complete(frame, draft, values))
 

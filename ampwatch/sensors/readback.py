@@ -133,6 +133,11 @@ class Readback:
         """How many rows are on their way."""
         return len(self._flying)
 
+    @property
+    def half_full(self) -> bool:
+        """Whether half of the rows are on their way."""
+        return 2 * len(self._flying) >= len(self._rows)
+
     def open(self) -> Row | None:
         """Return a row to fill, or ``None`` (counted) if all are on their way."""
         if not self._free:

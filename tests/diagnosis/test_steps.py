@@ -49,7 +49,7 @@ def test_totals_agree_with_what_the_scaler_did(seed: int, flavour: str) -> None:
 
             assert watch.last_step.skipped == (not stepped)
             assert watch.last_step.loss_scale == scaler.get_scale()
-    totals = watch._instruments.diagnosis.totals
+    totals = watch._diagnosis.totals
 
     assert oracle.skipped > 10
     assert (totals.growths, totals.backoffs) == (oracle.growths, oracle.backoffs)
@@ -73,20 +73,20 @@ def test_a_scale_set_by_hand_is_told_from_the_scalers_own_moves() -> None:
     counts = []
     with ampwatch.monitor(None, scaler, serve=False) as watch:
         step()
-        counts.append(watch._instruments.diagnosis.totals.set_by_hand)
+        counts.append(watch._diagnosis.totals.set_by_hand)
         step(new_scale=128.0)
-        counts.append(watch._instruments.diagnosis.totals.set_by_hand)
+        counts.append(watch._diagnosis.totals.set_by_hand)
         scaler.load_state_dict({**scaler.state_dict(), "scale": 1024.0})
         step()
-        counts.append(watch._instruments.diagnosis.totals.set_by_hand)
+        counts.append(watch._diagnosis.totals.set_by_hand)
         scaler._scale.fill_(2048.0)
         step()
-        counts.append(watch._instruments.diagnosis.totals.set_by_hand)
+        counts.append(watch._diagnosis.totals.set_by_hand)
         step()
-        counts.append(watch._instruments.diagnosis.totals.set_by_hand)
+        counts.append(watch._diagnosis.totals.set_by_hand)
 
     assert counts == [0, 1, 2, 3, 3]
-    assert watch._instruments.diagnosis.totals.growths == 0
+    assert watch._diagnosis.totals.growths == 0
 
 
 def test_a_gap_in_the_iterations_is_not_taken_for_a_hand() -> None:
@@ -113,7 +113,7 @@ def test_an_optimizer_that_was_unscaled_and_not_stepped_backs_off_without_a_skip
         (scaler.scale(weight.sum()) * math.inf).backward()
         scaler.unscale_(optimizer)
         scaler.update()
-    totals = watch._instruments.diagnosis.totals
+    totals = watch._diagnosis.totals
 
     assert (totals.backoffs, totals.steps, totals.set_by_hand) == (1, {}, 0)
     assert watch.last_step == ampwatch.LastStep(step=0, loss_scale=32.0)

@@ -109,7 +109,7 @@ def test_what_arrives_is_what_happened(flavour: str) -> None:
             step(factor)
             scales.append(scaler.get_scale())
             skipped += scales[-1] < before
-    totals = watch._instruments.diagnosis.totals
+    totals = watch._diagnosis.totals
 
     assert sum(totals.skipped[0]) == skipped > 4
     assert totals.steps[0] == len(_factors())
@@ -187,7 +187,7 @@ def test_below_two_to_the_minus_127_a_finite_step_poisons_the_weights_and_counts
         torch.cuda.synchronize()
 
     assert not torch.isfinite(weight).all()
-    assert watch._instruments.diagnosis.totals.skipped[0] == [0, 0, 0, 0]
+    assert watch._diagnosis.totals.skipped[0] == [0, 0, 0, 0]
     assert watch.last_step.skipped is False
 
 
@@ -209,9 +209,7 @@ def test_skips_on_a_device_are_classified_as_on_the_cpu() -> None:
     with ampwatch.monitor(model, scaler, serve=False) as watch:
         for factor in _factors():
             step(factor)
-    skipped = dict(
-        zip(SkipClass, [0, *watch._instruments.diagnosis.totals.skipped[0]], strict=True)
-    )
+    skipped = dict(zip(SkipClass, [0, *watch._diagnosis.totals.skipped[0]], strict=True))
 
     assert skipped[SkipClass.STORM] == 3
     assert skipped[SkipClass.CALIBRATING] == 0

@@ -49,6 +49,12 @@ class Bench:
             Clock(lambda: self.now_ns, lambda: self.now_ns + 5),
         )
 
+    @property
+    def iterations(self) -> list[Iteration]:
+        """All that can be delivered by now."""
+        self.ledger.deliver_arrived()
+        return self.sink.iterations
+
     def update(self, found_inf: list[tuple[int, float]], scale: float = 8.0) -> None:
         """What ``scaler.update`` makes the sensor say."""
         verdicts = [(i, torch.tensor(v)) for i, v in found_inf]
@@ -68,7 +74,7 @@ def test_an_iteration_has_its_time_duration_scale_and_tracker() -> None:
     bench.update([(0, 0.0)])
     bench.now_ns += 2_000_000_000
     bench.update([(0, 1.0)], scale=4.0)
-    first, second = bench.sink.iterations
+    first, second = bench.iterations
 
     assert math.isnan(first.duration_s)
     assert (second.step, second.duration_s, second.time_ns) == (1, 2.0, 2_000_001_005)
@@ -84,7 +90,7 @@ def test_the_loss_is_the_mean_of_what_was_handed_over(dtype: torch.dtype) -> Non
     bench.ledger.add_losses([torch.tensor(2.0, dtype=dtype), (torch.tensor([6.0], dtype=dtype),)])
     bench.update([])
 
-    assert (bench.sink.iterations[0].loss, bench.sink.iterations[0].num_losses) == (3.0, 3)
+    assert (bench.iterations[0].loss, bench.iterations[0].num_losses) == (3.0, 3)
 
 
 def test_what_is_no_loss_is_left_alone() -> None:
@@ -95,8 +101,8 @@ def test_what_is_no_loss_is_left_alone() -> None:
         bench.ledger.add_losses(outputs)
     bench.update([])
 
-    assert bench.sink.iterations[0].num_losses == 0
-    assert math.isnan(bench.sink.iterations[0].loss)
+    assert bench.iterations[0].num_losses == 0
+    assert math.isnan(bench.iterations[0].loss)
     assert next(iterator).item() == 1.0
 
 
@@ -107,7 +113,7 @@ def test_one_nonfinite_loss_of_many_makes_the_mean_nonfinite() -> None:
         bench.ledger.add_losses(torch.tensor(value))
     bench.update([])
 
-    assert not math.isfinite(bench.sink.iterations[0].loss)
+    assert not math.isfinite(bench.iterations[0].loss)
 
 
 def test_losses_do_not_leak_into_the_next_iteration() -> None:
@@ -117,7 +123,7 @@ def test_losses_do_not_leak_into_the_next_iteration() -> None:
     bench.update([])
     bench.update([])
 
-    assert [i.num_losses for i in bench.sink.iterations] == [1, 0]
+    assert [i.num_losses for i in bench.iterations] == [1, 0]
 
 
 def test_the_verdicts_of_several_devices_are_joined() -> None:
@@ -125,8 +131,8 @@ def test_the_verdicts_of_several_devices_are_joined() -> None:
     bench = Bench()
     bench.update([(0, 0.0), (0, 1.0), (1, 0.0), (1, 0.0), (-1, 1.0)])
 
-    assert bench.sink.iterations[0].found_inf == {0: True, 1: False}
-    assert bench.sink.iterations[0].other_found_inf is True
+    assert bench.iterations[0].found_inf == {0: True, 1: False}
+    assert bench.iterations[0].other_found_inf is True
 
 
 def test_more_verdicts_than_columns_are_cut_and_nothing_breaks() -> None:
@@ -134,7 +140,7 @@ def test_more_verdicts_than_columns_are_cut_and_nothing_breaks() -> None:
     bench = Bench()
     bench.update([(0, 0.0)] * MAX_FOUND_INF + [(1, 1.0)])
 
-    assert bench.sink.iterations[0].found_inf == {0: False}
+    assert bench.iterations[0].found_inf == {0: False}
 
 
 def test_late_values_are_delivered_later_and_in_order() -> None:
@@ -143,12 +149,11 @@ def test_late_values_are_delivered_later_and_in_order() -> None:
     bench = Bench(device)
     bench.update([(0, 0.0)], scale=8.0)
     bench.update([(0, 1.0)], scale=4.0)
-    early = list(bench.sink.iterations)
+    early = list(bench.iterations)
     device.done = 2
-    bench.ledger.deliver_arrived()
 
     assert early == []
-    assert [(i.step, i.loss_scale) for i in bench.sink.iterations] == [(0, 8.0), (1, 4.0)]
+    assert [(i.step, i.loss_scale) for i in bench.iterations] == [(0, 8.0), (1, 4.0)]
 
 
 def test_without_a_fused_optimizer_the_verdict_is_announced_at_once() -> None:
@@ -162,7 +167,7 @@ def test_without_a_fused_optimizer_the_verdict_is_announced_at_once() -> None:
         bench.ledger.end_scaled_step()
     bench.update([(0, 0.0), (1, 1.0)])
 
-    assert bench.sink.iterations == []
+    assert bench.iterations == []
     assert bench.sink.announced == [(0, frozenset({1}))]
 
 
@@ -189,8 +194,7 @@ def test_an_iteration_that_finds_no_row_is_dropped_and_the_next_ones_keep_their_
     bench.update([(0, 0.0)])
 
     assert bench.readback.dropped == 2
-    bench.ledger.deliver_arrived()
-    assert [i.step for i in bench.sink.iterations] == [0, 3]
+    assert [i.step for i in bench.iterations] == [0, 3]
 
 
 def test_an_update_that_raised_does_not_lose_the_row() -> None:
@@ -201,4 +205,34 @@ def test_an_update_that_raised_does_not_lose_the_row() -> None:
     bench.update([(0, 0.0)])
 
     assert bench.readback.dropped == 0
-    assert bench.sink.iterations[0].found_inf == {0: False}
+    assert bench.iterations[0].found_inf == {0: False}
+
+
+def test_iterations_without_news_are_judged_together() -> None:
+    """Half a readback full, or a quarter of a second: until then nobody is disturbed."""
+    bench = Bench(slots=64)
+    counts = []
+    for _ in range(40):
+        bench.now_ns += 1_000_000
+        bench.update([(0, 0.0)])
+        counts.append(len(bench.sink.iterations))
+    bench.now_ns += 250_000_000
+    bench.update([(0, 0.0)])
+
+    assert counts == [0] * 31 + [32] * 9
+    assert len(bench.sink.iterations) == 41
+
+
+@pytest.mark.parametrize("news", ["a skipped step", "a loss that is not finite"])
+def test_news_does_not_wait(news: str) -> None:
+    """The iteration that went wrong is judged when it ends, with those before it."""
+    bench = Bench(slots=64)
+    bench.update([(0, 0.0)])
+    before = len(bench.sink.iterations)
+    if news == "a skipped step":
+        bench.update([(0, 1.0)])
+    else:
+        bench.ledger.add_losses(torch.tensor(math.nan))
+        bench.update([(0, 0.0)])
+
+    assert (before, len(bench.sink.iterations)) == (0, 2)

@@ -160,7 +160,7 @@ def _mlp(depth: int, features: int, batch: int) -> Workload:
 # bfloat16, because float16 kernels of CPUs are slow and would hide it.
 WORKLOADS = {
     "cpu": {
-        "gpt": _gpt(layers=6, features=256, tokens=128, batch=4, dtype=torch.bfloat16),
+        "gpt": _gpt(layers=5, features=256, tokens=128, batch=4, dtype=torch.bfloat16),
         "cnn": _cnn(width=64, pixels=32, batch=4),
         "mlp": _mlp(depth=100, features=128, batch=512),
         "gpt-fp16": _gpt(layers=6, features=96, tokens=128, batch=1, dtype=torch.float16),

@@ -8,6 +8,11 @@ if TYPE_CHECKING:
     from ampwatch.records import Finding
 
 
+TOLD_EACH_TIME = 256
+"""Up to this count a finding is told each time: a scale that collapses from 65536 is gone
+after 166 steps, and until then its numbers should be current."""
+
+
 class Teller(Protocol):
     """Whoever wants to know of findings."""
 
@@ -48,13 +53,13 @@ class FindingBook:
     def count(self, finding: Finding, step: int) -> bool:
         """Count one more iteration; return whether it is time to tell it again.
 
-        It is told again when the count has doubled, so that a condition that lasts
-        for a million steps is told twenty times.
+        Every time at first, then when the count has doubled, so that a condition that
+        lasts for a million steps is told some 270 times.
         """
         finding.count += 1
         finding.last_step = step
         self._untold[finding.key] = finding
-        return finding.count & (finding.count - 1) == 0
+        return finding.count <= TOLD_EACH_TIME or finding.count & (finding.count - 1) == 0
 
     def again(self, kind: str, where: str, step: int, **evidence: float) -> bool:
         """Count one more iteration of a finding; return whether it had been made at all.

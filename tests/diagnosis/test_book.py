@@ -20,17 +20,18 @@ def _finding(kind: str, where: str = "optimizer:0") -> Finding:
     return Finding(kind, Severity.WARNING, where, "what happened", "what to change")
 
 
-def test_a_finding_is_told_when_made_and_when_its_count_doubles() -> None:
-    """1, 2, 4, 8: a condition that lasts for ever does not flood anybody."""
+def test_a_finding_is_told_each_time_at_first_and_then_when_its_count_doubles() -> None:
+    """Current while it is young; a condition that lasts for ever does not flood anybody."""
     ear = Ear()
     book = FindingBook(ear)
     book.make(_finding("a"))
-    for step in range(1, 10):
+    for step in range(1, 2000):
         book.again("a", "optimizer:0", step, loss_scale=float(step))
 
-    assert ear.heard == [("a@optimizer:0", n, n == 1) for n in (1, 2, 4, 8)]
-    assert book.findings[0].evidence == {"loss_scale": 9.0}
-    assert book.findings[0].last_step == 9
+    assert [count for _, count, _ in ear.heard] == [*range(1, 257), 512, 1024]
+    assert [new for _, _, new in ear.heard] == [True] + [False] * 257
+    assert book.findings[0].evidence == {"loss_scale": 1999.0}
+    assert book.findings[0].last_step == 1999
 
 
 def test_what_was_counted_and_not_told_is_told_at_the_end() -> None:
@@ -38,13 +39,12 @@ def test_what_was_counted_and_not_told_is_told_at_the_end() -> None:
     ear = Ear()
     book = FindingBook(ear)
     book.make(_finding("a"))
-    for step in range(1, 3):
+    for step in range(1, 300):
         book.again("a", "optimizer:0", step)
     book.retell_all()
     book.retell_all()
 
-    assert ear.heard[-1] == ("a@optimizer:0", 3, False)
-    assert len(ear.heard) == 3
+    assert ear.heard[-2:] == [("a@optimizer:0", 256, False), ("a@optimizer:0", 300, False)]
 
 
 def test_the_same_kind_at_another_place_is_another_finding() -> None:

@@ -64,14 +64,15 @@ def test_a_run_that_never_takes_a_step_is_a_collapse_once_it_passes_one() -> Non
     assert (finding.kind, finding.first_step) == ("scale_collapse", 16)
 
 
-def test_the_collapse_is_told_ever_more_rarely_and_counted_always() -> None:
-    """A condition that lasts is told when its count doubles."""
-    run = Simulation().run([OK] * 50 + [INF] * 130)
+def test_the_collapse_is_told_with_its_numbers_at_every_step() -> None:
+    """Whoever looks sees how far it has come; the forecast ends where the harm begins."""
+    run = Simulation().run([OK] * 50 + [INF] * 150)
     (finding,) = run.book.findings
 
-    assert finding.count == 130
-    assert finding.last_step == 179
-    assert [new for _, new in run.told] == [True] + [False] * 6  # at 4, 8, 16, 32, 64, 128
+    assert (finding.count, finding.last_step) == (150, 199)
+    assert [new for _, new in run.told] == [True] + [False] * 147
+    assert finding.evidence["steps_to_floor"] == 0
+    assert "the next finite step makes weights infinite" in finding.summary
 
 
 def test_more_skips_than_growth_makes_up_for_are_a_slow_collapse() -> None:

@@ -7,12 +7,12 @@ import time
 from threading import get_ident
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.pipeline import Diagnosis, SelfCost
+from ampwatch.diagnosis.pipeline import Diagnosis, LastStep, SelfCost
 from ampwatch.records import FactsRecord
 from ampwatch.sensors.autocast import AutocastSensor
 from ampwatch.sensors.guard import Guard
 from ampwatch.sensors.iteration import ROW_WIDTH, Clock, IterationLedger
-from ampwatch.sensors.loss_scale import LossScaleSensor
+from ampwatch.sensors.loss_scale import DEVICES, LossScaleSensor
 from ampwatch.sensors.optimizer_steps import OptimizerStepSensor
 from ampwatch.sensors.optimizers import OptimizerRegistry
 from ampwatch.sensors.readback import Readback
@@ -65,7 +65,8 @@ class Instruments:
             run_guarded=self._diagnosing.run,
         )
         schedulers = SchedulerSensor(self._looking)
-        registry = OptimizerRegistry(targets.optimizers, targets.models)
+        scaled = targets.scaler is not None and targets.scaler.is_enabled()
+        registry = OptimizerRegistry(targets.optimizers, targets.models, scaled=scaled)
         self._ledger = IterationLedger(
             self._readback, registry, self.diagnosis, schedulers.moved, Clock()
         )
@@ -76,18 +77,22 @@ class Instruments:
         ]
         if targets.scaler is not None:
             self._sensors.append(
-                LossScaleSensor(targets.scaler, self._ledger, registry, self._steps)
+                LossScaleSensor(
+                    targets.scaler, self._ledger, registry, self._steps, self.tell_facts
+                )
             )
 
     def install(self) -> None:
         """Place the hooks; if one cannot be placed, none stays."""
         try:
+            self.tell_facts()
+            if self._device is not None and self._device.type in DEVICES[1:]:
+                self._readback.prepare()
             for sensor in self._sensors:
                 sensor.install()
         except BaseException:
             self.remove()
             raise
-        self.tell_facts()
 
     def remove(self) -> None:
         """Take everything off."""
@@ -105,12 +110,25 @@ class Instruments:
     def drain(self) -> None:
         """Deliver what is still on its way, within ``DRAIN_SECONDS``, and the last word on findings."""
         end = time.monotonic() + DRAIN_SECONDS
-        guard = Guard("drain")
+        guard = self._steps
         guard.run(self._ledger.deliver_arrived)
         while self._readback.in_flight and not guard.off and time.monotonic() < end:
             time.sleep(0.001)
             guard.run(self._ledger.deliver_arrived)
-        guard.run(self.diagnosis.book.retell_all)
+        self._diagnosing.run(self.diagnosis.book.retell_all)
+
+    @property
+    def last_step(self) -> LastStep:
+        """The iteration that has ended last, with what is known of it."""
+        judged, ended = self.diagnosis.last_step, self._ledger.step - 1
+        if self._steps.off:
+            return LastStep(ended, None, judged.loss_scale)
+        if judged.step == ended:
+            return judged
+        step, skipped = self._ledger.verdict
+        if step == ended:
+            return LastStep(ended, bool(skipped), judged.loss_scale, skipped)
+        return LastStep(ended, None, judged.loss_scale)
 
     def tell_facts(self) -> None:
         """Record what does not change from step to step, as it is now."""
@@ -130,6 +148,11 @@ class Instruments:
     def not_seen(self) -> list[str]:
         """Return, in sentences, what was not observed."""
         sentences = [f"sensor {g.name} failed and was switched off" for g in self._guards if g.off]
+        if not self._ledger.step:
+            sentences.append(
+                "no step has been seen: neither scaler.update() nor, without a scaler, a step of"
+                " an optimizer of this model, outside of compiled functions"
+            )
         if self._readback.dropped:
             sentences.append(f"{self._readback.dropped} iterations were not observed")
         return sentences

@@ -36,6 +36,7 @@ class Outlet:
         self.url = ""
         self._settings = settings
         self._ring: RingWriter | None = None
+        self._log = Guard("log")
         self._callbacks: list[tuple[Guard, Callable[[Finding], None]]] = []
 
     def serve(self, identity: RunIdentity) -> None:
@@ -69,7 +70,9 @@ class Outlet:
         if not new:
             return
         if finding.severity is not Severity.INFO:
-            logger.warning("%s: %s. %s", finding.kind, finding.summary, finding.advice)
+            # A log handler is user code and may raise.
+            text = (finding.kind, finding.summary, finding.advice)
+            self._log.run(logger.warning, "%s: %s. %s", *text)
         for guard, callback in self._callbacks:
             guard.run(callback, finding)
 

@@ -8,24 +8,31 @@ before anything is attached or started. ``docs/settings.md`` is printed from her
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
 from dataclasses import Field, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 DEFAULT_PORT = 10917
 """The daemon's port. Outside 9100-9999, which is allocated in full; not registered yet."""
 
+REQUIRE_SERVICES = "AMPWATCH_REQUIRE_SERVICES"
+"""The one variable that is no setting: it belongs to the tests."""
+
 LEVELS = ("off", "light", "standard", "deep")
 ENVIRONMENT_PREFIX = "AMPWATCH_"
 MAX_NAME_LENGTH = 64
+
+logger = logging.getLogger("ampwatch")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*")
 
@@ -87,7 +94,7 @@ class Settings:
         low=1,
     )
     collapse_skips: int = _knob(
-        3,
+        5,
         "Consecutive skips that neither calibration nor a growth explains, after which the scale is collapsing.",
         low=2,
     )
@@ -113,6 +120,8 @@ class Settings:
             given: Settings by name; ``None`` values count as not given.
             environ: Environment to read; the process's own if ``None``.
 
+        A variable ``AMPWATCH_*`` that is no setting has no effect, and is warned about.
+
         Raises:
             SettingsError: If a name is unknown, or a value has the wrong type or range.
         """
@@ -131,6 +140,7 @@ class Settings:
                 values[name] = _checked(variable, environ[variable], spec.default, spec.metadata)
         settings = cls(**values)
         _check_words(settings)
+        _warn_of_strangers(environ, known)
         return settings
 
     @property
@@ -160,6 +170,15 @@ def _checked(label: str, value: Any, default: Any, limits: Mapping[str, Any]) ->
         msg = f"{label}: expected a value {bounds}, got {value!r}; leave it out for the default {default!r}"
         raise SettingsError(msg)
     return converted
+
+
+def _warn_of_strangers(environ: Mapping[str, str], known: Iterable[str]) -> None:
+    variables = [ENVIRONMENT_PREFIX + name.upper() for name in known]
+    for name in sorted(environ):
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in (*variables, REQUIRE_SERVICES):
+            near = get_close_matches(name, variables, n=1)
+            hint = f"did you mean {near[0]}?" if near else "see docs/settings.md"
+            logger.warning("expected settings in AMPWATCH_* variables, got %s; %s", name, hint)
 
 
 def _check_words(settings: Settings) -> None:

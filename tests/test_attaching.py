@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -89,16 +90,27 @@ def test_a_wrapped_optimizer_is_unwrapped() -> None:
     assert check_targets(None, None, Wrapper()).optimizers == (inner,)
 
 
-def test_the_same_model_or_scaler_cannot_be_watched_twice() -> None:
-    """The error names the monitor that has it, and what to do."""
+def test_a_model_or_scaler_that_is_watched_already_changes_hands(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A notebook's cell that runs again just works; the older monitor is closed, in words."""
     model, scaler = nn.Linear(1, 1), torch.amp.GradScaler("cpu")
-    with ampwatch.monitor(model, scaler, run="first", serve=False):
-        with pytest.raises(ampwatch.StateError, match=r"a Linear that .*run='first'.* close that"):
-            ampwatch.monitor(model, serve=False)
-        with pytest.raises(ampwatch.StateError, match="GradScaler"):
-            ampwatch.monitor(None, scaler, serve=False)
+    monitors = [ampwatch.monitor(model, scaler, run="first", serve=False)]
+    with caplog.at_level(logging.WARNING):
+        monitors.append(ampwatch.monitor(model, run="second", serve=False))
+        monitors.append(ampwatch.monitor([nn.Linear(1, 1), model], scaler, serve=False))
+    states = ["closed" in repr(m) for m in monitors]
+    monitors[-1].close()
 
-    ampwatch.monitor(model, scaler, serve=False).close()
+    assert states == [True, True, False]
+    assert "got a Linear that <ampwatch.Monitor run='first'" in caplog.text
+    assert len(caplog.records) == 2
+
+
+def test_a_scaler_for_a_backend_without_events_is_refused() -> None:
+    """Its values could not be read back without waiting."""
+    with pytest.raises(ampwatch.AttachError, match="one of cpu, cuda, xpu, got one for 'mps'"):
+        ampwatch.monitor(None, torch.amp.GradScaler("mps"), serve=False)
 
 
 def test_a_closed_monitor_can_be_read_but_not_used_again() -> None:

@@ -14,6 +14,8 @@ import torch._dynamo.testing
 from torch import nn
 
 import ampwatch
+from ampwatch import outlet
+from ampwatch.instruments import Instruments
 from ampwatch.records import (
     EndRecord,
     FactsRecord,
@@ -23,6 +25,7 @@ from ampwatch.records import (
     StepRecord,
 )
 from ampwatch.ring import RingReader
+from ampwatch.sensors.iteration import IterationLedger
 from tests.promises.conftest import ahead, serving
 from tests.training import Net, Run, adamw, build, scaler
 
@@ -137,16 +140,190 @@ def test_a_step_past_the_scaler_is_counted_as_applied() -> None:
     assert _totals(watch).steps == {0: 5, 1: 5}
 
 
-def test_a_scaler_that_is_never_used_does_not_hide_the_steps() -> None:
-    """``optimizer.step()`` called directly still ends iterations."""
+def test_a_scaler_that_is_never_updated_is_said_to_be_so() -> None:
+    """Nothing to report is not the same as nothing seen."""
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with ampwatch.monitor(model, scaler(), serve=False) as watch:
         for _ in range(5):
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
+    report = watch.report()
+
+    assert "no step has been seen: neither scaler.update()" in report
+
+
+def test_one_optimizer_per_parameter_is_one_iteration_a_step() -> None:
+    """The recipe that frees gradients during backward makes many optimizers."""
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(10)))
+    optimizers = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
+    with ampwatch.monitor(model, serve=False) as watch:
+        for _ in range(10):
+            model(torch.ones(1, 2)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    totals = _totals(watch)
+
+    assert watch.last_step.step == 9
+    assert totals.steps[0] == 10
+    assert totals.steps[255] == 12 * 9  # the last iteration's are not over yet
+
+
+def test_a_critic_that_steps_by_itself_five_times_is_one_iteration() -> None:
+    """With an enabled scaler an iteration ends with its update, and with nothing else."""
+    critic, generator = nn.Linear(2, 1), nn.Linear(2, 1)
+    direct, scaled = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (critic, generator))
+    scaler_ = scaler(init_scale=16.0)
+    with ampwatch.monitor([critic, generator], scaler_, serve=False) as watch:
+        for _ in range(4):
+            for _ in range(5):
+                critic(torch.ones(1, 2)).sum().backward()
+                direct.step()
+            scaler_.scale(generator(torch.ones(1, 2)).sum()).backward()
+            scaler_.step(scaled)
+            scaler_.update()
+    totals = _totals(watch)
 
     assert watch.last_step.step == 3
+    assert sorted(totals.steps.values()) == [4, 20]
+    assert watch.last_step.loss_scale == scaler_.get_scale()
+
+
+def test_a_step_within_a_step_is_counted_once() -> None:
+    """``super().step()`` of a subclass, and the optimizer inside a wrapper."""
+
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    class Lookahead(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            super().__init__(inner.param_groups, {})
+            self.inner = inner
+
+        def step(self, closure: Any = None) -> Any:
+            return self.inner.step(closure)
+
+    torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)  # both classes are hooked now
+    for make in (lambda p: Own(p, lr=0.1), lambda p: Lookahead(torch.optim.SGD(p, lr=0.1))):
+        for scaler_ in (None, scaler(init_scale=16.0)):
+            model = nn.Linear(2, 1)
+            run = Run([model], [make(model.parameters())], scaler_)
+            run.forward = lambda *_: run.models[0](torch.ones(1, 2)).sum()  # type: ignore[method-assign] # noqa: B023
+            with ampwatch.monitor(model, scaler_, serve=False) as watch:
+                run.loop()
+
+            assert watch.last_step.step == run.steps - 1
+            assert _totals(watch).steps == {0: run.steps}
+
+
+def test_a_scale_held_up_by_hand_does_not_hide_a_run_that_never_steps() -> None:
+    """``if scaler.get_scale() < 128: scaler.update(128.0)`` is no iteration and no calibration."""
+    model = Net()
+    run = Run([model], [adamw(model)], scaler(init_scale=256.0), steps=30)
+    run.poison = tuple(range(30))
+
+    def hold_up(_step: int) -> None:
+        if run.scaler.get_scale() < 128.0:
+            run.scaler.update(128.0)
+
+    run.after_step = hold_up
+    with ampwatch.monitor(model, run.scaler, serve=False) as watch:
+        run.loop()
+        last = watch.last_step
+
+    assert (last.step, last.skipped) == (29, True)
+    assert _totals(watch).steps == {0: 30}
+    assert _totals(watch).set_by_hand > 10
+    assert [f.kind for f in watch.findings] == ["scale_collapse"]
+
+
+def test_a_sensor_that_is_off_does_not_leave_a_verdict_standing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``skipped`` is ``None`` when nobody knows, so the schedule goes on as without ampwatch."""
+    run = build("fp16-foreach")
+    with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
+        run.after_step = lambda step: (
+            step == 0
+            and monkeypatch.setattr(  # type: ignore[func-returns-value]
+                IterationLedger, "close_scaled", None
+            )
+        )
+        run.loop()
+
+        assert watch.last_step.skipped is None
+
+
+def test_a_resumed_scaler_that_overflows_at_once_backs_off_and_was_set_by_hand() -> None:
+    """``load_state_dict`` after ``monitor()`` is a hand; the backoff is the scaler's own."""
+    run = build("fp16-foreach")
+    with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
+        run.steps, run.poison = 2, ()
+        run.loop()
+        before = (_totals(watch).backoffs, _totals(watch).set_by_hand)
+        run.scaler.load_state_dict({**run.scaler.state_dict(), "scale": 2.0**10})
+        run.steps, run.poison = 1, (0,)
+        run.loop()
+        after = (_totals(watch).backoffs, _totals(watch).set_by_hand)
+
+    assert (after[0] - before[0], after[1] - before[1]) == (1, 1)
+
+
+def test_parameters_that_are_replaced_after_monitor_are_found() -> None:
+    """Sharding replaces parameters; the optimizer that holds the new ones is ours."""
+    model = nn.Linear(2, 1)
+    with ampwatch.monitor(model, serve=False) as watch:
+        model.weight = nn.Parameter(torch.zeros(1, 2))
+        model.bias = nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    assert watch.last_step.step == 0
+
+
+def test_an_error_or_an_interrupt_while_attaching_leaves_nothing_half_installed(
+    serving: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the daemon starts, and a scaler whose getters raise."""
+
+    class Odd(torch.amp.GradScaler):
+        def get_growth_interval(self) -> int:
+            msg = "no interval"
+            raise ValueError(msg)
+
+    before = torch.amp.GradScaler.update
+    with pytest.raises(ValueError, match="no interval"):
+        ampwatch.monitor(None, Odd("cpu"))
+
+    def interrupted(_settings: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(outlet, "ensure_daemon", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ampwatch.monitor(None, scaler())
+
+    assert torch.amp.GradScaler.update is before
+    assert list(serving.rglob("*.ring")) == []
+
+
+def test_an_interrupt_while_closing_still_takes_everything_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C in the wait for the device."""
+
+    def interrupted(_self: object) -> None:
+        raise KeyboardInterrupt
+
+    before = torch.amp.GradScaler.update
+    run = build("fp16-foreach")
+    watch = ampwatch.monitor(run.models, run.scaler, serve=False)
+    monkeypatch.setattr(Instruments, "drain", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        watch.close()
+
+    assert torch.amp.GradScaler.update is before
 
 
 def test_level_off_attaches_nothing() -> None:
@@ -290,7 +467,7 @@ def test_the_report_says_in_words_what_happened() -> None:
     report = watch.report()
 
     assert report.startswith("ampwatch report: run words, rank 0\n  12 iterations, 12 optimizer")
-    assert "WARNING  scale_collapse  (optimizer:0; steps 6 to 9)" in report
+    assert "WARNING  scale_collapse  (optimizer:0; steps 6 to 11)" in report
     assert "What to change: Find the op that overflows" in report
 
 
@@ -324,10 +501,7 @@ def test_the_loss_of_an_unscaled_run_is_seen_through_a_disabled_scaler() -> None
         watch._instruments._ledger._sink = type(
             "Tee",
             (),
-            {
-                "deliver": lambda _, it: (seen.append(it.loss), deliver(it)),
-                "announce": lambda *_: None,
-            },
+            {"deliver": lambda _, it: (seen.append(it.loss), deliver(it))},
         )()
         run.loop()
 

@@ -224,3 +224,13 @@ def test_running_the_module_prints_the_page() -> None:
     printed = subprocess.run(command, capture_output=True, text=True, check=True)
 
     assert printed.stdout == markdown()
+
+
+def test_a_variable_that_is_no_setting_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    """A slip of the pen in an environment variable would otherwise go unnoticed."""
+    with caplog.at_level("WARNING"):
+        Settings.resolve({}, {"AMPWATCH_LEVLE": "off", "AMPWATCH_REQUIRE_SERVICES": "1"})
+
+    assert [r.getMessage() for r in caplog.records] == [
+        "expected settings in AMPWATCH_* variables, got AMPWATCH_LEVLE; did you mean AMPWATCH_LEVEL?"
+    ]

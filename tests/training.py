@@ -136,9 +136,9 @@ def _scheduled() -> Run:
 
 
 RECIPES: dict[str, Callable[[], Run]] = {
-    "fp16-foreach": _one(scaler, foreach=True, poison=(6, 7, 8, 9)),
-    "fp16-for-loop": _one(scaler, foreach=False, poison=(6, 7, 8, 9)),
-    "fp16-fused": _one(scaler, fused=True, poison=(6, 7, 8, 9)),
+    "fp16-foreach": _one(scaler, foreach=True, poison=(6, 7, 8, 9, 10, 11)),
+    "fp16-for-loop": _one(scaler, foreach=False, poison=(6, 7, 8, 9, 10, 11)),
+    "fp16-fused": _one(scaler, fused=True, poison=(6, 7, 8, 9, 10, 11)),
     "fp16-accumulated-clipped": _one(scaler, accumulate=3, clip=True),
     "fp16-scheduled": _scheduled,
     "two-optimizers": _two_optimizers,

@@ -25,8 +25,9 @@ ADVICE = {
     ),
     "scheduler_ahead": (
         "Step the scheduler only when the optimizer has stepped: `if not"
-        " watch.last_step.skipped: scheduler.step()`, or compare scaler.get_scale() before and"
-        " after scaler.update() (accelerate: accelerator.optimizer_step_was_skipped)."
+        " watch.last_step.skipped: scheduler.step()`; with a fused optimizer on a GPU, where only"
+        " the device knows, compare scaler.get_scale() before and after scaler.update()"
+        " (accelerate: accelerator.optimizer_step_was_skipped)."
     ),
 }
 """Kind of finding to advice. The kinds are frozen: they are labels, links and page names."""

@@ -13,6 +13,10 @@ TOLD_EACH_TIME = 256
 after 166 steps, and until then its numbers should be current."""
 
 
+TOLD_AGAIN_NS = 60 * 10**9
+"""After that a finding that lasts is told again so long after the last time. Unit: ns."""
+
+
 class Teller(Protocol):
     """Whoever wants to know of findings."""
 
@@ -28,6 +32,7 @@ class FindingBook:
 
     Attributes:
         findings: In the order in which they were made; the objects are updated in place.
+        now_ns: Unix time of the iteration that is being looked at. Unit: ns.
     """
 
     def __init__(self, tell: Teller) -> None:
@@ -35,6 +40,8 @@ class FindingBook:
         self._tell = tell
         self._by_key: dict[str, Finding] = {}
         self._untold: dict[str, Finding] = {}
+        self._told_ns: dict[str, int] = {}
+        self.now_ns = 0
 
     def get(self, kind: str, where: str) -> Finding | None:
         """Return the finding of a kind at a place, if it has been made."""
@@ -53,13 +60,13 @@ class FindingBook:
     def count(self, finding: Finding, step: int) -> bool:
         """Count one more iteration; return whether it is time to tell it again.
 
-        Every time at first, then when the count has doubled, so that a condition that
-        lasts for a million steps is told some 270 times.
+        Every time at first, then once a minute: whoever watches sees that it lasts.
         """
         finding.count += 1
         finding.last_step = step
         self._untold[finding.key] = finding
-        return finding.count <= TOLD_EACH_TIME or finding.count & (finding.count - 1) == 0
+        waited_ns = self.now_ns - self._told_ns.get(finding.key, 0)
+        return finding.count <= TOLD_EACH_TIME or waited_ns >= TOLD_AGAIN_NS
 
     def again(self, kind: str, where: str, step: int, **evidence: float) -> bool:
         """Count one more iteration of a finding; return whether it had been made at all.
@@ -81,6 +88,7 @@ class FindingBook:
     def retell(self, finding: Finding) -> None:
         """Pass on a finding that has changed."""
         self._untold.pop(finding.key, None)
+        self._told_ns[finding.key] = self.now_ns
         self._tell(finding, new=False)
 
     def retell_all(self) -> None:

@@ -60,6 +60,6 @@ class SkipRateTest:
         self._evidence += math.log(RATE_RATIO)
         self.skips += 1
         scale_after = scale_before * scaler.backoff_factor
-        if self._evidence <= EVIDENCE or scale_after > self._scale_before * FALL:
+        if self._evidence <= EVIDENCE or not scale_after <= self._scale_before * FALL:
             return None
         return self.skips / (step - self.since + 1)

@@ -33,6 +33,7 @@ class Iteration:
         duration_s: Wall time since the end of the one before; NaN for the first. Unit: s.
         loss: Mean of the unscaled losses handed to ``scaler.scale()``.
         num_losses: How many losses that were; 0 means that ``loss`` means nothing.
+        scale_before: Scale before the update; NaN without an enabled scaler.
         loss_scale: Scale after the update; NaN without an enabled scaler.
         growth_tracker: The scaler's growth tracker after the update; -1 without one.
         scaler: Settings of the enabled scaler, ``None`` without one.
@@ -40,7 +41,7 @@ class Iteration:
         found_inf: Per optimizer stepped through the scaler: were its gradients non-finite?
         other_found_inf: Non-finite gradients of an optimizer that was unscaled and not
             stepped; they back the scale off all the same.
-        applied_directly: Optimizers whose step was taken without the scaler.
+        applied_directly: Optimizers whose step was taken without the scaler, once per step.
         scheduler_stepped: Optimizers whose learning-rate scheduler was stepped between
             their previous step and the one in this iteration.
     """
@@ -50,6 +51,7 @@ class Iteration:
     duration_s: float
     loss: float
     num_losses: int
+    scale_before: float
     loss_scale: float
     growth_tracker: int
     scaler: ScalerSettings | None

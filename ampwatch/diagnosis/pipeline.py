@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LastStep:
-    """The newest iteration whose outcome is known on the host.
+    """The iteration that has ended last.
 
-    Without a fused optimizer that is the iteration that has just ended, so
+    On a CPU, and without a fused optimizer on a GPU, its outcome is known, so
     ``if not watch.last_step.skipped: scheduler.step()`` right after
-    ``scaler.update()`` is exact. With fused optimizers on a GPU the outcome is on
-    the device only; then it is one of the iterations before, and ``step`` tells
-    which.
+    ``scaler.update()`` is exact. With fused optimizers on a GPU only the device knows
+    the outcome; then ``skipped`` is ``None``.
 
     Attributes:
         step: Index of the iteration since ``monitor()``, from 0; -1 before the first.
-        skipped: Whether the step of any optimizer was skipped.
+        skipped: Whether the step of any optimizer was skipped; ``None`` if the host does
+            not know (yet).
         loss_scale: The newest loss scale that has reached the host; NaN without one.
         skipped_optimizers: Numbers of the optimizers whose step was skipped.
     """
 
     step: int = -1
-    skipped: bool = False
+    skipped: bool | None = False
     loss_scale: float = math.nan
     skipped_optimizers: tuple[int, ...] = ()
 
@@ -73,7 +73,7 @@ class Diagnosis:
         run_guarded: Calls the detectors; a detector that fails must not end the records.
 
     Attributes:
-        last_step: The newest iteration whose outcome is known.
+        last_step: The newest iteration that was judged.
         totals: Counts so far.
         book: The findings.
         iterations: How many iterations were taken in.
@@ -98,9 +98,9 @@ class Diagnosis:
         self._cost = cost
         self._autocast_dtypes = autocast_dtypes
         self._run_guarded = run_guarded
-        skips = SkipClassifier(settings.calibration_steps, settings.probe_steps)
-        self._judge = StepJudge(initial_scale, skips)
-        self._scale = ScaleDynamics(self.book, settings, self._judge)
+        self._skips = SkipClassifier(settings.calibration_steps, settings.probe_steps)
+        self._judge = StepJudge(self._skips)
+        self._scale = ScaleDynamics(self.book, settings, self._skips)
         self._bookkeeping = StepBookkeeping(self.book, settings)
 
     def deliver(self, iteration: Iteration) -> None:
@@ -108,21 +108,15 @@ class Diagnosis:
         verdict = self._judge.judge(iteration)
         self.totals.add(iteration, verdict)
         self.iterations += 1
-        if iteration.step >= self.last_step.step:
-            skipped = tuple(sorted(i for i, found in iteration.found_inf.items() if found))
-            self.last_step = LastStep(iteration.step, bool(skipped), iteration.loss_scale, skipped)
+        skipped = tuple(sorted([i for i, found in iteration.found_inf.items() if found]))
+        self.last_step = LastStep(iteration.step, bool(skipped), iteration.loss_scale, skipped)
         self._record(iteration, verdict)
         self._run_guarded(self._detect, iteration, verdict)
 
     def _detect(self, iteration: Iteration, verdict: Verdict) -> None:
+        self.book.now_ns = iteration.time_ns
         self._scale.look(iteration, verdict, self._autocast_dtypes)
-        self._bookkeeping.look(iteration)
-
-    def announce(self, step: int, skipped: frozenset[int]) -> None:
-        """Take the verdict on an iteration whose values are still on their way."""
-        self.last_step = LastStep(
-            step, bool(skipped), self.last_step.loss_scale, tuple(sorted(skipped))
-        )
+        self._bookkeeping.look(iteration, verdict)
 
     def _record(self, iteration: Iteration, verdict: Verdict) -> None:
         totals, cost = self.totals, self._cost()
@@ -136,7 +130,7 @@ class Diagnosis:
                 loss_scale=iteration.loss_scale,
                 growth_tracker=iteration.growth_tracker,
                 skip_class=verdict.skip_class,
-                consecutive_skips=self._judge.skips.streak,
+                consecutive_skips=self._skips.streak,
                 grew=verdict.grew,
                 backed_off=verdict.backed_off,
                 set_by_hand=verdict.set_by_hand,

@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence import Iteration, ScalerSettings
-    from ampwatch.diagnosis.steps import StepJudge, Verdict
+    from ampwatch.diagnosis.skips import SkipClassifier
+    from ampwatch.diagnosis.steps import Verdict
     from ampwatch.settings import Settings
+
+STORM_FALL = 2.0**-3
+"""How far below every scale that a step was taken with a storm must have brought the scale:
+noisy gradients skip several steps in a row from above, and that is how the scale finds them."""
 
 CRITICAL_SKIPS = 8
 """Unexplained skips in a row from which a collapse is critical: a spike of the gradients
@@ -32,13 +37,13 @@ class ScaleDynamics:
     Args:
         book: Where findings go.
         settings: Thresholds.
-        judge: Knows the current streaks.
+        skips: Knows the current streaks.
     """
 
-    def __init__(self, book: FindingBook, settings: Settings, judge: StepJudge) -> None:
+    def __init__(self, book: FindingBook, settings: Settings, skips: SkipClassifier) -> None:
         self._book = book
         self._settings = settings
-        self._skips = judge.skips
+        self._skips = skips
         self._skip_rate = SkipRateTest()
         self._growths_in_a_row = 0
         self._below_one = 0
@@ -58,6 +63,7 @@ class ScaleDynamics:
         self._look_for_bfloat16(iteration, verdict, autocast_dtypes)
         if verdict.set_by_hand:
             self._brought_low = False
+            self._skip_rate = SkipRateTest()
         if verdict.backed_off:
             self._brought_low = True
             self._growths_in_a_row = 0
@@ -73,7 +79,10 @@ class ScaleDynamics:
         self, iteration: Iteration, verdict: Verdict, scaler: ScalerSettings
     ) -> None:
         rate = self._skip_rate.skipped(iteration.step, verdict.scale_before, scaler)
-        storm = self._skips.unexplained >= self._settings.collapse_skips
+        storm = (
+            self._skips.unexplained >= self._settings.collapse_skips
+            and iteration.loss_scale <= self._skips.lowest_applied * STORM_FALL
+        )
         if storm:
             rate = 1.0
         if rate is None:

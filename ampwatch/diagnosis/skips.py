@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ampwatch.records import SkipClass
@@ -24,27 +25,43 @@ class SkipClassifier:
         streak: Consecutive skipped steps up to now.
         unexplained: Consecutive skipped steps up to now that neither calibration nor
             a growth explains.
+        lowest_applied: Smallest scale that a step was taken with, since the scale was
+            last set by hand; infinite before the first.
     """
 
     def __init__(self, calibration_steps: int, probe_steps: int) -> None:
         self.calibrated = False
         self.streak = 0
         self.unexplained = 0
+        self.lowest_applied = math.inf
         self._calibration_steps = calibration_steps
         self._probe_steps = probe_steps
         self._unskipped = 0
         self._since_growth: int | None = None
 
-    def recalibrate(self) -> None:
-        """Start over: the scale was set by hand, so it has to find its place again."""
-        self.calibrated = False
-        self._unskipped = 0
-        self._since_growth = None
+    def moved_by_hand(self, before: float, after: float) -> None:
+        """The user set the scale: from above it has to find its place again.
 
-    def applied(self, scaler: ScalerSettings, *, grew: bool) -> None:
-        """Note a step that was not skipped."""
+        Not in the middle of skips: a scale that is held up by hand while every step is
+        skipped is not being calibrated.
+        """
+        self.lowest_applied = math.inf
+        if after > before and not self.streak:
+            self.calibrated = False
+            self._unskipped = 0
+            self._since_growth = None
+
+    def applied(self, scaler: ScalerSettings, scale: float, *, grew: bool) -> None:
+        """Note a step that was not skipped.
+
+        Args:
+            scaler: The scaler's settings.
+            scale: The scale that it was taken with.
+            grew: The scale grew after it.
+        """
         self.streak = self.unexplained = 0
         self._unskipped += 1
+        self.lowest_applied = min(self.lowest_applied, scale)
         if self._unskipped >= min(self._calibration_steps, scaler.growth_interval):
             self.calibrated = True
         if grew:

@@ -5,20 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.advice import ADVICE
-from ampwatch.records import Finding, Severity
+from ampwatch.records import Finding, Severity, SkipClass
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence import Iteration
+    from ampwatch.diagnosis.steps import Verdict
     from ampwatch.settings import Settings
+
+
+STEPWISE_SHARE = 0.5
+"""A scheduler that moves after fewer of the optimizer's steps than this goes by the epoch."""
+
+AHEAD_SHARE = 0.01
+"""Share of the schedule's steps that must be ahead for a warning: less, nobody notices."""
 
 
 class StepBookkeeping:
     """Holds the steps of learning-rate schedulers against the steps really taken.
 
-    A scheduler's step belongs to the optimizer step before it. One or two ahead,
-    while the scale calibrates, are an ``info``; from the threshold on they cost
-    warm-up and become a ``warning``.
+    A scheduler's step belongs to the optimizer step before it. Steps ahead are an
+    ``info`` until they cost a share of the schedule; then they are a ``warning``.
+    Probes do not count: one step in a growth interval is the price of a scaler. Nor
+    does a schedule by the epoch, which happens to move after a skipped step.
 
     Args:
         book: Where findings go.
@@ -29,14 +38,23 @@ class StepBookkeeping:
         self._book = book
         self._settings = settings
         self._last_skip: dict[int, int | None] = {}
+        self._steps: dict[int, int] = {}
+        self._moves: dict[int, int] = {}
 
-    def look(self, iteration: Iteration) -> None:
-        """Take in one iteration."""
+    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+        """Take in one judged iteration."""
         for index, found_inf in iteration.found_inf.items():
+            self._steps[index] = self._steps.get(index, 0) + 1
             skipped_at = self._last_skip.get(index)
-            if skipped_at is not None and index in iteration.scheduler_stepped:
-                self._ahead(index, skipped_at)
-            self._last_skip[index] = iteration.step if found_inf else None
+            if index in iteration.scheduler_stepped:
+                self._moves[index] = self._moves.get(index, 0) + 1
+                if skipped_at is not None and self._is_stepwise(index):
+                    self._ahead(index, skipped_at)
+            counts = found_inf and verdict.skip_class is not SkipClass.PROBE
+            self._last_skip[index] = iteration.step if counts else None
+
+    def _is_stepwise(self, index: int) -> bool:
+        return self._moves[index] >= STEPWISE_SHARE * (self._steps[index] - 1)
 
     def _ahead(self, index: int, step: int) -> None:
         where = f"optimizer:{index}"
@@ -57,7 +75,10 @@ class StepBookkeeping:
             )
             return
         again = self._book.count(finding, step)
-        alarm = finding.count >= self._settings.scheduler_ahead_steps
+        alarm = (
+            finding.count >= self._settings.scheduler_ahead_steps
+            and finding.count >= AHEAD_SHARE * self._moves[index]
+        )
         if again or (alarm and finding.severity is Severity.INFO):
             finding.severity = Severity.WARNING if alarm else Severity.INFO
             finding.summary = _summary(index, finding.count, finding.first_step)

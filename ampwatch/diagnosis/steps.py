@@ -23,18 +23,18 @@ class Verdict:
         scale_before: Scale its losses were multiplied by; NaN if unknown.
         grew: The scaler multiplied the scale by its growth factor.
         backed_off: The scaler multiplied the scale by its backoff factor.
-        set_by_hand: The scale changed in a way that is not the scaler's.
-        applied: Whether a scaled step was taken.
+        set_by_hand: The scale was changed by the user, in this update or since the last one.
+        applied: Whether all or some of the scaled steps were taken.
         nonfinite_loss: Whether a loss was NaN or infinite.
     """
 
     skip_class: SkipClass
     scale_before: float
-    grew: bool
-    backed_off: bool
-    set_by_hand: bool
-    applied: bool
-    nonfinite_loss: bool
+    grew: bool = False
+    backed_off: bool = False
+    set_by_hand: bool = False
+    applied: bool = False
+    nonfinite_loss: bool = False
 
     @property
     def skipped(self) -> bool:
@@ -46,58 +46,54 @@ class StepJudge:
     """Judges the iterations of one training, in order.
 
     Args:
-        initial_scale: The scale before the first iteration; NaN if unknown.
         skips: Classifies the skips.
     """
 
-    def __init__(self, initial_scale: float, skips: SkipClassifier) -> None:
-        self.skips = skips
-        self._scale = initial_scale
+    def __init__(self, skips: SkipClassifier) -> None:
+        self._skips = skips
+        self._scale = math.nan
         self._next_step = 0
 
     def judge(self, iteration: Iteration) -> Verdict:
         """Return the verdict on the next iteration."""
-        before = self._scale if iteration.step == self._next_step else math.nan
-        self._next_step = iteration.step + 1
         nonfinite_loss = bool(iteration.num_losses) and not math.isfinite(iteration.loss)
         if iteration.scaler is None:
-            return Verdict(SkipClass.NONE, math.nan, False, False, False, False, nonfinite_loss)  # noqa: FBT003 - named in the class above
-        found = iteration.other_found_inf or any(iteration.found_inf.values())
-        grew, backed_off, by_hand = _movement(iteration, before, found=found)
-        if by_hand:
-            self.skips.recalibrate()
-        skip_class = SkipClass.NONE
+            return Verdict(SkipClass.NONE, math.nan, nonfinite_loss=nonfinite_loss)
+        before = iteration.scale_before
+        verdict = Verdict(SkipClass.NONE, before, nonfinite_loss=nonfinite_loss)
+        self._look_at_scale(iteration, verdict)
         if any(iteration.found_inf.values()):
-            skip_class = self.skips.skipped(iteration.scaler, before, nonfinite_loss=nonfinite_loss)
+            verdict.skip_class = self._skips.skipped(
+                iteration.scaler, before, nonfinite_loss=nonfinite_loss
+            )
         elif iteration.found_inf:
-            self.skips.applied(iteration.scaler, grew=grew)
-        self._scale = iteration.loss_scale
-        return Verdict(
-            skip_class=skip_class,
-            scale_before=before,
-            grew=grew,
-            backed_off=backed_off,
-            set_by_hand=by_hand,
-            applied=not all(iteration.found_inf.values()),
-            nonfinite_loss=nonfinite_loss,
-        )
+            self._skips.applied(iteration.scaler, before, grew=verdict.grew)
+        verdict.applied = not all(iteration.found_inf.values())
+        return verdict
+
+    def _look_at_scale(self, iteration: Iteration, verdict: Verdict) -> None:
+        """Note how the scale moved, and whether somebody moved it since the last update."""
+        follows = iteration.step == self._next_step and not math.isnan(self._scale)
+        if follows and not _near(iteration.scale_before, self._scale):
+            verdict.set_by_hand = True
+            self._skips.moved_by_hand(self._scale, iteration.scale_before)
+        self._next_step, self._scale = iteration.step + 1, iteration.loss_scale
+        if iteration.scale_given:
+            verdict.set_by_hand = True
+            self._skips.moved_by_hand(iteration.scale_before, iteration.loss_scale)
+            return
+        _note_movement(iteration, verdict)
 
 
-def _movement(iteration: Iteration, before: float, *, found: bool) -> tuple[bool, bool, bool]:
-    """Return whether the scale grew, backed off, or was set by hand."""
-    scaler, after = iteration.scaler, iteration.loss_scale
-    if iteration.scale_given:
-        return False, False, True
-    if math.isnan(before) or scaler is None:
-        return False, found, False
-    if found:
-        backed_off = _near(after, _times(before, scaler.backoff_factor))
-        return False, backed_off, not backed_off
-    if _near(after, before):
-        return False, False, False
-    # A growth resets the tracker; a doubling without that was somebody's hand.
-    grew = iteration.growth_tracker == 0 and _near(after, _times(before, scaler.growth_factor))
-    return grew, False, not grew
+def _note_movement(iteration: Iteration, verdict: Verdict) -> None:
+    """Note the scaler's own growth or backoff."""
+    scaler, before, after = iteration.scaler, iteration.scale_before, iteration.loss_scale
+    if scaler is None:
+        return
+    if iteration.other_found_inf or any(iteration.found_inf.values()):
+        verdict.backed_off = _near(after, _times(before, scaler.backoff_factor))
+    elif not _near(after, before):
+        verdict.grew = _near(after, _times(before, scaler.growth_factor))
 
 
 def _times(scale: float, factor: float) -> float:

@@ -8,10 +8,11 @@ import torch
 
 from ampwatch.diagnosis.evidence import ScalerSettings
 from ampwatch.errors import AttachError
+from ampwatch.sensors.iteration import NOT_STEPPED
 from ampwatch.sensors.taps import Listener, listen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ampwatch.sensors.guard import Guard
     from ampwatch.sensors.iteration import IterationLedger
@@ -27,6 +28,9 @@ _STATE = (
     "_growth_interval",
 )
 
+DEVICES = ("cpu", "cuda", "xpu")
+"""Backends with streams and events that values can be read back by without waiting."""
+
 
 def check_scaler(scaler: object) -> torch.amp.GradScaler:
     """Return ``scaler`` if it is a GradScaler whose state is where it is expected.
@@ -39,6 +43,12 @@ def check_scaler(scaler: object) -> torch.amp.GradScaler:
             f"`scaler`: expected a torch.amp.GradScaler or a subclass, got"
             f" {type(scaler).__module__}.{type(scaler).__qualname__}; pass scaler=None to watch the"
             f" steps without it"
+        )
+        raise AttachError(msg)
+    if scaler.is_enabled() and scaler._device not in DEVICES:  # noqa: SLF001 - no public name
+        msg = (
+            f"`scaler`: expected a GradScaler for one of {', '.join(DEVICES)}, got one for"
+            f" {scaler._device!r}; pass scaler=None to watch the steps without it"  # noqa: SLF001
         )
         raise AttachError(msg)
     missing = [name for name in _STATE if not hasattr(scaler, name)]
@@ -63,6 +73,7 @@ class LossScaleSensor:
         ledger: Where the observations go.
         registry: Numbers the optimizers.
         guard: The fail-open boundary.
+        changed: Called after an update at which the scaler's settings are new.
     """
 
     name = "loss_scale"
@@ -73,11 +84,14 @@ class LossScaleSensor:
         ledger: IterationLedger,
         registry: OptimizerRegistry,
         guard: Guard,
+        changed: Callable[[], None],
     ) -> None:
         self._scaler = scaler
         self._ledger = ledger
         self._registry = registry
         self._guard = guard
+        self._changed = changed
+        self._settings: ScalerSettings | None = None
         self._numbers: dict[int, int] = {}
         self._listeners: list[Listener] = []
 
@@ -107,7 +121,7 @@ class LossScaleSensor:
 
     def before_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the loss before it is scaled."""
-        self._ledger.add_losses(args[0] if args else kwargs.get("outputs"))
+        self._ledger.losses.add(args[0] if args else kwargs.get("outputs"))
 
     def before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Learn which optimizer is about to step."""
@@ -125,12 +139,12 @@ class LossScaleSensor:
         """Take the verdicts while they are there."""
         scaler = self._scaler
         if scaler.is_enabled() and scaler._scale is not None:  # noqa: SLF001 - see _STATE
-            self._ledger.take_found_inf(scaler._scale, self._verdicts())  # noqa: SLF001
+            self._ledger.take_verdicts(scaler._scale, list(self._verdicts()))  # noqa: SLF001
 
     def _verdicts(self) -> Iterator[tuple[int, torch.Tensor]]:
         for optimizer_id, state in self._scaler._per_optimizer_states.items():  # noqa: SLF001 - see _STATE
             stepped = state["stage"].name == "STEPPED"
-            index = self._numbers.get(optimizer_id, -1) if stepped else -1
+            index = self._numbers.get(optimizer_id, NOT_STEPPED) if stepped else NOT_STEPPED
             for found_inf in state["found_inf_per_device"].values():
                 yield index, found_inf
 
@@ -143,16 +157,16 @@ class LossScaleSensor:
         if scale is None or tracker is None:
             return
         self._numbers.clear()
-        self._ledger.close_scaled(
-            scale,
-            tracker,
-            ScalerSettings(
-                scaler._growth_factor,  # noqa: SLF001
-                scaler._backoff_factor,  # noqa: SLF001
-                scaler._growth_interval,  # noqa: SLF001
-            ),
-            scale_given=(args[0] if args else kwargs.get("new_scale")) is not None,
+        settings = ScalerSettings(
+            scaler._growth_factor,  # noqa: SLF001
+            scaler._backoff_factor,  # noqa: SLF001
+            scaler._growth_interval,  # noqa: SLF001
         )
+        given = (args[0] if args else kwargs.get("new_scale")) is not None
+        self._ledger.close_scaled(scale, tracker, settings, scale_given=given)
+        if settings != self._settings:
+            self._settings = settings
+            self._changed()
 
 
 def _guarded(run: Any, work: Any) -> Any:

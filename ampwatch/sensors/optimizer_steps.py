@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -18,9 +21,10 @@ if TYPE_CHECKING:
 class OptimizerStepSensor:
     """Hears of every ``optimizer.step`` in the process and tells the ledger.
 
-    The global hook is used, not the one of an instance: it finds optimizers made
-    after ``monitor()`` as well and leaves no trace in an optimizer that is copied.
-    It does not tell skipped steps from applied ones (fused optimizers are called
+    The global hooks are used, not those of an instance: they find optimizers made
+    after ``monitor()`` as well and leave no trace in an optimizer that is copied.
+    A step within a step (of a wrapper, or of ``super().step()``) is part of it.
+    They do not tell skipped steps from applied ones (fused optimizers are called
     for both); the scaler's verdict does.
 
     Args:
@@ -37,21 +41,30 @@ class OptimizerStepSensor:
         self._scaler = scaler
         self._ledger = ledger
         self._guard = guard
-        self._handle: RemovableHandle | None = None
+        self._handles: list[RemovableHandle] = []
+        self._outermost: int | None = None
 
     def install(self) -> None:
-        """Register the hook."""
-        self._handle = register_optimizer_step_post_hook(self._hook)
+        """Register the hooks."""
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
 
     def remove(self) -> None:
-        """Take the hook out."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        """Take the hooks out."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
-    def _hook(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         # A step that is being compiled must not get our code into its graph.
-        if not torch.compiler.is_compiling():
+        if self._outermost is None and not torch.compiler.is_compiling():
+            self._outermost = id(optimizer)
+
+    def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self._outermost == id(optimizer) and not torch.compiler.is_compiling():
+            self._outermost = None
             self._guard.run(self.stepped, optimizer)
 
     def stepped(self, optimizer: Optimizer) -> None:

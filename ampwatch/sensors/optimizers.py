@@ -21,16 +21,20 @@ class OptimizerRegistry:
         given: Optimizers named by the user; if any, no others are taken in except
             through ``admit``.
         models: Without given optimizers, one that holds a parameter of these models
-            belongs to the training; without models every optimizer does.
+            belongs to the training. Without models every optimizer does, or, with a
+            scaler, those that step through it.
+        scaled: Whether there is an enabled scaler.
     """
 
-    def __init__(self, given: Sequence[Optimizer], models: Sequence[nn.Module]) -> None:
+    def __init__(
+        self, given: Sequence[Optimizer], models: Sequence[nn.Module], *, scaled: bool = False
+    ) -> None:
         self._indices: dict[int, int | None] = {}
         # Keyed by id, which is only good while the optimizer lives.
         self._alive: dict[int, weakref.ref[Optimizer]] = {}
         self._count = 0
-        self._closed = bool(given)
-        self._parameters = {id(p) for model in models for p in model.parameters()}
+        self._models = tuple(weakref.ref(model) for model in models)
+        self._closed = bool(given) or (scaled and not models)
         for optimizer in given:
             self.admit(optimizer)
 
@@ -66,9 +70,11 @@ class OptimizerRegistry:
         return reference is not None and reference() is optimizer
 
     def _owns(self, optimizer: Optimizer) -> bool:
-        return not self._parameters or any(
-            id(p) in self._parameters for group in optimizer.param_groups for p in group["params"]
-        )
+        # Asked once per optimizer, and not before: sharding replaces parameters.
+        models = [model for model in (reference() for reference in self._models) if model]
+        ours = {id(p) for model in models for p in model.parameters()}
+        theirs = (p for group in optimizer.param_groups for p in group["params"])
+        return not self._models or any(id(p) in ours for p in theirs)
 
     def _number(self, optimizer: Optimizer) -> int:
         index = self._count if self._count < MAX_OPTIMIZERS else OTHER_OPTIMIZERS

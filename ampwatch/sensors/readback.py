@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -90,7 +90,7 @@ class Row:
         payload: What the host knew when the row was sent off.
         cells: Per column the landing place in pinned memory; empty before the first
             value from a device.
-        landing: Columns that come from a device in this iteration.
+        landing: Column and cell of each value that comes from a device in this iteration.
         events: One event per device that was ever used, made once.
         marked: Devices whose event stands for this iteration.
     """
@@ -101,7 +101,7 @@ class Row:
         self.values = [0.0] * width
         self.payload: Any = None
         self.cells: tuple[torch.Tensor, ...] = ()
-        self.landing: list[int] = []
+        self.landing: list[tuple[int, torch.Tensor]] = []
         self.events: dict[torch.device, Event] = {}
         self.marked: list[torch.device] = []
 
@@ -151,7 +151,7 @@ class Readback:
         Args:
             row: From ``open``.
             column: Which value of the row.
-            value: One element, plain; see ``is_plain_scalar``.
+            value: One element, plain; see ``is_plain_scalar``. float32 or int32 if on a device.
 
         Cost:
             CPU tensor: one read. Device tensor: one asynchronous copy of 4 bytes into
@@ -161,18 +161,26 @@ class Readback:
             row.values[column] = host_scalar(value)
             return
         if not row.cells:
-            self._allocate()
-        row.cells[column].copy_(value.detach().reshape(()), non_blocking=True)
-        row.landing.append(column)
+            self.prepare()
+        cell = row.cells[column]
+        if value.dtype is torch.int32:
+            cell = cell.view(torch.int32)  # converting would take a kernel of its own
+        cell.copy_(value.detach().reshape(()), non_blocking=True)
+        row.landing.append((column, cell))
         if value.device not in row.marked:
             row.marked.append(value.device)
 
-    def _allocate(self) -> None:
-        # One block for all rows: pinning is slow, and happens once.
+    def prepare(self) -> None:
+        """Allocate the pinned memory, in one block: pinning is slow and may stop the device."""
         block = self._link.landing_place(len(self._rows) * self._width)
         cells = block.unbind()
         for number, row in enumerate(self._rows):
             row.cells = cells[number * self._width : (number + 1) * self._width]
+
+    def give_up(self, row: Row) -> None:
+        """Drop a row that cannot hold its iteration, and count it."""
+        self.dropped += 1
+        self._release(row)
 
     def seal(self, row: Row, payload: object) -> None:
         """Send the row off with what the host knew already; rows arrive in order.
@@ -193,16 +201,21 @@ class Readback:
         """
         while self._flying:
             row = self._flying[0]
+            if not self._link.may_ask(row.marked):
+                return
             if not all(row.events[device].query() for device in row.marked):
                 return
             self._flying.popleft()
-            for column in row.landing:
-                row.values[column] = host_scalar(row.cells[column])
+            for column, cell in row.landing:
+                row.values[column] = host_scalar(cell)
             yield row.values, row.payload
-            row.payload = None
-            row.landing.clear()
-            row.marked.clear()
-            self._free.append(row)
+            self._release(row)
+
+    def _release(self, row: Row) -> None:
+        row.payload = None
+        row.landing.clear()
+        row.marked.clear()
+        self._free.append(row)
 
 
 class Link:
@@ -211,6 +224,11 @@ class Link:
     def on_host(self, value: torch.Tensor) -> bool:
         """Whether ``value`` can be read in place."""
         return value.device.type == "cpu"
+
+    def may_ask(self, devices: Sequence[torch.device]) -> bool:
+        """Whether events may be asked now: asking one breaks the capture of a CUDA graph."""
+        on_cuda = any(device.type == "cuda" for device in devices)
+        return not (on_cuda and torch.cuda.is_current_stream_capturing())
 
     def landing_place(self, numel: int) -> torch.Tensor:
         """Return pinned float32 memory of ``numel`` elements."""

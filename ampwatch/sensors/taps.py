@@ -91,6 +91,14 @@ class _Tap:
 
         return wrapper
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether calls still come through here; others may have wrapped the wrapper."""
+        method = self._owner.__dict__.get(self._name)
+        while method is not None and method is not self._wrapper:
+            method = getattr(method, "__wrapped__", None)
+        return method is not None
+
     def add(self, listener: Listener) -> None:
         self._listeners = (*self._listeners, listener)
 
@@ -136,7 +144,7 @@ def listen(
         raise AttributeError(msg)
     with _lock:
         tap = _taps.get((definer, name))
-        if tap is None:
+        if tap is None or not tap.is_in_place:
             tap = _taps[definer, name] = _Tap(definer, name)
         listener = Listener(tap, instance, before, after)
         tap.add(listener)

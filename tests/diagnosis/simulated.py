@@ -40,8 +40,8 @@ class Simulation:
         self.scales: list[float] = []
         self.book = FindingBook(self._tell)
         skips = SkipClassifier(self.settings.calibration_steps, self.settings.probe_steps)
-        self.judge = StepJudge(self.scale, skips)
-        self.dynamics = ScaleDynamics(self.book, self.settings, self.judge)
+        self.judge = StepJudge(skips)
+        self.dynamics = ScaleDynamics(self.book, self.settings, skips)
         self.bookkeeping = StepBookkeeping(self.book, self.settings)
 
     def _tell(self, finding: Finding, *, new: bool) -> None:
@@ -52,10 +52,12 @@ class Simulation:
     ) -> Simulation:
         """Take one step per verdict (``True``: the gradients were not finite)."""
         for found_inf in verdicts:
+            before = self.scale
             self._move(found_inf=found_inf)
             iteration = self.iteration(
                 {0: found_inf}, loss=loss, scheduler_stepped=frozenset({0} if scheduled else ())
             )
+            iteration.scale_before = before
             self.take(iteration)
         return self
 
@@ -65,7 +67,7 @@ class Simulation:
         self.classes.append(verdict.skip_class)
         self.scales.append(iteration.loss_scale)
         self.dynamics.look(iteration, verdict, self.dtypes)
-        self.bookkeeping.look(iteration)
+        self.bookkeeping.look(iteration, verdict)
         self.step = iteration.step + 1
 
     def _move(self, *, found_inf: bool) -> None:
@@ -94,6 +96,7 @@ class Simulation:
             duration_s=math.nan,
             loss=loss,
             num_losses=1,
+            scale_before=self.scales[-1] if self.scales else self.scale,
             loss_scale=self.scale,
             growth_tracker=self.tracker,
             scaler=self.scaler,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ampwatch.diagnosis.evidence import ScalerSettings
 from ampwatch.records import Severity
 from tests.diagnosis.simulated import Simulation
 
@@ -50,3 +51,31 @@ def test_a_step_of_the_schedule_per_epoch_is_right() -> None:
     run.run([OK], scheduled=True)
 
     assert run.kinds == []
+
+
+def test_probes_are_the_price_of_a_scaler_and_not_a_schedule_ahead() -> None:
+    """A long healthy run with a scheduler per step and a probe per growth says nothing."""
+    scaler = ScalerSettings(2.0, 0.5, 20)
+    run = Simulation(scaler=scaler).run(([OK] * 20 + [INF]) * 100, scheduled=True)
+
+    assert run.kinds == []
+
+
+def test_a_schedule_by_the_epoch_that_moves_after_a_skip_is_right() -> None:
+    """Every tenth step moves the schedule, and every tenth step is skipped."""
+    run = Simulation(scale=2.0**60)
+    for _ in range(30):
+        run.run([OK] * 8 + [INF])
+        run.run([OK], scheduled=True)
+
+    assert "scheduler_ahead" not in run.kinds
+
+
+def test_a_few_steps_ahead_of_a_long_schedule_stay_a_note() -> None:
+    """Three of a thousand are not worth a warning."""
+    run = Simulation(scale=2.0**60).run([OK] * 1000, scheduled=True)
+    for _ in range(4):
+        run.run([INF], scheduled=True)
+        run.run([OK] * 10, scheduled=True)
+
+    assert [f.severity for f in run.book.findings if f.kind == "scheduler_ahead"] == [Severity.INFO]

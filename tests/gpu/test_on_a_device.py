@@ -128,6 +128,22 @@ def test_without_a_fused_optimizer_the_verdict_is_there_at_once() -> None:
             assert watch.last_step.skipped == math.isinf(factor) or number < 8
 
 
+def test_with_a_fused_optimizer_the_verdict_is_unknown_until_the_device_has_got_there() -> None:
+    """``None`` lets a schedule go on as without ampwatch, whatever the timing."""
+    model, _, scaler, step = _training("fused", init_scale=1024.0)
+    with ampwatch.monitor(model, scaler, serve=False) as watch:
+        step()
+        torch.cuda.synchronize()
+        torch.cuda._sleep(2_000_000_000)
+        step(math.inf)
+        early = watch.last_step
+        torch.cuda.synchronize()
+        late = watch.last_step
+
+    assert (early.step, early.skipped) == (1, None)
+    assert (late.step, late.skipped) == (1, True)
+
+
 def test_a_device_far_behind_drops_observations_and_never_waits() -> None:
     """With the stream blocked the readback fills up, counts, and recovers."""
     model, _, scaler, step = _training("fused", init_scale=1024.0)
@@ -170,6 +186,26 @@ def test_a_captured_step_replays_without_ampwatch_in_its_graph() -> None:
         torch.cuda.synchronize()
 
     assert watch.last_step.step > before
+
+
+def test_an_update_inside_a_capture_does_not_break_it() -> None:
+    """Asking an event would end the capture of the user's graph."""
+    model, optimizer, scaler, step = _training("fused", init_scale=1024.0)
+    with ampwatch.monitor(model, scaler, serve=False) as watch:
+        for _ in range(3):
+            step()
+        torch.cuda._sleep(500_000_000)
+        step()  # its values are on their way when the capture begins
+        batch = torch.randn(32, 64, device=DEVICE)
+        graph = torch.cuda.CUDAGraph()
+        optimizer.zero_grad(set_to_none=True)
+        with torch.cuda.graph(graph), torch.autocast(DEVICE, dtype=torch.float16):
+            scaler.scale(model(batch).float().mean()).backward()
+            scaler.update(512.0)
+        graph.replay()
+        torch.cuda.synchronize()
+
+    assert watch._instruments.cost().sensor_errors == 0
     assert watch._instruments.cost().sensor_errors == 0
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import ampwatch
+from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.pipeline import Diagnosis
 from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.step_bookkeeping import StepBookkeeping
@@ -15,12 +16,13 @@ from ampwatch.diagnosis.steps import StepJudge
 from ampwatch.sensors.autocast import AutocastSensor
 from ampwatch.sensors.iteration import IterationLedger
 from ampwatch.sensors.loss_scale import LossScaleSensor
+from ampwatch.sensors.losses import LossSum
 from ampwatch.sensors.optimizer_steps import OptimizerStepSensor
 from ampwatch.sensors.optimizers import OptimizerRegistry
 from ampwatch.sensors.readback import Readback
 from ampwatch.sensors.schedulers import SchedulerSensor
 from tests.promises.conftest import ahead
-from tests.training import build
+from tests.training import Run, build
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,9 +39,10 @@ IN_STEP = [
     (OptimizerStepSensor, "stepped"),
     (SchedulerSensor, "look"),
     (OptimizerRegistry, "admit"),
-    (OptimizerRegistry, "index_of"),
-    (IterationLedger, "add_losses"),
-    (IterationLedger, "take_found_inf"),
+    (LossSum, "add"),
+    (IterationLedger, "begin_scaled_step"),
+    (IterationLedger, "optimizer_stepped"),
+    (IterationLedger, "take_verdicts"),
     (IterationLedger, "close_scaled"),
     (Readback, "open"),
     (Readback, "put"),
@@ -49,6 +52,8 @@ IN_STEP = [
     (StepJudge, "judge"),
     (ScaleDynamics, "look"),
     (StepBookkeeping, "look"),
+    (FindingBook, "make"),
+    (FindingBook, "count"),
 ]
 
 
@@ -72,7 +77,14 @@ class Fault:
         return method
 
 
-@pytest.mark.parametrize("at_call", [1, 2, 6])
+def _faulty_run() -> Run:
+    """A run with two findings, so that every part has something to do."""
+    run = build("fp16-scheduled")
+    run.steps, run.poison = 20, tuple(range(12, 20))
+    return run
+
+
+@pytest.mark.parametrize("at_call", [1, 2])
 @pytest.mark.parametrize(("owner", "method"), IN_STEP, ids=lambda x: getattr(x, "__name__", x))
 def test_a_fault_at_any_call_leaves_training_as_it_was(
     owner: type,
@@ -82,12 +94,12 @@ def test_a_fault_at_any_call_leaves_training_as_it_was(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The sensor is counted, logged once and switched off; the bits stay the same."""
-    bare = build("fp16-scheduled")
+    bare = _faulty_run()
     bare.loop()
     fault = Fault(getattr(owner, method), at_call, RuntimeError)
     monkeypatch.setattr(owner, method, fault.bound_to())
 
-    watched = build("fp16-scheduled")
+    watched = _faulty_run()
     with (
         caplog.at_level(logging.WARNING, logger="ampwatch.sensors.guard"),
         ampwatch.monitor(watched.models, watched.scaler, serve=False) as watch,
@@ -98,9 +110,9 @@ def test_a_fault_at_any_call_leaves_training_as_it_was(
     switched_off = [r for r in caplog.records if "switched its sensor" in r.message]
     reached = fault.calls >= at_call
     assert watched.digest() == bare.digest()
-    assert len(switched_off) == reached
-    assert ("was switched off" in report) == reached
-    assert reached or (owner, method, at_call) == (AutocastSensor, "entered", 0)
+    assert reached
+    assert len(switched_off) == 1
+    assert "was switched off" in report
 
 
 def test_every_error_type_is_kept_from_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +165,7 @@ def test_a_callback_that_raises_is_called_once_and_never_again() -> None:
         raise ConnectionError(msg)
 
     run = build("fp16-scheduled")
-    run.poison = (6, 7, 8, 9)
+    run.steps, run.poison = 20, tuple(range(12, 20))
     with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
         watch.on_finding(callback)
         run.loop()

@@ -10,7 +10,7 @@ import torch
 from torch.optim import lr_scheduler as lrs
 
 from ampwatch.sensors.guard import Guard
-from ampwatch.sensors.schedulers import SchedulerSensor
+from ampwatch.sensors.schedulers import MAX_SEARCHES, SchedulerSensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,3 +127,35 @@ def test_a_scheduler_is_not_kept_alive() -> None:
 
     assert sensor.moved(optimizer) is False
     assert [reference() for reference, _ in sensor._found if reference() is not None] == []
+
+
+def test_schedulers_that_replace_one_another_are_found_each_time() -> None:
+    """A recipe with a new schedule per phase; each new one is found when it moves a rate."""
+    optimizer = _optimizer()
+    sensor = SchedulerSensor(Guard("schedulers"))
+    sensor.install()
+    sensor.moved(optimizer)
+    seen = []
+    for _ in range(3):
+        scheduler = lrs.ExponentialLR(optimizer, 0.5)
+        for _ in range(2):
+            scheduler.step()
+            seen.append(sensor.moved(optimizer))
+        del scheduler
+        gc.collect()
+
+    assert seen == [True] * 6
+
+
+def test_rates_set_by_hand_are_no_scheduler_and_end_the_searching() -> None:
+    """Looking through all objects is not repeated for ever."""
+    optimizer = _optimizer()
+    sensor = SchedulerSensor(Guard("schedulers"))
+    sensor.install()
+    seen = []
+    for step in range(50):
+        optimizer.param_groups[0]["lr"] = 1.0 / (step + 1)
+        seen.append(sensor.moved(optimizer))
+
+    assert not any(seen)
+    assert sensor._searches == MAX_SEARCHES

@@ -152,3 +152,18 @@ def test_a_compiled_call_is_passed_through_without_a_graph_break() -> None:
 
     assert result.tolist() == [3.0, 3.0]
     assert heard == []
+
+
+def test_a_tap_that_somebody_tore_out_is_made_anew() -> None:
+    """A tool that restores the method blindly does not blind those who come later."""
+    heard: list[int] = []
+    original = Base.__dict__["greet"]
+    torn = listen(Base, "greet", before=lambda *_: None)
+    Base.greet = original  # type: ignore[method-assign]
+    listener = listen(Base, "greet", before=lambda *_: heard.append(1))
+    Base().greet("x")
+    listener.remove()
+    torn.remove()
+
+    assert heard == [1]
+    assert Base.__dict__["greet"] is original

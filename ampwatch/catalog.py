@@ -65,6 +65,15 @@ RUN_FACTS = (
 )
 """Facts of a run that are labels of ``ampwatch_run_info``; a fact by another name is not exported."""
 
+KINDS = (
+    "scale_collapse",
+    "scale_below_one",
+    "scale_runaway",
+    "scaler_with_bf16",
+    "scheduler_ahead",
+)
+"""The kinds of findings that this release makes; a ring of another release may hold more."""
+
 _FINDING = (*RANK, "kind", "severity", "root")
 
 TOPICS: dict[str, tuple[Metric, ...]] = {
@@ -151,7 +160,7 @@ TOPICS: dict[str, tuple[Metric, ...]] = {
             "ampwatch_ring_records_lost_total",
             "counter",
             RANK,
-            "Records that were overwritten in the ring before the daemon read them.",
+            "Slots of the ring that were overwritten or unreadable before the daemon read them; a record takes one or more.",
         ),
     ),
     "Loss scaling": (
@@ -253,7 +262,7 @@ TOPICS: dict[str, tuple[Metric, ...]] = {
             "ampwatch_step_duration_seconds",
             "histogram",
             RANK,
-            "Wall time between the ends of consecutive iterations, of those the daemon has read.",
+            "Wall time between the ends of consecutive iterations, of those this daemon has read: starts again with it, without what was in the ring before.",
             "seconds",
         ),
         Metric(
@@ -280,20 +289,20 @@ TOPICS: dict[str, tuple[Metric, ...]] = {
             "ampwatch_finding_last_seen_timestamp_seconds",
             "gauge",
             _FINDING,
-            "Unix time of the newest iteration that a finding of this kind was reported in.",
+            "Unix time of the newest iteration in which a finding of this kind is known to have been seen; told at least once a minute while it lasts.",
             "seconds",
         ),
         Metric(
             "ampwatch_finding_steps_total",
             "counter",
             (*RANK, "kind"),
-            "Iterations in which a finding of this kind was seen, added up over its places.",
+            "Iterations in which a finding of this kind was seen, added up over its places; 0 for the known kinds before.",
         ),
         Metric(
             "ampwatch_finding_records_left_out_total",
             "counter",
             RANK,
-            "Reports of further findings that the daemon did not keep, because the rank has too many.",
+            "Reports of further findings, repeated ones included, that the daemon did not keep, because the rank has too many.",
         ),
     ),
 }
@@ -308,14 +317,14 @@ def _values(names: tuple[str, ...]) -> str:
 
 
 LABELS: dict[str, str] = {
-    "run": "Name of the run; `~2`, `~3` ... is appended while another live run has the same name and rank.",
+    "run": "Name of the run; `~2`, `~3` ... is appended to a job while one that started earlier runs under the same name.",
     "rank": "Global rank in the process group, `0` without one.",
     "collector": "Which of the daemon's collectors: `rings` reads the records of the training processes.",
     "state": _values(tuple(state.value for state in RunState)) + ".",
     "optimizer": "`0` to `7` in the order in which they were first seen, `other` for all beyond.",
     "class": _values(tuple(skip.label for skip in SKIP_CLASSES))
     + ": searching the scale, just after a growth, neither, several in a row.",
-    "kind": "Slug of the kind of failure; never changes between releases.",
+    "kind": "Slug of the kind of failure, never changed between releases: " + _values(KINDS) + ".",
     "severity": _values(tuple(severity.value for severity in Severity)) + ".",
     "root": "`true`, or `false` when another finding explains this one.",
     "version": "Version of ampwatch: of the daemon, or of the training process.",
@@ -345,9 +354,9 @@ _INTRODUCTION = """\
 Generated from `ampwatch/catalog.py`; change that file, then run
 `python -m ampwatch.catalog > docs/metrics.md`.
 
-- Counters exist at 0 from the first scrape of a run, except those of findings: a finding's
-  series appear when it is made. Alert on `ampwatch_finding_last_seen_timestamp_seconds`, which
-  needs no earlier sample: `time() - ampwatch_finding_last_seen_timestamp_seconds{severity="critical"} < 600`.
+- Counters exist at 0 from the first scrape of a run. The gauges of a finding appear when it is
+  made. Alert on `ampwatch_finding_last_seen_timestamp_seconds`, which needs no earlier sample:
+  `time() - ampwatch_finding_last_seen_timestamp_seconds{severity="critical"} < 600`.
 - Totals are kept by the training process, so they survive a restart of the daemon. The
   histogram and `ampwatch_ring_records_lost_total` start again with the daemon.
 - A value that is not known is absent: no `ampwatch_loss_scale` without a scaler.

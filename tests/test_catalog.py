@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ampwatch.aggregate.peak import HOLD_SECONDS
-from ampwatch.catalog import CATALOG, LABELS, Metric, markdown
+from ampwatch.catalog import CATALOG, KINDS, LABELS, Metric, markdown
+from ampwatch.diagnosis.advice import ADVICE
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 
@@ -59,3 +60,8 @@ def test_running_the_module_prints_the_page() -> None:
     printed = subprocess.run(command, capture_output=True, text=True, check=True)
 
     assert markdown() == printed.stdout
+
+
+def test_the_kinds_of_findings_are_those_that_the_diagnosis_has_advice_for() -> None:
+    """The two halves share no list, so this test holds theirs together."""
+    assert set(KINDS) == set(ADVICE)

@@ -29,7 +29,7 @@ class SortTotals:
 
     Attributes:
         num_places: Places at which one was made.
-        last_seen_ns: Unix time of the newest report of one. Unit: ns.
+        last_seen_ns: Unix time at which one was last seen. Unit: ns.
     """
 
     num_places: int
@@ -41,7 +41,8 @@ class Findings:
 
     Attributes:
         by_key: The newest state of each finding, in the order in which they were made.
-        left_out: Reports of findings that were not kept, because there were too many.
+        left_out: Reports of findings that were not kept, because there were too many; the
+            ring repeats them, and so does this count.
     """
 
     def __init__(self) -> None:
@@ -50,13 +51,27 @@ class Findings:
         self._last_seen_ns: dict[str, int] = {}
 
     def put(self, finding: Finding, time_ns: int) -> None:
-        """Take in ``finding`` as it stands at Unix time ``time_ns``."""
+        """Take in ``finding``, last seen at Unix time ``time_ns``.
+
+        One that is as it was changes nothing: the ring repeats it for readers that come late.
+        """
         finding = replace(finding, kind=encodable(finding.kind))
+        # As text, because evidence that is NaN does not equal itself.
+        if repr(finding) == repr(self.by_key.get(finding.key)):
+            return
         if finding.key not in self.by_key and len(self.by_key) >= MAX_FINDINGS:
             self.left_out += 1
             return
         self.by_key[finding.key] = finding
         self._last_seen_ns[finding.key] = time_ns
+
+    def last_seen_ns(self, key: str) -> int:
+        """Return the Unix time at which the finding of ``key`` was last seen. Unit: ns.
+
+        Raises:
+            KeyError: If there is none.
+        """
+        return self._last_seen_ns[key]
 
     def by_sort(self) -> dict[Sort, SortTotals]:
         """Return the totals per kind, severity and whether another finding explains it."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from itertools import count
 from typing import TYPE_CHECKING
 
+from ampwatch.aggregate.jobs import jobs_of, label
 from ampwatch.aggregate.rank import RankView
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Fleet:
-    """One ``RankView`` per ring, under labels that tell them apart.
+    """One ``RankView`` per ring, under labels that tell the jobs of one name apart (``jobs.py``).
 
-    Two rings can claim the same run and rank. If one has ended, the one that was
-    started later is shown alone. If both live, the one that came second is shown as
-    ``<run>~2``; a run cannot be given such a name by its user.
+    The job that started first is shown under the name of its run, the next one as
+    ``<run>~2``; a run cannot be given such a name by its user. When a job ends, the next
+    one of its name takes over the label at once.
 
     Every method is thread-safe. Hold ``lock`` to read several things that must fit together.
 
@@ -40,7 +40,6 @@ class Fleet:
         self._settings = settings
         self._clock = clock
         self._views: dict[str, RankView] = {}
-        self._superseded: set[str] = set()
 
     def apply(
         self,
@@ -55,28 +54,24 @@ class Fleet:
         """Fold in what was read from one ring; call it also when there was nothing new.
 
         Rings already known should be read before new ones: then a run that was restarted
-        finds its dead predecessor noticed as such, and takes over its label.
+        finds its dead predecessor noticed as such, and takes over its label at once.
 
         Args:
             key: Path of the ring.
             identity: Who writes it. Another one than before means another ring.
             records: New records in the order in which they were written.
             alive: The writer still holds its lock.
-            lost: Records overwritten before they were read, so far.
+            lost: Slots of the ring overwritten or unreadable before they were read, so far.
             dropped: Records the writer could not write, so far.
         """
         with self.lock:
             self.problems.pop(key, None)
             view = self._views.get(key)
-            is_new = view is None or view.identity != identity
-            if view is None or is_new:
-                self.forget(key)
-                view = self._new_view(identity)
+            if view is None or view.identity != identity:
+                view = self._views[key] = self._new_view(identity)
             for record in records:
                 view.apply(record)
             view.observe(alive=alive, lost=lost, dropped=dropped)
-            if is_new:
-                self._admit(key, view)
 
     def note_problem(self, key: str, text: str) -> None:
         """Say why the ring at path ``key`` cannot be read."""
@@ -87,51 +82,29 @@ class Fleet:
         """Let go of all that is known about the ring at path ``key``."""
         with self.lock:
             self._views.pop(key, None)
-            self._superseded.discard(key)
             self.problems.pop(key, None)
 
     def ranks(self) -> list[RankView]:
         """Return the ranks to show, by run and rank: those that live or ended a short while ago."""
         with self.lock:
-            shown = [view for key, view in self._views.items() if self._is_shown(key, view)]
-            return sorted(shown, key=lambda view: (view.run, view.identity.rank))
+            return sorted(self._shown(), key=lambda view: (view.run, view.identity.rank))
 
     def expired(self) -> list[str]:
         """Return the paths of rings that are not shown any more and can be forgotten."""
         with self.lock:
-            return [key for key, view in self._views.items() if not self._is_shown(key, view)]
+            shown = self._shown()
+            return [key for key, view in self._views.items() if view not in shown]
 
     def _new_view(self, identity: RunIdentity) -> RankView:
         stale_seconds = self._settings.stale_seconds
         return RankView(identity, clock=self._clock, stale_seconds=stale_seconds)
 
-    def _is_shown(self, key: str, view: RankView) -> bool:
-        if key in self._superseded:
-            return False
-        return view.ended_at is None or (
-            self._clock() - view.ended_at <= self._settings.grace_seconds
-        )
-
-    def _admit(self, key: str, view: RankView) -> None:
-        """Put the new ``view`` beside the others of its run and rank, under a label of its own."""
-        self._views[key] = view
-        for other_key, other in self._others_of_rank(view):
-            if other.name != view.name:
-                continue
-            older = min(view, other, key=lambda v: v.identity.started_ns)
-            if older.ended:
-                self._superseded.add(key if older is view else other_key)
-        if key not in self._superseded:
-            taken = {other.run for _, other in self._others_of_rank(view)}
-            labels = (view.run if n == 1 else f"{view.run}~{n}" for n in count(1))
-            view.run = next(label for label in labels if label not in taken)
-
-    def _others_of_rank(self, view: RankView) -> list[tuple[str, RankView]]:
-        """Return the other views of the same rank that are shown, with their paths."""
-        return [
-            (key, other)
-            for key, other in self._views.items()
-            if other is not view
-            and other.identity.rank == view.identity.rank
-            and self._is_shown(key, other)
-        ]
+    def _shown(self) -> list[RankView]:
+        """Label the ranks that live or ended a short while ago, and return those to show."""
+        now, grace = self._clock(), self._settings.grace_seconds
+        recent = {
+            key: view
+            for key, view in self._views.items()
+            if view.ended_at is None or now - view.ended_at <= grace
+        }
+        return label(jobs_of(recent))

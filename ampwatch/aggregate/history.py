@@ -8,6 +8,7 @@ forgotten, and no dip of the scale and no slow step is smoothed away.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import count
@@ -195,6 +196,15 @@ class History:
             self._num_skips += 1
             event = SkipEvent(record.step, record.time_ns, record.skip_class, record.loss_scale)
             self.skips.append(event)
+
+    def time_of(self, step: int) -> int | None:
+        """Return the Unix time by which ``step`` was over; ``None`` if none so new is known.
+
+        As exact as the stride; for a step before the first known one, the time of that one.
+        Unit: ns.
+        """
+        place = bisect_left(self.buckets, step, key=lambda bucket: bucket.last_step)
+        return self.buckets[place].time_ns if place < len(self.buckets) else None
 
     def since(self, cursor: Cursor | None) -> Update:
         """Return what is new since ``cursor``, or everything if it does not fit any more.

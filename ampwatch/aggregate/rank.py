@@ -38,6 +38,12 @@ USUAL_STEPS = 32
 STALE_STEPS = 10
 """A rank that is silent for so many of its usual steps may be stale."""
 
+FIRST_LOOK_SECONDS = 10.0
+"""Steps that ended longer ago than this when the view was made are not in the histogram.
+A daemon that was restarted finds thousands of steps in the ring that its predecessor has
+counted, and to Prometheus all that it counts at its first look happened just then. Long
+enough for the steps in which the run's own daemon starts. Unit: s."""
+
 DIED = "the process ended without closing: killed, out of memory or crashed"
 
 
@@ -45,7 +51,8 @@ class RankView:
     """One rank of one run, as its ring tells it.
 
     The totals are the writer's own, so a view that began late tells the truth; only
-    the histogram and the history are limited to the records that were seen.
+    the history is limited to the records that were seen, and the histogram to the steps
+    since then.
 
     Attributes:
         identity: Who writes the ring.
@@ -57,9 +64,10 @@ class RankView:
         last_applied_ns: Unix time of the newest step that was not skipped, 0 before. Unit: ns.
         last_record_ns: Unix time of the newest record that has one, or of the start. Unit: ns.
         optimizers: The newest record per optimizer; ``OTHER_OPTIMIZERS`` for all beyond the limit.
-        durations: Step durations. Unit: s.
+        durations: Durations of the steps since ``FIRST_LOOK_SECONDS`` before the view was made.
+            Unit: s.
         history: The course of the run.
-        records_lost: Records overwritten before they were read.
+        records_lost: Slots of the ring overwritten or unreadable before they were read.
         ring_dropped: Records the writer could not write.
         ended_at: When the end was noticed, by the fleet's clock; ``None`` before. Unit: s.
 
@@ -86,6 +94,7 @@ class RankView:
         self.ring_dropped = 0
         self.ended_at: float | None = None
         self._clock = clock
+        self._counted_from_ns = int((clock() - FIRST_LOOK_SECONDS) * 1e9)
         self._stale_seconds = stale_seconds
         self._alive = True
         self._end: EndRecord | None = None
@@ -102,7 +111,7 @@ class RankView:
             index = record.index if 0 <= record.index < MAX_OPTIMIZERS else OTHER_OPTIMIZERS
             self.optimizers[index] = record
         elif isinstance(record, FindingRecord):
-            self._findings.put(record.finding, self.last_record_ns)
+            self._apply_finding(record.finding)
         elif isinstance(record, FactsRecord):
             self._apply_facts(record)
         else:
@@ -114,7 +123,7 @@ class RankView:
 
         Args:
             alive: The writer still holds its lock.
-            lost: Records overwritten before they were read, so far.
+            lost: Slots of the ring overwritten or unreadable before they were read, so far.
             dropped: Records the writer could not write, so far.
         """
         self._alive, self.records_lost, self.ring_dropped = alive, lost, dropped
@@ -197,8 +206,14 @@ class RankView:
         if not math.isnan(record.loss_scale):
             self._scale_min.put(record.loss_scale, record.time_ns)
         self._skips_max.put(record.consecutive_skips, record.time_ns)
-        self.durations.observe(record.duration_s)
+        if record.time_ns >= self._counted_from_ns:
+            self.durations.observe(record.duration_s)
         self.history.add(record)
+
+    def _apply_finding(self, finding: Finding) -> None:
+        """Take in a finding as of the iteration it was last seen in, which may be long ago."""
+        seen_ns = self.history.time_of(finding.last_step)
+        self._findings.put(finding, self.last_record_ns if seen_ns is None else seen_ns)
 
     def _apply_facts(self, record: FactsRecord) -> None:
         for name, value in record.facts.items():

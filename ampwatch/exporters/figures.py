@@ -81,10 +81,12 @@ def _step_time(rank: RankView) -> Figure:
 def _cost(rank: RankView, newest: StepRecord) -> Figure:
     elapsed_ns = newest.time_ns - rank.identity.started_ns
     share = 100 * newest.overhead_ns / elapsed_ns if elapsed_ns > 0 else 0.0
-    lost = newest.total_observations_dropped + rank.records_lost + rank.ring_dropped
     notes = ["of the training thread's time"]
-    if lost:
-        notes.append(f"{plural(lost, 'observation')} lost")
-    if newest.total_sensor_errors:
-        notes.append(plural(newest.total_sensor_errors, "sensor error"))
+    missed = (
+        (newest.total_observations_dropped, "step", " not observed"),
+        (rank.ring_dropped, "record", " not written"),
+        (rank.records_lost, "ring slot", " not read"),
+        (newest.total_sensor_errors, "sensor error", ""),
+    )
+    notes += [f"{plural(total, noun)}{what}" for total, noun, what in missed if total]
     return Figure(f"{share:.2g} %", ", ".join(notes))

@@ -66,26 +66,25 @@ def render(summary: Summary, findings: Sequence[Finding]) -> str:
 
 
 def _numbers(summary: Summary) -> list[str]:
-    lines = [
-        f"  {summary.iterations} iterations, {_steps(summary.steps, 'optimizer step')} attempted"
-    ]
+    iterations = _plural(summary.iterations, "iteration")
+    lines = [f"  {iterations}, {_plural(summary.steps, 'optimizer step')} attempted"]
     total = sum(summary.skipped)
     if total:
         parts = [f"{n} {c.label}" for c, n in zip(SKIP_CLASSES, summary.skipped, strict=True) if n]
-        lines.append(f"  {_steps(total, 'step')} skipped: {', '.join(parts)}")
+        lines.append(f"  {_plural(total, 'step')} skipped: {', '.join(parts)}")
     elif not math.isnan(summary.loss_scale):
         lines.append("  no step skipped")
     if not math.isnan(summary.loss_scale):
-        lines.append(
-            f"  loss scale {summary.loss_scale:g}, {summary.growths} growths,"
-            f" {summary.backoffs} backoffs"
-        )
+        moves = f"{_plural(summary.growths, 'growth')}, {_plural(summary.backoffs, 'backoff')}"
+        lines.append(f"  loss scale {summary.loss_scale:g}, {moves}")
     if summary.nonfinite_losses:
-        lines.append(f"  {summary.nonfinite_losses} iterations with a NaN or infinite loss")
+        bad = _plural(summary.nonfinite_losses, "iteration")
+        lines.append(f"  {bad} with a NaN or infinite loss")
     return lines + [f"  {sentence}" for sentence in summary.not_seen]
 
 
-def _steps(count: int, noun: str) -> str:
+def _plural(count: int, noun: str) -> str:
+    # Not words.plural: its narrow spaces cannot be printed where the locale is plain ASCII.
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 

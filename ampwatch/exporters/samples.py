@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch import __version__
 from ampwatch.aggregate.text import encodable
-from ampwatch.catalog import RUN_FACTS
+from ampwatch.catalog import KINDS, RUN_FACTS
 from ampwatch.records import OTHER_OPTIMIZERS, SKIP_CLASSES, OptimizerRecord, RunState
 
 if TYPE_CHECKING:
@@ -87,8 +87,9 @@ def _sort_labels(sort: Sort) -> tuple[str, str, str]:
 
 
 def _finding_steps(rank: RankView) -> Samples:
-    for kind, steps in rank.finding_totals.steps_by_kind().items():
-        yield (kind,), steps
+    steps = rank.finding_totals.steps_by_kind()
+    for kind in dict.fromkeys((*KINDS, *steps)):  # born at 0, so that the first is an increase
+        yield (kind,), steps[kind]
 
 
 def _one(read: Callable[[RankView], Any]) -> Callable[[RankView], Samples]:

@@ -24,11 +24,9 @@ RECENT_STEPS = 1000
 longer may be over. Half of GradScaler's growth interval, so that a healthy run shows at most
 one probe."""
 
-CALIBRATED_AFTER = 20
-"""Consecutive unskipped steps after which the search for a scale is over."""
-
-COLLAPSING_AFTER = 3
-"""Consecutive skips that nothing explains, after which the scale is said to collapse."""
+RECENT_NS = 120 * 1_000_000_000
+"""How far back "now" reaches in time: twice the minute after which a finding that lasts is
+told again, where that is more than ``RECENT_STEPS``. Unit: ns."""
 
 _SEVERITIES = (Severity.CRITICAL, Severity.WARNING, Severity.INFO)
 
@@ -74,7 +72,7 @@ def rank_verdict(rank: RankView, now: float) -> Verdict:
     newest = rank.newest
     if newest is None:
         return _without_a_step(rank, now)
-    return _not_running(rank, newest, now) or _alarm(rank, newest) or _no_alarm(rank, newest)
+    return _not_running(rank, newest, now) or _alarm(rank) or _no_alarm(rank, newest)
 
 
 def run_verdict(verdicts: Sequence[tuple[RankView, Verdict]]) -> tuple[int, Verdict]:
@@ -117,13 +115,14 @@ def is_current(finding: Finding, rank: RankView) -> bool:
     """Tell whether ``finding`` still holds at the newest step of ``rank``.
 
     What is wrong in the code or the environment is seen once and stays wrong; what happens
-    in steps is over when it was not seen for ``RECENT_STEPS``. One that has lasted longer is
-    told again only when its count has doubled, so it is given twice the time it has lasted.
+    in steps is over when it was not seen for ``RECENT_STEPS`` and ``RECENT_NS``.
     """
-    if finding.phase == "config" or finding.where in ("api", "env") or rank.newest is None:
+    newest = rank.newest
+    if finding.phase == "config" or finding.where in ("api", "env") or newest is None:
         return True
-    patience = max(RECENT_STEPS, 2 * (finding.last_step - finding.first_step))
-    return rank.newest.step - finding.last_step <= patience
+    if newest.step - finding.last_step <= RECENT_STEPS:
+        return True
+    return newest.time_ns - rank.finding_totals.last_seen_ns(finding.key) <= RECENT_NS
 
 
 def skips_by_class(rank: RankView) -> dict[SkipClass, int]:
@@ -167,10 +166,8 @@ def _not_running(rank: RankView, newest: StepRecord, now: float) -> Verdict | No
     return None
 
 
-def _alarm(rank: RankView, newest: StepRecord) -> Verdict | None:
+def _alarm(rank: RankView) -> Verdict | None:
     worst = worst_finding(rank)
-    if _collapsing(newest):
-        return Verdict(Level.FAILING, _collapse(rank, newest), worst.advice if worst else "")
     if worst is None:
         return None
     sentence = worst.summary.rstrip(".")
@@ -184,7 +181,7 @@ def _alarm(rank: RankView, newest: StepRecord) -> Verdict | None:
 
 
 def _no_alarm(rank: RankView, newest: StepRecord) -> Verdict:
-    if _calibrating(rank, newest):
+    if newest.skip_class is SkipClass.CALIBRATING:
         return Verdict(Level.CALIBRATING, _calibration(rank, newest))
     return Verdict(Level.HEALTHY, _health(rank, newest))
 
@@ -219,40 +216,6 @@ def _finished(rank: RankView, newest: StepRecord) -> str:
     text = f"{plural(newest.step + 1, 'step')}, {skipped}, {_scale(newest)}"
     alarming = sum(f.severity is not Severity.INFO for f in rank.findings.values())
     return f"{text}; {plural(alarming, 'finding')} to read" if alarming else text
-
-
-def _collapsing(newest: StepRecord) -> bool:
-    explained = (SkipClass.NONE, SkipClass.CALIBRATING)
-    return newest.skip_class not in explained and newest.consecutive_skips >= COLLAPSING_AFTER
-
-
-def _collapse(rank: RankView, newest: StepRecord) -> str:
-    streak = number(newest.consecutive_skips)
-    text = f"the loss scale is collapsing: {streak} steps skipped in a row, scale {number(newest.loss_scale)}"
-    left = _steps_to_floor(rank, newest)
-    if left is None:
-        return text
-    if left <= 0:
-        return f"{text}; so small that the next step not skipped makes weights infinite"
-    return f"{text}; 1/scale becomes infinite in about {number(left)} steps"
-
-
-def _steps_to_floor(rank: RankView, newest: StepRecord) -> float | None:
-    """Return the forecast of the finding, counted on to the newest step; ``None`` without one."""
-    forecasts = [
-        f.evidence["steps_to_floor"] - (newest.step - f.last_step)
-        for f in rank.findings.values()
-        if f.kind == "scale_collapse" and math.isfinite(f.evidence.get("steps_to_floor", math.nan))
-    ]
-    return min(forecasts, default=None)
-
-
-def _calibrating(rank: RankView, newest: StepRecord) -> bool:
-    if math.isnan(newest.loss_scale) or newest.total_growths:
-        return False
-    skips = skips_by_class(rank)
-    only_search = sum(skips.values()) == skips[SkipClass.CALIBRATING]
-    return only_search and newest.growth_tracker < CALIBRATED_AFTER
 
 
 def _calibration(rank: RankView, newest: StepRecord) -> str:

@@ -144,8 +144,8 @@ def put(
 
 
 def made_up_fleet() -> Fleet:
-    """The fleet of the golden scrape; its clock stands 20 s after the start."""
-    clock = Clock(START + 20)
+    """The fleet of the golden scrape, watched from the start; its clock stands 20 s after that."""
+    clock = Clock()
     fleet = Fleet(Settings(), clock)
     collapse: list[Record] = [
         FACTS,
@@ -178,4 +178,5 @@ def made_up_fleet() -> Fleet:
     failure = end(RunState.FAILED, "RuntimeError: out of memory")
     put(fleet, "/bert.ring", identity(run="bert", world_size=1), [*bf16, failure], alive=False)
     fleet.note_problem("/old.ring", "layout 0")
+    clock.now += 20
     return fleet

@@ -1,5 +1,7 @@
 """Tests of the findings of one rank."""
 
+import math
+
 from ampwatch.aggregate.findings import MAX_FINDINGS, Findings, Sort
 from ampwatch.records import Severity
 from tests.aggregate.made_up import finding
@@ -20,6 +22,19 @@ def test_findings_are_counted_by_sort_and_by_kind() -> None:
         Sort("headroom_low", Severity.CRITICAL, root=False): (1, 5),
     } == by_sort
     assert findings.steps_by_kind() == {"headroom_low": 8}
+
+
+def test_a_finding_that_is_told_again_as_it_was_changes_nothing() -> None:
+    """The ring repeats findings for late readers; NaN among the evidence makes no news of it."""
+    findings = Findings()
+    for time_ns in (10, 20):
+        evidence = {"loss_scale": float("nan"), "amax": math.inf}
+        findings.put(finding(count=2, evidence=evidence).finding, time_ns)
+
+    assert findings.last_seen_ns("scale_collapse@optimizer:0") == 10
+
+    findings.put(finding(count=3).finding, 30)
+    assert findings.last_seen_ns("scale_collapse@optimizer:0") == 30
 
 
 def test_a_finding_that_gets_worse_is_counted_once() -> None:

@@ -4,6 +4,8 @@ import threading
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ampwatch.aggregate import Fleet, RankView
 from ampwatch.records import RunIdentity, RunState
@@ -65,15 +67,76 @@ def test_two_live_runs_of_one_name_are_told_apart(fleet: Fleet) -> None:
     assert labels(fleet) == [(run, rank) for run in ("gpt", "gpt~2", "gpt~3") for rank in (0, 1)]
 
 
-def test_a_label_that_was_given_stays(fleet: Fleet) -> None:
-    """The end of the first run does not rename the second, and its label is free for the third."""
-    put(fleet, "1", later(1), [])
-    put(fleet, "2", later(2), [])
+def test_a_job_that_has_ended_gives_its_label_to_the_next(fleet: Fleet) -> None:
+    """A daemon that was started after its end, and never knew it, says the same."""
+    restarted = Fleet(Settings(), Clock())
+    for key in ("1", "2", "3"):
+        put(fleet, key, later(int(key)), [])
     put(fleet, "1", later(1), [], alive=False)
-    assert labels(fleet) == [("gpt", 0), ("gpt~2", 0)]
+    for key in ("3", "2"):
+        put(restarted, key, later(int(key)), [])
 
-    put(fleet, "3", later(3), [])
-    assert [(r.run, r.identity.pid) for r in fleet.ranks()] == [("gpt", 4714), ("gpt~2", 4713)]
+    for daemon in (fleet, restarted):
+        assert [(r.run, r.identity.pid) for r in daemon.ranks()] == [
+            ("gpt", 4713),
+            ("gpt~2", 4714),
+        ]
+    assert fleet.expired() == ["1"]
+
+
+SMALL_JOB = {"small": later(1, world_size=1)}
+LARGE_JOB = {f"large{rank}": later(2 + rank, rank=rank, world_size=4) for rank in range(4)}
+SECOND_LARGE_JOB = {f"second{rank}": later(60 + rank, rank=rank, world_size=4) for rank in range(4)}
+
+
+@given(st.permutations(list((SMALL_JOB | LARGE_JOB | SECOND_LARGE_JOB).items())))
+def test_a_label_belongs_to_a_whole_job(rings: list[tuple[str, RunIdentity]]) -> None:
+    """Jobs of one name never mix, whatever their sizes and the order in which rings are found."""
+    fleet = Fleet(Settings(), Clock())
+    for key, who in rings:
+        put(fleet, key, who, [])
+
+    assert [(r.run, r.identity.pid - 4711) for r in fleet.ranks()] == [
+        ("gpt", 1),
+        *(("gpt~2", 2 + rank) for rank in range(4)),
+        *(("gpt~3", 60 + rank) for rank in range(4)),
+    ]
+
+
+def test_a_dead_rank_is_shown_beside_the_others_of_its_job(fleet: Fleet) -> None:
+    """Its job lives on, so nobody takes its place: that it failed is the news."""
+    for rank in (0, 1):
+        put(fleet, f"first{rank}", later(1, rank=rank), [])
+        put(fleet, f"second{rank}", later(2, rank=rank), [])
+    put(fleet, "first1", later(1, rank=1), [], alive=False)
+
+    shown = [(r.run, r.identity.rank, r.state is RunState.FAILED) for r in fleet.ranks()]
+
+    assert shown == [
+        ("gpt", 0, False),
+        ("gpt", 1, True),
+        ("gpt~2", 0, False),
+        ("gpt~2", 1, False),
+    ]
+
+
+def test_ranks_that_start_long_after_one_another_are_no_job(fleet: Fleet) -> None:
+    """With NCCL the ranks of a job wait ten minutes for each other, and no longer."""
+    put(fleet, "0", later(0), [])
+    put(fleet, "1", later(600, rank=1), [])
+    assert labels(fleet) == [("gpt", 0), ("gpt", 1)]
+
+    put(fleet, "1", later(601, rank=1), [])
+    assert labels(fleet) == [("gpt", 0), ("gpt~2", 1)]
+
+
+def test_of_two_dead_jobs_the_last_one_to_live_is_shown(fleet: Fleet) -> None:
+    """A daemon that starts the day after finds both; one that ended inside the other hides nothing."""
+    put(fleet, "old", later(1), [step(2)], alive=False)
+    put(fleet, "new", later(5), [step(9)], alive=False)
+    put(fleet, "inside", later(6), [step(6)], alive=False)
+
+    assert [(r.run, newest_step(r)) for r in fleet.ranks()] == [("gpt", 9), ("gpt~2", 6)]
 
 
 def test_a_restarted_run_takes_the_place_of_its_dead_predecessor(fleet: Fleet) -> None:

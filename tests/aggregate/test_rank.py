@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ampwatch.aggregate import RankView
-from ampwatch.aggregate.rank import DIED, MAX_FACTS
+from ampwatch.aggregate.rank import DIED, FIRST_LOOK_SECONDS, MAX_FACTS
 from ampwatch.records import (
     OTHER_OPTIMIZERS,
     FactsRecord,
@@ -120,12 +120,42 @@ def test_facts_add_up_and_the_newest_value_holds() -> None:
 
 def test_findings_carry_the_time_of_the_step_they_came_with() -> None:
     """Records of findings have no time of their own; before the first step it is that of the start."""
-    rank = view(finding("api_error"), step(4), finding("scale_collapse"))
+    rank = view(finding("api_error"), step(4), finding("scale_collapse", last_step=5))
 
     seen = {s.kind: t.last_seen_ns for s, t in rank.finding_totals.by_sort().items()}
 
     assert seen == {"api_error": START * SECOND, "scale_collapse": (START + 5) * SECOND}
     assert list(rank.findings) == ["api_error@optimizer:0", "scale_collapse@optimizer:0"]
+
+
+def test_a_finding_read_late_carries_the_time_of_the_step_it_was_last_seen_in() -> None:
+    """A daemon that comes late meets old findings repeated among new steps."""
+    late = finding(first_step=1, last_step=3)
+    early = finding("scale_runaway", first_step=0, last_step=1)
+    rank = view(*(step(i) for i in range(2, 9)), late, early)
+
+    seen = {f.kind: rank.finding_totals.last_seen_ns(f.key) for f in rank.findings.values()}
+
+    assert seen == {
+        "scale_collapse": (START + 4) * SECOND,
+        "scale_runaway": (START + 3) * SECOND,  # by the oldest step that was read
+    }
+
+
+def test_steps_of_before_the_first_look_are_not_in_the_histogram() -> None:
+    """They would all seem to happen now; what the page shows of them is the same as ever."""
+    clock = Clock(START + 100)
+    records = [step(i) for i in range(1, 101)]
+    rank = view(*records, clock=clock)
+    recent = sum(r.time_ns >= (clock.now - FIRST_LOOK_SECONDS) * SECOND for r in records)
+    assert 0 < recent < 20
+    assert sum(rank.durations.counts) == recent
+
+    clock.now += 1000
+    rank.apply(step(101))
+
+    assert sum(rank.durations.counts) == recent + 1
+    assert sum(bucket.num_steps for bucket in rank.history.buckets) == 101
 
 
 def test_durations_and_history_come_from_the_steps() -> None:

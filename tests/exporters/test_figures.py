@@ -40,7 +40,10 @@ def test_the_figures_tell_values_and_what_to_know_of_them() -> None:
         "Step time": ("1 s", "1 steps per second"),
         "Cost of watching": (
             "0.037 %",
-            "of the training thread's time, 22 observations lost, 6 sensor errors",
+            (
+                "of the training thread's time, 5 steps not observed, 9 records not written,"
+                " 8 ring slots not read, 6 sensor errors"
+            ),
         ),
     }
 

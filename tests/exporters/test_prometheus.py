@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from ampwatch import __version__
 from ampwatch.aggregate import Fleet
-from ampwatch.catalog import CATALOG, RUN_FACTS
+from ampwatch.catalog import CATALOG, KINDS, RUN_FACTS
 from ampwatch.exporters.prometheus import PrometheusExporter
 from ampwatch.exporters.samples import OF_DAEMON, OF_RANK, CollectorPass
 from ampwatch.records import SKIP_CLASSES, FactsRecord, Record, RunState
@@ -170,6 +170,21 @@ def test_counters_are_there_at_0_before_the_first_step() -> None:
     assert born["ampwatch_optimizer_steps_total", "0", "0", "gpt"] == 0
     for skip in SKIP_CLASSES:
         assert born["ampwatch_optimizer_steps_skipped_total", skip.label, "0", "0", "gpt"] == 0
+    for kind in KINDS:
+        assert born["ampwatch_finding_steps_total", kind, "0", "gpt"] == 0
+
+
+def test_a_kind_of_another_release_appears_when_it_is_seen() -> None:
+    """The known ones stay beside it, each with its own count."""
+    got = samples(fleet_of(finding("seen_from_the_future", count=7), finding(count=2)))
+
+    steps = {key[1]: v for key, v in got.items() if key[0] == "ampwatch_finding_steps_total"}
+
+    assert steps == {
+        **dict.fromkeys(KINDS, 0),
+        "scale_collapse": 2,
+        "seen_from_the_future": 7,
+    }
 
 
 def test_what_is_not_known_is_absent() -> None:

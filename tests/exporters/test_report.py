@@ -27,6 +27,26 @@ def test_a_healthy_run_has_its_numbers_and_nothing_to_report() -> None:
     )
 
 
+def test_one_of_something_is_told_in_the_singular() -> None:
+    """Also of iterations, growths and backoffs."""
+    once = Summary(
+        "gpt", 0, iterations=1, steps=1, loss_scale=8.0, growths=1, backoffs=1, nonfinite_losses=1
+    )
+
+    text = render(once, [])
+
+    assert "  1 iteration, 1 optimizer step attempted\n" in text
+    assert "  loss scale 8, 1 growth, 1 backoff\n" in text
+    assert "  1 iteration with a NaN or infinite loss\n" in text
+
+
+def test_the_report_can_be_printed_in_any_locale() -> None:
+    """Its own words are ASCII, digits included: the user's locale may be "C"."""
+    large = Summary("gpt", 0, iterations=123_456, steps=123_456, growths=12_345, loss_scale=2.0**30)
+
+    assert render(large, [_finding("scale_collapse", last_step=123_455)]).isascii()
+
+
 def test_a_run_without_a_scaler_says_nothing_of_scale_and_skips() -> None:
     """What is not there is absent, not zero."""
     text = render(Summary("gpt", 0, iterations=1, steps=1), [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -141,6 +142,7 @@ def test_a_healthy_run_is_healthy_at_one_look_and_drawn(trainer: Trainer, page: 
     )
     eventually(lambda: page.run(DRAWN), "charts")
     assert page.text("#run h1").startswith("train · ")
+    assert page.text("#charts-title") == "Since the start"
     assert page.run("return document.querySelectorAll('.js-plotly-plot').length") == 4
     resources = page.run("return performance.getEntriesByType('resource').map((r) => r.name)")
     assert {urlsplit(name).netloc for name in resources} == {urlsplit(page.url).netloc}
@@ -201,7 +203,11 @@ def test_skips_are_marked_by_class_and_a_scale_below_one_is_named(
             consecutive_skips=i + 1,
         )
 
-    page.says("#run h1", "the loss scale is collapsing: 20 steps skipped in a row, scale 0.0625")
+    collapse = finding(first_step=30, last_step=49, count=20).finding
+    words = "The loss scale is collapsing: 20 steps skipped in a row since step 30"
+    trainer.write(FindingRecord(replace(collapse, summary=f"{words}.")))
+
+    page.says("#run h1", f"✖ failing: {words}")
     chart = "const c = document.getElementById('chart-scale');"
     marked = f"{chart} return c.data?.filter((t) => t.marker?.symbol === 'x')[0].x"
     eventually(lambda: page.run(marked) == list(range(30, 50)), "marks of the storm")
@@ -209,6 +215,14 @@ def test_skips_are_marked_by_class_and_a_scale_below_one_is_named(
     assert "shrunk" in page.run(f"{chart} return c.layout.annotations[0].text")
     symbols = page.run(f"{chart} return c.data.map((t) => t.marker?.symbol).filter(Boolean)")
     assert len(set(symbols)) == 4
+
+
+def test_the_charts_say_from_where_on_they_tell(trainer: Trainer, page: Page) -> None:
+    """A daemon that came late has not read the first steps, and the page does not pretend."""
+    trainer.step = 4999
+    trainer.train(30)
+
+    page.says("#charts-title", "History from step 5 000")
 
 
 def test_the_ranks_of_a_run_beat_side_by_side_and_can_be_chosen(place: Place, page: Page) -> None:

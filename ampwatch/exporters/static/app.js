@@ -24,6 +24,7 @@ function show() {
   view.showHeadline(name, run);
   view.showRanks(run, rank, daemonNow(), (chosen) => select(name, chosen));
   view.showFigures(run.ranks[rank]);
+  view.showHistory(run.ranks[rank].series);
   view.showFindings(run.ranks[rank]);
   view.showFacts(run.ranks[rank]);
   charts.show(`${name} ${rank} ${run.ranks[rank].started}`, state.columns, run.ranks[rank].series);

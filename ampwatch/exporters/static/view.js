@@ -112,6 +112,12 @@ export function showFigures(rank) {
   rebuild(byId("figures"), rank.figures, () => Object.entries(rank.figures).map(cell));
 }
 
+/** Say from where on the charts tell: a daemon that came late has not read the first steps. */
+export function showHistory(series) {
+  const first = Math.min(...Object.keys(series).map(Number));
+  setText(byId("charts-title"), first > 0 && Number.isFinite(first) ? `History from step ${number(first)}` : "Since the start");
+}
+
 /** Show which marks stand for which skips. */
 export function showLegend() {
   byId("legend").replaceChildren(...SKIPS.map((skip) => {

@@ -23,13 +23,15 @@ $(INSTALLED): pyproject.toml constraints.txt
 		echo "expected Python 3.10 or newer with venv (Debian: python3-venv), got $$($(PYTHON) --version 2>&1); use make PYTHON=python3.11"; exit 1; }
 	@echo "==> Making $(VENV) with $$($(PYTHON) --version); the first time takes a few minutes"
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	@# PyTorch first, and alone: the pin in constraints.txt decides which build it is.
+	@# PyTorch first, and alone. Its version is that of constraints.txt; which build of it, for
+	@# the CPU or for CUDA, is up to pip and the package index it asks.
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 .PHONY: demo
 demo: $(INSTALLED) ## Train a small model, break it, and show the page that says so
+	@echo "==> Training a small model, which will break; the address of its page follows"
 	$(BIN)/ampwatch demo $(ARGS)
 
 .PHONY: test

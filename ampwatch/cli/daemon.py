@@ -23,7 +23,7 @@ examples:
   ampwatch daemon --host 0.0.0.0 --web.config.file web.yml
       for a Prometheus elsewhere, with TLS and a password
   sudo ampwatch daemon --machine
-      for the runs of every user; what the systemd unit starts
+      for the runs of every user; root, under a service manager
 
 On loopback only the names localhost, 127.0.0.1 and [::1] are answered, and the one given
 with --host; through `kubectl port-forward` or `ssh -L` the page is at localhost as well.
@@ -75,10 +75,14 @@ def run(args: argparse.Namespace) -> int:
         DaemonError: If the daemon cannot start, or a part of it died.
     """
     from ampwatch.daemon.app import Options, serve  # noqa: PLC0415 - --help must not load the server
+    from ampwatch.daemon.detach import BoundedLog  # noqa: PLC0415 - likewise
     from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
 
     logging.basicConfig(
-        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=args.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        # Of a daemon that was started by hand, stderr is not ours to cut.
+        handlers=[logging.StreamHandler() if args.lock_fd is None else BoundedLog()],
     )
     options = Options(
         machine=args.machine,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import sys
 from dataclasses import replace
 
@@ -116,16 +117,22 @@ def course_of(args: argparse.Namespace) -> Course:
 
 
 def _count(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        msg = f"expected a number of steps >= 1, got {text}"
+        msg = f"expected a whole number of steps >= 1, got {text!r}"
         raise argparse.ArgumentTypeError(msg)
     return number
 
 
 def _seconds(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not number > 0:
-        msg = f"expected a number of seconds > 0, got {text}"
+        msg = f"expected a number of seconds > 0, got {text!r}"
         raise argparse.ArgumentTypeError(msg)
     return number

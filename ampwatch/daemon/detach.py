@@ -1,7 +1,8 @@
-"""Leaves the terminal and the parent process behind, as daemons do."""
+"""Leaves the terminal and the parent process behind, as daemons do, and keeps a log of bounded size."""
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,41 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_LOG = 1 << 20
-"""A log larger than this is begun anew. Unit: bytes."""
+"""A log larger than this is cut down to its end. Unit: bytes."""
+
+KEPT_LOG = 1 << 18
+"""Unit: bytes."""
+
+STDERR = 2
+
+
+class BoundedLog(logging.StreamHandler):  # type: ignore[type-arg] # not before Python 3.11
+    """Logs to stderr, which is the log once detached, and keeps it within bounds.
+
+    Not by renaming it, as the handlers of the library do: what is not logged, such as
+    the last words of the interpreter, goes to the same file by its descriptor.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log it."""
+        try:
+            cut(STDERR)
+        except OSError:
+            self.handleError(record)
+        super().emit(record)
+
+
+def cut(descriptor: int) -> None:
+    """Cut a log that has grown too large down to its end; a pipe or terminal has no size.
+
+    Args:
+        descriptor: Of the file, open for reading and appending.
+    """
+    size = os.fstat(descriptor).st_size
+    if size > MAX_LOG:
+        end = os.pread(descriptor, KEPT_LOG, size - KEPT_LOG)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, end[end.find(b"\n") + 1 :])
 
 
 def detach(directory: Path, parent_says: Callable[[int], None]) -> None:
@@ -26,14 +61,13 @@ def detach(directory: Path, parent_says: Callable[[int], None]) -> None:
         parent_says: Called with the child's pid, in the process that exits.
     """
     log = directory / DAEMON_LOG
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(log, flags, 0o600)
-    if os.fstat(descriptor).st_size > MAX_LOG:
-        os.ftruncate(descriptor, 0)
+    cut(descriptor)
     pid = os.fork()
     if pid:
         parent_says(pid)
         os._exit(0)
-    for standard in (1, 2):
+    for standard in (1, STDERR):
         os.dup2(descriptor, standard)
     os.close(descriptor)

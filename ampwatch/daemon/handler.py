@@ -6,6 +6,7 @@ import gzip
 import logging
 import re
 from http import HTTPStatus
+from http.client import HTTPMessage
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -28,6 +29,9 @@ MIN_GZIP = 1400
 
 MAX_FIELDS = 100
 
+MAX_QUOTED = 200
+"""So much of what a client said is repeated, to it and in the log. Unit: characters."""
+
 _HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?")
 
 logger = logging.getLogger(__name__)
@@ -44,6 +48,7 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+    headers = HTTPMessage()  # until the first request is parsed, which may fail
     server: Server
 
     def handle_one_request(self) -> None:
@@ -154,7 +159,7 @@ class Handler(BaseHTTPRequestHandler):
         """Answer a request that the base class could not parse."""
         self.close_connection = True
         status = HTTPStatus(code)
-        self._send(sentence(status, message or status.phrase))
+        self._send(sentence(status, (message or status.phrase)[:MAX_QUOTED]))
 
     def version_string(self) -> str:
         """Name the server, without a version to look up weaknesses by."""
@@ -162,7 +167,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         """Log a request, for those who look for it."""
-        logger.debug("%s %s", self.client_address[0], format % args)
+        logger.debug("%s %s", self.client_address[0], (format % args)[:MAX_QUOTED])
 
 
 def _takes_gzip(accept_encoding: str) -> bool:

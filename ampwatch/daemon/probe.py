@@ -19,6 +19,10 @@ UNKNOWN = "another program"
 TOLD = {"service": str, "scope": str, "uid": int, "version": str, "layout": int}
 """The fields of /healthz that matter here."""
 
+CERTIFICATE_ALERTS = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "BAD_CERTIFICATE")
+"""The TLS alerts of servers that want a client certificate: from TLS 1.3 on the first, before
+it the second (RFC 5246, 7.4.6) or, of servers in Go, the third."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -33,6 +37,8 @@ class Answer:
         version: Its version, empty if it keeps that for known users.
         layout: Version of the ring layout it reads, -1 if unknown.
         holder: Which process it is, in words.
+        wants_certificate: It speaks TLS and ended the connection for want of a client
+            certificate, so that it is not known who it is: maybe a daemon of ours.
     """
 
     url: str
@@ -43,6 +49,7 @@ class Answer:
     version: str = ""
     layout: int = -1
     holder: str = UNKNOWN
+    wants_certificate: bool = False
 
     @property
     def is_daemon(self) -> bool:
@@ -51,9 +58,14 @@ class Answer:
 
     def __str__(self) -> str:
         if not self.is_daemon:
-            return self.holder
+            wants = ", which speaks TLS and seems to want a client certificate"
+            return self.holder + wants * self.wants_certificate
         version = f" {self.version}" if self.version else ""
         return f"ampwatch{version} ({self.scope} daemon of uid {self.uid}), {self.holder}"
+
+
+class _CertificateWantedError(Exception):
+    """Somebody ended the connection for want of a client certificate."""
 
 
 def realm(scope: str) -> str:
@@ -79,6 +91,8 @@ def ask(host: str, port: int) -> Answer:
     for scheme in ("http", "https"):
         try:
             health = _health(scheme, _address(host), port)
+        except _CertificateWantedError:
+            return replace(nobody_known, url=url.replace("http", scheme), wants_certificate=True)
         except (OSError, http.client.HTTPException, ValueError):
             continue
         if health is not None:
@@ -92,7 +106,12 @@ def _address(host: str) -> str:
 
 
 def _health(scheme: str, address: str, port: int) -> dict[str, Any] | None:
-    """Return what an ampwatch daemon tells of itself, ``None`` from another program."""
+    """Return what an ampwatch daemon tells of itself, ``None`` from another program.
+
+    Raises:
+        _CertificateWantedError: If it told nothing for want of a client certificate.
+        OSError, HTTPException, ValueError: If it does not speak like this.
+    """
     connection: http.client.HTTPConnection
     if scheme == "https":
         context = ssl._create_unverified_context()  # noqa: S323, SLF001 - see ask()
@@ -101,7 +120,10 @@ def _health(scheme: str, address: str, port: int) -> dict[str, Any] | None:
         )
     else:
         connection = http.client.HTTPConnection(address, port, timeout=TIMEOUT_SECONDS)
+    agreed = False
     try:
+        connection.connect()
+        agreed = scheme == "https"
         connection.request("GET", "/healthz", headers={"Host": f"localhost:{port}"})
         response = connection.getresponse()
         challenge = response.getheader("WWW-Authenticate", "")
@@ -109,9 +131,26 @@ def _health(scheme: str, address: str, port: int) -> dict[str, Any] | None:
             if response.status == http.client.UNAUTHORIZED and f'"{realm(scope)}"' in challenge:
                 return {"service": SERVICE, "scope": scope}
         health = json.loads(response.read(MAX_ANSWER))
+    except (ssl.SSLError, ConnectionError) as error:
+        if _wants_certificate(error, agreed=agreed):
+            raise _CertificateWantedError from error
+        raise
     finally:
         connection.close()
     if not isinstance(health, dict) or health.get("service") != SERVICE:
         return None
     told = {name: health.get(name) for name in TOLD}
     return told if all(isinstance(told[name], kind) for name, kind in TOLD.items()) else None
+
+
+def _wants_certificate(error: OSError, *, agreed: bool) -> bool:
+    """Tell whether the other side ended the connection for want of a client certificate.
+
+    Args:
+        error: How it ended.
+        agreed: The handshake was over. With TLS 1.3 only then the server looks for a
+            certificate, and its alert may get lost when it closes the connection.
+    """
+    if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+        return (error.reason or "").endswith(CERTIFICATE_ALERTS)
+    return agreed

@@ -34,6 +34,9 @@ CONNECTION_SECONDS = 30.0
 A time-out of the socket would not do: it starts anew with each byte that drips in.
 """
 
+ERROR_SECONDS = 60.0
+"""How often a request that failed is told loudly: a client must not fill the log."""
+
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 logger = logging.getLogger(__name__)
@@ -87,6 +90,7 @@ class Server(ThreadingHTTPServer):
         self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._connections: dict[int, _Connection] = {}
         self._guard = threading.Lock()
+        self._loud_from = 0.0
         try:
             self.address_family, address = _resolve(host, port)
             super().__init__(address, Handler)
@@ -103,11 +107,15 @@ class Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give a connection its thread, if there is room."""
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._room.acquire(blocking=False):
             logger.debug("%s was refused: too many connections", client_address[0])
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except Exception:  # no thread to be had: the caller logs it and closes the connection
+            self._room.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve a connection to its end."""
@@ -153,12 +161,15 @@ class Server(ThreadingHTTPServer):
                 continue
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class calls it so
-        """Log what ended a connection: loudly, unless it was the client."""
+        """Log what ended a connection: loudly now and then, unless it was the client."""
         error = sys.exc_info()[1]
         if isinstance(error, (ConnectionError, TimeoutError, ssl.SSLError)):
             logger.debug("%s: %s", client_address[0], error)
-        else:
-            logger.error("a request of %s failed", client_address[0], exc_info=error)
+            return
+        now, level = time.monotonic(), logging.DEBUG
+        if now >= self._loud_from:
+            self._loud_from, level = now + ERROR_SECONDS, logging.ERROR
+        logger.log(level, "a request of %s failed", client_address[0], exc_info=error)
 
 
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:

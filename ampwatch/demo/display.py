@@ -1,10 +1,9 @@
-"""Progress in a terminal: a Rich bar, one line that is drawn over, or lines for a log. No torch here."""
+"""Progress of the demo: a Rich bar on a terminal, else a line now and then. No torch here."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-import shutil
 import textwrap
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TextIO
 
-BAR_WIDTH = 16
 TEXT_WIDTH = 92
 
 
@@ -74,11 +72,8 @@ def open_display(stream: TextIO) -> Iterator[Display]:
 
 @contextmanager
 def _best_display(stream: TextIO) -> Iterator[Display]:
-    if not stream.isatty():
+    if not stream.isatty() or importlib.util.find_spec("rich") is None:
         yield LogDisplay(stream)
-    elif importlib.util.find_spec("rich") is None:
-        yield LineDisplay(stream)
-        stream.write("\n")
     else:
         from ampwatch.demo.richdisplay import RichDisplay  # noqa: PLC0415 - an extra
 
@@ -88,7 +83,7 @@ def _best_display(stream: TextIO) -> Iterator[Display]:
 
 
 class LogDisplay:
-    """For a file or a pipe: a line now and then."""
+    """For a file, a pipe, a terminal without Rich: a line now and then."""
 
     every_seconds = 5.0
 
@@ -103,33 +98,6 @@ class LogDisplay:
     def show(self, status: Status) -> None:
         """Print a line."""
         self.say(f"{status.phase} {status.share:4.0%}  {status}")
-
-
-class LineDisplay:
-    """For a terminal: one line, drawn over."""
-
-    every_seconds = 0.25
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._line = ""
-
-    def say(self, text: str) -> None:
-        """Print ``text`` above the line."""
-        self._draw(f"{text}\n{self._line}")
-
-    def show(self, status: Status) -> None:
-        """Draw the line anew."""
-        bar = ("#" * round(BAR_WIDTH * status.share)).ljust(BAR_WIDTH, ".")
-        # A line that wraps could not be drawn over.
-        room = shutil.get_terminal_size().columns - 1
-        self._line = f"{status.phase} [{bar}] {status}"[:room]
-        self._draw(self._line)
-
-    def _draw(self, text: str) -> None:
-        erase = "\r\x1b[K"  # ECMA-48: to the end of the line
-        self._stream.write(f"{erase}{text}")
-        self._stream.flush()
 
 
 class _Warnings(logging.Handler):

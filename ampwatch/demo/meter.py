@@ -41,7 +41,7 @@ class Meter:
             last_step: Its outcome, from the monitor.
         """
         self._steps += 1
-        self._skipped += last_step.skipped
+        self._skipped += last_step.skipped is True  # None where it is not known yet
         phase = "faulty" if moment.faulty else "healthy"
         now = self._clock()
         if phase == self._phase and now - self._shown_at < self._display.every_seconds:

@@ -58,7 +58,9 @@ def test_ctrl_c_ends_it_with_the_report(place: Place) -> None:
     assert demo.stdout is not None
     said = ""
     while "healthy   0%  step 0" not in said:
-        said += demo.stdout.readline()
+        line = demo.stdout.readline()
+        assert line, f"the demo ended early: {said}{demo.communicate()[1]}"
+        said += line
 
     demo.send_signal(signal.SIGINT)
     rest, complained = demo.communicate(timeout=60)
@@ -101,23 +103,28 @@ def test_the_options_set_the_course(arguments: list[str], expected: Course) -> N
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "told"),
     [
-        ["--steps", "0"],
-        ["--seconds", "-1"],
-        ["--seconds", "nan"],
-        ["--healthy", "--fault-after", "3"],
+        (["--steps", "0"], "expected a whole number of steps >= 1, got '0'"),
+        (["--steps", "abc"], "expected a whole number of steps >= 1, got 'abc'"),
+        (["--fault-after-steps", "2.5"], "expected a whole number of steps >= 1, got '2.5'"),
+        (["--seconds", "-1"], "expected a number of seconds > 0, got '-1'"),
+        (["--seconds", "nan"], "expected a number of seconds > 0, got 'nan'"),
+        (["--fault-after", "soon"], "expected a number of seconds > 0, got 'soon'"),
+        (["--healthy", "--fault-after", "3"], "not allowed with"),
     ],
 )
 def test_options_that_make_no_sense_are_usage_errors(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is trained."""
+    """Before anything is trained; it is told what was expected and what was given."""
     with pytest.raises(SystemExit) as exit_:
         main(["demo", *arguments])
 
+    said = capsys.readouterr().err
     assert exit_.value.code == 2
-    assert arguments[0] in capsys.readouterr().err
+    assert arguments[0] in said
+    assert told in said
 
 
 def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:

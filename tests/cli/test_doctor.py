@@ -74,7 +74,7 @@ def test_a_machine_where_no_ring_can_be_written_is_exit_status_1(tmp_path: Path)
 
     assert doctor.returncode == 1
     assert "! problem  AMPWATCH_RING_DIR" in said
-    assert "-> set AMPWATCH_RING_DIR to a writable directory" in said
+    assert "-> set AMPWATCH_RING_DIR to a new directory" in said
 
 
 def test_a_setting_that_is_not_usable_is_told_in_a_sentence(

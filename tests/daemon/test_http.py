@@ -6,6 +6,7 @@ import gzip
 import http.client
 import importlib.util
 import json
+import logging
 import socket
 import threading
 from contextlib import closing, contextmanager, suppress
@@ -51,6 +52,11 @@ class Served:
         """What comes back until the server closes the connection."""
         with self.raw(request) as connection:
             return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def loud(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """What an operator would see in the log."""
+    return [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @contextmanager
@@ -295,6 +301,8 @@ def test_a_request_without_one_sound_host_is_bad(served: Served, host_lines: byt
     [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
         b"GET\r\n\r\n",
+        b"x" * 60000 + b"\r\n\r\n",
+        b"x" * 60000 + b" / HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"GET http://[ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
         b"GET /" + b"a" * 70000 + b" HTTP/1.1\r\n\r\n",
@@ -306,12 +314,44 @@ def test_a_request_without_one_sound_host_is_bad(served: Served, host_lines: byt
         + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
     ],
 )
-def test_a_client_that_speaks_no_sense_harms_nobody(served: Served, request_bytes: bytes) -> None:
-    """It gets an answer or a closed connection, the next one is served."""
+def test_a_client_that_speaks_no_sense_harms_nobody(
+    served: Served, request_bytes: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gets an answer or a closed connection, nothing loud is logged, the next is served."""
     with suppress(ConnectionError):  # closed before all was sent
         assert b"Traceback" not in served.say(request_bytes)
 
     assert served.ask("/healthz").status == HTTPStatus.OK
+    assert loud(caplog) == []
+
+
+def test_a_request_line_without_sense_is_answered_in_short(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the answer nor the log repeats 60 kB of it."""
+    caplog.set_level("DEBUG", "ampwatch")
+
+    answer = served.say(b"x" * 60000 + b"\r\n\r\n")
+
+    assert b"Bad request syntax ('xxx" in answer
+    assert len(answer) < 1000
+    assert max(len(record.getMessage()) for record in caplog.records) < 300
+
+
+def test_requests_that_fail_by_our_fault_are_told_once_a_minute(
+    served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the traceback; however often a client asks, it cannot fill the log."""
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(served.server.site, "answer", fail)
+    for _ in range(5):
+        assert served.say(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n") == b""
+
+    (told,) = loud(caplog)
+    assert told.exc_info[0] is ZeroDivisionError
 
 
 def test_the_body_of_a_get_is_not_taken_for_the_next_request(served: Served) -> None:
@@ -436,6 +476,25 @@ def test_no_more_connections_than_bearable_are_served(
     assert served.ask("/healthz").status == HTTPStatus.OK
 
 
+def test_a_connection_that_gets_no_thread_leaves_its_room_to_the_next(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the limit of processes it is closed; when there are threads again, all are served."""
+
+    class Unstartable(threading.Thread):
+        def start(self) -> None:
+            message = "can't start new thread"
+            raise RuntimeError(message)
+
+    served.server._room = threading.BoundedSemaphore(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Thread", Unstartable)
+        with served.raw(b"") as connection:
+            assert connection.recv(1) == b""
+
+    assert served.ask("/healthz").status == HTTPStatus.OK
+
+
 def test_a_client_that_leaves_in_the_middle_is_no_news(
     served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,4 +504,4 @@ def test_a_client_that_leaves_in_the_middle_is_no_news(
         Events(connection).next()
     eventually(lambda: not served.server._connections)
 
-    assert [r for r in caplog.records if r.levelname in {"WARNING", "ERROR"}] == []
+    assert loud(caplog) == []

@@ -73,6 +73,7 @@ def test_tls_and_a_password_are_both_asked_for(place: Place, certificates: Path)
     assert wrong.status == HTTPStatus.UNAUTHORIZED
     # The launcher must know it for what it is, without any password.
     assert (answer.is_daemon, answer.scope, answer.url[:5]) == (True, "user", "https")
+    assert not answer.wants_certificate
 
 
 def test_a_plain_client_gets_nothing_from_a_tls_port(place: Place, certificates: Path) -> None:
@@ -102,6 +103,23 @@ def test_only_a_client_with_a_certificate_of_the_authority_is_served(
         known = ask(address, "/metrics", context=trusting(certificates, "client"))
 
     assert known.status == HTTPStatus.OK
+
+
+@pytest.mark.parametrize("version", ["TLS12", "TLS13"])
+def test_a_daemon_that_wants_a_certificate_is_not_taken_for_just_anybody(
+    place: Place, certificates: Path, version: str
+) -> None:
+    """Without one it cannot say who it is, but that it wants one is told, each time."""
+    only = f"min_version: {version}, max_version: {version}}}"
+    path = web_config(certificates, MUTUAL.replace("}", f", {only}"))
+    with place.daemon("--web.config.file", path) as daemon:
+        answers = {probe.ask("127.0.0.1", daemon.info.port) for _ in range(20)}
+
+    (answer,) = answers
+    assert (answer.taken, answer.wants_certificate, answer.is_daemon) == (True, True, False)
+    assert answer.url == daemon.info.url
+    assert f"pid {daemon.info.pid} " in str(answer)
+    assert "speaks TLS and seems to want a client certificate" in str(answer)
 
 
 def test_the_daemon_does_not_start_on_a_web_config_it_cannot_honour(

@@ -11,7 +11,7 @@ import torch
 
 from ampwatch import LastStep
 from ampwatch.demo.course import Moment
-from ampwatch.demo.display import LineDisplay, LogDisplay, Status, open_display
+from ampwatch.demo.display import LogDisplay, Status, open_display
 from ampwatch.demo.meter import Meter
 from ampwatch.demo.richdisplay import RichDisplay
 from tests.demo.recorder import Recorder
@@ -44,21 +44,16 @@ def test_a_log_gets_plain_lines() -> None:
     assert stream.getvalue() == f"healthy  25%  {STATUS}\nhello\n"
 
 
-def test_a_terminal_without_rich_gets_one_line_that_is_drawn_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is erased, never wraps, and what is said stays above it."""
+def test_a_terminal_without_rich_gets_the_lines_of_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo needs no extra."""
     monkeypatch.setitem(sys.modules, "rich", None)
-    monkeypatch.setenv("COLUMNS", "40")
     stream = Terminal()
 
     with open_display(stream) as display:
         display.show(STATUS)
-        display.say("hello")
 
-    assert isinstance(display, LineDisplay)
-    line = f"healthy [####............] {STATUS}"[:39]
-    assert stream.getvalue() == f"\r\x1b[K{line}\r\x1b[Khello\n{line}\n"
+    assert isinstance(display, LogDisplay)
+    assert stream.getvalue() == f"healthy  25%  {STATUS}\n"
 
 
 def test_a_terminal_with_rich_gets_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:

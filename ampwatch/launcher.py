@@ -21,10 +21,11 @@ from ampwatch.daemon import probe
 from ampwatch.daemon.lock import DaemonInfo, DaemonLock, read_info
 from ampwatch.errors import AmpwatchError
 from ampwatch.ring.layout import LAYOUT
-from ampwatch.runtime import DAEMON_LOG, runtime_directory
+from ampwatch.runtime import DAEMON_LOG, ring_directories, runtime_directory
 from ampwatch.settings import ENVIRONMENT_PREFIX
 
 if TYPE_CHECKING:
+    from ampwatch.daemon.probe import Answer
     from ampwatch.settings import Settings
 
 START_SECONDS = 20.0
@@ -70,7 +71,7 @@ def ensure_daemon(settings: Settings) -> DaemonStatus:
 
 
 def daemon_is_running(settings: Settings) -> bool:
-    """Tell whether a daemon that reads this user's rings runs right now.
+    """Tell whether a daemon runs right now that reads the rings of these settings.
 
     Cost:
         Well below a ms with a daemon of this user, a few ms without.
@@ -82,10 +83,22 @@ def daemon_is_running(settings: Settings) -> bool:
             lock.release()
     except (AmpwatchError, OSError):
         return False
-    if lock is None and read_info(directory) is not None:
-        return True
+    if lock is None and (info := read_info(directory)) is not None:
+        return _ring_directory(settings) in info.ring_directories
+    if not _is_usual(settings):
+        return False  # whoever answers on the port does not say where it looks
     answer = probe.ask(settings.host, settings.port)
     return answer.is_daemon and (answer.scope == "machine" or answer.uid == os.geteuid())
+
+
+def _ring_directory(settings: Settings) -> str:
+    """Return the best place for a ring, without links."""
+    return os.path.realpath(ring_directories(settings.ring_dir, settings.runtime_dir)[0])
+
+
+def _is_usual(settings: Settings) -> bool:
+    """Tell whether rings are where a daemon looks that was told nothing."""
+    return _ring_directory(settings) == os.path.realpath(ring_directories()[0])
 
 
 def _find_or_start(settings: Settings, directory: Path) -> DaemonStatus:
@@ -107,6 +120,9 @@ def _find_or_start(settings: Settings, directory: Path) -> DaemonStatus:
 
 def _running(settings: Settings, info: DaemonInfo) -> DaemonStatus:
     message = _mismatch(info.version, info.layout, f"`kill {info.pid}`")
+    place = _ring_directory(settings)
+    if not message and place not in info.ring_directories:
+        message = f"expected a daemon that reads the rings in {place!r}, found one at {info.url} that reads {', '.join(info.ring_directories)} and does not show this run; set AMPWATCH_RING_DIR to the same for both, or end it with `kill {info.pid}` and start the run again"
     if not message and settings.port not in (0, info.port):
         message = f"expected the daemon on port {settings.port}, found it at {info.url} already; that one is used"
     return DaemonStatus(info.url, "running", message)
@@ -128,18 +144,33 @@ def _elsewhere(settings: Settings) -> DaemonStatus | None:
     answer = probe.ask(settings.host, settings.port)
     if not answer.taken:
         return None
-    if not answer.is_daemon:
-        msg = f"expected port {settings.port} for the ampwatch daemon, got: it is held by {answer}; end that, or set AMPWATCH_PORT to a free port"
-        return DaemonStatus("", "unavailable", msg)
+    if answer.wants_certificate or not answer.is_daemon:
+        return DaemonStatus("", "unavailable", _stranger(settings, answer))
     if answer.scope == "machine":
         known = answer.version != ""
         message = _mismatch(answer.version, answer.layout, "the service manager") if known else ""
-        return DaemonStatus(answer.url, "running", message)
-    if answer.uid == os.geteuid():
-        msg = f"the daemon at {answer.url} was started with another runtime directory; it shows this run only if AMPWATCH_RING_DIR is the same for both"
-        return DaemonStatus(answer.url, "running", msg)
+        return DaemonStatus(answer.url, "running", message or _doubt(settings, answer.url))
+    if answer.uid == os.geteuid():  # it was started with another runtime directory
+        return DaemonStatus(answer.url, "running", _doubt(settings, answer.url))
     msg = f"expected port {settings.port} for a daemon of uid {os.geteuid()}, got: it is held by {answer}, which may not read this user's runs; set AMPWATCH_PORT to a free port, or run one daemon for all with `ampwatch daemon --machine`"
     return DaemonStatus("", "unavailable", msg)
+
+
+def _stranger(settings: Settings, answer: Answer) -> str:
+    """Return what to say of somebody on our port who is not known to be a daemon."""
+    remedy = "end that, or"
+    if answer.wants_certificate:
+        remedy = (
+            f"if that is the daemon of this machine, open {answer.url} with your certificate, else"
+        )
+    return f"expected port {settings.port} for the ampwatch daemon, got: it is held by {answer}; {remedy} set AMPWATCH_PORT to a free port"
+
+
+def _doubt(settings: Settings, url: str) -> str:
+    """Return what to say of a daemon whose settings are not known."""
+    if _is_usual(settings):
+        return ""
+    return f"expected the daemon at {url} to read the rings in {settings.ring_dir!r}, and cannot tell whether it does; it shows this run only if AMPWATCH_RING_DIR is the same for both"
 
 
 def _start(settings: Settings, directory: Path, lock: DaemonLock) -> DaemonStatus:

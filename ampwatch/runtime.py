@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from ampwatch.errors import RingError
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the tmpfs POSIX shared memory lives in, not a temp file
+SESSIONS = Path("/run/user")
 RING_SUFFIX = ".ring"
 DAEMON_LOCK = "daemon.lock"
 DAEMON_LOG = "daemon.log"
@@ -23,18 +25,21 @@ DAEMON_LOG = "daemon.log"
 def private_directory(path: Path) -> Path:
     """Create ``path`` for this user alone, or check that it already is so.
 
+    What was there before is never changed: it may be a place that others need, such as
+    ``/dev/shm`` itself.
+
     Args:
-        path: The directory; missing parents are created as well.
+        path: The directory; missing parents are created in the same way.
 
     Returns:
         ``path``, now a directory of mode 0700 owned by the effective user.
 
     Raises:
-        RingError: If it cannot be created, is a symbolic link, or belongs to
-            somebody else (another user could then read or replace the files in it).
+        RingError: If it cannot be created, is a symbolic link, belongs to somebody else,
+            or lets others in (they could then read or replace the files in it).
     """
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make(path)
         status = path.lstat()
     except OSError as error:
         msg = f"expected to create or find the directory {str(path)!r}, got: {error.strerror}; set AMPWATCH_RUNTIME_DIR to a writable directory"
@@ -42,9 +47,28 @@ def private_directory(path: Path) -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         msg = f"expected {str(path)!r} to be a directory of uid {os.geteuid()}, got mode {stat.filemode(status.st_mode)} of uid {status.st_uid}; remove it or set AMPWATCH_RUNTIME_DIR"
         raise RingError(msg)
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        path.chmod(0o700)
+    if lets_others_in(status):
+        msg = f"expected {str(path)!r} to be a directory only this user can enter (0700), got mode {stat.filemode(status.st_mode)}; name another directory, or a subdirectory of it"
+        raise RingError(msg)
     return path
+
+
+def lets_others_in(status: os.stat_result) -> bool:
+    """Tell whether the mode of a directory gives group or others any right."""
+    return bool(stat.S_IMODE(status.st_mode) & 0o077)
+
+
+def _make(path: Path) -> None:
+    """Create what is missing of ``path``, from the top, each directory of mode 0700.
+
+    Raises:
+        OSError: If one of them cannot be created.
+    """
+    missing = [place for place in (path, *path.parents) if not os.path.lexists(place)]
+    for place in reversed(missing):
+        with suppress(FileExistsError):  # another rank was faster
+            place.mkdir(mode=0o700)
+            place.chmod(0o700)  # whatever the umask took away
 
 
 def runtime_path(configured: str = "") -> Path:
@@ -55,6 +79,9 @@ def runtime_path(configured: str = "") -> Path:
 
     Args:
         configured: The setting ``runtime_dir``, empty for the default.
+
+    Raises:
+        RingError: If nothing names it and there is no temporary directory either.
     """
     if configured:
         return Path(configured)
@@ -63,7 +90,7 @@ def runtime_path(configured: str = "") -> Path:
     session = os.environ.get("XDG_RUNTIME_DIR")
     if session and os.access(session, os.W_OK):
         return Path(session) / "ampwatch"
-    return Path(tempfile.gettempdir()) / f"ampwatch-{os.geteuid()}"
+    return _temporary_directory() / f"ampwatch-{os.geteuid()}"
 
 
 def runtime_directory(configured: str = "") -> Path:
@@ -82,30 +109,49 @@ def ring_directories(ring_dir: str = "", runtime_dir: str = "") -> list[Path]:
     """Return where this user's rings may be, the best place first.
 
     Shared memory first; the runtime directory where ``/dev/shm`` is full, absent or
-    read-only. Nothing is created here.
+    read-only, if there is one at all. Nothing is created here.
 
     Args:
         ring_dir: The setting ``ring_dir``; if given, it is the only place.
         runtime_dir: The setting ``runtime_dir``.
-
-    Raises:
-        RingError: If the runtime directory cannot be made private to this user.
     """
     if ring_dir:
         return [Path(ring_dir)]
-    return [SHARED_MEMORY / f"ampwatch-{os.geteuid()}", runtime_directory(runtime_dir) / "rings"]
+    places = [SHARED_MEMORY / f"ampwatch-{os.geteuid()}"]
+    with suppress(RingError):  # whoever needs a daemon is told by runtime_directory()
+        places.append(runtime_path(runtime_dir))
+    return places
 
 
 def ring_directories_of_all_users(runtime_dir: str = "") -> list[Path]:
     """Return the ring directories of every user of this machine, for a machine-wide daemon.
 
+    Anybody can put links and directories where these are looked for. Returned are real
+    directories of the user whose uid is in the path, and this daemon's own.
+
     Args:
         runtime_dir: The setting ``runtime_dir``.
-
-    Raises:
-        RingError: If the runtime directory cannot be made private to this user.
     """
-    places = sorted(SHARED_MEMORY.glob("ampwatch-*"))
-    places += sorted(Path("/run/user").glob("*/ampwatch/rings"))
-    places += sorted(p / "rings" for p in Path(tempfile.gettempdir()).glob("ampwatch-*"))
-    return [*places, runtime_directory(runtime_dir) / "rings"]
+    places = [*SHARED_MEMORY.glob("ampwatch-*"), *SESSIONS.glob("*/ampwatch")]
+    with suppress(RingError):
+        places += _temporary_directory().glob("ampwatch-*")
+    own = ring_directories("", runtime_dir)
+    return [*sorted(p for p in places if _is_of_its_user(p) and p not in own), *own]
+
+
+def _is_of_its_user(path: Path) -> bool:
+    """Tell whether ``.../ampwatch-<uid>`` or ``<uid>/ampwatch`` is a directory of that uid."""
+    uid = path.parent.name if path.parent.parent == SESSIONS else path.name.partition("-")[2]
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and str(status.st_uid) == uid
+
+
+def _temporary_directory() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError as error:
+        msg = f"expected a temporary directory, got: {error.strerror}; set AMPWATCH_RUNTIME_DIR to a writable directory"
+        raise RingError(msg) from error

@@ -59,7 +59,10 @@ class Settings:
     )
     ring_dir: str = _knob("", "Directory of the ring files; shared memory if empty.")
     ring_slots: int = _knob(
-        8192, "Slots of a ring; 256 bytes each, two or more a training step.", low=64, high=262144
+        8192,
+        "Slots of a ring; 256 bytes each, two or more a training step; fewer on a file system under 256 MiB.",
+        low=64,
+        high=262144,
     )
     host: str = _knob("127.0.0.1", "Address the daemon listens on.")
     port: int = _knob(DEFAULT_PORT, "Port the daemon listens on.", low=0, high=65535)

@@ -11,6 +11,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,18 @@ def answering(port_owner: dict[str, object] | None) -> Iterator[int]:
         yield server.server_port
         server.shutdown()
         thread.join()
+
+
+def published(place: Place, **changes: Any) -> DaemonLock:
+    """The lock of a daemon that says of itself what it is told."""
+    usual = DaemonInfo(
+        *(4711, "http", "127.0.0.1", 10917, __version__, LAYOUT),
+        ring_directories=(str(place.rings),),
+    )
+    lock = DaemonLock.take(place.runtime)
+    assert lock is not None
+    lock.publish(replace(usual, **changes))
+    return lock
 
 
 def health(**changes: object) -> dict[str, object]:
@@ -197,8 +210,7 @@ def test_a_daemon_of_another_version_is_used_with_a_warning(
     place: Place, version: str, layout: int, said: str
 ) -> None:
     """It says what was expected, what was found, and how to end that."""
-    lock = DaemonLock.take(place.runtime)
-    lock.publish(DaemonInfo(4711, "http", "127.0.0.1", 10917, version, layout))
+    lock = published(place, version=version, layout=layout)
 
     status = ensure_daemon(settings())
     lock.release()
@@ -210,14 +222,41 @@ def test_a_daemon_of_another_version_is_used_with_a_warning(
 
 def test_a_daemon_on_another_port_than_asked_for_is_used_with_a_warning(place: Place) -> None:
     """One daemon per user: the port asked for is not opened as well."""
-    lock = DaemonLock.take(place.runtime)
-    lock.publish(DaemonInfo(4711, "http", "127.0.0.1", 10917, __version__, LAYOUT))
+    lock = published(place)
 
     status = ensure_daemon(settings(port=12345))
     lock.release()
 
     assert status.state == "running"
     assert "12345" in status.message
+
+
+def test_a_daemon_that_looks_elsewhere_for_rings_does_not_count(place: Place) -> None:
+    """It would not show this run, and nobody would remove its ring."""
+    lock = published(place, ring_directories=("/dev/shm/ampwatch-0", "/elsewhere"))
+
+    status = ensure_daemon(settings())
+    running = daemon_is_running(settings())
+    lock.release()
+
+    assert (status.state, status.url) == ("running", "http://127.0.0.1:10917/")
+    assert f"the rings in {str(place.rings)!r}, found one at" in status.message
+    assert "reads /dev/shm/ampwatch-0, /elsewhere" in status.message
+    assert "kill 4711" in status.message
+    assert not running
+
+
+def test_a_daemon_is_recognised_by_where_its_links_lead(place: Place, tmp_path: Path) -> None:
+    """The same directory under two names is one."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    lock = published(place)
+
+    status = ensure_daemon(settings(ring_dir=tmp_path / "link" / "rings"))
+    running = daemon_is_running(settings(ring_dir=tmp_path / "link" / "rings"))
+    lock.release()
+
+    assert status.message == ""
+    assert running
 
 
 def test_a_port_held_by_another_program_is_unavailable_and_says_by_which(place: Place) -> None:
@@ -243,8 +282,8 @@ def test_a_port_held_by_a_silent_program_is_unavailable_soon(place: Place) -> No
 def test_the_machine_wide_daemon_is_used_whoever_runs_it(place: Place) -> None:
     """It reads every user's rings."""
     with answering(health(scope="machine", uid=12345)) as port:
-        status = ensure_daemon(settings(port=port))
-        running = daemon_is_running(settings(port=port))
+        status = ensure_daemon(settings(port=port, ring_dir=""))
+        running = daemon_is_running(settings(port=port, ring_dir=""))
 
     assert (status.state, status.message) == ("running", "")
     assert status.url == f"http://127.0.0.1:{port}/"
@@ -270,15 +309,20 @@ def test_the_daemon_of_another_user_is_unavailable_and_says_whose_it_is(place: P
     assert not running
 
 
-def test_ones_own_daemon_with_another_runtime_directory_is_used_with_a_warning(
-    place: Place,
+@pytest.mark.parametrize("scope", ["user", "machine"])
+def test_a_daemon_that_does_not_say_where_it_looks_is_used_with_a_warning_if_that_matters(
+    place: Place, scope: str
 ) -> None:
     """As between a login session and a batch job; shared memory is the same for both."""
-    with answering(health()) as port:
-        status = ensure_daemon(settings(port=port))
+    with answering(health(scope=scope)) as port:
+        usual = ensure_daemon(settings(port=port, ring_dir=""))
+        set_apart = ensure_daemon(settings(port=port))
+        running = [daemon_is_running(settings(port=port, **r)) for r in ({"ring_dir": ""}, {})]
 
-    assert status.state == "running"
-    assert "AMPWATCH_RING_DIR" in status.message
+    assert (usual.state, usual.message) == ("running", "")
+    assert set_apart.state == "running"
+    assert "AMPWATCH_RING_DIR is the same for both" in set_apart.message
+    assert running == [True, False]
 
 
 @pytest.mark.parametrize("odd", [{"uid": "x"}, {"layout": None}, {"service": "other"}])
@@ -336,4 +380,23 @@ def test_a_runtime_directory_that_cannot_be_had_is_unavailable(
 
     assert status.state == "unavailable"
     assert "AMPWATCH_RUNTIME_DIR" in status.message
+    assert not daemon_is_running(settings())
+
+
+def test_a_machine_without_a_temporary_directory_has_no_daemon_and_says_why(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a read-only root: a status, not an exception in the training script."""
+
+    def nowhere() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    for variable in ("AMPWATCH_RUNTIME_DIR", "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", nowhere)
+
+    status = ensure_daemon(settings())
+
+    assert status.state == "unavailable"
+    assert "set AMPWATCH_RUNTIME_DIR" in status.message
     assert not daemon_is_running(settings())

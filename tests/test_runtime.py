@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -30,6 +31,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("shm", "tmp"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(runtime, "SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(runtime, "SESSIONS", tmp_path / "run")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     return tmp_path
 
@@ -51,11 +53,25 @@ def test_a_private_directory_is_made_with_its_parents(tmp_path: Path) -> None:
     assert mode(made) == 0o700
 
 
-def test_a_directory_that_is_too_open_is_closed(tmp_path: Path) -> None:
-    """One's own directory of mode 0755 is not refused but mended."""
-    (tmp_path / "open").mkdir(mode=0o755)
+@pytest.mark.parametrize("bits", [0o1777, 0o755, 0o710])
+def test_a_directory_that_others_can_enter_is_refused_and_left_as_it_is(
+    tmp_path: Path, bits: int
+) -> None:
+    """It may be /dev/shm itself, which everybody on the machine needs as it is."""
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(bits)
 
-    assert mode(private_directory(tmp_path / "open")) == 0o700
+    with pytest.raises(RingError, match=r"only this user can enter \(0700\), got mode d.*; name"):
+        private_directory(tmp_path / "open")
+    assert mode(tmp_path / "open") == bits
+    assert mode(private_directory(tmp_path / "open" / "own")) == 0o700
+
+
+def test_missing_parents_are_made_private_as_well(tmp_path: Path) -> None:
+    """One of them may be asked for next."""
+    private_directory(tmp_path / "a" / "b")
+
+    assert private_directory(tmp_path / "a") == tmp_path / "a"
 
 
 def test_a_directory_that_is_private_already_is_left_alone(tmp_path: Path) -> None:
@@ -128,8 +144,26 @@ def test_rings_are_in_shared_memory_first(machine: Path) -> None:
     directories = ring_directories()
 
     own = f"ampwatch-{os.geteuid()}"
-    assert directories == [machine / "shm" / own, machine / "tmp" / own / "rings"]
+    assert directories == [machine / "shm" / own, machine / "tmp" / own]
     assert not any(directory.exists() for directory in directories)
+
+
+def test_a_machine_without_a_temporary_directory_has_shared_memory(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a read-only root: rings work, and what needs the other place says so."""
+
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    own = machine / "shm" / f"ampwatch-{os.geteuid()}"
+    own.mkdir(mode=0o700)
+
+    assert ring_directories() == [own]
+    assert own in ring_directories_of_all_users()
+    with pytest.raises(RingError, match=r"got: No usable.*; set AMPWATCH_RUNTIME_DIR"):
+        runtime_directory()
 
 
 def test_a_ring_directory_that_is_set_is_the_only_one(machine: Path) -> None:
@@ -137,17 +171,40 @@ def test_a_ring_directory_that_is_set_is_the_only_one(machine: Path) -> None:
     assert ring_directories(str(machine / "rings")) == [machine / "rings"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 def test_a_daemon_for_all_users_looks_into_the_places_of_each(machine: Path) -> None:
-    """Shared memory and temporary directory of every user, and its own place at the end."""
-    for place in ("shm/ampwatch-7", "shm/ampwatch-8", "tmp/ampwatch-7", "shm/other"):
-        (machine / place).mkdir()
+    """Shared memory, session and temporary directory of every user, and its own at the end."""
+    for place, uid in {
+        "shm/ampwatch-7": 7,
+        "shm/ampwatch-8": 8,
+        "run/7/ampwatch": 7,
+        "tmp/ampwatch-7": 7,
+        "shm/other": 7,
+    }.items():
+        (machine / place).mkdir(parents=True)
+        os.chown(machine / place, uid, uid)
 
     found = ring_directories_of_all_users(str(machine / "daemon"))
 
-    own = [path for path in found if machine in path.parents]
-    assert own == [
+    assert found == [
+        machine / "run" / "7" / "ampwatch",
         machine / "shm" / "ampwatch-7",
         machine / "shm" / "ampwatch-8",
-        machine / "tmp" / "ampwatch-7" / "rings",
-        machine / "daemon" / "rings",
+        machine / "tmp" / "ampwatch-7",
+        machine / "shm" / "ampwatch-0",
+        machine / "daemon",
     ]
+
+
+def test_a_daemon_for_all_users_follows_no_links_and_believes_no_names(machine: Path) -> None:
+    """Anybody can make /tmp/ampwatch-0, and have it lead anywhere."""
+    uid = os.geteuid()
+    (machine / "elsewhere").mkdir()
+    (machine / "tmp" / f"ampwatch-{uid}").symlink_to(machine / "elsewhere")
+    (machine / "shm" / f"ampwatch-{uid + 1}").mkdir()
+    (machine / "shm" / "ampwatch-x").mkdir()
+    (machine / "shm" / f"ampwatch-{uid}").mkdir()
+
+    found = ring_directories_of_all_users(str(machine / "daemon"))
+
+    assert found == [machine / "shm" / f"ampwatch-{uid}", machine / "daemon"]

@@ -17,7 +17,7 @@ from ampwatch import __version__
 from ampwatch.aggregate import Fleet
 from ampwatch.daemon import webconfig
 from ampwatch.daemon.detach import detach
-from ampwatch.daemon.discovery import MachineDirectories, check_may_read_all
+from ampwatch.daemon.discovery import MachineDirectories, check_may_tidy_all
 from ampwatch.daemon.handler import parse_address
 from ampwatch.daemon.lock import DaemonInfo, DaemonLock, read_info
 from ampwatch.daemon.server import Server
@@ -90,7 +90,11 @@ class Daemon:
         self.fleet = Fleet(settings, clock)
         self._passes: dict[str, CollectorPass] = {}
         self._watcher = RingWatcher(
-            self.fleet, _directories(settings, options), any_user=options.machine, clock=clock
+            self.fleet,
+            _directories(settings, options),
+            grace_seconds=settings.grace_seconds,
+            any_user=options.machine,
+            clock=clock,
         )
         site = Site(
             self.fleet,
@@ -106,8 +110,17 @@ class Daemon:
 
     def info(self, pid: int) -> DaemonInfo:
         """Return what the lock file says about this daemon, which runs as ``pid``."""
-        port = self._server.server_port
-        return DaemonInfo(pid, self._scheme, self._settings.host, port, __version__, LAYOUT)
+        settings = self._settings
+        places = ring_directories(settings.ring_dir, settings.runtime_dir)
+        return DaemonInfo(
+            pid=pid,
+            scheme=self._scheme,
+            host=settings.host,
+            port=self._server.server_port,
+            version=__version__,
+            layout=LAYOUT,
+            ring_directories=tuple(map(os.path.realpath, places)),
+        )
 
     @property
     def is_open_to_all(self) -> bool:
@@ -225,7 +238,7 @@ def _other_daemon(info: DaemonInfo | None) -> str:
 
 def _directories(settings: Settings, options: Options) -> Callable[[], Iterable[Path]]:
     if options.machine and not settings.ring_dir:
-        check_may_read_all()
+        check_may_tidy_all()
         return MachineDirectories(settings.runtime_dir)
     places = ring_directories(settings.ring_dir, settings.runtime_dir)
     return lambda: places

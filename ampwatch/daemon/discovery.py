@@ -12,6 +12,7 @@ import math
 import os
 import stat
 import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from ampwatch.errors import DaemonError
 from ampwatch.runtime import RING_SUFFIX, ring_directories_of_all_users
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 MAX_RINGS = 256
 """Rings taken from one directory: many more than a machine has ranks, few enough
@@ -29,7 +30,7 @@ that nobody can make the daemon run out of descriptors by touching files."""
 REFRESH_SECONDS = 5.0
 """How long the list of all users' directories is good: /tmp can have very many entries."""
 
-CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1 << 1, 1 << 2  # linux/capability.h
+CAP_DAC_OVERRIDE = 1 << 1  # linux/capability.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ class Found:
     """What one look into the directories found.
 
     Attributes:
-        rings: Signature by path of what may be a ring.
+        rings: Signature by path of what may be a ring; in each directory the oldest first,
+            so that a run that was restarted comes after its predecessor.
         problems: Why a directory or file is not looked into, by path.
     """
 
@@ -72,7 +74,7 @@ def find_rings(directories: Iterable[Path], *, any_user: bool) -> Found:
         any_user: Take directories of every user, else of the effective user alone.
 
     Cost:
-        One ``listdir`` for each directory and one ``lstat`` for each ring.
+        One ``listdir`` for each directory and one ``stat`` for each ring.
     """
     found = Found({}, {})
     for directory in directories:
@@ -85,7 +87,7 @@ def find_rings(directories: Iterable[Path], *, any_user: bool) -> Found:
                     f"expected a directory of uid {os.geteuid()}, found one of uid {status.st_uid}; remove it or set AMPWATCH_RING_DIR"
                 )
             else:
-                _look_into(directory, status.st_uid, found)
+                _look_into(directory, status, found)
         except FileNotFoundError:  # noqa: PERF203 - two directories
             continue
         except OSError as error:
@@ -93,29 +95,51 @@ def find_rings(directories: Iterable[Path], *, any_user: bool) -> Found:
     return found
 
 
-def _look_into(directory: Path, owner: int, found: Found) -> None:
-    names = sorted(name for name in os.listdir(directory) if name.endswith(RING_SUFFIX))  # noqa: PTH208 - names, not paths: most are filtered away
-    if len(names) > MAX_RINGS:
+@contextmanager
+def opened_directory(path: Path) -> Iterator[int]:
+    """Yield a descriptor of a directory; what is done by it cannot be led elsewhere by a link.
+
+    Raises:
+        OSError: If it cannot be opened, or is a link.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _look_into(directory: Path, expected: os.stat_result, found: Found) -> None:
+    with opened_directory(directory) as descriptor:
+        if not os.path.samestat(os.fstat(descriptor), expected):
+            return  # replaced just now; the next look tells
+        statuses = dict(_ring_files(descriptor))
+    oldest_first = sorted(statuses, key=lambda name: statuses[name].st_mtime_ns)
+    if len(statuses) > MAX_RINGS:
         found.problems[directory] = (
-            f"expected {MAX_RINGS} rings at most, found {len(names)}; the rest is not watched, remove what is not needed"
+            f"expected {MAX_RINGS} rings at most, found {len(statuses)}; only the newest are watched, remove what is not needed"
         )
-    for name in names[:MAX_RINGS]:
-        path = directory / name
-        try:
-            status = path.lstat()
-        except FileNotFoundError:  # its run ended just now
-            continue
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != owner:
+    for name in oldest_first[-MAX_RINGS:]:
+        path, status = directory / name, statuses[name]
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != expected.st_uid:
             found.problems[path] = (
-                f"expected a regular file of uid {owner}, found mode {stat.filemode(status.st_mode)} of uid {status.st_uid}; remove it"
+                f"expected a regular file of uid {expected.st_uid}, found mode {stat.filemode(status.st_mode)} of uid {status.st_uid}; remove it"
             )
         else:
             found.rings[path] = Signature.of(status)
 
 
+def _ring_files(directory: int) -> Iterator[tuple[str, os.stat_result]]:
+    """Return name and status of everything in ``directory`` that is called a ring."""
+    for name in os.listdir(directory):
+        if name.endswith(RING_SUFFIX):
+            with suppress(FileNotFoundError):  # its run ended just now
+                yield name, os.stat(name, dir_fd=directory, follow_symlinks=False)
+
+
 def _why(error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f"expected to list the directory, got: {error.strerror}; run the machine-wide daemon as root or with CAP_DAC_READ_SEARCH"
+        return f"expected to list the directory, got: {error.strerror}; run the machine-wide daemon as root or with CAP_DAC_OVERRIDE"
     return f"expected to list the directory, got: {error.strerror}"
 
 
@@ -141,8 +165,8 @@ class MachineDirectories:
         return self._places
 
 
-def check_may_read_all(status: Path = Path("/proc/self/status")) -> None:
-    """Check that this process may read the private files of every user.
+def check_may_tidy_all(status: Path = Path("/proc/self/status")) -> None:
+    """Check that this process may read the private files of every user, and remove them.
 
     Args:
         status: Where the kernel tells the capabilities of the process.
@@ -152,6 +176,6 @@ def check_may_read_all(status: Path = Path("/proc/self/status")) -> None:
     """
     lines = status.read_text().splitlines()
     effective = next(line.split()[1] for line in lines if line.startswith("CapEff:"))
-    if not int(effective, 16) & (CAP_DAC_OVERRIDE | CAP_DAC_READ_SEARCH):
-        msg = f"expected the right to read every user's rings for --machine, got uid {os.geteuid()} without CAP_DAC_READ_SEARCH; start it as root or by the systemd unit, or leave --machine out"
+    if not int(effective, 16) & CAP_DAC_OVERRIDE:
+        msg = f"expected the right to read and to remove every user's rings for --machine, got uid {os.geteuid()} without CAP_DAC_OVERRIDE (CAP_DAC_READ_SEARCH can only read); start it as root or with that capability, or leave --machine out"
         raise DaemonError(msg)

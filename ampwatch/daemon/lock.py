@@ -19,7 +19,7 @@ from ampwatch.runtime import DAEMON_LOCK
 if TYPE_CHECKING:
     from pathlib import Path
 
-MAX_CONTENT = 4096
+MAX_CONTENT = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class DaemonInfo:
         port: Port it listens on.
         version: Version of ampwatch.
         layout: Version of the ring layout it reads.
+        ring_directories: Where it looks for the rings of its own user; links are resolved.
     """
 
     pid: int
@@ -41,6 +42,7 @@ class DaemonInfo:
     port: int
     version: str
     layout: int
+    ring_directories: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
@@ -134,6 +136,7 @@ def read_info(directory: Path) -> DaemonInfo | None:
         with (directory / DAEMON_LOCK).open("rb") as file:
             content = json.loads(file.read(MAX_CONTENT))
         values = {f.name: content[f.name] for f in fields(DaemonInfo)}
+        values["ring_directories"] = tuple(values["ring_directories"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
     numbers = (values["pid"], values["port"], values["layout"])

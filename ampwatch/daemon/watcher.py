@@ -2,7 +2,8 @@
 
 A ring is *followed* while its writer lives, then *settled*: what it said is in
 the fleet, and the file is removed (the run closed it) or stays for a day as the
-flight recorder of a run that died.
+*flight recorder* of a run that died, unless the run is started again or the
+recorders take too much room.
 """
 
 from __future__ import annotations
@@ -13,6 +14,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ampwatch.daemon.discovery import Signature, find_rings
+from ampwatch.daemon.settled import (
+    FLIGHT_RECORDER_SECONDS,
+    NEVER,
+    Settled,
+    predecessors,
+    remove,
+    surplus,
+)
 from ampwatch.errors import RingError
 from ampwatch.records import EndRecord, StepRecord
 from ampwatch.ring import RingReader
@@ -22,13 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ampwatch.aggregate import Fleet
-    from ampwatch.records import Record
-
-FLIGHT_RECORDER_SECONDS = 86400.0
-"""How long the ring of a writer that died stays on disk: long enough to look at last
-night's crash, short enough that shared memory does not fill with the dead."""
-
-NEVER = float("inf")
+    from ampwatch.records import Record, RunIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -41,27 +44,8 @@ class _Followed:
     signature: Signature
     last_ns: int
     """Newest time its writer is known to have lived. Unit: ns."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Settled:
-    """A file that is not read any more."""
-
-    signature: Signature
-    remove_after: float
-    """Unix time from which the file is removed."""
-    problem: str = ""
-    """Why it cannot be read, if so."""
-
-    def is_still(self, signature: Signature) -> bool:
-        """Tell whether there is nothing new to read in the file that has ``signature`` now.
-
-        A ring that was read to its end stays read: mapped memory reaches the time stamp of
-        its file late. A file that could not be read may have become a ring meanwhile.
-        """
-        if self.problem:
-            return signature == self.signature
-        return signature.is_same_file(self.signature)
+    is_shown: bool = False
+    """Whether the fleet knows it."""
 
 
 class RingWatcher:
@@ -70,6 +54,7 @@ class RingWatcher:
     Args:
         fleet: Where the records go.
         directories: Tells where to look, each time anew.
+        grace_seconds: A run that was dead for longer when its ring was found is not shown.
         any_user: Read every user's rings.
         clock: Unix time. Unit: s.
     """
@@ -79,15 +64,17 @@ class RingWatcher:
         fleet: Fleet,
         directories: Callable[[], Iterable[Path]],
         *,
+        grace_seconds: float,
         any_user: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._fleet = fleet
         self._directories = directories
+        self._grace_seconds = grace_seconds
         self._any_user = any_user
         self._clock = clock
         self._followed: dict[Path, _Followed] = {}
-        self._settled: dict[Path, _Settled] = {}
+        self._settled: dict[Path, Settled] = {}
         self._problems: dict[Path, str] = {}
 
     @property
@@ -129,10 +116,14 @@ class RingWatcher:
         try:
             reader = RingReader(path)
         except RingError as error:
-            self._settled[path] = _Settled(signature, NEVER, str(error))
+            self._settled[path] = Settled(signature, NEVER, str(error), was_read=False)
+            return False
+        if reader.inode != signature.inode:
+            reader.close()  # replaced just now: the next look tells whether it may be read
             return False
         self._settled.pop(path, None)
         self._followed[path] = _Followed(reader, signature, signature.modified_ns)
+        self._release(predecessors(self._settled, path.parent, reader.identity))
         return True
 
     def _read(self, path: Path, signature: Signature | None) -> None:
@@ -141,6 +132,23 @@ class RingWatcher:
         # Asked before reading: what is written in between is read now or next time.
         alive = ring.reader.writer_alive()
         records = ring.reader.poll()
+        ring.last_ns = max([ring.last_ns, *_times(records)])
+        if alive or ring.is_shown or self._is_recent(ring):
+            self._show(path, ring, records, alive=alive)
+        if any(isinstance(record, EndRecord) for record in records):
+            self._settle(path, remove_after=0.0)
+        elif not alive:
+            until = ring.last_ns / 1e9 + FLIGHT_RECORDER_SECONDS
+            self._settle(path, remove_after=until, died=ring.reader.identity)
+        elif signature is not None and not signature.is_same_file(ring.signature):
+            # Somebody put another file in its place, which is taken up right after this.
+            self._settle(path, remove_after=NEVER)
+
+    def _is_recent(self, ring: _Followed) -> bool:
+        return self._clock() - ring.last_ns / 1e9 <= self._grace_seconds
+
+    def _show(self, path: Path, ring: _Followed, records: Iterable[Record], *, alive: bool) -> None:
+        ring.is_shown = True
         self._fleet.apply(
             str(path),
             ring.reader.identity,
@@ -149,29 +157,30 @@ class RingWatcher:
             lost=ring.reader.lost,
             dropped=ring.reader.dropped,
         )
-        ring.last_ns = max([ring.last_ns, *_times(records)])
-        if any(isinstance(record, EndRecord) for record in records):
-            self._settle(path, remove_after=0.0)
-        elif not alive:
-            self._settle(path, remove_after=ring.last_ns / 1e9 + FLIGHT_RECORDER_SECONDS)
-        elif signature is not None and not signature.is_same_file(ring.signature):
-            # Somebody put another file in its place, which is taken up right after this.
-            self._settle(path, remove_after=NEVER)
 
-    def _settle(self, path: Path, *, remove_after: float) -> None:
+    def _settle(self, path: Path, *, remove_after: float, died: RunIdentity | None = None) -> None:
         ring = self._followed.pop(path)
         ring.reader.close()
-        self._settled[path] = _Settled(ring.signature, remove_after)
+        self._settled[path] = Settled(ring.signature, remove_after, died=died, last_ns=ring.last_ns)
+
+    def _release(self, paths: Iterable[Path]) -> None:
+        """Let flight recorders go at the end of this poll."""
+        for path in paths:
+            self._settled[path] = replace(self._settled[path], remove_after=0.0)
 
     def _tidy(self, rings: dict[Path, Signature]) -> None:
         """Remove the files whose time has come, forget those that are gone."""
+        for path in self._settled.keys() - rings.keys():
+            del self._settled[path]
+        self._release(surplus(self._settled))
         now = self._clock()
         for path, settled in list(self._settled.items()):
-            if path not in rings:
-                del self._settled[path]
-            elif now >= settled.remove_after:
-                self._settled[path] = replace(settled, remove_after=NEVER)
-                _remove(path, settled.signature)
+            if now >= settled.remove_after:
+                problem = remove(path, settled.signature)
+                again = settled.remove_after if problem else NEVER
+                self._settled[path] = replace(
+                    settled, remove_after=again, problem=problem, died=None
+                )
         for key in self._fleet.expired():
             self._fleet.forget(key)
 
@@ -185,19 +194,10 @@ class RingWatcher:
         for path, text in current.items():
             if self._problems.get(path) != text:
                 logger.warning("%s: %s", path, text)
-                self._fleet.note_problem(str(path), text)
+            # Again each time: the fleet may have forgotten the run, and with it the problem.
+            self._fleet.note_problem(str(path), text)
         self._problems = current
 
 
 def _times(records: Iterable[Record]) -> list[int]:
     return [r.time_ns for r in records if isinstance(r, (StepRecord, EndRecord))]
-
-
-def _remove(path: Path, signature: Signature) -> None:
-    """Remove the very file that was read; leave one that took its place, or that is not ours."""
-    try:
-        status = path.lstat()
-        if (status.st_dev, status.st_ino) == (signature.device, signature.inode):
-            path.unlink()
-    except OSError as error:
-        logger.info("the ring %s stays: %s", path, error.strerror)

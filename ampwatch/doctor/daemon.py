@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ampwatch import __version__
 from ampwatch.daemon.lock import read_info
-from ampwatch.daemon.probe import Answer, ask
+from ampwatch.daemon.probe import SERVICE, Answer, ask
 from ampwatch.doctor.check import Check, State
 from ampwatch.doctor.places import trouble_with
+from ampwatch.errors import RingError
 from ampwatch.ring.layout import LAYOUT
 from ampwatch.runtime import DAEMON_LOCK, DAEMON_LOG, runtime_path
 
@@ -31,7 +33,10 @@ def daemon(settings: Settings, ask: Callable[[str, int], Answer] = ask) -> list[
     Cost:
         A few connections on this machine, each bounded by a time-out.
     """
-    directory = runtime_path(settings.runtime_dir)
+    try:
+        directory = runtime_path(settings.runtime_dir)
+    except RingError as error:
+        return [Check("runtime directory", State.PROBLEM, str(error))]
     serving = _serving(settings, directory, ask)
     return [
         _daemon(serving),
@@ -45,12 +50,22 @@ def _serving(
     settings: Settings, directory: Path, ask: Callable[[str, int], Answer]
 ) -> Answer | None:
     """Return the daemon that would show this user's runs: the one in the lock file, else on the port."""
-    info = read_info(directory)
+    info = read_info(directory) if _is_held(directory / DAEMON_LOCK) else None
     addresses = [(info.host, info.port)] if info else []
     if settings.port:
         addresses.append((settings.host, settings.port))
     for host, port in addresses:
         answer = ask(host, port)
+        if info and port == info.port and answer.wants_certificate:
+            # It cannot say who it is without a certificate; a lock that is held can.
+            return replace(
+                answer,
+                service=SERVICE,
+                scope="user",
+                uid=os.geteuid(),
+                version=info.version,
+                layout=info.layout,
+            )
         if answer.is_daemon and (answer.scope == "machine" or answer.uid == os.geteuid()):
             return answer
     return None

@@ -25,7 +25,7 @@ _NO_DESCRIPTOR = -1
 
 
 class RingReader:
-    """Reads one ring, from the oldest record that is still there.
+    """Reads one ring, from the oldest record that is still there when it is opened.
 
     Not for several threads at once. A record may come more than once
     (``repeats.py``); the newest of its key holds.
@@ -34,8 +34,11 @@ class RingReader:
         path: The ring file.
         identity: Who writes it.
         inode: Inode of the file that was opened; another file may get its name.
-        lost: Slots so far that were overwritten or unreadable before they were read.
-            With the slots of the records returned they add up to those published.
+        joined_late: The writer had lapped the ring before it was opened. What was
+            overwritten by then nobody here has missed: totals in the records are cumulative.
+        lost: Slots so far that were overwritten or unreadable before they were read. With
+            the slots of the records returned they add up to those published, for one
+            that joined late to those since the first whole message it found.
         dropped: Records the writer could not write, as of the last ``poll``.
 
     Raises:
@@ -46,7 +49,6 @@ class RingReader:
         self.path = path
         self.lost = 0
         self.dropped = 0
-        self._next = 0
         self._parts: list[layout.Slot] = []
         try:
             # O_NONBLOCK: a FIFO of that name must not stop the daemon.
@@ -61,6 +63,9 @@ class RingReader:
             os.close(self._descriptor)
             msg = f"cannot read ring {str(path)!r}: {error}"
             raise RingError(msg) from error
+        self._next = max(0, self._published() - self._slots)
+        self.joined_late = self._next > 0
+        self._joining = self.joined_late
 
     def poll(self) -> list[Record]:
         """Return the records since the last call, in order; none if there are none.
@@ -154,6 +159,9 @@ class RingReader:
 
     def _join(self, slot: layout.Slot | None) -> Record | None:
         """Add a slot to the message it belongs to; return the record when it is whole."""
+        if self._joining and (slot is None or slot.chunk > 0):
+            return None  # the rest of what was overwritten before we came
+        self._joining = False
         if slot is None or not self._continues(slot):
             self.lost += len(self._parts)
             self._parts = []

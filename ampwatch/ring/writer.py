@@ -34,6 +34,9 @@ _UNWRITABLE = (struct.error, TypeError, ValueError, AttributeError, RuntimeError
 
 _CLOSE_WAIT_SECONDS = 1.0
 
+SMALL_FILE_SYSTEM = 256 << 20
+"""A file system with less room in all has to be shared out. Unit: bytes."""
+
 
 class RingWriter:
     """Writes the records of one process into its ring; make it with ``create``.
@@ -77,13 +80,15 @@ class RingWriter:
         Args:
             directories: Where to try, the best place first; created if missing.
             identity: Who writes.
-            slots: Size of the ring; 256 bytes each.
+            slots: Size of the ring; 256 bytes each. Fewer are taken on a small file system
+                (``fitting_slots``).
 
         Raises:
             RingError: If no directory takes it, or the identity cannot be written.
         """
         try:
-            header = layout.pack_header(slots, encode_identity(identity))
+            encoded = encode_identity(identity)
+            layout.pack_header(slots, encoded)  # refused once, not by every directory
         except (AttributeError, TypeError, ValueError) as error:
             msg = f"cannot describe the run in a ring: {error}"
             raise RingError(msg) from error
@@ -92,13 +97,13 @@ class RingWriter:
         refused: list[str] = []
         for directory in directories:
             try:
-                descriptor, memory = _make_file(directory, name, header, slots)
+                descriptor, memory = _make_file(directory, name, encoded, slots)
             except OSError as error:  # RingError of private_directory is one, too
                 refused.append(f"{directory} could not be used ({error})")
                 continue
             fell_back = f"the ring is in {directory}: {'; '.join(refused)}" if refused else ""
             return cls(directory / name, descriptor, memory, fell_back)
-        msg = f"expected a directory for a ring of {layout.file_size(slots)} bytes, got none: {'; '.join(refused)}; set AMPWATCH_RING_DIR to one that is writable and has room"
+        msg = f"expected a directory for a ring of {layout.file_size(slots)} bytes, got none: {'; '.join(refused)}; set AMPWATCH_RING_DIR to a new directory where there is room"
         raise RingError(msg)
 
     def put(self, record: Record) -> None:
@@ -177,13 +182,32 @@ class RingWriter:
             self._header[layout.DROPPED] = self.dropped
 
 
-def _make_file(directory: Path, name: str, header: bytes, slots: int) -> tuple[int, mmap.mmap]:
+def fitting_slots(directory: Path, slots: int) -> int:
+    """Return how many of ``slots`` slots a ring in ``directory`` gets.
+
+    On a file system of less than 256 MiB (the shared memory of a container has 64) a ring
+    takes a 64th of it at most, so that there is room for eight ranks and for the rings
+    of those that crashed; never less than the smallest ring.
+
+    Raises:
+        OSError: If the file system cannot be asked.
+    """
+    status = os.statvfs(directory)
+    total = status.f_frsize * status.f_blocks
+    if not 0 < total < SMALL_FILE_SYSTEM:  # 0: a tmpfs without a limit
+        return slots
+    fitting = (total // 64 - layout.HEADER_SIZE) // layout.SLOT_SIZE
+    return min(slots, max(layout.MIN_SLOTS, fitting))
+
+
+def _make_file(directory: Path, name: str, identity: bytes, slots: int) -> tuple[int, mmap.mmap]:
     """Return descriptor and memory of a complete, locked ring under its final name.
 
     Raises:
         OSError: If the directory does not take it; nothing is left behind then.
     """
     private_directory(directory)
+    slots = fitting_slots(directory, slots)
     part = directory / f"{name}.part"
     size = layout.file_size(slots)
     with ExitStack() as undo:
@@ -195,7 +219,7 @@ def _make_file(directory: Path, name: str, header: bytes, slots: int) -> tuple[i
         os.posix_fallocate(descriptor, 0, size)
         # Populated, so that the first lap does not stop for a page fault every 16 slots.
         memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        memory[: layout.HEADER_SIZE] = header
+        memory[: layout.HEADER_SIZE] = layout.pack_header(slots, identity)
         lock.hold(descriptor)
         part.rename(directory / name)
         undo.pop_all()

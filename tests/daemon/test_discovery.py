@@ -11,7 +11,7 @@ from ampwatch.daemon import discovery
 from ampwatch.daemon.discovery import (
     REFRESH_SECONDS,
     MachineDirectories,
-    check_may_read_all,
+    check_may_tidy_all,
     find_rings,
 )
 from ampwatch.errors import DaemonError
@@ -71,6 +71,25 @@ def test_a_directory_that_is_a_link_is_not_entered(tmp_path: Path) -> None:
     assert "expected a directory" in found.problems[tmp_path / "link"]
 
 
+def test_a_directory_that_is_replaced_while_it_is_looked_into_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner could turn it into a link to somebody else's rings at any moment."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "a.ring").touch()
+    real = os.open
+
+    def swap_and_open(path: Path, flags: int) -> int:
+        (tmp_path / "mine").rmdir()
+        (tmp_path / "mine").symlink_to("theirs")
+        return real(path, flags)
+
+    monkeypatch.setattr(os, "open", swap_and_open)
+
+    assert find_rings([tmp_path / "mine"], any_user=True).rings == {}
+
+
 @needs_root
 def test_a_directory_of_another_user_is_for_the_machine_wide_daemon_only(tmp_path: Path) -> None:
     """A user's daemon believes that user alone."""
@@ -97,14 +116,15 @@ def test_a_file_of_another_user_than_its_directory_is_not_taken(tmp_path: Path) 
 def test_no_more_rings_than_bearable_are_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Touching files does not exhaust the daemon's descriptors."""
+    """Touching files does not exhaust the daemon's descriptors; the newest, oldest first."""
     monkeypatch.setattr(discovery, "MAX_RINGS", 2)
-    for name in "abc":
+    for name, age in {"a": 0, "b": 20, "c": 10}.items():
         (tmp_path / f"{name}.ring").touch()
+        os.utime(tmp_path / f"{name}.ring", (1000 - age, 1000 - age))
 
     found = find_rings([tmp_path], any_user=False)
 
-    assert len(found.rings) == 2
+    assert [path.name for path in found.rings] == ["c.ring", "a.ring"]
     assert "2 rings at most, found 3" in found.problems[tmp_path]
 
 
@@ -115,29 +135,32 @@ def test_the_directories_of_all_users_are_looked_up_anew_after_a_while(
     shared = tmp_path / "shm"
     shared.mkdir()
     monkeypatch.setattr("ampwatch.runtime.SHARED_MEMORY", shared)
+    monkeypatch.setattr("ampwatch.runtime.ring_directories", lambda *_: [])
     clock = Clock()
     places = MachineDirectories(str(tmp_path / "runtime"), clock)
     places()
-    (shared / "ampwatch-1000").mkdir()
+    own = shared / f"ampwatch-{os.geteuid()}"
+    own.mkdir()
 
-    assert shared / "ampwatch-1000" not in places()
+    assert own not in places()
     clock.now += REFRESH_SECONDS
-    assert shared / "ampwatch-1000" in places()
+    assert own in places()
 
 
-def test_a_process_without_the_right_is_told_so(tmp_path: Path) -> None:
-    """--machine is refused where it could not be honoured."""
-    status = tmp_path / "status"
-    status.write_text("Name:\tpython\nCapEff:\t0000000000000000\n")
-
-    with pytest.raises(DaemonError, match="CAP_DAC_READ_SEARCH"):
-        check_may_read_all(status)
-
-
-@pytest.mark.parametrize("capabilities", ["000001ffffffffff", "0000000000000004"])
-def test_root_and_the_one_capability_will_do(tmp_path: Path, capabilities: str) -> None:
-    """The systemd unit needs no more than CAP_DAC_READ_SEARCH."""
+@pytest.mark.parametrize("capabilities", ["0000000000000000", "0000000000000004"])
+def test_a_process_without_the_right_is_told_so(tmp_path: Path, capabilities: str) -> None:
+    """--machine is refused where it could not be honoured: reading alone leaves every ring."""
     status = tmp_path / "status"
     status.write_text(f"Name:\tpython\nCapEff:\t{capabilities}\n")
 
-    check_may_read_all(status)
+    with pytest.raises(DaemonError, match="CAP_DAC_OVERRIDE"):
+        check_may_tidy_all(status)
+
+
+@pytest.mark.parametrize("capabilities", ["000001ffffffffff", "0000000000000002"])
+def test_root_and_the_one_capability_will_do(tmp_path: Path, capabilities: str) -> None:
+    """A service needs no more than CAP_DAC_OVERRIDE."""
+    status = tmp_path / "status"
+    status.write_text(f"Name:\tpython\nCapEff:\t{capabilities}\n")
+
+    check_may_tidy_all(status)

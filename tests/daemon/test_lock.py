@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +19,17 @@ from ampwatch.runtime import DAEMON_LOCK
 if TYPE_CHECKING:
     from pathlib import Path
 
-INFO = DaemonInfo(pid=7, scheme="http", host="127.0.0.1", port=10917, version="0.1", layout=1)
+INFO = DaemonInfo(
+    pid=7,
+    scheme="http",
+    host="127.0.0.1",
+    port=10917,
+    version="0.1",
+    layout=1,
+    ring_directories=("/dev/shm/ampwatch-7", "/" + "long/" * 800),
+)
+
+ODD = json.dumps(asdict(INFO) | {"ring_directories": 7})
 
 HOLDER = """
 import sys, time
@@ -75,7 +86,7 @@ def test_what_is_published_is_read_back_until_it_is_retracted(tmp_path: Path) ->
 def test_a_shorter_publication_leaves_nothing_of_the_longer_one(tmp_path: Path) -> None:
     """A daemon that publishes again is understood again."""
     lock = DaemonLock.take(tmp_path)
-    lock.publish(DaemonInfo(1234567, "https", "a.long.name.example.org", 10917, "0.1.0", 1))
+    lock.publish(DaemonInfo(1234567, "https", "a" * 9000, 10917, "0.1.0", 1))
 
     lock.publish(INFO)
 
@@ -93,7 +104,7 @@ def test_what_a_killed_daemon_had_published_is_gone_with_the_next_taker(tmp_path
     lock.release()
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"pid": 1}', "\x00" * 100, '{"pid": "x"'])
+@pytest.mark.parametrize("content", ["", "[]", '{"pid": 1}', "\x00" * 100, '{"pid": "x"', ODD])
 def test_a_lock_file_without_sense_says_nothing(tmp_path: Path, content: str) -> None:
     """Whatever is in the file, reading it does not raise."""
     (tmp_path / DAEMON_LOCK).write_text(content)

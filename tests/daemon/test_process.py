@@ -65,6 +65,17 @@ def test_a_killed_run_is_shown_as_failed(place: Place) -> None:
         assert writer.path.exists()
 
 
+def test_the_lock_file_says_where_the_daemon_looks_for_rings(place: Place, tmp_path: Path) -> None:
+    """So that a run elsewhere knows it is not shown; links are resolved."""
+    (tmp_path / "link").symlink_to(tmp_path)
+
+    with place.daemon(AMPWATCH_RING_DIR=str(tmp_path / "link" / "rings")) as told:
+        assert told.info.ring_directories == (str(place.rings),)
+    with place.daemon(AMPWATCH_RING_DIR="") as usual:
+        expected = (f"/dev/shm/ampwatch-{os.geteuid()}", str(place.runtime))
+        assert usual.info.ring_directories == expected
+
+
 def test_a_second_daemon_of_the_same_user_is_refused(place: Place) -> None:
     """It says where the first one is and how to end it."""
     with place.daemon() as first, place.command("daemon") as second:

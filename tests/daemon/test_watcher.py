@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ampwatch.aggregate import Fleet
-from ampwatch.daemon.watcher import FLIGHT_RECORDER_SECONDS, RingWatcher
+from ampwatch.daemon import settled as settled_module
+from ampwatch.daemon import watcher as watcher_module
+from ampwatch.daemon.discovery import Signature
+from ampwatch.daemon.settled import FLIGHT_RECORDER_SECONDS
+from ampwatch.daemon.watcher import RingWatcher
 from ampwatch.records import RunState
-from ampwatch.ring import RingWriter
+from ampwatch.ring import RingReader, RingWriter
 from ampwatch.settings import Settings
-from tests.aggregate.made_up import START, Clock, end, identity, step
+from tests.aggregate.made_up import SECOND, START, Clock, end, identity, step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,10 +37,27 @@ class Setting:
         self.directory = directory
         self.clock = Clock(START + 10)
         self.fleet = Fleet(Settings(grace_seconds=GRACE), self.clock)
-        self.watcher = RingWatcher(self.fleet, lambda: [directory], clock=self.clock)
+        self.watcher = self.new_watcher()
 
-    def write(self, run: str = "gpt") -> RingWriter:
-        return RingWriter.create([self.directory], identity(run=run), slots=64)
+    def new_watcher(self) -> RingWatcher:
+        return RingWatcher(
+            self.fleet, lambda: [self.directory], grace_seconds=GRACE, clock=self.clock
+        )
+
+    def write(self, run: str = "gpt", **who: Any) -> RingWriter:
+        return RingWriter.create([self.directory], identity(run=run, **who), slots=64)
+
+    def crash(self, run: str = "gpt", at: float = START, **who: Any) -> Path:
+        """Leave the ring of a run that started and died at ``at``, without a farewell."""
+        path = self.directory / f"{run}-{at}-{who.get('rank', 0)}.ring"
+        writer = self.write(run, started_ns=int(at * SECOND), **who)
+        writer.put(step(0, time_ns=int(at * SECOND)))
+        data = bytearray(writer.path.read_bytes())  # a copy: nobody holds its lock
+        writer.close(end(), keep=False)
+        path.write_bytes(data)
+        path.chmod(0o600)
+        os.utime(path, (at, at))
+        return path
 
     def states(self) -> dict[str, RunState]:
         return {rank.run: rank.state for rank in self.fleet.ranks()}
@@ -145,6 +168,128 @@ def test_the_ring_of_a_killed_run_stays_for_a_day_as_its_flight_recorder(
     assert not doomed.path.exists()
 
 
+def test_a_run_that_died_before_the_daemon_came_is_not_shown_as_newly_failed(
+    setting: Setting,
+) -> None:
+    """Within the grace time it is news, after it an old story; its flight recorder stays."""
+    old = setting.crash("yesterday", at=setting.clock.now - GRACE - 1)
+    setting.crash("now", at=setting.clock.now - GRACE + 1)
+
+    setting.watcher.poll()
+
+    assert setting.states() == {"now": RunState.FAILED}
+    assert old.exists()
+
+
+def test_a_run_that_died_and_has_a_recent_file_is_shown(setting: Setting) -> None:
+    """Its last record may be old: a run that hung for hours before it was killed."""
+    path = setting.crash("hung", at=setting.clock.now - GRACE - 1)
+    os.utime(path, (setting.clock.now, setting.clock.now))
+
+    setting.watcher.poll()
+
+    assert setting.states() == {"hung": RunState.FAILED}
+
+
+def test_a_loop_of_crashes_leaves_one_flight_recorder(setting: Setting) -> None:
+    """Of each rank the newest: the next start takes the place of the one before."""
+    crashes = [setting.crash(at=START + n, rank=r) for n in range(1, 4) for r in (0, 1)]
+
+    setting.watcher.poll()
+    assert [path for path in crashes if path.exists()] == crashes[-2:]
+
+    successor = setting.write(started_ns=(START + 5) * SECOND)
+    setting.watcher.poll()
+    assert [path for path in crashes if path.exists()] == [crashes[-1]]
+    successor.close(end(), keep=False)
+
+
+@pytest.mark.parametrize(
+    "other", [{"run": "bert"}, {"rank": 1}, {"host": "elsewhere"}, {"started_ns": 1}]
+)
+def test_a_flight_recorder_makes_way_for_its_successor_only(
+    setting: Setting, other: dict[str, Any]
+) -> None:
+    """Not for another run, rank or host, and not for one that ran beside it."""
+    path = setting.crash(at=START + 1)
+    who = {"started_ns": (START + 5) * SECOND} | other
+
+    writer = setting.write(**who)
+    setting.watcher.poll()
+
+    assert path.exists()
+    writer.close(end(), keep=False)
+
+
+def test_flight_recorders_take_so_much_room_and_no_more(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest go first; the newest stays whatever its size."""
+    paths = [setting.crash(f"run{n}", at=START + n) for n in range(4)]
+    size = paths[0].stat().st_size
+
+    monkeypatch.setattr(settled_module, "FLIGHT_RECORDER_BYTES", 2 * size)
+    setting.watcher.poll()
+    assert [path.exists() for path in paths] == [False, False, True, True]
+
+    monkeypatch.setattr(settled_module, "FLIGHT_RECORDER_BYTES", size - 1)
+    setting.watcher.poll()
+    assert [path.exists() for path in paths] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(("total", "kept"), [(4, 1), (12, 3), (0, 4)])
+def test_flight_recorders_take_a_quarter_of_a_small_file_system(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, total: int, kept: int
+) -> None:
+    """The shared memory of a container; 0 is one without a limit."""
+    paths = [setting.crash(f"run{n}", at=START + n) for n in range(4)]
+    status = SimpleNamespace(f_frsize=paths[0].stat().st_size, f_blocks=total)
+    monkeypatch.setattr(settled_module.os, "statvfs", lambda _: status)
+
+    setting.watcher.poll()
+
+    assert [path.exists() for path in paths] == [False] * (4 - kept) + [True] * kept
+
+
+def test_a_ring_that_cannot_be_removed_is_a_problem_until_it_is_gone(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon without the right to fills the shared memory, and must say so."""
+    writer = setting.write()
+    writer.close(end(), keep=True)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(settled_module.os, "unlink", refuse)
+        setting.watcher.poll()
+        assert setting.states() == {"gpt": RunState.FINISHED}
+        setting.clock.now += GRACE + 1
+        setting.watcher.poll()
+    assert setting.states() == {}
+    assert "got: Permission denied" in setting.fleet.problems[str(writer.path)]
+
+    setting.watcher.poll()
+    setting.watcher.poll()
+
+    assert not writer.path.exists()
+    assert setting.fleet.problems == {}
+
+
+def test_nothing_is_removed_through_a_directory_that_became_a_link(
+    setting: Setting, tmp_path: Path
+) -> None:
+    """Its owner could have another user's file removed by a daemon that may do so."""
+    path = setting.crash()
+    signature = Signature.of(path.stat())
+    setting.directory.rename(tmp_path / "elsewhere")
+    setting.directory.symlink_to("elsewhere")
+
+    assert settled_module.remove(path, signature) != ""
+    assert path.exists()
+
+
 def test_a_hostile_file_beside_a_good_ring_does_no_harm(
     setting: Setting, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -208,6 +353,28 @@ def test_another_ring_under_the_same_name_is_another_run(setting: Setting) -> No
     assert "new" in setting.states()
     assert setting.watcher.num_followed >= 1
     for writer in (old, new):
+        writer.close(end(), keep=False)
+
+
+def test_a_file_that_is_replaced_between_look_and_opening_is_left_for_the_next_poll(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was checked and what is read are one file, or it is not read."""
+    seen, other = setting.write("seen"), setting.write("other")
+    other.path.rename(setting.directory / "aside")
+
+    def swap_and_open(path: Path) -> RingReader:
+        (setting.directory / "aside").rename(path)
+        return RingReader(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(watcher_module, "RingReader", swap_and_open)
+        setting.watcher.poll()
+    assert setting.states() == {}
+
+    setting.watcher.poll()
+    assert setting.states() == {"other": RunState.RUNNING}
+    for writer in (seen, other):
         writer.close(end(), keep=False)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +14,7 @@ from ampwatch.errors import RingError
 from ampwatch.runtime import private_directory
 from ampwatch.settings import Settings
 
-if TYPE_CHECKING:
-    from pathlib import Path
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -69,18 +69,54 @@ def test_a_ring_directory_that_is_set_is_the_only_place(tmp_path: Path) -> None:
 
 def test_a_place_without_room_is_a_problem(tmp_path: Path) -> None:
     """As /dev/shm of a container, which has 64 MiB by default."""
-    check = _place("shared memory", tmp_path, size=2**60)
+    check = _place("shared memory", tmp_path, slots=2**52)
 
     assert check.state is State.PROBLEM
     assert "a ring takes 1,099,511,627,776.0 MiB" in check.why
 
 
-@pytest.mark.parametrize("kind", ["new", "private", "file", "link", "below a file", "dangling"])
+@pytest.mark.usefixtures("usual_places")
+def test_a_machine_without_a_temporary_directory_has_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a read-only root: one place is enough."""
+
+    def nowhere() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    for variable in ("AMPWATCH_RUNTIME_DIR", "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", nowhere)
+
+    (memory,) = rings(Settings.resolve(), tmp_path / "shm")
+
+    assert memory.state is State.OK
+
+
+def test_a_ring_on_a_small_file_system_is_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the writer makes it: a 64th of the shared memory of a container."""
+    status = SimpleNamespace(f_frsize=4096, f_blocks=16384)
+    monkeypatch.setattr("ampwatch.ring.writer.os.statvfs", lambda _: status)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=2**26, free=2**26))
+
+    check = _place("shared memory", tmp_path, slots=8192)
+
+    assert check.why.endswith("64.0 MiB free of 64.0 MiB; a ring takes 1.0 MiB")
+
+
+@pytest.mark.parametrize(
+    "kind", ["new", "private", "open", "file", "link", "below a file", "dangling"]
+)
 def test_the_rules_are_those_of_the_writer(tmp_path: Path, kind: str) -> None:
     """What the doctor calls usable the writer can use, and the other way round."""
     path = tmp_path / "place"
     if kind == "private":
         path.mkdir(mode=0o700)
+    elif kind == "open":
+        path.mkdir()
+        path.chmod(0o1777)
     elif kind == "file":
         path.write_text("")
     elif kind == "link":
@@ -101,12 +137,21 @@ def test_the_rules_are_those_of_the_writer(tmp_path: Path, kind: str) -> None:
         assert private_directory(path) == path
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_is_not_writable_is_a_trouble(tmp_path: Path) -> None:
-    """With the uid and the directory."""
-    tmp_path.chmod(0o500)
-
-    assert "may not write" in trouble_with(tmp_path / "rings")
+def test_a_directory_that_is_not_writable_is_a_trouble() -> None:
+    """With the uid and the directory. Asked in a child that is not root: root may write anywhere."""
+    user = NOBODY if os.geteuid() == 0 else os.geteuid()
+    answer, ask = os.pipe()
+    child = os.fork()
+    if child == 0:
+        if os.geteuid() == 0:
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+        os.write(ask, trouble_with(Path("/no-such-directory/rings")).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(ask)
+    with os.fdopen(answer) as said:
+        assert said.read() == f"uid {user} may not write to /"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")

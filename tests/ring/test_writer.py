@@ -11,6 +11,7 @@ import threading
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,23 +35,41 @@ if TYPE_CHECKING:
     from tests.ring.conftest import MakeWriter, OpenReader
 
 
+REFUSALS = {
+    "size=16k": ("posix_fallocate", errno.ENOSPC),
+    "ro": ("open", errno.EROFS),
+}
+"""What a tmpfs of these options does, where none may be mounted: which call fails, and how."""
+
+
 def create_beside_a_mount(place: Path, options: str, directory: Path) -> list[str]:
     """Create a ring in a fresh tmpfs at ``place``, else in ``directory``; return what was said.
 
     In a mount namespace of its own: the tmpfs goes with the process, whatever happens to it.
+    Without the right to mount, the call that would fail there fails once.
     """
     place.mkdir()
     mount = f"mount -t tmpfs -o {options} tmpfs {place}"
     unshare = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    prefix = [*unshare, f'{mount} && exec "$@"', "sh"]
+    refuse = ""
     if subprocess.run([*unshare, mount], check=False, capture_output=True).returncode:
-        pytest.skip("needs the right to mount a tmpfs in a namespace")
-    body = f"""
+        prefix = []
+        call, number = REFUSALS[options]
+        refuse = f"""
+real = os.{call}
+def refuse_once(*arguments, **named):
+    os.{call} = real
+    raise OSError({number}, os.strerror({number}))
+os.{call} = refuse_once
+"""
+    body = f"""{refuse}
 writer = RingWriter.create([Path({str(place / "a")!r}), Path(sys.argv[1])], IDENTITY, slots=1024)
 say(writer.path.parent)
 say(writer.fell_back)
 say(list(Path({str(place)!r}).rglob("*.*")))
 """
-    with program(directory, body, [*unshare, f'{mount} && exec "$@"', "sh"]) as process:
+    with program(directory, body, prefix) as process:
         return [heard(process), heard(process), heard(process)]
 
 
@@ -59,8 +78,6 @@ def test_the_file_is_private_whatever_the_umask(directory: Path) -> None:
     for mask in (0o000, 0o777):
         before = os.umask(mask)
         try:
-            if mask == 0:
-                directory.mkdir()
             writer = RingWriter.create([directory], IDENTITY, slots=64)
         finally:
             os.umask(before)
@@ -106,12 +123,34 @@ def test_a_full_shared_memory_is_found_at_creation_and_the_next_place_used(
     """Not as SIGBUS in the training loop; the reason is there to be shown."""
     place = tmp_path / "shm"
 
-    parent, fell_back, left = create_beside_a_mount(place, "size=64k", directory)
+    parent, fell_back, left = create_beside_a_mount(place, "size=16k", directory)
 
     assert parent == str(directory)
     assert fell_back.startswith(f"the ring is in {directory}: {place / 'a'} could not be used (")
     assert "No space left on device" in fell_back
     assert left == "[]"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "slots"),
+    [(65536, 8192), (65535, 8192), (16384, 4080), (1024, 240), (16, 64), (0, 8192)],
+)
+def test_a_ring_takes_a_64th_of_a_small_file_system(
+    blocks: int, slots: int, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The 64 MiB of a container hold eight ranks and what crashed before; 0 is no limit."""
+    status = SimpleNamespace(f_frsize=4096, f_blocks=blocks)
+    monkeypatch.setattr(os, "statvfs", lambda _: status)
+
+    writer = RingWriter.create([directory], IDENTITY, slots=8192)
+
+    assert writer.path.stat().st_size == 4096 + 256 * slots
+    for index in range(slots + 1):
+        writer.put(step(index))
+    reader = RingReader(writer.path)
+    assert len(reader.poll()) == slots
+    reader.close()
+    writer.close(END, keep=False)
 
 
 def test_a_read_only_shared_memory_is_passed_over(tmp_path: Path, directory: Path) -> None:
@@ -151,6 +190,28 @@ def test_no_place_at_all_is_an_error_that_names_each_and_what_to_set(tmp_path: P
 
     with pytest.raises(RingError, match=r"(?s)got none: .*/file .*/link .*AMPWATCH_RING_DIR"):
         RingWriter.create([tmp_path / "file", tmp_path / "link"], IDENTITY, slots=64)
+
+
+def test_the_second_place_is_not_touched_while_the_first_one_works(
+    tmp_path: Path, directory: Path
+) -> None:
+    """It may be one that cannot be had at all."""
+    writer = RingWriter.create([directory, tmp_path / "second"], IDENTITY, slots=64)
+
+    assert not (tmp_path / "second").exists()
+    writer.close(END, keep=False)
+
+
+def test_a_directory_that_others_can_enter_takes_no_ring(tmp_path: Path, directory: Path) -> None:
+    """AMPWATCH_RING_DIR=/dev/shm: refused with the mode, which stays what it was."""
+    (tmp_path / "shm").mkdir()
+    (tmp_path / "shm").chmod(0o1777)
+
+    writer = RingWriter.create([tmp_path / "shm", directory], IDENTITY, slots=64)
+
+    assert "got mode drwxrwxrwt" in writer.fell_back
+    assert stat.S_IMODE((tmp_path / "shm").stat().st_mode) == 0o1777
+    writer.close(END, keep=False)
 
 
 def test_the_first_place_that_works_is_no_fall_back(make_writer: MakeWriter) -> None:

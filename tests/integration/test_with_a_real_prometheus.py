@@ -116,10 +116,10 @@ def _prometheus(directory: Path, daemon_url: str) -> Iterator[Prometheus]:
 
 
 @contextmanager
-def _training(place: Place, directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def _training(place: Place, directory: Path) -> Iterator[str]:
     environment = place.environment | {
         "AMPWATCH_PORT": str(_free_port()),
-        "AMPWATCH_GRACE_SECONDS": "3",
+        "AMPWATCH_GRACE_SECONDS": "8",
         "AMPWATCH_IDLE_EXIT_SECONDS": "1",
         "OMP_NUM_THREADS": "1",
     }
@@ -132,7 +132,7 @@ def _training(place: Place, directory: Path) -> Iterator[tuple[subprocess.Popen[
     ) as process:
         assert process.stdout is not None
         try:
-            yield process, process.stdout.readline().strip()
+            yield process.stdout.readline().strip()
         finally:
             (directory / "stop").touch()
             process.wait(30)
@@ -143,7 +143,7 @@ def test_one_line_in_a_training_is_scraped_by_a_real_prometheus(tmp_path: Path) 
     """Scale, steps and skips of a real training, healthy and then collapsing, to the end."""
     require("prometheus")
     place = Place(tmp_path)
-    with _training(place, tmp_path) as (training, url), _prometheus(tmp_path, url) as prometheus:
+    with _training(place, tmp_path) as url, _prometheus(tmp_path, url) as prometheus:
         healthy = eventually(
             lambda: prometheus.value('ampwatch_loss_scale{run="spine",rank="0"}'), "a scrape", 30
         )
@@ -157,7 +157,7 @@ def test_one_line_in_a_training_is_scraped_by_a_real_prometheus(tmp_path: Path) 
         finding = prometheus.query('ampwatch_findings{kind="scale_collapse"}')
         state = prometheus.query('ampwatch_run_state{state="running"} == 1')
         (tmp_path / "stop").touch()
-        training.wait(30)
+        # Not after the process is gone: on a busy machine that may outlast the grace time.
         finished = eventually(
             lambda: prometheus.query('ampwatch_run_state{state="finished"} == 1'), "the end", 20
         )

@@ -5,7 +5,7 @@ The tree, each class also a built-in so that ordinary ``except`` clauses work::
     AmpwatchError
     ├── SettingsError   (ValueError)    a setting or an AMPWATCH_* variable is not usable
     ├── AttachError     (TypeError)     what was handed to monitor() cannot be watched
-    ├── StateError      (RuntimeError)  right call, wrong moment: closed, or watched already
+    ├── StateError      (RuntimeError)  right call, wrong moment: the monitor is closed
     ├── RingError       (OSError)       a ring file cannot be created or understood
     └── DaemonError     (RuntimeError)  the daemon cannot start or keep its promises
 

@@ -1,4 +1,4 @@
-"""Optimizer steps that are really taken, through PyTorch's own hook."""
+"""Calls of ``optimizer.step``, through PyTorch's own hooks."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-from ampwatch.records import SKIP_CLASSES, RunState, Severity
+from ampwatch.numerics.whatif import Fit
+from ampwatch.records import SKIP_CLASSES, RunState, Severity, Topic
 
 MetricType = Literal["counter", "gauge", "histogram", "info"]
 
@@ -71,10 +72,25 @@ KINDS = (
     "scale_runaway",
     "scaler_with_bf16",
     "scheduler_ahead",
+    "grad_underflow",
+    "fp16_without_scaler",
+    "range_too_wide",
+    "headroom_low",
+    "scale_stuck_low",
+    "update_rounding",
+    "optimizer_eps_underflow",
+    "param_nonfinite",
+    "buffer_nonfinite",
+    "fp16_loss_caps_scale",
 )
 """The kinds of findings that this release makes; a ring of another release may hold more."""
 
+ROOT_MODULE = "(root)"
+"""What the label ``module`` says for the model itself, whose qualified name is empty: to
+Prometheus an empty label is no label. No part of a qualified name looks like it."""
+
 _FINDING = (*RANK, "kind", "severity", "root")
+_MODULE = (*RANK, "module")
 
 TOPICS: dict[str, tuple[Metric, ...]] = {
     "Daemon": (
@@ -278,6 +294,192 @@ TOPICS: dict[str, tuple[Metric, ...]] = {
             "Iterations in which a loss was NaN or infinite.",
         ),
     ),
+    "Sampling": (
+        Metric(
+            "ampwatch_samples_total",
+            "counter",
+            (*RANK, "topic"),
+            "Iterations in which tensors were measured, by what they are.",
+        ),
+        Metric(
+            "ampwatch_samples_dropped_total",
+            "counter",
+            RANK,
+            "Measurements that ampwatch gave up because the device was too far behind.",
+        ),
+        Metric(
+            "ampwatch_sampling_interval_steps",
+            "gauge",
+            RANK,
+            "Iterations from one sampled one to the next, as the overhead budget has it now.",
+        ),
+        Metric(
+            "ampwatch_device_overhead_seconds_total",
+            "counter",
+            RANK,
+            "Device time of the measurements; 0 on a CPU, where it is part of ampwatch_overhead_seconds_total.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_tensors_refused",
+            "gauge",
+            RANK,
+            "Tensors in the newest sample that cannot be measured (integer, complex, meta ...).",
+        ),
+        Metric(
+            "ampwatch_modules_left_out",
+            "gauge",
+            RANK,
+            "Modules in the newest sample whose ranges were not recorded, because there are more than the setting max_modules.",
+        ),
+        Metric(
+            "ampwatch_modules_untracked",
+            "gauge",
+            RANK,
+            "Measured modules without series of their own, because of the setting module_series.",
+        ),
+    ),
+    "Gradients": (
+        Metric(
+            "ampwatch_gradient_elements_total",
+            "counter",
+            RANK,
+            "Gradient elements looked at in sampled iterations.",
+        ),
+        Metric(
+            "ampwatch_gradient_zero_elements_total",
+            "counter",
+            RANK,
+            "Gradient elements looked at that are zero.",
+        ),
+        Metric(
+            "ampwatch_gradient_underflow_elements_total",
+            "counter",
+            RANK,
+            "Gradient elements looked at that are not zero, but would be in the autocast dtype at the loss scale of their time. What was flushed in the backward pass is already a zero element.",
+        ),
+        Metric(
+            "ampwatch_gradient_subnormal_elements_total",
+            "counter",
+            RANK,
+            "Gradient elements looked at that would be subnormal in the autocast dtype at the loss scale of their time.",
+        ),
+        Metric(
+            "ampwatch_gradient_nonfinite_elements_total",
+            "counter",
+            (*RANK, "kind"),
+            "Gradient elements looked at that are NaN or infinite.",
+        ),
+        Metric(
+            "ampwatch_gradient_magnitude",
+            "histogram",
+            RANK,
+            "Magnitudes of the finite gradient elements above zero, without the loss scale, in the sampled iterations that this daemon has read: starts again with it. Bounds are powers of two; there is no sum.",
+        ),
+        Metric(
+            "ampwatch_scaled_gradient_amax",
+            "gauge",
+            RANK,
+            "Largest finite gradient magnitude of the newest sample, multiplied by the loss scale.",
+        ),
+        Metric(
+            "ampwatch_scaled_gradient_amax_max",
+            "gauge",
+            RANK,
+            "Largest scaled gradient magnitude of the last 60 s (up to 120 s), so that a peak between two scrapes is seen.",
+        ),
+        Metric(
+            "ampwatch_autocast_dtype_max",
+            "gauge",
+            RANK,
+            "Largest finite number of the autocast dtype (65504 for float16); of several dtypes the one with the smallest range.",
+        ),
+        Metric(
+            "ampwatch_loss_scale_window_low",
+            "gauge",
+            RANK,
+            "Smallest power of two as loss scale that flushes no more of the newest gradients to zero in the autocast dtype (float16 without one) than the setting window_epsilon allows.",
+        ),
+        Metric(
+            "ampwatch_loss_scale_window_high",
+            "gauge",
+            RANK,
+            "Largest power of two as loss scale at which none of the newest gradients overflows the autocast dtype (float16 without one); below the low one, no scale does.",
+        ),
+        Metric(
+            "ampwatch_gradient_format_fit",
+            "gauge",
+            (*RANK, "format", "fit"),
+            "Whether the newest gradients, without the loss scale, fit the format in this way (1) or not (0).",
+        ),
+    ),
+    "Parameters and buffers": (
+        Metric(
+            "ampwatch_parameter_nonfinite_elements",
+            "gauge",
+            RANK,
+            "NaN and infinite elements of the parameters when they were last looked at.",
+        ),
+        Metric(
+            "ampwatch_buffer_nonfinite_elements",
+            "gauge",
+            RANK,
+            "NaN and infinite elements of the buffers when they were last looked at.",
+        ),
+    ),
+    "Modules": (
+        Metric(
+            "ampwatch_module_gradient_amax",
+            "gauge",
+            _MODULE,
+            "Largest finite gradient magnitude of the module's parameters in the newest sample, multiplied by the loss scale.",
+        ),
+        Metric(
+            "ampwatch_module_gradient_zero_ratio",
+            "gauge",
+            _MODULE,
+            "Share of the gradient elements of the module's parameters that are zero.",
+            "ratio",
+        ),
+        Metric(
+            "ampwatch_module_gradient_underflow_ratio",
+            "gauge",
+            _MODULE,
+            "Share of the gradient elements of the module's parameters above zero that would be zero in the autocast dtype (float16 without one) at the loss scale of their time.",
+            "ratio",
+        ),
+        Metric(
+            "ampwatch_module_gradient_nonfinite_elements_total",
+            "counter",
+            (*_MODULE, "kind"),
+            "Gradient elements of the module's parameters seen so far that are NaN or infinite.",
+        ),
+        Metric(
+            "ampwatch_module_activation_amax",
+            "gauge",
+            _MODULE,
+            "Largest finite magnitude of the module's output in the newest sample.",
+        ),
+        Metric(
+            "ampwatch_module_activation_dtype_max",
+            "gauge",
+            _MODULE,
+            "Largest finite number of the dtype of the module's output; absent if there are several.",
+        ),
+        Metric(
+            "ampwatch_module_activation_gradient_amax",
+            "gauge",
+            _MODULE,
+            "Largest finite magnitude of the gradients of the module's output in the newest sample, multiplied by the loss scale.",
+        ),
+        Metric(
+            "ampwatch_module_update_unchanged_ratio",
+            "gauge",
+            _MODULE,
+            "Share of the elements of the module's parameters, of a subsample, that the optimizer left as they were.",
+            "ratio",
+        ),
+    ),
     "Findings": (
         Metric(
             "ampwatch_findings",
@@ -324,7 +526,14 @@ LABELS: dict[str, str] = {
     "optimizer": "`0` to `7` in the order in which they were first seen, `other` for all beyond.",
     "class": _values(tuple(skip.label for skip in SKIP_CLASSES))
     + ": searching the scale, just after a growth, neither, several in a row.",
-    "kind": "Slug of the kind of failure, never changed between releases: " + _values(KINDS) + ".",
+    "kind": "Of findings: slug of the kind of failure, never changed between releases: "
+    + _values(KINDS)
+    + ". Of elements: `nan` or `inf`.",
+    "topic": _values(tuple(topic.label for topic in Topic)) + ".",
+    "format": "Name of the dtype in PyTorch: `float16`, `bfloat16`, `float8_e4m3fn` or `float8_e5m2`.",
+    "fit": _values(tuple(fit.value for fit in Fit))
+    + ": as they are, with some power of two as scale, with none.",
+    "module": f"Qualified name of a module, `{ROOT_MODULE}` for the model itself; of at most so many modules as the setting `module_series` says, chosen once.",
     "severity": _values(tuple(severity.value for severity in Severity)) + ".",
     "root": "`true`, or `false` when another finding explains this one.",
     "version": "Version of ampwatch: of the daemon, or of the training process.",
@@ -358,8 +567,13 @@ Generated from `ampwatch/catalog.py`; change that file, then run
   made. Alert on `ampwatch_finding_last_seen_timestamp_seconds`, which needs no earlier sample:
   `time() - ampwatch_finding_last_seen_timestamp_seconds{severity="critical"} < 600`.
 - Totals are kept by the training process, so they survive a restart of the daemon. The
-  histogram and `ampwatch_ring_records_lost_total` start again with the daemon.
-- A value that is not known is absent: no `ampwatch_loss_scale` without a scaler.
+  histograms and `ampwatch_ring_records_lost_total` start again with the daemon.
+- A value that is not known is absent: no `ampwatch_loss_scale` without a scaler, and nothing
+  about ranges before the first sample.
+- Ranges are of sampled iterations: what `ampwatch_samples_total` counts. Two counters make a share:
+  `rate(ampwatch_gradient_underflow_elements_total[5m]) / rate(ampwatch_gradient_elements_total[5m])`.
+- Series per module are those of at most `module_series` modules of a rank. A module that has one
+  keeps it; half are held back for modules that get into trouble later. The page shows all.
 - Facts that do not change are labels of `ampwatch_run_info`. Join them with
   `* on (job, instance, run, rank) group_left (autocast_dtype) ampwatch_run_info`.
 - A run that has ended stays for the setting `grace_seconds`, with its last values.

@@ -7,10 +7,13 @@ import time
 from threading import get_ident
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.pipeline import Diagnosis, LastStep, SelfCost
+from ampwatch.diagnosis.evidence import SamplingCost
+from ampwatch.diagnosis.pipeline import Diagnosis, Known, LastStep, SelfCost
+from ampwatch.kernels.choice import KernelChoice
+from ampwatch.rangewatch import RangeWatch
 from ampwatch.records import FactsRecord
 from ampwatch.sensors.autocast import AutocastSensor
-from ampwatch.sensors.guard import Guard
+from ampwatch.sensors.guard import Account, Guard
 from ampwatch.sensors.iteration import ROW_WIDTH, Clock, IterationLedger
 from ampwatch.sensors.loss_scale import DEVICES, LossScaleSensor
 from ampwatch.sensors.optimizer_steps import OptimizerStepSensor
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
     from ampwatch.outlet import Outlet
     from ampwatch.sensors.base import Sensor
     from ampwatch.settings import Settings
+
+SAMPLED_LEVELS = ("standard", "deep")
+"""Levels that measure ranges."""
 
 DRAIN_SECONDS = 1.0
 """How long the end waits for values that are still on the device: a device that hangs
@@ -48,29 +54,37 @@ class Instruments:
         self._scaler = targets.scaler
         self._device = targets.device
         self._outlet = outlet
+        self._level = settings.level
         self._readback = Readback(settings.readback_slots, ROW_WIDTH)
         # Scaler and optimizer hook write into one ledger: if one fails, so does the
-        # other. Schedulers and diagnosis run inside the calls of those two, where
-        # their time is counted.
-        self._steps, self._entering = Guard("steps"), Guard("autocast")
-        self._looking, self._diagnosing = Guard("schedulers"), Guard("diagnosis")
+        # other. Schedulers and diagnosis run inside the calls of those two.
+        self._account = account = Account()
+        self._steps, self._entering = Guard("steps", account), Guard("autocast", account)
+        self._looking = Guard("schedulers", account)
+        self._diagnosing = Guard("diagnosis", account)
         self._autocast = AutocastSensor(self._entering, self.tell_facts)
+        scaled = targets.scaler is not None and targets.scaler.is_enabled()
+        registry = OptimizerRegistry(targets.optimizers, targets.models, scaled=scaled)
+        self._kernels = KernelChoice(settings)
+        self._ranges = RangeWatch(targets, settings, registry, self._kernels.of, account)
         self.diagnosis = Diagnosis(
             settings,
             _scale_of(targets.scaler),
             put=outlet.put,
             tell=outlet.tell,
             cost=self.cost,
-            autocast_dtypes=self._autocast.dtypes,
+            sampling_cost=self.sampling_cost,
+            known=Known(self._autocast.dtypes, self._ranges.lost_eps),
             run_guarded=self._diagnosing.run,
         )
+        self._ranges.focus = self.diagnosis.focus
         schedulers = SchedulerSensor(self._looking)
-        scaled = targets.scaler is not None and targets.scaler.is_enabled()
-        registry = OptimizerRegistry(targets.optimizers, targets.models, scaled=scaled)
         self._ledger = IterationLedger(
-            self._readback, registry, self.diagnosis, schedulers.moved, Clock()
+            self._readback, registry, self.diagnosis, self._ranges, schedulers.moved, Clock()
         )
+        # Ranges first: what they measure belongs to the iteration that the others close.
         self._sensors: list[Sensor] = [
+            *(self._ranges.sensors if settings.level in SAMPLED_LEVELS else ()),
             self._autocast,
             schedulers,
             OptimizerStepSensor(targets.scaler, self._ledger, self._steps),
@@ -88,6 +102,8 @@ class Instruments:
             self.tell_facts()
             if self._device is not None and self._device.type in DEVICES[1:]:
                 self._readback.prepare()
+            if self._device is not None and self._level in SAMPLED_LEVELS:
+                self._kernels.of(self._device)
             for sensor in self._sensors:
                 sensor.install()
         except BaseException:
@@ -138,12 +154,22 @@ class Instruments:
     def cost(self) -> SelfCost:
         """Return what watching has cost and missed so far."""
         errors = sum([g.errors for g in self._guards])
-        spent = self._steps.spent_ns + self._entering.spent_ns
-        return SelfCost(spent, errors, self._readback.dropped)
+        return SelfCost(self._account.spent_ns, errors, self._readback.dropped)
+
+    def sampling_cost(self) -> SamplingCost:
+        """Return what sampling has cost and missed so far."""
+        measuring = self._ranges.measuring
+        return SamplingCost(
+            self._ranges.sampler.interval,
+            measuring.dropped,
+            measuring.refused,
+            measuring.device_ns,
+        )
 
     @property
     def _guards(self) -> tuple[Guard, ...]:
-        return self._steps, self._entering, self._looking, self._diagnosing
+        first = self._steps, self._entering, self._looking, self._diagnosing
+        return (*first, *self._ranges.guards)
 
     def not_seen(self) -> list[str]:
         """Return, in sentences, what was not observed."""

@@ -11,6 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ampwatch.numerics.exponents import ExponentHistogram
 
 
 class SkipClass(IntEnum):
@@ -36,6 +40,31 @@ class SkipClass(IntEnum):
 
 SKIP_CLASSES = tuple(c for c in SkipClass if c is not SkipClass.NONE)
 """The classes of skipped steps, in the order in which totals per class are stored."""
+
+
+class Topic(IntEnum):
+    """What the values of a measurement are.
+
+    ``GRADIENT``: of parameters, before they are unscaled. ``ACTIVATION``: outputs of leaf
+    modules. ``ACTIVATION_GRADIENT``: gradients of those. ``WEIGHT``: parameters.
+    ``UPDATE``: what an optimizer step changed, as a share of the weight. ``BUFFER``: buffers.
+    """
+
+    GRADIENT = 0
+    ACTIVATION = 1
+    ACTIVATION_GRADIENT = 2
+    WEIGHT = 3
+    UPDATE = 4
+    BUFFER = 5
+
+    @property
+    def label(self) -> str:
+        """The topic as a Prometheus label value and as users read it."""
+        return self.name.lower()
+
+
+ALL_MODULES = "*"
+"""Stands for all modules together, where a record names a module."""
 
 
 class RunState(str, Enum):
@@ -166,6 +195,81 @@ MAX_OPTIMIZERS = 8
 series per optimizer must stay bounded."""
 
 
+@dataclass(slots=True)
+class RangeRecord:
+    """The exponents of one module's tensors, or of all together, in a sampled iteration.
+
+    Attributes:
+        step: Index of the iteration.
+        time_ns: Unix time of the measurement. Unit: ns.
+        topic: What the values are. Those of ``UPDATE`` are magnitudes of updates as a
+            share of the weight, of a subsample; its zeros are elements that did not change.
+        module: Qualified name of the module, empty for the root; ``ALL_MODULES`` for the
+            sum over all.
+        dtype: Name of the dtype of the measured tensors; ``mixed`` if there are several.
+        num_tensors: How many tensors were measured.
+        loss_scale: What gradients and gradients of activations are multiplied by; 1
+            without loss scaling, and for everything else.
+        total_nans: NaN elements seen under this topic and module so far.
+        total_infs: Infinite elements seen under this topic and module so far.
+        histogram: The exponents.
+    """
+
+    step: int
+    time_ns: int
+    topic: Topic
+    module: str
+    dtype: str
+    num_tensors: int
+    loss_scale: float
+    total_nans: int
+    total_infs: int
+    histogram: ExponentHistogram
+
+
+@dataclass(slots=True)
+class SamplingRecord:
+    """What sampling has looked at so far; written after each sampled iteration.
+
+    Attributes:
+        step: Index of the iteration.
+        interval: Steps from one sampled iteration to the next, as it is now.
+        samples: Sampled iterations so far, per topic in the order of ``Topic``.
+        samples_dropped: Measurements so far that were not read, because the device was
+            too far behind.
+        tensors_refused: Tensors in the newest sample that cannot be measured (integer,
+            complex, meta ...).
+        modules_left_out: Modules in the newest sample beyond the limit of records.
+        gradient_elements: Gradient elements looked at so far.
+        gradient_zeros: Of those, exact zeros.
+        gradient_underflow: Of those, non-zero, but zero in the dtype of autocast at the
+            loss scale of their time.
+        gradient_subnormal: Of those, subnormal in the dtype of autocast at that scale.
+        gradient_nans: Of those, NaN.
+        gradient_infs: Of those, infinite.
+        parameter_nonfinite: NaN and infinite elements of parameters in the newest look;
+            -1 before the first.
+        buffer_nonfinite: Likewise of buffers.
+        device_ns: Device time of the measurements so far; 0 on a CPU. Unit: ns.
+    """
+
+    step: int
+    interval: int
+    samples: tuple[int, int, int, int, int, int]
+    samples_dropped: int
+    tensors_refused: int
+    modules_left_out: int
+    gradient_elements: int
+    gradient_zeros: int
+    gradient_underflow: int
+    gradient_subnormal: int
+    gradient_nans: int
+    gradient_infs: int
+    parameter_nonfinite: int
+    buffer_nonfinite: int
+    device_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class FactsRecord:
     """What does not change from step to step; written at the start and on change.
@@ -249,4 +353,12 @@ class EndRecord:
     time_ns: int
 
 
-Record = StepRecord | OptimizerRecord | FactsRecord | FindingRecord | EndRecord
+Record = (
+    StepRecord
+    | OptimizerRecord
+    | RangeRecord
+    | SamplingRecord
+    | FactsRecord
+    | FindingRecord
+    | EndRecord
+)

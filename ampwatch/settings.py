@@ -29,6 +29,7 @@ REQUIRE_SERVICES = "AMPWATCH_REQUIRE_SERVICES"
 """The one variable that is no setting: it belongs to the tests."""
 
 LEVELS = ("off", "light", "standard", "deep")
+CPU_KERNELS = ("auto", "torch")
 ENVIRONMENT_PREFIX = "AMPWATCH_"
 MAX_NAME_LENGTH = 64
 
@@ -86,6 +87,36 @@ class Settings:
         low=2,
         high=4096,
     )
+    sample_every: int = _knob(
+        0,
+        "Sample every so many steps; 0: as often as the overhead budget allows.",
+        low=0,
+    )
+    cpu_kernel: str = _knob(
+        "auto",
+        "What measures ranges on a CPU: auto (C, compiled at the start where there is a compiler) or torch (PyTorch alone, three times as slow).",
+    )
+    overhead_budget: float = _knob(
+        0.01, "Share of the step time that ampwatch may cost.", low=0.0001, high=1.0
+    )
+    max_modules: int = _knob(
+        128,
+        "Modules whose ranges are recorded in a sampled step; those with the most trouble come first.",
+        low=0,
+        high=512,
+    )
+    module_series: int = _knob(
+        32,
+        "Modules of a rank that have series of their own in Prometheus; the daemon counts the others.",
+        low=0,
+        high=256,
+    )
+    window_epsilon: float = _knob(
+        0.001,
+        "Share of gradient elements that a recommended loss scale may flush to zero.",
+        low=0.0,
+        high=0.5,
+    )
     calibration_steps: int = _knob(
         20,
         "Consecutive unskipped steps (at most one growth interval) after which the scale counts as calibrated.",
@@ -108,6 +139,11 @@ class Settings:
     )
     runaway_growths: int = _knob(
         8, "Growths in a row without an overflow before a runaway is reported.", low=1
+    )
+    headroom_factor: float = _knob(
+        4.0,
+        "An output in float16 that rises and has come within this factor of the largest number is reported.",
+        low=1.0,
     )
     scheduler_ahead_steps: int = _knob(
         3, "Scheduler steps on skipped iterations after which the finding becomes a warning.", low=1
@@ -187,6 +223,9 @@ def _warn_of_strangers(environ: Mapping[str, str], known: Iterable[str]) -> None
 def _check_words(settings: Settings) -> None:
     if settings.level not in LEVELS:
         msg = f"`level`: expected one of {', '.join(LEVELS)}, got {settings.level!r}"
+        raise SettingsError(msg)
+    if settings.cpu_kernel not in CPU_KERNELS:
+        msg = f"`cpu_kernel`: expected one of {', '.join(CPU_KERNELS)}, got {settings.cpu_kernel!r}"
         raise SettingsError(msg)
     if settings.run and (len(settings.run) > MAX_NAME_LENGTH or not _NAME.fullmatch(settings.run)):
         msg = (

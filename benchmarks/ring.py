@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import tempfile
 import time
-from math import nan
+from math import ceil, exp, nan
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.records import (
     EndRecord,
     Finding,
     FindingRecord,
     OptimizerRecord,
+    RangeRecord,
     RunIdentity,
     RunState,
     Severity,
     SkipClass,
     StepRecord,
+    Topic,
 )
 from ampwatch.ring import RingReader, RingWriter
 from ampwatch.runtime import SHARED_MEMORY
@@ -60,6 +63,21 @@ STEP = StepRecord(
     overhead_ns=123456,
 )
 OPTIMIZER = OptimizerRecord(1000, 0, skipped=False, total_steps=1000, total_skipped=(1, 0, 0, 0))
+BELL = tuple(ceil(1.6e6 * exp(-((i - 20) ** 2) / 32)) for i in range(40))
+"""Sixteen million elements over 40 binades."""
+
+RANGES = RangeRecord(
+    step=1000,
+    time_ns=time.time_ns(),
+    topic=Topic.GRADIENT,
+    module="transformer.encoder.layers.11.self_attn",
+    dtype="float32",
+    num_tensors=2,
+    loss_scale=65536.0,
+    total_nans=0,
+    total_infs=0,
+    histogram=ExponentHistogram(-30, BELL, 1000, amax=1e3, amin=2.0**-30, numel=sum(BELL) + 1000),
+)
 FINDING = FindingRecord(
     Finding(
         kind="activation_overflow",
@@ -107,6 +125,7 @@ def main() -> None:
             "no-op call": (nothing, STEP),
             "put(StepRecord)": (writer.put, STEP),
             "put(OptimizerRecord)": (writer.put, OPTIMIZER),
+            "put(RangeRecord), 40 bins": (writer.put, RANGES),
             "put(FindingRecord)": (writer.put, FINDING),
             "put(StepRecord), 64 findings to repeat": (crowded.put, STEP),
         }

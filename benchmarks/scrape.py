@@ -1,4 +1,4 @@
-"""How long the daemon takes to answer a scrape: 8 ranks with 2 optimizers each.
+"""How long the daemon takes to answer a scrape: 8 ranks with 2 optimizers and 32 modules each.
 
 Run it with ``python benchmarks/scrape.py``. What counts is the median: a scrape comes
 every 15 s or so, and while it is rendered the daemon reads no rings.
@@ -11,21 +11,27 @@ import time
 from ampwatch.aggregate import Fleet
 from ampwatch.exporters.prometheus import PrometheusExporter
 from ampwatch.exporters.samples import CollectorPass
+from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.records import (
+    ALL_MODULES,
     FactsRecord,
     Finding,
     FindingRecord,
     OptimizerRecord,
+    RangeRecord,
     Record,
     RunIdentity,
+    SamplingRecord,
     Severity,
     SkipClass,
     StepRecord,
+    Topic,
 )
 from ampwatch.settings import Settings
 
 NUM_RANKS = 8
 NUM_OPTIMIZERS = 2
+NUM_MODULES = 32
 NUM_STEPS = 2000
 NUM_REPEATS = 200
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
@@ -57,6 +63,21 @@ def step(index: int) -> StepRecord:
     )
 
 
+def ranges(module: str, topic: Topic) -> RangeRecord:
+    """Return the ranges of a module with sixteen million elements over 40 binades."""
+    bell = tuple(math.ceil(1.6e6 * math.exp(-((i - 20) ** 2) / 32)) for i in range(40))
+    exponents = ExponentHistogram(-30, bell, 1000, amax=1e3, amin=2.0**-30, numel=sum(bell) + 1000)
+    return RangeRecord(NUM_STEPS, START_NS, topic, module, "float16", 2, 65536.0, 0, 0, exponents)
+
+
+def sample() -> list[Record]:
+    """Return what a rank writes after a sample of everything."""
+    modules = [ALL_MODULES, *(f"encoder.layers.{i}.self_attn" for i in range(NUM_MODULES))]
+    topics = (Topic.GRADIENT, Topic.ACTIVATION, Topic.ACTIVATION_GRADIENT, Topic.UPDATE)
+    measured: list[Record] = [ranges(module, topic) for module in modules for topic in topics]
+    return [*measured, SamplingRecord(NUM_STEPS, 50, (8, 8, 8, 8, 8, 8), *range(12))]
+
+
 def records_of_a_run() -> list[Record]:
     """Return what one rank has written after ``NUM_STEPS`` steps."""
     records: list[Record] = [FactsRecord({"init_scale": "65536.0", "growth_interval": "2000"})]
@@ -67,7 +88,7 @@ def records_of_a_run() -> list[Record]:
             for optimizer in range(NUM_OPTIMIZERS)
         ]
     finding = Finding("headroom_low", Severity.WARNING, "layers.3", "summary", "advice")
-    return [*records, FindingRecord(finding)]
+    return [*records, FindingRecord(finding), *sample()]
 
 
 def fleet_of_ranks(records: list[Record]) -> Fleet:
@@ -103,7 +124,8 @@ def main() -> None:
     body, _ = exporter.render()
     series = sum(not line.startswith(b"#") for line in body.splitlines())
     print(
-        f"{NUM_RANKS} ranks, {NUM_OPTIMIZERS} optimizers each: {series} series, {len(body)} bytes"
+        f"{NUM_RANKS} ranks, {NUM_OPTIMIZERS} optimizers and {NUM_MODULES} modules each:"
+        f" {series} series, {len(body)} bytes"
     )
     report("text", times[""], "")
     report("OpenMetrics", times[OPENMETRICS], "")

@@ -30,7 +30,7 @@ class Fleet:
         problems: Why a ring cannot be read, by its path.
 
     Args:
-        settings: ``stale_seconds`` and ``grace_seconds`` are used.
+        settings: ``grace_seconds`` and those of ``RankView`` are used.
         clock: Returns the Unix time in seconds.
     """
 
@@ -96,8 +96,7 @@ class Fleet:
             return [key for key, view in self._views.items() if view not in shown]
 
     def _new_view(self, identity: RunIdentity) -> RankView:
-        stale_seconds = self._settings.stale_seconds
-        return RankView(identity, clock=self._clock, stale_seconds=stale_seconds)
+        return RankView(identity, clock=self._clock, settings=self._settings)
 
     def _shown(self) -> list[RankView]:
         """Label the ranks that live or ended a short while ago, and return those to show."""

@@ -19,19 +19,24 @@ class Histogram:
     Attributes:
         bounds: Inclusive upper bounds, ascending; one more bucket takes what is larger.
         counts: Observations per bucket, not cumulative; one longer than ``bounds``.
-        sum: Sum of all observations.
+        sum: Sum of all observations; ``None`` where it is not known.
+
+    Args:
+        bounds: Inclusive upper bounds, ascending.
+        summed: The observations are exact, so their sum is.
     """
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
+    def __init__(self, bounds: tuple[float, ...], *, summed: bool = True) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
+        self.sum: float | None = 0.0 if summed else None
 
-    def observe(self, value: float) -> None:
-        """Count ``value``; one that is negative or not finite is no duration and is ignored."""
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count ``value``, ``times`` times; a negative or infinite one and NaN are ignored."""
         if 0.0 <= value < math.inf:
-            self.counts[bisect_left(self.bounds, value)] += 1
-            self.sum += value
+            self.counts[bisect_left(self.bounds, value)] += times
+            if self.sum is not None:
+                self.sum += value * times
 
     def cumulative(self) -> list[tuple[float, int]]:
         """Return ``(upper bound, observations up to it)`` per bucket, the last bound infinite."""

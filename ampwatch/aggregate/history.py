@@ -1,8 +1,7 @@
-"""The course of a run since its beginning, in bounded memory.
+"""The iterations of a run since its beginning, in bounded memory.
 
-Every bucket covers the same number of steps, the stride. When there are too many
-buckets the stride doubles and neighbours are merged: the beginning is never
-forgotten, and no dip of the scale and no slow step is smoothed away.
+A bucket is a span of the course (``course.py``): no dip of the scale and no slow step is
+smoothed away in it.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import math
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.aggregate.course import Course, Place
 from ampwatch.records import SKIP_CLASSES, SkipClass
 
 if TYPE_CHECKING:
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
 
 MAX_BUCKETS = 1024
 MAX_SKIPS = 512
-
-_generations = count()
-"""Numbers of the layouts of all histories of this process; a cursor fits one of them only."""
 
 
 class SkipEvent(NamedTuple):
@@ -131,9 +127,7 @@ def _best(pick: Callable[[float, float], float], one: float, other: float) -> fl
 class Cursor(NamedTuple):
     """How much of a history somebody has seen."""
 
-    generation: int
-    num_records: int
-    num_buckets: int
+    place: Place
     num_skips: int
 
 
@@ -158,8 +152,6 @@ class History:
     """The iterations of one rank, thinned as the run grows.
 
     Attributes:
-        stride: Iterations per bucket.
-        buckets: In order; the last one is still growing.
         skips: The newest skipped iterations, each by itself.
 
     Args:
@@ -172,26 +164,18 @@ class History:
     """
 
     def __init__(self, *, max_buckets: int = MAX_BUCKETS, max_skips: int = MAX_SKIPS) -> None:
-        self.stride = 1
-        self.buckets: list[Bucket] = []
         self.skips: deque[SkipEvent] = deque(maxlen=max_skips)
-        self._max_buckets = max_buckets
-        self._num_records = 0
+        self._course = Course[Bucket](max_buckets)
         self._num_skips = 0
-        self._generation = next(_generations)
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """The buckets in order; the last one is still growing."""
+        return self._course.spans
 
     def add(self, record: StepRecord) -> None:
         """Append the iteration of ``record``."""
-        self._num_records += 1
-        bucket = Bucket.of(record)
-        # A step that does not follow the last one can only come from a damaged ring;
-        # it must not break the order.
-        if self.buckets and record.step // self.stride <= self.buckets[-1].last_step // self.stride:
-            self.buckets[-1].merge(bucket)
-        else:
-            self.buckets.append(bucket)
-        while len(self.buckets) > self._max_buckets:
-            self._thin()
+        self._course.add(Bucket.of(record))
         if record.skip_class is not SkipClass.NONE:
             self._num_skips += 1
             event = SkipEvent(record.step, record.time_ns, record.skip_class, record.loss_scale)
@@ -215,26 +199,8 @@ class History:
         Returns:
             The live buckets, not copies: read them before the next ``add``.
         """
-        now = Cursor(self._generation, self._num_records, len(self.buckets), self._num_skips)
-        if cursor is None or cursor.generation != self._generation:
-            return Update(now, True, list(self.buckets), list(self.skips))  # noqa: FBT003 - a field of a tuple, not a flag
-        unseen = cursor.num_records < self._num_records
-        buckets = self.buckets[max(cursor.num_buckets - 1, 0) :] if unseen else []
-        num_skips = min(self._num_skips - cursor.num_skips, len(self.skips))
+        news = self._course.since(cursor and cursor.place)
+        seen = 0 if cursor is None or news.everything else cursor.num_skips
+        num_skips = min(self._num_skips - seen, len(self.skips))
         skips = list(self.skips)[len(self.skips) - num_skips :]
-        return Update(now, False, buckets, skips)  # noqa: FBT003 - a field of a tuple, not a flag
-
-    def _thin(self) -> None:
-        """Double the stride and merge the buckets that now belong together."""
-        self.stride *= 2
-        self._generation = next(_generations)
-        thinned: list[Bucket] = []
-        for bucket in self.buckets:
-            if (
-                thinned
-                and thinned[-1].first_step // self.stride == bucket.first_step // self.stride
-            ):
-                thinned[-1].merge(bucket)
-            else:
-                thinned.append(bucket)
-        self.buckets = thinned
+        return Update(Cursor(news.place, self._num_skips), news.everything, news.spans, skips)

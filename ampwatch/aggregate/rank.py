@@ -11,6 +11,7 @@ from ampwatch.aggregate.findings import Findings
 from ampwatch.aggregate.histogram import STEP_DURATION_BOUNDS, Histogram
 from ampwatch.aggregate.history import History
 from ampwatch.aggregate.peak import Peak
+from ampwatch.aggregate.ranges import Ranges
 from ampwatch.aggregate.text import encodable
 from ampwatch.records import (
     MAX_OPTIMIZERS,
@@ -19,7 +20,9 @@ from ampwatch.records import (
     FactsRecord,
     FindingRecord,
     OptimizerRecord,
+    RangeRecord,
     RunState,
+    SamplingRecord,
     SkipClass,
     StepRecord,
 )
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ampwatch.records import Finding, Record, RunIdentity
+    from ampwatch.settings import Settings
 
 MAX_FACTS = 64
 """Facts kept per rank."""
@@ -67,6 +71,7 @@ class RankView:
         durations: Durations of the steps since ``FIRST_LOOK_SECONDS`` before the view was made.
             Unit: s.
         history: The course of the run.
+        ranges: What the sampled tensors say about ranges.
         records_lost: Slots of the ring overwritten or unreadable before they were read.
         ring_dropped: Records the writer could not write.
         ended_at: When the end was noticed, by the fleet's clock; ``None`` before. Unit: s.
@@ -74,11 +79,11 @@ class RankView:
     Args:
         identity: Who writes the ring.
         clock: Returns the Unix time in seconds.
-        stale_seconds: Silence after which a living rank may be stale.
+        settings: ``stale_seconds`` and those of ``Ranges`` are used.
     """
 
     def __init__(
-        self, identity: RunIdentity, *, clock: Callable[[], float], stale_seconds: float
+        self, identity: RunIdentity, *, clock: Callable[[], float], settings: Settings
     ) -> None:
         self.identity = identity
         self.name = self.run = encodable(identity.run)
@@ -95,7 +100,8 @@ class RankView:
         self.ended_at: float | None = None
         self._clock = clock
         self._counted_from_ns = int((clock() - FIRST_LOOK_SECONDS) * 1e9)
-        self._stale_seconds = stale_seconds
+        self.ranges = Ranges(settings, self._counted_from_ns)
+        self._stale_seconds = settings.stale_seconds
         self._alive = True
         self._end: EndRecord | None = None
         self._findings = Findings()
@@ -110,6 +116,8 @@ class RankView:
         elif isinstance(record, OptimizerRecord):
             index = record.index if 0 <= record.index < MAX_OPTIMIZERS else OTHER_OPTIMIZERS
             self.optimizers[index] = record
+        elif isinstance(record, (RangeRecord, SamplingRecord)):
+            self.ranges.put(record)
         elif isinstance(record, FindingRecord):
             self._apply_finding(record.finding)
         elif isinstance(record, FactsRecord):
@@ -191,6 +199,11 @@ class RankView:
         current = 0 if self.newest is None else self.newest.consecutive_skips
         return self._skips_max.read(current, self._now_ns())
 
+    @property
+    def scaled_amax_max(self) -> float | None:
+        """Largest scaled gradient of the last one to two hold windows; ``None`` before the first."""
+        return self.ranges.scaled_amax_max(self._now_ns())
+
     def _now_ns(self) -> int:
         return int(self._clock() * 1e9)
 
@@ -219,3 +232,4 @@ class RankView:
         for name, value in record.facts.items():
             if name in self.facts or len(self.facts) < MAX_FACTS:
                 self.facts[name] = encodable(value)
+        self.ranges.know_dtypes(self.facts.get("autocast_dtype", "").split(","))

@@ -23,6 +23,51 @@ ADVICE = {
         "bfloat16 has the exponent range of float32 and needs no loss scaling; the scaler only adds"
         " work and can skip steps: GradScaler(enabled=(dtype is torch.float16))."
     ),
+    "grad_underflow": (
+        "Raise the loss scale (scaler.update(new_scale), a smaller growth_interval), or use bfloat16"
+        " autocast, which has the range of float32. The what-if panel shows which scale would keep"
+        " these gradients."
+    ),
+    "fp16_without_scaler": (
+        "Scale the loss: torch.amp.GradScaler(device) with scaler.scale(loss).backward(),"
+        " scaler.step(optimizer), scaler.update(); or use bfloat16 autocast, which needs no scaler."
+    ),
+    "range_too_wide": (
+        "Bring the losses to the same order of magnitude, give each its own GradScaler and backward"
+        " pass, keep the parameter named here out of autocast"
+        " (torch.autocast(device_type, enabled=False)), or use bfloat16 autocast."
+    ),
+    "fp16_loss_caps_scale": (
+        "Make the loss float32 before it is scaled: compute it from output.float(), or return"
+        " loss.float() from the reduction."
+    ),
+    "headroom_low": (
+        "Look at this module now: lower its learning rate or weight decay, put a norm before it, or"
+        " run it in float32 (torch.autocast(device_type, enabled=False)) or bfloat16, before it"
+        " overflows."
+    ),
+    "scale_stuck_low": (
+        "Raise the scale by hand (scaler.update(new_scale)) or make the scaler recover faster"
+        " (GradScaler(growth_interval=100)); find and drop the batches that brought it down."
+    ),
+    "update_rounding": (
+        "Keep float32 master weights: leave the model in float32 and use torch.autocast instead of"
+        " .bfloat16() or .half(). Else use stochastic rounding (torchao) or Kahan summation (optimi),"
+        " or a larger learning rate."
+    ),
+    "optimizer_eps_underflow": (
+        "Keep parameters and optimizer state in float32 and use torch.autocast instead of .half();"
+        " in pure float16 give the optimizer an eps of 1e-4 or more."
+    ),
+    "param_nonfinite": (
+        "Stop, and restore the last good checkpoint. Then find what broke them: the finding this one"
+        " is attached to, or the first non-finite loss or gradient before it."
+    ),
+    "buffer_nonfinite": (
+        "Reset the running statistics (module.reset_running_stats()) or restore them from a"
+        " checkpoint. Then keep non-finite values out: clip or normalise the inputs, run the layer"
+        " before it in float32 or bfloat16, skip the forward of a bad batch and not only its step."
+    ),
     "scheduler_ahead": (
         "Step the scheduler only when the optimizer has stepped: `if not"
         " watch.last_step.skipped: scheduler.step()`; with a fused optimizer on a GPU, where only"

@@ -51,6 +51,10 @@ class FindingBook:
         """Return the findings of a kind."""
         return [f for f in self.findings if f.kind == kind]
 
+    def root_of(self, finding: Finding) -> Finding:
+        """Return the finding that explains ``finding``; itself if it is a root."""
+        return self._by_key.get(finding.caused_by, finding)
+
     def make(self, finding: Finding) -> None:
         """Enter a new finding."""
         self.findings.append(finding)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.numerics.exponents import ExponentHistogram
+    from ampwatch.records import Topic
 
 
 class ScalerSettings(NamedTuple):
@@ -18,6 +24,44 @@ class ScalerSettings(NamedTuple):
     growth_factor: float
     backoff_factor: float
     growth_interval: int
+
+
+class TensorRange(NamedTuple):
+    """The exponents of one tensor, or of all calls of one module, in one iteration.
+
+    Attributes:
+        topic: What the values are.
+        name: Qualified name of the parameter, buffer or module.
+        module: Qualified name of the module it belongs to; empty for the root.
+        dtype: Name of its dtype.
+        histogram: The exponents.
+        scaled: Whether the values are multiplied by the loss scale.
+        span: Of an update, how many iterations it is the sum of.
+    """
+
+    topic: Topic
+    name: str
+    module: str
+    dtype: str
+    histogram: ExponentHistogram
+    scaled: bool = False
+    span: int = 1
+
+
+class SamplingCost(NamedTuple):
+    """What sampling costs and misses, so far.
+
+    Attributes:
+        interval: Iterations between the two newest samples.
+        dropped: Measurements that were given up.
+        refused: Tensors that cannot be measured.
+        device_ns: Device time of the measurements. Unit: ns.
+    """
+
+    interval: int
+    dropped: int
+    refused: int
+    device_ns: int
 
 
 @dataclass(slots=True)
@@ -44,6 +88,10 @@ class Iteration:
         applied_directly: Optimizers whose step was taken without the scaler, once per step.
         scheduler_stepped: Optimizers whose learning-rate scheduler was stepped between
             their previous step and the one in this iteration.
+        loss_dtype: Name of the dtype of the newest loss handed to ``scaler.scale()``; empty
+            if there was none.
+        topics: What was measured in this iteration, whether or not it had any tensors.
+        ranges: The measurements.
     """
 
     step: int
@@ -60,3 +108,6 @@ class Iteration:
     other_found_inf: bool
     applied_directly: tuple[int, ...]
     scheduler_stepped: frozenset[int]
+    loss_dtype: str = ""
+    topics: frozenset[Topic] = frozenset()
+    ranges: Sequence[TensorRange] = field(default=())

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.culprits import Culprits
+from ampwatch.diagnosis.forward_range import ForwardRange
+from ampwatch.diagnosis.gradient_range import GradientRange
+from ampwatch.diagnosis.poisoned_state import PoisonedState
+from ampwatch.diagnosis.range_records import RangeRecorder
 from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.skips import SkipClassifier
 from ampwatch.diagnosis.step_bookkeeping import StepBookkeeping
 from ampwatch.diagnosis.steps import StepJudge, Totals, Verdict
+from ampwatch.diagnosis.update_precision import UpdatePrecision
 from ampwatch.records import OptimizerRecord, StepRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ampwatch.diagnosis.book import Teller
-    from ampwatch.diagnosis.evidence import Iteration
+    from ampwatch.diagnosis.evidence import Iteration, SamplingCost
     from ampwatch.records import Record
     from ampwatch.settings import Settings
 
@@ -60,6 +66,18 @@ class SelfCost:
     observations_dropped: int
 
 
+class Known(NamedTuple):
+    """What the sensors know and the diagnosis reads, never copies.
+
+    Attributes:
+        autocast_dtypes: Names of the autocast dtypes seen.
+        lost_eps: Parameters whose ``eps`` is zero in their dtype.
+    """
+
+    autocast_dtypes: Sequence[str]
+    lost_eps: Mapping[str, float]
+
+
 class Diagnosis:
     """Takes the iterations of one training, in order.
 
@@ -69,7 +87,8 @@ class Diagnosis:
         put: Where records go.
         tell: Told of findings.
         cost: Asked once per iteration what ampwatch has cost so far.
-        autocast_dtypes: Names of the autocast dtypes seen; read, not copied.
+        sampling_cost: Asked once per sample what sampling has cost so far.
+        known: What the sensors know.
         run_guarded: Calls the detectors; a detector that fails must not end the records.
 
     Attributes:
@@ -77,6 +96,7 @@ class Diagnosis:
         totals: Counts so far.
         book: The findings.
         iterations: How many iterations were taken in.
+        focus: Names of the modules whose outputs should be measured in every iteration.
     """
 
     def __init__(
@@ -87,7 +107,8 @@ class Diagnosis:
         put: Callable[[Record], None],
         tell: Teller,
         cost: Callable[[], SelfCost],
-        autocast_dtypes: Sequence[str],
+        sampling_cost: Callable[[], SamplingCost],
+        known: Known,
         run_guarded: Callable[..., None],
     ) -> None:
         self.last_step = LastStep(loss_scale=initial_scale)
@@ -96,12 +117,19 @@ class Diagnosis:
         self.iterations = 0
         self._put = put
         self._cost = cost
-        self._autocast_dtypes = autocast_dtypes
+        self._autocast_dtypes = known.autocast_dtypes
         self._run_guarded = run_guarded
         self._skips = SkipClassifier(settings.calibration_steps, settings.probe_steps)
         self._judge = StepJudge(self._skips)
-        self._scale = ScaleDynamics(self.book, settings, self._skips)
+        self._culprits = Culprits()
+        self._scale = ScaleDynamics(self.book, settings, self._skips, self._culprits)
         self._bookkeeping = StepBookkeeping(self.book, settings)
+        self._gradients = GradientRange(self.book, self._culprits)
+        self._forward = ForwardRange(self.book, settings)
+        self._state = PoisonedState(self.book, known.lost_eps)
+        self._updates = UpdatePrecision(self.book)
+        self._ranges = RangeRecorder(settings, put, sampling_cost, known.autocast_dtypes)
+        self.focus = self._forward.focus
 
     def deliver(self, iteration: Iteration) -> None:
         """Take in an iteration: judge it, record it, look for failures."""
@@ -115,8 +143,14 @@ class Diagnosis:
 
     def _detect(self, iteration: Iteration, verdict: Verdict) -> None:
         self.book.now_ns = iteration.time_ns
+        self._culprits.look(iteration, verdict)
+        self._state.look(iteration)
         self._scale.look(iteration, verdict, self._autocast_dtypes)
         self._bookkeeping.look(iteration, verdict)
+        self._gradients.look(iteration, verdict, self._autocast_dtypes)
+        self._forward.look(iteration)
+        self._updates.look(iteration)
+        self._ranges.record(iteration)
 
     def _record(self, iteration: Iteration, verdict: Verdict) -> None:
         totals, cost = self.totals, self._cost()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.culprits import Culprits
     from ampwatch.diagnosis.evidence import Iteration, ScalerSettings
     from ampwatch.diagnosis.skips import SkipClassifier
     from ampwatch.diagnosis.steps import Verdict
@@ -31,6 +32,10 @@ BELOW_ONE_STEPS = 2
 """Steps taken below scale 1 before it is said: one may be on the way back up."""
 
 
+ANNOUNCED_STEPS = 10
+"""A collapse that begins so soon after an output was said to approach its limit is that."""
+
+
 class ScaleDynamics:
     """Watches the scale of one scaler.
 
@@ -38,12 +43,20 @@ class ScaleDynamics:
         book: Where findings go.
         settings: Thresholds.
         skips: Knows the current streaks.
+        culprits: Knows whose gradients made the steps be skipped.
     """
 
-    def __init__(self, book: FindingBook, settings: Settings, skips: SkipClassifier) -> None:
+    def __init__(
+        self,
+        book: FindingBook,
+        settings: Settings,
+        skips: SkipClassifier,
+        culprits: Culprits,
+    ) -> None:
         self._book = book
         self._settings = settings
         self._skips = skips
+        self._culprits = culprits
         self._skip_rate = SkipRateTest()
         self._growths_in_a_row = 0
         self._below_one = 0
@@ -104,6 +117,7 @@ class ScaleDynamics:
             )
             self._describe(finding, iteration, scaler, since=since, rate=rate)
             self._book.make(finding)
+            self._explain(finding)
             return
         again = self._book.count(finding, iteration.step)
         critical = self._skips.unexplained >= CRITICAL_SKIPS
@@ -113,6 +127,17 @@ class ScaleDynamics:
         self._describe(finding, iteration, scaler, since=since, rate=rate)
         if again or worse:
             self._book.retell(finding)
+
+    def _explain(self, collapse: Finding) -> None:
+        """Attach a new collapse to what is known to make gradients non-finite at any scale."""
+        poisoned = self._book.of_kind("param_nonfinite")
+        announced = [
+            f
+            for f in self._book.of_kind("headroom_low")
+            if 0 <= collapse.first_step - f.last_step <= ANNOUNCED_STEPS
+        ]
+        for root in (*poisoned[:1], *announced[:1]):
+            self._book.explain(collapse, self._book.root_of(root))
 
     def _describe(
         self,
@@ -136,6 +161,10 @@ class ScaleDynamics:
         finding.summary = _collapse_summary(
             iteration, since, self._skips.streak, rate=rate, to_floor=to_floor
         )
+        if self._culprits.worst:
+            finding.summary += (
+                f"; most non-finite gradients are those of param:{self._culprits.worst}"
+            )
 
     def _look_below_one(self, iteration: Iteration, verdict: Verdict) -> None:
         # A scale that the user put there is the user's business.
@@ -143,7 +172,10 @@ class ScaleDynamics:
             self._below_one = 0
             return
         self._below_one += 1
-        where = _optimizers_of(iteration)
+        worst = self._culprits.worst
+        where = f"param:{worst}" if worst else _optimizers_of(iteration)
+        made = self._book.of_kind("scale_below_one")
+        where = made[-1].where if made else where
         scale = iteration.loss_scale
         if (
             self._book.again("scale_below_one", where, iteration.step, loss_scale=scale)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.exporters.trouble import lost_share
 from ampwatch.exporters.verdict import skips_by_class, tally
-from ampwatch.exporters.words import number, plural, power_of_two, step_time, time_span
+from ampwatch.exporters.words import number, percent, plural, power_of_two, step_time, time_span
+from ampwatch.records import Topic
 
 if TYPE_CHECKING:
     from ampwatch.aggregate import RankView
-    from ampwatch.records import StepRecord
+    from ampwatch.aggregate.ranges import Ranges
+    from ampwatch.records import RangeRecord, StepRecord
 
 
 class Figure(NamedTuple):
@@ -40,6 +43,10 @@ def figures(rank: RankView) -> dict[str, Figure]:
         shown["Loss"] = _loss(rank.loss, newest)
     if rank.usual_step_seconds > 0:
         shown["Step time"] = _step_time(rank)
+    gradients = rank.ranges.newest(Topic.GRADIENT)
+    if gradients is not None and gradients.histogram.amax:
+        shown["Headroom"] = _headroom(rank.ranges, gradients)
+        shown["Underflow"] = _underflow(rank.ranges, gradients)
     shown["Cost of watching"] = _cost(rank, newest)
     return shown
 
@@ -76,6 +83,16 @@ def _loss(loss: float, newest: StepRecord) -> Figure:
 def _step_time(rank: RankView) -> Figure:
     seconds = rank.usual_step_seconds
     return Figure(step_time(seconds), f"{number(float(f'{1 / seconds:.3g}'))} steps per second")
+
+
+def _headroom(ranges: Ranges, gradients: RangeRecord) -> Figure:
+    room = math.log2(ranges.autocast.max) - math.log2(gradients.histogram.amax)
+    return Figure(f"{room:.1f} bits", f"from the largest gradient to {ranges.autocast.name}'s end")
+
+
+def _underflow(ranges: Ranges, gradients: RangeRecord) -> Figure:
+    share = percent(lost_share(gradients, ranges.autocast))
+    return Figure(share, f"of the gradients are zero only for {ranges.autocast.name}")
 
 
 def _cost(rank: RankView, newest: StepRecord) -> Figure:

@@ -13,6 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch import __version__
 from ampwatch.exporters.figures import figures
+from ampwatch.exporters.range_state import (
+    EXPONENT_COLUMNS,
+    HISTOGRAM_COLUMNS,
+    MODULE_COLUMNS,
+    RangeState,
+    formats,
+)
 from ampwatch.exporters.verdict import Verdict, is_current, rank_verdict, run_verdict
 from ampwatch.records import SKIP_CLASSES
 
@@ -48,13 +55,16 @@ class Feed:
         clock: Returns the Unix time in seconds.
 
     Cost:
-        A full state of one rank is at most about 100 kB of JSON, a change some hundred bytes.
+        A full state of one rank is at most about 100 kB of JSON, a change some hundred bytes;
+        with ranges see ``RangeState``.
     """
 
     def __init__(self, fleet: Fleet, clock: Callable[[], float] = time.time) -> None:
         self._fleet = fleet
         self._clock = clock
         self._series: dict[RankView, tuple[HistoryCursor, dict[str, Row]]] = {}
+        self._ranges: dict[RankView, RangeState] = {}
+        self._formats = formats()
 
     def full(self) -> State:
         """Return everything there is to show; also the cursor to go on from."""
@@ -62,11 +72,16 @@ class Feed:
             now = self._clock()
             ranks = self._fleet.ranks()
             self._series = {rank: self._series_of(rank) for rank in ranks}
+            self._ranges = {rank: self._ranges.get(rank, RangeState()) for rank in ranks}
             runs = groupby(ranks, key=lambda rank: rank.run)
             return {
                 "now": round(now, 3),
                 "version": __version__,
                 "columns": COLUMNS,
+                "exponent_columns": EXPONENT_COLUMNS,
+                "histogram_columns": HISTOGRAM_COLUMNS,
+                "module_columns": MODULE_COLUMNS,
+                "formats": self._formats,
                 "runs": {run: self._run(list(members), now) for run, members in runs},
                 "problems": dict(self._fleet.problems),
             }
@@ -103,6 +118,7 @@ class Feed:
             "facts": dict(rank.facts),
             "findings": {key: _finding(f, rank) for key, f in rank.findings.items()},
             "series": self._series[rank][1],
+            "ranges": self._ranges[rank].of(rank.ranges, rank.loss_scale),
         }
         if rank.newest is not None:
             state["step"] = rank.newest.step
@@ -121,10 +137,12 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> State:
     patch: State = dict.fromkeys(old.keys() - new.keys())
     for name, value in new.items():
         before = old.get(name)
+        if before is value:
+            continue
         if isinstance(value, dict) and isinstance(before, dict):
             if changed := merge_patch(before, value):
                 patch[name] = changed
-        elif before is not value and before != value:
+        elif before != value:
             patch[name] = value
     return patch
 

@@ -1,13 +1,12 @@
 """The fleet as Prometheus metrics, in the text format and in OpenMetrics.
 
 A collector of its own over a registry of its own: families are made anew at every
-scrape from the catalog, nothing is kept between scrapes, and whatever else uses
+scrape from the catalog, no value is kept between scrapes, and whatever else uses
 ``prometheus_client`` in the process is left alone.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
@@ -20,18 +19,25 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 
 from ampwatch.catalog import CATALOG
+from ampwatch.exporters.exposition import END, Exposition, bucket_label
 from ampwatch.exporters.samples import OF_DAEMON, OF_RANK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from prometheus_client import Metric as Family
 
-    from ampwatch.aggregate import Fleet, Histogram, RankView
+    from ampwatch.aggregate import Fleet, RankView
     from ampwatch.catalog import Metric
-    from ampwatch.exporters.samples import CollectorPass, Samples
+    from ampwatch.exporters.reading import Samples
+    from ampwatch.exporters.samples import CollectorPass
 
     LabelledRanks = Sequence[tuple[tuple[str, str], RankView]]
+
+_OPENMETRICS = "application/openmetrics-text"
+
+_REWRITTEN = ("escaping=dots", "escaping=values")
+"""Ways of escaping that rewrite names of ours; few ask for them, and the library knows how."""
 
 
 class FleetCollector:
@@ -43,8 +49,7 @@ class FleetCollector:
             writes it holds ``fleet.lock``.
 
     Cost:
-        Holds ``fleet.lock`` while the samples are made: about 0.2 ms per 100 series.
-        Rendering, without the lock, takes two to four times as long again.
+        Holds ``fleet.lock`` while the samples are made: about 0.15 ms per 100 series.
     """
 
     def __init__(self, fleet: Fleet, passes: Mapping[str, CollectorPass]) -> None:
@@ -57,18 +62,27 @@ class FleetCollector:
 
     def collect(self) -> Iterable[Family]:
         """Return the families with their samples."""
+        return [_filled(metric, samples) for metric, samples in self.samples()]
+
+    def samples(self) -> list[tuple[Metric, list[tuple[tuple[str, ...], Any]]]]:
+        """Return each metric with all label values and the value of its samples.
+
+        That of a histogram is the cumulative buckets and the sum.
+        """
         with self._fleet.lock:
             ranks = [((r.run, str(r.identity.rank)), r) for r in self._fleet.ranks()]
-            return [_filled(metric, self._samples(metric.name, ranks)) for metric in CATALOG]
+            return [(metric, list(self._samples(metric, ranks))) for metric in CATALOG]
 
-    def _samples(self, name: str, ranks: LabelledRanks) -> Samples:
+    def _samples(self, metric: Metric, ranks: LabelledRanks) -> Samples:
+        name = metric.name
         if name in OF_DAEMON:
             yield from OF_DAEMON[name](self._fleet, self._passes)
             return
         of_rank = OF_RANK[name]
+        is_histogram = metric.type == "histogram"
         for labels, rank in ranks:
             for more, value in of_rank(rank):
-                yield (*labels, *more), value
+                yield (*labels, *more), (value.cumulative(), value.sum) if is_histogram else value
 
 
 _FAMILIES: dict[str, Any] = {
@@ -93,14 +107,21 @@ def _filled(metric: Metric, samples: Samples) -> Any:
         if metric.type == "info":
             family.add_metric(labels, {})
         elif metric.type == "histogram":
-            family.add_metric(labels, _buckets(value), value.sum)
+            buckets, total = value
+            family.add_metric(labels, [(bucket_label(b), n) for b, n in buckets], total)
         else:
             family.add_metric(labels, value)
     return family
 
 
-def _buckets(histogram: Histogram) -> list[tuple[str, int]]:
-    return [("+Inf" if math.isinf(b) else repr(b), total) for b, total in histogram.cumulative()]
+class _Empty:
+    """A registry of one family without samples."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterable[Family]:
+        return [_family(self._metric)]
 
 
 class PrometheusExporter:
@@ -112,8 +133,12 @@ class PrometheusExporter:
     """
 
     def __init__(self, fleet: Fleet, passes: Mapping[str, CollectorPass]) -> None:
+        self._collector = FleetCollector(fleet, passes)
         self._registry = CollectorRegistry()
-        self._registry.register(FleetCollector(fleet, passes))
+        self._registry.register(self._collector)
+        self._text, self._openmetrics = (
+            Exposition(_header_by(choose_encoder(accept)[0])) for accept in ("", _OPENMETRICS)
+        )
 
     def render(self, accept: str = "", names: Sequence[str] = ()) -> tuple[bytes, str]:
         """Return the body and the content type of a scrape.
@@ -128,5 +153,16 @@ class PrometheusExporter:
             encode, content_type = choose_encoder(" ".join(accept.split()))
         except TypeError:  # a version that is no number, which the library cannot compare
             encode, content_type = choose_encoder("")
-        registry = self._registry.restricted_registry(names) if names else self._registry
-        return encode(registry), content_type
+        if names:
+            return encode(self._registry.restricted_registry(names)), content_type
+        if content_type.endswith(_REWRITTEN):
+            return encode(self._registry), content_type
+        if content_type.startswith(_OPENMETRICS):
+            text = self._openmetrics.render(self._collector.samples()) + END
+        else:
+            text = self._text.render(self._collector.samples())
+        return text.encode(), content_type
+
+
+def _header_by(encode: Callable[[Any], bytes]) -> Callable[[Metric], str]:
+    return lambda metric: encode(_Empty(metric)).decode()

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ampwatch import __version__
 from ampwatch.aggregate.text import encodable
 from ampwatch.catalog import KINDS, RUN_FACTS
+from ampwatch.exporters.range_samples import OF_RANGES
+from ampwatch.exporters.reading import one
 from ampwatch.records import OTHER_OPTIMIZERS, SKIP_CLASSES, OptimizerRecord, RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from ampwatch.aggregate import Fleet, RankView
     from ampwatch.aggregate.findings import Sort
-
-    Samples = Iterable[tuple[tuple[str, ...], Any]]
+    from ampwatch.exporters.reading import OfRank, Samples
 
 _UNUSED_OPTIMIZER = OptimizerRecord(
     step=0, index=0, skipped=False, total_steps=0, total_skipped=(0, 0, 0, 0)
@@ -92,22 +93,12 @@ def _finding_steps(rank: RankView) -> Samples:
         yield (kind,), steps[kind]
 
 
-def _one(read: Callable[[RankView], Any]) -> Callable[[RankView], Samples]:
-    """Return the samples of a family with one value per rank, absent when ``read`` gives ``None``."""
-
-    def samples(rank: RankView) -> Samples:
-        value = read(rank)
-        return () if value is None else (((), value),)
-
-    return samples
-
-
-def _newest(name: str) -> Callable[[RankView], Samples]:
+def _newest(name: str) -> OfRank:
     """Return the samples of an attribute of the newest step, 0 before the first one."""
-    return _one(lambda rank: 0 if rank.newest is None else getattr(rank.newest, name))
+    return one(lambda rank: 0 if rank.newest is None else getattr(rank.newest, name))
 
 
-def _fact(name: str) -> Callable[[RankView], Samples]:
+def _fact(name: str) -> OfRank:
     """Return the samples of a fact that should be a number, absent where it is not."""
 
     def read(rank: RankView) -> float | None:
@@ -117,7 +108,7 @@ def _fact(name: str) -> Callable[[RankView], Samples]:
             return None
         return value if math.isfinite(value) else None
 
-    return _one(read)
+    return one(read)
 
 
 def _growth_tracker(rank: RankView) -> int | None:
@@ -125,46 +116,47 @@ def _growth_tracker(rank: RankView) -> int | None:
     return tracker if tracker >= 0 else None
 
 
-OF_RANK: dict[str, Callable[[RankView], Samples]] = {
+OF_RANK: dict[str, OfRank] = {
     "ampwatch_run_info": _run_info,
     "ampwatch_run_state": _run_state,
-    "ampwatch_run_start_timestamp_seconds": _one(lambda rank: rank.identity.started_ns / 1e9),
-    "ampwatch_last_report_timestamp_seconds": _one(lambda rank: rank.last_record_ns / 1e9),
-    "ampwatch_overhead_seconds_total": _one(
+    "ampwatch_run_start_timestamp_seconds": one(lambda rank: rank.identity.started_ns / 1e9),
+    "ampwatch_last_report_timestamp_seconds": one(lambda rank: rank.last_record_ns / 1e9),
+    "ampwatch_overhead_seconds_total": one(
         lambda rank: 0 if rank.newest is None else rank.newest.overhead_ns / 1e9
     ),
     "ampwatch_observations_dropped_total": _newest("total_observations_dropped"),
     "ampwatch_sensor_errors_total": _newest("total_sensor_errors"),
-    "ampwatch_ring_records_dropped_total": _one(lambda rank: rank.ring_dropped),
-    "ampwatch_ring_records_lost_total": _one(lambda rank: rank.records_lost),
-    "ampwatch_loss_scale": _one(lambda rank: rank.loss_scale),
-    "ampwatch_loss_scale_min": _one(lambda rank: rank.loss_scale_min),
+    "ampwatch_ring_records_dropped_total": one(lambda rank: rank.ring_dropped),
+    "ampwatch_ring_records_lost_total": one(lambda rank: rank.records_lost),
+    "ampwatch_loss_scale": one(lambda rank: rank.loss_scale),
+    "ampwatch_loss_scale_min": one(lambda rank: rank.loss_scale_min),
     "ampwatch_loss_scale_initial": _fact("init_scale"),
     "ampwatch_loss_scale_growth_interval_steps": _fact("growth_interval"),
-    "ampwatch_loss_scale_growth_tracker_steps": _one(_growth_tracker),
+    "ampwatch_loss_scale_growth_tracker_steps": one(_growth_tracker),
     "ampwatch_loss_scale_growths_total": _newest("total_growths"),
     "ampwatch_loss_scale_backoffs_total": _newest("total_backoffs"),
     "ampwatch_loss_scale_set_by_hand_total": _newest("total_set_by_hand"),
-    "ampwatch_steps_total": _one(lambda rank: 0 if rank.newest is None else rank.newest.step + 1),
+    "ampwatch_steps_total": one(lambda rank: 0 if rank.newest is None else rank.newest.step + 1),
     "ampwatch_optimizer_steps_total": _optimizer_steps,
     "ampwatch_optimizer_steps_skipped_total": _optimizer_steps_skipped,
     "ampwatch_optimizer_consecutive_skipped_steps": _newest("consecutive_skips"),
-    "ampwatch_optimizer_consecutive_skipped_steps_max": _one(
+    "ampwatch_optimizer_consecutive_skipped_steps_max": one(
         lambda rank: rank.consecutive_skips_max
     ),
-    "ampwatch_last_step_timestamp_seconds": _one(
+    "ampwatch_last_step_timestamp_seconds": one(
         lambda rank: None if rank.newest is None else rank.newest.time_ns / 1e9
     ),
-    "ampwatch_last_applied_step_timestamp_seconds": _one(
+    "ampwatch_last_applied_step_timestamp_seconds": one(
         lambda rank: rank.last_applied_ns / 1e9 if rank.last_applied_ns else None
     ),
-    "ampwatch_step_duration_seconds": _one(lambda rank: rank.durations),
-    "ampwatch_loss": _one(lambda rank: rank.loss),
+    "ampwatch_step_duration_seconds": one(lambda rank: rank.durations),
+    "ampwatch_loss": one(lambda rank: rank.loss),
     "ampwatch_loss_nonfinite_total": _newest("total_nonfinite_losses"),
+    **OF_RANGES,
     "ampwatch_findings": _findings,
     "ampwatch_finding_last_seen_timestamp_seconds": _findings_last_seen,
     "ampwatch_finding_steps_total": _finding_steps,
-    "ampwatch_finding_records_left_out_total": _one(lambda rank: rank.finding_totals.left_out),
+    "ampwatch_finding_records_left_out_total": one(lambda rank: rank.finding_totals.left_out),
 }
 """Name of a metric to its samples of one rank, without the labels that tell ranks apart."""
 

@@ -40,6 +40,17 @@ def plural(count: int, noun: str) -> str:
     return f"{number(count)} {noun}" if count == 1 else f"{number(count)} {noun}s"
 
 
+def percent(share: float) -> str:
+    """Write ``share`` in percent, with two digits; 0 and 100 only if it is exactly that."""
+    value = 100 * share
+    if 0 < value < 0.0001:
+        return "under 0.0001 %"
+    if 99.9 < value < 100:
+        return "over 99.9 %"
+    digits = float(f"{value:.{2 if value < 10 else 3}g}")
+    return f"{digits:.6f}".rstrip("0").rstrip(".") + " %"
+
+
 def power_of_two(value: float) -> str:
     """Write ``value`` as a power of two, as in "2¹⁶"; empty if it is none."""
     if not 0 < value < math.inf:

@@ -1,9 +1,9 @@
 """Records and identities to bytes, and back.
 
-Records of every step are packed, in the order of the fields of the dataclass and in
-the byte order of the machine. The rare ones are JSON objects in UTF-8 (``forms.py``),
-NaN and infinities as Python writes them. A change of either needs a new
-``layout.LAYOUT``.
+Records of every step, and of every sampled one, are packed in the byte order of the
+machine: numbers in the order of the fields of the dataclass, or as ``packing.py`` says.
+The rare ones are JSON objects in UTF-8 (``forms.py``), NaN and infinities as Python
+writes them. A change of any needs a new ``layout.LAYOUT``.
 
 Decoding trusts nobody; a record that comes out has the types it declares, and counts
 that are not negative.
@@ -15,7 +15,7 @@ import struct
 from dataclasses import fields
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ampwatch.records import (
     EndRecord,
@@ -23,12 +23,15 @@ from ampwatch.records import (
     Finding,
     FindingRecord,
     OptimizerRecord,
+    RangeRecord,
     RunIdentity,
+    SamplingRecord,
     SkipClass,
     StepRecord,
 )
 from ampwatch.ring import forms
 from ampwatch.ring.layout import MAX_IDENTITY, Kind
+from ampwatch.ring.packing import pack_range, unpack_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +45,9 @@ _STEP_COUNTS = attrgetter(
     *(f.name for f in fields(StepRecord) if f.type == "int" and f.name != "growth_tracker")
 )
 _OPTIMIZER = struct.Struct("=qB?qqqqq")
+_SAMPLING = struct.Struct("=qq6q12q")
+_SAMPLING_VALUES = attrgetter(*(f.name for f in fields(SamplingRecord)))
+_NOT_LOOKED = -1
 
 
 def encode(record: Record, limit: int) -> tuple[Kind, bytes]:
@@ -55,12 +61,12 @@ def encode(record: Record, limit: int) -> tuple[Kind, bytes]:
         struct.error, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError:
             If a field is not what the record declares.
     """
-    if isinstance(record, StepRecord):
-        return Kind.STEP, _STEP.pack(*_STEP_VALUES(record))
-    if isinstance(record, OptimizerRecord):
-        r = record
-        packed = _OPTIMIZER.pack(r.step, r.index, r.skipped, r.total_steps, *r.total_skipped)
-        return Kind.OPTIMIZER, packed
+    if packer := _PACKERS.get(type(record)):
+        kind, pack = packer
+        packed = pack(record)
+        if len(packed) > limit:  # exponents of a tensor that has nearly all of them
+            forms.refuse(f"a record of at most {limit} bytes", packed)
+        return kind, packed
     if isinstance(record, FactsRecord):
         return Kind.FACTS, forms.to_json(record, forms.FACTS, limit)
     if isinstance(record, FindingRecord):
@@ -103,6 +109,29 @@ def decode_identity(encoded: bytes) -> RunIdentity:
     return RunIdentity(**forms.from_json(encoded, forms.IDENTITY))
 
 
+def _pack_step(record: StepRecord) -> bytes:
+    return _STEP.pack(*_STEP_VALUES(record))
+
+
+def _pack_optimizer(record: OptimizerRecord) -> bytes:
+    r = record
+    return _OPTIMIZER.pack(r.step, r.index, r.skipped, r.total_steps, *r.total_skipped)
+
+
+def _pack_sampling(record: SamplingRecord) -> bytes:
+    step, interval, samples, *rest = _SAMPLING_VALUES(record)
+    return _SAMPLING.pack(step, interval, *samples, *rest)
+
+
+_PACKERS: dict[type[Any], tuple[Kind, Callable[[Any], bytes]]] = {
+    StepRecord: (Kind.STEP, _pack_step),
+    OptimizerRecord: (Kind.OPTIMIZER, _pack_optimizer),
+    RangeRecord: (Kind.RANGE, pack_range),
+    SamplingRecord: (Kind.SAMPLING, _pack_sampling),
+}
+"""The records that are packed; the others are JSON."""
+
+
 def _decode_step(payload: bytes) -> StepRecord:
     values = dict(zip(_STEP_FIELDS, _STEP.unpack(payload), strict=True))
     values["skip_class"] = SkipClass(values["skip_class"])
@@ -123,9 +152,23 @@ def _decode_optimizer(payload: bytes) -> OptimizerRecord:
     return OptimizerRecord(step, index, skipped, total_steps, totals)
 
 
+def _decode_sampling(payload: bytes) -> SamplingRecord:
+    step, interval, *values = _SAMPLING.unpack(payload)
+    gradient, activation, activation_gradient, weight, update, buffer, *rest = values
+    samples = (gradient, activation, activation_gradient, weight, update, buffer)
+    record = SamplingRecord(step, interval, samples, *rest)
+    looks = (record.parameter_nonfinite, record.buffer_nonfinite)
+    counts = (step, interval, *values[:-3], record.device_ns)
+    if min(counts) < 0 or min(looks) < _NOT_LOOKED:
+        forms.refuse("counts that are not negative", record)
+    return record
+
+
 _DECODERS: dict[int, Callable[[bytes], Record]] = {
     Kind.STEP: _decode_step,
     Kind.OPTIMIZER: _decode_optimizer,
+    Kind.RANGE: unpack_range,
+    Kind.SAMPLING: _decode_sampling,
     Kind.FACTS: lambda payload: FactsRecord(**forms.from_json(payload, forms.FACTS)),
     Kind.FINDING: lambda payload: FindingRecord(Finding(**forms.from_json(payload, forms.FINDING))),
     Kind.END: lambda payload: EndRecord(**forms.from_json(payload, forms.END)),

@@ -51,8 +51,11 @@ import zlib
 from enum import IntEnum
 from typing import NamedTuple
 
-LAYOUT = 1
-"""Version of everything above and of the payloads in ``encoding.py``. A reader knows one."""
+LAYOUT = 2
+"""Version of everything above and of the payloads in ``encoding.py``. A reader knows one.
+
+1: steps, optimizers, facts, findings, ends. 2: ranges and sampling as well.
+"""
 
 MAGIC = b"AMPWATCH"
 HEADER_SIZE = 4096
@@ -84,6 +87,8 @@ class Kind(IntEnum):
     FACTS = 3
     FINDING = 4
     END = 5
+    RANGE = 6
+    SAMPLING = 7
 
 
 class Slot(NamedTuple):

@@ -1,8 +1,9 @@
 """What a reader that comes late must still find: the newest of each lasting message.
 
-Steps pass by, but facts, findings and the totals of an optimizer hold until they
-change, perhaps for the rest of the run. The writer repeats each one before the ring
-wraps over it. A record may therefore be read more than once; the newest of a key holds.
+Steps and ranges pass by, but facts, findings and the totals of an optimizer and of
+sampling hold until they change, perhaps for the rest of the run. The writer repeats each
+one before the ring wraps over it. A record may therefore be read more than once; the
+newest of a key holds.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.records import FactsRecord, FindingRecord, OptimizerRecord
+from ampwatch.records import FactsRecord, FindingRecord, OptimizerRecord, SamplingRecord
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -83,4 +84,6 @@ def _lasting_key(record: Record) -> Hashable:
         return record.index
     if isinstance(record, FindingRecord):
         return record.finding.key
+    if isinstance(record, SamplingRecord):
+        return SamplingRecord
     return FactsRecord if isinstance(record, FactsRecord) else None

@@ -19,22 +19,43 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+class Account:
+    """Host time spent by the guards that share it; nested calls are counted once.
+
+    Attributes:
+        spent_ns: Time spent so far. Unit: ns.
+    """
+
+    __slots__ = ("depth", "spent_ns")
+
+    def __init__(self) -> None:
+        self.spent_ns = 0
+        self.depth = 0
+
+
 class Guard:
     """Runs the in-step work of one sensor and keeps its failures from training.
 
-    Attributes:
+    Args:
         name: The sensor's name, for the log.
+        account: Where its time is counted; its own by default.
+
+    Attributes:
         errors: Exceptions kept from training so far; at most one per sensor.
-        spent_ns: Host time spent in guarded calls so far. Unit: ns.
     """
 
-    __slots__ = ("_busy", "errors", "name", "spent_ns")
+    __slots__ = ("_account", "_busy", "errors", "name")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, account: Account | None = None) -> None:
         self.name = name
         self.errors = 0
-        self.spent_ns = 0
+        self._account = account or Account()
         self._busy = False
+
+    @property
+    def spent_ns(self) -> int:
+        """Host time spent so far by all guards of the account. Unit: ns."""
+        return self._account.spent_ns
 
     @property
     def off(self) -> bool:
@@ -53,7 +74,9 @@ class Guard:
         """
         if self.errors or self._busy:
             return
+        account = self._account
         self._busy = True
+        account.depth += 1
         begin = perf_counter_ns()
         try:
             work(*arguments)
@@ -62,7 +85,9 @@ class Guard:
             self._tell(error)
         finally:
             self._busy = False
-            self.spent_ns += perf_counter_ns() - begin
+            account.depth -= 1
+            if not account.depth:
+                account.spent_ns += perf_counter_ns() - begin
 
     def _tell(self, error: Exception) -> None:
         # A log handler is user code and may raise as well.

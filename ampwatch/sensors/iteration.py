@@ -12,7 +12,7 @@ import time
 import weakref
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ampwatch.diagnosis.evidence import Iteration, ScalerSettings
 from ampwatch.sensors.losses import LossSum, is_capturing
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import torch
     from torch.optim import Optimizer
 
+    from ampwatch.diagnosis.evidence import TensorRange
+    from ampwatch.sensors.measuring import Sample
     from ampwatch.sensors.optimizers import OptimizerRegistry
     from ampwatch.sensors.readback import Readback, Row
 
@@ -54,6 +56,28 @@ class Clock:
     unix_ns: Callable[[], int] = time.time_ns
 
 
+class Measurements(Protocol):
+    """What else belongs to an iteration: the ranges that were measured in it."""
+
+    def closing(self, *, nonfinite: bool) -> None:
+        """The iteration is about to end; whether something in it is known not to be finite."""
+
+    def seal(self) -> Sample | None:
+        """Send off what was measured."""
+
+    def opened(self, duration_s: float) -> None:
+        """The next iteration begins; the one before took so long. Unit: s."""
+
+    def take(self, sample: Sample) -> Sequence[TensorRange]:
+        """Return the measurements of a sample that has arrived."""
+
+    def discard(self, sample: Sample) -> None:
+        """Let go of a sample that nobody will ask for."""
+
+    def alarm(self) -> None:
+        """Something in an iteration that was delivered was not finite."""
+
+
 class IterationSink(Protocol):
     """Where iterations go."""
 
@@ -72,6 +96,14 @@ class _Draft:
     scheduler_stepped: set[int] = field(default_factory=set)
 
 
+class _Parcel(NamedTuple):
+    """What travels with the values of an iteration."""
+
+    frame: Iteration
+    found_inf_of: list[int]
+    sample: Sample | None
+
+
 class IterationLedger:
     """Puts iterations together.
 
@@ -83,6 +115,7 @@ class IterationLedger:
         readback: Brings device values to the host; at least ``ROW_WIDTH`` wide.
         registry: Numbers the optimizers.
         sink: Where iterations go.
+        measurements: What was measured in the open iteration.
         scheduler_moved: Asked once per optimizer step whether its scheduler was
             stepped since the step before.
         clock: Where the time comes from.
@@ -100,6 +133,7 @@ class IterationLedger:
         readback: Readback,
         registry: OptimizerRegistry,
         sink: IterationSink,
+        measurements: Measurements,
         scheduler_moved: Callable[[Optimizer], bool],
         clock: Clock,
     ) -> None:
@@ -110,6 +144,7 @@ class IterationLedger:
         self._readback = readback
         self._registry = registry
         self._sink = sink
+        self._measurements = measurements
         self._scheduler_moved = scheduler_moved
         self._clock = clock
         self._draft = _Draft()
@@ -222,32 +257,43 @@ class IterationLedger:
             other_found_inf=False,
             applied_directly=tuple(draft.applied),
             scheduler_stepped=frozenset(draft.scheduler_stepped),
+            loss_dtype=self.losses.dtype,
         )
+        well = self._is_well(row, frame, draft)
+        self._measurements.closing(nonfinite=not well)
+        sample = self._measurements.seal()
         if row is not None:
             row.values[LOSS] = 0.0
             if self.losses.on_device is not None:
                 self._readback.put(row, LOSS, self.losses.on_device)
-            self._readback.seal(row, (frame, draft.found_inf_of))
+            self._readback.seal(row, _Parcel(frame, draft.found_inf_of, sample))
+        elif sample is not None:
+            self._measurements.discard(sample)
         self._note_verdict(draft)
         self._row, self._stepping = None, None
         self._draft, self._ended_ns = _Draft(), now
         self.losses.reset()
         self.step += 1
         self.thread = get_ident()
-        if row is None or not self._can_wait(row, frame, draft):
+        if row is None or sample is not None or not (well and self._can_wait(row)):
             self.deliver_arrived()
+        self._measurements.opened(frame.duration_s)
 
     def _note_verdict(self, draft: _Draft) -> None:
         if draft.uncalled and draft.uncalled.keys() >= set(draft.found_inf_of) - {NOT_STEPPED}:
             skipped = tuple(sorted(index for index, skip in draft.uncalled.items() if skip))
             self.verdict = (self.step, skipped)
 
-    def _can_wait(self, row: Row, frame: Iteration, draft: _Draft) -> bool:
-        """Whether all is well in the iteration that has just ended, and known on the host."""
+    def _is_well(self, row: Row | None, frame: Iteration, draft: _Draft) -> bool:
+        """Whether nothing in the iteration that ends is known on the host to be non-finite."""
+        found_inf = row.values[FOUND_INF : FOUND_INF + len(draft.found_inf_of)] if row else ()
+        on_device = row is not None and bool(row.marked)
+        return math.isfinite(frame.loss) and (on_device or not any(found_inf))
+
+    def _can_wait(self, row: Row) -> bool:
+        """Whether an iteration in which all is well may be judged later."""
         return (
             not row.marked
-            and math.isfinite(frame.loss)
-            and not any(row.values[FOUND_INF : FOUND_INF + len(draft.found_inf_of)])
             and self._ended_ns - self._delivered_ns < BATCH_SECONDS * 1e9
             and not self._readback.half_full
         )
@@ -255,8 +301,19 @@ class IterationLedger:
     def deliver_arrived(self) -> None:
         """Deliver what has reached the host. Never waits."""
         self._delivered_ns = self._ended_ns
-        for values, (frame, found_inf_of) in self._readback.arrived():
-            self._sink.deliver(_complete(frame, found_inf_of, values))
+        for values, parcel in self._readback.arrived(_has_arrived):
+            iteration = _complete(parcel.frame, parcel.found_inf_of, values)
+            if parcel.sample is not None:
+                iteration.topics = frozenset(parcel.sample.topics)
+                iteration.ranges = self._measurements.take(parcel.sample)
+            nonfinite = any(iteration.found_inf.values()) or iteration.other_found_inf
+            if nonfinite or (iteration.num_losses and not math.isfinite(iteration.loss)):
+                self._measurements.alarm()
+            self._sink.deliver(iteration)
+
+
+def _has_arrived(parcel: _Parcel) -> bool:
+    return parcel.sample is None or parcel.sample.has_arrived()
 
 
 def _complete(frame: Iteration, found_inf_of: list[int], values: list[float]) -> Iteration:

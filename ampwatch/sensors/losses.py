@@ -18,17 +18,19 @@ class LossSum:
         num_losses: How many losses were added since the last reset.
         on_host: Sum of those on the host.
         on_device: Sum of those on a device, float32, ``None`` without any.
+        dtype: Name of the dtype of the newest loss; empty without any.
     """
 
     def __init__(self) -> None:
         self.num_losses = 0
         self.on_host = 0.0
         self.on_device: torch.Tensor | None = None
+        self.dtype = ""
         self._buffers: dict[torch.device, torch.Tensor] = {}
 
     def reset(self) -> None:
         """Begin the next iteration."""
-        self.num_losses, self.on_host, self.on_device = 0, 0.0, None
+        self.num_losses, self.on_host, self.on_device, self.dtype = 0, 0.0, None, ""
 
     def add(self, outputs: object) -> None:
         """Take a loss, or a list of them, as handed to ``scaler.scale``.
@@ -50,6 +52,7 @@ class LossSum:
         else:
             self._add_on_device(loss.detach().reshape(()))
         self.num_losses += 1
+        self.dtype = str(loss.dtype).removeprefix("torch.")
 
     def _add_on_device(self, loss: torch.Tensor) -> None:
         with torch.no_grad():

@@ -31,6 +31,16 @@ class Event(Protocol):
         """Whether everything before the mark has run."""
 
 
+class Timer(Protocol):
+    """The two calls of a timing ``torch.cuda.Event`` that are used; neither waits here."""
+
+    def record(self, stream: Any) -> None:
+        """Mark the current position of ``stream``."""
+
+    def elapsed_time(self, end: Any) -> float:
+        """Return the time to ``end``, another timer; both must have passed. Unit: ms."""
+
+
 def is_plain_scalar(value: object) -> bool:
     """Whether ``value`` is an ordinary dense tensor with exactly one element.
 
@@ -194,13 +204,20 @@ class Readback:
             row.events[device].record(self._link.stream(device))
         self._flying.append(row)
 
-    def arrived(self) -> Iterator[tuple[list[float], Any]]:
+    def arrived(
+        self, ready: Callable[[Any], bool] = lambda _payload: True
+    ) -> Iterator[tuple[list[float], Any]]:
         """Yield values and payload of the rows that have arrived, oldest first. Never waits.
 
         The list of values is used again once the caller asks for the next row.
+
+        Args:
+            ready: Asked of a payload whether what belongs to it has arrived as well.
         """
         while self._flying:
             row = self._flying[0]
+            if not ready(row.payload):
+                return
             if not self._link.may_ask(row.marked):
                 return
             if not all(row.events[device].query() for device in row.marked):
@@ -238,6 +255,11 @@ class Link:
         """Return an event of the backend that ``device`` belongs to."""
         event: Event = torch.get_device_module(device).Event()
         return event
+
+    def make_timer(self, device: torch.device) -> Timer:
+        """Return an event that also takes the time."""
+        timer: Timer = torch.get_device_module(device).Event(enable_timing=True)
+        return timer
 
     def stream(self, device: torch.device) -> Any:
         """Return the stream that the training currently uses on ``device``."""

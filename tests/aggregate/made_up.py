@@ -6,19 +6,24 @@ from dataclasses import replace
 from typing import Any
 
 from ampwatch.aggregate import Fleet
+from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.records import (
+    ALL_MODULES,
     OTHER_OPTIMIZERS,
     EndRecord,
     FactsRecord,
     Finding,
     FindingRecord,
     OptimizerRecord,
+    RangeRecord,
     Record,
     RunIdentity,
     RunState,
+    SamplingRecord,
     Severity,
     SkipClass,
     StepRecord,
+    Topic,
 )
 from ampwatch.settings import Settings
 
@@ -117,6 +122,64 @@ def skipped_step(index: int, scale: float, **changes: Any) -> StepRecord:
     )
 
 
+def histogram(first: int, *counts: int, **changes: Any) -> ExponentHistogram:
+    """Exponents from ``first`` on, as if every value stood at the upper end of its bin.
+
+    ``amax``, ``amin`` and ``numel`` follow from the counts unless they are given.
+    """
+    changes.setdefault("amax", math.ldexp(1.0, first + len(counts) - 1) if counts else 0.0)
+    changes.setdefault("amin", math.ldexp(1.0, first) if counts else math.inf)
+    others = sum(
+        changes.get(name, 0) for name in ("zeros", "nans", "positive_infs", "negative_infs")
+    )
+    changes.setdefault("numel", sum(counts) + others)
+    return ExponentHistogram(first, counts, **changes)
+
+
+def ranges(
+    module: str = ALL_MODULES,
+    topic: Topic = Topic.GRADIENT,
+    exponents: ExponentHistogram | None = None,
+    **changes: Any,
+) -> RangeRecord:
+    """The ranges of ``module``, measured in iteration 0 unless ``step`` says otherwise."""
+    index = changes.setdefault("step", 0)
+    values = {
+        "time_ns": (START + 1 + index) * SECOND,
+        "dtype": "float32",
+        "num_tensors": 1,
+        "loss_scale": 1.0,
+        "total_nans": 0,
+        "total_infs": 0,
+        "histogram": histogram(-20, 1, 2, 4, 2, 1) if exponents is None else exponents,
+    }
+    return RangeRecord(topic=topic, module=module, **{**values, **changes})
+
+
+_SAMPLING = SamplingRecord(
+    step=0,
+    interval=1,
+    samples=(1, 0, 0, 0, 0, 0),
+    samples_dropped=0,
+    tensors_refused=0,
+    modules_left_out=0,
+    gradient_elements=0,
+    gradient_zeros=0,
+    gradient_underflow=0,
+    gradient_subnormal=0,
+    gradient_nans=0,
+    gradient_infs=0,
+    parameter_nonfinite=-1,
+    buffer_nonfinite=-1,
+    device_ns=0,
+)
+
+
+def sampling(**changes: Any) -> SamplingRecord:
+    """What sampling has looked at after one sample, of gradients."""
+    return replace(_SAMPLING, **changes)
+
+
 FACTS = FactsRecord(
     {
         "autocast_dtype": "float16",
@@ -141,6 +204,39 @@ def put(
     dropped: int = 0,
 ) -> None:
     fleet.apply(key, who, records, alive=alive, lost=lost, dropped=dropped)
+
+
+RANGES: list[Record] = [
+    ranges(exponents=histogram(-12, 1, 2, 4, 2, 1, zeros=2), loss_scale=2.0**15),
+    ranges("", exponents=histogram(-24, 4, 2, zeros=1), loss_scale=2.0**15),
+    ranges(
+        "head",
+        exponents=histogram(-26, 1, 1, 2, nans=1),
+        loss_scale=2.0**15,
+        total_nans=3,
+        total_infs=4,
+    ),
+    ranges("head", Topic.ACTIVATION, histogram(0, 1, 2, 4), dtype="float16"),
+    ranges("head", Topic.ACTIVATION_GRADIENT, histogram(-9, 5), dtype="float16"),
+    ranges("head", Topic.UPDATE, histogram(-12, 3, zeros=1)),
+    sampling(
+        interval=5,
+        samples=(6, 5, 4, 3, 2, 1),
+        samples_dropped=7,
+        tensors_refused=8,
+        modules_left_out=9,
+        gradient_elements=1000,
+        gradient_zeros=100,
+        gradient_underflow=10,
+        gradient_subnormal=20,
+        gradient_nans=3,
+        gradient_infs=4,
+        parameter_nonfinite=0,
+        buffer_nonfinite=2,
+        device_ns=250_000_000,
+    ),
+]
+"""One sample of everything: what the golden scrape has of ranges."""
 
 
 def made_up_fleet() -> Fleet:
@@ -170,6 +266,7 @@ def made_up_fleet() -> Fleet:
         optimizer(0, total_steps=4, total_skipped=(0, 1, 0, 1)),
         optimizer(1, total_steps=4, total_skipped=(0, 0, 1, 0)),
         optimizer(OTHER_OPTIMIZERS, total_steps=7),
+        *RANGES,
     ]
     put(fleet, "/gpt-0.ring", identity(), collapse, lost=8, dropped=9)
     put(fleet, "/gpt-1.ring", identity(rank=1, local_rank=1), [])

@@ -14,6 +14,7 @@ from ampwatch.records import (
     RunState,
     SkipClass,
 )
+from ampwatch.settings import Settings
 from tests.aggregate.made_up import (
     IDENTITY,
     SECOND,
@@ -21,15 +22,18 @@ from tests.aggregate.made_up import (
     Clock,
     end,
     finding,
+    histogram,
     identity,
     optimizer,
+    ranges,
+    sampling,
     skipped_step,
     step,
 )
 
 
 def view(*records: Record, clock: Clock | None = None, who: RunIdentity = IDENTITY) -> RankView:
-    made = RankView(who, clock=clock or Clock(START + 10), stale_seconds=120.0)
+    made = RankView(who, clock=clock or Clock(START + 10), settings=Settings())
     for record in records:
         made.apply(record)
     return made
@@ -163,9 +167,25 @@ def test_durations_and_history_come_from_the_steps() -> None:
     rank = view(step(0), step(1, duration_s=0.2), skipped_step(2, 8.0, duration_s=0.3))
 
     assert sum(rank.durations.counts) == 2
-    assert math.isclose(rank.durations.sum, 0.5)
+    assert rank.durations.sum == pytest.approx(0.5)
     assert [bucket.first_step for bucket in rank.history.buckets] == [0, 1, 2]
     assert [event.skip_class for event in rank.history.skips] == [SkipClass.STORM]
+
+
+def test_ranges_are_folded_with_what_is_known_about_autocast() -> None:
+    """The facts name the dtypes, the records the values, the clock says what is still held."""
+    clock = Clock(START + 10)
+    facts = FactsRecord({"autocast_dtype": "bfloat16"})
+    rank = view(facts, ranges(exponents=histogram(3, 1)), sampling(interval=7), clock=clock)
+
+    assert rank.ranges.autocast_dtype == "bfloat16"
+    assert rank.ranges.totals == sampling(interval=7)
+    assert rank.scaled_amax_max == 8.0
+
+    rank.apply(ranges(exponents=histogram(1, 1)))
+    assert rank.scaled_amax_max == 8.0
+    clock.now += 1000
+    assert rank.scaled_amax_max == 2.0
 
 
 @pytest.mark.parametrize(

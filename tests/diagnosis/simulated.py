@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.culprits import Culprits
 from ampwatch.diagnosis.evidence import Iteration, ScalerSettings
 from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.skips import SkipClassifier
@@ -41,7 +42,7 @@ class Simulation:
         self.book = FindingBook(self._tell)
         skips = SkipClassifier(self.settings.calibration_steps, self.settings.probe_steps)
         self.judge = StepJudge(skips)
-        self.dynamics = ScaleDynamics(self.book, self.settings, skips)
+        self.dynamics = ScaleDynamics(self.book, self.settings, skips, Culprits())
         self.bookkeeping = StepBookkeeping(self.book, self.settings)
 
     def _tell(self, finding: Finding, *, new: bool) -> None:

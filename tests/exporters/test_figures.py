@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING
 from ampwatch.aggregate import Fleet
 from ampwatch.exporters.figures import figures
 from ampwatch.settings import Settings
-from tests.aggregate.made_up import START, Clock, identity, made_up_fleet, optimizer, put, step
+from tests.aggregate.made_up import (
+    FACTS,
+    START,
+    Clock,
+    histogram,
+    identity,
+    made_up_fleet,
+    optimizer,
+    put,
+    ranges,
+    step,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +49,8 @@ def test_the_figures_tell_values_and_what_to_know_of_them() -> None:
         "Skipped": ("3", "of 15 optimizer steps: 1 probe, 1 unprovoked, 1 storm"),
         "Loss": ("2", "NaN or infinite in 4 steps"),
         "Step time": ("1 s", "1 steps per second"),
+        "Headroom": ("24.0 bits", "from the largest gradient to float16's end"),
+        "Underflow": ("0 %", "of the gradients are zero only for float16"),
         "Cost of watching": (
             "0.037 %",
             (
@@ -55,3 +68,21 @@ def test_a_run_without_scaler_and_losses_says_so_and_leaves_the_loss_out() -> No
     assert told["Loss scale"] == ("none", "no enabled GradScaler")
     assert "Loss" not in told
     assert told["Skipped"] == ("0", "of 1 optimizer step")
+
+
+def test_the_range_of_the_gradients_is_told_in_bits_and_shares() -> None:
+    """How far the largest is from the end, and how many are zero only for the format."""
+    gradients = histogram(-24, 600, zeros=400, amax=65504.0 / 8)
+
+    told = figures_of([FACTS, step(0), ranges(exponents=gradients)])
+
+    assert told["Headroom"] == ("3.0 bits", "from the largest gradient to float16's end")
+    assert told["Underflow"] == ("40 %", "of the gradients are zero only for float16")
+
+
+def test_gradients_of_nothing_but_zeros_have_no_range_to_tell() -> None:
+    """Nothing is known of their headroom, and nothing of why they are zero."""
+    told = figures_of([step(0), ranges(exponents=histogram(0, zeros=9))])
+
+    assert "Headroom" not in told
+    assert "Underflow" not in told

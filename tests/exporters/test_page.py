@@ -13,16 +13,19 @@ from hypothesis import strategies as st
 
 from ampwatch.aggregate import Fleet, History
 from ampwatch.exporters.page import COLUMNS, Feed
-from ampwatch.records import RunState, Severity, SkipClass
+from ampwatch.records import ALL_MODULES, RunState, Severity, SkipClass
 from ampwatch.settings import Settings
 from tests.aggregate.made_up import (
     START,
     Clock,
     end,
     finding,
+    histogram,
     identity,
     made_up_fleet,
     put,
+    ranges,
+    sampling,
     skipped_step,
     step,
 )
@@ -144,6 +147,9 @@ STEPS = st.tuples(st.just("step_on"), st.integers(0, 2), st.integers(1, 30), st.
 FINDINGS = st.tuples(
     st.just("find"), st.integers(0, 2), st.integers(1, 3), st.sampled_from(list(Severity))
 )
+SAMPLES = st.tuples(
+    st.just("sample"), st.integers(0, 2), st.integers(1, 12), st.sampled_from(["fc", "relu", ""])
+)
 OTHERS = st.tuples(
     st.sampled_from(["fail", "restart", "vanish", "break_ring", "mend_ring", "wait"]),
     st.integers(0, 2),
@@ -175,6 +181,14 @@ class Host:
         where, last = f"layer.{place}", self.steps[rank]
         self.tell(rank, [finding(where=where, severity=severity, last_step=last)])
 
+    def sample(self, rank: int, count: int, module: str) -> None:
+        first = self.steps[rank]
+        for i in range(first, first + count):
+            exponents = histogram(-20, 1 + i, 2, zeros=i)
+            parts = [ranges(name, exponents=exponents, step=i) for name in (module, ALL_MODULES)]
+            self.tell(rank, [*parts, sampling(step=i, samples=(i, 0, 0, 0, 0, 0))])
+        self.steps[rank] += count
+
     def fail(self, rank: int) -> None:
         self.tell(rank, [end(RunState.FAILED, "why")])
 
@@ -197,12 +211,14 @@ class Host:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(st.one_of(STEPS, FINDINGS, OTHERS), max_size=5), max_size=8))
+@given(st.lists(st.lists(st.one_of(STEPS, FINDINGS, SAMPLES, OTHERS), max_size=5), max_size=8))
 def test_a_client_that_followed_knows_what_a_new_one_is_told(
     rounds: list[list[tuple[Any, ...]]],
 ) -> None:
     """Full and deltas together are the full state, whatever happens, thinning included."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ampwatch.aggregate.gradients.MAX_COLUMNS", 8)
+        patch.setattr("ampwatch.aggregate.modules.MAX_MODULES", 2)
         patch.setattr("ampwatch.aggregate.rank.History", functools.partial(History, max_buckets=8))
         host = Host()
         feed = Feed(host.fleet, host.clock)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ampwatch.exporters.words import number, plural, power_of_two, step_time, time_span
+from ampwatch.exporters.words import number, percent, plural, power_of_two, step_time, time_span
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,22 @@ def test_one_is_singular_and_all_else_plural() -> None:
 def test_a_step_below_a_second_is_told_in_milliseconds() -> None:
     """Three significant digits are as many as a step time has."""
     assert [step_time(s) for s in (0.0315, 0.312, 1.5)] == ["31.5 ms", "312 ms", "1.5 s"]
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.0, "0 %"),
+        (1.0, "100 %"),
+        (0.031, "3.1 %"),
+        (0.1234, "12.3 %"),
+        (0.000123, "0.012 %"),
+        (2e-6, "0.0002 %"),
+        (1e-9, "under 0.0001 %"),
+        (0.99999, "over 99.9 %"),
+        (0.5, "50 %"),
+    ],
+)
+def test_a_share_is_nothing_or_all_only_if_it_is(share: float, text: str) -> None:
+    """Rounding never makes a lost element look like none."""
+    assert percent(share) == text

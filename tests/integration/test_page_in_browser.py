@@ -3,126 +3,29 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 
 from ampwatch.records import FactsRecord, FindingRecord, Severity, SkipClass
-from ampwatch.ring import RingWriter
-from tests.aggregate.made_up import end, finding, identity, optimizer, step
-from tests.daemon.parts import Place, eventually
-from tests.services import require
+from tests.aggregate.made_up import finding
+from tests.daemon.parts import eventually
+from tests.integration.browsing import Page, Trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from selenium.webdriver.chrome.webdriver import WebDriver
 
-    from ampwatch.records import Record
-    from tests.daemon.parts import Daemon
+    from tests.daemon.parts import Place
 
 pytestmark = pytest.mark.services
 
-FLAGS = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
-
 DRAWN = "return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0"
 LAST_STEP = "return Math.max(...document.getElementById('chart-loss').data[0].x)"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = require("chromium")
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(executable_path=require("chromedriver"))
-    driver = webdriver.Chrome(options=options, service=service)
-    yield driver
-    driver.quit()
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-@pytest.fixture
-def daemon(place: Place) -> Iterator[Daemon]:
-    with place.daemon() as daemon:
-        yield daemon
-
-
-class Trainer:
-    """A rank that trains: writes what a training process would, into a real ring."""
-
-    def __init__(
-        self, place: Place, run: str = "train", rank: int = 0, world_size: int = 1
-    ) -> None:
-        who = identity(run=run, rank=rank, world_size=world_size, started_ns=time.time_ns())
-        self.writer = RingWriter.create([place.rings], who, slots=4096)
-        self.step = -1
-
-    def train(self, steps: int, **changes: Any) -> None:
-        for _ in range(steps):
-            self.step += 1
-            now = {"time_ns": time.time_ns(), "duration_s": 0.25}
-            self.write(step(self.step, growth_tracker=self.step + 1, **now, **changes))
-        self.write(optimizer(0, total_steps=self.step + 1))
-
-    def write(self, record: Record) -> None:
-        self.writer.put(record)
-
-    def finish(self) -> None:
-        self.writer.close(end(time_ns=time.time_ns()), keep=False)
-
-
-class Page:
-    """The page in a browser."""
-
-    def __init__(self, browser: WebDriver, daemon: Daemon) -> None:
-        self.browser = browser
-        self.url = f"http://{daemon.info.host}:{daemon.info.port}/"
-        browser.get_log("browser")
-        browser.get(self.url)
-
-    def text(self, selector: str) -> str:
-        return self.browser.find_element(By.CSS_SELECTOR, selector).text.replace("\u202f", " ")
-
-    def says(self, selector: str, words: str) -> None:
-        """Wait until ``words`` can be read at ``selector``."""
-        eventually(lambda: words in self.text(selector), f"{words!r} at {selector}")
-
-    def click(self, selector: str) -> None:
-        self.browser.find_element(By.CSS_SELECTOR, selector).click()
-
-    def run(self, script: str, *arguments: Any) -> Any:
-        return self.browser.execute_script(script, *arguments)
-
-    def complaints(self) -> list[str]:
-        """What the browser's console has seen since the page was opened."""
-        return [entry["message"] for entry in self.browser.get_log("browser")]
-
-
-@pytest.fixture
-def trainer(place: Place) -> Iterator[Trainer]:
-    trainer = Trainer(place)
-    yield trainer
-    trainer.finish()
-
-
-@pytest.fixture
-def page(browser: WebDriver, daemon: Daemon) -> Page:
-    return Page(browser, daemon)
 
 
 def test_without_a_run_the_page_says_so_and_what_to_do(page: Page) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from ampwatch import outlet
 from ampwatch.launcher import DaemonStatus
+from ampwatch.sensors import activations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +28,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of the same process compile, after which modules are not sampled."""
+    monkeypatch.setattr(activations, "has_compiled", lambda: False)
 
 
 @pytest.fixture

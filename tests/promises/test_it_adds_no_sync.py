@@ -48,27 +48,49 @@ def _step_only(run: Run) -> None:
             optimizer.zero_grad()
 
 
-def _count(recipe: str, level: str | None) -> SyncCounter:
+def _count(
+    recipe: str, level: str | None, steps: int | None = None, **settings: Any
+) -> SyncCounter:
     run = build(recipe)
+    run.steps = steps or run.steps
     if level is None:
         with SyncCounter() as counter:
             _step_only(run)
         return counter
     with (
-        ampwatch.monitor(run.models, run.scaler, level=level, serve=False),
+        ampwatch.monitor(run.models, run.scaler, level=level, serve=False, **settings),
         SyncCounter() as counter,
     ):
         _step_only(run)
     return counter
 
 
-@pytest.mark.parametrize("level", ["light", "standard"])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_no_read_and_no_op_is_added(recipe: str, level: str) -> None:
+def test_light_adds_no_read_and_no_op(recipe: str) -> None:
     """On the CPU not even an ATen op is added, let alone one that waits."""
-    bare, watched = _count(recipe, None), _count(recipe, level)
+    bare, watched = _count(recipe, None), _count(recipe, "light")
 
     assert (watched.reads, watched.ops) == (bare.reads, bare.ops)
+
+
+@pytest.mark.parametrize("level", ["standard", "deep"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_measuring_adds_no_read(recipe: str, level: str) -> None:
+    """Here every iteration is sampled: ops are added, and none that waits."""
+    bare, watched = _count(recipe, None), _count(recipe, level)
+
+    assert watched.reads == bare.reads
+    assert watched.ops > bare.ops
+
+
+def test_an_iteration_that_is_not_sampled_has_no_op_more() -> None:
+    """What sampling costs, it costs in sampled iterations."""
+    bare = _count("fp16-foreach", None)
+    watched = _count("fp16-foreach", "standard", sample_every=10_000)
+    first = _count("fp16-foreach", "standard", sample_every=10_000, steps=1)
+    bare_first = _count("fp16-foreach", None, steps=1)
+
+    assert watched.ops - bare.ops == first.ops - bare_first.ops
 
 
 @pytest.mark.parametrize(("flavour", "per_step"), [("foreach", 1), ("fused", 0)])

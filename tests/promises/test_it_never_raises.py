@@ -9,18 +9,31 @@ import pytest
 
 import ampwatch
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.culprits import Culprits
+from ampwatch.diagnosis.forward_range import ForwardRange
+from ampwatch.diagnosis.gradient_range import GradientRange
 from ampwatch.diagnosis.pipeline import Diagnosis
+from ampwatch.diagnosis.poisoned_state import PoisonedState
+from ampwatch.diagnosis.range_records import RangeRecorder
 from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.step_bookkeeping import StepBookkeeping
 from ampwatch.diagnosis.steps import StepJudge
+from ampwatch.diagnosis.update_precision import UpdatePrecision
+from ampwatch.sensors.activations import ActivationSensor
 from ampwatch.sensors.autocast import AutocastSensor
+from ampwatch.sensors.gradients import GradientSensor
 from ampwatch.sensors.iteration import IterationLedger
 from ampwatch.sensors.loss_scale import LossScaleSensor
 from ampwatch.sensors.losses import LossSum
+from ampwatch.sensors.measuring import Measuring
+from ampwatch.sensors.names import Names
 from ampwatch.sensors.optimizer_steps import OptimizerStepSensor
 from ampwatch.sensors.optimizers import OptimizerRegistry
 from ampwatch.sensors.readback import Readback
+from ampwatch.sensors.sampling import Sampler
 from ampwatch.sensors.schedulers import SchedulerSensor
+from ampwatch.sensors.updates import UpdateSensor
+from ampwatch.sensors.weights import WeightSensor
 from tests.promises.conftest import ahead
 from tests.training import Run, build
 
@@ -54,6 +67,26 @@ IN_STEP = [
     (StepBookkeeping, "look"),
     (FindingBook, "make"),
     (FindingBook, "count"),
+    (RangeRecorder, "record"),
+    (Culprits, "look"),
+    (GradientRange, "look"),
+    (ForwardRange, "look"),
+    (PoisonedState, "look"),
+    (UpdatePrecision, "look"),
+    (GradientSensor, "before_unscale"),
+    (GradientSensor, "before_update"),
+    (ActivationSensor, "after_forward"),
+    (ActivationSensor, "before_node"),
+    (WeightSensor, "look"),
+    (UpdateSensor, "before_step"),
+    (UpdateSensor, "after_step"),
+    (Names, "of_optimizer"),
+    (Measuring, "measure"),
+    (Measuring, "seal"),
+    (Measuring, "take"),
+    (Sampler, "next"),
+    (Sampler, "alarm"),
+    (Sampler, "takes_first_look"),
 ]
 
 
@@ -102,7 +135,7 @@ def test_a_fault_at_any_call_leaves_training_as_it_was(
     watched = _faulty_run()
     with (
         caplog.at_level(logging.WARNING, logger="ampwatch.sensors.guard"),
-        ampwatch.monitor(watched.models, watched.scaler, serve=False) as watch,
+        ampwatch.monitor(watched.models, watched.scaler, level="deep", serve=False) as watch,
     ):
         watched.loop()
         report = watch.report()

@@ -11,17 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ampwatch
+from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.records import (
     EndRecord,
     FactsRecord,
     Finding,
     FindingRecord,
     OptimizerRecord,
+    RangeRecord,
     RunIdentity,
     RunState,
+    SamplingRecord,
     Severity,
     SkipClass,
     StepRecord,
+    Topic,
 )
 from ampwatch.ring import layout
 from ampwatch.ring.encoding import encode, encode_identity
@@ -74,6 +78,33 @@ NAN_STEP: StepRecord = changed(
 def optimizer(index: int, steps: int = 1) -> OptimizerRecord:
     return OptimizerRecord(
         steps, index, skipped=False, total_steps=steps, total_skipped=(1, 2, 3, 4)
+    )
+
+
+def ranges(module: str = "encoder.0", counts: tuple[int, ...] = (1, 0, 300)) -> RangeRecord:
+    """Gradients around 2**-20, with some of everything."""
+    exponents = ExponentHistogram(
+        *(-21, counts, 7, 1, 2, 3),
+        *(2.0**-19, 2.0**-21, sum(counts) + 13),
+    )
+    return RangeRecord(
+        step=7,
+        time_ns=1_700_000_000_000_000_000,
+        topic=Topic.GRADIENT,
+        module=module,
+        dtype="float32",
+        num_tensors=2,
+        loss_scale=65536.0,
+        total_nans=4,
+        total_infs=5,
+        histogram=exponents,
+    )
+
+
+def sampling(index: int) -> SamplingRecord:
+    """What sampling has seen, every number another one."""
+    return SamplingRecord(
+        index, index + 1, (2, 3, 4, 5, 6, 7), *(index + offset for offset in range(8, 20))
     )
 
 

@@ -21,13 +21,25 @@ from ampwatch.records import (
     OptimizerRecord,
     Record,
     RunState,
+    SamplingRecord,
     Severity,
     SkipClass,
     StepRecord,
 )
 from ampwatch.ring.encoding import decode, decode_identity, encode, encode_identity
 from ampwatch.ring.layout import Kind
-from tests.ring.samples import END, FACTS, IDENTITY, NAN_STEP, changed, finding, optimizer, step
+from tests.ring.samples import (
+    END,
+    FACTS,
+    IDENTITY,
+    NAN_STEP,
+    changed,
+    finding,
+    optimizer,
+    ranges,
+    sampling,
+    step,
+)
 
 LIMIT = 64 * 240
 SMALLEST_LIMIT = 8 * 240
@@ -47,6 +59,12 @@ optimizers = st.builds(
     *(counts, st.integers(0, 255), st.booleans(), counts),
     st.tuples(counts, counts, counts, counts),
 )
+looks = st.integers(-1, 2**63 - 1)
+samplings = st.builds(
+    SamplingRecord,
+    *(counts, counts, st.tuples(counts, counts, counts, counts, counts, counts)),
+    *(counts, counts, counts, counts, counts, counts, counts, counts, counts, looks, looks, counts),
+)
 facts = st.builds(FactsRecord, st.dictionaries(texts, texts, max_size=30))
 findings = st.builds(
     FindingRecord,
@@ -61,7 +79,7 @@ findings = st.builds(
 ends = st.builds(EndRecord, st.sampled_from([RunState.FINISHED, RunState.FAILED]), texts, counts)
 
 
-@given(st.one_of(steps, optimizers, facts, findings, ends))
+@given(st.one_of(steps, optimizers, samplings, facts, findings, ends))
 def test_every_record_comes_back_as_it_was(record: Record) -> None:
     """Extreme counts, NaN, infinities, negative zero and any alphabet included."""
     kind, payload = encode(record, LIMIT)
@@ -178,6 +196,12 @@ def test_a_lone_surrogate_smuggled_in_as_an_escape_is_made_harmless() -> None:
         changed(step(1), skip_class=5),
         changed(optimizer(1), total_steps=-1),
         changed(optimizer(1), total_skipped=(0, 0, -1, 0)),
+        changed(sampling(1), interval=-1),
+        changed(sampling(1), samples=(0, 0, 0, 0, 0, -1)),
+        changed(sampling(1), gradient_infs=-1),
+        changed(sampling(1), parameter_nonfinite=-2),
+        changed(sampling(1), buffer_nonfinite=-2),
+        changed(sampling(1), device_ns=-1),
     ],
 )
 def test_packed_numbers_that_no_writer_means_are_refused(wrong: Record) -> None:
@@ -229,7 +253,7 @@ def test_json_fields_of_another_type_are_refused(kind: Kind, change: dict[str, A
     "payload",
     [b"", b"null", b"[]", b"{}", b'"a"', b"[" * 15000, b"\xff\xfe", b'{"a":' * 3000, b"9" * 15000],
 )
-@pytest.mark.parametrize("kind", [*Kind, 0, 6, 255])
+@pytest.mark.parametrize("kind", [*Kind, 0, 8, 255])
 def test_payloads_of_no_form_are_refused_with_one_error(kind: int, payload: bytes) -> None:
     """Deep nesting, huge numbers, wrong lengths, unknown kinds: ``ValueError``, nothing else."""
     with pytest.raises(ValueError):  # noqa: PT011 - the messages are Python's own and differ
@@ -294,13 +318,16 @@ def test_an_identity_that_could_harm_a_label_is_refused(change: dict[str, Any]) 
         decode_identity(json.dumps(value).encode())
 
 
-def test_the_bytes_of_layout_1_never_change() -> None:
+def test_the_bytes_of_layout_2_never_change() -> None:
     """A change of any payload needs a new ``LAYOUT``, or old and new misread each other."""
-    payloads = [encode(r, LIMIT)[1] for r in (step(9), optimizer(1), FACTS, finding(), END)]
+    records = (step(9), optimizer(1), ranges(), sampling(1), FACTS, finding(), END)
+    payloads = [encode(r, LIMIT)[1] for r in records]
 
     assert [zlib.crc32(payload) for payload in payloads] == [
         4268936519,
         279445739,
+        3214179925,
+        353034163,
         3231866149,
         2871490794,
         3600768615,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampwatch.records import FactsRecord, FindingRecord, OptimizerRecord, Record
+from ampwatch.records import FactsRecord, FindingRecord, OptimizerRecord, Record, SamplingRecord
 from ampwatch.ring.layout import Kind
 from ampwatch.ring.repeats import Message, Repeats
-from tests.ring.samples import FACTS, finding, message, optimizer, slots_of, step
+from tests.ring.samples import FACTS, finding, message, optimizer, ranges, sampling, slots_of, step
 
 if TYPE_CHECKING:
     from tests.ring.conftest import MakeWriter, OpenReader
@@ -29,6 +29,8 @@ def test_a_late_reader_finds_the_newest_of_everything_that_lasts(
     writer.put(finding("b", count=2))
     writer.put(optimizer(0, steps=4))
     writer.put(optimizer(1, steps=9))
+    writer.put(sampling(3))
+    writer.put(sampling(4))
     for index in range(5000):
         writer.put(step(index))
         if index % 97 == 0:
@@ -41,6 +43,7 @@ def test_a_late_reader_finds_the_newest_of_everything_that_lasts(
                 "c": finding("c"),
                 0: optimizer(0, steps=4),
                 1: optimizer(1, steps=9),
+                "sampling": sampling(4),
             }
 
 
@@ -53,6 +56,8 @@ def _lasting(records: list[Record]) -> dict[object, Record]:
             newest[record.finding.where] = record
         elif isinstance(record, OptimizerRecord):
             newest[record.index] = record
+        elif isinstance(record, SamplingRecord):
+            newest["sampling"] = record
     return newest
 
 
@@ -120,9 +125,9 @@ def test_a_finding_that_changes_takes_no_more_room_than_one() -> None:
     assert list(repeats._newest) == [finding("a").finding.key, finding("b").finding.key]
 
 
-@pytest.mark.parametrize("record", [step(1), message(1)])
+@pytest.mark.parametrize("record", [step(1), ranges(), message(1)])
 def test_what_passes_by_is_not_repeated(record: Record) -> None:
-    """A step belongs to its moment; an end is the last record anyway."""
+    """A step belongs to its moment, so do ranges; an end is the last record anyway."""
     repeats = Repeats(64)
     repeats.remember(record, Message(Kind.STEP, b"", 1), 0)
 

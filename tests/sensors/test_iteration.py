@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ampwatch.diagnosis.evidence import ScalerSettings
+from ampwatch.diagnosis.evidence import ScalerSettings, TensorRange
+from ampwatch.numerics.exponents import ExponentHistogram
+from ampwatch.records import Topic
 from ampwatch.sensors.iteration import MAX_FOUND_INF, ROW_WIDTH, Clock, IterationLedger
 from ampwatch.sensors.optimizers import OptimizerRegistry
 from ampwatch.sensors.readback import Readback
@@ -30,17 +32,61 @@ class ListSink:
         self.iterations.append(iteration)
 
 
+class NoMeasurements:
+    """Measures nothing and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.closings: list[bool] = []
+        self.durations: list[float] = []
+        self.alarms = 0
+        self.discarded: list[Any] = []
+        self.next_sample: Any = None
+
+    def closing(self, *, nonfinite: bool) -> None:
+        self.closings.append(nonfinite)
+
+    def seal(self) -> Any:
+        sample, self.next_sample = self.next_sample, None
+        return sample
+
+    def opened(self, duration_s: float) -> None:
+        self.durations.append(duration_s)
+
+    def take(self, sample: Any) -> Any:
+        return sample.ranges
+
+    def discard(self, sample: Any) -> None:
+        self.discarded.append(sample)
+
+    def alarm(self) -> None:
+        self.alarms += 1
+
+
+class LateSample:
+    """A sample that arrives when the test says so."""
+
+    def __init__(self) -> None:
+        self.arrived = False
+        self.topics = {Topic.GRADIENT}
+        self.ranges = [TensorRange(Topic.GRADIENT, "w", "", "float32", ExponentHistogram(numel=1))]
+
+    def has_arrived(self) -> bool:
+        return self.arrived
+
+
 class Bench:
     """A ledger on its own, with a clock and a device that the test drives."""
 
     def __init__(self, device: FakeDevice | None = None, slots: int = 4) -> None:
         self.now_ns = 1_000
         self.sink = ListSink()
+        self.measurements = NoMeasurements()
         self.readback = Readback(slots, ROW_WIDTH, device)
         self.ledger = IterationLedger(
             self.readback,
             OptimizerRegistry([], []),
             self.sink,
+            self.measurements,
             lambda _optimizer: False,
             Clock(lambda: self.now_ns, lambda: self.now_ns + 5),
         )
@@ -235,3 +281,46 @@ def test_news_does_not_wait(news: str) -> None:
         bench.update([(0, 0.0)])
 
     assert (before, len(bench.sink.iterations)) == (0, 2)
+
+
+def test_an_iteration_waits_for_what_was_measured_in_it() -> None:
+    """And those after it wait as well, so that they come in order."""
+    bench = Bench()
+    sample = bench.measurements.next_sample = LateSample()
+    bench.update([(0, 0.0)])
+    bench.update([(0, 0.0)])
+    early = list(bench.iterations)
+    sample.arrived = True
+
+    first, second = bench.iterations
+    assert early == []
+    assert (first.topics, list(first.ranges)) == (frozenset({Topic.GRADIENT}), sample.ranges)
+    assert (second.topics, list(second.ranges)) == (frozenset(), [])
+
+
+def test_what_was_measured_in_a_dropped_iteration_is_let_go() -> None:
+    """Nobody will ask for it."""
+    bench = Bench(slots=2)
+    bench.measurements.next_sample = LateSample()
+    bench.update([(0, 0.0)])
+    bench.update([(0, 0.0)])
+    unasked = bench.measurements.next_sample = LateSample()
+    bench.update([(0, 0.0)])
+
+    assert bench.measurements.discarded == [unasked]
+
+
+def test_measurements_are_told_of_the_end_of_each_iteration_and_of_what_is_not_finite() -> None:
+    """At the end what the host knows, and an alarm once the iteration is delivered."""
+    bench = Bench()
+    bench.update([(0, 0.0)])
+    bench.now_ns += 3_000_000_000
+    bench.update([(0, 1.0)])
+    bench.ledger.losses.add(torch.tensor(math.inf))
+    bench.update([(0, 0.0)])
+    delivered = bench.iterations
+
+    assert bench.measurements.closings == [False, True, True]
+    assert bench.measurements.durations[1] == 3.0
+    assert bench.measurements.alarms == 2
+    assert [i.loss_dtype for i in delivered] == ["", "", "float32"]

@@ -1,12 +1,14 @@
 // The page: follows the daemon, remembers what is selected, and shows it.
 
 import { Charts } from "/static/charts.js";
+import { Ranges } from "/static/ranges.js";
 import { Stream } from "/static/state.js";
 import * as view from "/static/view.js";
 
 const THEMES = ["system", "light", "dark"];
 const selected = { run: null, rank: null }; // null: what the daemon would speak of first
 const charts = new Charts();
+const ranges = new Ranges(show);
 let state = null;
 let connection = { live: true, heardAt: 0 };
 
@@ -27,7 +29,9 @@ function show() {
   view.showHistory(run.ranks[rank].series);
   view.showFindings(run.ranks[rank]);
   view.showFacts(run.ranks[rank]);
-  charts.show(`${name} ${rank} ${run.ranks[rank].started}`, state.columns, run.ranks[rank].series);
+  const subject = `${name} ${rank} ${run.ranks[rank].started}`;
+  const exponents = ranges.show(subject, state, run.ranks[rank].ranges);
+  charts.show(subject, state.columns, run.ranks[rank].series, exponents);
 }
 
 /** The first of the runs that are worst off. */
@@ -51,6 +55,7 @@ function setTheme(theme) {
   document.getElementById("theme").textContent = `Theme: ${theme}`;
   localStorage.setItem("ampwatch-theme", theme);
   charts.draw();
+  ranges.draw();
 }
 
 view.showLegend();

@@ -17,6 +17,11 @@ export function merge(target, patch) {
   return merged;
 }
 
+/** The cells of a row by the names of its columns. */
+export function named(columns, cells) {
+  return Object.fromEntries(columns.map((column, i) => [column, cells[i]]));
+}
+
 function isState(value) {
   return value !== null && typeof value === "object" && Object.getPrototypeOf(value) === null;
 }

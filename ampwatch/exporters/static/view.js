@@ -1,33 +1,10 @@
 // The words, lists and tables of the page. Data becomes text only, never markup.
 
+import { byId, make, rebuild, setText } from "/static/dom.js";
 import { SKIPS, SYMBOLS, number, span } from "/static/words.js";
 
 const NO_NEWS = "It ends by itself when nothing is left to watch: start training, or run `ampwatch daemon`."
   + " This page reconnects by itself and keeps what it has.";
-const byId = (id) => document.getElementById(id);
-
-/** Make an element; `children` are elements or text. */
-function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, content] of Object.entries(attributes)) element.setAttribute(name, content);
-  element.append(...children);
-  return element;
-}
-
-/** Put text into an element only if it differs, so that a selection or a reader is not disturbed. */
-function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
-}
-
-/** Replace the children only if what they are made from has changed; focus survives. */
-function rebuild(element, source, build) {
-  const print = JSON.stringify(source);
-  if (element.dataset.print === print) return;
-  const focused = element.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
-  element.dataset.print = print;
-  element.replaceChildren(...build());
-  if (focused !== undefined) element.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
-}
 
 function level(word) {
   return make("span", { class: "level", "data-level": word }, `${SYMBOLS[word]} ${word}`);

@@ -36,6 +36,19 @@ export function number(raw) {
   return String(Number(v.toPrecision(4)));
 }
 
+/** A share in percent, two digits; everything and nothing are said only if it is so. */
+export function percent(raw) {
+  const p = 100 * value(raw);
+  if (p > 0 && p < 0.0001) return "under 0.0001 %";
+  if (p > 99.9 && p < 100) return "over 99.9 %";
+  return `${Number(p.toPrecision(p < 10 ? 2 : 3))} %`;
+}
+
+/** Doublings, to one digit after the point. */
+export function bits(raw) {
+  return `${value(raw).toFixed(1)} bits`;
+}
+
 /** A time span in the largest unit of which there are at least two. */
 export function span(seconds) {
   for (const [unit, size] of [["d", 86400], ["h", 3600], ["min", 60]]) {

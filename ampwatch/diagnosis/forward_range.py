@@ -1,0 +1,140 @@
+"""Findings about outputs of modules that approach the end of float16."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.advice import ADVICE
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.records import Finding, Severity, Topic
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence import Iteration, TensorRange
+    from ampwatch.settings import Settings
+
+FLOAT16_MAX = FORMATS["float16"].max
+
+POINTS = 24
+"""Newest measurements of a module that a trend is fitted to."""
+
+FEWEST_POINTS = 4
+
+CLEAR_TREND = 5.0
+"""A slope of so many standard errors is a trend: an output that only varies reaches that in
+fewer than one fit in ten thousand."""
+
+AHEAD_STEPS = 200
+"""A trend that reaches the limit later than this is told later. Unit: steps."""
+
+FOCUS_FROM = 2.0**-6
+"""Share of float16's largest number from which an output is measured in every iteration."""
+
+FOCUS_STEPS = 48
+"""Iterations that a module is measured in a row; then not again for ten times as long,
+unless it has grown by a quarter."""
+
+MAX_FOCUS = 8
+"""Modules that are measured in every iteration at a time."""
+
+
+class ForwardRange:
+    """Follows the largest outputs of modules in float16.
+
+    Args:
+        book: Where findings go.
+        settings: ``headroom_factor``.
+
+    Attributes:
+        focus: Names of the modules to measure in every iteration; read by the sensor.
+    """
+
+    def __init__(self, book: FindingBook, settings: Settings) -> None:
+        self.focus: set[str] = set()
+        self._book = book
+        self._low_from = FLOAT16_MAX / settings.headroom_factor
+        self._series: dict[str, deque[tuple[int, float]]] = {}
+        self._focused: dict[str, tuple[int, float]] = {}
+
+    def look(self, iteration: Iteration) -> None:
+        """Take in one judged iteration."""
+        largest: dict[str, TensorRange] = {}
+        for r in iteration.ranges:
+            if r.topic is Topic.ACTIVATION and r.dtype == "float16":
+                known = largest.get(r.name)
+                if known is None or r.histogram.amax > known.histogram.amax:
+                    largest[r.name] = r
+        for name, r in largest.items():
+            if r.histogram.nonfinite or not r.histogram.amax:
+                self._series.pop(name, None)
+            else:
+                self._follow(name, r.histogram.amax, iteration.step)
+        self._look_away(iteration.step)
+
+    def _follow(self, name: str, amax: float, step: int) -> None:
+        series = self._series.setdefault(name, deque(maxlen=POINTS))
+        series.append((step, math.log2(amax)))
+        if amax >= FOCUS_FROM * FLOAT16_MAX:
+            self._focus_on(name, amax, step)
+        if amax >= self._low_from:
+            ahead = steps_to_limit(series, math.log2(FLOAT16_MAX))
+            if ahead is not None and ahead <= AHEAD_STEPS:
+                self._say(name, amax, step, ahead)
+
+    def _focus_on(self, name: str, amax: float, step: int) -> None:
+        since, then = self._focused.get(name, (-math.inf, 0.0))
+        rested = step - since > 10 * FOCUS_STEPS or amax > 1.25 * then
+        if name not in self.focus and len(self.focus) < MAX_FOCUS and rested:
+            self.focus.add(name)
+            self._focused[name] = (step, amax)
+
+    def _look_away(self, step: int) -> None:
+        self.focus -= {n for n in self.focus if step - self._focused[n][0] >= FOCUS_STEPS}
+
+    def _say(self, name: str, amax: float, step: int, ahead: float) -> None:
+        evidence = {"amax": amax, "max": FLOAT16_MAX, "steps_to_overflow": ahead}
+        if self._book.again("headroom_low", name, step, **evidence):
+            return
+        self._book.make(
+            Finding(
+                kind="headroom_low",
+                severity=Severity.WARNING,
+                where=name,
+                summary=(
+                    f"The output of module {name or '(root)'} has come to {amax:.6g} at step {step},"
+                    f" {FLOAT16_MAX / amax:.2g} times below the end of float16, and rises: at this"
+                    f" rate it overflows in {ahead:.0f} steps"
+                ),
+                advice=ADVICE["headroom_low"],
+                phase="forward",
+                dtype="float16",
+                first_step=step,
+                last_step=step,
+                evidence=evidence,
+            )
+        )
+
+
+def steps_to_limit(series: deque[tuple[int, float]], limit: float) -> float | None:
+    """Return in how many steps a rising series reaches ``limit``; ``None`` without a clear trend.
+
+    Args:
+        series: Step and value; the trend is a least-squares line through them.
+        limit: In the unit of the values.
+    """
+    n = len(series)
+    if n < FEWEST_POINTS:
+        return None
+    mean_step = sum(s for s, _ in series) / n
+    mean = sum(v for _, v in series) / n
+    spread = sum((s - mean_step) ** 2 for s, _ in series)
+    if not spread:
+        return None
+    slope = sum((s - mean_step) * (v - mean) for s, v in series) / spread
+    rest = sum((v - mean - slope * (s - mean_step)) ** 2 for s, v in series)
+    error = math.sqrt(rest / (n - 2) / spread)
+    if slope <= 0.0 or slope < CLEAR_TREND * error:
+        return None
+    return max(0.0, (limit - series[-1][1]) / slope)

@@ -1,0 +1,318 @@
+"""Findings about gradients that do not fit into float16."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.advice import ADVICE
+from ampwatch.diagnosis.lost_gradients import FLOAT16, Gradient, LostGradients
+from ampwatch.records import Finding, Severity, Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.culprits import Culprits
+    from ampwatch.diagnosis.evidence import Iteration
+    from ampwatch.diagnosis.steps import Verdict
+
+LOST_SHARE = 0.01
+"""Share of all gradient elements that must be lost before it is said: a few parameters, such
+as the biases of attention keys, have no gradient worth the name in any precision."""
+
+LOST_OF_ONE = 0.5
+"""Share of the elements of one parameter from which it counts as lost."""
+
+LOOKS = 2
+"""Looks in a row that must agree: one may be between a backoff and a growth."""
+
+HARMLESS_LOOKS = 3
+"""Looks without a loss after which float16 without a scaler is said to have done no harm."""
+
+STUCK_FALL = 2.0**-4
+"""How far below the largest scale that worked the scale must rest to be stuck low."""
+
+STUCK_STEPS = 100
+"""Steps the way back must take at least: less is over before it matters."""
+
+STUCK_AFTER = 8
+"""Steps taken at the low scale before it counts as a rest."""
+
+
+class GradientRange:
+    """Holds the gradients of sampled iterations against the range of float16.
+
+    Args:
+        book: Where findings go.
+        culprits: Who made the steps be skipped.
+    """
+
+    def __init__(self, book: FindingBook, culprits: Culprits) -> None:
+        self._book = book
+        self._culprits = culprits
+        self._lost = LostGradients()
+        self._looks = 0
+        self._agreeing = 0
+        self._largest_applied = 0.0
+        self._rested = 0
+
+    def look(self, iteration: Iteration, verdict: Verdict, autocast_dtypes: Sequence[str]) -> None:
+        """Take in one judged iteration.
+
+        Args:
+            iteration: The iteration.
+            verdict: The verdict on it.
+            autocast_dtypes: Names of the autocast dtypes seen so far.
+        """
+        self._follow_scale(iteration, verdict)
+        self._look_at_loss(iteration, verdict)
+        gradients = _gradients(iteration, float16="float16" in autocast_dtypes)
+        for name, gradient in gradients.items():
+            self._lost.remember(name, gradient, iteration.step)
+        if gradients and not verdict.skipped:
+            self._judge(iteration, gradients)
+
+    def _follow_scale(self, iteration: Iteration, verdict: Verdict) -> None:
+        if verdict.set_by_hand:
+            self._largest_applied = 0.0
+        if verdict.skipped or verdict.grew:
+            self._rested = 0
+        elif verdict.applied and iteration.scaler is not None:
+            self._rested += 1
+            self._largest_applied = max(self._largest_applied, verdict.scale_before)
+
+    def _judge(self, iteration: Iteration, gradients: Mapping[str, Gradient]) -> None:
+        self._looks += 1
+        step = iteration.step
+        shares = self._lost.shares(gradients, step)
+        seen = [g.histogram for g in gradients.values()]
+        if iteration.scaler is None and not any(h.amax or h.nonfinite for h in seen):
+            # Without a single element to hold it against: no loss has no gradient at all.
+            shares = dict.fromkeys(gradients, 1.0)
+        lost = {name: share * gradients[name].histogram.numel for name, share in shares.items()}
+        worst = max(lost, key=lambda name: lost[name])
+        total = sum(histogram.numel for histogram in seen)
+        share = sum(lost.values()) / total if total else 0.0
+        if share < LOST_SHARE or shares[worst] < LOST_OF_ONE:
+            self._agreeing = 0
+            if iteration.scaler is None and self._looks >= HARMLESS_LOOKS:
+                self._say_without_scaler(iteration, Severity.INFO, "api", share, math.nan)
+            return
+        self._agreeing += 1
+        if iteration.scaler is None:
+            where = f"param:{worst}"
+            self._say_without_scaler(iteration, Severity.WARNING, where, share, shares[worst])
+            return
+        if self._agreeing < LOOKS and not self._is_known(worst):
+            return
+        scale = gradients[worst].scale
+        root = self._stuck_low(iteration, gradients, worst, share) or self._too_wide(
+            iteration, worst, scale, share
+        )
+        self._say_underflow(iteration, worst, scale, shares[worst], share, root)
+
+    def _is_known(self, worst: str) -> bool:
+        return self._book.get("grad_underflow", f"param:{worst}") is not None
+
+    def _say_without_scaler(
+        self, iteration: Iteration, severity: Severity, where: str, share: float, worst: float
+    ) -> None:
+        step = iteration.step
+        evidence = {"lost_share": share}
+        if not math.isnan(worst):
+            evidence["lost_share_here"] = worst
+        made = self._book.of_kind("fp16_without_scaler")
+        if made and (severity is Severity.INFO or made[-1].severity is Severity.WARNING):
+            self._book.again("fp16_without_scaler", made[-1].where, step, **evidence)
+            return
+        harm = (
+            f"{share:.1%} of all gradient elements are zero only because of float16, most of them"
+            f" in {where}"
+            if severity is Severity.WARNING
+            else "so far the gradients are large enough for it"
+        )
+        self._book.make(
+            Finding(
+                kind="fp16_without_scaler",
+                severity=severity,
+                where=where,
+                summary=(
+                    f"Gradients come out of float16 without an enabled GradScaler; {harm}, as of step"
+                    f" {step}"
+                ),
+                advice=ADVICE["fp16_without_scaler"],
+                phase="backward",
+                dtype="float16",
+                first_step=step,
+                last_step=step,
+                evidence=evidence,
+            )
+        )
+
+    def _stuck_low(
+        self,
+        iteration: Iteration,
+        gradients: Mapping[str, Gradient],
+        worst: str,
+        share: float,
+    ) -> Finding | None:
+        """Say that the scale could be higher, if the one it came from would fit again."""
+        scaler, scale = iteration.scaler, gradients[worst].scale
+        if scaler is None or scale > STUCK_FALL * self._largest_applied:
+            return None
+        growths = math.log(self._largest_applied / scale) / math.log(scaler.growth_factor)
+        steps_back = growths * scaler.growth_interval
+        amax = max(g.histogram.amax / g.scale for g in gradients.values())
+        fits = amax * self._largest_applied < FLOAT16.overflow_from
+        if not fits or steps_back < STUCK_STEPS or self._rested < STUCK_AFTER:
+            return None
+        where = f"param:{worst}"
+        evidence = {
+            "loss_scale": scale,
+            "loss_scale_before": self._largest_applied,
+            "steps_back": steps_back,
+            "lost_share": share,
+        }
+        made = self._book.of_kind("scale_stuck_low")
+        if made:
+            self._book.again("scale_stuck_low", made[-1].where, iteration.step, **evidence)
+            return made[-1]
+        finding = Finding(
+            kind="scale_stuck_low",
+            severity=Severity.WARNING,
+            where=where,
+            summary=(
+                f"The loss scale is stuck at {scale:.6g} since step"
+                f" {iteration.step - self._rested + 1}: a burst of skipped steps brought it down from"
+                f" {self._largest_applied:.6g}, which would fit again, the way back takes"
+                f" {steps_back:.0f} steps, and meanwhile {share:.1%} of all gradient elements are"
+                f" flushed to zero, most of them in {where}"
+            ),
+            advice=ADVICE["scale_stuck_low"],
+            phase="backward",
+            dtype="float16",
+            first_step=iteration.step - self._rested + 1,
+            last_step=iteration.step,
+            evidence=evidence,
+        )
+        self._book.make(finding)
+        for collapse in self._book.of_kind("scale_collapse"):
+            self._book.explain(collapse, finding)
+        return finding
+
+    def _too_wide(
+        self, iteration: Iteration, worst: str, scale: float, share: float
+    ) -> Finding | None:
+        """Say that no scale fits, if another parameter caps it below what this one needs."""
+        cap = self._culprits.cap(apart_from=worst)
+        needed = self._lost.scale_needed(worst, iteration.step)
+        if cap is None or needed is None or needed < cap.overflows_at or scale >= cap.overflows_at:
+            return None
+        where = f"param:{cap.name}"
+        evidence = {
+            "loss_scale": scale,
+            "overflows_at": cap.overflows_at,
+            "scale_needed": needed,
+            "lost_share": share,
+        }
+        made = self._book.of_kind("range_too_wide")
+        if made:
+            self._book.again("range_too_wide", made[-1].where, iteration.step, **evidence)
+            return made[-1]
+        finding = Finding(
+            kind="range_too_wide",
+            severity=Severity.WARNING,
+            where=where,
+            summary=(
+                f"No loss scale fits: {where} overflows float16 at a scale of"
+                f" {cap.overflows_at:.6g}, while param:{worst} needs {needed:.3g} and is flushed to"
+                f" zero at the present {scale:.6g}, as of step {iteration.step}"
+            ),
+            advice=ADVICE["range_too_wide"],
+            phase="backward",
+            dtype="float16",
+            first_step=iteration.step,
+            last_step=iteration.step,
+            evidence=evidence,
+        )
+        self._book.make(finding)
+        return finding
+
+    def _say_underflow(
+        self,
+        iteration: Iteration,
+        worst: str,
+        scale: float,
+        share_here: float,
+        share: float,
+        root: Finding | None,
+    ) -> None:
+        where, step = f"param:{worst}", iteration.step
+        evidence = {"loss_scale": scale, "lost_share": share, "lost_share_here": share_here}
+        if root is not None:
+            for symptom in self._book.of_kind("grad_underflow"):
+                self._book.explain(symptom, root)
+        if not self._book.again("grad_underflow", where, step, **evidence):
+            self._book.make(
+                Finding(
+                    kind="grad_underflow",
+                    severity=Severity.WARNING,
+                    where=where,
+                    summary=(
+                        f"{share_here:.1%} of the gradient elements of {where} are zero only because"
+                        f" of float16, since step {step}, at a loss scale of {scale:.6g}; of all"
+                        f" gradients {share:.1%}"
+                    ),
+                    advice=ADVICE["grad_underflow"],
+                    phase="backward",
+                    dtype="float16",
+                    root=root is None,
+                    caused_by="" if root is None else root.key,
+                    first_step=step,
+                    last_step=step,
+                    evidence=evidence,
+                )
+            )
+
+    def _look_at_loss(self, iteration: Iteration, verdict: Verdict) -> None:
+        """Say that a float16 loss cannot be scaled: the scale itself is cast to float16."""
+        scale, step = verdict.scale_before, iteration.step
+        if not (
+            verdict.skipped
+            and iteration.loss_dtype == "float16"
+            and math.isfinite(iteration.loss)
+            and scale >= FLOAT16.overflow_from
+        ):
+            return
+        if self._book.again("fp16_loss_caps_scale", "loss", step, loss_scale=scale):
+            return
+        self._book.make(
+            Finding(
+                kind="fp16_loss_caps_scale",
+                severity=Severity.WARNING,
+                where="loss",
+                op="mul",
+                summary=(
+                    f"The loss is a float16 tensor: a loss scale of {scale:.6g} becomes infinite in"
+                    f" the first op of backward, so the step {step} had to be skipped, and so has"
+                    f" every step after a growth to 65536"
+                ),
+                advice=ADVICE["fp16_loss_caps_scale"],
+                phase="backward",
+                dtype="float16",
+                first_step=step,
+                last_step=step,
+                evidence={"loss_scale": scale, "largest_scale": FLOAT16.max},
+            )
+        )
+
+
+def _gradients(iteration: Iteration, *, float16: bool) -> dict[str, Gradient]:
+    """Return the gradients of an iteration that come out of float16, by parameter."""
+    scaled = iteration.scale_before if iteration.scale_before > 0 else 1.0
+    return {
+        r.name: Gradient(r.histogram, scaled if r.scaled else 1.0)
+        for r in iteration.ranges
+        if r.topic is Topic.GRADIENT and (float16 or r.dtype == "float16")
+    }

@@ -1,0 +1,212 @@
+"""The ranges of a rank for the page: columns of the heatmap, rows of the table, a histogram.
+
+Rows are lists whose cells the ``*_COLUMNS`` name. A row is the same object for as long as
+what it says holds, so that a change of state names new rows only. No torch, no network.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ampwatch.aggregate.gradients import unscaled
+from ampwatch.exporters.trouble import GRADIENTS, flushed, lost_share, nonfinite, worst
+from ampwatch.exporters.words import number, plural
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.records import Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ampwatch.aggregate.course import Place
+    from ampwatch.aggregate.gradients import GradientColumn
+    from ampwatch.aggregate.ranges import Ranges
+    from ampwatch.numerics.exponents import ExponentHistogram
+    from ampwatch.numerics.formats import FloatFormat
+    from ampwatch.records import RangeRecord
+
+State = dict[str, Any]
+Row = list[Any]
+
+EXPONENT_COLUMNS = (
+    *("last_step", "scale_low", "scale_high", "amax", "lowest", "counts", "zeros", "nans", "infs"),
+)
+"""What a column of the heatmap holds, of unscaled gradients; its first step is its key."""
+
+HISTOGRAM_COLUMNS = (
+    *("step", "first", "counts", "zeros", "nans", "infs", "amax", "amin", "numel", "flushed"),
+)
+"""What the histogram of unscaled gradients holds; ``flushed`` of the zeros were none once."""
+
+MODULE_COLUMNS = (
+    *("trouble", "why", "nonfinite", "lost", "gradient_amax", "gradient_headroom"),
+    *("activation_amax", "activation_headroom", "unchanged", "histogram"),
+)
+"""What the row of a module holds; null where it was not measured. Gradients are unscaled, but
+for their headroom, which is that of the scaled ones. Headroom is in bits."""
+
+NARROW_BITS = 16
+"""Formats of at most so many bits are worth a what-if."""
+
+NOTHING_YET = (
+    'Nothing was measured yet: level="standard" and "deep" measure every few steps,'
+    ' "light" and "off" never.'
+)
+
+
+def formats() -> State:
+    """Return the limits of the formats that values may be cast to, by name of the format."""
+    limits = ("max", "overflow_from", "min_normal", "min_subnormal")
+    narrow = (fmt for fmt in FORMATS.values() if fmt.bits <= NARROW_BITS)
+    return {fmt.name: {limit: getattr(fmt, limit) for limit in limits} for fmt in narrow}
+
+
+class _Seen(NamedTuple):
+    """The row of a module, and what it was made from."""
+
+    records: tuple[RangeRecord, ...]
+    autocast: FloatFormat
+    row: Row
+
+
+class RangeState:
+    """The ranges of one rank, kept ready for the page.
+
+    Cost:
+        Of JSON: about 200 bytes a column of the heatmap and 300 bytes a module. A sample
+        replaces the rows of its modules and one column.
+    """
+
+    def __init__(self) -> None:
+        self._place: Place | None = None
+        self._columns: dict[str, Row] = {}
+        self._modules: dict[str, _Seen] = {}
+        self._gradients: tuple[ExponentHistogram | None, Row] = (None, [])
+
+    def of(self, ranges: Ranges, loss_scale: float | None) -> State:
+        """Return what the page shows of ``ranges``.
+
+        Args:
+            ranges: The ranges of the rank.
+            loss_scale: The newest loss scale of the rank; ``None`` without a scaler.
+        """
+        state: State = {
+            "sentence": sentence(ranges),
+            "format": ranges.autocast.name,
+            "columns": self._columns_of(ranges),
+            "modules": self._modules_of(ranges),
+        }
+        if loss_scale is not None and 0.0 < loss_scale < math.inf:
+            state["loss_scale"] = loss_scale
+        if gradients := self._gradients_of(ranges):
+            state["gradients"] = gradients
+        return state
+
+    def _columns_of(self, ranges: Ranges) -> dict[str, Row]:
+        news = ranges.gradients.since(self._place)
+        fresh = {str(span.first_step): _column(span) for span in news.spans}
+        self._place = news.place
+        if news.everything or fresh:
+            self._columns = fresh if news.everything else {**self._columns, **fresh}
+        return self._columns
+
+    def _modules_of(self, ranges: Ranges) -> dict[str, Row]:
+        autocast = ranges.autocast
+        seen: dict[str, _Seen] = {}
+        for name, topics in ranges.modules.by_name.items():
+            records = tuple(topics.values())
+            old = self._modules.get(name)
+            if old is None or old.autocast is not autocast or not _same(old.records, records):
+                old = _Seen(records, autocast, _module(ranges, topics))
+            seen[name] = old
+        self._modules = seen
+        return {name: seen[name].row for name in sorted(seen)}
+
+    def _gradients_of(self, ranges: Ranges) -> Row:
+        newest, histogram = ranges.newest(Topic.GRADIENT), ranges.unscaled
+        if newest is None or histogram is None:
+            return []
+        if self._gradients[0] is not histogram:
+            self._gradients = (histogram, _histogram(newest, histogram, ranges.autocast))
+        return self._gradients[1]
+
+
+def sentence(ranges: Ranges) -> str:
+    """Say how often samples are taken, and what is missing in them."""
+    totals = ranges.totals
+    if totals is None:
+        return NOTHING_YET
+    often = "every step" if totals.interval == 1 else f"every {number(totals.interval)} steps"
+    parts = [f"Sampled {often}" if totals.interval else "Not sampled any more"]
+    parts.append(f"{plural(totals.samples[Topic.GRADIENT], 'sample')} of gradients so far")
+    missing = (
+        (totals.samples_dropped, "sample", " dropped"),
+        (totals.modules_left_out, "module", " left out of the newest"),
+        (totals.tensors_refused, "tensor", " that cannot be measured"),
+    )
+    parts += [f"{plural(total, noun)}{what}" for total, noun, what in missing if total]
+    return ", ".join(parts)
+
+
+def _same(one: tuple[RangeRecord, ...], other: tuple[RangeRecord, ...]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+
+
+def _column(span: GradientColumn) -> Row:
+    h = span.histogram
+    scales = (finite(span.scale_low), finite(span.scale_high))
+    return [
+        *(span.last_step, *scales, finite(span.amax)),
+        *(h.first, list(h.counts), h.zeros, h.nans, h.infs),
+    ]
+
+
+def _module(ranges: Ranges, topics: Mapping[Topic, RangeRecord]) -> Row:
+    autocast = ranges.autocast
+    trouble = worst(topics, autocast)
+    gradient, activation = topics.get(Topic.GRADIENT), topics.get(Topic.ACTIVATION)
+    plain = None if gradient is None else unscaled(gradient)
+    lost = [
+        lost_share(topics[topic], autocast) for topic in GRADIENTS if _has_values(topics, topic)
+    ]
+    update = topics.get(Topic.UPDATE)
+    return [
+        float(f"{trouble.score:.6g}"),
+        trouble.reason,
+        nonfinite(topics.values()),
+        _short(max(lost)) if lost else None,
+        None if plain is None else _short(plain.amax),
+        _headroom(ranges, gradient),
+        None if activation is None else _short(activation.histogram.amax),
+        _headroom(ranges, activation),
+        None if update is None else _short(update.histogram.zero_share),
+        None if gradient is None or plain is None else _histogram(gradient, plain, autocast),
+    ]
+
+
+def _has_values(topics: Mapping[Topic, RangeRecord], topic: Topic) -> bool:
+    return topic in topics and topics[topic].histogram.amax > 0.0
+
+
+def _headroom(ranges: Ranges, record: RangeRecord | None) -> float | str | None:
+    room = None if record is None else ranges.headroom(record)
+    return _short(math.log2(room)) if room and math.isfinite(room) else None
+
+
+def _histogram(record: RangeRecord, plain: ExponentHistogram, autocast: FloatFormat) -> Row:
+    """Return the row of ``plain``, the gradients of ``record`` without the loss scale."""
+    return [
+        *(record.step, plain.first, list(plain.counts), plain.zeros, plain.nans, plain.infs),
+        *(finite(plain.amax), finite(plain.amin), plain.numel),
+        flushed(record.histogram, autocast),
+    ]
+
+
+def _short(value: float) -> float | str:
+    """Return what a cell of the table shows of ``value``, and a little more."""
+    return finite(float(f"{value:.4g}"))
+
+
+def finite(value: float) -> float | str:
+    """Return ``value`` for JSON, exactly; infinity becomes a string."""
+    return value if math.isfinite(value) else "Infinity"

@@ -1,0 +1,49 @@
+"""What every kernel promises."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+BLOCK = 4096
+"""Elements of a block: what a kernel takes or leaves when it looks at a part of a tensor."""
+
+
+class Kernel(Protocol):
+    """Fills one row (``rows.py``) per tensor.
+
+    Attributes:
+        name: How the kernel is called in logs and benchmarks.
+    """
+
+    name: str
+
+    def measure(
+        self,
+        pieces: Sequence[Tensor],
+        rows: Tensor,
+        *,
+        stride: Sequence[int] | None = None,
+        gate: Tensor | None = None,
+    ) -> None:
+        """Fill ``rows[i]`` with the exponents of ``pieces[i]``; what was there before is lost.
+
+        Args:
+            pieces: As ``admission.admit`` gives them: floating point, at most
+                ``rows.MAX_NUMEL`` elements, the ``numel()`` elements one after another in
+                memory from ``data_ptr()`` on, whatever the shape and the order of the
+                dimensions. All on the device of ``rows``. Read only.
+            rows: int32, at least one row of ``rows.ROW_WORDS`` per piece, contiguous.
+            stride: Per piece, how thin the subsample is. With ``k > 1`` only the blocks 0,
+                k, 2k ... of ``BLOCK`` elements count into the bins, the zeros and the
+                smallest magnitude; the largest magnitude, NaN and infinities are of all.
+            gate: One float32 on the same device. When it is 0, the rows are all zero words
+                afterwards, and nothing is measured.
+
+        Cost:
+            One pass over the pieces; the host waits for no device.
+        """

@@ -1,0 +1,89 @@
+"""How the dtypes that can be measured are laid out in bits. No torch here.
+
+The *key* of an element is its bit pattern without the sign, as an integer. Keys of finite
+elements are ordered like their magnitudes, so kernels compare keys and never floats: no
+rounding, and no subnormal number is lost where the processor flushes them to zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT
+from ampwatch.numerics.formats import FORMATS
+
+DTYPES = (
+    "float32",
+    "float16",
+    "bfloat16",
+    "float64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+)
+"""What can be measured, by the names of PyTorch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """The bits of one dtype.
+
+    Attributes:
+        bits: Of an element.
+        mantissa_bits: Stored bits of the mantissa.
+        unit: Exponent of the smallest subnormal number, whose key is 1.
+        max_key: Key of the largest finite number; what is above is inf or NaN.
+        has_infs: Whether the key above ``max_key`` is inf.
+        nan_is_negative_zero: Whether the pattern of the sign bit alone is NaN.
+    """
+
+    bits: int
+    mantissa_bits: int
+    unit: int
+    max_key: int
+    has_infs: bool
+    nan_is_negative_zero: bool
+
+    def significand(self, key: int) -> tuple[int, int]:
+        """Return ``(s, e)`` with the magnitude ``s * 2**e``, exactly, of a finite key."""
+        stored_exponent, fraction = divmod(key, 1 << self.mantissa_bits)
+        if not stored_exponent:
+            return fraction, self.unit
+        return fraction | 1 << self.mantissa_bits, self.unit + stored_exponent - 1
+
+    def value(self, key: int) -> float:
+        """Return the magnitude of a finite key."""
+        return math.ldexp(*self.significand(key))
+
+    def bin(self, key: int) -> int:
+        """Return the exponent of the bin of a finite key above 0, of those that kernels fill."""
+        mantissa_bits = self.mantissa_bits
+        if key >> mantissa_bits:
+            rounded_up = key + (1 << mantissa_bits) - 1 >> mantissa_bits
+            exponent = self.unit + mantissa_bits - 1 + rounded_up
+        else:
+            exponent = self.unit + (key - 1).bit_length()
+        if MIN_EXPONENT <= exponent <= MAX_EXPONENT:
+            return exponent
+        return MIN_EXPONENT if exponent < 0 else MAX_EXPONENT
+
+
+def _encoding(name: str) -> Encoding:
+    fmt = FORMATS[name]
+    fraction, exponent = math.frexp(fmt.max)
+    unit = math.frexp(fmt.min_subnormal)[1] - 1
+    significand = int(math.ldexp(fraction, fmt.mantissa_bits + 1))
+    stored_exponent = exponent - unit - fmt.mantissa_bits
+    return Encoding(
+        bits=fmt.bits,
+        mantissa_bits=fmt.mantissa_bits,
+        unit=unit,
+        max_key=(stored_exponent << fmt.mantissa_bits) | significand & ~(1 << fmt.mantissa_bits),
+        has_infs=fmt.on_overflow == "inf",
+        nan_is_negative_zero=name.endswith("fnuz"),
+    )
+
+
+ENCODINGS: dict[str, Encoding] = {name: _encoding(name) for name in DTYPES}

@@ -1,0 +1,304 @@
+"""What runs on the GPU: the exponents of a stretch of memory, in Triton.
+
+A *key* is the magnitude of an element as the bits of the float32 of the same value, so that
+one code serves all dtypes; float64 keeps its own 64 bits. A *position* is the exponent field
+of a key, rounded up: the position of bin ``e`` is ``e + BIAS``. A *mark* is a word with one
+bit set, number ``position % 32``. ``bitsliced.py`` says how marks are counted, and why.
+
+Counts of marks are counts of bins where the elements of a section lie within 32 binades. The
+exact extremes, which are wanted anyway, tell whether they do. Lower windows of 32 binades, and
+sections with NaN, infinities or subnormal numbers, take further passes over what is then in
+the cache.
+"""
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# ruff: noqa: ANN001, ANN202, ANN201, D103, D417, N803, N806, PLR0913, PLR0917, PLR2004, SIM102 - the
+# language of Triton has no types, no short circuit and no structs; constants are in capitals
+
+import triton
+import triton.language as tl
+
+from ampwatch.kernels import rows as layout
+from ampwatch.kernels.bitsliced import add3, add8, carry_over, count
+from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT
+
+LANES = tl.constexpr(512)
+"""Marks that are counted side by side: 4 for each of 128 threads, read 16 bytes at a time."""
+STEP = tl.constexpr(16 * 512)
+SECTION = tl.constexpr(15 * 16 * 512)
+"""Elements between two visits to the row: 240 for each lane, which 8 binary digits hold."""
+
+ROW_WORDS = tl.constexpr(layout.ROW_WORDS)
+ZEROS = tl.constexpr(layout.ZEROS)
+NANS = tl.constexpr(layout.NANS)
+POSITIVE_INFS = tl.constexpr(layout.POSITIVE_INFS)
+NEGATIVE_INFS = tl.constexpr(layout.NEGATIVE_INFS)
+AMAX_KEY = tl.constexpr(layout.AMAX_KEY)
+AMIN_KEY = tl.constexpr(layout.AMIN_KEY)
+LOWEST = tl.constexpr(MIN_EXPONENT)
+HIGHEST = tl.constexpr(MAX_EXPONENT)
+
+
+@triton.jit
+def prepare(rows, gate, GATED: tl.constexpr):
+    """Write an empty row; one of zero words if the gate is 0."""
+    words = tl.arange(0, 512)
+    # The words of NO_AMIN, the lower one first: every GPU is little-endian.
+    empty = tl.where(words == AMIN_KEY, -1, tl.where(words == AMIN_KEY + 1, 0x7FFFFFFF, 0))
+    if GATED:
+        empty = tl.where(tl.load(gate) == 0, 0, empty)
+    row = rows + tl.program_id(0).to(tl.int64) * ROW_WORDS
+    tl.store(row + words, empty, mask=words < ROW_WORDS)
+
+
+@triton.jit
+def measure(
+    units,
+    rows,
+    gate,
+    GATED: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    KIND: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    OFFSET: tl.constexpr,
+    MAX_KEY: tl.constexpr,
+    INF_KEY: tl.constexpr,
+):
+    """Add one unit, a stretch of a piece, to the row of the piece."""
+    if GATED:
+        if tl.load(gate) == 0:
+            return
+    unit = units + tl.program_id(0) * 3
+    address = tl.load(unit)
+    if KIND == "float64":
+        start = address.to(tl.pointer_type(tl.uint64))
+    elif KIND == "float32":
+        start = address.to(tl.pointer_type(tl.uint32))
+    elif KIND == "float16" or KIND == "bfloat16":
+        start = address.to(tl.pointer_type(tl.uint16))
+    else:
+        start = address.to(tl.pointer_type(tl.uint8))
+    if ALIGNED:
+        start = tl.multiple_of(start, 16)
+    numel = tl.load(unit + 1).to(tl.int32)
+    row = rows + tl.load(unit + 2) * ROW_WORDS
+    for first in range(0, numel, SECTION):
+        length = tl.minimum(numel - first, SECTION)
+        _section(start + first, length, row, KIND, MANTISSA, OFFSET, MAX_KEY, INF_KEY)
+
+
+@triton.jit
+def _section(
+    start,
+    numel,
+    row,
+    KIND: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    OFFSET: tl.constexpr,
+    MAX_KEY: tl.constexpr,
+    INF_KEY: tl.constexpr,
+):
+    BIAS: tl.constexpr = 1022 if KIND == "float64" else 126
+    counts, top, bottom = _pass(start, numel, 0, False, KIND, MANTISSA, OFFSET, MAX_KEY)
+    irregular = top > MAX_KEY
+    if KIND == "float32" or KIND == "bfloat16":
+        irregular = irregular | (bottom < 0x7FFFFF)  # subnormal numbers share a position
+    if irregular:
+        top, bottom = _census(start, numel, row, KIND, MANTISSA, OFFSET, MAX_KEY, INF_KEY)
+        counts, _, _ = _pass(
+            start, numel, _position(top, KIND, True), True, KIND, MANTISSA, OFFSET, MAX_KEY
+        )
+    else:
+        tl.atomic_add(row + ZEROS, numel - tl.sum(counts, 0), sem="relaxed")
+    highest = _position(top, KIND, True)
+    lowest = _position(bottom + 1, KIND, True)
+    window = highest - 32
+    while window >= lowest:
+        lower, _, _ = _pass(start, numel, window, True, KIND, MANTISSA, OFFSET, MAX_KEY)
+        _add_to_bins(row, lower, window, BIAS)
+        counts -= tl.where(irregular, 0, lower)  # the first pass had them under the same marks
+        window -= 32
+    _add_to_bins(row, counts, highest, BIAS)
+    keys = row.to(tl.pointer_type(tl.int64))
+    amax = _native(top, KIND, MANTISSA, OFFSET).to(tl.int64)
+    amin = _native(bottom + 1, KIND, MANTISSA, OFFSET).to(tl.int64)
+    tl.atomic_max(keys + AMAX_KEY // 2, amax, sem="relaxed")
+    tl.atomic_min(keys + AMIN_KEY // 2, amin, mask=top != 0, sem="relaxed")
+
+
+@triton.jit
+def _add_to_bins(row, counts, window, BIAS: tl.constexpr):
+    """Add the counts of the marks of the 32 positions up to ``window``."""
+    positions = window - ((window - tl.arange(0, 32)) & 31)
+    bins = row + (positions - BIAS - LOWEST)
+    tl.atomic_add(bins, counts, mask=counts != 0, sem="relaxed")
+
+
+@triton.jit
+def _pass(
+    start,
+    numel,
+    window,
+    EXACT: tl.constexpr,
+    KIND: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    OFFSET: tl.constexpr,
+    MAX_KEY: tl.constexpr,
+):
+    """Return counts of the 32 marks, the largest key, and the smallest above 0, less 1.
+
+    ``EXACT`` marks only what is finite and among the 32 positions up to ``window``, and knows
+    subnormal numbers.
+    """
+    WORD: tl.constexpr = tl.uint64 if KIND == "float64" else tl.uint32
+    none = tl.zeros([LANES], tl.uint32)
+    d0, d1, d2, d3, d4, d5, d6, d7 = none, none, none, none, none, none, none, none
+    top = tl.zeros([LANES], WORD)
+    bottom = top - 1
+    whole = numel // STEP * STEP
+    for first in range(0, whole, STEP):
+        d0, d1, d2, d3, d4, d5, d6, d7, top, bottom = _step(
+            start, first, numel, window, d0, d1, d2, d3, d4, d5, d6, d7, top, bottom,
+            True, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY,
+        )  # fmt: skip
+    if whole < numel:
+        d0, d1, d2, d3, d4, d5, d6, d7, top, bottom = _step(
+            start, whole, numel, window, d0, d1, d2, d3, d4, d5, d6, d7, top, bottom,
+            False, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY,
+        )  # fmt: skip
+    return count(d0, d1, d2, d3, d4, d5, d6, d7), tl.max(top, 0), tl.min(bottom, 0)
+
+
+@triton.jit
+def _step(
+    start, first, numel, window, d0, d1, d2, d3, d4, d5, d6, d7, top, bottom,
+    WHOLE: tl.constexpr, EXACT: tl.constexpr, KIND: tl.constexpr, MANTISSA: tl.constexpr,
+    OFFSET: tl.constexpr, MAX_KEY: tl.constexpr,
+):  # fmt: skip
+    """Count 16 elements in each lane."""
+    eights = d3
+    for half in tl.static_range(2):
+        offset = first + half * (8 * LANES)
+        a, top, bottom = _row(start, offset, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
+        b, top, bottom = _row(start, offset + LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
+        c, top, bottom = _row(start, offset + 2 * LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
+        d, top, bottom = _row(start, offset + 3 * LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
+        e, top, bottom = _row(start, offset + 4 * LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
+        f, top, bottom = _row(start, offset + 5 * LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
+        g, top, bottom = _row(start, offset + 6 * LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
+        h, top, bottom = _row(start, offset + 7 * LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
+        d0, d1, d2, carry = add8(d0, d1, d2, a, b, c, d, e, f, g, h)
+        if half == 0:
+            eights = carry
+        else:
+            d3, carry = add3(d3, eights, carry)
+            d4, d5, d6, d7 = carry_over(carry, d4, d5, d6, d7)
+    return d0, d1, d2, d3, d4, d5, d6, d7, top, bottom
+
+
+@triton.jit
+def _row(
+    start, offset, numel, window, top, bottom, WHOLE: tl.constexpr, EXACT: tl.constexpr,
+    KIND: tl.constexpr, MANTISSA: tl.constexpr, OFFSET: tl.constexpr, MAX_KEY: tl.constexpr,
+):  # fmt: skip
+    """Mark an element in each lane; what is beyond the end reads as 0, which has no mark."""
+    offsets = offset + tl.arange(0, LANES)
+    if WHOLE:
+        pattern = tl.load(start + offsets)
+    else:
+        pattern = tl.load(start + offsets, mask=offsets < numel, other=0)
+    key = _key(pattern, KIND, MANTISSA, OFFSET)
+    position = _position(key, KIND, EXACT)
+    one = tl.minimum(key, 1).to(tl.uint32)
+    if EXACT:
+        below = window - position
+        one = tl.where((below >= 0) & (below < 32) & (key <= MAX_KEY), one, 0)
+    return one << (position & 31).to(tl.uint32), tl.maximum(top, key), tl.minimum(bottom, key - 1)
+
+
+@triton.jit
+def _census(
+    start, numel, row, KIND: tl.constexpr, MANTISSA: tl.constexpr, OFFSET: tl.constexpr,
+    MAX_KEY: tl.constexpr, INF_KEY: tl.constexpr,
+):  # fmt: skip
+    """Count zeros, NaN and infinities; return the extremes of what is finite, as ``_pass``."""
+    WORD: tl.constexpr = tl.uint64 if KIND == "float64" else tl.uint32
+    zeros = tl.zeros([LANES], tl.int32)
+    nans = zeros
+    positive = zeros
+    negative = zeros
+    top = tl.zeros([LANES], WORD)
+    bottom = top - 1
+    for first in range(0, numel, LANES):
+        offsets = first + tl.arange(0, LANES)
+        inside = offsets < numel
+        pattern = tl.load(start + offsets, mask=inside, other=0)
+        key = _key(pattern, KIND, MANTISSA, OFFSET)
+        minus = (pattern >> (pattern.dtype.primitive_bitwidth - 1)) != 0
+        infinite = (key == INF_KEY) & (key > MAX_KEY)
+        zeros += (inside & (key == 0)).to(tl.int32)
+        nans += ((key > MAX_KEY) & (key != INF_KEY)).to(tl.int32)
+        positive += (infinite & (minus == 0)).to(tl.int32)
+        negative += (infinite & minus).to(tl.int32)
+        finite = tl.where(key > MAX_KEY, 0, key).to(WORD)
+        top = tl.maximum(top, finite)
+        bottom = tl.minimum(bottom, finite - 1)
+    tl.atomic_add(row + ZEROS, tl.sum(zeros, 0), sem="relaxed")
+    tl.atomic_add(row + NANS, tl.sum(nans, 0), sem="relaxed")
+    tl.atomic_add(row + POSITIVE_INFS, tl.sum(positive, 0), sem="relaxed")
+    tl.atomic_add(row + NEGATIVE_INFS, tl.sum(negative, 0), sem="relaxed")
+    return tl.max(top, 0), tl.min(bottom, 0)
+
+
+@triton.jit
+def _key(pattern, KIND: tl.constexpr, MANTISSA: tl.constexpr, OFFSET: tl.constexpr):
+    """Return the keys of bit patterns; those of NaN and infinities are beyond ``MAX_KEY``."""
+    if KIND == "float64":
+        key = pattern & 0x7FFFFFFFFFFFFFFF
+    elif KIND == "float32":
+        key = pattern & 0x7FFFFFFF
+    elif KIND == "bfloat16":
+        key = (pattern.to(tl.uint32) << 16) & 0x7FFFFFFF
+    elif KIND == "float16":
+        # One instruction, and exact: as a float32 every float16 is a normal number.
+        value = pattern.to(tl.float16, bitcast=True).to(tl.float32)
+        key = value.to(tl.uint32, bitcast=True) & 0x7FFFFFFF
+    else:
+        magnitude = (pattern & 0x7F).to(tl.uint32)
+        normal = (magnitude << (23 - MANTISSA)) + (OFFSET << 23)
+        # As an integer, a subnormal number counts units of 2**(OFFSET - 126 - MANTISSA).
+        units = magnitude.to(tl.float32).to(tl.uint32, bitcast=True)
+        small = units - ((126 + MANTISSA - OFFSET) << 23)
+        key = tl.where(magnitude < (1 << MANTISSA), tl.where(magnitude == 0, 0, small), normal)
+        if KIND == "float8fnuz":
+            key = tl.where(pattern == 0x80, 0x7FC00000, key)
+        key = key.to(tl.uint32)
+    return key
+
+
+@triton.jit
+def _native(key, KIND: tl.constexpr, MANTISSA: tl.constexpr, OFFSET: tl.constexpr):
+    """Return a key in the bits of its own dtype."""
+    if KIND == "bfloat16":
+        key = key >> 16
+    elif KIND != "float64" and KIND != "float32":
+        exponent = (key >> 23).to(tl.int32)
+        normal = (key >> (23 - MANTISSA)) - (OFFSET << MANTISSA)
+        missing = tl.minimum(tl.maximum(24 - MANTISSA + OFFSET - exponent, 0), 31)
+        small = ((key & 0x7FFFFF) | 0x800000) >> missing.to(tl.uint32)
+        key = tl.where(exponent > OFFSET, normal, small)
+    return key
+
+
+@triton.jit
+def _position(key, KIND: tl.constexpr, EXACT: tl.constexpr):
+    """Return the position of keys; of keys of subnormal numbers only if ``EXACT``."""
+    if KIND == "float64":
+        position = ((key - 1) >> 52).to(tl.int32)
+        position = tl.minimum(tl.maximum(position, LOWEST + 1022), HIGHEST + 1022)
+    else:
+        position = ((key - 1) >> 23).to(tl.int32)
+        if EXACT:
+            # Up to 2**23 a key is a count of units of 2**-149, exact as a float32.
+            units = key.to(tl.float32).to(tl.int32, bitcast=True)
+            position = tl.where(key <= 0x800000, ((units - 1) >> 23) - 149, position)
+    return position

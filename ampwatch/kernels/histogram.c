@@ -1,0 +1,352 @@
+/* Exponent histograms of a list of tensors, in one pass over each of them.
+ *
+ * The layout of a row is in rows.py, that of the dtypes in encodings.py, what is promised in
+ * base.py. Everything is done on integers: nothing here depends on the rounding mode, or on
+ * whether the processor flushes subnormal numbers to zero.
+ *
+ * float32 is measured as it lies, in blocks. A survey of a block finds its extremes and leaves
+ * one byte per element, that of the exponent of its bin. The extremes say between which bytes
+ * all of them are, mostly one or two dozen; these are counted by comparing, many elements at a
+ * time, which takes less than half the time of the increments of a table. What is inf, NaN or
+ * subnormal, of which the byte does not tell, is taken out of a block before. float16 and
+ * bfloat16 are widened to float32 first, block by block.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { BLOCK = 4096 };
+
+enum { /* words of a row */
+    NUM_BINS = 384,
+    ZEROS = NUM_BINS,
+    NANS,
+    POSITIVE_INFS,
+    NEGATIVE_INFS,
+    AMAX_KEY,
+    AMIN_KEY = AMAX_KEY + 2,
+    ROW_WORDS = AMIN_KEY + 2
+};
+
+enum { MIN_EXPONENT = -191, MAX_EXPONENT = MIN_EXPONENT + NUM_BINS - 1 };
+
+enum dtype { FLOAT32, FLOAT16, BFLOAT16, FLOAT64, FLOAT8 }; /* FLOAT8 and above: by table */
+
+/* float32 */
+#define KEY_MASK 0x7fffffffu
+#define INF_KEY 0x7f800000u
+#define MIN_NORMAL 0x00800000u
+enum { MANTISSA = 23, BIAS = 127, UNIT = -149 };
+
+/* Extremes of the finite keys; of the smallest, one less, so that 0 comes last. */
+typedef struct {
+    uint64_t high;
+    uint64_t low;
+} extremes;
+
+/* Bytes compared at a time. Not 64 with AVX-512: comparing into mask registers is slower. */
+#if defined(__AVX2__)
+enum { LANES = 32 };
+#else
+enum { LANES = 16 };
+#endif
+typedef uint8_t vector __attribute__((vector_size(LANES)));
+typedef uint64_t wide_vector __attribute__((vector_size(LANES)));
+
+static void widen(extremes *all, uint64_t high, uint64_t low)
+{
+    if (high > all->high) all->high = high;
+    if (low < all->low) all->low = low;
+}
+
+/* The word of the bin of a subnormal float32 key. */
+static int bin_of_subnormal(uint32_t key)
+{
+    int log2 = key > 1 ? 32 - __builtin_clz(key - 1) : 0; /* rounded up */
+    return UNIT + log2 - MIN_EXPONENT;
+}
+
+/* The word of what is not finite. */
+static int special(uint32_t bits)
+{
+    if ((bits & KEY_MASK) > INF_KEY) return NANS;
+    return bits > INF_KEY ? NEGATIVE_INFS : POSITIVE_INFS;
+}
+
+/* Find the extreme keys of a block, and the byte of each element: that of its bin's exponent, 0
+ * for zero. It tells nothing about what is inf, NaN or subnormal. */
+static void survey(const uint32_t *bits, int n, uint8_t *bytes, uint32_t *high, uint32_t *low)
+{
+    uint32_t most = 0, least = UINT32_MAX;
+    for (int i = 0; i < n; i++) {
+        uint32_t key = bits[i] & KEY_MASK;
+        most = key > most ? key : most;
+        least = key - 1 < least ? key - 1 : least; /* 0 comes last */
+        bytes[i] = (uint8_t)((key + MIN_NORMAL - 1) >> MANTISSA);
+    }
+    *high = most;
+    *low = least;
+}
+
+/* Add the lanes of a vector, each at most 128: neighbours, then words, then within the word. */
+static uint32_t add_lanes(vector lanes)
+{
+    const uint64_t even = 0x00ff00ff00ff00ffull;
+    wide_vector all = (wide_vector)lanes, pairs = (all & even) + (all >> 8 & even);
+    uint64_t fours = 0;
+    for (int i = 0; i < LANES / 8; i++) fours += pairs[i];
+    return fours * 0x0001000100010001ull >> 48;
+}
+
+/* Count bytes from first to last by comparing with each; return how many there were. */
+static uint32_t compare(const uint8_t *bytes, int n, int first, int last, uint32_t *counts)
+{
+    enum { TOGETHER = 4, MOST = 128 * LANES }; /* what add_lanes() can add */
+    uint32_t counted = 0;
+    for (int begin = first; begin <= last; begin += TOGETHER) {
+        uint32_t totals[TOGETHER] = {0};
+        for (int part = 0; part < n; part += MOST) {
+            int end = n - part < MOST ? n : part + MOST;
+            vector sums[TOGETHER] = {{0}};
+            for (int i = part; i < end; i += LANES) {
+                vector some;
+                memcpy(&some, bytes + i, LANES);
+                for (int j = 0; j < TOGETHER; j++)
+                    sums[j] -= (vector)(some == (uint8_t)(begin + j));
+            }
+            for (int j = 0; j < TOGETHER; j++) totals[j] += add_lanes(sums[j]);
+        }
+        for (int j = 0; j < TOGETHER && begin + j <= last; j++) {
+            counts[begin + j] += totals[j];
+            counted += totals[j];
+        }
+    }
+    return counted;
+}
+
+/* Count all bytes above 0 with tables, where they differ too much to compare with each; return
+ * how many there were. Four tables, because equal neighbours would wait for one another. */
+static uint32_t tabulate(const uint8_t *bytes, int n, uint32_t *counts)
+{
+    uint16_t tables[4][256] = {{0}};
+    uint32_t counted = 0;
+    for (int i = 0; i < n; i += 8) {
+        uint64_t eight;
+        memcpy(&eight, bytes + i, 8);
+        for (int j = 0; j < 8; j++) tables[j % 4][(uint8_t)(eight >> 8 * j)]++;
+    }
+    for (int i = 1; i < 256; i++) {
+        uint32_t count = tables[0][i] + tables[1][i] + tables[2][i] + tables[3][i];
+        counts[i] += count;
+        counted += count;
+    }
+    return counted;
+}
+
+/* Count a block of float32 in which there are only zeros and normal numbers. bytes: of each
+ * element, with room for LANES more; high, low: the largest key, the smallest above 0 less 1. */
+static void count_ordinary(uint8_t *bytes, int n, uint32_t high, uint32_t low, uint32_t *row)
+{
+    enum { MANY = 64 };
+    int padded = (n + LANES - 1) / LANES * LANES;
+    memset(bytes + n, 0, padded - n);
+    int first = (low + MIN_NORMAL) >> MANTISSA, last = (high + MIN_NORMAL - 1) >> MANTISSA;
+    uint32_t *counts = row - BIAS - MIN_EXPONENT; /* of byte 0, which is no bin */
+    uint32_t counted = 0;
+    if (high)
+        counted = last - first < MANY ? compare(bytes, padded, first, last, counts)
+                                      : tabulate(bytes, padded, counts);
+    row[ZEROS] += n - counted;
+}
+
+/* Count what is neither zero nor normal in a block, and return the block without it: in its
+ * place are zeros, already subtracted from those of the row. */
+static const uint32_t *take_out(const uint32_t *bits, int n, uint32_t *rest, uint32_t *row,
+                                extremes *all)
+{
+    for (int i = 0; i < n; i++) {
+        uint32_t key = bits[i] & KEY_MASK;
+        rest[i] = key;
+        if (key < INF_KEY && (key >= MIN_NORMAL || key == 0)) continue;
+        rest[i] = 0;
+        row[ZEROS]--;
+        if (key >= INF_KEY) {
+            row[special(bits[i])]++;
+        } else {
+            row[bin_of_subnormal(key)]++;
+            widen(all, key, key - 1);
+        }
+    }
+    return rest;
+}
+
+/* Count a block of float32. */
+static void count_block(const uint32_t *bits, int n, uint32_t *row, extremes *all)
+{
+    uint8_t bytes[BLOCK + LANES];
+    uint32_t rest[BLOCK];
+    uint32_t high, low;
+    survey(bits, n, bytes, &high, &low);
+    if (high >= INF_KEY || low < MIN_NORMAL - 1)
+        survey(take_out(bits, n, rest, row, all), n, bytes, &high, &low);
+    count_ordinary(bytes, n, high, low, row);
+    if (high) widen(all, high, low);
+}
+
+/* Count what is not finite in a block of float32 whose bins are not wanted. */
+static void skim_block(const uint32_t *bits, int n, uint32_t *row, extremes *all)
+{
+    uint32_t high = 0;
+    for (int i = 0; i < n; i++) {
+        uint32_t key = bits[i] & KEY_MASK;
+        high = key > high ? key : high;
+    }
+    if (high >= INF_KEY) {
+        high = 0;
+        for (int i = 0; i < n; i++) {
+            uint32_t key = bits[i] & KEY_MASK;
+            if (key >= INF_KEY)
+                row[special(bits[i])]++;
+            else if (key > high)
+                high = key;
+        }
+    }
+    widen(all, high, UINT64_MAX);
+}
+
+static uint32_t bits_of_float(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+/* float16 to float32, in integers: the processor may be told to flush subnormal numbers. */
+static void from_float16(const uint16_t *half, int n, uint32_t *bits)
+{
+    enum { SHIFT = 13, MIN_NORMAL_16 = 0x400, INF_16 = 0x7c00 };
+    const uint32_t rebias = (uint32_t)(BIAS - 15) << MANTISSA;
+    for (int i = 0; i < n; i++) {
+        uint32_t key = half[i] & 0x7fffu;
+        uint32_t normal = (key << SHIFT) + rebias + (key >= INF_16 ? rebias : 0);
+        uint32_t subnormal = bits_of_float((float)(int32_t)key) - (24u << MANTISSA);
+        uint32_t small = key ? subnormal : 0;
+        bits[i] = (uint32_t)(half[i] & 0x8000u) << 16 | (key < MIN_NORMAL_16 ? small : normal);
+    }
+}
+/* The way back, for a finite key. */
+static uint32_t to_float16(uint32_t key)
+{
+    const uint32_t rebias = (uint32_t)(BIAS - 15) << MANTISSA;
+    if (key >= rebias + MIN_NORMAL) return (key - rebias) >> 13;
+    if (key == 0) return 0;
+    int exponent = (int)(key >> MANTISSA) - BIAS;
+    return ((key & (MIN_NORMAL - 1)) | MIN_NORMAL) >> (MANTISSA - (exponent + 24));
+}
+
+static void from_bfloat16(const uint16_t *half, int n, uint32_t *bits)
+{
+    for (int i = 0; i < n; i++) bits[i] = (uint32_t)half[i] << 16;
+}
+
+static void measure_32(enum dtype dtype, const void *data, int64_t numel, int64_t stride,
+                       uint32_t *row, extremes *all)
+{
+    uint32_t wide[BLOCK];
+    int64_t next = 0;
+    for (int64_t begin = 0; begin < numel; begin += BLOCK) {
+        int n = numel - begin < BLOCK ? (int)(numel - begin) : BLOCK;
+        const uint32_t *bits = wide;
+        if (dtype == FLOAT32)
+            bits = (const uint32_t *)data + begin;
+        else if (dtype == FLOAT16)
+            from_float16((const uint16_t *)data + begin, n, wide);
+        else
+            from_bfloat16((const uint16_t *)data + begin, n, wide);
+        if (begin == next) {
+            next += stride * BLOCK;
+            count_block(bits, n, row, all);
+        } else {
+            skim_block(bits, n, row, all);
+        }
+    }
+    if (dtype == FLOAT16) {
+        all->high = to_float16(all->high);
+        if (all->low != UINT64_MAX) all->low = to_float16(all->low + 1) - 1;
+    } else if (dtype == BFLOAT16) {
+        all->high >>= 16;
+        if (all->low != UINT64_MAX) all->low = ((all->low + 1) >> 16) - 1;
+    }
+}
+
+static void measure_64(const uint64_t *data, int64_t numel, int64_t stride, uint32_t *row,
+                       extremes *all)
+{
+    const uint64_t key_mask = INT64_MAX, inf = 0x7ffull << 52, below_one = (1ull << 52) - 1;
+    for (int64_t i = 0; i < numel; i++) {
+        uint64_t key = data[i] & key_mask;
+        int wanted = i / BLOCK % stride == 0;
+        if (key > inf) {
+            row[NANS]++;
+        } else if (key == inf) {
+            row[data[i] == inf ? POSITIVE_INFS : NEGATIVE_INFS]++;
+        } else if (!wanted) {
+            widen(all, key, UINT64_MAX);
+        } else if (key == 0) {
+            row[ZEROS]++;
+        } else {
+            int exponent = (int)((key + below_one) >> 52) - 1023; /* subnormal: in the last bin anyway */
+            if (exponent < MIN_EXPONENT) exponent = MIN_EXPONENT;
+            if (exponent > MAX_EXPONENT) exponent = MAX_EXPONENT;
+            row[exponent - MIN_EXPONENT]++;
+            widen(all, key, key - 1);
+        }
+    }
+}
+
+/* words: of each pattern, the word of the row in which it is counted. */
+static void measure_8(const uint8_t *data, int64_t numel, int64_t stride, const uint16_t *words,
+                      uint32_t *row, extremes *all)
+{
+    uint32_t tables[2][4][256] = {{{0}}}; /* blocks that are only skimmed, and those that count */
+    for (int64_t begin = 0; begin < numel; begin += BLOCK) {
+        int n = numel - begin < BLOCK ? (int)(numel - begin) : BLOCK;
+        uint32_t(*table)[256] = tables[begin / BLOCK % stride == 0];
+        for (int i = 0; i < n; i++) table[i % 4][data[begin + i]]++;
+    }
+    for (int pattern = 0; pattern < 256; pattern++) {
+        uint32_t counts[2];
+        for (int k = 0; k < 2; k++) {
+            uint32_t(*table)[256] = tables[k];
+            counts[k] = table[0][pattern] + table[1][pattern] + table[2][pattern] + table[3][pattern];
+        }
+        int word = words[pattern], is_bin = word < NUM_BINS;
+        uint64_t key = pattern & 0x7f;
+        row[word] += counts[1] + (word > ZEROS ? counts[0] : 0);
+        if (is_bin && counts[0]) widen(all, key, UINT64_MAX);
+        if (is_bin && counts[1]) widen(all, key, key - 1);
+    }
+}
+
+/* Fill a row per tensor. words: a table per dtype from FLOAT8 on. */
+void ampwatch_measure(int64_t count, const void *const *data, const int64_t *numel,
+                      const uint8_t *dtype, const int64_t *stride,
+                      const uint16_t (*words)[256], uint32_t (*rows)[ROW_WORDS])
+{
+    for (int64_t i = 0; i < count; i++) {
+        extremes all = {0, UINT64_MAX};
+        int64_t step = stride[i] > 1 ? stride[i] : 1;
+        uint32_t *row = rows[i];
+        memset(row, 0, sizeof *rows);
+        if (dtype[i] >= FLOAT8)
+            measure_8(data[i], numel[i], step, words[dtype[i] - FLOAT8], row, &all);
+        else if (dtype[i] == FLOAT64)
+            measure_64(data[i], numel[i], step, row, &all);
+        else
+            measure_32(dtype[i], data[i], numel[i], step, row, &all);
+        uint64_t amin = all.low == UINT64_MAX ? INT64_MAX : all.low + 1;
+        memcpy(row + AMAX_KEY, &all.high, sizeof all.high);
+        memcpy(row + AMIN_KEY, &amin, sizeof amin);
+    }
+}

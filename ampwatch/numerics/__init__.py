@@ -1,0 +1,1 @@
+"""Pure arithmetic on numbers and formats: no torch, no hooks, no clock."""

@@ -1,0 +1,135 @@
+"""The sensors of ranges, wired together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ampwatch.sensors.activations import ActivationSensor
+from ampwatch.sensors.gradients import GradientSensor
+from ampwatch.sensors.guard import Guard
+from ampwatch.sensors.measuring import Measuring
+from ampwatch.sensors.names import Names
+from ampwatch.sensors.sampling import Sampler
+from ampwatch.sensors.updates import UpdateSensor
+from ampwatch.sensors.weights import WeightSensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+
+    from ampwatch.attaching import Targets
+    from ampwatch.diagnosis.evidence import TensorRange
+    from ampwatch.kernels.base import Kernel
+    from ampwatch.sensors.base import Sensor
+    from ampwatch.sensors.guard import Account
+    from ampwatch.sensors.measuring import Sample
+    from ampwatch.sensors.optimizers import OptimizerRegistry
+    from ampwatch.settings import Settings
+
+MAX_DEVICE_ROWS = 8192
+"""Rows of a slab at most: 12.8 MB on the device and as much in pinned memory."""
+
+
+class RangeWatch:
+    """Measures ranges in the iterations that the governor chooses.
+
+    Implements ``iteration.Measurements``. Nothing in here raises: each sensor has a guard of
+    its own, and so has what they share.
+
+    Args:
+        targets: What is watched.
+        settings: Level and budget.
+        registry: Knows which optimizers belong here.
+        kernel_for: Returns the kernel of a device.
+        account: Where the time of all of them is counted.
+
+    Attributes:
+        guards: The guards of the sensors.
+        sampler: Decides what is measured when.
+        measuring: Measures.
+        focus: Names of the modules to measure in every iteration; set before ``install``.
+    """
+
+    def __init__(
+        self,
+        targets: Targets,
+        settings: Settings,
+        registry: OptimizerRegistry,
+        kernel_for: Callable[[torch.device], Kernel | None],
+        account: Account,
+    ) -> None:
+        names = Names(targets.models)
+        scaled = targets.scaler is not None and targets.scaler.is_enabled()
+        self._common = Guard("ranges", account)
+        self.guards = [self._common, *(Guard(n, account) for n in _SENSORS)]
+        _, gradients, activations, weights, updates = self.guards
+        self.measuring = measuring = Measuring(kernel_for, _rows(names))
+        self.sampler = sampler = Sampler(settings, lambda: account.spent_ns + measuring.device_ns)
+        self._activations = ActivationSensor(names, sampler, measuring, activations, scaled=scaled)
+        self._weights = WeightSensor(names, sampler, measuring, weights)
+        self._updates = UpdateSensor(registry, names, sampler, measuring, updates)
+        self._gradients = GradientSensor(
+            targets.scaler, registry, names, sampler, measuring, gradients
+        )
+        self.focus: set[str] = set()
+        self._sealed: Sample | None = None
+        self._taken: Sequence[TensorRange] = ()
+
+    @property
+    def sensors(self) -> Sequence[Sensor]:
+        """The sensors, in the order in which they are installed."""
+        return self._gradients, self._activations, self._weights, self._updates
+
+    @property
+    def lost_eps(self) -> Mapping[str, float]:
+        """Parameters whose ``eps`` is zero in their dtype; read, not copied."""
+        return self._updates.lost_eps
+
+    def closing(self, *, nonfinite: bool) -> None:
+        """The iteration is about to end."""
+        self._weights.closing(nonfinite=nonfinite)
+
+    def seal(self) -> Sample | None:
+        """Send off what was measured; ``None`` if nothing was."""
+        self._sealed = None
+        self._common.run(self._seal)
+        return self._sealed
+
+    def _seal(self) -> None:
+        self._sealed = self.measuring.seal()
+
+    def opened(self, duration_s: float) -> None:
+        """The next iteration begins."""
+        self._common.run(self.sampler.next, duration_s)
+        self._common.run(self._activations.begin, self.focus)
+        if self._common.off:
+            self.sampler.stop()
+
+    def take(self, sample: Sample) -> Sequence[TensorRange]:
+        """Return the measurements of a sample that has arrived."""
+        self._taken = ()
+        self._common.run(self._take, sample)
+        return self._taken
+
+    def _take(self, sample: Sample) -> None:
+        self._taken = self.measuring.take(sample)
+
+    def discard(self, sample: Sample) -> None:
+        """Let go of a sample."""
+        self._common.run(self.measuring.discard, sample)
+
+    def alarm(self) -> None:
+        """Something was not finite."""
+        self._common.run(self.sampler.alarm)
+
+
+_SENSORS = ("gradients", "activations", "weights", "updates")
+
+
+def _rows(names: Names) -> int:
+    """Return how many tensors an iteration may have: of each kind all, of outputs some each."""
+    parameters = sum(1 for _ in names.parameters())
+    buffers = sum(1 for _ in names.buffers())
+    leaves = sum(1 for _ in names.leaf_modules())
+    return min(MAX_DEVICE_ROWS, 64 + 4 * parameters + buffers + 4 * leaves)

@@ -1,0 +1,168 @@
+"""The gradients of parameters, as they stand before they are unscaled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ampwatch.records import Topic
+from ampwatch.sensors.measuring import WHOLE, How, Item
+from ampwatch.sensors.names import module_of
+from ampwatch.sensors.readback import host_scalar
+from ampwatch.sensors.taps import Listener, listen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
+
+    from ampwatch.sensors.guard import Guard
+    from ampwatch.sensors.measuring import Measuring
+    from ampwatch.sensors.names import Names
+    from ampwatch.sensors.optimizers import OptimizerRegistry
+    from ampwatch.sensors.sampling import Sampler
+
+SCALED = How(scaled=True)
+
+
+class _Stepping(NamedTuple):
+    """An optimizer that steps through the scaler in the open iteration.
+
+    Attributes:
+        optimizer: The optimizer.
+        stays_scaled: Its gradients are unscaled by its own step only, so not on a skip.
+    """
+
+    optimizer: Optimizer
+    stays_scaled: bool
+
+
+class GradientSensor:
+    """Measures ``.grad`` of the parameters of each optimizer.
+
+    With an enabled scaler in sampled iterations: once per optimizer, before ``unscale_``, or
+    before the ``step`` of an optimizer that unscales by itself, so the values are multiplied by
+    the loss scale. Also in any iteration in which the scaler has found a non-finite gradient,
+    before ``update``, unless the verdict is on a device and no step was skipped lately.
+    Without a scaler at the optimizer's own pre-step hook.
+
+    Args:
+        scaler: The watched scaler or ``None``.
+        registry: Knows which optimizers belong here.
+        names: Names of the parameters.
+        sampler: Says which iterations are sampled.
+        measuring: Measures.
+        guard: The fail-open boundary.
+    """
+
+    name = "gradients"
+
+    def __init__(
+        self,
+        scaler: torch.amp.GradScaler | None,
+        registry: OptimizerRegistry,
+        names: Names,
+        sampler: Sampler,
+        measuring: Measuring,
+        guard: Guard,
+    ) -> None:
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._registry = registry
+        self._names = names
+        self._sampler = sampler
+        self._measuring = measuring
+        self._guard = guard
+        self._measured: dict[int, int] = {}
+        self._stepping: dict[int, _Stepping] = {}
+        self._listeners: list[Listener] = []
+        self._handle: RemovableHandle | None = None
+
+    def install(self) -> None:
+        """Listen to the scaler, or without one to the steps of optimizers."""
+        if self._scaler is None:
+            self._handle = register_optimizer_step_pre_hook(self._before_direct_step)
+            return
+        for name, work in (
+            ("unscale_", self.before_unscale),
+            ("step", self.before_unscale),
+            ("update", self.before_update),
+        ):
+            self._listeners.append(
+                listen(
+                    type(self._scaler),
+                    name,
+                    instance=self._scaler,
+                    before=lambda _scaler, args, kwargs, work=work: self._guard.run(
+                        work, args, kwargs
+                    ),
+                )
+            )
+
+    def remove(self) -> None:
+        """Stop listening."""
+        for listener in self._listeners:
+            listener.remove()
+        self._listeners.clear()
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        self._stepping.clear()
+
+    def before_unscale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """``unscale_`` or ``step`` of an optimizer begins."""
+        optimizer = args[0] if args else kwargs["optimizer"]
+        ready = self._is_ready(optimizer)
+        fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+        self._stepping[id(optimizer)] = _Stepping(optimizer, ready and fused)
+        if ready and Topic.GRADIENT in self._sampler.wanted:
+            self._measure(optimizer, SCALED)
+
+    def _is_ready(self, optimizer: Optimizer) -> bool:
+        if self._scaler is None:
+            return False
+        states = self._scaler._per_optimizer_states  # noqa: SLF001 - no public name for it
+        # Looking must not create the entry of an optimizer that has none yet.
+        return id(optimizer) not in states or states[id(optimizer)]["stage"].name == "READY"
+
+    def before_update(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """The scaler's verdicts are known; look at once at what it objects to."""
+        if self._scaler is None:
+            return
+        states = self._scaler._per_optimizer_states  # noqa: SLF001 - no public name for it
+        for key, stepping in self._stepping.items():
+            if key in states and self._sampler.looks_at_skips:
+                for found_inf in states[key]["found_inf_per_device"].values():
+                    self._look_at_once(stepping, found_inf)
+        self._stepping.clear()
+
+    def _look_at_once(self, stepping: _Stepping, found_inf: torch.Tensor) -> None:
+        if found_inf.device.type != "cpu":
+            if self._sampler.is_alert:
+                self._measure(stepping.optimizer, How(stepping.stays_scaled, gate=found_inf))
+        elif host_scalar(found_inf):
+            self._measure(stepping.optimizer, How(stepping.stays_scaled))
+
+    def _before_direct_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if Topic.GRADIENT in self._sampler.wanted and not torch.compiler.is_compiling():
+            self._guard.run(self.before_direct_step, optimizer)
+
+    def before_direct_step(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step without a scaler."""
+        if self._registry.index_of(optimizer) is not None:
+            self._measure(optimizer, WHOLE)
+
+    def _measure(self, optimizer: Optimizer, how: How) -> None:
+        # Once per iteration: steps may be nested, and verdicts are one per device.
+        step = self._sampler.step
+        if self._measured.get(id(optimizer)) != step:
+            self._measured[id(optimizer)] = step
+            self._measuring.measure(Topic.GRADIENT, list(self._gradients(optimizer)), how)
+
+    def _gradients(self, optimizer: Optimizer) -> Iterator[Item]:
+        index = self._registry.admit(optimizer)
+        for name, parameter in self._names.of_optimizer(optimizer, index):
+            if parameter.grad is not None:
+                yield Item(name, module_of(name), parameter.grad)

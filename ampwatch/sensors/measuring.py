@@ -1,0 +1,306 @@
+"""Exponent histograms of lists of tensors, on their way to the host.
+
+What lies in host memory is measured and read on the spot. What lies on a device is measured
+there, on the current stream, into rows of a slab; when the iteration closes, the slab's used
+rows are copied into pinned memory behind an event and read some iterations later. There are
+``SLABS`` slabs per device: when all are on their way, a measurement is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ampwatch.diagnosis.evidence import TensorRange
+from ampwatch.kernels.admission import admit
+from ampwatch.kernels.rows import ROW_BYTES, ROW_WORDS, decode
+from ampwatch.numerics.exponents import merged
+from ampwatch.sensors.losses import is_capturing
+from ampwatch.sensors.readback import Event, Link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from ampwatch.kernels.base import Kernel
+    from ampwatch.numerics.exponents import ExponentHistogram
+    from ampwatch.records import Topic
+
+TIMED_CALLS = 16
+"""Measurements of a sample whose time on the device is taken; the others count as their mean."""
+
+SLABS = 3
+"""Samples of one device that may be on their way at a time."""
+
+HOST_ROWS = 128
+"""Rows of the scratch memory that host tensors are measured into, some at a time."""
+
+
+class Item(NamedTuple):
+    """A tensor to measure, and what it is called.
+
+    Attributes:
+        name: Qualified name of the parameter, buffer or module.
+        module: Qualified name of the module it belongs to.
+        tensor: The tensor; read before this call returns, or in stream order.
+    """
+
+    name: str
+    module: str
+    tensor: Tensor
+
+
+class How(NamedTuple):
+    """How to measure, and what is to be said about it.
+
+    Attributes:
+        scaled: The values are multiplied by the loss scale.
+        span: Of updates, the number of iterations that they are the sum of.
+        most: Elements of a tensor that go into the bins; of a larger one on the host every
+            k-th block of 4096 does, with the smallest k that fits. Its amax, NaN and
+            infinities are still those of all elements. 0 takes all.
+        gate: A device scalar; where it reads 0 nothing is measured.
+    """
+
+    scaled: bool = False
+    span: int = 1
+    most: int = 0
+    gate: Tensor | None = None
+
+
+WHOLE = How()
+
+
+class _Piece(NamedTuple):
+    item: Item
+    tensor: Tensor
+    dtype: str
+
+
+@dataclass(slots=True)
+class _Landing:
+    """Rows of one measurement in a slab."""
+
+    topic: Topic
+    how: How
+    first: int
+    pieces: list[tuple[str, str, str, int]]
+
+
+class _Slab:
+    """Rows on a device and their landing place in pinned memory."""
+
+    def __init__(self, device: torch.device, num_rows: int, link: Link) -> None:
+        self.device = device
+        self.rows = torch.empty((num_rows, ROW_WORDS), dtype=torch.int32, device=device)
+        self._pinned = link.landing_place(num_rows * ROW_WORDS).view(torch.int32)
+        self._event: Event = link.make_event(device)
+        self._link = link
+        self._timers = [
+            (link.make_timer(device), link.make_timer(device)) for _ in range(TIMED_CALLS)
+        ]
+        self.landings: list[_Landing] = []
+        self.used = 0
+
+    def measure(self, kernel: Kernel, landing: _Landing, tensors: Sequence[Tensor]) -> None:
+        """Launch the kernel on the current stream."""
+        timers = self._timers[len(self.landings) : len(self.landings) + 1]
+        stream = self._link.stream(self.device)
+        for begin, _ in timers:
+            begin.record(stream)
+        rows = self.rows[self.used : self.used + len(tensors)]
+        kernel.measure(tensors, rows, gate=landing.how.gate)
+        for _, end in timers:
+            end.record(stream)
+        self.landings.append(landing)
+        self.used += len(tensors)
+
+    def spent_ns(self) -> int:
+        """Return the device time of what has arrived. Unit: ns."""
+        timed = self._timers[: len(self.landings)]
+        if not timed:
+            return 0
+        milliseconds = sum(begin.elapsed_time(end) for begin, end in timed)
+        return int(1e6 * milliseconds * len(self.landings) / len(timed))
+
+    def send(self) -> None:
+        """Copy the used rows to the host, in stream order."""
+        used = self.used * ROW_WORDS
+        self._pinned[:used].copy_(self.rows.view(-1)[:used], non_blocking=True)
+        self._event.record(self._link.stream(self.device))
+
+    def has_arrived(self) -> bool:
+        """Whether the rows are in host memory. Never waits."""
+        return self._link.may_ask((self.device,)) and self._event.query()
+
+    def take(self) -> Iterator[TensorRange]:
+        """Yield what has arrived."""
+        address = self._pinned.data_ptr()
+        for landing in self.landings:
+            yield from _named(landing, address + landing.first * ROW_BYTES)
+
+
+@dataclass(slots=True)
+class Sample:
+    """The measurements of one iteration.
+
+    Attributes:
+        topics: What was measured.
+        ranges: What has reached the host.
+    """
+
+    topics: set[Topic] = field(default_factory=set)
+    ranges: list[TensorRange] = field(default_factory=list)
+    slabs: dict[torch.device, _Slab] = field(default_factory=dict)
+
+    def has_arrived(self) -> bool:
+        """Whether all of it can be read. Never waits."""
+        return all(slab.has_arrived() for slab in self.slabs.values())
+
+
+class Measuring:
+    """Measures tensors wherever they are.
+
+    Args:
+        kernel_for: Returns the kernel of a device, ``None`` where there is none.
+        device_rows: Tensors of one iteration that can be measured on a device.
+        link: How rows travel to the host.
+
+    Attributes:
+        dropped: Measurements given up, because too many were on their way or the iteration
+            had more tensors than a slab has rows.
+        refused: Tensors so far that cannot be measured.
+        device_ns: Time that measuring has taken on devices so far. Unit: ns.
+    """
+
+    def __init__(
+        self,
+        kernel_for: Callable[[torch.device], Kernel | None],
+        device_rows: int,
+        link: Link | None = None,
+    ) -> None:
+        self.dropped = 0
+        self.refused = 0
+        self.device_ns = 0
+        self._kernel_for = kernel_for
+        self._device_rows = device_rows
+        self._link = link or Link()
+        self._kernels: dict[torch.device, Kernel | None] = {}
+        self._free: dict[torch.device, list[_Slab]] = {}
+        self._scratch: Tensor | None = None
+        self._open = Sample()
+
+    def measure(self, topic: Topic, items: Sequence[Item], how: How = WHOLE) -> None:
+        """Measure ``items`` as they are *now*, in stream order.
+
+        Tensors that cannot be measured (integer, complex, meta ...) are left out and counted.
+
+        Cost:
+            Host: about 2 us a tensor and a pass over its elements. Device: one kernel
+            launch per device and dtype; no sync, no allocation after the first sample.
+        """
+        self._open.topics.add(topic)
+        by_device: dict[torch.device, list[_Piece]] = {}
+        for item in items:
+            if is_capturing(item.tensor):
+                return
+            pieces, reason = admit(item.tensor)
+            self.refused += bool(reason)
+            for piece in pieces:
+                dtype = str(piece.dtype).removeprefix("torch.")
+                by_device.setdefault(piece.device, []).append(_Piece(item, piece, dtype))
+        for device, found in by_device.items():
+            if device not in self._kernels:
+                self._kernels[device] = self._kernel_for(device)
+            kernel = self._kernels[device]
+            if kernel is None:
+                self.dropped += 1
+            elif device.type == "cpu":
+                self._measure_on_host(kernel, topic, found, how)
+            else:
+                self._measure_on_device(kernel, topic, found, how)
+
+    def _measure_on_host(
+        self, kernel: Kernel, topic: Topic, pieces: Sequence[_Piece], how: How
+    ) -> None:
+        if self._scratch is None:
+            self._scratch = torch.empty((HOST_ROWS, ROW_WORDS), dtype=torch.int32)
+        address = self._scratch.data_ptr()
+        for begin in range(0, len(pieces), HOST_ROWS):
+            some = pieces[begin : begin + HOST_ROWS]
+            stride = [-(-p.tensor.numel() // how.most) for p in some] if how.most else None
+            kernel.measure([p.tensor for p in some], self._scratch, stride=stride)
+            self._open.ranges += _named(_landing(topic, how, 0, some), address)
+
+    def _measure_on_device(
+        self, kernel: Kernel, topic: Topic, pieces: Sequence[_Piece], how: How
+    ) -> None:
+        slab = self._slab(pieces[0].tensor.device)
+        if slab is None or slab.used + len(pieces) > len(slab.rows):
+            self.dropped += 1
+            return
+        slab.measure(kernel, _landing(topic, how, slab.used, pieces), [p.tensor for p in pieces])
+
+    def _slab(self, device: torch.device) -> _Slab | None:
+        """Return the open slab of a device, ``None`` if all are on their way."""
+        if device in self._open.slabs:
+            return self._open.slabs[device]
+        if device not in self._free:
+            self._free[device] = [
+                _Slab(device, self._device_rows, self._link) for _ in range(SLABS)
+            ]
+        if not self._free[device]:
+            return None
+        return self._open.slabs.setdefault(device, self._free[device].pop())
+
+    def seal(self) -> Sample | None:
+        """Send off what was measured in the open iteration; ``None`` if nothing was."""
+        sample = self._open
+        if not sample.topics:
+            return None
+        for slab in sample.slabs.values():
+            slab.send()
+        self._open = Sample()
+        return sample
+
+    def take(self, sample: Sample) -> Sequence[TensorRange]:
+        """Return the measurements of a sample that has arrived, and let go of it."""
+        for slab in sample.slabs.values():
+            sample.ranges += slab.take()
+            self.device_ns += slab.spent_ns()
+        self.discard(sample)
+        return sample.ranges
+
+    def discard(self, sample: Sample) -> None:
+        """Let go of a sample; what a device still writes into it is never read."""
+        for device, slab in sample.slabs.items():
+            slab.landings.clear()
+            slab.used = 0
+            self._free[device].append(slab)
+        sample.slabs.clear()
+
+
+def _landing(topic: Topic, how: How, first: int, pieces: Sequence[_Piece]) -> _Landing:
+    # The tensors themselves are not kept: a gradient may be freed before its row arrives.
+    named = [(p.item.name, p.item.module, p.dtype, p.tensor.numel()) for p in pieces]
+    return _Landing(topic, how, first, named)
+
+
+def _named(landing: _Landing, address: int) -> Iterator[TensorRange]:
+    """Yield the rows from ``address`` on under their names; pieces of one tensor together."""
+    topic, how = landing.topic, landing.how
+    held: list[ExponentHistogram] = []
+    for number, (name, module, dtype, numel) in enumerate(landing.pieces):
+        row = ctypes.string_at(address + number * ROW_BYTES, ROW_BYTES)
+        held.append(decode(row, dtype, numel))
+        following = landing.pieces[number + 1 : number + 2]
+        if following and following[0][0] == name:
+            continue
+        histogram = merged(held) if len(held) > 1 else held[0]
+        held = []
+        if how.gate is None or histogram.binned or histogram.nonfinite:
+            yield TensorRange(topic, name, module, dtype, histogram, how.scaled, how.span)

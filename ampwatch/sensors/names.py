@@ -1,0 +1,83 @@
+"""What parameters, buffers and modules are called."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+
+class Names:
+    """Qualified names within the watched models, held weakly.
+
+    With several models a name begins with the index of its model. A parameter that no
+    watched model holds is called by its place in its optimizer.
+
+    Args:
+        models: The watched models.
+    """
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self._models = tuple(weakref.ref(model) for model in models)
+        self._of: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+
+    def of_optimizer(self, optimizer: Optimizer, index: int) -> list[tuple[str, Tensor]]:
+        """Return name and tensor of each parameter of ``optimizer``, number ``index``.
+
+        Cost: about 0.2 us a parameter; one walk over the models when a parameter is new.
+        """
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if not all(self._knows(p) for p in parameters):
+            self._learn()
+        return [
+            (self._of[id(p)][1] if self._knows(p) else f"optimizer{index}.{number}", p)
+            for number, p in enumerate(parameters)
+        ]
+
+    def _knows(self, parameter: Tensor) -> bool:
+        known = self._of.get(id(parameter))
+        return known is not None and known[0]() is parameter
+
+    def _learn(self) -> None:
+        # Sharding and tying replace parameters after the model was made.
+        self._of = {
+            id(p): (weakref.ref(p), name)
+            for prefix, model in self._prefixed()
+            for name, p in ((prefix + n, p) for n, p in model.named_parameters())
+        }
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and tensor of each parameter of the models."""
+        for prefix, model in self._prefixed():
+            for name, parameter in model.named_parameters():
+                yield prefix + name, parameter
+
+    def buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and tensor of each buffer of the models."""
+        for prefix, model in self._prefixed():
+            for name, buffer in model.named_buffers():
+                yield prefix + name, buffer
+
+    def leaf_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield name and module of each module without children; parametrizations are none."""
+        for prefix, model in self._prefixed():
+            for name, module in model.named_modules():
+                if all(child == "parametrizations" for child, _ in module.named_children()):
+                    yield (prefix + name).rstrip("."), module
+
+    def _prefixed(self) -> Iterator[tuple[str, nn.Module]]:
+        several = len(self._models) > 1
+        for number, reference in enumerate(self._models):
+            model = reference()
+            if model is not None:
+                yield (f"{number}." if several else "", model)
+
+
+def module_of(name: str) -> str:
+    """Return the name of the module that holds the parameter or buffer ``name``."""
+    return name.rpartition(".")[0]

@@ -1,0 +1,196 @@
+"""When to measure what: the governor that keeps sampling within its budget.
+
+Measuring every tensor in every step is what nobody can afford. A sampled iteration looks at
+one topic, the topics take turns, and the next one waits until what was spent is paid back:
+each step earns ``overhead_budget`` times its duration, each nanosecond spent by ampwatch, by
+the always-on sensors as well, costs one.
+
+The first ``OPENING`` iterations are looked at whatever it costs: that is when a scale
+calibrates and when most mistakes show, and it is over before anyone notices. So are a few
+iterations after an alarm.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ampwatch.records import Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.settings import Settings
+
+OPENING = 32
+"""Iterations at the start that are all sampled, one topic each."""
+
+ALARMED = 4
+"""Iterations after an alarm that are all sampled."""
+
+QUIET_AFTER_ALARM = 64
+"""Iterations after an alarm in which another one changes nothing: a storm of skips must not
+become a storm of samples."""
+
+FIRST_LOOKS_APART = 16
+"""Iterations without anything non-finite after which the next one is looked at on the spot."""
+
+MAX_INTERVAL = 1000
+"""Iterations after which a sample is taken even if it is not paid for: a training whose steps
+are shorter than our own must not go unseen for good."""
+
+WORST_SHARE = 0.12
+"""Share of a step that one sample may take; one that takes more is spread over several."""
+
+MAX_PARTS = 64
+
+GRADIENTS = frozenset({Topic.GRADIENT})
+STATE = frozenset({Topic.WEIGHT, Topic.UPDATE, Topic.BUFFER})
+FORWARD = frozenset({Topic.ACTIVATION})
+BACKWARD = frozenset({Topic.ACTIVATION_GRADIENT})
+
+TURNS = (GRADIENTS, FORWARD, STATE, GRADIENTS, BACKWARD)
+"""What the sampled iterations look at, in turn. Gradients come twice: they decide the scale."""
+
+FIRST = GRADIENTS | STATE
+"""What the very first iteration looks at: a training that is broken from the start may not
+live for many more. Not the modules' outputs: whatever is compiled is compiled now."""
+
+EVERYTHING = frozenset(Topic)
+
+
+class Sampler:
+    """Decides for each iteration, when it begins, what is measured in it.
+
+    Args:
+        settings: ``level``, ``sample_every`` and ``overhead_budget``.
+        spent_ns: Asked at the end of each iteration what ampwatch has cost so far.
+
+    Attributes:
+        wanted: The topics to measure in the open iteration.
+        part: Which part of the modules to measure, and of how many parts.
+        interval: Iterations between the two newest samples.
+        step: Index of the open iteration.
+    """
+
+    def __init__(self, settings: Settings, spent_ns: Callable[[], int]) -> None:
+        self._level = settings.level
+        self._every = settings.sample_every
+        self._budget = settings.overhead_budget
+        self._spent_ns = spent_ns
+        self.step = 0
+        self._turn = 0
+        self._owed_ns = 0.0
+        self._spent_before = spent_ns()
+        self._usual_ns = 0.0
+        self._quiet_cost_ns = 0.0
+        self._alarmed_until = -1
+        self._deaf_until = -1
+        self._looked_until = -1
+        self._parts: dict[frozenset[Topic], int] = {}
+        self._rounds: dict[frozenset[Topic], int] = {}
+        self._sampled_at = 0
+        self.interval = 1
+        self.part = (0, 1)
+        self.wanted = self._plan()
+
+    def stop(self) -> None:
+        """Measure nothing any more: what the sensors share has failed."""
+        self._level, self.wanted = "off", frozenset()
+
+    def alarm(self) -> None:
+        """Something went wrong: look at the next iterations, state first."""
+        if self.step <= self._deaf_until or self._level != "standard":
+            return
+        self._alarmed_until = self.step + ALARMED
+        self._deaf_until = self.step + QUIET_AFTER_ALARM
+        self._turn = TURNS.index(STATE)
+
+    @property
+    def looks_at_skips(self) -> bool:
+        """Whether gradients that made a step be skipped are measured on the spot."""
+        return self._level in ("standard", "deep")
+
+    @property
+    def is_alert(self) -> bool:
+        """Whether skips have been seen lately, or nothing is known yet."""
+        return self.step < OPENING or self.step <= self._deaf_until or self._level == "deep"
+
+    def takes_first_look(self) -> bool:
+        """Whether the open iteration, which has something non-finite, is the first for a while.
+
+        Then state is looked at once; what keeps failing is looked at in its turn.
+        """
+        first = self.step > self._looked_until
+        self._looked_until = max(self._looked_until, self.step + FIRST_LOOKS_APART)
+        return first
+
+    def next(self, duration_s: float) -> None:
+        """An iteration has ended, the next one begins.
+
+        Args:
+            duration_s: Wall time of the one that has ended; NaN for the first. Unit: s.
+        """
+        spent = self._spent_ns()
+        cost_ns, self._spent_before = spent - self._spent_before, spent
+        if not math.isnan(duration_s):
+            self._settle(cost_ns, duration_s * 1e9)
+        self.step += 1
+        self.wanted = self._plan()
+
+    def _settle(self, cost_ns: float, duration_ns: float) -> None:
+        opening = self.step < OPENING
+        self._owed_ns += cost_ns - self._budget * duration_ns
+        if opening:
+            self._owed_ns = min(self._owed_ns, 0.0)
+        self._owed_ns = max(self._owed_ns, 0.0)
+        if self.wanted:
+            self._judge_sample(cost_ns - self._quiet_cost_ns)
+        else:
+            self._quiet_cost_ns = _follow(self._quiet_cost_ns, cost_ns)
+        self._usual_ns = _follow(self._usual_ns, max(duration_ns - cost_ns, 0.0))
+
+    def _judge_sample(self, cost_ns: float) -> None:
+        """Spread a sample that weighs too much on its step over more of them.
+
+        Gradients are taken whole: the range that a loss scale has to fit is that of all.
+        """
+        if self.wanted == GRADIENTS:
+            return
+        parts = self._parts.get(self.wanted, 1)
+        share = cost_ns / self._usual_ns if self._usual_ns else 0.0
+        if share > WORST_SHARE:
+            self._parts[self.wanted] = min(2 * parts, MAX_PARTS)
+        elif share < WORST_SHARE / 4 and parts > 1:
+            self._parts[self.wanted] = parts // 2
+
+    def _plan(self) -> frozenset[Topic]:
+        self.part = (0, 1)
+        if self._level in ("off", "light"):
+            return frozenset()
+        if self._level == "deep":
+            return EVERYTHING
+        if self.step == 0:
+            return FIRST
+        if not self._is_due():
+            return frozenset()
+        self.interval, self._sampled_at = self.step - self._sampled_at, self.step
+        turn = TURNS[self._turn % len(TURNS)]
+        self._turn += 1
+        parts = self._parts.get(turn, 1)
+        number = self._rounds[turn] = self._rounds.get(turn, -1) + 1
+        self.part = (number % parts, parts)
+        return turn
+
+    def _is_due(self) -> bool:
+        if self.step <= self._alarmed_until:
+            return True
+        since = self.step - self._sampled_at
+        if self._every:
+            return since >= self._every
+        return self.step < OPENING or self._owed_ns <= 0.0 or since >= MAX_INTERVAL
+
+
+def _follow(average: float, value: float) -> float:
+    """Return the running average, the first value taken as it is."""
+    return value if not average else average + (value - average) / 8

@@ -1,0 +1,74 @@
+"""What the tests of the page share: headless Chromium, a rank that trains, the page in it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from selenium.webdriver.common.by import By
+
+from ampwatch.ring import RingWriter
+from tests.aggregate.made_up import end, identity, optimizer, step
+from tests.daemon.parts import eventually
+
+if TYPE_CHECKING:
+    from selenium.webdriver.chrome.webdriver import WebDriver
+
+    from ampwatch.records import Record
+    from tests.daemon.parts import Daemon, Place
+
+FLAGS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+
+
+class Trainer:
+    """A rank that trains: writes what a training process would, into a real ring."""
+
+    def __init__(
+        self, place: Place, run: str = "train", rank: int = 0, world_size: int = 1
+    ) -> None:
+        who = identity(run=run, rank=rank, world_size=world_size, started_ns=time.time_ns())
+        self.writer = RingWriter.create([place.rings], who, slots=4096)
+        self.step = -1
+
+    def train(self, steps: int, **changes: Any) -> None:
+        for _ in range(steps):
+            self.step += 1
+            now = {"time_ns": time.time_ns(), "duration_s": 0.25}
+            self.write(step(self.step, growth_tracker=self.step + 1, **now, **changes))
+        self.write(optimizer(0, total_steps=self.step + 1))
+
+    def write(self, record: Record) -> None:
+        self.writer.put(record)
+
+    def finish(self) -> None:
+        self.writer.close(end(time_ns=time.time_ns()), keep=False)
+
+
+class Page:
+    """The page in a browser."""
+
+    def __init__(self, browser: WebDriver, daemon: Daemon) -> None:
+        self.browser = browser
+        self.url = f"http://{daemon.info.host}:{daemon.info.port}/"
+        browser.get_log("browser")
+        browser.get(self.url)
+
+    def text(self, selector: str) -> str:
+        return self.browser.find_element(By.CSS_SELECTOR, selector).text.replace("\u202f", " ")
+
+    def says(self, selector: str, words: str) -> None:
+        """Wait until ``words`` can be read at ``selector``."""
+        eventually(lambda: words in self.text(selector), f"{words!r} at {selector}")
+
+    def click(self, selector: str) -> None:
+        self.browser.find_element(By.CSS_SELECTOR, selector).click()
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(script, *arguments)
+
+    def complaints(self) -> list[str]:
+        """What the browser's console has seen since the page was opened."""
+        return [entry["message"] for entry in self.browser.get_log("browser")]

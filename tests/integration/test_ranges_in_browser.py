@@ -1,0 +1,435 @@
+"""What users see of ranges on the page: a real daemon, real rings, headless Chromium."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from ampwatch.exporters.range_state import formats
+from ampwatch.exporters.words import percent, power_of_two
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.whatif import cast, fit, scale_window
+from ampwatch.records import ALL_MODULES, Topic
+from tests.aggregate.made_up import FACTS, histogram, ranges, sampling
+from tests.daemon.parts import eventually
+from tests.integration.browsing import Page, Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from selenium.webdriver.chrome.webdriver import WebDriver
+
+    from ampwatch.numerics.exponents import ExponentHistogram
+    from tests.daemon.parts import Place
+
+pytestmark = pytest.mark.services
+
+FLOAT16 = FORMATS["float16"]
+PLAIN = histogram(-46, *(2**i for i in range(1, 21)), *(2**i for i in range(19, 0, -2)), zeros=9000)
+"""Gradients without the loss scale, a wide heap of them."""
+
+CHART = "const c = document.getElementById('chart-exponents');"
+DRAWN = f"{CHART} return c.data?.length > 0"
+NAMES = "return [...document.querySelectorAll('#modules tbody th')].map((e) => e.textContent)"
+
+
+class Sampled(Trainer):
+    """A rank whose tensors are measured."""
+
+    def sample(
+        self,
+        scale_exponent: int = 16,
+        plain: ExponentHistogram = PLAIN,
+        modules: Mapping[str, ExponentHistogram] | None = None,
+    ) -> None:
+        """Train ten steps and sample the last one of them."""
+        self.train(10, loss_scale=2.0**scale_exponent)
+        where = {"step": self.step, "time_ns": time.time_ns(), "loss_scale": 2.0**scale_exponent}
+        for name, gradients in {**(modules or {}), ALL_MODULES: plain}.items():
+            self.write(ranges(name, Topic.GRADIENT, gradients.shifted(scale_exponent), **where))
+        self.write(sampling(step=self.step, interval=10))
+
+
+@pytest.fixture
+def sampled(place: Place) -> Iterator[Sampled]:
+    trainer = Sampled(place)
+    trainer.write(FACTS)
+    yield trainer
+    trainer.finish()
+
+
+def dial(page: Page) -> Any:
+    return page.browser.find_element(By.ID, "whatif-scale")
+
+
+def test_before_a_sample_the_page_says_why_there_is_nothing(trainer: Trainer, page: Page) -> None:
+    """Under light nothing is ever measured: no empty chart, no empty table."""
+    trainer.train(20)
+
+    page.says("#ranges-sentence", 'Nothing was measured yet: level="standard"')
+    for panel in ("#exponents-box", "#whatif", "#modules"):
+        assert not page.browser.find_element(By.CSS_SELECTOR, panel).is_displayed()
+    assert page.complaints() == []
+
+
+def test_the_limits_move_with_the_scale_until_the_data_are_told_to(
+    sampled: Sampled, page: Page
+) -> None:
+    """Unscaled: the lines are stairs. Times the scale: the lines are flat, the data are stairs."""
+    for exponent in (16, 12, 8):
+        sampled.sample(exponent)
+    edge = f"{CHART} return c.data.filter((t) => t.mode === 'lines').map((t) => t.y)"
+    foot = f"""{CHART} const map = c.data.find((t) => t.z?.length > 9);
+        return map.z[0].map((_, i) => map.y[map.z.findIndex((row) => row[i] !== null)])"""
+
+    eventually(lambda: page.run(DRAWN) and len(page.run(foot)) == 3, "three columns")
+    top = math.log2(FLOAT16.overflow_from)
+    limits = (top, top, -14, -14, -25, -25)  # each line with a halo under it
+    for line, limit in zip(page.run(edge), limits, strict=True):
+        assert line == pytest.approx([limit - 16, limit - 12, limit - 8, limit - 8])
+    assert page.run(foot) == [-46, -46, -46]
+
+    page.click("#scaled input[value='yes']")
+    eventually(lambda: page.run(foot) == [-30, -34, -38], "data that move")
+    for line, limit in zip(page.run(edge), limits, strict=True):
+        assert line == pytest.approx([limit] * 4)
+    assert page.complaints() == []
+
+
+def test_zeros_nan_and_infinities_are_rows_of_the_heatmap(sampled: Sampled, page: Page) -> None:
+    """And empty rows where there are none, so that nobody has to guess."""
+    sampled.sample(plain=histogram(-30, 10, zeros=10))
+    sampled.sample(plain=histogram(-30, 10, nans=60, positive_infs=20, negative_infs=10))
+    rows = f"""{CHART} return Object.fromEntries(c.data.filter((t) => t.z?.length === 1)
+        .map((t) => [t.text[0].join().match(/zero|inf:|NaN:|$/)[0], t.z[0]]))"""
+
+    eventually(lambda: page.run(DRAWN) and "NaN:" in page.run(rows), "rows")
+    shares = page.run(rows)
+    assert shares["zero"] == [pytest.approx(math.log10(0.5)), None]
+    assert shares["NaN:"] == [None, pytest.approx(math.log10(0.6))]
+    assert shares["inf:"] == [None, pytest.approx(math.log10(0.3))]
+    ticks = page.run(f"{CHART} return c.layout.yaxis.ticktext")
+    assert ticks[-3:] == ["zero", "inf", "NaN"]
+
+
+def test_the_heatmap_is_zoomed_with_the_other_charts(sampled: Sampled, page: Page) -> None:
+    """They share their steps."""
+    for _ in range(4):
+        sampled.sample()
+    eventually(lambda: page.run(DRAWN), "a heatmap")
+
+    page.run(f"{CHART} Plotly.relayout(c, {{'xaxis.range[0]': 5, 'xaxis.range[1]': 15}})")
+
+    shown = "return document.getElementById('chart-scale').layout.xaxis.range"
+    eventually(lambda: page.run(shown) == [5, 15], "the zoom in the other chart")
+
+
+def test_modules_are_sorted_by_trouble_and_by_any_column_on_request(
+    sampled: Sampled, page: Page
+) -> None:
+    """By pointer and keyboard; and what is not known comes last, whichever way."""
+    modules = {
+        "fine": histogram(-20, 5),
+        "lost": histogram(-50, 5),
+        "broken": histogram(-30, 5, nans=1),
+        "layer.10": histogram(-21, 5),
+        "layer.9": histogram(-22, 5),
+    }
+    sampled.sample(modules=modules)
+    sampled.write(ranges("relu", Topic.ACTIVATION, histogram(0, 4), dtype="float16"))
+    page.says("#modules-count", "6")
+
+    assert page.run(NAMES) == ["broken", "lost", "fine", "layer.9", "layer.10", "relu"]
+    assert "✖ non-finite" in page.text("#modules tbody tr:nth-child(1)")
+    assert "▲ underflow" in page.text("#modules tbody tr:nth-child(2)")
+
+    amax = page.browser.find_element(By.CSS_SELECTOR, "[data-column='gradient_amax'] button")
+    amax.send_keys(Keys.ENTER)
+    by_amax = ["fine", "layer.10", "layer.9", "broken", "lost"]
+    assert page.run(NAMES) == [*by_amax, "relu"]
+    sort = "return document.querySelector(\"[data-column='gradient_amax']\").ariaSort"
+    assert page.run(sort) == "descending"
+    amax.click()
+    assert page.run(NAMES) == [*reversed(by_amax), "relu"]
+    assert page.run(sort) == "ascending"
+    page.click("[data-column='name'] button")
+    assert page.run(NAMES) == ["broken", "fine", "layer.9", "layer.10", "lost", "relu"]
+
+
+def test_the_filter_finds_modules_by_any_part_of_the_name(sampled: Sampled, page: Page) -> None:
+    """And says how many of how many."""
+    names = [f"blocks.{i}.{part}" for i in range(12) for part in ("attn", "mlp")]
+    sampled.sample(modules=dict.fromkeys(names, histogram(-20, 5)))
+    page.says("#modules-count", "24")
+
+    page.browser.find_element(By.ID, "modules-filter").send_keys("1.MLP")
+
+    page.says("#modules-count", "2 of 24")
+    assert page.run(NAMES) == ["blocks.1.mlp", "blocks.11.mlp"]
+
+
+def test_a_module_can_be_taken_to_the_what_if_panel_and_back(sampled: Sampled, page: Page) -> None:
+    """By its name, which is a button; the choice outlives the next sample."""
+    modules = {"fc": histogram(-44, 5), "": histogram(-20, 5)}
+    sampled.sample(modules=modules)
+    page.says("#whatif-of", "all gradients, step 9")
+
+    page.browser.find_element(By.CSS_SELECTOR, "#modules [data-key='fc']").send_keys(Keys.ENTER)
+    page.says("#whatif-of", "gradient of fc, step 9")
+    page.says("#whatif-outcome", "100 % of the non-zero elements would be flushed to zero")
+    pressed = "return document.activeElement.ariaPressed"
+    assert page.run(pressed) == "true"
+    sampled.sample(modules=modules)
+    page.says("#whatif-of", "gradient of fc, step 19")
+
+    page.click("#whatif-all")
+    page.says("#whatif-of", "all gradients, step 19")
+    page.click("#modules [data-key='']")
+    page.says("#whatif-of", "gradient of (root module)")
+
+
+def test_names_of_modules_are_text_and_never_markup(sampled: Sampled, page: Page) -> None:
+    """Users call them what they like."""
+    hostile = "model.<img src=x onerror=window.broken=1>"
+    sampled.sample(modules={hostile: histogram(-20, 5), "__proto__": histogram(-20, 5)})
+
+    page.says("#modules", hostile)
+    page.click("#modules tbody tr:nth-child(2) button")
+    page.says("#whatif-of", hostile)
+    assert sorted(page.run(NAMES)) == ["__proto__", hostile]
+    assert page.run("return document.querySelectorAll('main img').length") == 0
+    assert page.run("return window.broken") is None
+
+
+def test_dragging_the_scale_tells_what_would_be_lost(sampled: Sampled, page: Page) -> None:
+    """In the numbers of ampwatch.numerics.whatif, at every place of the dial."""
+    sampled.sample(16)
+    at_first = f"In float16 at scale 2¹⁶, {percent(cast(PLAIN, FLOAT16, 16).underflow_share)} of"
+    page.says("#whatif-outcome", at_first)
+    window = scale_window(PLAIN, FLOAT16)
+    page.says("#whatif-window", "keep both ends")
+    assert page.text("#whatif-notes").startswith(
+        f"{power_of_two(2.0**window.low)} to {power_of_two(2.0**window.high)} flush at most 0.1 %"
+    )
+
+    dial(page).send_keys(Keys.ARROW_LEFT * 6)
+    lost = percent(cast(PLAIN, FLOAT16, 10).underflow_share)
+    page.says("#whatif-outcome", f"at scale 2¹⁰, {lost} of the non-zero elements")
+    assert "2¹⁰ = 1 024" in page.text("#whatif-value")
+    assert "now 2¹⁶" in page.text("#whatif-mark")
+
+    ActionChains(page.browser).drag_and_drop_by_offset(dial(page), 300, 0).perform()
+    exponent = int(dial(page).get_property("value"))
+    assert exponent != 10
+    flushed = cast(PLAIN, FLOAT16, exponent).underflow_share
+    overflow = cast(PLAIN, FLOAT16, exponent).overflow_share
+    page.says("#whatif-fates", f"flushed to zero {percent(flushed)}")
+    page.says("#whatif-fates", f"overflow {percent(overflow)}")
+
+    page.click("#whatif-now")
+    page.says("#whatif-value", "65 536")
+    page.says("#whatif-outcome", at_first)
+
+
+def test_another_format_is_one_choice_away(sampled: Sampled, page: Page) -> None:
+    """Each says whether it would do, with which scales, before it is chosen."""
+    sampled.sample(16)
+    page.says("#whatif-formats", "float8_e4m3fn")
+
+    verdicts = {
+        "fits": "✓ fits as it is",
+        "fits_scaled": "◐ fits with 2",
+        "too_wide": "✖ too narrow",
+    }
+    for name, fmt in FORMATS.items():
+        if name in formats():
+            card = f"#whatif-formats label:has([value='{name}'])"
+            assert verdicts[fit(PLAIN, fmt).value] in page.text(card)
+    page.browser.find_element(By.CSS_SELECTOR, "[value='float8_e4m3fn']").send_keys(Keys.SPACE)
+    page.says("#whatif-outcome", "In float8_e4m3fn at scale 2¹⁶")
+    page.says("#whatif-notes", "No scale keeps both ends")
+
+
+def test_what_was_flushed_before_it_was_measured_is_warned_of(sampled: Sampled, page: Page) -> None:
+    """The histogram ends where the format does: a good fit of what is left would be a lie."""
+    sampled.sample(0, plain=histogram(-24, 60, 20, zeros=120))
+
+    page.says("#whatif-cut", "About 60 % of the elements were zero before they were measured")
+    assert "keep what is left" in page.text("#whatif-window")
+
+
+def test_each_rank_has_ranges_of_its_own(place: Place, page: Page) -> None:
+    """And a choice made for one of them is not carried to another."""
+    ranks = [Sampled(place, rank=rank, world_size=2) for rank in (0, 1)]
+    ranks[0].sample(16, modules={"fc": histogram(-20, 5)})
+    ranks[1].sample(8, modules={"head": histogram(-20, 5)})
+    page.says("#modules", "fc")
+    page.click("#modules [data-key='fc']")
+
+    page.click("#ranks [data-key='1']")
+
+    page.says("#modules", "head")
+    page.says("#whatif-of", "all gradients")
+    page.says("#whatif-value", "2⁸ = 256")
+    for rank in ranks:
+        rank.finish()
+
+
+def test_a_run_that_has_ended_keeps_its_ranges(place: Place, page: Page) -> None:
+    """They are what one wants to read then."""
+    trainer = Sampled(place)
+    trainer.sample(modules={"fc": histogram(-20, 5)})
+    page.says("#modules", "fc")
+
+    trainer.finish()
+
+    page.says("#run h1", "finished")
+    page.click("#modules [data-key='fc']")
+    page.says("#whatif-of", "gradient of fc")
+
+
+def test_a_narrow_window_scrolls_in_one_direction_only(sampled: Sampled, page: Page) -> None:
+    """The table scrolls by itself; the page does not grow wider than the window."""
+    sampled.sample(modules={"encoder.layers.11.attention.output": histogram(-20, 5)})
+    page.says("#modules", "encoder")
+    size = page.browser.get_window_size()
+
+    page.browser.set_window_size(500, 900)
+
+    fits = "return document.documentElement.scrollWidth <= window.innerWidth"
+    eventually(lambda: page.run(fits), "a page as wide as the window")
+    page.browser.set_window_size(**size)
+
+
+def test_five_hundred_modules_stay_quick(sampled: Sampled, page: Page) -> None:
+    """A click on a column, and all rows stand in another order before anyone notices."""
+    many = {f"blocks.{i}.mlp": histogram(-30 + i % 20, *range(1, 30)) for i in range(500)}
+    sampled.sample(modules=many)
+    page.says("#modules-count", "500")
+
+    took = page.run("""
+        const start = performance.now();
+        document.querySelector("[data-column='gradient_amax'] button").click();
+        document.body.offsetHeight;
+        return performance.now() - start;""")
+
+    assert len(page.run(NAMES)) == 500
+    assert took < 500  # ms; 50 where nothing else runs
+
+
+def test_without_plotly_numbers_and_table_work(
+    place: Place, browser: WebDriver, sampled: Sampled, tmp_path: Path
+) -> None:
+    """The pictures are an extra, the answers are not."""
+    hidden = tmp_path / "hidden" / "plotly"
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").touch()
+    sampled.sample(modules={"fc": histogram(-20, 5)})
+
+    with place.daemon(PYTHONPATH=str(hidden.parent)) as daemon:
+        page = Page(browser, daemon)
+        page.says("#modules", "fc")
+        dial(page).send_keys(Keys.ARROW_LEFT)
+        page.says("#whatif-outcome", "at scale 2¹⁵")
+        page.says("#no-plotly", "pip install")
+        assert not browser.find_element(By.ID, "heatmap").is_displayed()
+        browser.get("about:blank")
+
+
+def random_histogram(rng: random.Random) -> ExponentHistogram:
+    """Any: narrow, wide, empty in the middle, a subsample, all zeros, beyond every format."""
+    counts = [rng.choice([0, 0, 1, rng.randrange(10**6)]) for _ in range(rng.randrange(1, 60))]
+    counts[0] = counts[0] or 1
+    counts[-1] = counts[-1] or 1
+    first = rng.randrange(-160, 130)
+    others = {"zeros": rng.randrange(100), "nans": rng.randrange(3), "positive_infs": 0}
+    if rng.random() < 0.1:
+        counts = []
+    top = math.ldexp(rng.choice([1.0, rng.uniform(0.5001, 1.0)]), first + len(counts) - 1)
+    bottom = math.ldexp(rng.uniform(0.5001, 1.0), first) if len(counts) > 1 else top
+    extremes = {"amax": top, "amin": bottom} if counts else {}
+    unseen = rng.choice([0, 0, 17])
+    numel = sum(counts) + others["zeros"] + others["nans"] + unseen
+    return histogram(first, *counts, **others, **extremes, numel=numel)
+
+
+def answers(plain: ExponentHistogram, name: str, shift: int) -> dict[str, Any]:
+    """What Python says."""
+    fmt = FORMATS[name]
+    outcome = asdict(cast(plain, fmt, shift))
+    room = outcome.pop("headroom")
+    window = scale_window(plain, fmt)
+    return {
+        **outcome,
+        "headroom": None if math.isinf(room) else room,
+        "window": [window.low, window.high],
+        "fit": fit(plain, fmt).value,
+    }
+
+
+def test_what_if_in_the_browser_is_what_if_in_python(page: Page) -> None:
+    """To the last element, over random histograms, in every format, at any scale."""
+    rng = random.Random(20)
+    cases = [
+        (random_histogram(rng), name, rng.randrange(-140, 140))
+        for _ in range(200)
+        for name in formats()
+    ]
+    told = [
+        {
+            "first": plain.first,
+            "counts": plain.counts,
+            "zeros": plain.zeros,
+            "nans": plain.nans,
+            "infs": plain.infs,
+            "amax": plain.amax,
+            "amin": None if math.isinf(plain.amin) else plain.amin,
+            "numel": plain.numel,
+            "format": name,
+            "shift": shift,
+        }
+        for plain, name, shift in cases
+    ]
+    script = """
+        const [told, formats, done] = arguments;
+        import("/static/whatif.js").then(({ cast, fates, fit, scaleWindow }) => {
+          const answer = ({ format, shift, ...h }) => {
+            const histogram = { ...h, amin: h.amin ?? Infinity };
+            const f = formats[format];
+            const c = cast(histogram, f, shift);
+            const window = scaleWindow(histogram, f);
+            const sums = { flushed: 0, subnormal: 0, normal: 0, overflows: 0 };
+            fates(histogram, f, shift).forEach((fate, i) => { sums[fate] += h.counts[i]; });
+            return {
+              overflow_low: c.overflowLow, overflow_high: c.overflowHigh, underflow: c.underflow,
+              subnormal: c.subnormal, nonzero: c.nonzero, window: [window.low, window.high],
+              headroom: Number.isFinite(c.headroom) ? c.headroom : null, fit: fit(histogram, f), sums,
+            };
+          };
+          done(JSON.stringify(JSON.parse(told).map(answer)));
+        });
+    """
+
+    said = json.loads(page.browser.execute_async_script(script, json.dumps(told), formats()))
+
+    for (plain, name, shift), answer in zip(cases, said, strict=True):
+        fates = answer.pop("sums")
+        answer["headroom"] = answer["headroom"] and float(
+            answer["headroom"]
+        )  # large ones are whole
+        assert answer == answers(plain, name, shift), (plain, name, shift)
+        assert fates["flushed"] == answer["underflow"]
+        assert fates["subnormal"] == answer["subnormal"]
+        if not plain.is_subsample:
+            assert answer["overflow_low"] <= fates["overflows"] <= answer["overflow_high"]
+        assert sum(fates.values()) == plain.nonzero

@@ -1,0 +1,130 @@
+"""The exponent histogram: shifting is scaling, merging is concatenating, and bins are closed above."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from itertools import chain
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampwatch.numerics.exponents import ExponentHistogram, merged, times_power_of_two
+from tests.numerics.oracle import ALL_FLOAT16, float32_values, histogram_of
+
+shifts = st.integers(-300, 300)
+
+
+def test_the_numbers_derived_from_a_histogram_are_those_of_its_elements() -> None:
+    """Every property counts what its name says."""
+    values = [0.0, -0.0, 3.0, -4.0, 4.5, math.inf, -math.inf, -math.inf, math.nan]
+    histogram = histogram_of(values)
+    assert histogram.nonzero == 3
+    assert histogram.binned == 5
+    assert histogram.infs == 3
+    assert histogram.nonfinite == 4
+    assert histogram.zero_share == pytest.approx(2 / 5)
+    assert histogram.by_exponent() == {2: 2, 3: 1}
+    assert not histogram.is_subsample
+
+
+def test_empty_bins_between_others_are_not_listed() -> None:
+    """Only exponents that occur are listed, so a wide gap costs nothing."""
+    assert histogram_of([1.0, 2.0**40]).by_exponent() == {0: 1, 40: 1}
+
+
+def test_a_histogram_without_finite_elements_has_no_zero_share() -> None:
+    """Nothing divided by nothing is no share, not an error."""
+    assert ExponentHistogram().zero_share == 0.0
+    assert histogram_of([math.nan]).zero_share == 0.0
+
+
+def test_it_is_a_subsample_as_soon_as_a_finite_element_is_in_no_bin() -> None:
+    """NaN and infinities are in no bin either, and do not make a subsample."""
+    whole = histogram_of([1.0, 2.0, 0.0, math.nan, math.inf])
+    assert not whole.is_subsample
+    assert replace(whole, numel=whole.numel + 1).is_subsample
+
+
+@settings(deadline=None)
+@given(float32_values, shifts)
+def test_at_most_counts_the_elements_up_to_and_including_a_power_of_two(
+    values: list[float], exponent: int
+) -> None:
+    """The upper end of a bin belongs to it."""
+    limit = 2.0**exponent
+    expected = sum(0 < abs(v) <= limit for v in values)
+    assert histogram_of(values).at_most(exponent) == expected
+
+
+@settings(deadline=None)
+@given(float32_values, shifts)
+def test_shifting_is_the_histogram_of_the_scaled_values(values: list[float], shift: int) -> None:
+    """In float64 the scaling of float32 values is exact, so nothing may differ at all."""
+    assert histogram_of(values).shifted(shift) == histogram_of([v * 2.0**shift for v in values])
+
+
+@settings(deadline=None)
+@given(float32_values, shifts)
+def test_shifting_back_gives_the_same_histogram(values: list[float], shift: int) -> None:
+    """No information is lost by a shift."""
+    histogram = histogram_of(values)
+    assert histogram.shifted(shift).shifted(-shift) == histogram
+
+
+def test_a_shift_out_of_float64_keeps_the_counts_and_does_not_raise() -> None:
+    """Bins have no end; only the extremes leave float64, towards infinity and zero."""
+    histogram = histogram_of([5e-324, 1.5, 1e308])
+    up, down = histogram.shifted(2000), histogram.shifted(-2000)
+    assert up.counts == down.counts == histogram.counts
+    assert (up.amax, down.amin) == (math.inf, 0.0)
+
+
+@settings(deadline=None)
+@given(st.lists(float32_values, max_size=5))
+def test_merging_is_the_histogram_of_all_values_together(lists: list[list[float]]) -> None:
+    """Ranks, modules and steps may be merged in any grouping."""
+    whole = histogram_of(chain(*lists))
+    assert merged(histogram_of(values) for values in lists) == whole
+    one_by_one = ExponentHistogram()
+    for values in reversed(lists):
+        one_by_one = histogram_of(values).merge(one_by_one)
+    assert one_by_one == whole
+
+
+def test_many_large_parts_add_up() -> None:
+    """All numbers of float16, cut into pieces, give the histogram of the whole."""
+    pieces = [histogram_of(ALL_FLOAT16[i::7]) for i in range(7)]
+    assert merged(pieces) == histogram_of(ALL_FLOAT16)
+    assert merged(pieces).nonzero == 2 * (31 * 1024 - 1)
+
+
+def test_a_subsample_stays_one_when_merged() -> None:
+    """A part that was not binned whole is never passed off as complete."""
+    whole = histogram_of([1.0, 2.0])
+    partial = replace(whole, numel=1000, amax=77.0)
+    together = merged([whole, partial])
+    assert together.is_subsample
+    assert (together.amax, together.numel, together.binned) == (77.0, 1002, 4)
+
+
+@settings(deadline=None)
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(-3000, 3000))
+def test_a_power_of_two_times_a_value_is_rounded_once_and_infinite_beyond_float64(
+    value: float, exponent: int
+) -> None:
+    """It is the exact product, in float64; infinity keeps the sign."""
+    exact = Fraction(value) * Fraction(2) ** exponent
+    result = times_power_of_two(value, exponent)
+    if abs(exact) < 2**1024:
+        assert result == float(exact)
+    else:
+        assert result == math.copysign(math.inf, value)
+
+
+@pytest.mark.parametrize("value", [0.0, math.inf, -math.inf])
+def test_a_power_of_two_leaves_zero_and_infinity_as_they_are(value: float) -> None:
+    """Those of a histogram without magnitudes, amax and amin, are no error."""
+    assert times_power_of_two(value, 5000) == times_power_of_two(value, -5000) == value

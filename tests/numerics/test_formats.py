@@ -1,0 +1,153 @@
+"""The limits of the formats, against PyTorch's own numbers, bit patterns and casts."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+
+from ampwatch.numerics import formats
+from ampwatch.numerics.formats import FORMATS, FloatFormat
+from tests.numerics.oracle import cast_by_torch, rounded
+
+DTYPES = [name for name in FORMATS if name != "tf32"]
+BELOW_FLOAT64 = [name for name in FORMATS if name != "float64"]
+INTEGERS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+
+
+def cast(value: float, name: str) -> float:
+    return float(cast_by_torch(torch.tensor(value, dtype=torch.float64), name))
+
+
+def next_to(value: float, towards: float, name: str) -> float:
+    """The neighbour of a value in the type that the cast starts from."""
+    source = torch.float64 if name == "float32" else torch.float32
+    at, direction = torch.tensor(value, dtype=source), torch.tensor(towards, dtype=source)
+    return float(torch.nextafter(at, direction))
+
+
+def number(pattern: int, name: str) -> float:
+    dtype = getattr(torch, name)
+    return float(torch.tensor(pattern, dtype=INTEGERS[FORMATS[name].bits]).view(dtype).double())
+
+
+def test_every_format_is_found_under_its_own_name() -> None:
+    """The table answers to the names that PyTorch prints."""
+    assert {name: fmt.name for name, fmt in FORMATS.items()} == {name: name for name in FORMATS}
+    assert all(isinstance(getattr(torch, name), torch.dtype) for name in DTYPES)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_limits_are_those_that_torch_states(name: str) -> None:
+    """``torch.finfo`` says the same.
+
+    Not asked for ``eps``: it states that of float8_e4m3fnuz for float8_e5m2fnuz as well.
+    """
+    fmt, info = FORMATS[name], torch.finfo(getattr(torch, name))
+    assert (fmt.max, fmt.min_normal, fmt.bits) == (info.max, info.smallest_normal, info.bits)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_the_bit_patterns_at_the_limits_are_the_limits(name: str) -> None:
+    """The smallest pattern is the smallest subnormal, and so on, as read by torch."""
+    fmt = FORMATS[name]
+    first_normal = 1 << fmt.mantissa_bits
+    one = next(p for p in range(0, 1 << fmt.bits - 1, first_normal) if number(p, name) == 1.0)
+    assert number(1, name) == fmt.min_subnormal
+    assert number(first_normal, name) == fmt.min_normal
+    assert number(first_normal - 1, name) == fmt.min_normal - fmt.min_subnormal
+    assert number(one + 1, name) - 1.0 == fmt.eps
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float16"])
+def test_max_is_the_largest_finite_pattern_of_all(name: str) -> None:
+    """No pattern is finite and larger."""
+    every = [number(pattern, name) for pattern in range(1 << FORMATS[name].bits - 1)]
+    assert max(v for v in every if math.isfinite(v)) == FORMATS[name].max
+
+
+def test_tf32_is_float32_with_thirteen_bits_less() -> None:
+    """It keeps the exponents of float32 and the mantissa of float16."""
+    tf32 = FORMATS["tf32"]
+    assert tf32.max == float.fromhex("0x1.ffcp127")
+    assert (tf32.min_normal, tf32.min_subnormal) == (2.0**-126, 2.0**-136)
+    assert (tf32.bits, tf32.mantissa_bits, tf32.eps) == (19, 10, 2.0**-10)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_largest_number_and_the_smallest_survive_a_cast(name: str) -> None:
+    """Limits are numbers of the format themselves."""
+    fmt = FORMATS[name]
+    for value in (fmt.max, -fmt.max, fmt.min_normal, fmt.min_subnormal, 1.0 + fmt.eps):
+        assert cast(value, name) == value
+
+
+@pytest.mark.parametrize("name", BELOW_FLOAT64)
+def test_a_cast_flushes_exactly_what_is_at_most_flush_at(name: str) -> None:
+    """Half the smallest subnormal goes to zero, the next larger number does not."""
+    fmt = FORMATS[name]
+    assert cast(fmt.flush_at, name) == 0.0
+    assert cast(next_to(fmt.flush_at, 1.0, name), name) == fmt.min_subnormal
+
+
+@pytest.mark.parametrize("name", [n for n in BELOW_FLOAT64 if n != "float8_e4m3fn"])
+def test_a_cast_overflows_exactly_from_overflow_from_on(name: str) -> None:
+    """The number below becomes the largest finite one, the limit becomes what is promised."""
+    fmt = FORMATS[name]
+    outcome = cast(fmt.overflow_from, name)
+    assert {"inf": math.isinf, "NaN": math.isnan}[fmt.on_overflow](outcome)
+    assert cast(next_to(fmt.overflow_from, 0.0, name), name) == fmt.max
+
+
+def test_float8_e4m3fn_overflows_above_464_as_nan_or_by_saturating() -> None:
+    """464 is a tie and goes to the even 448; beyond, versions of PyTorch differ."""
+    fmt = FORMATS["float8_e4m3fn"]
+    assert fmt.overflow_from == math.nextafter(464.0, math.inf)
+    assert cast(464.0, fmt.name) == 448.0
+    beyond = cast(next_to(464.0, math.inf, fmt.name), fmt.name)
+    assert math.isnan(beyond) or beyond == 448.0
+    assert fmt.on_overflow.startswith("NaN or 448")
+
+
+@pytest.mark.parametrize("name", BELOW_FLOAT64)
+def test_limits_hold_to_the_last_bit_of_float64(name: str) -> None:
+    """By exact rounding; casts start from float32 and cannot show it."""
+    fmt = FORMATS[name]
+    below = math.nextafter(fmt.overflow_from, 0.0)
+    assert rounded(fmt.overflow_from, 0, fmt) is None
+    assert rounded(below, 0, fmt) == (Fraction(fmt.max) if name != "float8_e4m3fn" else 448)
+    assert rounded(fmt.flush_at, 0, fmt) == 0
+    assert rounded(math.nextafter(fmt.flush_at, 1.0), 0, fmt) == Fraction(fmt.min_subnormal)
+
+
+def test_nothing_in_float64_is_beyond_float64() -> None:
+    """Its limits are those of the type in which limits are given."""
+    assert FORMATS["float64"].overflow_from == math.inf
+    assert FORMATS["float64"].flush_at == 0.0
+
+
+def test_formats_are_ordered_from_wide_to_narrow() -> None:
+    """By their largest number, so that a reader scans one direction."""
+    largest = [fmt.max for fmt in FORMATS.values()]
+    assert largest == sorted(largest, reverse=True)
+
+
+def test_the_table_in_the_documentation_says_what_the_formats_say() -> None:
+    """Numbers that people read are not left behind when the code changes."""
+    rows = [line.split(maxsplit=2) for line in (formats.__doc__ or "").splitlines()]
+    table = {row[0]: row[1:] for row in rows if row and row[0] in FORMATS}
+    assert list(table) == list(FORMATS)
+    for name, (largest, rest) in table.items():
+        check_row(FORMATS[name], largest, rest.removeprefix("above "))
+
+
+def check_row(fmt: FloatFormat, largest: str, rest: str) -> None:
+    overflow, *smallest = rest.split()
+    powers = [math.ldexp(1.0, int(p.removeprefix("2**"))) for p in smallest if p[:3] == "2**"]
+    decimals = [float(p) for p in smallest if p != "=" and p[:3] != "2**"]
+    assert float(largest) == pytest.approx(fmt.max, rel=5e-4)
+    assert float(overflow) == pytest.approx(fmt.overflow_from, rel=5e-4)
+    assert powers == [fmt.min_normal, fmt.min_subnormal]
+    assert not decimals or decimals == pytest.approx(powers, rel=5e-3)

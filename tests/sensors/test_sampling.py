@@ -1,0 +1,174 @@
+"""When what is measured, against a training whose costs are known."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from ampwatch.records import Topic
+from ampwatch.sensors.sampling import (
+    ALARMED,
+    EVERYTHING,
+    FIRST,
+    MAX_INTERVAL,
+    OPENING,
+    QUIET_AFTER_ALARM,
+    STATE,
+    WORST_SHARE,
+    Sampler,
+)
+from ampwatch.settings import Settings
+
+
+class Training:
+    """Iterations of a given length whose samples cost a given time; no clock is involved."""
+
+    def __init__(
+        self, step_s: float = 0.1, cost_s: float = 0.005, always_s: float = 0.0, **settings: object
+    ) -> None:
+        self.step_s, self.cost_s, self.always_s = step_s, cost_s, always_s
+        self.spent_ns = 0
+        self.sampler = Sampler(Settings.resolve(dict(settings), {}), lambda: self.spent_ns)
+        self.looks: list[tuple[int, frozenset[Topic], tuple[int, int]]] = []
+        self.seconds = 0.0
+
+    def run(self, iterations: int) -> Training:
+        for _ in range(iterations):
+            sampler, cost_s = self.sampler, self.always_s
+            if sampler.wanted:
+                self.looks.append((sampler.step, sampler.wanted, sampler.part))
+                cost_s += self.cost_s / sampler.part[1]
+            self.spent_ns += int(1e9 * cost_s)
+            self.seconds += self.step_s + cost_s
+            sampler.next(self.step_s + cost_s)
+        return self
+
+    @property
+    def sampled(self) -> list[int]:
+        return [step for step, _, _ in self.looks]
+
+
+@pytest.mark.parametrize("budget", [0.002, 0.01, 0.1])
+@pytest.mark.parametrize("cost_s", [0.0005, 0.005, 0.05])
+def test_what_ampwatch_costs_stays_within_the_budget(budget: float, cost_s: float) -> None:
+    """Counted after the opening, to within one sample."""
+    training = Training(cost_s=cost_s, overhead_budget=budget).run(OPENING)
+    spent, seconds = training.spent_ns / 1e9, training.seconds
+
+    training.run(5000)
+
+    spent, seconds = training.spent_ns / 1e9 - spent, training.seconds - seconds
+    assert spent <= budget * seconds + cost_s
+    assert spent >= 0.8 * min(budget * seconds, 5000 * cost_s) - cost_s
+
+
+def test_the_always_on_sensors_are_paid_from_the_same_budget() -> None:
+    """The more they take, the less is left for samples."""
+    alone = Training(overhead_budget=0.01).run(3000)
+    beside = Training(overhead_budget=0.01, always_s=0.0005).run(3000)
+
+    assert len(beside.looks) - OPENING < 0.7 * (len(alone.looks) - OPENING)
+
+
+def test_a_training_that_cannot_pay_is_looked_at_now_and_then_all_the_same() -> None:
+    """Steps shorter than our own work must not go unseen for good."""
+    training = Training(step_s=0.0001, cost_s=0.01, always_s=0.0001).run(5 * MAX_INTERVAL)
+
+    late = [step for step in training.sampled if step >= OPENING]
+    assert len(late) >= 4
+    assert all(b - a <= MAX_INTERVAL for a, b in pairwise(late))
+
+
+def test_the_opening_is_looked_at_whatever_it_costs_and_is_not_paid_back() -> None:
+    """Most mistakes show there; afterwards the first sample comes at once."""
+    training = Training(cost_s=0.02, overhead_budget=0.01).run(OPENING + 1)
+
+    assert training.sampled == list(range(OPENING + 1))
+
+
+def test_each_topic_is_looked_at_in_turn_and_gradients_twice_as_often() -> None:
+    """Nothing that could be measured is left out for good."""
+    training = Training(cost_s=0.0).run(500)
+
+    counts = Counter(topic for _, wanted, _ in training.looks for topic in wanted)
+    assert set(counts) == set(Topic)
+    assert counts[Topic.GRADIENT] == pytest.approx(2 * counts[Topic.ACTIVATION], rel=0.05)
+    assert counts[Topic.WEIGHT] == pytest.approx(counts[Topic.ACTIVATION_GRADIENT], rel=0.05)
+
+
+def test_the_first_iteration_looks_at_gradients_and_state() -> None:
+    """A training that is broken from the start may live for two or three steps."""
+    assert Training().run(1).looks[0][1] == FIRST
+
+
+def test_sample_every_fixes_the_interval() -> None:
+    """Whatever it costs, also in the opening."""
+    training = Training(cost_s=0.05, sample_every=7).run(100)
+
+    assert training.sampled == [0, *range(7, 100, 7)]
+    assert training.sampler.interval == 7
+
+
+def test_a_sample_that_weighs_on_its_step_is_spread_over_several() -> None:
+    """Each part takes its turn, and the worst step stays near the limit."""
+    training = Training(cost_s=0.1, overhead_budget=0.5).run(400)
+
+    late = [(wanted, part) for step, wanted, part in training.looks if step > 200]
+    forward = [part for wanted, part in late if wanted == {Topic.ACTIVATION}]
+    parts = forward[0][1]
+    assert training.cost_s / parts <= 1.1 * WORST_SHARE * training.step_s
+    assert {part for part, _ in forward} == set(range(parts))
+    assert all(part == (0, 1) for wanted, part in late if wanted == {Topic.GRADIENT})
+
+
+def test_deep_looks_at_everything_in_every_iteration() -> None:
+    """It is for debugging, and costs what it has to."""
+    training = Training(level="deep").run(50)
+
+    assert [wanted for _, wanted, _ in training.looks] == [EVERYTHING] * 50
+
+
+@pytest.mark.parametrize("level", ["light", "off"])
+def test_light_looks_at_nothing(level: str) -> None:
+    """Scaler and steps only, not even at skips."""
+    training = Training(level=level).run(100)
+
+    assert training.looks == []
+    assert not training.sampler.looks_at_skips
+
+
+def test_an_alarm_has_the_next_iterations_looked_at_state_first() -> None:
+    """Then it rests, so that a storm of skips is not a storm of samples."""
+    training = Training(cost_s=0.5, overhead_budget=0.001).run(OPENING + 200)
+    before = len(training.looks)
+
+    for _ in range(QUIET_AFTER_ALARM):
+        training.sampler.alarm()
+        training.run(1)
+
+    after = training.looks[before:]
+    assert len(after) in (ALARMED, ALARMED + 1)
+    assert after[0][1] == STATE
+
+
+def test_the_first_failure_after_a_calm_is_looked_at_on_the_spot() -> None:
+    """And not every one of a row."""
+    training = Training().run(5)
+    first = training.sampler.takes_first_look()
+    training.run(1)
+    second = training.sampler.takes_first_look()
+    training.run(100)
+
+    assert (first, second, training.sampler.takes_first_look()) == (True, False, True)
+
+
+def test_an_unknown_duration_changes_nothing() -> None:
+    """The first iteration has none."""
+    training = Training()
+    training.sampler.next(math.nan)
+
+    assert training.sampler.step == 1
+    assert training.sampler.wanted

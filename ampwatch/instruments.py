@@ -181,7 +181,7 @@ class Instruments:
             )
         if self._readback.dropped:
             sentences.append(f"{self._readback.dropped} iterations were not observed")
-        return sentences
+        return sentences + (self._ranges.not_seen() if self._level in SAMPLED_LEVELS else [])
 
 
 def _scale_of(scaler: torch.amp.GradScaler | None) -> float:

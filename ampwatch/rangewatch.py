@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.sensors.activations import ActivationSensor
+from ampwatch.sensors.activations import ActivationSensor, has_compiled
 from ampwatch.sensors.gradients import GradientSensor
 from ampwatch.sensors.guard import Guard
 from ampwatch.sensors.measuring import Measuring
@@ -85,6 +85,21 @@ class RangeWatch:
     def lost_eps(self) -> Mapping[str, float]:
         """Parameters whose ``eps`` is zero in their dtype; read, not copied."""
         return self._updates.lost_eps
+
+    def not_seen(self) -> list[str]:
+        """Return, in sentences, what could not be measured."""
+        measuring, sentences = self.measuring, []
+        if measuring.dropped:
+            sentences.append(
+                f"{measuring.dropped} measurements of ranges were given up: the device was too far"
+                " behind, or there is no kernel for it"
+            )
+        if has_compiled():
+            sentences.append(
+                "outputs of modules are not measured: something was compiled in this process, and"
+                " hooks that come and go would have it compiled again"
+            )
+        return sentences
 
     def closing(self, *, nonfinite: bool) -> None:
         """The iteration is about to end."""

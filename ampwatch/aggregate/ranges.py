@@ -53,6 +53,7 @@ class Ranges:
         totals: What sampling has looked at so far; ``None`` before the first sample.
         modules: The newest ranges of each module.
         gradients: The course of the gradients of all modules, without the loss scale.
+        epsilon: Share of the non-zero gradients that a recommended loss scale may flush to zero.
         magnitude: Their finite magnitudes above zero, without the loss scale, since
             ``counted_from_ns``; there is no sum.
 
@@ -67,7 +68,7 @@ class Ranges:
         self.modules = Modules(settings.module_series)
         self.gradients = GradientHistory()
         self.magnitude = Histogram(MAGNITUDE_BOUNDS, summed=False)
-        self._epsilon = settings.window_epsilon
+        self.epsilon = settings.window_epsilon
         self._counted_from_ns = counted_from_ns
         self._autocast_dtype = ""
         self._all: dict[Topic, RangeRecord] = {}
@@ -126,8 +127,8 @@ class Ranges:
         """What the newest gradients would need; ``None`` before the first non-zero ones."""
         if self._recommended is None and self._unscaled is not None and self._unscaled.amax:
             self._recommended = Recommendation(
-                scale_window(self._unscaled, self.autocast, self._epsilon),
-                {name: fit(self._unscaled, FORMATS[name], self._epsilon) for name in CANDIDATES},
+                scale_window(self._unscaled, self.autocast, self.epsilon),
+                {name: fit(self._unscaled, FORMATS[name], self.epsilon) for name in CANDIDATES},
             )
         return self._recommended
 

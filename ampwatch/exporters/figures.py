@@ -87,12 +87,12 @@ def _step_time(rank: RankView) -> Figure:
 
 def _headroom(ranges: Ranges, gradients: RangeRecord) -> Figure:
     room = math.log2(ranges.autocast.max) - math.log2(gradients.histogram.amax)
-    return Figure(f"{room:.1f} bits", f"from the largest gradient to {ranges.autocast.name}'s end")
+    return Figure(f"{room:.1f} bits", f"of the gradients in {ranges.autocast.name}")
 
 
 def _underflow(ranges: Ranges, gradients: RangeRecord) -> Figure:
     share = percent(lost_share(gradients, ranges.autocast))
-    return Figure(share, f"of the gradients are zero only for {ranges.autocast.name}")
+    return Figure(share, f"of the gradients in {ranges.autocast.name}")
 
 
 def _cost(rank: RankView, newest: StepRecord) -> Figure:

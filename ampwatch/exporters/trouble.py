@@ -3,10 +3,10 @@
 Reasons come in an order, the worst first, and each has a severity from 0 to 1:
 
 ==========================  ========================================  =================
-reason                      severity                                  notable from
+reason                      severity                                  notable above
 ==========================  ========================================  =================
-``nonfinite``               1                                         one element
-``lost``                    share of the gradient that underflows     ``NOTABLE_LOST``
+``nonfinite``               1                                         0
+``lost``                    share of the gradient that underflows     ``tolerated``
 ``activation_headroom``     closeness to the end of the format        ``NOTABLE_CLOSE``
 ``unchanged``               share of the weights an update misses     ``NOTABLE_MISSED``
 ==========================  ========================================  =================
@@ -31,11 +31,8 @@ if TYPE_CHECKING:
     from ampwatch.numerics.formats import FloatFormat
     from ampwatch.records import RangeRecord
 
-NOTABLE_LOST = 1e-3
-"""As much of the gradients as a recommended loss scale may lose."""
-
 NOTABLE_CLOSE = 0.75
-"""Two doublings from the largest number."""
+"""Less than two doublings from the largest number."""
 
 NOTABLE_MISSED = 0.5
 
@@ -58,17 +55,18 @@ class Trouble(NamedTuple):
     reason: str
 
 
-def worst(topics: Mapping[Topic, RangeRecord], autocast: FloatFormat) -> Trouble:
+def worst(topics: Mapping[Topic, RangeRecord], autocast: FloatFormat, tolerated: float) -> Trouble:
     """Return the worst trouble of a module.
 
     Args:
         topics: The newest record of each topic.
         autocast: The format of autocast.
+        tolerated: Share of a gradient that may be lost.
     """
     lost = max((lost_share(topics[t], autocast) for t in GRADIENTS if t in topics), default=0.0)
     judged = (
-        _place(4, "nonfinite", float(nonfinite(topics.values()) > 0), 1.0),
-        _place(3, "lost", lost, NOTABLE_LOST),
+        _place(4, "nonfinite", float(nonfinite(topics.values()) > 0), 0.0),
+        _place(3, "lost", lost, tolerated),
         _place(2, "activation_headroom", _of(topics, Topic.ACTIVATION, autocast), NOTABLE_CLOSE),
         _place(1, "unchanged", _of(topics, Topic.UPDATE, autocast), NOTABLE_MISSED),
     )
@@ -109,4 +107,4 @@ def _of(topics: Mapping[Topic, RangeRecord], topic: Topic, autocast: FloatFormat
 
 
 def _place(place: int, reason: str, severity: float, notable: float) -> Trouble:
-    return Trouble(place + severity, reason) if severity >= notable else Trouble(severity, "")
+    return Trouble(place + severity, reason) if severity > notable else Trouble(severity, "")

@@ -38,8 +38,8 @@ class Kernel(Protocol):
                 memory from ``data_ptr()`` on, whatever the shape and the order of the
                 dimensions. All on the device of ``rows``. Read only.
             rows: int32, at least one row of ``rows.ROW_WORDS`` per piece, contiguous.
-            stride: Per piece, how thin the subsample is. With ``k > 1`` only the blocks 0,
-                k, 2k ... of ``BLOCK`` elements count into the bins, the zeros and the
+            stride: Per piece, how thin the subsample may be. With ``k > 1`` only the blocks 0,
+                k, 2k ... of ``BLOCK`` elements need count into the bins, the zeros and the
                 smallest magnitude; the largest magnitude, NaN and infinities are of all.
             gate: One float32 on the same device. When it is 0, the rows are all zero words
                 afterwards, and nothing is measured.

@@ -21,8 +21,7 @@ import triton.language as tl
 @triton.jit
 def add3(a, b, c):
     """Add three digits: the digit of the sum, and what is carried over."""
-    either = a ^ b
-    return either ^ c, (a & b) | (either & c)
+    return a ^ b ^ c, (a & b) | ((a | b) & c)
 
 
 @triton.jit

@@ -104,20 +104,18 @@ def _section(
         irregular = irregular | (bottom < 0x7FFFFF)  # subnormal numbers share a position
     if irregular:
         top, bottom = _census(start, numel, row, KIND, MANTISSA, OFFSET, MAX_KEY, INF_KEY)
-        counts, _, _ = _pass(
-            start, numel, _position(top, KIND, True), True, KIND, MANTISSA, OFFSET, MAX_KEY
-        )
+        counts = counts * 0
+        window = _position(top, KIND, True)
     else:
         tl.atomic_add(row + ZEROS, numel - tl.sum(counts, 0), sem="relaxed")
-    highest = _position(top, KIND, True)
+        window = _position(top, KIND, True) - 32
     lowest = _position(bottom + 1, KIND, True)
-    window = highest - 32
     while window >= lowest:
         lower, _, _ = _pass(start, numel, window, True, KIND, MANTISSA, OFFSET, MAX_KEY)
         _add_to_bins(row, lower, window, BIAS)
         counts -= tl.where(irregular, 0, lower)  # the first pass had them under the same marks
         window -= 32
-    _add_to_bins(row, counts, highest, BIAS)
+    _add_to_bins(row, counts, _position(top, KIND, True), BIAS)
     keys = row.to(tl.pointer_type(tl.int64))
     amax = _native(top, KIND, MANTISSA, OFFSET).to(tl.int64)
     amin = _native(bottom + 1, KIND, MANTISSA, OFFSET).to(tl.int64)
@@ -154,15 +152,17 @@ def _pass(
     d0, d1, d2, d3, d4, d5, d6, d7 = none, none, none, none, none, none, none, none
     top = tl.zeros([LANES], WORD)
     bottom = top - 1
-    whole = numel // STEP * STEP
-    for first in range(0, whole, STEP):
+    whole = 0
+    if not EXACT:
+        whole = numel // STEP * STEP
+        for first in range(0, whole, STEP):
+            d0, d1, d2, d3, d4, d5, d6, d7, top, bottom = _step(
+                start, first, numel, window, d0, d1, d2, d3, d4, d5, d6, d7, top, bottom,
+                True, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY,
+            )  # fmt: skip
+    for first in range(whole, numel, STEP):
         d0, d1, d2, d3, d4, d5, d6, d7, top, bottom = _step(
             start, first, numel, window, d0, d1, d2, d3, d4, d5, d6, d7, top, bottom,
-            True, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY,
-        )  # fmt: skip
-    if whole < numel:
-        d0, d1, d2, d3, d4, d5, d6, d7, top, bottom = _step(
-            start, whole, numel, window, d0, d1, d2, d3, d4, d5, d6, d7, top, bottom,
             False, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY,
         )  # fmt: skip
     return count(d0, d1, d2, d3, d4, d5, d6, d7), tl.max(top, 0), tl.min(bottom, 0)
@@ -178,14 +178,107 @@ def _step(
     eights = d3
     for half in tl.static_range(2):
         offset = first + half * (8 * LANES)
-        a, top, bottom = _row(start, offset, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
-        b, top, bottom = _row(start, offset + LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
-        c, top, bottom = _row(start, offset + 2 * LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
-        d, top, bottom = _row(start, offset + 3 * LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
-        e, top, bottom = _row(start, offset + 4 * LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
-        f, top, bottom = _row(start, offset + 5 * LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
-        g, top, bottom = _row(start, offset + 6 * LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
-        h, top, bottom = _row(start, offset + 7 * LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
+        a, top, bottom = _row(
+            start, offset, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY
+        )
+        b, top, bottom = _row(
+            start,
+            offset + LANES,
+            numel,
+            window,
+            top,
+            bottom,
+            WHOLE,
+            EXACT,
+            KIND,
+            MANTISSA,
+            OFFSET,
+            MAX_KEY,
+        )
+        c, top, bottom = _row(
+            start,
+            offset + 2 * LANES,
+            numel,
+            window,
+            top,
+            bottom,
+            WHOLE,
+            EXACT,
+            KIND,
+            MANTISSA,
+            OFFSET,
+            MAX_KEY,
+        )
+        d, top, bottom = _row(
+            start,
+            offset + 3 * LANES,
+            numel,
+            window,
+            top,
+            bottom,
+            WHOLE,
+            EXACT,
+            KIND,
+            MANTISSA,
+            OFFSET,
+            MAX_KEY,
+        )
+        e, top, bottom = _row(
+            start,
+            offset + 4 * LANES,
+            numel,
+            window,
+            top,
+            bottom,
+            WHOLE,
+            EXACT,
+            KIND,
+            MANTISSA,
+            OFFSET,
+            MAX_KEY,
+        )
+        f, top, bottom = _row(
+            start,
+            offset + 5 * LANES,
+            numel,
+            window,
+            top,
+            bottom,
+            WHOLE,
+            EXACT,
+            KIND,
+            MANTISSA,
+            OFFSET,
+            MAX_KEY,
+        )
+        g, top, bottom = _row(
+            start,
+            offset + 6 * LANES,
+            numel,
+            window,
+            top,
+            bottom,
+            WHOLE,
+            EXACT,
+            KIND,
+            MANTISSA,
+            OFFSET,
+            MAX_KEY,
+        )
+        h, top, bottom = _row(
+            start,
+            offset + 7 * LANES,
+            numel,
+            window,
+            top,
+            bottom,
+            WHOLE,
+            EXACT,
+            KIND,
+            MANTISSA,
+            OFFSET,
+            MAX_KEY,
+        )
         d0, d1, d2, carry = add8(d0, d1, d2, a, b, c, d, e, f, g, h)
         if half == 0:
             eights = carry
@@ -208,11 +301,14 @@ def _row(
         pattern = tl.load(start + offsets, mask=offsets < numel, other=0)
     key = _key(pattern, KIND, MANTISSA, OFFSET)
     position = _position(key, KIND, EXACT)
-    one = tl.minimum(key, 1).to(tl.uint32)
+    # 1 as well, but the compiler does not know: of a minimum with 1 it makes two instructions.
+    one = tl.minimum(key, tl.num_programs(1)).to(tl.uint32)
     if EXACT:
         below = window - position
         one = tl.where((below >= 0) & (below < 32) & (key <= MAX_KEY), one, 0)
-    return one << (position & 31).to(tl.uint32), tl.maximum(top, key), tl.minimum(bottom, key - 1)
+    shift = position.to(tl.uint32)
+    mark = (one << (shift & 31)) | (one >> ((0 - shift) & 31))
+    return mark, tl.maximum(top, key), tl.minimum(bottom, key - 1)
 
 
 @triton.jit
@@ -297,7 +393,7 @@ def _position(key, KIND: tl.constexpr, EXACT: tl.constexpr):
         position = tl.minimum(tl.maximum(position, LOWEST + 1022), HIGHEST + 1022)
     else:
         position = ((key - 1) >> 23).to(tl.int32)
-        if EXACT:
+        if EXACT and (KIND == "float32" or KIND == "bfloat16"):
             # Up to 2**23 a key is a count of units of 2**-149, exact as a float32.
             units = key.to(tl.float32).to(tl.int32, bitcast=True)
             position = tl.where(key <= 0x800000, ((units - 1) >> 23) - 149, position)

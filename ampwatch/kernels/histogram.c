@@ -99,7 +99,8 @@ static uint32_t add_lanes(vector lanes)
     return fours * 0x0001000100010001ull >> 48;
 }
 
-/* Count bytes from first to last by comparing with each; return how many there were. */
+/* Count bytes from first to last by comparing with each; return how many there were. n is a
+ * multiple of LANES. */
 static uint32_t compare(const uint8_t *bytes, int n, int first, int last, uint32_t *counts)
 {
     enum { TOGETHER = 4, MOST = 128 * LANES }; /* what add_lanes() can add */
@@ -235,6 +236,7 @@ static void from_float16(const uint16_t *half, int n, uint32_t *bits)
         bits[i] = (uint32_t)(half[i] & 0x8000u) << 16 | (key < MIN_NORMAL_16 ? small : normal);
     }
 }
+
 /* The way back, for a finite key. */
 static uint32_t to_float16(uint32_t key)
 {

@@ -23,14 +23,32 @@ class Account:
     """Host time spent by the guards that share it; nested calls are counted once.
 
     Attributes:
-        spent_ns: Time spent so far. Unit: ns.
+        depth: How many guarded calls are running, one inside the other.
+        began_ns: When the outermost one began.
     """
 
-    __slots__ = ("depth", "spent_ns")
+    __slots__ = ("_ended_ns", "began_ns", "depth")
 
     def __init__(self) -> None:
-        self.spent_ns = 0
-        self.depth = 0
+        self.depth = self.began_ns = self._ended_ns = 0
+
+    @property
+    def spent_ns(self) -> int:
+        """Time spent so far, the call that is running included. Unit: ns."""
+        running = perf_counter_ns() - self.began_ns if self.depth else 0
+        return self._ended_ns + running
+
+    def enter(self) -> None:
+        """A guarded call begins."""
+        if not self.depth:
+            self.began_ns = perf_counter_ns()
+        self.depth += 1
+
+    def leave(self) -> None:
+        """A guarded call ends."""
+        self.depth -= 1
+        if not self.depth:
+            self._ended_ns += perf_counter_ns() - self.began_ns
 
 
 class Guard:
@@ -74,10 +92,8 @@ class Guard:
         """
         if self.errors or self._busy:
             return
-        account = self._account
         self._busy = True
-        account.depth += 1
-        begin = perf_counter_ns()
+        self._account.enter()
         try:
             work(*arguments)
         except Exception as error:  # noqa: BLE001 - the fail-open boundary
@@ -85,9 +101,7 @@ class Guard:
             self._tell(error)
         finally:
             self._busy = False
-            account.depth -= 1
-            if not account.depth:
-                account.spent_ns += perf_counter_ns() - begin
+            self._account.leave()
 
     def _tell(self, error: Exception) -> None:
         # A log handler is user code and may raise as well.

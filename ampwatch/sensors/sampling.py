@@ -42,17 +42,21 @@ are shorter than our own must not go unseen for good."""
 WORST_SHARE = 0.12
 """Share of a step that one sample may take; one that takes more is spread over several."""
 
+UNNOTICED_NS = 2e6
+"""A sample that takes less is taken whole, however short the step. Unit: ns."""
+
 MAX_PARTS = 64
 
 GRADIENTS = frozenset({Topic.GRADIENT})
-STATE = frozenset({Topic.WEIGHT, Topic.UPDATE, Topic.BUFFER})
+STATE = frozenset({Topic.WEIGHT, Topic.BUFFER})
+UPDATES = frozenset({Topic.UPDATE})
 FORWARD = frozenset({Topic.ACTIVATION})
 BACKWARD = frozenset({Topic.ACTIVATION_GRADIENT})
 
-TURNS = (GRADIENTS, FORWARD, STATE, GRADIENTS, BACKWARD)
+TURNS = (GRADIENTS, FORWARD, STATE, GRADIENTS, BACKWARD, UPDATES)
 """What the sampled iterations look at, in turn. Gradients come twice: they decide the scale."""
 
-FIRST = GRADIENTS | STATE
+FIRST = GRADIENTS | STATE | UPDATES
 """What the very first iteration looks at: a training that is broken from the start may not
 live for many more. Not the modules' outputs: whatever is compiled is compiled now."""
 
@@ -68,7 +72,7 @@ class Sampler:
 
     Attributes:
         wanted: The topics to measure in the open iteration.
-        part: Which part of the modules to measure, and of how many parts.
+        part: Which part of the modules or parameters to measure, and of how many parts.
         interval: Iterations between the two newest samples.
         step: Index of the open iteration.
     """
@@ -159,7 +163,7 @@ class Sampler:
             return
         parts = self._parts.get(self.wanted, 1)
         share = cost_ns / self._usual_ns if self._usual_ns else 0.0
-        if share > WORST_SHARE:
+        if share > WORST_SHARE and cost_ns > UNNOTICED_NS:
             self._parts[self.wanted] = min(2 * parts, MAX_PARTS)
         elif share < WORST_SHARE / 4 and parts > 1:
             self._parts[self.wanted] = parts // 2

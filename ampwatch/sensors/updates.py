@@ -53,6 +53,10 @@ class _Snapshot:
     sizes: Sequence[int]
     step: int
 
+    def is_of_the_same_as(self, other: _Snapshot) -> bool:
+        """Whether both hold the same elements of the same parameters."""
+        return self.names == other.names and self.sizes == other.sizes
+
 
 class UpdateSensor:
     """Compares parameters before and after the step of an optimizer, in iterations that sample state.
@@ -92,7 +96,8 @@ class UpdateSensor:
         self._measuring = measuring
         self._guard = guard
         self._before: dict[int, _Snapshot] = {}
-        self._kept: dict[int, _Snapshot] = {}
+        self._kept: dict[tuple[int, int, int], _Snapshot] = {}
+        self._known: set[int] = set()
         self._handles: list[RemovableHandle] = []
 
     def install(self) -> None:
@@ -123,18 +128,21 @@ class UpdateSensor:
         index = self._registry.index_of(optimizer)
         if index is None or self._is_nested(optimizer):
             return
-        if id(optimizer) not in self._kept:
+        if id(optimizer) not in self._known:
+            self._known.add(id(optimizer))
             self._look_at_eps(optimizer, index)
         snapshot = self._snapshot(optimizer, index)
         if snapshot is None:
             return
         self._before[id(optimizer)] = snapshot
-        kept = self._kept.setdefault(id(optimizer), snapshot)
-        if kept.sizes != snapshot.sizes:
-            self._kept[id(optimizer)] = snapshot
+        # Parts of the parameters are looked at in turn: each has a snapshot of its own.
+        key = (id(optimizer), *self._sampler.part)
+        kept = self._kept.setdefault(key, snapshot)
+        if not snapshot.is_of_the_same_as(kept):
+            self._kept[key] = snapshot
         elif snapshot.step - kept.step >= SPAN:
             self._compare(kept, snapshot)
-            self._kept[id(optimizer)] = snapshot
+            self._kept[key] = snapshot
 
     def _is_nested(self, optimizer: Optimizer) -> bool:
         """Whether this is a step within a step, of a wrapper or of ``super().step()``."""
@@ -146,14 +154,15 @@ class UpdateSensor:
         before = self._before.pop(id(optimizer))
         index = self._registry.index_of(optimizer)
         after = None if index is None else self._snapshot(optimizer, index)
-        if after is not None and after.sizes == before.sizes:
+        if after is not None and after.is_of_the_same_as(before):
             self._compare(before, after)
 
     def _snapshot(self, optimizer: Optimizer, index: int) -> _Snapshot | None:
         rates = [g.get("lr") for g in optimizer.param_groups for _ in g["params"]]
         named = self._names.of_optimizer(optimizer, index)
+        part, parts = self._sampler.part
         names, samples = [], []
-        for (name, parameter), rate in zip(named, rates, strict=True):
+        for (name, parameter), rate in list(zip(named, rates, strict=True))[part::parts]:
             if parameter.grad is None or _is_zero(rate):
                 continue
             sample = sample_of(parameter)

@@ -49,8 +49,8 @@ def test_the_figures_tell_values_and_what_to_know_of_them() -> None:
         "Skipped": ("3", "of 15 optimizer steps: 1 probe, 1 unprovoked, 1 storm"),
         "Loss": ("2", "NaN or infinite in 4 steps"),
         "Step time": ("1 s", "1 steps per second"),
-        "Headroom": ("24.0 bits", "from the largest gradient to float16's end"),
-        "Underflow": ("0 %", "of the gradients are zero only for float16"),
+        "Headroom": ("24.0 bits", "of the gradients in float16"),
+        "Underflow": ("0 %", "of the gradients in float16"),
         "Cost of watching": (
             "0.037 %",
             (
@@ -76,8 +76,8 @@ def test_the_range_of_the_gradients_is_told_in_bits_and_shares() -> None:
 
     told = figures_of([FACTS, step(0), ranges(exponents=gradients)])
 
-    assert told["Headroom"] == ("3.0 bits", "from the largest gradient to float16's end")
-    assert told["Underflow"] == ("40 %", "of the gradients are zero only for float16")
+    assert told["Headroom"] == ("3.0 bits", "of the gradients in float16")
+    assert told["Underflow"] == ("40 %", "of the gradients in float16")
 
 
 def test_gradients_of_nothing_but_zeros_have_no_range_to_tell() -> None:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.exporters.trouble import flushed, lost_share, worst
+from ampwatch.exporters.trouble import Trouble, flushed, lost_share
+from ampwatch.exporters.trouble import worst as worst_above
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.records import RangeRecord, Topic
 from tests.aggregate.made_up import histogram, ranges
 
+if TYPE_CHECKING:
+    from ampwatch.numerics.formats import FloatFormat
+
 FLOAT16, BFLOAT16 = FORMATS["float16"], FORMATS["bfloat16"]
+
+
+def worst(topics: dict[Topic, RangeRecord], autocast: FloatFormat) -> Trouble:
+    return worst_above(topics, autocast, 0.001)
 
 
 def module(*records: RangeRecord) -> dict[Topic, RangeRecord]:
@@ -24,7 +33,7 @@ ALL_LOST = ranges("fc", Topic.GRADIENT, histogram(-30, 1000))
 SOME_LOST = ranges("fc", Topic.GRADIENT, histogram(-25, 2, 0, 0, *[0] * 12, 998))
 HARDLY_LOST = ranges("fc", Topic.GRADIENT, histogram(-25, 1, 0, 0, *[0] * 12, 10**6))
 AT_THE_END = ranges("fc", Topic.ACTIVATION, histogram(16, 9, amax=65504.0), dtype="float16")
-NEAR_THE_END = ranges("fc", Topic.ACTIVATION, histogram(14, 9, amax=16376.0), dtype="float16")
+NEAR_THE_END = ranges("fc", Topic.ACTIVATION, histogram(14, 9, amax=16380.0), dtype="float16")
 FAR_FROM_IT = ranges("fc", Topic.ACTIVATION, histogram(12, 9, amax=4000.0), dtype="float16")
 MOST_MISSED = ranges("fc", Topic.UPDATE, histogram(-12, 100, zeros=900))
 FEW_MISSED = ranges("fc", Topic.UPDATE, histogram(-12, 900, zeros=100))
@@ -110,3 +119,10 @@ def test_gradients_of_outputs_count_against_their_own_dtype() -> None:
 
     assert worst(module(FINE, in_float16), FLOAT16) == (3.4, "lost")
     assert worst(module(FINE, in_float32), FLOAT16) == (0.0, "")
+
+
+def test_what_is_tolerated_is_a_setting() -> None:
+    """As much as a recommended loss scale may lose is no trouble."""
+    assert worst_above(module(SOME_LOST), FLOAT16, 0.002).reason == ""
+    assert worst_above(module(SOME_LOST), FLOAT16, 0.0019).reason == "lost"
+    assert worst_above(module(FINE), FLOAT16, 0.0).reason == ""

@@ -96,7 +96,8 @@ def test_each_topic_is_looked_at_in_turn_and_gradients_twice_as_often() -> None:
     counts = Counter(topic for _, wanted, _ in training.looks for topic in wanted)
     assert set(counts) == set(Topic)
     assert counts[Topic.GRADIENT] == pytest.approx(2 * counts[Topic.ACTIVATION], rel=0.05)
-    assert counts[Topic.WEIGHT] == pytest.approx(counts[Topic.ACTIVATION_GRADIENT], rel=0.05)
+    for topic in (Topic.WEIGHT, Topic.UPDATE, Topic.BUFFER):
+        assert counts[topic] == pytest.approx(counts[Topic.ACTIVATION_GRADIENT], rel=0.05)
 
 
 def test_the_first_iteration_looks_at_gradients_and_state() -> None:

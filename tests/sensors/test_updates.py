@@ -145,6 +145,19 @@ def test_an_iteration_that_is_not_sampled_is_left_alone(bench: Any) -> None:
     assert watched.parts.notes.notes == []
 
 
+def test_a_part_of_the_parameters_is_compared_when_all_would_be_too_much(bench: Any) -> None:
+    """Each part has a snapshot of its own, so that spans are seen as well."""
+    watched = bench(*(torch.ones(2) for _ in range(3)))
+    for step in range(4 * SPAN):
+        watched.parts.sampler.part = (step % 2, 2)
+        watched.step(1e-3)
+
+    names = {n.name for n in watched.parts.notes.notes if n.how.span > 1}
+    assert names == {"0", "1", "2"}
+    assert {n.how.span for n in watched.parts.notes.notes} == {1, SPAN}
+    assert [n.name for n in watched.parts.notes.notes[:3]] == ["0", "2", "1"]
+
+
 def test_a_step_that_raised_does_not_end_the_comparisons(bench: Any) -> None:
     """The next step is a new one."""
     watched = bench(torch.ones(2))

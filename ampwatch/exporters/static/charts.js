@@ -1,5 +1,6 @@
 // The charts of one rank over its steps: when to draw them, and the zoom they share.
 
+import { byId, setText } from "/static/dom.js";
 import { exponents } from "/static/exponents.js";
 import { PANELS } from "/static/panels.js";
 import { CONFIG, frame, palette, plotlyLoaded } from "/static/plot.js";
@@ -17,8 +18,8 @@ export class Charts {
     this.ready = false;
     plotlyLoaded.then((found) => {
       this.ready = found;
-      document.getElementById("no-plotly").hidden = found;
-      for (const id of ["charts", "legend", "span", "heatmap"]) document.getElementById(id).hidden = !found;
+      byId("no-plotly").hidden = found;
+      for (const id of ["charts", "legend", "span", "heatmap"]) byId(id).hidden = !found;
       this.draw();
     });
     window.addEventListener("pointerup", () => { this.dragging = false; });
@@ -47,15 +48,16 @@ export class Charts {
     const range = this.zoom ?? (rows.length ? [rows[0].first, rows.at(-1).last_step + 1] : [0, 1]);
     for (const [name, build] of Object.entries(PANELS)) this.plot(name, build(rows, colour), range, colour);
     if (view.columns.length) {
-      const width = document.getElementById("chart-exponents").clientWidth;
-      const { away, ...panel } = exponents(view, colour, width);
-      document.getElementById("limits-away").textContent = away;
+      const width = byId("chart-exponents").clientWidth;
+      const { caption, away, ...panel } = exponents(view, colour, width);
+      setText(byId("limits-of"), caption);
+      setText(byId("limits-away"), away);
       this.plot("exponents", panel, range, colour);
     }
   }
 
   plot(name, { traces, axis, margin = {}, ...drawn }, range, colour) {
-    const element = document.getElementById(`chart-${name}`);
+    const element = byId(`chart-${name}`);
     const wide = name in HEIGHTS;
     const layout = { shapes: [], annotations: [], hovermode: "x", dragmode: "zoom", ...frame(colour, HEIGHTS[name] ?? HEIGHT), ...drawn };
     layout.margin = { ...layout.margin, ...margin };

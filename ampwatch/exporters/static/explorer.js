@@ -3,7 +3,7 @@
 import { byId, make, rebuild, setText } from "/static/dom.js";
 import { CONFIG, frame, palette, plotlyLoaded } from "/static/plot.js";
 import { spectrum } from "/static/spectrum.js";
-import { FATES, TOLERATED, cast, fates, fit, scaleWindow, sum } from "/static/whatif.js";
+import { FATES, cast, fates, fit, scaleWindow, sum } from "/static/whatif.js";
 import { bits, number, percent, powerOfTwo } from "/static/words.js";
 
 const HEIGHT = 230;
@@ -30,9 +30,9 @@ export class Explorer {
       this.draw();
     });
     dial.addEventListener("pointerdown", () => { this.dialling = true; });
-    window.addEventListener("pointerup", () => { this.dialling = false; });
+    for (const end of ["pointerup", "pointercancel"]) window.addEventListener(end, () => { this.dialling = false; });
     byId("whatif-now").addEventListener("click", () => {
-      this.exponent = null;
+      this.reset();
       this.draw();
       dial.focus();
     });
@@ -44,7 +44,7 @@ export class Explorer {
 
   /**
    * Show what could become of the values of `subject`: { cells, name, told, histogram (unscaled),
-   * formats (by name), format (of autocast), lossScale }; `cells` is another object when there is news.
+   * formats (by name), format (of autocast), lossScale, tolerated }; `cells` is another object when there is news.
    */
   show(subject) {
     const old = this.subject;
@@ -53,29 +53,38 @@ export class Explorer {
     this.draw();
   }
 
+  /** Go back to the scale as it is. */
+  reset() {
+    this.exponent = null;
+  }
+
   draw() {
     if (!this.subject) return;
-    const { histogram, formats, lossScale } = this.subject;
+    const { histogram, formats, lossScale, tolerated } = this.subject;
     const name = this.format in formats ? this.format : this.subject.format;
     const format = formats[name];
     const now = Math.round(Math.log2(lossScale));
     const exponent = this.exponent ?? now;
-    const window_ = scaleWindow(histogram, format);
+    const window_ = scaleWindow(histogram, format, tolerated);
     setText(byId("whatif-of"), `${this.subject.name}, ${this.subject.told}`);
     this.drawFormats(name);
     this.drawDial(exponent, now, window_, histogram.flushed ? "keep what is left" : "keep both ends");
     byId("whatif-cut").hidden = !histogram.flushed;
     setText(byId("whatif-cut"), cutWords(histogram));
     setText(byId("whatif-outcome"), outcomeWords(histogram, name, format, exponent));
-    setText(byId("whatif-notes"), notes(histogram, name, window_));
+    setText(byId("whatif-notes"), notes(histogram, name, window_, tolerated));
     for (const id of ["whatif-fates", "chart-whatif"]) byId(id).hidden = !histogram.amax || (id === "chart-whatif" && !this.ready);
     drawFates(histogram, format, exponent);
     this.plot(histogram, format, exponent, now);
   }
 
   drawFormats(chosen) {
-    const { histogram, formats } = this.subject;
-    const choices = Object.keys(formats).map((name) => [name, histogram.amax ? fit(histogram, formats[name]) : "nothing", windowWords(scaleWindow(histogram, formats[name]))]);
+    const { histogram, formats, tolerated } = this.subject;
+    const choices = Object.entries(formats).map(([name, format]) => [
+      name,
+      histogram.amax ? fit(histogram, format, tolerated) : "nothing",
+      windowWords(scaleWindow(histogram, format, tolerated)),
+    ]);
     const box = byId("whatif-formats");
     box.dataset.cut = String(histogram.flushed > 0);
     rebuild(box, [chosen, choices], () => [make("legend", { class: "unseen" }, "Format"), ...choices.map(([name, fits, span]) => {
@@ -149,11 +158,11 @@ function outcomeWords(histogram, name, format, exponent) {
   return `In ${name} at scale ${powerOfTwo(exponent)}, ${low}, and ${high}${room}.`;
 }
 
-function notes(histogram, name, { low, high }) {
+function notes(histogram, name, { low, high }, tolerated) {
   const told = [];
   if (low !== null && high !== null) {
     told.push(low <= high
-      ? `${windowWords({ low, high })} flush at most ${percent(TOLERATED)} to zero and overflow nothing.`
+      ? `${windowWords({ low, high })} flush at most ${percent(tolerated)} to zero and overflow nothing.`
       : `No scale keeps both ends: at ${powerOfTwo(high)} and below the largest fit, at ${powerOfTwo(low)} and above the smallest; ${name} is too narrow for these values.`);
   }
   const elements = histogram.zeros + sum(histogram.counts);

@@ -7,7 +7,7 @@ const FAINTEST = -6; // decades of share; what is rarer is drawn as faint as thi
 const REACH = 24; // a limit that is so many exponents away from the data is not in the picture
 const WIDE = 620; // px; a narrower chart has its labels inside
 const TICKS = 9;
-const SURE = { hoverinfo: "text", hovertemplate: "%{text}<extra></extra>" };
+const HOVER = { hoverinfo: "text", hovertemplate: "%{text}<extra></extra>" };
 
 /** The limits of a format, from the largest: words, where they are, and how they are drawn. */
 const LIMITS = [
@@ -17,16 +17,16 @@ const LIMITS = [
 ];
 
 /**
- * @param {{columns: object[], format: ?object, scaled: boolean}} view columns as readColumns
- *   makes them, the format whose limits are drawn, and whether values are shown times the scale
+ * @param {{columns: object[], name: string, format: object, scaled: boolean}} view columns as
+ *   readColumns makes them, the format whose limits are drawn, its name, and whether values are shown times the scale
  * @param {(name: string) => string} colour the palette
  * @param {number} width of the chart in px
  */
-export function exponents({ columns, format, scaled }, colour, width) {
+export function exponents({ columns, name, format, scaled }, colour, width) {
   const cells = withGaps(columns);
   const edges = [...cells.map((cell) => cell.from), cells.at(-1).until];
   const [low, high] = reach(cells, scaled);
-  const lines = format ? limits(cells, edges, format, scaled, low, high, colour) : [];
+  const lines = limits(cells, edges, format, scaled, low, high, colour);
   const heights = lines.flatMap((line) => line.y);
   const bottom = Math.min(low, ...heights) - 1;
   const top = Math.max(high, ...heights) + 1;
@@ -38,7 +38,8 @@ export function exponents({ columns, format, scaled }, colour, width) {
   ];
   const wide = width > WIDE && lines.length > 0;
   return {
-    away: format && !lines.length ? awayWords(format) : "",
+    caption: lines.length ? `lines: where ${name} ends` : "",
+    away: lines.length ? "" : awayWords(name, format),
     traces: [
       bins(cells, edges, low, high, scaled, colour),
       ...strips.map((row) => stripTrace(cells, edges, row, strip)),
@@ -46,7 +47,7 @@ export function exponents({ columns, format, scaled }, colour, width) {
     ],
     axis: axis(bottom, top, strips, strip),
     shapes: strips.map((row) => stripGround(row, strip, colour)),
-    annotations: lines.map((line) => label(line, wide)),
+    annotations: lines.map((line) => label(line, wide, colour)),
     margin: { r: wide ? 168 : 12, t: 6 },
   };
 }
@@ -118,7 +119,7 @@ function heat(cells, rows, colorscale, words) {
     share ? [steps(cells[c]), ...words(i, cells[c], percent(share)), scaleWords(cells[c])].join("<br>") : "")));
   return {
     type: "heatmap", z: shares.map((row) => row.map(shade)), zmin: FAINTEST, zmax: 0,
-    colorscale, showscale: false, hoverongaps: false, text, ...SURE,
+    colorscale, showscale: false, hoverongaps: false, text, ...HOVER,
   };
 }
 
@@ -151,9 +152,9 @@ function limits(cells, edges, format, scaled, low, high, colour) {
   });
 }
 
-function awayWords(format) {
+function awayWords(name, format) {
   const [overflow, , flush] = LIMITS.map((limit) => powerOfTwo(Math.round(limit.at(format))));
-  return `No limit is near: overflow begins at ${overflow}, and what is flushed to zero ends at ${flush}.`;
+  return `No limit of ${name} is near: overflow begins at ${overflow}, and what is flushed to zero ends at ${flush}.`;
 }
 
 function words(limit, format, scaled) {
@@ -161,8 +162,8 @@ function words(limit, format, scaled) {
   return limit.words === "overflow" ? `overflow ${number(format.max)}` : `${limit.words} ${powerOfTwo(limit.at(format))}`;
 }
 
-function label({ y, words: text, color }, wide) {
-  const place = wide ? { x: 1, xanchor: "left", yanchor: "middle" } : { x: 1, xanchor: "right", yanchor: "bottom" };
+function label({ y, words: text, color }, wide, colour) {
+  const place = wide ? { x: 1, xanchor: "left", yanchor: "middle" } : { x: 1, xanchor: "right", yanchor: "bottom", bgcolor: colour("--raised"), opacity: 0.85 };
   return { text: wide ? ` ${text}` : text, xref: "paper", y: y.at(-1), showarrow: false, font: { color, size: 11 }, ...place };
 }
 

@@ -25,17 +25,18 @@ export class Ranges {
 
   /** Show the ranges of a rank; returns what the heatmap has to show. */
   show(subject, state, ranges) {
-    if (subject !== this.subject) this.module = null;
+    if (subject !== this.subject) {
+      this.module = null;
+      this.explorer.reset();
+    }
     this.subject = subject;
     const columns = this.columns(subject, state.exponent_columns, ranges.columns);
-    const format = state.formats[ranges.format];
     setText(byId("ranges-sentence"), ranges.sentence);
     byId("exponents-box").hidden = !columns.length;
     byId("scaled").hidden = !columns.some((column) => column.scale_high !== 1);
-    setText(byId("limits-of"), format ? `lines: where ${ranges.format} ends` : "");
     this.showModules(state, ranges);
     this.showExplorer(state, ranges);
-    return { columns, format, scaled: this.scaled };
+    return { columns, name: ranges.format, format: state.formats[ranges.format], scaled: this.scaled };
   }
 
   /** The columns of the heatmap; the same list as before unless there is a new one. */
@@ -69,6 +70,7 @@ export class Ranges {
       histogram,
       formats: state.formats,
       format: ranges.format,
+      tolerated: ranges.tolerated,
       lossScale: ranges.loss_scale ?? 1,
     });
   }
@@ -76,6 +78,7 @@ export class Ranges {
   select(module) {
     this.module = module;
     this.onChange();
+    if (module !== null) byId("whatif").scrollIntoView({ block: "nearest" });
   }
 
   /** Draw again, in the colours of another theme. */

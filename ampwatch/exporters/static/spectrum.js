@@ -9,7 +9,7 @@ const ABOVE = 5; // and above the largest
 const TICKS = 12;
 const LETTER = 7; // px
 
-export const FATE_COLOURS = { flushed: "--critical", subnormal: "--warning", normal: "--accent", overflows: "--critical" };
+const FATE_COLOURS = { flushed: "--critical", subnormal: "--subnormal", normal: "--accent", overflows: "--critical" };
 
 /**
  * Traces and layout.
@@ -77,7 +77,7 @@ function grounds([flush, normal, top], left, right, colour) {
   const ground = (x0, x1, name) => ({
     type: "rect", layer: "below", yref: "paper", y0: 0, y1: 1, x0, x1, fillcolor: colour(name), opacity: 0.07, line: { width: 0 },
   });
-  return [ground(left, flush, "--critical"), ground(flush, normal, "--warning"), ground(top, right, "--critical")];
+  return [ground(left, flush, "--critical"), ground(flush, normal, "--subnormal"), ground(top, right, "--critical")];
 }
 
 function edge(x, colour) {

@@ -4,9 +4,6 @@
 // magnitudes above 2**(e - 1) and up to 2**e, and counts[0] is that of bin `first`.
 // A format is { max, overflow_from, min_normal, min_subnormal }.
 
-/** Share of the non-zero elements that may be lost without anybody minding. */
-export const TOLERATED = 1e-3;
-
 /** Where an element ends up, from the smallest to the largest. */
 export const FATES = ["flushed", "subnormal", "normal", "overflows"];
 
@@ -56,7 +53,7 @@ function overflow(histogram, format, shift) {
  * The exponents of the smallest scale that loses at most `tolerated` and of the largest one
  * without overflow; null where nothing demands one.
  */
-export function scaleWindow(histogram, format, tolerated = TOLERATED) {
+export function scaleWindow(histogram, format, tolerated) {
   const smallest = smallestKept(histogram, tolerated);
   const low = smallest === null ? null : log2(format.min_subnormal) - smallest;
   if (!histogram.amax) return { low, high: null };
@@ -66,7 +63,7 @@ export function scaleWindow(histogram, format, tolerated = TOLERATED) {
 }
 
 /** Whether the format would do: "fits", "fits_scaled" or "too_wide". */
-export function fit(histogram, format, tolerated = TOLERATED) {
+export function fit(histogram, format, tolerated) {
   const { low, high } = scaleWindow(histogram, format, tolerated);
   if ((low === null || low <= 0) && (high === null || high >= 0)) return "fits";
   return low === null || high === null || low <= high ? "fits_scaled" : "too_wide";

@@ -1,0 +1,184 @@
+"""How a story is told: a small training is built, run and watched."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+import ampwatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ampwatch.monitoring import Monitor
+    from ampwatch.records import Finding
+
+LEVELS = ("standard", "deep")
+ALARMS = ("warning", "critical")
+
+
+@dataclass
+class Program:
+    """What a user has written: objects, and what one iteration does with them.
+
+    Attributes:
+        models: The modules.
+        optimizers: The optimizers.
+        iterate: One iteration; returns its loss.
+        scaler: The scaler, or ``None``.
+        steps: Iterations.
+        watched: What the user hands to ``monitor`` as the model.
+        settings: What else the user hands to it.
+        overflowed_at: The iteration in which an output left the format first; -1 if none.
+    """
+
+    models: Sequence[nn.Module]
+    optimizers: Sequence[torch.optim.Optimizer]
+    iterate: Callable[[int], torch.Tensor]
+    scaler: torch.amp.GradScaler | None = None
+    steps: int = 24
+    watched: Any = "models"
+    settings: dict[str, Any] = field(default_factory=dict)
+    overflowed_at: int = -1
+    trace: list[tuple[float, float]] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Train."""
+        for step in range(self.steps):
+            loss = float(self.iterate(step).detach())
+            self.trace.append((loss, self.scaler.get_scale() if self.scaler else 1.0))
+
+    def digest(self) -> str:
+        """Hash of losses, scales, weights, buffers, state of optimizers and random state."""
+        digest = hashlib.sha256(repr(self.trace).encode())
+        states = [m.state_dict() for m in self.models]
+        states += [s for o in self.optimizers for s in o.state_dict()["state"].values()]
+        for state in states:
+            for name, value in state.items():
+                digest.update(name.encode() + _bytes(value))
+        if self.scaler is not None:
+            digest.update(repr(sorted(self.scaler.state_dict().items())).encode())
+        digest.update(_bytes(torch.get_rng_state()) + repr(random.getstate()).encode())
+        return digest.hexdigest()
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, torch.Tensor):
+        return repr(value).encode()
+    flat = value.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+@dataclass(frozen=True)
+class Story:
+    """A training that fails, and its twin that does not.
+
+    Attributes:
+        kind: Kind of the one root finding.
+        where: Its place.
+        phase: Its phase.
+        build: Builds the program, sick or healthy.
+    """
+
+    kind: str
+    where: str
+    phase: str
+    build: Callable[[bool], Program]
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.build.__name__}"
+
+
+class Stories(list[Story]):
+    """Collects stories."""
+
+    def tell(
+        self, kind: str, where: str, phase: str
+    ) -> Callable[[Callable[[bool], Program]], Callable[[bool], Program]]:
+        """Collect the decorated program as a story."""
+
+        def collect(build: Callable[[bool], Program]) -> Callable[[bool], Program]:
+            self.append(Story(kind, where, phase, build))
+            return build
+
+        return collect
+
+
+def watch(build: Callable[[], Program], level: str) -> tuple[Program, Monitor]:
+    """Run a program under ``ampwatch.monitor``."""
+    seed()
+    program = build()
+    watched = program.models if program.watched == "models" else program.watched
+    if isinstance(watched, list) and len(watched) == 1:
+        (watched,) = watched
+    with ampwatch.monitor(
+        watched, program.scaler, level=level, serve=False, **program.settings
+    ) as monitor:
+        program.run()
+    return program, monitor
+
+
+@cache
+def bare_digest(build: Callable[..., Program], *arguments: bool) -> str:
+    """Run a program without ampwatch; return its digest."""
+    seed()
+    program = build(*arguments)
+    program.run()
+    return program.digest()
+
+
+def seed() -> None:
+    """Begin each run in the same random state."""
+    torch.manual_seed(0)
+    random.seed(0)
+
+
+def alarms(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
+    """Return kind, place and phase of each root that is more than an info."""
+    return [(f.kind, f.where, f.phase) for f in findings if f.root and f.severity in ALARMS]
+
+
+def gradscaler(init_scale: float = 65536.0, growth_interval: int = 2000, **options: Any) -> Any:
+    """Return a GradScaler for the CPU."""
+    return torch.amp.GradScaler(
+        "cpu", init_scale=init_scale, growth_interval=growth_interval, **options
+    )
+
+
+def half() -> torch.autocast:
+    """Return the context of float16 autocast."""
+    return torch.autocast("cpu", dtype=torch.float16)
+
+
+def brain() -> torch.autocast:
+    """Return the context of bfloat16 autocast."""
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def update(scaler: Any, *optimizers: torch.optim.Optimizer, clip: float = 0.0) -> None:
+    """Step the optimizers through the scaler, as PyTorch documents it."""
+    for optimizer in optimizers:
+        if clip:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            parameters = [p for g in optimizer.param_groups for p in g["params"]]
+            nn.utils.clip_grad_norm_(parameters, clip)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+    if scaler is not None:
+        scaler.update()
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+
+
+def backward(scaler: Any, loss: torch.Tensor) -> None:
+    """Scale a loss and go back from it."""
+    (loss if scaler is None else scaler.scale(loss)).backward()

@@ -1,0 +1,90 @@
+"""What a training fails of is named, once, in the right place; its healthy twin is left alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from ampwatch.sensors import activations
+from tests.stories import gradients, losses, outputs, scale, state, updates
+from tests.stories.healthy import CONTROLS
+from tests.stories.stage import ALARMS, LEVELS, alarms, bare_digest, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.stories.stage import Program, Story
+
+STORIES = [
+    story
+    for programs in (gradients, scale, losses, outputs, updates, state)
+    for story in programs.STORIES
+]
+
+# torch says so where the first step of a training is skipped; that is as it should be.
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
+
+at_each_level = pytest.mark.parametrize("level", LEVELS)
+of_each_story = pytest.mark.parametrize("story", STORIES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sums in one order, so that two runs can be compared bit for bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of the same process compile, after which modules are not sampled."""
+    monkeypatch.setattr(activations, "has_compiled", lambda: False)
+
+
+@at_each_level
+@of_each_story
+def test_what_is_wrong_is_the_one_root_finding(story: Story, level: str) -> None:
+    """One root that is more than an info: its kind, its place, its phase; nothing is changed."""
+    program, monitor = watch(partial(story.build, True), level)  # noqa: FBT003 - the one argument
+
+    assert alarms(monitor.findings) == [(story.kind, story.where, story.phase)]
+    assert all(f.root or f.caused_by for f in monitor.findings)
+    assert program.digest() == bare_digest(story.build, True)  # noqa: FBT003 - the one argument
+
+
+@at_each_level
+@of_each_story
+def test_the_twin_with_the_remedy_is_left_alone(story: Story, level: str) -> None:
+    """Neither a warning nor a critical, root or not."""
+    _, monitor = watch(partial(story.build, False), level)  # noqa: FBT003 - the one argument
+
+    assert [(f.kind, f.where) for f in monitor.findings if f.severity in ALARMS] == []
+
+
+@at_each_level
+@pytest.mark.parametrize("story", outputs.STORIES, ids=str)
+def test_an_output_that_will_overflow_is_told_five_steps_before_it_does(
+    story: Story, level: str
+) -> None:
+    """Early enough for a checkpoint; an hour after is an obituary."""
+    program, monitor = watch(partial(story.build, True), level)  # noqa: FBT003 - the one argument
+
+    (finding,) = [f for f in monitor.findings if f.kind == "headroom_low"]
+    assert finding.first_step <= program.overflowed_at - 5
+
+
+@at_each_level
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda build: build.__name__)
+def test_what_only_looks_like_trouble_is_left_alone(
+    control: Callable[[], Program], level: str
+) -> None:
+    """Neither a warning nor a critical, and not a bit of the training is changed."""
+    program, monitor = watch(control, level)
+
+    assert [(f.kind, f.where, f.summary) for f in monitor.findings if f.severity in ALARMS] == []
+    assert program.digest() == bare_digest(control)

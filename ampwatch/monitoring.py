@@ -77,9 +77,10 @@ def monitor(
         SettingsError: If a setting or an ``AMPWATCH_*`` variable is not usable.
 
     Cost:
-        Set-up some 10 ms, half a second where the daemon has to be started. In
-        training 0.1 to 0.3 ms a step on the training thread, whatever the model, no
-        host sync, no thread of its own; docs/how-it-works.md has the measurements.
+        Set-up some 10 ms, half a second where the daemon has to be started, a fifth of one to
+        compile the CPU kernel. In training 0.1 to 0.3 ms a step on the training thread; at
+        ``standard`` sampled steps cost more, within ``overhead_budget`` of the whole. No host
+        sync, no thread of its own; docs/how-it-works.md has the measurements.
     """
     resolved = Settings.resolve({"level": level, "run": run, **settings})
     targets = check_targets(model, scaler, optimizer)

@@ -52,7 +52,7 @@ class Settings:
 
     level: str = _knob(
         "standard",
-        "How much is watched: off, light, standard or deep. So far all but off watch the same: scaler, steps, loss, schedulers.",
+        "How much is watched: off, light (scaler, steps, loss, schedulers), standard (and ranges in some steps) or deep (ranges in every step).",
     )
     run: str = _knob("", "Name of the run, stable between restarts; the script's name if empty.")
     runtime_dir: str = _knob(

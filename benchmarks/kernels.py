@@ -12,21 +12,16 @@ How to read it: README.md in this folder.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import random
 import tempfile
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from overhead import machine
-from turns import QUIET_ENVIRONMENT, restart_in_quiet_environment
+from conditions import QUIET_ENVIRONMENT, kept, restart_in_quiet_environment, write
 
-import ampwatch
 from ampwatch.kernels import native
 from ampwatch.kernels.eager import EagerKernel
 from ampwatch.kernels.encodings import DTYPES
@@ -210,26 +205,12 @@ def main() -> None:
         for values in chosen
         for result in measure(case, values, args)
     ]
-    kept = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine(args.device),
-        "versions": {
-            "ampwatch": ampwatch.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        "conditions": {
-            "device": args.device,
-            "threads": 1,
-            "rounds": args.rounds,
-            "environment": QUIET_ENVIRONMENT,
-        },
-        "results": results,
-    }
-    print(f"{kept['machine']}\n{kept['versions']}\n\n{table(results)}")
+    measured = kept(
+        results, args.device, threads=1, rounds=args.rounds, environment=QUIET_ENVIRONMENT
+    )
+    print(f"{measured['machine']}\n{measured['versions']}\n\n{table(results)}")
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+        write(args.json, measured)
 
 
 if __name__ == "__main__":

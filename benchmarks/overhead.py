@@ -2,6 +2,7 @@
 
     python benchmarks/overhead.py                        three trainings on the CPU
     python benchmarks/overhead.py --micro                a step that is next to nothing
+    python benchmarks/overhead.py --level standard       with its samples
     python benchmarks/overhead.py --device cuda          larger ones on a GPU
     python benchmarks/overhead.py --json FILE            keep the numbers
     python benchmarks/overhead.py --table FILE           print kept numbers as Markdown
@@ -12,33 +13,29 @@ How to read it: README.md in this folder.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import tempfile
-import time
-from datetime import datetime, timezone
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
-import torch
+from companions import Ampwatch, Companion
+from conditions import QUIET_ENVIRONMENT, kept, own_places, read, restart_in_quiet_environment, write
 from turns import (
-    QUIET_ENVIRONMENT,
-    WATCHED,
     Plan,
+    Turn,
     Turns,
-    restart_in_quiet_environment,
+    account_us,
+    quartiles,
+    ratios,
+    steps_of,
     take_turns,
+    total_ratio,
 )
 from workloads import WORKLOADS
 
-import ampwatch
-from ampwatch.launcher import daemon_is_running
-from ampwatch.runtime import SHARED_MEMORY
-from ampwatch.settings import Settings
+from ampwatch.sensors.sampling import OPENING
+from ampwatch.settings import LEVELS
 
-BARE, CONTROL = "bare", "bare again"
+BARE, CONTROL, WATCHED = "bare", "bare again", "watched"
 MICRO_STEPS = 500
 """Steps of the micro workload in a turn: each is a fraction of a millisecond."""
 
@@ -49,31 +46,38 @@ def summarise(workload: str, turns: Turns) -> dict[str, Any]:
     A ratio is made within each round, where the machine is the same for all, and the
     median over the rounds is what counts.
     """
-    rounds = list(zip(*(turns.by_variant[v] for v in (BARE, CONTROL, WATCHED)), strict=True))
-    control = [median(b.milliseconds) / median(a.milliseconds) for a, b, _ in rounds]
-    watched = [
-        median(w.milliseconds) / median(a.milliseconds + b.milliseconds) for a, b, w in rounds
-    ]
-    bare = turns.steps(BARE, CONTROL)
-    bare_ms, watched_ms = median(bare), median(turns.steps(WATCHED))
+    bare, again, watched = (turns.by_variant[v] for v in (BARE, CONTROL, WATCHED))
+    control_ratios, watched_ratios = ratios(again, bare), ratios(watched, bare, again)
+    bare_ms, watched_ms = median(steps_of(bare, again)), median(steps_of(watched))
+    after = _phase(turns.by_variant, bare_ms)
     return {
         "workload": workload,
-        "steps": len(turns.steps(WATCHED)),
+        "steps": len(steps_of(watched)),
         "bare_ms": bare_ms,
-        "control_ratio": median(control),
-        "control_quartiles": _quartiles(control),
-        "watched_ratio": median(watched),
-        "watched_quartiles": _quartiles(watched),
+        "control_ratio": median(control_ratios),
+        "control_quartiles": quartiles(control_ratios),
+        "watched_ratio": median(watched_ratios),
+        "watched_quartiles": quartiles(watched_ratios),
         "difference_us": 1e3 * (watched_ms - bare_ms),
-        "own_account_us": median(turn.overhead_us for turn in turns.by_variant[WATCHED]),
-        "worst_bare_ratio": max(bare) / bare_ms,
-        "worst_watched_ratio": max(turns.steps(WATCHED)) / bare_ms,
+        "own_account_us": median(t.spent_us / len(t.milliseconds) for t in watched),
+        "worst_bare_ratio": after["worst_bare_ratio"],
+        "worst_watched_ratio": after["worst_watched_ratio"],
+        "opening": _phase(turns.opening, bare_ms),
+        "after": after,
     }
 
 
-def _quartiles(values: list[float]) -> list[float]:
-    low, _, high = quantiles(values, n=4)
-    return [low, high]
+def _phase(turns: dict[str, list[Turn]], bare_ms: float) -> dict[str, Any]:
+    """Return what a mean and a worst step say of some turns: a median hides samples."""
+    bare, again, watched = (turns[v] for v in (BARE, CONTROL, WATCHED))
+    return {
+        "steps": len(steps_of(watched, first=True)),
+        "control_total_ratio": total_ratio(again, bare),
+        "total_ratio": total_ratio(watched, bare, again),
+        "own_share": account_us(watched) / (1e3 * bare_ms),
+        "worst_bare_ratio": max(steps_of(bare, again, first=True)) / bare_ms,
+        "worst_watched_ratio": max(steps_of(watched, first=True)) / bare_ms,
+    }
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -96,17 +100,27 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def machine(device: str) -> dict[str, str]:
-    """Return what the numbers were measured on."""
-    cpus = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        if line.startswith("model name")
+def table_of_totals(results: list[dict[str, Any]]) -> str:
+    """Return sums and worst steps of the opening and of what follows, as a Markdown table."""
+    lines = [
+        "| training | steps | noise of the total | total watched / bare | own account | worst step |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    facts = {"cpu": cpus[0] if cpus else platform.machine(), "cores": str(os.cpu_count())}
-    if device == "cuda":
-        facts["gpu"] = torch.cuda.get_device_name()
-    return facts
+    for r in results:
+        for phase, words in (("opening", "the first"), ("after", "then")):
+            p = r[phase]
+            lines.append(
+                f"| {r['workload']} | {words} {p['steps']} | {p['control_total_ratio']:.3f}"
+                f" | {p['total_ratio']:.3f} | {p['own_share']:.2%} of a bare step"
+                f" | x {p['worst_watched_ratio']:.2f} (bare x {p['worst_bare_ratio']:.2f}) |"
+            )
+    return "\n".join(lines)
+
+
+def tables(results: list[dict[str, Any]]) -> str:
+    """Return both tables; the second only of results that have the numbers for it."""
+    complete = [r for r in results if "opening" in r]
+    return "\n\n".join([table(results), *([table_of_totals(complete)] if complete else [])])
 
 
 def arguments() -> argparse.Namespace:
@@ -119,8 +133,8 @@ def arguments() -> argparse.Namespace:
     add("--micro", action="store_true", help="the same as the workload micro")
     add("--device", choices=sorted(WORKLOADS), default="cpu")
     add("--rounds", type=int, default=40, help="turns of each process, at least 2")
-    add("--steps", type=int, default=5, help="timed steps in a turn")
-    add("--level", choices=("light", "standard", "deep"), default="light")
+    add("--steps", type=int, default=5, help="steps in a turn, after a first one")
+    add("--level", choices=LEVELS[1:], default="light")
     add("--json", type=Path, metavar="FILE", help="write the numbers there")
     add("--table", type=Path, metavar="FILE", help="measure nothing, print these numbers")
     args = parser.parse_args()
@@ -135,22 +149,16 @@ def arguments() -> argparse.Namespace:
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Let all workloads take their turns, with rings and a daemon of their own."""
+    companions = {BARE: Companion(), CONTROL: Companion(), WATCHED: Ampwatch(args.level)}
     results = []
-    with tempfile.TemporaryDirectory(prefix="ampwatch-benchmark-", dir=SHARED_MEMORY) as place:
-        os.environ |= {
-            "AMPWATCH_RUNTIME_DIR": f"{place}/runtime",
-            "AMPWATCH_RING_DIR": f"{place}/rings",
-            "AMPWATCH_PORT": "0",
-            "AMPWATCH_GRACE_SECONDS": "0",
-            "AMPWATCH_IDLE_EXIT_SECONDS": "1",
-        }
+    with own_places():
         for workload in args.workloads:
             steps = MICRO_STEPS if workload == "micro" else args.steps
-            plan = Plan(rounds=args.rounds, steps=steps, level=args.level)
+            plan = Plan(rounds=args.rounds, steps=steps, opening=OPENING)
             print(f"{workload}: {plan.rounds} rounds of {plan.steps} steps ...", flush=True)
-            results.append(summarise(workload, take_turns(workload, args.device, plan)))
-        while daemon_is_running(Settings.resolve()):
-            time.sleep(0.1)  # it ends by itself, a second after the last run
+            results.append(
+                summarise(workload, take_turns(workload, args.device, companions, plan))
+            )
     return results
 
 
@@ -158,30 +166,19 @@ def main() -> None:
     """Measure, print a table, keep the numbers if asked to."""
     args = arguments()
     if args.table:
-        print(table(json.loads(args.table.read_text(encoding="utf-8"))["results"]))
+        print(tables(read(args.table)))
         return
     restart_in_quiet_environment()
-    results = measure(args)
-    kept = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine(args.device),
-        "versions": {
-            "ampwatch": ampwatch.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        "conditions": {
-            "device": args.device,
-            "level": args.level,
-            "rounds": args.rounds,
-            "environment": QUIET_ENVIRONMENT,
-        },
-        "results": results,
-    }
-    print(f"\n{kept['machine']}\n{kept['versions']}\n\n{table(results)}")
+    measured = kept(
+        measure(args),
+        args.device,
+        level=args.level,
+        rounds=args.rounds,
+        environment=QUIET_ENVIRONMENT,
+    )
+    print(f"\n{measured['machine']}\n{measured['versions']}\n\n{tables(measured['results'])}")
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+        write(args.json, measured)
 
 
 if __name__ == "__main__":

@@ -7,44 +7,28 @@ a time is given a turn of a few steps, in an order shuffled every round.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import random
-import sys
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import mean, median, quantiles
 from typing import TYPE_CHECKING, Any
 
 import torch
 from workloads import WORKLOADS, Training
 
-import ampwatch
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from multiprocessing.connection import Connection
 
-WATCHED = "watched"
-VARIANTS = ("bare", "bare again", WATCHED)
-"""The second bare one is the control: what it differs by is noise."""
-
-QUIET_ENVIRONMENT = {
-    # Activations lie at glibc's threshold for mmap and would be page-faulted anew in
-    # every step; without these, identical processes differ by up to 20 %.
-    "MALLOC_MMAP_THRESHOLD_": "33554432",
-    "MALLOC_TRIM_THRESHOLD_": "2000000000",
-    "MALLOC_TOP_PAD_": "67108864",
-    "OMP_NUM_THREADS": "1",
-}
+    from companions import Companion
 
 WARM_UP_STEPS = 10
+"""Steps of the bare training, before anything is attached."""
 
-
-def restart_in_quiet_environment() -> None:
-    """Start the program again with glibc's tunables, which are read only at the start."""
-    if any(os.environ.get(name) != value for name, value in QUIET_ENVIRONMENT.items()):
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **QUIET_ENVIRONMENT})
+OPENING_TURN = 8
+"""Steps of a turn in the opening."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +36,12 @@ class Turn:
     """What came of one turn.
 
     Attributes:
-        milliseconds: Time of each timed step.
-        overhead_us: ampwatch's own account per timed step; 0 where it does not watch. Unit: us.
+        milliseconds: Time of each step. The first finds the caches of others.
+        spent_us: The companion's own account of all steps together. Unit: us.
     """
 
     milliseconds: list[float]
-    overhead_us: float
+    spent_us: float
 
 
 @dataclass(frozen=True)
@@ -66,30 +50,61 @@ class Plan:
 
     Attributes:
         rounds: Rounds; each variant has one turn in each.
-        steps: Timed steps in a turn, after an untimed one.
-        level: ``level`` of the watched variant.
+        steps: Steps in a turn, after a first one.
+        opening: Steps that are timed from the moment of attaching, in turns before the rounds;
+            0 to let each companion settle instead, untimed.
     """
 
     rounds: int
     steps: int
-    level: str = "light"
+    opening: int = 0
 
 
 @dataclass
 class Turns:
-    """All turns of one workload, by variant, one list entry a round."""
+    """All turns of one workload, by variant, one list entry a round.
 
-    by_variant: dict[str, list[Turn]] = field(
-        default_factory=lambda: {variant: [] for variant in VARIANTS}
-    )
+    Attributes:
+        opening: The turns that began with attaching.
+        by_variant: The turns after that.
+    """
 
-    def steps(self, *variants: str) -> list[float]:
-        """Return the time of every timed step of some variants. Unit: ms."""
-        return [ms for v in variants for turn in self.by_variant[v] for ms in turn.milliseconds]
+    opening: dict[str, list[Turn]] = field(default_factory=dict)
+    by_variant: dict[str, list[Turn]] = field(default_factory=dict)
 
 
-def take_turns(workload: str, device: str, plan: Plan) -> Turns:
+class Stopwatch:
+    """Time of a process's own turns; it stands still while others have theirs."""
+
+    def __init__(self) -> None:
+        self._away_ns = 0
+
+    def ns(self) -> int:
+        """Return the time. Unit: ns."""
+        return time.perf_counter_ns() - self._away_ns
+
+    def wait_for_turn(self, connection: Connection) -> int:
+        """Return the number of steps of the next turn.
+
+        Raises:
+            EOFError: If there will be none.
+        """
+        began_ns = time.perf_counter_ns()
+        steps: int = connection.recv()
+        self._away_ns += time.perf_counter_ns() - began_ns
+        return steps
+
+
+def take_turns(
+    workload: str, device: str, companions: Mapping[str, Companion], plan: Plan
+) -> Turns:
     """Let the variants of one workload take turns.
+
+    Args:
+        workload: Which training.
+        device: Where.
+        companions: What accompanies it, by variant.
+        plan: For how long.
 
     Raises:
         EOFError: If a process died; it has said why.
@@ -97,61 +112,67 @@ def take_turns(workload: str, device: str, plan: Plan) -> Turns:
     context = multiprocessing.get_context("spawn")
     connections: dict[str, Connection] = {}
     processes = []
-    turns = Turns()
     try:
-        for variant in VARIANTS:
+        for variant, companion in companions.items():
             connections[variant], theirs = context.Pipe()
-            level = plan.level if variant == WATCHED else ""
-            process = context.Process(target=_live, args=(theirs, workload, device, level))
+            settle = not plan.opening
+            process = context.Process(
+                target=_live, args=(theirs, workload, device, companion, settle)
+            )
             process.start()
             processes.append(process)
             # Closed on this side, so that a process that dies ends the wait for its answer.
             theirs.close()
-            connections[variant].recv()
-        for _ in range(plan.rounds):
-            for variant in random.sample(VARIANTS, len(VARIANTS)):
-                connections[variant].send(plan.steps)
-                turns.by_variant[variant].append(connections[variant].recv())
+        for connection in connections.values():
+            connection.recv()
+        return Turns(
+            opening=_rounds(connections, plan.opening // OPENING_TURN, OPENING_TURN),
+            by_variant=_rounds(connections, plan.rounds, plan.steps + 1),
+        )
     finally:
         for connection in connections.values():
             connection.close()
         for process in processes:
             process.join()
+
+
+def _rounds(connections: Mapping[str, Connection], rounds: int, steps: int) -> dict[str, list[Turn]]:
+    turns: dict[str, list[Turn]] = {variant: [] for variant in connections}
+    for _ in range(rounds):
+        for variant in random.sample(list(connections), len(connections)):
+            connections[variant].send(steps)
+            turns[variant].append(connections[variant].recv())
     return turns
 
 
-def _live(connection: Connection, workload: str, device: str, level: str) -> None:
+def _live(
+    connection: Connection, workload: str, device: str, companion: Companion, settle: bool
+) -> None:
     """Train in turns of as many steps as are asked for, until the other end hangs up."""
     torch.set_num_threads(1)
     training = Training(WORKLOADS[device][workload], device)
-    watch = None
-    if level:
-        name = f"benchmark-{workload}"
-        watch = ampwatch.monitor(training.model, training.scaler, level=level, run=name)
     for _ in range(WARM_UP_STEPS):
         training.step()
+    stopwatch = Stopwatch()
+    companion.attach(training, stopwatch)
+    if settle:
+        _turn(training, companion, device, companion.settle_steps)
     connection.send("ready")
-    with watch or nullcontext(), suppress(EOFError):
+    with suppress(EOFError):
         while True:
-            connection.send(_turn(training, watch, device, connection.recv()))
+            steps = stopwatch.wait_for_turn(connection)
+            connection.send(_turn(training, companion, device, steps))
+    companion.detach()
 
 
-def _turn(training: Training, watch: ampwatch.Monitor | None, device: str, steps: int) -> Turn:
-    training.step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    before_ns = _account_ns(watch)
+def _turn(training: Training, companion: Companion, device: str, steps: int) -> Turn:
+    before_ns = companion.spent_ns()
     marks = [_mark(device)]
     for _ in range(steps):
         training.step()
+        companion.after_step()
         marks.append(_mark(device))
-    overhead_ns = _account_ns(watch) - before_ns
-    return Turn(_differences(marks), overhead_ns / 1e3 / steps)
-
-
-def _account_ns(watch: ampwatch.Monitor | None) -> int:
-    """Return what ampwatch says it has cost so far. Unit: ns."""
-    return 0 if watch is None else watch._instruments.cost().overhead_ns
+    return Turn(_differences(marks), (companion.spent_ns() - before_ns) / 1e3)
 
 
 def _mark(device: str) -> Any:
@@ -170,3 +191,39 @@ def _differences(marks: Sequence[Any]) -> list[float]:
         return [1e3 * (after - before) for before, after in pairs]
     torch.cuda.synchronize()
     return [before.elapsed_time(after) for before, after in pairs]
+
+
+def steps_of(*series: Sequence[Turn], first: bool = False) -> list[float]:
+    """Return the time of every step of some series of turns. Unit: ms.
+
+    Args:
+        series: Turns.
+        first: Whether the first step of a turn is among them.
+    """
+    return [
+        ms for turns in series for turn in turns for ms in turn.milliseconds[0 if first else 1 :]
+    ]
+
+
+def ratios(turns: Sequence[Turn], *bare: Sequence[Turn]) -> list[float]:
+    """Return for each round the median step over the median of all bare steps of that round."""
+    return [
+        median(steps_of([turn])) / median(steps_of(others))
+        for turn, *others in zip(turns, *bare, strict=True)
+    ]
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """Return the first and the third quartile."""
+    low, _, high = quantiles(values, n=4)
+    return [low, high]
+
+
+def total_ratio(turns: Sequence[Turn], *bare: Sequence[Turn]) -> float:
+    """Return the time of all steps together over that of the bare ones; spikes count in full."""
+    return sum(steps_of(turns, first=True)) / mean(sum(steps_of(b, first=True)) for b in bare)
+
+
+def account_us(turns: Sequence[Turn]) -> float:
+    """Return the companion's own account, the mean over all steps. Unit: us."""
+    return sum(turn.spent_us for turn in turns) / len(steps_of(turns, first=True))

@@ -54,7 +54,7 @@ class TritonKernel:
             return
         gated = gate is not None
         gate = rows if gate is None else gate
-        with torch.cuda.device_of(rows):
+        with torch.cuda.device(rows.get_device()):
             launches = self._units.of(pieces, rows.device)
             fused_device.prepare[len(pieces),](rows, gate, GATED=gated, num_warps=_WARPS)
             for dtype, aligned, units in launches:

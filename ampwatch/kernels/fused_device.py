@@ -1,25 +1,22 @@
 """What runs on the GPU: the exponents of a stretch of memory, in Triton.
 
-A *key* is the magnitude of an element as the bits of the float32 of the same value, so that
-one code serves all dtypes; float64 keeps its own 64 bits. A *position* is the exponent field
-of a key, rounded up: the position of bin ``e`` is ``e + BIAS``. A *mark* is a word with one
-bit set, number ``position % 32``. ``bitsliced.py`` says how marks are counted, and why.
-
-Counts of marks are counts of bins where the elements of a section lie within 32 binades. The
-exact extremes, which are wanted anyway, tell whether they do. Lower windows of 32 binades, and
-sections with NaN, infinities or subnormal numbers, take further passes over what is then in
-the cache.
+Every element becomes a *mark*, a word with one bit set: number ``position % 32``, where the
+position is the exponent (``fused_keys.py``). Marks are counted with logic alone
+(``bitsliced.py`` says how, and why). The counts of marks are those of bins where the elements
+of a section lie within 32 binades, which the exact extremes tell; these are wanted anyway.
+Each lower window of 32 binades, and a section with NaN, infinities or subnormal numbers,
+takes another pass, over what is then in the cache.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-# ruff: noqa: ANN001, ANN202, ANN201, D103, D417, N803, N806, PLR0913, PLR0917, PLR2004, SIM102 - the
-# language of Triton has no types, no short circuit and no structs; constants are in capitals
+# ruff: noqa: ANN001, ANN201, ANN202, FBT003, N803, N806, PLR0913, PLR0917, PLR1714, SIM102
+# The language of Triton has no types, no short circuit and no structs; constants are in capitals.
 
 import triton
 import triton.language as tl
 
 from ampwatch.kernels import rows as layout
 from ampwatch.kernels.bitsliced import add3, add8, carry_over, count
-from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT
+from ampwatch.kernels.fused_keys import LOWEST, key_of, native, position_of
 
 LANES = tl.constexpr(512)
 """Marks that are counted side by side: 4 for each of 128 threads, read 16 bytes at a time."""
@@ -34,8 +31,6 @@ POSITIVE_INFS = tl.constexpr(layout.POSITIVE_INFS)
 NEGATIVE_INFS = tl.constexpr(layout.NEGATIVE_INFS)
 AMAX_KEY = tl.constexpr(layout.AMAX_KEY)
 AMIN_KEY = tl.constexpr(layout.AMIN_KEY)
-LOWEST = tl.constexpr(MIN_EXPONENT)
-HIGHEST = tl.constexpr(MAX_EXPONENT)
 
 
 @triton.jit
@@ -97,6 +92,7 @@ def _section(
     MAX_KEY: tl.constexpr,
     INF_KEY: tl.constexpr,
 ):
+    """Add what is counted without a visit to the row in between."""
     BIAS: tl.constexpr = 1022 if KIND == "float64" else 126
     counts, top, bottom = _pass(start, numel, 0, False, KIND, MANTISSA, OFFSET, MAX_KEY)
     irregular = top > MAX_KEY
@@ -105,20 +101,20 @@ def _section(
     if irregular:
         top, bottom = _census(start, numel, row, KIND, MANTISSA, OFFSET, MAX_KEY, INF_KEY)
         counts = counts * 0
-        window = _position(top, KIND, True)
+        window = position_of(top, KIND, True)
     else:
         tl.atomic_add(row + ZEROS, numel - tl.sum(counts, 0), sem="relaxed")
-        window = _position(top, KIND, True) - 32
-    lowest = _position(bottom + 1, KIND, True)
+        window = position_of(top, KIND, True) - 32
+    lowest = position_of(bottom + 1, KIND, True)
     while window >= lowest:
         lower, _, _ = _pass(start, numel, window, True, KIND, MANTISSA, OFFSET, MAX_KEY)
         _add_to_bins(row, lower, window, BIAS)
         counts -= tl.where(irregular, 0, lower)  # the first pass had them under the same marks
         window -= 32
-    _add_to_bins(row, counts, _position(top, KIND, True), BIAS)
+    _add_to_bins(row, counts, position_of(top, KIND, True), BIAS)
     keys = row.to(tl.pointer_type(tl.int64))
-    amax = _native(top, KIND, MANTISSA, OFFSET).to(tl.int64)
-    amin = _native(bottom + 1, KIND, MANTISSA, OFFSET).to(tl.int64)
+    amax = native(top, KIND, MANTISSA, OFFSET).to(tl.int64)
+    amin = native(bottom + 1, KIND, MANTISSA, OFFSET).to(tl.int64)
     tl.atomic_max(keys + AMAX_KEY // 2, amax, sem="relaxed")
     tl.atomic_min(keys + AMIN_KEY // 2, amin, mask=top != 0, sem="relaxed")
 
@@ -178,107 +174,16 @@ def _step(
     eights = d3
     for half in tl.static_range(2):
         offset = first + half * (8 * LANES)
-        a, top, bottom = _row(
-            start, offset, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY
-        )
-        b, top, bottom = _row(
-            start,
-            offset + LANES,
-            numel,
-            window,
-            top,
-            bottom,
-            WHOLE,
-            EXACT,
-            KIND,
-            MANTISSA,
-            OFFSET,
-            MAX_KEY,
-        )
-        c, top, bottom = _row(
-            start,
-            offset + 2 * LANES,
-            numel,
-            window,
-            top,
-            bottom,
-            WHOLE,
-            EXACT,
-            KIND,
-            MANTISSA,
-            OFFSET,
-            MAX_KEY,
-        )
-        d, top, bottom = _row(
-            start,
-            offset + 3 * LANES,
-            numel,
-            window,
-            top,
-            bottom,
-            WHOLE,
-            EXACT,
-            KIND,
-            MANTISSA,
-            OFFSET,
-            MAX_KEY,
-        )
-        e, top, bottom = _row(
-            start,
-            offset + 4 * LANES,
-            numel,
-            window,
-            top,
-            bottom,
-            WHOLE,
-            EXACT,
-            KIND,
-            MANTISSA,
-            OFFSET,
-            MAX_KEY,
-        )
-        f, top, bottom = _row(
-            start,
-            offset + 5 * LANES,
-            numel,
-            window,
-            top,
-            bottom,
-            WHOLE,
-            EXACT,
-            KIND,
-            MANTISSA,
-            OFFSET,
-            MAX_KEY,
-        )
-        g, top, bottom = _row(
-            start,
-            offset + 6 * LANES,
-            numel,
-            window,
-            top,
-            bottom,
-            WHOLE,
-            EXACT,
-            KIND,
-            MANTISSA,
-            OFFSET,
-            MAX_KEY,
-        )
-        h, top, bottom = _row(
-            start,
-            offset + 7 * LANES,
-            numel,
-            window,
-            top,
-            bottom,
-            WHOLE,
-            EXACT,
-            KIND,
-            MANTISSA,
-            OFFSET,
-            MAX_KEY,
-        )
+        # fmt: off
+        a, top, bottom = _row(start, offset, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
+        b, top, bottom = _row(start, offset + LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
+        c, top, bottom = _row(start, offset + 2 * LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
+        d, top, bottom = _row(start, offset + 3 * LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
+        e, top, bottom = _row(start, offset + 4 * LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
+        f, top, bottom = _row(start, offset + 5 * LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
+        g, top, bottom = _row(start, offset + 6 * LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
+        h, top, bottom = _row(start, offset + 7 * LANES, numel, window, top, bottom, WHOLE, EXACT, KIND, MANTISSA, OFFSET, MAX_KEY)
+        # fmt: on
         d0, d1, d2, carry = add8(d0, d1, d2, a, b, c, d, e, f, g, h)
         if half == 0:
             eights = carry
@@ -299,8 +204,8 @@ def _row(
         pattern = tl.load(start + offsets)
     else:
         pattern = tl.load(start + offsets, mask=offsets < numel, other=0)
-    key = _key(pattern, KIND, MANTISSA, OFFSET)
-    position = _position(key, KIND, EXACT)
+    key = key_of(pattern, KIND, MANTISSA, OFFSET)
+    position = position_of(key, KIND, EXACT)
     # 1 as well, but the compiler does not know: of a minimum with 1 it makes two instructions.
     one = tl.minimum(key, tl.num_programs(1)).to(tl.uint32)
     if EXACT:
@@ -328,8 +233,9 @@ def _census(
         offsets = first + tl.arange(0, LANES)
         inside = offsets < numel
         pattern = tl.load(start + offsets, mask=inside, other=0)
-        key = _key(pattern, KIND, MANTISSA, OFFSET)
-        minus = (pattern >> (pattern.dtype.primitive_bitwidth - 1)) != 0
+        key = key_of(pattern, KIND, MANTISSA, OFFSET)
+        BITS: tl.constexpr = pattern.dtype.primitive_bitwidth
+        minus = (pattern >> (BITS - 1)) != 0
         infinite = (key == INF_KEY) & (key > MAX_KEY)
         zeros += (inside & (key == 0)).to(tl.int32)
         nans += ((key > MAX_KEY) & (key != INF_KEY)).to(tl.int32)
@@ -343,58 +249,3 @@ def _census(
     tl.atomic_add(row + POSITIVE_INFS, tl.sum(positive, 0), sem="relaxed")
     tl.atomic_add(row + NEGATIVE_INFS, tl.sum(negative, 0), sem="relaxed")
     return tl.max(top, 0), tl.min(bottom, 0)
-
-
-@triton.jit
-def _key(pattern, KIND: tl.constexpr, MANTISSA: tl.constexpr, OFFSET: tl.constexpr):
-    """Return the keys of bit patterns; those of NaN and infinities are beyond ``MAX_KEY``."""
-    if KIND == "float64":
-        key = pattern & 0x7FFFFFFFFFFFFFFF
-    elif KIND == "float32":
-        key = pattern & 0x7FFFFFFF
-    elif KIND == "bfloat16":
-        key = (pattern.to(tl.uint32) << 16) & 0x7FFFFFFF
-    elif KIND == "float16":
-        # One instruction, and exact: as a float32 every float16 is a normal number.
-        value = pattern.to(tl.float16, bitcast=True).to(tl.float32)
-        key = value.to(tl.uint32, bitcast=True) & 0x7FFFFFFF
-    else:
-        magnitude = (pattern & 0x7F).to(tl.uint32)
-        normal = (magnitude << (23 - MANTISSA)) + (OFFSET << 23)
-        # As an integer, a subnormal number counts units of 2**(OFFSET - 126 - MANTISSA).
-        units = magnitude.to(tl.float32).to(tl.uint32, bitcast=True)
-        small = units - ((126 + MANTISSA - OFFSET) << 23)
-        key = tl.where(magnitude < (1 << MANTISSA), tl.where(magnitude == 0, 0, small), normal)
-        if KIND == "float8fnuz":
-            key = tl.where(pattern == 0x80, 0x7FC00000, key)
-        key = key.to(tl.uint32)
-    return key
-
-
-@triton.jit
-def _native(key, KIND: tl.constexpr, MANTISSA: tl.constexpr, OFFSET: tl.constexpr):
-    """Return a key in the bits of its own dtype."""
-    if KIND == "bfloat16":
-        key = key >> 16
-    elif KIND != "float64" and KIND != "float32":
-        exponent = (key >> 23).to(tl.int32)
-        normal = (key >> (23 - MANTISSA)) - (OFFSET << MANTISSA)
-        missing = tl.minimum(tl.maximum(24 - MANTISSA + OFFSET - exponent, 0), 31)
-        small = ((key & 0x7FFFFF) | 0x800000) >> missing.to(tl.uint32)
-        key = tl.where(exponent > OFFSET, normal, small)
-    return key
-
-
-@triton.jit
-def _position(key, KIND: tl.constexpr, EXACT: tl.constexpr):
-    """Return the position of keys; of keys of subnormal numbers only if ``EXACT``."""
-    if KIND == "float64":
-        position = ((key - 1) >> 52).to(tl.int32)
-        position = tl.minimum(tl.maximum(position, LOWEST + 1022), HIGHEST + 1022)
-    else:
-        position = ((key - 1) >> 23).to(tl.int32)
-        if EXACT and (KIND == "float32" or KIND == "bfloat16"):
-            # Up to 2**23 a key is a count of units of 2**-149, exact as a float32.
-            units = key.to(tl.float32).to(tl.int32, bitcast=True)
-            position = tl.where(key <= 0x800000, ((units - 1) >> 23) - 149, position)
-    return position

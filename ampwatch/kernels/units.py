@@ -63,9 +63,9 @@ class Units:
             0.2 us a piece on the host; 1 us a unit and an upload when an address has changed.
         """
         fingerprint = tuple([(p.data_ptr(), p.numel(), p.dtype) for p in pieces])
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return self._for_graph(fingerprint)
         on_cuda = device.type == "cuda"
+        if on_cuda and torch.cuda.is_current_stream_capturing():
+            return self._for_graph(fingerprint)
         stream = torch.cuda.current_stream(device).cuda_stream if on_cuda else 0
         launches = self._known.pop((stream, fingerprint), None)
         if launches is None:
@@ -81,10 +81,11 @@ class Units:
             if known == fingerprint:
                 self._captured.append(launches)
                 return launches
-        raise StateError(
-            "expected pieces that were measured before the capture of the CUDA graph, "
-            "got others: measure the same tensors once, then capture"
+        message = (
+            "expected pieces that were measured before the capture of the CUDA graph, got "
+            f"{len(fingerprint)} others: measure the same tensors once, then capture"
         )
+        raise StateError(message)
 
     def _cut(self, fingerprint: Fingerprint, device: torch.device) -> list[Launch]:
         groups: dict[tuple[torch.dtype, bool], list[tuple[int, int, int]]] = {}

@@ -26,14 +26,14 @@ export function fates(histogram, format, shift = 0) {
 /** What casting the elements times 2**shift does: counts, as CastOutcome in Python. */
 export function cast(histogram, format, shift = 0) {
   const flushed = log2(format.min_subnormal) - 1 - shift;
-  const underflow = atMost(histogram, flushed);
+  const underflow = upTo(histogram, flushed);
   const [overflowLow, overflowHigh] = overflow(histogram, format, shift);
   const { amax } = histogram;
   return {
     overflowLow,
     overflowHigh,
     underflow,
-    subnormal: atMost(histogram, log2(format.min_normal) - shift) - underflow,
+    subnormal: upTo(histogram, log2(format.min_normal) - shift) - underflow,
     nonzero: sum(histogram.counts),
     headroom: amax ? timesPowerOfTwo(format.max / amax, -shift) : Infinity,
   };
@@ -44,9 +44,9 @@ function overflow(histogram, format, shift) {
   if (!overflows(histogram.amax, format, shift)) return [0, 0];
   if (overflows(histogram.amin, format, shift)) return [nonzero, nonzero];
   const limit = topBin(format) - shift;
-  const beyond = nonzero - atMost(histogram, limit);
+  const beyond = nonzero - upTo(histogram, limit);
   const low = beyond || isSubsample(histogram) ? beyond : 1;
-  return [low, Math.max(low, nonzero - atMost(histogram, limit - 1))];
+  return [low, Math.max(low, nonzero - upTo(histogram, limit - 1))];
 }
 
 /**
@@ -98,7 +98,7 @@ function overflows(magnitude, format, shift) {
   return timesPowerOfTwo(magnitude, shift) >= format.overflow_from;
 }
 
-function atMost({ first, counts }, exponent) {
+function upTo({ first, counts }, exponent) {
   return sum(counts.slice(0, Math.max(0, exponent - first + 1)));
 }
 

@@ -1,0 +1,224 @@
+"""Gradients that do not fit into float16."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, update
+
+STORIES = Stories()
+
+
+@STORIES.tell("grad_underflow", "param:2.weight", "backward")
+def regression_on_tiny_targets_with_a_scale_of_one(sick: bool) -> Program:
+    """A loss averaged over many outputs, and a scaler told to begin where others end."""
+    model = nn.Sequential(nn.Linear(24, 48), nn.Tanh(), nn.Linear(48, 512), nn.Linear(512, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    scaler = gradscaler(1.0 if sick else 65536.0, growth_interval=5000)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = 0.01 * torch.randn(16, 24)
+        with half():
+            out = model(x)
+        loss = 1e-4 * (out.float() - 0.02).square().mean()
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler)
+
+
+class _Tied(nn.Module):
+    """A language model whose head is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(96, 32)
+        self.mix = nn.Linear(32, 32)
+        self.head = nn.Linear(32, 96, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(F.gelu(self.mix(self.embed(tokens))))
+        return out
+
+
+@STORIES.tell("grad_underflow", "param:mix.weight", "backward")
+def a_tied_language_model_whose_loss_is_weighted_down(sick: bool) -> Program:
+    """Four micro-batches, clipped, through a scale of 16."""
+    model = _Tied()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
+    scaler = gradscaler(16.0 if sick else 2.0**22, growth_interval=4000)
+
+    def iterate(_step: int) -> torch.Tensor:
+        total = torch.zeros(())
+        for _ in range(4):
+            tokens = torch.randint(0, 96, (4, 12))
+            with half():
+                loss = 2e-7 * F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()) / 4
+            backward(scaler, loss)
+            total += loss.detach()
+        update(scaler, optimizer, clip=1.0)
+        return total
+
+    return Program([model], [optimizer], iterate, scaler)
+
+
+@STORIES.tell("grad_underflow", "param:1.experts.wide.weight", "backward")
+def an_expert_in_a_list_of_models_whose_gate_is_almost_shut(sick: bool) -> Program:
+    """Only one branch is flushed to zero; the other, and the stem, have ordinary gradients."""
+    stem = nn.Linear(16, 32)
+    net = nn.Module()
+    net.experts = nn.ModuleDict({"wide": nn.Linear(32, 64), "narrow": nn.Linear(32, 64)})
+    optimizers = [
+        torch.optim.Adam(stem.parameters(), lr=1e-3, foreach=False),
+        torch.optim.Adam(net.parameters(), lr=1e-3, foreach=False),
+    ]
+    scaler = gradscaler(64.0 if sick else 65536.0, growth_interval=3000)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(32, 16)
+        with half():
+            hidden = stem(x)
+            wide, narrow = net.experts["wide"](hidden), net.experts["narrow"](hidden)
+        loss = narrow.float().square().mean() + 2e-7 * wide.float().square().mean()
+        backward(scaler, loss)
+        update(scaler, *optimizers)
+        return loss
+
+    return Program([stem, net], optimizers, iterate, scaler)
+
+
+@STORIES.tell("fp16_without_scaler", "param:body.0.weight", "backward")
+def float16_with_the_scaler_forgotten(sick: bool) -> Program:
+    """The classic: autocast was copied from the example, GradScaler was not."""
+    model = nn.Module()
+    model.body = nn.Sequential(nn.Linear(40, 128), nn.GELU(), nn.Linear(128, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(64, 40)
+        with half() if sick else brain():
+            out = model.body(x)
+        loss = 1e-6 * out.float().square().mean()
+        backward(None, loss)
+        update(None, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate)
+
+
+@STORIES.tell("fp16_without_scaler", "param:0.weight", "backward")
+def float16_with_the_scaler_switched_off(sick: bool) -> Program:
+    """``enabled=False`` was left over from a test; two optimizers, micro-batches, clipping."""
+    model = nn.Sequential(nn.Linear(64, 96), nn.SiLU(), nn.Linear(96, 96), nn.Linear(96, 2))
+    optimizers = [
+        torch.optim.AdamW(model[0].parameters(), lr=1e-4, foreach=True),
+        torch.optim.AdamW(model[2:].parameters(), lr=1e-4, foreach=True),
+    ]
+    scaler = gradscaler(enabled=not sick)
+
+    def iterate(_step: int) -> torch.Tensor:
+        total = torch.zeros(())
+        for _ in range(2):
+            x = torch.randn(128, 64)
+            with half():
+                out = model(x)
+            loss = 3e-6 * (out.float() - 1.0).square().mean() / 2
+            backward(scaler, loss)
+            total += loss.detach()
+        update(scaler, *optimizers, clip=0.5)
+        return total
+
+    return Program([model], optimizers, iterate, scaler, steps=20)
+
+
+@STORIES.tell("fp16_without_scaler", "param:2.weight", "backward")
+def float16_without_a_scaler_once_the_loss_has_fallen(sick: bool) -> Program:
+    """The gradients fit at first; as the model learns they sink below the format."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 64, bias=False))
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-4)
+    scaler = None if sick else gradscaler()
+
+    def iterate(step: int) -> torch.Tensor:
+        x = torch.randn(32, 8)
+        with half():
+            out = model(x)
+        loss = 4.0**-step * out.float().square().mean()
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler, steps=14 if sick else 10)
+
+
+@STORIES.tell("range_too_wide", "param:boxes.weight", "backward")
+def a_summed_box_loss_beside_an_averaged_mask_loss(sick: bool) -> Program:
+    """One head caps the scale near 8, where nothing is left of the other head's gradient."""
+    model = nn.Module()
+    model.boxes = nn.Linear(20, 16)
+    model.masks = nn.Linear(20, 64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    scaler = gradscaler()
+    of_boxes, of_masks = (4e1, 1e-7) if sick else (1e-3, 1e-3)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(48, 20)
+        with half():
+            boxes, masks = model.boxes(x), model.masks(x)
+        loss = of_boxes * (boxes.float() - 9.0).square().sum()
+        loss = loss + of_masks * masks.float().square().mean()
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler, steps=40)
+
+
+@STORIES.tell("range_too_wide", "param:0.value.weight", "backward")
+def a_critic_that_regresses_on_large_rewards(sick: bool) -> Program:
+    """Actor and critic share a scaler, not their orders of magnitude; two optimizers."""
+    critic, actor = nn.Module(), nn.Module()
+    critic.value = nn.Linear(12, 1)
+    actor.policy = nn.Sequential(nn.Linear(12, 64), nn.Tanh(), nn.Linear(64, 6))
+    optimizers = [
+        torch.optim.SGD(critic.parameters(), lr=1e-9),
+        torch.optim.Adam(actor.parameters(), lr=1e-4, foreach=True),
+    ]
+    scaler = gradscaler()
+    reward, advantage = (3e3, 1e-7) if sick else (1.0, 0.1)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(64, 12)
+        with half():
+            value, logits = critic.value(x), actor.policy(x)
+        of_actor = advantage * F.cross_entropy(logits, torch.randint(0, 6, (64,)))
+        of_critic = (value.float() - reward).square().mean()
+        backward(scaler, of_actor)
+        backward(scaler, of_critic)
+        update(scaler, *optimizers, clip=1.0)
+        return of_actor + of_critic
+
+    return Program([critic, actor], optimizers, iterate, scaler, steps=40)
+
+
+@STORIES.tell("range_too_wide", "param:optimizer0.0", "backward")
+def two_losses_of_far_apart_size_without_a_model(sick: bool) -> Program:
+    """Nothing but a scaler is handed over; parameters are called by their place."""
+    first, second = nn.Linear(10, 10), nn.Linear(10, 40)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=1e-9, momentum=0.5)
+    scaler = gradscaler(2.0**15)
+    large, small = (2e2, 1e-8) if sick else (1e-2, 1e-2)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(16, 10)
+        with half():
+            a, b = first(x), second(x)
+        loss = large * (a.float() + 5.0).square().sum() + small * b.float().square().mean()
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        return loss
+
+    return Program([first, second], [optimizer], iterate, scaler, steps=40, watched=None)

@@ -1,0 +1,2 @@
+"""Trainings that are well."""
+CONTROLS = []

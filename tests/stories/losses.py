@@ -1,0 +1,70 @@
+"""Losses that are float16 themselves."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.stories.stage import Program, Stories, backward, gradscaler, half, update
+
+STORIES = Stories()
+
+
+@STORIES.tell("fp16_loss_caps_scale", "loss", "backward")
+def a_loss_of_ones_own_computed_under_autocast(sick: bool) -> Program:
+    """A Charbonnier loss: its result is float16, and so is the scale that it is multiplied by."""
+    model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+    scaler = gradscaler()
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(16, 16)
+        with half():
+            out = model(x)
+            error = (out if sick else out.float()) - 0.5
+            loss = (error * error + 1e-3).sqrt().mean()
+        backward(scaler, loss)
+        update(scaler, optimizer, clip=1.0)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler)
+
+
+@STORIES.tell("fp16_loss_caps_scale", "loss", "backward")
+def a_float16_loss_whose_scale_grows_to_65536_later(sick: bool) -> Program:
+    """Nothing is wrong until the second growth, and then once per growth interval."""
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    scaler = gradscaler(2.0**14, growth_interval=9)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(16, 8)
+        with half():
+            loss = (model(x) - x.half()).abs().mean()
+        loss = loss if sick else loss.float()
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler, steps=36)
+
+
+@STORIES.tell("fp16_loss_caps_scale", "loss", "backward")
+def a_generator_that_is_judged_in_float16(sick: bool) -> Program:
+    """A hinge loss is a mean of logits; two models, fused, in three micro-batches."""
+    maker, judge = nn.Linear(6, 12), nn.Linear(12, 1)
+    optimizer = torch.optim.Adam([*maker.parameters(), *judge.parameters()], lr=1e-3, fused=True)
+    scaler = gradscaler(2.0**17)
+
+    def iterate(_step: int) -> torch.Tensor:
+        total = torch.zeros(())
+        for _ in range(3):
+            with half():
+                verdict = judge(maker(torch.randn(32, 6)))
+                loss = torch.relu(1.0 - (verdict if sick else verdict.float())).mean() / 3
+            backward(scaler, loss)
+            total += loss.detach()
+        update(scaler, optimizer)
+        return total
+
+    return Program([maker, judge], [optimizer], iterate, scaler)

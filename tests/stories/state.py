@@ -1,0 +1,164 @@
+"""Weights and buffers that are not finite any more."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, update
+
+STORIES = Stories()
+
+
+@STORIES.tell("param_nonfinite", "param:0.weight", "optimizer")
+def a_rate_that_blows_the_weights_up_without_a_scaler(sick: bool) -> Program:
+    """Plain gradient descent on a square loss, in bfloat16, with a rate far beyond its curvature."""
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e4 if sick else 1e-2)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(32, 16)
+        with brain():
+            out = model(x)
+        loss = out.float().square().sum(1).mean()
+        backward(None, loss)
+        update(None, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, steps=20)
+
+
+@STORIES.tell("param_nonfinite", "param:1.weight", "optimizer")
+def float16_blown_up_without_a_scaler(sick: bool) -> Program:
+    """The first large step overflows the forward, the next writes NaN into everything."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 128))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e4 if sick else 1e-3, fused=True)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(32, 8)
+        with half():
+            out = model(x)
+        loss = 10.0 * (out.float() - 1.0).square().mean()
+        backward(None, loss)
+        update(None, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, steps=20)
+
+
+@STORIES.tell("param_nonfinite", "param:0.deep.weight", "optimizer")
+def a_scale_below_2_to_the_minus_128(sick: bool) -> Program:
+    """``1 / scale`` is infinite: the first finite gradient makes the weights infinite."""
+    trunk, head = nn.Module(), nn.Linear(32, 1)
+    trunk.deep = nn.Linear(12, 32)
+    optimizers = [
+        torch.optim.SGD(trunk.parameters(), lr=1e-3),
+        torch.optim.SGD(head.parameters(), lr=1e-3),
+    ]
+    scaler = gradscaler()
+
+    def iterate(step: int) -> torch.Tensor:
+        x = torch.randn(16, 12)
+        with half():
+            out = head(trunk.deep(x))
+        loss = out.float().square().mean()
+        loss = loss * (float("inf") if sick and 24 <= step < 170 else 1.0)
+        backward(scaler, loss)
+        update(scaler, *optimizers)
+        return loss
+
+    return Program([trunk, head], optimizers, iterate, scaler, steps=180)
+
+
+@STORIES.tell("param_nonfinite", "param:layers.b.weight", "optimizer")
+def a_checkpoint_with_a_nan_in_it(sick: bool) -> Program:
+    """Every step is skipped from the first on: no scale cures a weight that is NaN."""
+    model = nn.Module()
+    model.layers = nn.ModuleDict({"a": nn.Linear(10, 20), "b": nn.Linear(20, 5)})
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    if sick:
+        saved["layers.b.weight"][2, 3] = float("nan")
+    model.load_state_dict(saved)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    scaler = gradscaler()
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(16, 10)
+        with half():
+            out = model.layers["b"](torch.tanh(model.layers["a"](x)))
+        loss = (out.float() - 1.0).abs().mean()
+        backward(scaler, loss)
+        update(scaler, optimizer, clip=1.0)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler, steps=30)
+
+
+@STORIES.tell("buffer_nonfinite", "buffer:stem.1.running_mean", "forward")
+def a_batch_that_overflows_before_a_batchnorm(sick: bool) -> Program:
+    """The step is skipped, the training goes on, and evaluation is NaN for good."""
+    model = nn.Module()
+    model.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    model.head = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, foreach=True)
+    scaler = gradscaler(1024.0)
+
+    def iterate(step: int) -> torch.Tensor:
+        x = torch.randn(8, 3, 8, 8) * (1e6 if step == 26 else 1.0)
+        with half():
+            out = model.head(model.stem(x if sick else x.clamp(-9.0, 9.0)).mean((2, 3)))
+        loss = out.float().square().mean()
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler, steps=40)
+
+
+@STORIES.tell("buffer_nonfinite", "buffer:0.norm.running_mean", "forward")
+def one_of_four_micro_batches_overflows(sick: bool) -> Program:
+    """Two models, one optimizer; the poisoned micro-batch is not the last one."""
+    encoder = nn.ModuleDict({"in": nn.Linear(6, 24), "norm": nn.BatchNorm1d(24)})
+    decoder = nn.Linear(24, 6)
+    optimizer = torch.optim.AdamW(
+        [*encoder.parameters(), *decoder.parameters()], lr=1e-3, fused=True
+    )
+    scaler = gradscaler(growth_interval=12)
+
+    def iterate(step: int) -> torch.Tensor:
+        total = torch.zeros(())
+        for micro in range(4):
+            x = torch.randn(16, 6)
+            if sick and step == 20 and micro == 1:
+                x = 5e5 * x
+            with half():
+                out = decoder(torch.relu(encoder["norm"](encoder["in"](x))))
+            loss = (out.float() - 0.1).square().mean() / 4
+            backward(scaler, loss)
+            total += loss.detach()
+        update(scaler, optimizer, clip=1.0)
+        return total
+
+    return Program([encoder, decoder], [optimizer], iterate, scaler, steps=36)
+
+
+@STORIES.tell("buffer_nonfinite", "buffer:norm.running_mean", "forward")
+def a_bad_loss_that_the_loop_leaves_out_by_itself(sick: bool) -> Program:
+    """No scaler: the loop looks at the loss before it goes back, but the forward has been."""
+    model = nn.ModuleDict({"in": nn.Linear(6, 24), "norm": nn.BatchNorm1d(24)})
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False)
+
+    def iterate(step: int) -> torch.Tensor:
+        x = torch.randn(16, 6)
+        if sick and step == 7:
+            x[3] = float("inf")
+        with brain():
+            out = model["norm"](model["in"](x))
+        loss = (out.float() - 0.1).square().mean()
+        if not loss.isfinite():
+            return loss
+        backward(None, loss)
+        update(None, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, steps=30)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import tempfile
 import time
 from pathlib import Path
 from statistics import median, quantiles
@@ -80,8 +79,7 @@ def kernels(device: str) -> list[Kernel]:
         from ampwatch.kernels.fused import TritonKernel  # noqa: PLC0415 - needs Triton
 
         return [TritonKernel()]
-    with tempfile.TemporaryDirectory() as place:  # loaded, it needs its file no more
-        compiled = native.load(Path(place))
+    compiled = native.load()
     return [EagerKernel()] if compiled is None else [compiled, EagerKernel()]
 
 

@@ -18,7 +18,14 @@ from statistics import median
 from typing import Any
 
 from companions import Ampwatch, Companion
-from conditions import QUIET_ENVIRONMENT, kept, own_places, read, restart_in_quiet_environment, write
+from conditions import (
+    QUIET_ENVIRONMENT,
+    kept,
+    own_places,
+    read,
+    restart_in_quiet_environment,
+    write,
+)
 from turns import (
     Plan,
     Turn,
@@ -156,9 +163,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             steps = MICRO_STEPS if workload == "micro" else args.steps
             plan = Plan(rounds=args.rounds, steps=steps, opening=OPENING)
             print(f"{workload}: {plan.rounds} rounds of {plan.steps} steps ...", flush=True)
-            results.append(
-                summarise(workload, take_turns(workload, args.device, companions, plan))
-            )
+            results.append(summarise(workload, take_turns(workload, args.device, companions, plan)))
     return results
 
 

@@ -129,9 +129,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     with own_places():
         for workload in args.workloads:
             print(f"{workload}: {plan.rounds} rounds of {plan.steps} steps ...", flush=True)
-            results.append(
-                summarise(workload, take_turns(workload, args.device, companions, plan))
-            )
+            results.append(summarise(workload, take_turns(workload, args.device, companions, plan)))
     return results
 
 

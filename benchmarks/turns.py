@@ -136,7 +136,9 @@ def take_turns(
             process.join()
 
 
-def _rounds(connections: Mapping[str, Connection], rounds: int, steps: int) -> dict[str, list[Turn]]:
+def _rounds(
+    connections: Mapping[str, Connection], rounds: int, steps: int
+) -> dict[str, list[Turn]]:
     turns: dict[str, list[Turn]] = {variant: [] for variant in connections}
     for _ in range(rounds):
         for variant in random.sample(list(connections), len(connections)):

@@ -156,6 +156,11 @@ def _mlp(depth: int, features: int, batch: int) -> Workload:
     return Workload(lambda: mlp(depth, features), numbers, numbers, F.mse_loss, torch.bfloat16)
 
 
+def deep_and_narrow(parameters: int) -> Workload:
+    """Return a model of so many parameter tensors, an even number, that are next to nothing."""
+    return _mlp(depth=parameters // 2, features=8, batch=4)
+
+
 # A bare step takes 30 to 150 ms: short enough to show overhead, long enough to be real.
 # bfloat16, because float16 kernels of CPUs are slow and would hide it.
 WORKLOADS = {

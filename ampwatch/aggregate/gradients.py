@@ -63,11 +63,11 @@ class GradientHistory(Course[GradientColumn]):
 
 
 def unscaled(record: RangeRecord) -> ExponentHistogram | None:
-    """Return the exponents of the values without the loss scale; ``None`` if that was 0.
+    """Return the exponents of the values without the loss scale; ``None`` if that has no inverse.
 
     A loss scale that is no power of two is rounded to the nearest one, by its logarithm:
     bins, ``amax`` and ``amin`` are then off by the same factor, the square root of 2 at most.
     """
-    if record.loss_scale <= 0.0:
+    if not 0.0 < record.loss_scale < math.inf:
         return None
     return record.histogram.shifted(-round(math.log2(record.loss_scale)))

@@ -12,7 +12,7 @@ from ampwatch.aggregate.limits import headroom
 from ampwatch.aggregate.modules import Modules
 from ampwatch.aggregate.peak import Peak
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.numerics.whatif import Fit, fit, scale_window
+from ampwatch.numerics.whatif import Fit, ScaleWindow, fit, flushed_zeros, scale_window
 from ampwatch.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.numerics.formats import FloatFormat
-    from ampwatch.numerics.whatif import ScaleWindow
     from ampwatch.settings import Settings
 
 MAGNITUDE_BOUNDS = tuple(math.ldexp(1.0, e) for e in range(-48, 17, 4))
@@ -38,8 +37,9 @@ class Recommendation:
     """What the newest gradients would need.
 
     Attributes:
-        window: Loss scales that bring them into the format of autocast.
-        fits: Whether they fit each of ``CANDIDATES``.
+        window: Loss scales that bring them into the format of autocast. Without a lower end
+            where gradients were flushed before they were measured.
+        fits: Whether they fit each of ``CANDIDATES``; empty in that case.
     """
 
     window: ScaleWindow
@@ -125,12 +125,23 @@ class Ranges:
     @property
     def recommendation(self) -> Recommendation | None:
         """What the newest gradients would need; ``None`` before the first non-zero ones."""
-        if self._recommended is None and self._unscaled is not None and self._unscaled.amax:
-            self._recommended = Recommendation(
-                scale_window(self._unscaled, self.autocast, self.epsilon),
-                {name: fit(self._unscaled, FORMATS[name], self.epsilon) for name in CANDIDATES},
-            )
+        newest = self.newest(Topic.GRADIENT)
+        if (
+            self._recommended is None
+            and newest is not None
+            and self._unscaled is not None
+            and self._unscaled.amax
+        ):
+            self._recommended = self._recommend(newest.histogram, self._unscaled)
         return self._recommended
+
+    def _recommend(self, scaled: ExponentHistogram, unscaled: ExponentHistogram) -> Recommendation:
+        window = scale_window(unscaled, self.autocast, self.epsilon)
+        if flushed_zeros(scaled, self.autocast) > self.epsilon * scaled.binned:
+            # What is missing would ask for more: from what is left nobody can tell how much.
+            return Recommendation(ScaleWindow(None, window.high), {})
+        fits = {name: fit(unscaled, FORMATS[name], self.epsilon) for name in CANDIDATES}
+        return Recommendation(window, fits)
 
     def smallest_headroom(self) -> tuple[str, float] | None:
         """Return the module whose activations are closest to the end of their dtype, and how close."""

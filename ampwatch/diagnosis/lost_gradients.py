@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.numerics.whatif import cast
+from ampwatch.numerics.whatif import flushed_zeros
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from ampwatch.numerics.exponents import ExponentHistogram
 
 FLOAT16 = FORMATS["float16"]
-
-MOSTLY_SUBNORMAL = 0.5
-"""Share of subnormal numbers among the non-zero ones from which the zeros beside them are
-taken for flushed ones: the range ends in the middle of what is there."""
 
 FORGOTTEN_AFTER = 1000
 """Iterations after which what a gradient once was says nothing about what it is."""
@@ -91,8 +87,7 @@ class LostGradients:
         if not histogram.zeros or histogram.nonfinite:
             return 0.0
         if histogram.nonzero:
-            subnormal = cast(histogram, FLOAT16).subnormal_share
-            return histogram.zero_share if subnormal >= MOSTLY_SUBNORMAL else 0.0
+            return flushed_zeros(histogram, FLOAT16) / histogram.binned
         needed = self.scale_needed(name, step)
         was_larger = needed is not None and gradient.scale < needed
         return 1.0 if was_larger or all_subnormal else 0.0

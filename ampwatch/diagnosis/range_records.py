@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.numerics.exponents import ExponentHistogram, merged
+from ampwatch.numerics.exponents import merged
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.whatif import cast
 from ampwatch.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ampwatch.diagnosis.evidence import Iteration, SamplingCost, TensorRange
+    from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.numerics.formats import FloatFormat
     from ampwatch.records import Record
     from ampwatch.settings import Settings
 
-NOTHING = ExponentHistogram()
+APART_NS = 100_000_000
+"""Between two times that the records of a topic are written, unless something in them is not
+finite: nobody sees more, and a ring must not overflow before the daemon reads it. Unit: ns."""
 
 
 class RangeRecorder:
@@ -47,6 +50,7 @@ class RangeRecorder:
         self._gradients = [0] * 6
         self._state = {Topic.WEIGHT: -1, Topic.BUFFER: -1}
         self._left_out = 0
+        self._written_ns: dict[Topic, int] = {}
 
     def record(self, iteration: Iteration) -> None:
         """Write the records of one iteration, if anything was measured in it.
@@ -71,23 +75,33 @@ class RangeRecorder:
                 by_module.setdefault(r.module, []).append(r)
         if not by_module:
             return
+        every = [r for ranges in by_module.values() for r in ranges]
+        everything = merged(r.histogram for r in every)
+        if topic is Topic.GRADIENT:
+            self._count_gradients(everything)
+        elif topic in self._state:
+            self._state[topic] = everything.nonfinite
+        if not self._is_time(topic, iteration.time_ns) and not everything.nonfinite:
+            return
         scale = _scale(iteration, by_module)
         records = [
             self._of_module(iteration, topic, module, ranges, scale)
             for module, ranges in by_module.items()
         ]
-        everything = merged(r.histogram for r in records)
         if topic is Topic.GRADIENT:
-            self._count_gradients(everything)
-            every = [r for ranges in by_module.values() for r in ranges]
             self._put(self._of_module(iteration, topic, ALL_MODULES, every, scale, everything))
-        elif topic in self._state:
-            self._state[topic] = everything.nonfinite
         self._left_out += max(0, len(records) - self._most)
         if len(records) > self._most:
             records.sort(key=_trouble, reverse=True)
         for record in records[: self._most]:
             self._put(record)
+
+    def _is_time(self, topic: Topic, now_ns: int) -> bool:
+        """Whether the records of a topic may be written again."""
+        due = now_ns - self._written_ns.get(topic, -APART_NS) >= APART_NS
+        if due:
+            self._written_ns[topic] = now_ns
+        return due
 
     def _of_module(
         self,
@@ -122,7 +136,7 @@ class RangeRecorder:
         outcome = cast(histogram, self._autocast_format())
         for index, count in enumerate(
             (
-                histogram.numel,
+                histogram.binned + histogram.nonfinite,
                 histogram.zeros,
                 outcome.underflow,
                 outcome.subnormal,

@@ -10,9 +10,10 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.aggregate.gradients import unscaled
-from ampwatch.exporters.trouble import GRADIENTS, flushed, lost_share, nonfinite, worst
+from ampwatch.exporters.trouble import GRADIENTS, lost_share, nonfinite, worst
 from ampwatch.exporters.words import number, plural
 from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.whatif import flushed_zeros
 from ampwatch.records import Topic
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def _histogram(record: RangeRecord, plain: ExponentHistogram, autocast: FloatFor
     return [
         *(record.step, plain.first, list(plain.counts), plain.zeros, plain.nans, plain.infs),
         *(finite(plain.amax), finite(plain.amin), plain.numel),
-        flushed(record.histogram, autocast),
+        flushed_zeros(record.histogram, autocast),
     ]
 
 

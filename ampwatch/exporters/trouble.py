@@ -21,13 +21,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.aggregate.limits import limit_of, trouble
-from ampwatch.numerics.whatif import cast
+from ampwatch.numerics.whatif import cast, flushed_zeros
 from ampwatch.records import Topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.numerics.formats import FloatFormat
     from ampwatch.records import RangeRecord
 
@@ -35,10 +34,6 @@ NOTABLE_CLOSE = 0.75
 """Less than two doublings from the largest number."""
 
 NOTABLE_MISSED = 0.5
-
-MOSTLY_SUBNORMAL = 0.5
-"""Share of subnormal numbers among the non-zero ones from which the zeros beside them are
-taken for flushed ones. A dead unit gives zeros beside ordinary gradients."""
 
 GRADIENTS = (Topic.GRADIENT, Topic.ACTIVATION_GRADIENT)
 
@@ -83,14 +78,7 @@ def lost_share(record: RangeRecord, autocast: FloatFormat) -> float:
     histogram = record.histogram
     if limit is None or not histogram.nonzero:
         return 0.0
-    return (cast(histogram, limit).underflow + flushed(histogram, limit)) / histogram.binned
-
-
-def flushed(histogram: ExponentHistogram, fmt: FloatFormat) -> int:
-    """Return how many zeros of a scaled gradient were none before ``fmt`` flushed them."""
-    outcome = cast(histogram, fmt)
-    tiny = outcome.underflow + outcome.subnormal
-    return histogram.zeros if tiny and tiny >= MOSTLY_SUBNORMAL * outcome.nonzero else 0
+    return (cast(histogram, limit).underflow + flushed_zeros(histogram, limit)) / histogram.binned
 
 
 def nonfinite(records: Iterable[RangeRecord]) -> int:

@@ -18,9 +18,12 @@ class Kernel(Protocol):
 
     Attributes:
         name: How the kernel is called in logs and benchmarks.
+        most: Elements of a tensor that should go into the bins, where more cost too much;
+            0 for all.
     """
 
     name: str
+    most: int
 
     def measure(
         self,

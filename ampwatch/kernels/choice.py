@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ampwatch.kernels.eager import EagerKernel
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
     from ampwatch.settings import Settings
 
 logger = logging.getLogger("ampwatch")
+
+_native = cache(load)
+"""Compiled once per process."""
 
 
 class KernelChoice:
@@ -46,7 +48,8 @@ class KernelChoice:
 
     def _choose(self, device: torch.device) -> Kernel | None:
         if device.type == "cpu":
-            return self._native() or EagerKernel()
+            native = _native() if self._settings.cpu_kernel == "auto" else None
+            return native or EagerKernel()
         if device.type == "cuda" and find_spec("triton") is not None:
             # Triton is heavy, and not there on machines without a GPU.
             from ampwatch.kernels.fused import TritonKernel  # noqa: PLC0415
@@ -56,14 +59,3 @@ class KernelChoice:
             "ranges are not measured on %s: expected CUDA or ROCm with Triton installed", device
         )
         return None
-
-    def _native(self) -> Kernel | None:
-        if self._settings.cpu_kernel != "auto":
-            return None
-        # Loaded, a library needs its file no more: nothing is left behind, and nobody can
-        # put another one in its place.
-        try:
-            with TemporaryDirectory(prefix="ampwatch-") as place:
-                return load(Path(place))
-        except OSError:
-            return None

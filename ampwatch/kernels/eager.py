@@ -124,6 +124,7 @@ class EagerKernel:
     """
 
     name = "eager"
+    most = 65536
 
     def __init__(self) -> None:
         self._scratch: dict[torch.device, _Scratch] = {}

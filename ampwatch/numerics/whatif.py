@@ -101,6 +101,24 @@ def _overflow(histogram: ExponentHistogram, fmt: FloatFormat, shift: int) -> tup
     return low, max(low, nonzero - histogram.at_most(limit - 1))
 
 
+MOSTLY_SUBNORMAL = 0.5
+"""Share of the non-zero elements that must be subnormal, or about to underflow, for the zeros
+beside them to count as flushed: then the format ends in the middle of what is there. A dead
+unit gives zeros beside ordinary values."""
+
+
+def flushed_zeros(histogram: ExponentHistogram, fmt: FloatFormat) -> int:
+    """Return how many of the zeros were values before ``fmt`` flushed them.
+
+    Args:
+        histogram: Of values that came out of ``fmt``, as they came out of it, scaled.
+        fmt: The format. All zeros are its doing, or none: a mixture cannot be told apart.
+    """
+    outcome = cast(histogram, fmt)
+    tiny = outcome.underflow + outcome.subnormal
+    return histogram.zeros if tiny and tiny >= MOSTLY_SUBNORMAL * outcome.nonzero else 0
+
+
 @dataclass(frozen=True, slots=True)
 class ScaleWindow:
     """The power-of-two scales under which values fit a format.

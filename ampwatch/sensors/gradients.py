@@ -40,6 +40,18 @@ class _Stepping(NamedTuple):
     stays_scaled: bool
 
 
+class _Measured(NamedTuple):
+    """What of an optimizer has been measured.
+
+    Attributes:
+        step: In which iteration.
+        devices: On which devices; ``None`` stands for all.
+    """
+
+    step: int
+    devices: set[torch.device | None]
+
+
 class GradientSensor:
     """Measures ``.grad`` of the parameters of each optimizer.
 
@@ -75,7 +87,7 @@ class GradientSensor:
         self._sampler = sampler
         self._measuring = measuring
         self._guard = guard
-        self._measured: dict[int, int] = {}
+        self._measured: dict[int, _Measured] = {}
         self._stepping: dict[int, _Stepping] = {}
         self._listeners: list[Listener] = []
         self._handle: RemovableHandle | None = None
@@ -155,10 +167,14 @@ class GradientSensor:
             self._measure(optimizer, WHOLE)
 
     def _measure(self, optimizer: Optimizer, how: How) -> None:
-        # Once per iteration: steps may be nested, and verdicts are one per device.
-        step = self._sampler.step
-        if self._measured.get(id(optimizer)) != step:
-            self._measured[id(optimizer)] = step
+        # Once per iteration: steps may be nested. Verdicts are one per device.
+        step, gate = self._sampler.step, how.gate
+        already = self._measured.setdefault(id(optimizer), _Measured(step, set()))
+        if already.step != step:
+            already = self._measured[id(optimizer)] = _Measured(step, set())
+        device = None if gate is None else gate.device
+        if already.devices.isdisjoint({None, device}):
+            already.devices.add(device)
             self._measuring.measure(Topic.GRADIENT, list(self._gradients(optimizer)), how)
 
     def _gradients(self, optimizer: Optimizer) -> Iterator[Item]:

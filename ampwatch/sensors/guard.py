@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from threading import Lock
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -20,35 +21,36 @@ logger = logging.getLogger(__name__)
 
 
 class Account:
-    """Host time spent by the guards that share it; nested calls are counted once.
+    """Host time spent by the guards that share it.
 
-    Attributes:
-        depth: How many guarded calls are running, one inside the other.
-        began_ns: When the outermost one began.
+    A call within a guarded call is part of it. So is one of another thread at the same time
+    (autograd runs hooks in a thread per device): the outermost call counts, the others do not.
     """
 
-    __slots__ = ("_ended_ns", "began_ns", "depth")
+    __slots__ = ("_began_ns", "_ended_ns", "_running")
 
     def __init__(self) -> None:
-        self.depth = self.began_ns = self._ended_ns = 0
+        self._running = Lock()
+        self._began_ns = self._ended_ns = 0
 
     @property
     def spent_ns(self) -> int:
         """Time spent so far, the call that is running included. Unit: ns."""
-        running = perf_counter_ns() - self.began_ns if self.depth else 0
+        running = perf_counter_ns() - self._began_ns if self._running.locked() else 0
         return self._ended_ns + running
 
-    def enter(self) -> None:
-        """A guarded call begins."""
-        if not self.depth:
-            self.began_ns = perf_counter_ns()
-        self.depth += 1
+    def enter(self) -> bool:
+        """A guarded call begins; return whether it is the outermost."""
+        outermost = self._running.acquire(blocking=False)
+        if outermost:
+            self._began_ns = perf_counter_ns()
+        return outermost
 
-    def leave(self) -> None:
+    def leave(self, *, outermost: bool) -> None:
         """A guarded call ends."""
-        self.depth -= 1
-        if not self.depth:
-            self._ended_ns += perf_counter_ns() - self.began_ns
+        if outermost:
+            self._ended_ns += perf_counter_ns() - self._began_ns
+            self._running.release()
 
 
 class Guard:
@@ -93,7 +95,7 @@ class Guard:
         if self.errors or self._busy:
             return
         self._busy = True
-        self._account.enter()
+        outermost = self._account.enter()
         try:
             work(*arguments)
         except Exception as error:  # noqa: BLE001 - the fail-open boundary
@@ -101,7 +103,7 @@ class Guard:
             self._tell(error)
         finally:
             self._busy = False
-            self._account.leave()
+            self._account.leave(outermost=outermost)
 
     def _tell(self, error: Exception) -> None:
         # A log handler is user code and may raise as well.

@@ -62,8 +62,9 @@ class How(NamedTuple):
         span: Of updates, the number of iterations that they are the sum of.
         most: Elements of a tensor that go into the bins; of a larger one on the host every
             k-th block of 4096 does, with the smallest k that fits. Its amax, NaN and
-            infinities are still those of all elements. 0 takes all.
-        gate: A device scalar; where it reads 0 nothing is measured.
+            infinities are still those of all elements. 0 takes as many as the kernel bears.
+        gate: A device scalar; where it reads 0 nothing is measured. Tensors of other devices
+            are left alone.
     """
 
     scaled: bool = False
@@ -211,6 +212,8 @@ class Measuring:
             pieces, reason = admit(item.tensor)
             self.refused += bool(reason)
             for piece in pieces:
+                if how.gate is not None and piece.device != how.gate.device:
+                    continue
                 dtype = str(piece.dtype).removeprefix("torch.")
                 by_device.setdefault(piece.device, []).append(_Piece(item, piece, dtype))
         for device, found in by_device.items():
@@ -230,9 +233,10 @@ class Measuring:
         if self._scratch is None:
             self._scratch = torch.empty((HOST_ROWS, ROW_WORDS), dtype=torch.int32)
         address = self._scratch.data_ptr()
+        most = min(filter(None, (how.most, kernel.most)), default=0)
         for begin in range(0, len(pieces), HOST_ROWS):
             some = pieces[begin : begin + HOST_ROWS]
-            stride = [-(-p.tensor.numel() // how.most) for p in some] if how.most else None
+            stride = [-(-p.tensor.numel() // most) for p in some] if most else None
             kernel.measure([p.tensor for p in some], self._scratch, stride=stride)
             self._open.ranges += _named(_landing(topic, how, 0, some), address)
 

@@ -80,7 +80,7 @@ class Replay:
         self.diagnosis.deliver(
             Iteration(
                 step=self.step,
-                time_ns=self.step,
+                time_ns=self.step * 1_000_000_000,
                 duration_s=0.1,
                 loss=loss,
                 num_losses=1,

@@ -6,6 +6,7 @@ from math import inf, nan
 
 import pytest
 
+from ampwatch.diagnosis import range_records
 from ampwatch.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 from tests.diagnosis.replay import Replay, measured
 from tests.numerics.oracle import histogram_of
@@ -107,6 +108,19 @@ def test_of_too_many_modules_those_with_trouble_are_recorded(limit: int) -> None
     assert len(modules) == limit
     assert modules[:2] == ["broken", "zeros"][:limit]
     assert replay.of(SamplingRecord)[-1].modules_left_out == 12 - limit
+
+
+def test_records_of_a_topic_keep_a_distance_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Totals count everything all the same, and what is not finite is written at once."""
+    monkeypatch.setattr(range_records, "APART_NS", 3_000_000_000)
+    replay = Replay(scaled=False, dtypes=())
+    for value in (1.0, 2.0, 4.0, 8.0, nan, 16.0):
+        replay.take(measured(Topic.GRADIENT, "w", [value]))
+
+    written = [r.step for r in replay.of(RangeRecord) if r.module == ALL_MODULES]
+    assert written == [0, 3, 4]
+    assert replay.of(SamplingRecord)[-1].gradient_elements == 6
+    assert replay.of(SamplingRecord)[-1].gradient_nans == 1
 
 
 def test_an_update_over_several_steps_and_one_of_a_skipped_step_are_not_recorded() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.exporters.trouble import Trouble, flushed, lost_share
+from ampwatch.exporters.trouble import Trouble, lost_share
 from ampwatch.exporters.trouble import worst as worst_above
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.records import RangeRecord, Topic
@@ -83,18 +83,6 @@ def test_without_any_trouble_the_one_with_more_is_still_above() -> None:
 
     assert few.score > none.score
     assert worst({}, FLOAT16) == (0.0, "")
-
-
-def test_zeros_beside_subnormal_numbers_were_flushed_and_others_were_not() -> None:
-    """A dead unit gives zeros beside ordinary gradients: nothing is lost there."""
-    beside_subnormal = histogram(-24, 300, 200, 100, zeros=400)
-    beside_normal = histogram(-10, 300, 200, 100, zeros=400)
-    half = histogram(-24, 50, *[0] * 14, 50, zeros=400)
-
-    assert flushed(beside_subnormal, FLOAT16) == 400
-    assert flushed(beside_normal, FLOAT16) == 0
-    assert flushed(half, FLOAT16) == 400
-    assert flushed(beside_subnormal, BFLOAT16) == 0
 
 
 def test_the_lost_share_is_of_all_elements_the_zeros_among_them() -> None:

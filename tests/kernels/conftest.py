@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def native_kernel(tmp_path_factory: pytest.TempPathFactory) -> native.NativeKernel:
+def native_kernel() -> native.NativeKernel:
     """Return the native kernel, compiled once for all tests."""
     if not any(map(shutil.which, native.COMPILERS)):
         pytest.skip("the native kernel needs a C compiler: cc, gcc or clang")
-    kernel = native.load(tmp_path_factory.mktemp("native"))
+    kernel = native.load()
     assert kernel is not None
     return kernel
 

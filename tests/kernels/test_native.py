@@ -1,11 +1,9 @@
-"""The native kernel: how it is compiled and kept, and what it does not do."""
+"""The native kernel: how it is compiled, and what it does not do."""
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
-import stat
 import threading
 import time
 from pathlib import Path
@@ -46,9 +44,13 @@ def _compilers(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) ->
     monkeypatch.setenv("PATH", str(directory))
 
 
-def _library(cache: Path) -> Path:
-    (library,) = cache.iterdir()
-    return library
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory that temporary ones are made in."""
+    places = tmp_path / "temporary"
+    places.mkdir()
+    monkeypatch.setattr(native.tempfile, "tempdir", str(places))
+    return places
 
 
 def _works(kernel: native.NativeKernel | None) -> bool:
@@ -105,11 +107,11 @@ def test_too_few_rows_are_refused(native_kernel: native.NativeKernel) -> None:
 @needs_compiler
 @pytest.mark.parametrize("flag", ["-march=x86-64", "-march=x86-64 -O0", "-fno-tree-vectorize"])
 def test_the_counts_are_the_same_with_other_instructions(
-    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a processor with narrower vectors, and with none."""
     monkeypatch.setattr(native, "FLAGS", (*flag.split(), *native.FLAGS[3:]))
-    kernel = native.load(tmp_path / "cache")
+    kernel = native.load()
     assert kernel is not None
     pieces = [
         torch.full((5000,), 1.5),
@@ -123,93 +125,12 @@ def test_the_counts_are_the_same_with_other_instructions(
 
 
 @needs_compiler
-def test_the_library_is_compiled_once_and_private(tmp_path: Path) -> None:
-    """The second load leaves the file as it is; nobody else may enter the directory."""
-    cache = tmp_path / "new" / "cache"
+def test_nothing_is_left_of_the_library(places: Path) -> None:
+    """It is loaded; its file is gone, and the kernel works."""
+    kernel = native.load()
 
-    assert _works(native.load(cache))
-    before = _library(cache).stat()
-    assert _works(native.load(cache))
-
-    after = _library(cache).stat()
-    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
-    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
-
-
-@needs_compiler
-def test_without_a_compiler_a_kept_library_is_not_trusted_to_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is known by the compiler, the processor and the source that it was made with."""
-    assert _works(native.load(tmp_path / "cache"))
-    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-
-    assert native.load(tmp_path / "cache") is None
-
-
-@needs_compiler
-@pytest.mark.parametrize("part", ["FLAGS", "_processor"])
-def test_another_machine_or_other_flags_have_a_library_of_their_own(
-    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A directory may be shared by machines with unlike processors."""
-    native.load(tmp_path / "cache")
-    first = _library(tmp_path / "cache")
-    other = (*native.FLAGS[:-3], "-g", *native.FLAGS[-3:])
-    monkeypatch.setattr(native, part, other if part == "FLAGS" else lambda: ["another"])
-
-    assert _works(native.load(tmp_path / "cache"))
-
-    assert {first} < set((tmp_path / "cache").iterdir())
-
-
-def _damaged(tmp_path: Path, content: bytes) -> Path:
-    """Return a cache with a library of this content. The one that is in use stays whole."""
-    cache = tmp_path / "damaged"
-    cache.mkdir(mode=0o700)
-    library = cache / _library(tmp_path / "cache").name
-    library.write_bytes(content)
-    return library
-
-
-@needs_compiler
-@pytest.mark.parametrize("keep", [0, 10, 4096, -1])
-def test_a_library_that_was_cut_short_is_compiled_again(keep: int, tmp_path: Path) -> None:
-    """Loading it would end the process with a bus error."""
-    native.load(tmp_path / "cache")
-    whole = _library(tmp_path / "cache").read_bytes()
-    library = _damaged(tmp_path, whole[:keep])
-
-    assert _works(native.load(library.parent))
-    assert library.stat().st_size == len(whole)
-
-
-@needs_compiler
-def test_a_library_that_was_tampered_with_is_compiled_again(tmp_path: Path) -> None:
-    """As little as one bit."""
-    native.load(tmp_path / "cache")
-    content = bytearray(_library(tmp_path / "cache").read_bytes())
-    content[2000] ^= 1
-    library = _damaged(tmp_path, content)
-
-    assert _works(native.load(library.parent))
-    assert library.read_bytes() != content
-
-
-@needs_compiler
-def test_a_library_that_was_cut_short_is_not_loaded_if_it_cannot_be_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Then there is no kernel."""
-    native.load(tmp_path / "cache")
-    library = _damaged(tmp_path, _library(tmp_path / "cache").read_bytes()[:4096])
-
-    def refuse(**kwargs: Any) -> None:
-        raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr(native.tempfile, "mkstemp", refuse)
-
-    assert native.load(library.parent) is None
+    assert _works(kernel)
+    assert not list(places.iterdir())
 
 
 def test_without_a_compiler_there_is_no_kernel(
@@ -218,7 +139,7 @@ def test_without_a_compiler_there_is_no_kernel(
     """And nothing is said about it."""
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
 
-    assert native.load(tmp_path / "cache") is None
+    assert native.load() is None
     assert capfd.readouterr() == ("", "")
 
 
@@ -232,14 +153,18 @@ def test_without_a_compiler_there_is_no_kernel(
     ],
 )
 def test_with_a_broken_compiler_there_is_no_kernel(
-    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    script: str,
+    tmp_path: Path,
+    places: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """No exception, no output, nothing left to load but what is whole."""
     _compilers(tmp_path / "bin", monkeypatch, script)
 
-    assert native.load(tmp_path / "cache") is None
+    assert native.load() is None
     assert capfd.readouterr() == ("", "")
-    assert not list((tmp_path / "cache").glob("*.tmp"))
+    assert not list(places.iterdir())
 
 
 def test_a_compiler_that_hangs_is_ended_with_its_children(
@@ -252,7 +177,7 @@ def test_a_compiler_that_hangs_is_ended_with_its_children(
     monkeypatch.setattr(native, "PATIENCE_S", 1.0)
 
     begin = time.monotonic()
-    assert native.load(tmp_path / "cache") is None
+    assert native.load() is None
 
     assert time.monotonic() - begin < 20
     assert _has_ended(int(pid.read_text(encoding="utf-8")))
@@ -270,21 +195,24 @@ def _has_ended(pid: int) -> bool:
     return False
 
 
+@needs_compiler
 def test_without_a_place_for_the_library_there_is_no_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file is in the way; others may enter; nothing may be written."""
-    (tmp_path / "file").touch()
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o755)
+    """As on a machine whose temporary directory is full or gone."""
+    monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path / "nowhere"))
 
-    assert native.load(tmp_path / "file") is None
-    assert native.load(tmp_path / "open") is None
-    assert not list((tmp_path / "open").iterdir())
+    assert native.load() is None
 
-    def refuse(**kwargs: Any) -> None:
-        raise OSError(30, os.strerror(30))
 
-    monkeypatch.setattr(native.tempfile, "mkstemp", refuse)
+@needs_compiler
+def test_a_library_that_may_not_be_loaded_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the temporary directory is mounted without the right to execute."""
 
-    assert native.load(tmp_path / "cache") is None
+    def refuse(_path: str) -> None:
+        msg = "failed to map segment from shared object: Operation not permitted"
+        raise OSError(msg)
+
+    monkeypatch.setattr(native.ctypes, "CDLL", refuse)
+
+    assert native.load() is None

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from ampwatch.numerics.exponents import ExponentHistogram, merged
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.numerics.whatif import Fit, ScaleWindow, cast, fit, fp8_scale, scale_window
+from ampwatch.numerics.whatif import (
+    Fit,
+    ScaleWindow,
+    cast,
+    fit,
+    flushed_zeros,
+    fp8_scale,
+    scale_window,
+)
 from tests.numerics.oracle import (
     ALL_BFLOAT16,
     ALL_FLOAT16,
@@ -333,3 +341,20 @@ def test_the_largest_number_of_a_format_fits_it_and_at_no_larger_scale(name: str
     assert cast(histogram, FORMATS[name]).overflow_high == 0
     assert cast(histogram, FORMATS[name], 1).overflow_low == 1
     assert scale_window(histogram, FORMATS[name]).high == 0
+
+
+@pytest.mark.parametrize("scale", [2.0**k for k in range(-30, 20, 5)])
+def test_zeros_that_float16_made_are_told_from_those_that_were_there(scale: float) -> None:
+    """Normally distributed values, cast at some scale: flushed zeros stand beside subnormals."""
+    torch.manual_seed(0)
+    values = torch.randn(4000, dtype=torch.float64) * scale
+    out = values.to(torch.float16).double()
+    made = int((out == 0).sum())
+    dead = [0.0] * 1000
+
+    counted = flushed_zeros(histogram_of(out.tolist()), FLOAT16)
+    beside_dead = flushed_zeros(histogram_of(out.tolist() + dead), FLOAT16)
+
+    mostly_subnormal = bool(out.abs().median() <= FLOAT16.min_normal) and bool(out.any())
+    assert counted == (made if mostly_subnormal else 0)
+    assert beside_dead == (made + 1000 if mostly_subnormal else 0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from typing import Any
 
 import pytest
 
-from ampwatch.sensors.guard import Guard
+from ampwatch.sensors.guard import Account, Guard
 
 
 def _fail(*_: Any) -> None:
@@ -92,3 +94,25 @@ def test_a_log_handler_that_raises_is_kept_from_training_too() -> None:
         Guard("s").run(_fail)
     finally:
         logger.removeHandler(handler)
+
+
+def test_guards_of_one_account_count_nested_calls_once() -> None:
+    """And a call of another thread meanwhile is part of the outermost."""
+    account = Account()
+    outer, inner = Guard("outer", account), Guard("inner", account)
+    seen = []
+
+    def work() -> None:
+        inner.run(lambda: None)
+        thread = threading.Thread(target=inner.run, args=(lambda: None,))
+        thread.start()
+        thread.join()
+        seen.append(account.spent_ns)
+
+    began = time.perf_counter_ns()
+    outer.run(work)
+    took = time.perf_counter_ns() - began
+    rested = account.spent_ns
+
+    assert 0 < seen[0] <= outer.spent_ns == inner.spent_ns <= took
+    assert account.spent_ns == rested

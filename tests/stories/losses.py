@@ -11,7 +11,7 @@ STORIES = Stories()
 
 
 @STORIES.tell("fp16_loss_caps_scale", "loss", "backward")
-def a_loss_of_ones_own_computed_under_autocast(sick: bool) -> Program:
+def a_loss_of_ones_own_computed_under_autocast(*, sick: bool) -> Program:
     """A Charbonnier loss: its result is float16, and so is the scale that it is multiplied by."""
     model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
@@ -31,7 +31,7 @@ def a_loss_of_ones_own_computed_under_autocast(sick: bool) -> Program:
 
 
 @STORIES.tell("fp16_loss_caps_scale", "loss", "backward")
-def a_float16_loss_whose_scale_grows_to_65536_later(sick: bool) -> Program:
+def a_float16_loss_whose_scale_grows_to_65536_later(*, sick: bool) -> Program:
     """Nothing is wrong until the second growth, and then once per growth interval."""
     model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
@@ -50,7 +50,7 @@ def a_float16_loss_whose_scale_grows_to_65536_later(sick: bool) -> Program:
 
 
 @STORIES.tell("fp16_loss_caps_scale", "loss", "backward")
-def a_generator_that_is_judged_in_float16(sick: bool) -> Program:
+def a_generator_that_is_judged_in_float16(*, sick: bool) -> Program:
     """A hinge loss is a mean of logits; two models, fused, in three micro-batches."""
     maker, judge = nn.Linear(6, 12), nn.Linear(12, 1)
     optimizer = torch.optim.Adam([*maker.parameters(), *judge.parameters()], lr=1e-3, fused=True)

@@ -6,9 +6,8 @@ import math
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from tests.stories.stage import Program, Stories, backward, gradscaler, half, update
+from tests.stories.stage import PAID, Program, Stories, backward, gradscaler, half, update
 
 STORIES = Stories()
 
@@ -32,14 +31,14 @@ class _Contrast(nn.Module):
         self.temperature = _Gain(start)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x, y = F.normalize(self.image(x).float()), F.normalize(self.text(y).float())
+        x, y = nn.functional.normalize(self.image(x).float()), nn.functional.normalize(self.text(y).float())
         with half():
             out: torch.Tensor = self.temperature(x @ y.T)
         return out
 
 
 @STORIES.tell("headroom_low", "temperature", "forward")
-def a_temperature_that_nobody_clamps(sick: bool) -> Program:
+def a_temperature_that_nobody_clamps(*, sick: bool) -> Program:
     """It creeps up by 1.5 % a step for more than 200 steps. The twin stops at 100."""
     model = _Contrast(600.0)
     optimizer = torch.optim.Adam(model.temperature.parameters(), lr=0.015)
@@ -58,25 +57,25 @@ def a_temperature_that_nobody_clamps(sick: bool) -> Program:
                 model.temperature.log_gain.clamp_(max=math.log(1000.0))
         return loss
 
-    program = Program([model], [optimizer], iterate, scaler, steps=345)
+    program = Program([model], [optimizer], iterate, scaler, steps=345, settings=PAID)
     return program
 
 
 @STORIES.tell("headroom_low", "blocks.1.out", "forward")
-def a_residual_branch_that_doubles_every_eight_steps(sick: bool) -> Program:
+def a_residual_branch_that_doubles_every_eight_steps(*, sick: bool) -> Program:
     """Its weights grow with a step too large for them; the twin's is a hundredth of it."""
     model = nn.Module()
     model.blocks = nn.ModuleList(nn.ModuleDict({"out": nn.Linear(16, 16)}) for _ in range(2))
     model.norm = nn.LayerNorm(16)
     with torch.no_grad():
         model.blocks[1]["out"].weight.mul_(40.0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4.0 if sick else 1e-3, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4.0 if sick else 1e-3, weight_decay=0.0)
     scaler = gradscaler(1024.0)
 
     def iterate(step: int) -> torch.Tensor:
         x = torch.randn(32, 16)
         with half():
-            hidden = x + F.gelu(model.blocks[0]["out"](x))
+            hidden = x + nn.functional.gelu(model.blocks[0]["out"](x))
             out = model.blocks[1]["out"](hidden)
         if not out.isfinite().all() and program.overflowed_at < 0:
             program.overflowed_at = step

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 LEVELS = ("standard", "deep")
 ALARMS = ("warning", "critical")
 
+PAID = {"sample_every": 1}
+"""Settings of programs whose trouble begins late: a step of theirs takes a millisecond, and would
+have to pay for a sample for a minute."""
+
 
 @dataclass
 class Program:
@@ -89,7 +93,7 @@ class Story:
     kind: str
     where: str
     phase: str
-    build: Callable[[bool], Program]
+    build: Callable[..., Program]
 
     def __str__(self) -> str:
         return f"{self.kind}-{self.build.__name__}"
@@ -100,10 +104,10 @@ class Stories(list[Story]):
 
     def tell(
         self, kind: str, where: str, phase: str
-    ) -> Callable[[Callable[[bool], Program]], Callable[[bool], Program]]:
+    ) -> Callable[[Callable[..., Program]], Callable[[bool], Program]]:
         """Collect the decorated program as a story."""
 
-        def collect(build: Callable[[bool], Program]) -> Callable[[bool], Program]:
+        def collect(build: Callable[..., Program]) -> Callable[[bool], Program]:
             self.append(Story(kind, where, phase, build))
             return build
 
@@ -125,10 +129,10 @@ def watch(build: Callable[[], Program], level: str) -> tuple[Program, Monitor]:
 
 
 @cache
-def bare_digest(build: Callable[..., Program], *arguments: bool) -> str:
+def bare_digest(build: Callable[..., Program], **options: bool) -> str:
     """Run a program without ampwatch; return its digest."""
     seed()
-    program = build(*arguments)
+    program = build(**options)
     program.run()
     return program.digest()
 

@@ -5,13 +5,22 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, update
+from tests.stories.stage import (
+    PAID,
+    Program,
+    Stories,
+    backward,
+    brain,
+    gradscaler,
+    half,
+    update,
+)
 
 STORIES = Stories()
 
 
 @STORIES.tell("param_nonfinite", "param:0.weight", "optimizer")
-def a_rate_that_blows_the_weights_up_without_a_scaler(sick: bool) -> Program:
+def a_rate_that_blows_the_weights_up_without_a_scaler(*, sick: bool) -> Program:
     """Plain gradient descent on a square loss, in bfloat16, with a rate far beyond its curvature."""
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e4 if sick else 1e-2)
@@ -29,7 +38,7 @@ def a_rate_that_blows_the_weights_up_without_a_scaler(sick: bool) -> Program:
 
 
 @STORIES.tell("param_nonfinite", "param:1.weight", "optimizer")
-def float16_blown_up_without_a_scaler(sick: bool) -> Program:
+def float16_blown_up_without_a_scaler(*, sick: bool) -> Program:
     """The first large step overflows the forward, the next writes NaN into everything."""
     model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 128))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e4 if sick else 1e-3, fused=True)
@@ -47,7 +56,7 @@ def float16_blown_up_without_a_scaler(sick: bool) -> Program:
 
 
 @STORIES.tell("param_nonfinite", "param:0.deep.weight", "optimizer")
-def a_scale_below_2_to_the_minus_128(sick: bool) -> Program:
+def a_scale_below_2_to_the_minus_128(*, sick: bool) -> Program:
     """``1 / scale`` is infinite: the first finite gradient makes the weights infinite."""
     trunk, head = nn.Module(), nn.Linear(32, 1)
     trunk.deep = nn.Linear(12, 32)
@@ -67,11 +76,11 @@ def a_scale_below_2_to_the_minus_128(sick: bool) -> Program:
         update(scaler, *optimizers)
         return loss
 
-    return Program([trunk, head], optimizers, iterate, scaler, steps=180)
+    return Program([trunk, head], optimizers, iterate, scaler, steps=180, settings=PAID)
 
 
 @STORIES.tell("param_nonfinite", "param:layers.b.weight", "optimizer")
-def a_checkpoint_with_a_nan_in_it(sick: bool) -> Program:
+def a_checkpoint_with_a_nan_in_it(*, sick: bool) -> Program:
     """Every step is skipped from the first on: no scale cures a weight that is NaN."""
     model = nn.Module()
     model.layers = nn.ModuleDict({"a": nn.Linear(10, 20), "b": nn.Linear(20, 5)})
@@ -95,7 +104,7 @@ def a_checkpoint_with_a_nan_in_it(sick: bool) -> Program:
 
 
 @STORIES.tell("buffer_nonfinite", "buffer:stem.1.running_mean", "forward")
-def a_batch_that_overflows_before_a_batchnorm(sick: bool) -> Program:
+def a_batch_that_overflows_before_a_batchnorm(*, sick: bool) -> Program:
     """The step is skipped, the training goes on, and evaluation is NaN for good."""
     model = nn.Module()
     model.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
@@ -116,7 +125,7 @@ def a_batch_that_overflows_before_a_batchnorm(sick: bool) -> Program:
 
 
 @STORIES.tell("buffer_nonfinite", "buffer:0.norm.running_mean", "forward")
-def one_of_four_micro_batches_overflows(sick: bool) -> Program:
+def one_of_four_micro_batches_overflows(*, sick: bool) -> Program:
     """Two models, one optimizer; the poisoned micro-batch is not the last one."""
     encoder = nn.ModuleDict({"in": nn.Linear(6, 24), "norm": nn.BatchNorm1d(24)})
     decoder = nn.Linear(24, 6)
@@ -143,7 +152,7 @@ def one_of_four_micro_batches_overflows(sick: bool) -> Program:
 
 
 @STORIES.tell("buffer_nonfinite", "buffer:norm.running_mean", "forward")
-def a_bad_loss_that_the_loop_leaves_out_by_itself(sick: bool) -> Program:
+def a_bad_loss_that_the_loop_leaves_out_by_itself(*, sick: bool) -> Program:
     """No scaler: the loop looks at the loss before it goes back, but the forward has been."""
     model = nn.ModuleDict({"in": nn.Linear(6, 24), "norm": nn.BatchNorm1d(24)})
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False)

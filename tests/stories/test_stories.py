@@ -50,18 +50,18 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 @of_each_story
 def test_what_is_wrong_is_the_one_root_finding(story: Story, level: str) -> None:
     """One root that is more than an info: its kind, its place, its phase; nothing is changed."""
-    program, monitor = watch(partial(story.build, True), level)  # noqa: FBT003 - the one argument
+    program, monitor = watch(partial(story.build, sick=True), level)
 
     assert alarms(monitor.findings) == [(story.kind, story.where, story.phase)]
     assert all(f.root or f.caused_by for f in monitor.findings)
-    assert program.digest() == bare_digest(story.build, True)  # noqa: FBT003 - the one argument
+    assert program.digest() == bare_digest(story.build, sick=True)
 
 
 @at_each_level
 @of_each_story
 def test_the_twin_with_the_remedy_is_left_alone(story: Story, level: str) -> None:
     """Neither a warning nor a critical, root or not."""
-    _, monitor = watch(partial(story.build, False), level)  # noqa: FBT003 - the one argument
+    _, monitor = watch(partial(story.build, sick=False), level)
 
     assert [(f.kind, f.where) for f in monitor.findings if f.severity in ALARMS] == []
 
@@ -72,7 +72,7 @@ def test_an_output_that_will_overflow_is_told_five_steps_before_it_does(
     story: Story, level: str
 ) -> None:
     """Early enough for a checkpoint; an hour after is an obituary."""
-    program, monitor = watch(partial(story.build, True), level)  # noqa: FBT003 - the one argument
+    program, monitor = watch(partial(story.build, sick=True), level)
 
     (finding,) = [f for f in monitor.findings if f.kind == "headroom_low"]
     assert finding.first_step <= program.overflowed_at - 5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from tests.stories.stage import Program, Stories, backward, gradscaler, half, update
 
@@ -12,7 +11,7 @@ STORIES = Stories()
 
 
 @STORIES.tell("update_rounding", "param:2.weight", "optimizer")
-def bfloat16_weights_with_the_rate_of_a_fine_tuning(sick: bool) -> Program:
+def bfloat16_weights_with_the_rate_of_a_fine_tuning(*, sick: bool) -> Program:
     """AdamW moves by 1e-6 what is spaced by 1e-3; the twin has float32 weights."""
     model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 64), nn.Linear(64, 8))
     model.to(torch.bfloat16 if sick else torch.float32)
@@ -29,7 +28,7 @@ def bfloat16_weights_with_the_rate_of_a_fine_tuning(sick: bool) -> Program:
 
 
 @STORIES.tell("update_rounding", "param:1.norm.weight", "optimizer")
-def norms_of_one_that_never_move(sick: bool) -> Program:
+def norms_of_one_that_never_move(*, sick: bool) -> Program:
     """Only the norm's gains, all 1, are too large for the steps; the other weights learn."""
     front = nn.Linear(12, 64)
     back = nn.ModuleDict({"norm": nn.LayerNorm(64, bias=False), "head": nn.Linear(64, 4)})
@@ -48,7 +47,7 @@ def norms_of_one_that_never_move(sick: bool) -> Program:
         x = torch.randn(32, 12, dtype=torch.bfloat16)
         hidden = front(x).to(back["norm"].weight.dtype)
         logits = back["head"](back["norm"](hidden).bfloat16())
-        loss = F.cross_entropy(logits.float(), torch.randint(0, 4, (32,)))
+        loss = nn.functional.cross_entropy(logits.float(), torch.randint(0, 4, (32,)))
         backward(None, loss)
         update(None, optimizer, clip=1.0)
         return loss
@@ -57,7 +56,7 @@ def norms_of_one_that_never_move(sick: bool) -> Program:
 
 
 @STORIES.tell("update_rounding", "param:deep.weight", "optimizer")
-def float16_weights_under_plain_gradient_descent(sick: bool) -> Program:
+def float16_weights_under_plain_gradient_descent(*, sick: bool) -> Program:
     """The gradients are fine, the rate times them is below half a spacing."""
     model = nn.Module()
     model.deep = nn.Linear(20, 40)
@@ -99,18 +98,18 @@ def _pure_float16(
 
 
 @STORIES.tell("optimizer_eps_underflow", "param:0.weight", "optimizer")
-def adam_of_float16_weights(sick: bool) -> Program:
+def adam_of_float16_weights(*, sick: bool) -> Program:
     """Its eps of 1e-8 is zero, and so is the square of a gradient of 1e-4."""
     return _pure_float16(torch.optim.Adam, sick=sick, amplitude=0.05, foreach=True)
 
 
 @STORIES.tell("optimizer_eps_underflow", "param:0.weight", "optimizer")
-def adamw_of_float16_weights(sick: bool) -> Program:
+def adamw_of_float16_weights(*, sick: bool) -> Program:
     """One parameter after the other instead of all at once."""
     return _pure_float16(torch.optim.AdamW, sick=sick, amplitude=0.3, foreach=False)
 
 
 @STORIES.tell("optimizer_eps_underflow", "param:0.weight", "optimizer")
-def rmsprop_of_float16_weights(sick: bool) -> Program:
+def rmsprop_of_float16_weights(*, sick: bool) -> Program:
     """A dead unit is enough: its gradient of zero is divided by zero."""
     return _pure_float16(torch.optim.RMSprop, sick=sick, amplitude=1.0)

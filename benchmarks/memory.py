@@ -1,0 +1,240 @@
+"""What watching costs in memory: by parameter tensors, over a long run, and on a device.
+
+    python benchmarks/memory.py                    some three minutes
+    python benchmarks/memory.py --device cuda      the same on a GPU, with the memory of the device
+    python benchmarks/memory.py --json FILE        keep the numbers
+
+Each number comes from a process of its own, bare and watched. How to read it: README.md in
+this folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import multiprocessing
+import os
+from pathlib import Path
+from statistics import linear_regression
+from typing import TYPE_CHECKING, Any
+
+import torch
+from companions import Ampwatch, Companion
+from conditions import kept, own_places, write
+from turns import Stopwatch
+from workloads import WORKLOADS, Training, deep_and_narrow
+
+from ampwatch.kernels.rows import ROW_BYTES
+from ampwatch.rangewatch import _rows
+from ampwatch.sensors.iteration import ROW_WIDTH
+from ampwatch.sensors.measuring import SLABS
+from ampwatch.sensors.names import Names
+from ampwatch.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+
+    from workloads import Workload
+
+PARAMETERS = (1000, 3000)
+"""Parameter tensors of the two models."""
+
+WARM_UP_STEPS = 10
+SETTLE_STEPS = 100
+"""Steps after which all sensors have had their turn more than once."""
+
+CURVE_EVERY = 1000
+PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
+FLOAT_BYTES = 4
+
+
+def resident_kib() -> int:
+    """Return the resident memory of this process, the ring included. Unit: KiB."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE_KIB
+
+
+def device_kib() -> tuple[int, int]:
+    """Return the memory in use on the CUDA device, and the pinned memory. Unit: KiB."""
+    if not torch.cuda.is_initialized():
+        return 0, 0
+    pinned = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+    return torch.cuda.memory_allocated() // 1024, pinned // 1024
+
+
+def added(workload: Workload, device: str, companion: Companion) -> dict[str, float]:
+    """Train a while bare, then accompanied, and return by how much the memory grew."""
+    torch.set_num_threads(1)
+    training = Training(workload, device)
+    for _ in range(WARM_UP_STEPS):
+        training.step()
+    gc.collect()
+    before, device_before = resident_kib(), device_kib()
+    companion.attach(training, Stopwatch())
+    attached = peak = resident_kib()
+    for _ in range(SETTLE_STEPS):
+        training.step()
+        peak = max(peak, resident_kib())
+    gc.collect()
+    on_device, pinned = (now - then for now, then in zip(device_kib(), device_before, strict=True))
+    settled = resident_kib()
+    companion.detach()
+    return {
+        "attached_kib": attached - before,
+        "settled_kib": settled - before,
+        "peak_kib": peak - before,
+        "device_kib": on_device,
+        "pinned_kib": pinned,
+    }
+
+
+def curve(workload: Workload, device: str, companion: Companion, steps: int) -> list[int]:
+    """Train accompanied for a long time and return the resident memory on the way."""
+    torch.set_num_threads(1)
+    training = Training(workload, device)
+    companion.attach(training, Stopwatch())
+    found = []
+    for step in range(1, steps + 1):
+        training.step()
+        if step % CURVE_EVERY == 0:
+            found.append(resident_kib())
+    companion.detach()
+    return found
+
+
+def slope(found: list[int]) -> float:
+    """Return the growth in the second half of a curve. Unit: KiB per 1000 steps."""
+    half = found[len(found) // 2 :]
+    return linear_regression(range(len(half)), half).slope * 1000 / CURVE_EVERY
+
+
+def computed(workload: Workload) -> dict[str, float]:
+    """Return what the layout says that a device model needs. Unit: KiB.
+
+    Besides it there are a table of the tensors to measure, 24 bytes a unit of work, and in
+    iterations that look at updates up to 16 KiB a parameter, in snapshots.
+    """
+    rows = _rows(Names([workload.model()]))
+    slabs = SLABS * rows * ROW_BYTES
+    values = Settings().readback_slots * ROW_WIDTH * FLOAT_BYTES
+    return {"rows": rows, "device_kib": slabs / 1024, "pinned_kib": (slabs + values) / 1024}
+
+
+def in_own_process(work: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what ``work`` returns in a fresh process.
+
+    Raises:
+        EOFError: If it died; it has said why.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_send, args=(theirs, work, arguments))
+    process.start()
+    theirs.close()
+    try:
+        return ours.recv()
+    finally:
+        process.join()
+
+
+def _send(connection: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    connection.send(work(*arguments))
+
+
+def measure(device: str, steps: int) -> list[dict[str, Any]]:
+    """Measure everything, and print it as it comes."""
+    companions = {"bare": Companion(), "watched": Ampwatch("standard")}
+    results: list[dict[str, Any]] = []
+    with own_places():
+        for number in PARAMETERS:
+            found = {
+                variant: in_own_process(_added_to, number, device, companion)
+                for variant, companion in companions.items()
+            }
+            by_layout = computed(deep_and_narrow(number))
+            results.append({"parameters": number, **found, "computed": by_layout})
+        print(table(results, device))
+        curves = {
+            variant: in_own_process(_micro_curve, device, companion, steps)
+            for variant, companion in companions.items()
+        }
+        slopes = {variant: slope(found) for variant, found in curves.items()}
+        results.append({"curves_kib": curves, "slopes_kib_per_1000_steps": slopes})
+        print(f"\n{table_of_curves(curves, slopes)}")
+    return results
+
+
+def _added_to(number: int, device: str, companion: Companion) -> dict[str, float]:
+    return added(deep_and_narrow(number), device, companion)
+
+
+def _micro_curve(device: str, companion: Companion, steps: int) -> list[int]:
+    return curve(WORKLOADS[device]["micro"], device, companion, steps)
+
+
+def table(results: list[dict[str, Any]], device: str) -> str:
+    """Return what was added, and what each 1000 parameters of it are, as a Markdown table."""
+    lines = [
+        "| parameters | bare | after monitor() | after 100 steps | peak"
+        " | on a device, computed | pinned, computed | measured |",
+        f"| ---: |{' ---: |' * 7}",
+    ]
+    for r in results:
+        watched, layout = r["watched"], r["computed"]
+        bare = r["bare"]["settled_kib"]
+        on_device = (
+            f"{_mib(watched['device_kib'])} and {_mib(watched['pinned_kib'])}"
+            if device == "cuda"
+            else "no device"
+        )
+        cells = [str(r["parameters"]), _mib(bare)]
+        cells += [_mib(watched[f"{when}_kib"]) for when in ("attached", "settled", "peak")]
+        cells += [_mib(layout["device_kib"]), _mib(layout["pinned_kib"]), on_device]
+        lines.append(f"| {' | '.join(cells)} |")
+    few, many = results
+    thousands = (many["parameters"] - few["parameters"]) / 1000
+    settled, layout = (
+        (many[kind][name] - few[kind][name]) / thousands
+        for kind, name in (("watched", "settled_kib"), ("computed", "device_kib"))
+    )
+    lines.append(
+        f"\nfor every 1000 parameter tensors {_mib(settled)} of host memory,"
+        f" computed {_mib(layout)} on a device and as much pinned"
+    )
+    return "\n".join(lines)
+
+
+def table_of_curves(curves: dict[str, list[int]], slopes: dict[str, float]) -> str:
+    """Return the resident memory over the steps as a Markdown table, and its slope."""
+    lines = [f"| steps | {' | '.join(curves)} |", f"| ---: |{' ---: |' * len(curves)}"]
+    for number, values in enumerate(zip(*curves.values(), strict=True), 1):
+        cells = [str(number * CURVE_EVERY), *(_mib(v) for v in values)]
+        lines.append(f"| {' | '.join(cells)} |")
+    words = (f"{name} {value:+.1f} KiB" for name, value in slopes.items())
+    lines.append(f"\ngrowth per 1000 steps in the second half: {', '.join(words)}")
+    return "\n".join(lines)
+
+
+def _mib(kib: float) -> str:
+    return f"{kib / 1024:.2f} MiB"
+
+
+def main() -> None:
+    """Measure, and keep the numbers if asked to."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=sorted(WORKLOADS), default="cpu")
+    parser.add_argument("--steps", type=int, default=20_000, help="steps of the long run")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
+    args = parser.parse_args()
+    if args.steps < 4 * CURVE_EVERY:
+        parser.error(f"expected {4 * CURVE_EVERY} steps or more, got {args.steps}")
+    measured = kept(measure(args.device, args.steps), args.device, steps=args.steps)
+    print(f"\n{measured['machine']}\n{measured['versions']}")
+    if args.json:
+        write(args.json, measured)
+
+
+if __name__ == "__main__":
+    main()

@@ -65,8 +65,8 @@ class Instruments:
         self._autocast = AutocastSensor(self._entering, self.tell_facts)
         scaled = targets.scaler is not None and targets.scaler.is_enabled()
         registry = OptimizerRegistry(targets.optimizers, targets.models, scaled=scaled)
-        self._kernels = KernelChoice(settings)
-        self._ranges = RangeWatch(targets, settings, registry, self._kernels.of, account)
+        kernels = KernelChoice(settings)
+        self._ranges = RangeWatch(targets, settings, registry, kernels.of, account)
         self.diagnosis = Diagnosis(
             settings,
             _scale_of(targets.scaler),
@@ -103,7 +103,7 @@ class Instruments:
             if self._device is not None and self._device.type in DEVICES[1:]:
                 self._readback.prepare()
             if self._device is not None and self._level in SAMPLED_LEVELS:
-                self._kernels.of(self._device)
+                self._ranges.measuring.prepare(self._device)
             for sensor in self._sensors:
                 sensor.install()
         except BaseException:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.doctor.check import Check, State
+from ampwatch.doctor.ranges import cpu_kernel, device_kernel
 from ampwatch.errors import AttachError
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ def training(load: Load = import_module) -> list[Check]:
         grad_scaler(torch, load),
         cpu_autocast(torch, "float16"),
         cpu_autocast(torch, "bfloat16"),
+        cpu_kernel(load),
         *cuda_devices(torch),
+        *device_kernel(torch),
     ]
 
 

@@ -37,6 +37,7 @@ class TritonKernel:
     """
 
     name = "triton"
+    most = 0
 
     def __init__(self) -> None:
         self._units = Units(fused_device.STEP.value, _UNITS_PER_PROCESSOR)

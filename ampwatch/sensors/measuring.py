@@ -195,6 +195,12 @@ class Measuring:
         self._scratch: Tensor | None = None
         self._open = Sample()
 
+    def prepare(self, device: torch.device) -> None:
+        """Choose the kernel of a device and allocate its slabs: slow, and better done at set-up."""
+        self._kernels[device] = self._kernel_for(device)
+        if device.type != "cpu" and self._kernels[device] is not None:
+            self._make_slabs(device)
+
     def measure(self, topic: Topic, items: Sequence[Item], how: How = WHOLE) -> None:
         """Measure ``items`` as they are *now*, in stream order.
 
@@ -254,12 +260,13 @@ class Measuring:
         if device in self._open.slabs:
             return self._open.slabs[device]
         if device not in self._free:
-            self._free[device] = [
-                _Slab(device, self._device_rows, self._link) for _ in range(SLABS)
-            ]
+            self._make_slabs(device)
         if not self._free[device]:
             return None
         return self._open.slabs.setdefault(device, self._free[device].pop())
+
+    def _make_slabs(self, device: torch.device) -> None:
+        self._free[device] = [_Slab(device, self._device_rows, self._link) for _ in range(SLABS)]
 
     def seal(self) -> Sample | None:
         """Send off what was measured in the open iteration; ``None`` if nothing was."""

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
 
 import ampwatch
-from ampwatch.records import SkipClass
+from ampwatch.diagnosis.range_records import RangeRecorder
+from ampwatch.kernels import reference
+from ampwatch.records import SkipClass, Topic
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.evidence import Iteration
 
 DEVICE = "cuda"
 
@@ -249,3 +254,49 @@ def test_skips_on_a_device_are_classified_as_on_the_cpu() -> None:
 
     assert skipped[SkipClass.STORM] == 3
     assert skipped[SkipClass.CALIBRATING] == 0
+
+
+@pytest.mark.parametrize("flavour", ["foreach", "fused"])
+@pytest.mark.parametrize("level", ["standard", "deep"])
+def test_ranges_reach_the_host_and_nothing_waits_for_them(
+    level: str, flavour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients, outputs, weights and updates, as PyTorch counts them on the host."""
+    seen: list[Iteration] = []
+    monkeypatch.setattr(RangeRecorder, "record", lambda _self, iteration: seen.append(iteration))
+    model, _, scaler, step = _training(flavour, init_scale=1024.0)
+    with ampwatch.monitor(model, scaler, level=level, serve=False) as watch:
+        step()
+        torch.cuda.synchronize()
+        weight = reference.histogram(model[0].weight)
+        torch.cuda.set_sync_debug_mode("error" if flavour == "fused" else "default")
+        try:
+            for _ in range(40):
+                step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+        watch.last_step  # noqa: B018 - takes in what has arrived
+
+    first = next(i for i in seen if i.step == 0)
+    weights = {r.name: r for r in first.ranges if r.topic is Topic.WEIGHT}
+    assert weights["0.weight"].histogram == weight
+    assert {r.topic for i in seen for r in i.ranges} >= set(Topic) - {Topic.BUFFER}
+    assert all(r.histogram.numel for i in seen for r in i.ranges)
+
+
+def test_a_skip_is_looked_at_by_the_device_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel runs behind the scaler's verdict: only the skipped iteration has gradients."""
+    seen: list[Iteration] = []
+    monkeypatch.setattr(RangeRecorder, "record", lambda _self, iteration: seen.append(iteration))
+    model, _, scaler, step = _training("fused", init_scale=1024.0)
+    with ampwatch.monitor(model, scaler, serve=False, sample_every=10_000) as watch:
+        for number in range(20):
+            step(math.inf if number == 7 else 1.0)
+        torch.cuda.synchronize()
+        watch.last_step  # noqa: B018 - takes in what has arrived
+
+    looked = {i.step: [r for r in i.ranges if r.topic is Topic.GRADIENT] for i in seen}
+    broken = {step for step, ranges in looked.items() if any(r.histogram.nonfinite for r in ranges)}
+    assert broken == {7}
+    assert {step for step, ranges in looked.items() if ranges} <= {0, 7, 8, 9, 10, 11, 12, 13}

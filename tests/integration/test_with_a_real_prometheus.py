@@ -148,10 +148,22 @@ def test_one_line_in_a_training_is_scraped_by_a_real_prometheus(tmp_path: Path) 
             lambda: prometheus.value('ampwatch_loss_scale{run="spine",rank="0"}'), "a scrape", 30
         )
         steps = prometheus.value('ampwatch_optimizer_steps_total{run="spine"}')
+        measured = eventually(
+            lambda: prometheus.value('ampwatch_gradient_elements_total{run="spine"} > 0'),
+            "gradients are measured",
+            30,
+        )
+        median = prometheus.value(
+            "histogram_quantile(0.5, sum by (le) (ampwatch_gradient_magnitude_bucket))"
+        )
+        window = prometheus.value("ampwatch_loss_scale_window_high >= ampwatch_loss_scale")
         skipped_at_first = prometheus.query("ampwatch_optimizer_steps_skipped_total")
         (tmp_path / "poison").touch()
         fallen = eventually(
             lambda: (prometheus.value("ampwatch_loss_scale") or 1.0) < 1.0, "the scale falls", 30
+        )
+        broken = prometheus.value(
+            'sum(ampwatch_module_gradient_nonfinite_elements_total{module="(root)"})'
         )
         storm = prometheus.value('ampwatch_optimizer_steps_skipped_total{class="storm"}')
         finding = prometheus.query('ampwatch_findings{kind="scale_collapse"}')
@@ -172,6 +184,13 @@ def test_one_line_in_a_training_is_scraped_by_a_real_prometheus(tmp_path: Path) 
         "unprovoked": "0",
         "storm": "0",
     }
+    assert measured is not None
+    assert measured % 9 == 0  # eight weights and a bias at a time
+    assert median is not None
+    assert 1e-6 < median < 10.0
+    assert window is not None
+    assert broken is not None
+    assert broken >= 9
     assert fallen
     assert storm is not None
     assert storm > 10

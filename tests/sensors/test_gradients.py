@@ -169,7 +169,7 @@ def test_looking_does_not_change_what_the_scaler_knows(benches: Any) -> None:
 def test_parameters_without_a_gradient_are_left_out(benches: Any) -> None:
     """A frozen layer has none."""
     bench = benches()
-    bench.model.bias.requires_grad_(False)
+    bench.model.bias.requires_grad_(requires_grad=False)
     bench.backward()
     bench.end()
 

@@ -217,6 +217,18 @@ def test_pinned_memory_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.link.log.count("pin") == SLABS
 
 
+def test_what_is_slow_can_be_done_at_set_up() -> None:
+    """Then the first sample pins nothing."""
+    link: Any = FakeLink()
+    measuring = Measuring(lambda _device: EagerKernel(), 8, link)
+    measuring.prepare(torch.device("cpu"))
+    on_host = list(link.log)
+    measuring.prepare(torch.device("meta"))
+
+    assert on_host == []
+    assert link.log == ["pin"] * SLABS
+
+
 def test_a_discarded_sample_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody will ask for it."""
     device = Device(monkeypatch)

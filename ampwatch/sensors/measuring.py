@@ -8,30 +8,25 @@ rows are copied into pinned memory behind an event and read some iterations late
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ampwatch.diagnosis.evidence import TensorRange
 from ampwatch.kernels.admission import admit
-from ampwatch.kernels.rows import ROW_BYTES, ROW_WORDS, decode
-from ampwatch.numerics.exponents import merged
+from ampwatch.kernels.rows import ROW_WORDS
 from ampwatch.sensors.losses import is_capturing
-from ampwatch.sensors.readback import Event, Link
+from ampwatch.sensors.readback import Link
+from ampwatch.sensors.slabs import Landing, Slab
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
+    from ampwatch.diagnosis.evidence import TensorRange
     from ampwatch.kernels.base import Kernel
-    from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.records import Topic
-
-TIMED_CALLS = 16
-"""Measurements of a sample whose time on the device is taken; the others count as their mean."""
 
 SLABS = 3
 """Samples of one device that may be on their way at a time."""
@@ -83,69 +78,6 @@ class _Piece(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Landing:
-    """Rows of one measurement in a slab."""
-
-    topic: Topic
-    how: How
-    first: int
-    pieces: list[tuple[str, str, str, int]]
-
-
-class _Slab:
-    """Rows on a device and their landing place in pinned memory."""
-
-    def __init__(self, device: torch.device, num_rows: int, link: Link) -> None:
-        self.device = device
-        self.rows = torch.empty((num_rows, ROW_WORDS), dtype=torch.int32, device=device)
-        self._pinned = link.landing_place(num_rows * ROW_WORDS).view(torch.int32)
-        self._event: Event = link.make_event(device)
-        self._link = link
-        self._timers = [
-            (link.make_timer(device), link.make_timer(device)) for _ in range(TIMED_CALLS)
-        ]
-        self.landings: list[_Landing] = []
-        self.used = 0
-
-    def measure(self, kernel: Kernel, landing: _Landing, tensors: Sequence[Tensor]) -> None:
-        """Launch the kernel on the current stream."""
-        timers = self._timers[len(self.landings) : len(self.landings) + 1]
-        stream = self._link.stream(self.device)
-        for begin, _ in timers:
-            begin.record(stream)
-        rows = self.rows[self.used : self.used + len(tensors)]
-        kernel.measure(tensors, rows, gate=landing.how.gate)
-        for _, end in timers:
-            end.record(stream)
-        self.landings.append(landing)
-        self.used += len(tensors)
-
-    def spent_ns(self) -> int:
-        """Return the device time of what has arrived. Unit: ns."""
-        timed = self._timers[: len(self.landings)]
-        if not timed:
-            return 0
-        milliseconds = sum(begin.elapsed_time(end) for begin, end in timed)
-        return int(1e6 * milliseconds * len(self.landings) / len(timed))
-
-    def send(self) -> None:
-        """Copy the used rows to the host, in stream order."""
-        used = self.used * ROW_WORDS
-        self._pinned[:used].copy_(self.rows.view(-1)[:used], non_blocking=True)
-        self._event.record(self._link.stream(self.device))
-
-    def has_arrived(self) -> bool:
-        """Whether the rows are in host memory. Never waits."""
-        return self._link.may_ask((self.device,)) and self._event.query()
-
-    def take(self) -> Iterator[TensorRange]:
-        """Yield what has arrived."""
-        address = self._pinned.data_ptr()
-        for landing in self.landings:
-            yield from _named(landing, address + landing.first * ROW_BYTES)
-
-
-@dataclass(slots=True)
 class Sample:
     """The measurements of one iteration.
 
@@ -156,7 +88,7 @@ class Sample:
 
     topics: set[Topic] = field(default_factory=set)
     ranges: list[TensorRange] = field(default_factory=list)
-    slabs: dict[torch.device, _Slab] = field(default_factory=dict)
+    slabs: dict[torch.device, Slab] = field(default_factory=dict)
 
     def has_arrived(self) -> bool:
         """Whether all of it can be read. Never waits."""
@@ -191,7 +123,7 @@ class Measuring:
         self._device_rows = device_rows
         self._link = link or Link()
         self._kernels: dict[torch.device, Kernel | None] = {}
-        self._free: dict[torch.device, list[_Slab]] = {}
+        self._free: dict[torch.device, list[Slab]] = {}
         self._scratch: Tensor | None = None
         self._open = Sample()
 
@@ -244,18 +176,18 @@ class Measuring:
             some = pieces[begin : begin + HOST_ROWS]
             stride = [-(-p.tensor.numel() // most) for p in some] if most else None
             kernel.measure([p.tensor for p in some], self._scratch, stride=stride)
-            self._open.ranges += _named(_landing(topic, how, 0, some), address)
+            self._open.ranges += _landing(topic, how, some).read(address)
 
     def _measure_on_device(
         self, kernel: Kernel, topic: Topic, pieces: Sequence[_Piece], how: How
     ) -> None:
         slab = self._slab(pieces[0].tensor.device)
-        if slab is None or slab.used + len(pieces) > len(slab.rows):
+        if slab is None or slab.room < len(pieces):
             self.dropped += 1
             return
-        slab.measure(kernel, _landing(topic, how, slab.used, pieces), [p.tensor for p in pieces])
+        slab.measure(kernel, _landing(topic, how, pieces), [p.tensor for p in pieces])
 
-    def _slab(self, device: torch.device) -> _Slab | None:
+    def _slab(self, device: torch.device) -> Slab | None:
         """Return the open slab of a device, ``None`` if all are on their way."""
         if device in self._open.slabs:
             return self._open.slabs[device]
@@ -266,7 +198,7 @@ class Measuring:
         return self._open.slabs.setdefault(device, self._free[device].pop())
 
     def _make_slabs(self, device: torch.device) -> None:
-        self._free[device] = [_Slab(device, self._device_rows, self._link) for _ in range(SLABS)]
+        self._free[device] = [Slab(device, self._device_rows, self._link) for _ in range(SLABS)]
 
     def seal(self) -> Sample | None:
         """Send off what was measured in the open iteration; ``None`` if nothing was."""
@@ -289,29 +221,11 @@ class Measuring:
     def discard(self, sample: Sample) -> None:
         """Let go of a sample; what a device still writes into it is never read."""
         for device, slab in sample.slabs.items():
-            slab.landings.clear()
-            slab.used = 0
+            slab.clear()
             self._free[device].append(slab)
         sample.slabs.clear()
 
 
-def _landing(topic: Topic, how: How, first: int, pieces: Sequence[_Piece]) -> _Landing:
-    # The tensors themselves are not kept: a gradient may be freed before its row arrives.
+def _landing(topic: Topic, how: How, pieces: Sequence[_Piece]) -> Landing:
     named = [(p.item.name, p.item.module, p.dtype, p.tensor.numel()) for p in pieces]
-    return _Landing(topic, how, first, named)
-
-
-def _named(landing: _Landing, address: int) -> Iterator[TensorRange]:
-    """Yield the rows from ``address`` on under their names; pieces of one tensor together."""
-    topic, how = landing.topic, landing.how
-    held: list[ExponentHistogram] = []
-    for number, (name, module, dtype, numel) in enumerate(landing.pieces):
-        row = ctypes.string_at(address + number * ROW_BYTES, ROW_BYTES)
-        held.append(decode(row, dtype, numel))
-        following = landing.pieces[number + 1 : number + 2]
-        if following and following[0][0] == name:
-            continue
-        histogram = merged(held) if len(held) > 1 else held[0]
-        held = []
-        if how.gate is None or histogram.binned or histogram.nonfinite:
-            yield TensorRange(topic, name, module, dtype, histogram, how.scaled, how.span)
+    return Landing(topic, how.scaled, how.span, how.gate, named)

@@ -1,0 +1,133 @@
+"""Rows of measurements on a device, on their way to the host, and what they are called."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ampwatch.diagnosis.evidence import TensorRange
+from ampwatch.kernels.rows import ROW_BYTES, ROW_WORDS, decode
+from ampwatch.numerics.exponents import merged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from ampwatch.kernels.base import Kernel
+    from ampwatch.numerics.exponents import ExponentHistogram
+    from ampwatch.records import Topic
+    from ampwatch.sensors.readback import Event, Link
+
+TIMED_CALLS = 16
+"""Measurements of a slab whose time on the device is taken; the others count as their mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """The rows of one measurement. Tensors are not kept: they may be freed before it arrives.
+
+    Attributes:
+        topic: What the values are.
+        scaled: Whether they are multiplied by the loss scale.
+        span: Of updates, how many iterations they are the sum of.
+        gate: The device scalar that had to be non-zero; ``None`` without one.
+        pieces: Name, module, dtype and number of elements of each row; the pieces of one
+            tensor one after another.
+    """
+
+    topic: Topic
+    scaled: bool
+    span: int
+    gate: Tensor | None
+    pieces: list[tuple[str, str, str, int]]
+
+    def read(self, address: int) -> Iterator[TensorRange]:
+        """Yield the rows that lie at ``address`` under their names."""
+        held: list[ExponentHistogram] = []
+        for number, (name, module, dtype, numel) in enumerate(self.pieces):
+            row = ctypes.string_at(address + number * ROW_BYTES, ROW_BYTES)
+            held.append(decode(row, dtype, numel))
+            following = self.pieces[number + 1 : number + 2]
+            if following and following[0][0] == name:
+                continue
+            histogram = merged(held) if len(held) > 1 else held[0]
+            held = []
+            if self.gate is None or histogram.binned or histogram.nonfinite:
+                yield TensorRange(
+                    self.topic, name, module, dtype, histogram, self.scaled, self.span
+                )
+
+
+class Slab:
+    """Rows on a device, their landing place in pinned memory, and the event between them.
+
+    Args:
+        device: Where the rows are.
+        num_rows: How many; one per tensor.
+        link: How they travel.
+
+    Attributes:
+        room: Rows that are free.
+    """
+
+    def __init__(self, device: torch.device, num_rows: int, link: Link) -> None:
+        self.room = num_rows
+        self._device = device
+        self._link = link
+        self._rows = torch.empty((num_rows, ROW_WORDS), dtype=torch.int32, device=device)
+        self._pinned = link.landing_place(num_rows * ROW_WORDS).view(torch.int32)
+        self._event: Event = link.make_event(device)
+        self._timers = [
+            (link.make_timer(device), link.make_timer(device)) for _ in range(TIMED_CALLS)
+        ]
+        self._landings: list[Landing] = []
+
+    @property
+    def _used(self) -> int:
+        return len(self._rows) - self.room
+
+    def measure(self, kernel: Kernel, landing: Landing, tensors: Sequence[Tensor]) -> None:
+        """Launch the kernel on the current stream, into rows that are free."""
+        timers = self._timers[len(self._landings) : len(self._landings) + 1]
+        stream = self._link.stream(self._device)
+        for begin, _ in timers:
+            begin.record(stream)
+        kernel.measure(tensors, self._rows[self._used :], gate=landing.gate)
+        for _, end in timers:
+            end.record(stream)
+        self._landings.append(landing)
+        self.room -= len(tensors)
+
+    def send(self) -> None:
+        """Copy the used rows to the host, in stream order."""
+        used = self._used * ROW_WORDS
+        self._pinned[:used].copy_(self._rows.view(-1)[:used], non_blocking=True)
+        self._event.record(self._link.stream(self._device))
+
+    def has_arrived(self) -> bool:
+        """Whether the rows are in host memory. Never waits."""
+        return self._link.may_ask((self._device,)) and self._event.query()
+
+    def take(self) -> Iterator[TensorRange]:
+        """Yield what has arrived."""
+        address = self._pinned.data_ptr()
+        for landing in self._landings:
+            yield from landing.read(address)
+            address += len(landing.pieces) * ROW_BYTES
+
+    def spent_ns(self) -> int:
+        """Return the device time of what has arrived. Unit: ns."""
+        timed = self._timers[: len(self._landings)]
+        if not timed:
+            return 0
+        milliseconds = sum(begin.elapsed_time(end) for begin, end in timed)
+        return int(1e6 * milliseconds * len(self._landings) / len(timed))
+
+    def clear(self) -> None:
+        """Begin anew; what is still written into the rows is never read."""
+        self._landings.clear()
+        self.room = len(self._rows)

@@ -302,6 +302,13 @@ TOPICS: dict[str, tuple[Metric, ...]] = {
             "Iterations in which tensors were measured, by what they are.",
         ),
         Metric(
+            "ampwatch_sample_standard_error_ratio",
+            "gauge",
+            (*RANK, "topic"),
+            "What a share of elements in any module may be off by (largest standard error, of a share of one half), where not all of its elements were counted; 0 where all were. Largest magnitudes, NaN and infinities are always those of all elements.",
+            "ratio",
+        ),
+        Metric(
             "ampwatch_samples_dropped_total",
             "counter",
             RANK,

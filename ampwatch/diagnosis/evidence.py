@@ -54,7 +54,7 @@ class SamplingCost(NamedTuple):
     Attributes:
         interval: Iterations between the two newest samples.
         dropped: Measurements that were given up.
-        refused: Tensors that cannot be measured.
+        refused: Tensors of the newest sample that cannot be measured.
         device_ns: Device time of the measurements. Unit: ns.
     """
 

@@ -45,6 +45,21 @@ def _samples(rank: RankView) -> Samples:
         yield (topic.label,), 0 if totals is None else totals.samples[topic]
 
 
+def _standard_errors(rank: RankView) -> Samples:
+    """Return, per topic that was measured, what a share of the least counted module may be off by."""
+    for topic in Topic:
+        modules = rank.ranges.modules.by_name.values()
+        records = [topics[topic] for topics in modules if topic in topics]
+        # Of updates the sensor compares a subsample to begin with.
+        counted = [
+            r.histogram.binned
+            for r in records
+            if r.histogram.binned and (topic is Topic.UPDATE or r.histogram.is_subsample)
+        ]
+        if records:
+            yield (topic.label,), 0.5 / math.sqrt(min(counted)) if counted else 0.0
+
+
 def _gradient_nonfinite(rank: RankView) -> Samples:
     yield ("nan",), _count(rank, "gradient_nans")
     yield ("inf",), _count(rank, "gradient_infs")
@@ -139,6 +154,7 @@ def _module_nonfinite(rank: RankView) -> Samples:
 
 OF_RANGES: dict[str, OfRank] = {
     "ampwatch_samples_total": _samples,
+    "ampwatch_sample_standard_error_ratio": _standard_errors,
     "ampwatch_samples_dropped_total": _total("samples_dropped"),
     "ampwatch_sampling_interval_steps": _sampling("interval"),
     "ampwatch_device_overhead_seconds_total": one(lambda rank: _count(rank, "device_ns") / 1e9),

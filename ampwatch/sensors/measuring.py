@@ -106,7 +106,7 @@ class Measuring:
     Attributes:
         dropped: Measurements given up, because too many were on their way or the iteration
             had more tensors than a slab has rows.
-        refused: Tensors so far that cannot be measured.
+        refused: Tensors of the newest sample that cannot be measured.
         device_ns: Time that measuring has taken on devices so far. Unit: ns.
     """
 
@@ -117,7 +117,7 @@ class Measuring:
         link: Link | None = None,
     ) -> None:
         self.dropped = 0
-        self.refused = 0
+        self.refused = self._refusing = 0
         self.device_ns = 0
         self._kernel_for = kernel_for
         self._device_rows = device_rows
@@ -148,7 +148,7 @@ class Measuring:
             if is_capturing(item.tensor):
                 return
             pieces, reason = admit(item.tensor)
-            self.refused += bool(reason)
+            self._refusing += bool(reason)
             for piece in pieces:
                 if how.gate is not None and piece.device != how.gate.device:
                     continue
@@ -208,6 +208,7 @@ class Measuring:
         for slab in sample.slabs.values():
             slab.send()
         self._open = Sample()
+        self.refused, self._refusing = self._refusing, 0
         return sample
 
     def take(self, sample: Sample) -> Sequence[TensorRange]:

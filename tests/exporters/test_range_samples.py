@@ -180,6 +180,22 @@ def test_what_is_not_finite_is_counted_per_module() -> None:
     assert value(name, record, sampling(), module="fc", kind="inf") == 4
 
 
+def test_the_error_of_a_subsample_is_that_of_the_module_with_the_fewest_elements() -> None:
+    """0 where all were counted, absent where nothing was measured."""
+    name = "ampwatch_sample_standard_error_ratio"
+    records = [
+        ranges("a", Topic.GRADIENT, histogram(0, 100)),
+        ranges("a", Topic.ACTIVATION, histogram(0, 2500, numel=10_000)),
+        ranges("b", Topic.ACTIVATION, histogram(0, 10_000, numel=90_000)),
+        ranges("a", Topic.UPDATE, histogram(0, 400)),
+    ]
+
+    assert value(name, *records, topic="gradient") == 0.0
+    assert value(name, *records, topic="activation") == 0.01
+    assert value(name, *records, topic="update") == 0.025
+    assert value(name, *records, topic="weight") is None
+
+
 def test_modules_without_series_are_counted() -> None:
     """32 of 40 could have some; half of these wait for trouble."""
     records = [ranges(f"layer{i}", exponents=histogram(0, 1)) for i in range(40)]

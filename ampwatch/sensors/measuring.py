@@ -128,10 +128,11 @@ class Measuring:
         self._open = Sample()
 
     def prepare(self, device: torch.device) -> None:
-        """Choose the kernel of a device and allocate its slabs: slow, and better done at set-up."""
-        self._kernels[device] = self._kernel_for(device)
-        if device.type != "cpu" and self._kernels[device] is not None:
+        """Do at set-up what is slow: choose the kernel of a device, allocate, compile."""
+        kernel = self._kernels[device] = self._kernel_for(device)
+        if device.type != "cpu" and kernel is not None:
             self._make_slabs(device)
+            self._free[device][0].warm_up(kernel)
 
     def measure(self, topic: Topic, items: Sequence[Item], how: How = WHOLE) -> None:
         """Measure ``items`` as they are *now*, in stream order.

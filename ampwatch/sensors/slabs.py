@@ -86,6 +86,11 @@ class Slab:
         ]
         self._landings: list[Landing] = []
 
+    def warm_up(self, kernel: Kernel) -> None:
+        """Have the kernel compiled for the dtypes of mixed-precision training."""
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            kernel.measure([torch.zeros(16, dtype=dtype, device=self._device)], self._rows)
+
     @property
     def _used(self) -> int:
         return len(self._rows) - self.room

@@ -217,16 +217,30 @@ def test_pinned_memory_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.link.log.count("pin") == SLABS
 
 
+class Compiled:
+    """Notes the dtypes that it had to be compiled for."""
+
+    name, most = "compiled", 0
+
+    def __init__(self) -> None:
+        self.dtypes: set[torch.dtype] = set()
+
+    def measure(self, pieces: Any, rows: Any, *, stride: Any = None, gate: Any = None) -> None:
+        self.dtypes |= {piece.dtype for piece in pieces}
+
+
 def test_what_is_slow_can_be_done_at_set_up() -> None:
-    """Then the first sample pins nothing."""
+    """Memory is pinned and the kernel compiled before the first step; on the host not at all."""
     link: Any = FakeLink()
-    measuring = Measuring(lambda _device: EagerKernel(), 8, link)
+    kernel = Compiled()
+    measuring = Measuring(lambda _device: kernel, 8, link)
     measuring.prepare(torch.device("cpu"))
-    on_host = list(link.log)
+    on_host = list(link.log), set(kernel.dtypes)
     measuring.prepare(torch.device("meta"))
 
-    assert on_host == []
+    assert on_host == ([], set())
     assert link.log == ["pin"] * SLABS
+    assert kernel.dtypes == {torch.float32, torch.float16, torch.bfloat16}
 
 
 def test_a_discarded_sample_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ KINDS = (
 
 ROOT_MODULE = "(root)"
 """What the label ``module`` says for the model itself, whose qualified name is empty: to
-Prometheus an empty label is no label. No part of a qualified name looks like it."""
+Prometheus an empty label is no label. No attribute name made by ordinary code looks like it."""
 
 _FINDING = (*RANK, "kind", "severity", "root")
 _MODULE = (*RANK, "module")
@@ -302,6 +302,13 @@ TOPICS: dict[str, tuple[Metric, ...]] = {
             "Iterations in which tensors were measured, by what they are.",
         ),
         Metric(
+            "ampwatch_last_sample_timestamp_seconds",
+            "gauge",
+            (*RANK, "topic"),
+            "Unix time of the newest measurement that was recorded, by what was measured; at most ten a second are, unless something is NaN or infinite.",
+            "seconds",
+        ),
+        Metric(
             "ampwatch_sample_standard_error_ratio",
             "gauge",
             (*RANK, "topic"),
@@ -318,7 +325,7 @@ TOPICS: dict[str, tuple[Metric, ...]] = {
             "ampwatch_sampling_interval_steps",
             "gauge",
             RANK,
-            "Iterations from one sampled one to the next, as the overhead budget has it now.",
+            "Iterations from one sampled one to the next, as the overhead budget has it now; those since the last one if they are more.",
         ),
         Metric(
             "ampwatch_device_overhead_seconds_total",
@@ -363,7 +370,7 @@ TOPICS: dict[str, tuple[Metric, ...]] = {
             "ampwatch_gradient_underflow_elements_total",
             "counter",
             RANK,
-            "Gradient elements looked at that are not zero, but would be in the autocast dtype at the loss scale of their time. What was flushed in the backward pass is already a zero element.",
+            "Gradient elements looked at that are zero only because of the dtype of autocast, at the loss scale of their time: zeros that it has flushed (which are among the zero elements as well), and others that it would flush.",
         ),
         Metric(
             "ampwatch_gradient_subnormal_elements_total",
@@ -381,43 +388,43 @@ TOPICS: dict[str, tuple[Metric, ...]] = {
             "ampwatch_gradient_magnitude",
             "histogram",
             RANK,
-            "Magnitudes of the finite gradient elements above zero, without the loss scale, in the sampled iterations that this daemon has read: starts again with it. Bounds are powers of two; there is no sum.",
+            "Magnitudes of the finite gradient elements above zero, without the loss scale, in the sampled iterations that this daemon has read, at most ten a second: starts again with it. Bounds are powers of two; there is no sum.",
         ),
         Metric(
             "ampwatch_scaled_gradient_amax",
             "gauge",
             RANK,
-            "Largest finite gradient magnitude of the newest sample, multiplied by the loss scale.",
+            "Largest finite gradient magnitude of the newest sample, multiplied by the loss scale; absent if nothing in it was finite.",
         ),
         Metric(
             "ampwatch_scaled_gradient_amax_max",
             "gauge",
             RANK,
-            "Largest scaled gradient magnitude of the last 60 s (up to 120 s), so that a peak between two scrapes is seen.",
+            "Largest scaled gradient magnitude of the newest sample, or of the last 60 s (up to 120 s) if one was larger, so that a peak between two scrapes is seen.",
         ),
         Metric(
             "ampwatch_autocast_dtype_max",
             "gauge",
             RANK,
-            "Largest finite number of the autocast dtype (65504 for float16); of several dtypes the one with the smallest range.",
+            "Largest finite number of the autocast dtype (65504 for float16); of several dtypes the one with the smallest range; absent if none was seen.",
         ),
         Metric(
             "ampwatch_loss_scale_window_low",
             "gauge",
             RANK,
-            "Smallest power of two as loss scale that flushes no more of the newest gradients to zero in the autocast dtype (float16 without one) than the setting window_epsilon allows.",
+            "Smallest power of two as loss scale that flushes no larger share of the non-zero ones of the newest gradients to zero in the autocast dtype than the setting window_epsilon allows; without one, in the dtype of a model that is in float16 or bfloat16 as a whole. Absent otherwise, and where some were flushed before they were measured.",
         ),
         Metric(
             "ampwatch_loss_scale_window_high",
             "gauge",
             RANK,
-            "Largest power of two as loss scale at which none of the newest gradients overflows the autocast dtype (float16 without one); below the low one, no scale does.",
+            "Largest power of two as loss scale at which none of the newest gradients overflows that dtype, below the scale at which some were infinite; if it is smaller than the low one, no scale does for both.",
         ),
         Metric(
             "ampwatch_gradient_format_fit",
             "gauge",
             (*RANK, "format", "fit"),
-            "Whether the newest gradients, without the loss scale, fit the format in this way (1) or not (0).",
+            "Whether the newest gradients, without the loss scale, fit the format in this way (1) or not (0); absent where some were flushed, NaN or infinite before they were measured.",
         ),
     ),
     "Parameters and buffers": (
@@ -439,20 +446,20 @@ TOPICS: dict[str, tuple[Metric, ...]] = {
             "ampwatch_module_gradient_amax",
             "gauge",
             _MODULE,
-            "Largest finite gradient magnitude of the module's parameters in the newest sample, multiplied by the loss scale.",
+            "Largest finite gradient magnitude of the module's parameters when the module was last measured, multiplied by the loss scale.",
         ),
         Metric(
             "ampwatch_module_gradient_zero_ratio",
             "gauge",
             _MODULE,
-            "Share of the gradient elements of the module's parameters that are zero.",
+            "Share of the gradient elements of the module's parameters that are zero, when the module was last measured.",
             "ratio",
         ),
         Metric(
             "ampwatch_module_gradient_underflow_ratio",
             "gauge",
             _MODULE,
-            "Share of the gradient elements of the module's parameters above zero that would be zero in the autocast dtype (float16 without one) at the loss scale of their time.",
+            "Share of all gradient elements of the module's parameters that are zero only because of the dtype of autocast (their own without one), when the module was last measured: zeros that it has flushed, and others that it would flush.",
             "ratio",
         ),
         Metric(
@@ -465,7 +472,7 @@ TOPICS: dict[str, tuple[Metric, ...]] = {
             "ampwatch_module_activation_amax",
             "gauge",
             _MODULE,
-            "Largest finite magnitude of the module's output in the newest sample.",
+            "Largest finite magnitude of the module's output when the module was last measured.",
         ),
         Metric(
             "ampwatch_module_activation_dtype_max",
@@ -477,13 +484,13 @@ TOPICS: dict[str, tuple[Metric, ...]] = {
             "ampwatch_module_activation_gradient_amax",
             "gauge",
             _MODULE,
-            "Largest finite magnitude of the gradients of the module's output in the newest sample, multiplied by the loss scale.",
+            "Largest finite magnitude of the gradients of the module's output when the module was last measured, multiplied by the loss scale.",
         ),
         Metric(
             "ampwatch_module_update_unchanged_ratio",
             "gauge",
             _MODULE,
-            "Share of the elements of the module's parameters, of a subsample, that the optimizer left as they were.",
+            "Share of the elements of the module's parameters, of a subsample, that the optimizer left as they were when the module was last measured.",
             "ratio",
         ),
     ),
@@ -570,17 +577,22 @@ _INTRODUCTION = """\
 Generated from `ampwatch/catalog.py`; change that file, then run
 `python -m ampwatch.catalog > docs/metrics.md`.
 
-- Counters exist at 0 from the first scrape of a run. The gauges of a finding appear when it is
+- Counters of a rank exist at 0 from the first scrape of a run. The gauges of a finding appear when it is
   made. Alert on `ampwatch_finding_last_seen_timestamp_seconds`, which needs no earlier sample:
   `time() - ampwatch_finding_last_seen_timestamp_seconds{severity="critical"} < 600`.
 - Totals are kept by the training process, so they survive a restart of the daemon. The
   histograms and `ampwatch_ring_records_lost_total` start again with the daemon.
 - A value that is not known is absent: no `ampwatch_loss_scale` without a scaler, and nothing
   about ranges before the first sample.
-- Ranges are of sampled iterations: what `ampwatch_samples_total` counts. Two counters make a share:
+- Ranges are of sampled iterations: what `ampwatch_samples_total` counts. Two counters make the
+  share of all gradient elements that are zero only because of the dtype of autocast, zeros that it
+  has flushed included:
   `rate(ampwatch_gradient_underflow_elements_total[5m]) / rate(ampwatch_gradient_elements_total[5m])`.
-- Series per module are those of at most `module_series` modules of a rank. A module that has one
-  keeps it; half are held back for modules that get into trouble later. The page shows all.
+- How old a sample is: `time() - ampwatch_last_sample_timestamp_seconds`.
+- Series per module are those of at most `module_series` modules of a rank. They appear when the
+  module is chosen, its counters with what they have come to by then, so that their first increase
+  is not seen: alert on the counters of the rank, which are there from the start. A module that has
+  series keeps them; half are held back for modules that get into trouble later. The page shows all.
 - Facts that do not change are labels of `ampwatch_run_info`. Join them with
   `* on (job, instance, run, rank) group_left (autocast_dtype) ampwatch_run_info`.
 - A run that has ended stays for the setting `grace_seconds`, with its last values.

@@ -154,7 +154,8 @@ class Instruments:
     def cost(self) -> SelfCost:
         """Return what watching has cost and missed so far."""
         errors = sum([g.errors for g in self._guards])
-        return SelfCost(self._account.spent_ns, errors, self._readback.dropped)
+        missed = sum([g.missed for g in self._guards])
+        return SelfCost(self._account.spent_ns, errors, self._readback.dropped + missed)
 
     def sampling_cost(self) -> SamplingCost:
         """Return what sampling has cost and missed so far."""

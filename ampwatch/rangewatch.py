@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from ampwatch.sensors.optimizers import OptimizerRegistry
     from ampwatch.settings import Settings
 
-MAX_DEVICE_ROWS = 8192
-"""Rows of a slab at most: 12.8 MB on the device and as much in pinned memory."""
+MAX_DEVICE_ROWS = 16384
+"""Rows of a slab at most: 26 MB on the device and as much in pinned memory."""
+
+FEWEST_DEVICE_ROWS = 2048
+"""Rows of a slab at least: an optimizer may hold more than the models do."""
 
 
 class RangeWatch:
@@ -65,7 +68,7 @@ class RangeWatch:
         self.guards = [self._common, *(Guard(n, account) for n in _SENSORS)]
         _, gradients, activations, weights, updates = self.guards
         self.measuring = measuring = Measuring(kernel_for, _rows(names))
-        self.sampler = sampler = Sampler(settings, lambda: account.spent_ns + measuring.device_ns)
+        self.sampler = sampler = Sampler(settings, lambda: account.spent_ns)
         self._activations = ActivationSensor(names, sampler, measuring, activations, scaled=scaled)
         self._weights = WeightSensor(names, sampler, measuring, weights)
         self._updates = UpdateSensor(registry, names, sampler, measuring, updates)
@@ -113,6 +116,8 @@ class RangeWatch:
 
     def _seal(self) -> None:
         self._sealed = self.measuring.seal()
+        if self._sealed is not None:
+            self._sealed.parts = self.sampler.part[1]
 
     def opened(self, duration_s: float) -> None:
         """The next iteration begins."""
@@ -129,14 +134,20 @@ class RangeWatch:
 
     def _take(self, sample: Sample) -> None:
         self._taken = self.measuring.take(sample)
+        if sample.device_ns:
+            self.sampler.charge(frozenset(sample.topics), sample.parts, sample.device_ns)
 
     def discard(self, sample: Sample) -> None:
         """Let go of a sample."""
         self._common.run(self.measuring.discard, sample)
 
     def alarm(self) -> None:
-        """Something was not finite."""
+        """Something was not finite, or is about to be."""
         self._common.run(self.sampler.alarm)
+
+    def calm(self) -> None:
+        """A streak of such iterations is over."""
+        self._common.run(self.sampler.calm)
 
 
 _SENSORS = ("gradients", "activations", "weights", "updates")
@@ -147,4 +158,4 @@ def _rows(names: Names) -> int:
     parameters = sum(1 for _ in names.parameters())
     buffers = sum(1 for _ in names.buffers())
     leaves = sum(1 for _ in names.leaf_modules())
-    return min(MAX_DEVICE_ROWS, 64 + 4 * parameters + buffers + 4 * leaves)
+    return min(MAX_DEVICE_ROWS, FEWEST_DEVICE_ROWS + 4 * parameters + buffers + 4 * leaves)

@@ -242,8 +242,8 @@ class SamplingRecord:
         modules_left_out: Modules in the newest sample beyond the limit of records.
         gradient_elements: Gradient elements looked at so far.
         gradient_zeros: Of those, exact zeros.
-        gradient_underflow: Of those, non-zero, but zero in the dtype of autocast at the
-            loss scale of their time.
+        gradient_underflow: Of those, zero only because of the dtype of autocast at the loss
+            scale of their time: it would flush them, or has flushed them.
         gradient_subnormal: Of those, subnormal in the dtype of autocast at that scale.
         gradient_nans: Of those, NaN.
         gradient_infs: Of those, infinite.

@@ -70,8 +70,16 @@ class Ampwatch(Companion):
         self._watch._instruments._ledger._clock.monotonic_ns = stopwatch.ns
 
     def spent_ns(self) -> int:
-        """Return what ampwatch says it has cost so far."""
-        return self._watch._instruments.cost().overhead_ns
+        """Return what ampwatch says it has cost so far.
+
+        Raises:
+            RuntimeError: If it has switched off a sensor: what is left is too cheap.
+        """
+        cost = self._watch._instruments.cost()
+        if cost.sensor_errors:
+            msg = "expected all sensors at work, got one that was switched off; see the log above"
+            raise RuntimeError(msg)
+        return cost.overhead_ns
 
     def detach(self) -> None:
         """Close the monitor."""

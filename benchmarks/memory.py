@@ -22,13 +22,14 @@ import torch
 from companions import Ampwatch, Companion
 from conditions import kept, own_places, write
 from turns import Stopwatch
-from workloads import WORKLOADS, Training, deep_and_narrow
+from workloads import WORKLOADS, Training, many_parameters
 
 from ampwatch.kernels.rows import ROW_BYTES
 from ampwatch.rangewatch import _rows
 from ampwatch.sensors.iteration import ROW_WIDTH
 from ampwatch.sensors.measuring import SLABS
 from ampwatch.sensors.names import Names
+from ampwatch.sensors.updates import sample_of
 from ampwatch.settings import Settings
 
 if TYPE_CHECKING:
@@ -109,15 +110,22 @@ def slope(found: list[int]) -> float:
 
 
 def computed(workload: Workload) -> dict[str, float]:
-    """Return what the layout says that a device model needs. Unit: KiB.
+    """Return what the layout says that a model on a device needs. Unit: KiB.
 
-    Besides it there are a table of the tensors to measure, 24 bytes a unit of work, and in
-    iterations that look at updates up to 16 KiB a parameter, in snapshots.
+    On the device slabs of rows and the snapshot of some elements of each parameter that is kept;
+    in pinned memory slabs and the values of iterations. Two more snapshots come and go in an
+    iteration that looks at updates; the table of what to measure is small beside them.
     """
-    rows = _rows(Names([workload.model()]))
-    slabs = SLABS * rows * ROW_BYTES
+    model = workload.model()  # the names hold it weakly
+    slabs = SLABS * _rows(Names([model])) * ROW_BYTES
+    samples = [sample_of(parameter) for parameter in model.parameters()]
+    snapshot = sum(FLOAT_BYTES * sample.numel() for sample in samples if sample is not None)
     values = Settings().readback_slots * ROW_WIDTH * FLOAT_BYTES
-    return {"rows": rows, "device_kib": slabs / 1024, "pinned_kib": (slabs + values) / 1024}
+    return {
+        "slabs_kib": slabs / 1024,
+        "device_kib": (slabs + snapshot) / 1024,
+        "pinned_kib": (slabs + values) / 1024,
+    }
 
 
 def in_own_process(work: Callable[..., Any], *arguments: Any) -> Any:
@@ -151,7 +159,7 @@ def measure(device: str, steps: int) -> list[dict[str, Any]]:
                 variant: in_own_process(_added_to, number, device, companion)
                 for variant, companion in companions.items()
             }
-            by_layout = computed(deep_and_narrow(number))
+            by_layout = computed(many_parameters(number))
             results.append({"parameters": number, **found, "computed": by_layout})
         print(table(results, device))
         curves = {
@@ -165,7 +173,7 @@ def measure(device: str, steps: int) -> list[dict[str, Any]]:
 
 
 def _added_to(number: int, device: str, companion: Companion) -> dict[str, float]:
-    return added(deep_and_narrow(number), device, companion)
+    return added(many_parameters(number), device, companion)
 
 
 def _micro_curve(device: str, companion: Companion, steps: int) -> list[int]:
@@ -174,34 +182,40 @@ def _micro_curve(device: str, companion: Companion, steps: int) -> list[int]:
 
 def table(results: list[dict[str, Any]], device: str) -> str:
     """Return what was added, and what each 1000 parameters of it are, as a Markdown table."""
-    lines = [
-        "| parameters | bare | after monitor() | after 100 steps | peak"
-        " | on a device, computed | pinned, computed | measured |",
-        f"| ---: |{' ---: |' * 7}",
-    ]
+    heads = ["parameters", "bare", "after monitor()", "after 100 steps", "peak"]
+    heads += ["on a device, computed", "pinned, computed", "both, measured"]
+    lines = [f"| {' | '.join(heads)} |", f"|{' ---: |' * len(heads)}"]
     for r in results:
         watched, layout = r["watched"], r["computed"]
         bare = r["bare"]["settled_kib"]
-        on_device = (
+        measured = (
             f"{_mib(watched['device_kib'])} and {_mib(watched['pinned_kib'])}"
             if device == "cuda"
             else "no device"
         )
         cells = [str(r["parameters"]), _mib(bare)]
         cells += [_mib(watched[f"{when}_kib"]) for when in ("attached", "settled", "peak")]
-        cells += [_mib(layout["device_kib"]), _mib(layout["pinned_kib"]), on_device]
+        cells += [_mib(layout["device_kib"]), _mib(layout["pinned_kib"]), measured]
         lines.append(f"| {' | '.join(cells)} |")
-    few, many = results
-    thousands = (many["parameters"] - few["parameters"]) / 1000
-    settled, layout = (
-        (many[kind][name] - few[kind][name]) / thousands
-        for kind, name in (("watched", "settled_kib"), ("computed", "device_kib"))
+    host, on_device, pinned = (
+        _per_thousand(results, *of)
+        for of in (
+            ("watched", "settled_kib"),
+            ("computed", "device_kib"),
+            ("computed", "pinned_kib"),
+        )
     )
     lines.append(
-        f"\nfor every 1000 parameter tensors {_mib(settled)} of host memory,"
-        f" computed {_mib(layout)} on a device and as much pinned"
+        f"\nfor every 1000 parameters {_mib(host)} of host memory; with the model on a device,"
+        f" computed, {_mib(on_device)} there and {_mib(pinned)} pinned"
     )
     return "\n".join(lines)
+
+
+def _per_thousand(results: list[dict[str, Any]], kind: str, name: str) -> float:
+    few, many = results
+    parameters: int = many["parameters"] - few["parameters"]
+    return float(many[kind][name] - few[kind][name]) * 1000 / parameters
 
 
 def table_of_curves(curves: dict[str, list[int]], slopes: dict[str, float]) -> str:

@@ -130,6 +130,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         for workload in args.workloads:
             print(f"{workload}: {plan.rounds} rounds of {plan.steps} steps ...", flush=True)
             results.append(summarise(workload, take_turns(workload, args.device, companions, plan)))
+            print(f"\n{table(results[-1:])}\n", flush=True)
     return results
 
 

@@ -115,7 +115,7 @@ def take_turns(
     try:
         for variant, companion in companions.items():
             connections[variant], theirs = context.Pipe()
-            settle = not plan.opening
+            settle = 0 if plan.opening else companion.settle_steps
             process = context.Process(
                 target=_live, args=(theirs, workload, device, companion, settle)
             )
@@ -148,7 +148,7 @@ def _rounds(
 
 
 def _live(
-    connection: Connection, workload: str, device: str, companion: Companion, settle: bool
+    connection: Connection, workload: str, device: str, companion: Companion, settle: int
 ) -> None:
     """Train in turns of as many steps as are asked for, until the other end hangs up."""
     torch.set_num_threads(1)
@@ -157,8 +157,7 @@ def _live(
         training.step()
     stopwatch = Stopwatch()
     companion.attach(training, stopwatch)
-    if settle:
-        _turn(training, companion, device, companion.settle_steps)
+    _turn(training, companion, device, settle)
     connection.send("ready")
     with suppress(EOFError):
         while True:

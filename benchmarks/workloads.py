@@ -156,9 +156,19 @@ def _mlp(depth: int, features: int, batch: int) -> Workload:
     return Workload(lambda: mlp(depth, features), numbers, numbers, F.mse_loss, torch.bfloat16)
 
 
-def deep_and_narrow(parameters: int) -> Workload:
-    """Return a model of so many parameter tensors, an even number, that are next to nothing."""
-    return _mlp(depth=parameters // 2, features=8, batch=4)
+def many_parameters(number: int) -> Workload:
+    """Return a model of ``number`` parameter tensors of 4096 elements each."""
+
+    def numbers() -> torch.Tensor:
+        return torch.randn(4, 64)
+
+    return Workload(
+        lambda: nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(number))),
+        numbers,
+        numbers,
+        F.mse_loss,
+        torch.bfloat16,
+    )
 
 
 # A bare step takes 30 to 150 ms: short enough to show overhead, long enough to be real.

@@ -1,68 +1,85 @@
-"""How close measured values are to the ends of the format that they have to fit."""
+"""How measured values lie in the format that they have to fit: room above, and what is lost."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.numerics.whatif import cast
+from ampwatch.numerics.whatif import cast, flushed_zeros
 from ampwatch.records import Topic
 
 if TYPE_CHECKING:
     from ampwatch.numerics.formats import FloatFormat
     from ampwatch.records import RangeRecord
 
-BROKEN = 2.0
-"""The trouble of NaN and infinities: more than of any finite values."""
-
-QUIET_HEADROOM = 256.0
-"""A magnitude this many times below the largest number of its format is no trouble at all."""
+GRADIENTS = (Topic.GRADIENT, Topic.ACTIVATION_GRADIENT)
+"""Topics whose small values are lost by a format."""
 
 
-def limit_of(record: RangeRecord, autocast: FloatFormat) -> FloatFormat | None:
+def limit_of(record: RangeRecord, autocast: FloatFormat | None) -> FloatFormat | None:
     """Return the format that the values have to fit, ``None`` if it is not known.
 
     Gradients of parameters are mostly held in float32, where nothing can be seen of what
-    was lost on the way: they are held against the format of autocast.
+    was lost on the way: they are held against the format of autocast, where there is one.
 
     Args:
         record: The ranges.
-        autocast: The format of autocast.
+        autocast: The format of autocast; ``None`` if none was seen.
     """
-    return autocast if record.topic is Topic.GRADIENT else FORMATS.get(record.dtype)
+    if record.topic is Topic.GRADIENT and autocast is not None:
+        return autocast
+    return FORMATS.get(record.dtype)
 
 
-def headroom(record: RangeRecord, autocast: FloatFormat) -> float | None:
+def finite_amax(record: RangeRecord) -> float | None:
+    """Return the largest finite magnitude; ``None`` if nothing finite was counted."""
+    histogram = record.histogram
+    return histogram.amax if histogram.amax or histogram.binned else None
+
+
+def headroom(record: RangeRecord, autocast: FloatFormat | None) -> float | None:
     """Return how many times larger the largest magnitude could be; ``None`` if that is not known."""
     limit = limit_of(record, autocast)
     amax = record.histogram.amax
     return limit.max / amax if limit is not None and amax else None
 
 
-def trouble(record: RangeRecord, autocast: FloatFormat) -> float:
-    """Return how bad it is: 0 for nothing, 1 for as bad as finite values get, else ``BROKEN``.
+def flushed(record: RangeRecord, fmt: FloatFormat, largest_of_all: float | None) -> int | None:
+    """Return how many zeros of a gradient were none before ``fmt`` flushed them.
 
-    Finite values are in trouble, by topic: gradients by the share that underflows,
-    activations by their closeness to the largest number (by its logarithm), updates by the
-    share of elements that they leave as they were. A loss scale drives gradients to the
-    upper end on purpose, so being there is no trouble of theirs.
+    Where nothing but zeros is left, the gradients of all modules together tell: is the largest
+    of them above the smallest normal number, there was no gradient; else it went where they
+    are going. ``None`` if there is nothing but zeros anywhere, which do not say why.
+
+    Args:
+        record: The gradient, scaled.
+        fmt: The format that it came out of.
+        largest_of_all: Largest finite gradient of all modules, at the same loss scale;
+            ``None`` if it is not known.
     """
-    histogram, limit = record.histogram, limit_of(record, autocast)
-    if histogram.nonfinite:
-        return BROKEN
-    if record.topic is Topic.UPDATE:
-        return histogram.zero_share
-    if limit is None:
-        return 0.0
-    if record.topic is Topic.ACTIVATION:
-        return _closeness(headroom(record, autocast))
-    if record.topic in (Topic.GRADIENT, Topic.ACTIVATION_GRADIENT):
-        return cast(histogram, limit).underflow_share
-    return 0.0
+    histogram = record.histogram
+    if histogram.nonzero or not histogram.zeros:
+        return flushed_zeros(histogram, fmt)
+    if not largest_of_all:
+        return None
+    return histogram.zeros if largest_of_all <= fmt.min_normal else 0
 
 
-def _closeness(room: float | None) -> float:
-    if room is None or room >= QUIET_HEADROOM:
-        return 0.0
-    return 1.0 - math.log(max(room, 1.0), QUIET_HEADROOM)
+def lost_share(
+    record: RangeRecord, fmt: FloatFormat | None, largest_of_all: float | None
+) -> float | None:
+    """Return the share of the elements of a gradient that are zero only for their format.
+
+    Those are the non-zero ones that a cast would flush, and the zeros that were flushed before
+    they were measured; of all binned elements. ``None`` if that is not known.
+
+    Args:
+        record: The gradient, scaled.
+        fmt: The format that it has to fit (``limit_of``).
+        largest_of_all: As for ``flushed``.
+    """
+    binned = record.histogram.binned
+    if fmt is None or not binned:
+        return None
+    zeros = flushed(record, fmt, largest_of_all)
+    return None if zeros is None else (cast(record.histogram, fmt).underflow + zeros) / binned

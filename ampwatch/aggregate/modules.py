@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.aggregate.limits import trouble
-
 if TYPE_CHECKING:
-    from ampwatch.numerics.formats import FloatFormat
+    from collections.abc import Callable, Mapping
+
+    from ampwatch.aggregate.trouble import Trouble
     from ampwatch.records import RangeRecord, Topic
 
 MAX_MODULES = 512
 """Modules kept per rank; of more, those that were measured longest ago are let go."""
-
-TROUBLED = 0.1
-"""Trouble from which on a module gets one of the series that are held back."""
 
 
 class Modules:
@@ -22,8 +19,8 @@ class Modules:
 
     A series in Prometheus cannot move from module to module, so what is chosen stays.
     While there are no more modules than series, all are chosen; of more, those with the
-    most trouble at the time, and half of the series are held back for modules that get
-    into trouble later.
+    most trouble at the time, and half of the series are held back for modules whose trouble
+    becomes notable later.
 
     Attributes:
         by_name: Qualified name to the newest record of each topic.
@@ -61,22 +58,21 @@ class Modules:
             del self.by_name[oldest]
             self._fresh.pop(oldest, None)
 
-    def trouble(self, name: str, autocast: FloatFormat) -> float:
-        """Return the worst trouble of a module (``limits.trouble``); 0 for one that is not known."""
-        records = self.by_name.get(name, {}).values()
-        return max((trouble(record, autocast) for record in records), default=0.0)
+    def choose(self, judge: Callable[[Mapping[Topic, RangeRecord]], Trouble]) -> None:
+        """Give away series that are free to modules of the newest sample; call it after each.
 
-    def choose(self, autocast: FloatFormat) -> None:
-        """Give away series that are free to modules of the newest sample; call it after each."""
+        Args:
+            judge: Returns the trouble of a module, given its newest record of each topic.
+        """
         fresh, self._fresh = self._fresh, {}
         free = self._max_series - len(self.tracked)
         if free <= 0:
             return
-        troubles = {name: self.trouble(name, autocast) for name in fresh}
-        names = sorted(troubles, key=lambda name: -troubles[name])
+        troubles = {name: judge(self.by_name[name]) for name in fresh}
+        names = sorted(troubles, key=lambda name: -troubles[name].score)
         if len(self.by_name) > self._max_series:
             at_once = max(0, free - self._max_series // 2)
-            late = [name for name in names[at_once:] if troubles[name] >= TROUBLED]
+            late = [name for name in names[at_once:] if troubles[name].reason]
             names = names[:at_once] + late
         self.tracked += names[:free]
         self._chosen.update(self.tracked)

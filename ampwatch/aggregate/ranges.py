@@ -8,15 +8,23 @@ from typing import TYPE_CHECKING
 
 from ampwatch.aggregate.gradients import GradientHistory, unscaled
 from ampwatch.aggregate.histogram import Histogram
-from ampwatch.aggregate.limits import headroom
+from ampwatch.aggregate.limits import (
+    GRADIENTS,
+    finite_amax,
+    flushed,
+    headroom,
+    limit_of,
+    lost_share,
+)
 from ampwatch.aggregate.modules import Modules
 from ampwatch.aggregate.peak import Peak
+from ampwatch.aggregate.trouble import Trouble, worst
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.numerics.whatif import Fit, ScaleWindow, fit, flushed_zeros, scale_window
+from ampwatch.numerics.whatif import Fit, ScaleWindow, fit, scale_window
 from ampwatch.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.numerics.formats import FloatFormat
@@ -31,15 +39,19 @@ CANDIDATES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 _BY_PREFERENCE = ("float16", "bfloat16")
 
+_NARROW_BITS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """What the newest gradients would need.
 
     Attributes:
-        window: Loss scales that bring them into the format of autocast. Without a lower end
-            where gradients were flushed before they were measured.
-        fits: Whether they fit each of ``CANDIDATES``; empty in that case.
+        window: Loss scales that bring them into ``Ranges.format``; without ends if there is
+            none. Without a lower end where gradients were flushed before they were measured;
+            the upper one is below the scale at which some overflowed.
+        fits: Whether they fit each of ``CANDIDATES``; empty where values were flushed, have
+            overflowed or become NaN before they were measured, for what they were is unknown.
     """
 
     window: ScaleWindow
@@ -70,8 +82,10 @@ class Ranges:
         self.magnitude = Histogram(MAGNITUDE_BOUNDS, summed=False)
         self.epsilon = settings.window_epsilon
         self._counted_from_ns = counted_from_ns
-        self._autocast_dtype = ""
+        self._autocast: FloatFormat | None = None
         self._all: dict[Topic, RangeRecord] = {}
+        self._sampled_ns: dict[Topic, int] = {}
+        self._measured: RangeRecord | None = None
         self._unscaled: ExponentHistogram | None = None
         self._recommended: Recommendation | None = None
         self._amax_max = Peak(max)
@@ -80,8 +94,10 @@ class Ranges:
         """Take in a record; they must come in the order in which they were written."""
         if isinstance(record, SamplingRecord):
             self.totals = record
-            self.modules.choose(self.autocast)
-        elif record.module != ALL_MODULES:
+            self.modules.choose(self.trouble)
+            return
+        self._sampled_ns[record.topic] = record.time_ns
+        if record.module != ALL_MODULES:
             self.modules.put(record)
         else:
             self._all[record.topic] = record
@@ -91,31 +107,69 @@ class Ranges:
     def know_dtypes(self, names: Sequence[str]) -> None:
         """Take in the dtypes of autocast; of several the one with the smallest range counts."""
         known = [name for name in _BY_PREFERENCE if name in names]
-        self._autocast_dtype = known[0] if known else ""
+        self._autocast = FORMATS[known[0]] if known else None
         self._recommended = None
 
     @property
-    def autocast_dtype(self) -> str:
-        """``float16``, ``bfloat16``, or empty when neither was seen."""
-        return self._autocast_dtype
+    def autocast(self) -> FloatFormat | None:
+        """The format of autocast, float16 or bfloat16; ``None`` when neither was seen."""
+        return self._autocast
 
     @property
-    def autocast(self) -> FloatFormat:
-        """The format of autocast; float16 if it is not known, as that is what scaling is for."""
-        return FORMATS[self._autocast_dtype or "float16"]
+    def format(self) -> FloatFormat | None:
+        """The narrow format that the gradients have to fit; ``None`` if there is none.
+
+        It is that of autocast, or their own in a model that is in such a format as a whole.
+        """
+        newest = self.newest(Topic.GRADIENT)
+        limit = self._autocast if newest is None else limit_of(newest, self._autocast)
+        return limit if limit is not None and limit.bits <= _NARROW_BITS else None
 
     def newest(self, topic: Topic, module: str = ALL_MODULES) -> RangeRecord | None:
         """Return the newest ranges of a module; ``None`` if there are none."""
         topics = self._all if module == ALL_MODULES else self.modules.by_name.get(module, {})
         return topics.get(topic)
 
-    def trouble(self, module: str) -> float:
-        """Return the worst trouble of a module (``limits.trouble``); 0 for one that is not known."""
-        return self.modules.trouble(module, self.autocast)
+    def sampled_ns(self, topic: Topic) -> int | None:
+        """Return the Unix time of the newest record of ``topic``; ``None`` before. Unit: ns."""
+        return self._sampled_ns.get(topic)
+
+    def trouble(self, topics: Mapping[Topic, RangeRecord]) -> Trouble:
+        """Return the worst trouble of a module, given its newest record of each topic."""
+        return worst(topics, self.lost(topics) or 0.0, self.epsilon)
 
     def headroom(self, record: RangeRecord) -> float | None:
         """Return how many times larger its largest magnitude could be; ``None`` if not known."""
-        return headroom(record, self.autocast)
+        return headroom(record, self._autocast)
+
+    def lost(self, topics: Mapping[Topic, RangeRecord]) -> float | None:
+        """Return the largest share that gradients of a module lose; ``None`` if not known."""
+        shares = (self.lost_share(topics[topic]) for topic in GRADIENTS if topic in topics)
+        return max((share for share in shares if share is not None), default=None)
+
+    def lost_share(self, record: RangeRecord) -> float | None:
+        """Return the share of a gradient that is lost (``limits.lost_share``)."""
+        return lost_share(record, limit_of(record, self._autocast), self._largest(record))
+
+    def flushed(self, record: RangeRecord) -> int:
+        """Return how many zeros of a gradient were none before; 0 if that is not known."""
+        fmt = limit_of(record, self._autocast)
+        return 0 if fmt is None else flushed(record, fmt, self._largest(record)) or 0
+
+    def _largest(self, record: RangeRecord) -> float | None:
+        """Return the largest finite gradient of all modules, at the loss scale of ``record``."""
+        everything = self._all.get(record.topic)
+        if everything is None:
+            return None
+        amax = everything.histogram.amax
+        if record.loss_scale == everything.loss_scale or not everything.loss_scale > 0.0:
+            return amax
+        return amax * (record.loss_scale / everything.loss_scale)
+
+    @property
+    def measured(self) -> RangeRecord | None:
+        """The record that ``unscaled`` was made of."""
+        return self._measured
 
     @property
     def unscaled(self) -> ExponentHistogram | None:
@@ -125,45 +179,51 @@ class Ranges:
     @property
     def recommendation(self) -> Recommendation | None:
         """What the newest gradients would need; ``None`` before the first non-zero ones."""
-        newest = self.newest(Topic.GRADIENT)
-        if (
-            self._recommended is None
-            and newest is not None
-            and self._unscaled is not None
-            and self._unscaled.amax
-        ):
-            self._recommended = self._recommend(newest.histogram, self._unscaled)
+        measured, plain = self._measured, self._unscaled
+        if measured is None or plain is None or not (plain.amax or plain.infs):
+            return None
+        if self._recommended is None:
+            self._recommended = self._recommend(measured, plain)
         return self._recommended
 
-    def _recommend(self, scaled: ExponentHistogram, unscaled: ExponentHistogram) -> Recommendation:
-        window = scale_window(unscaled, self.autocast, self.epsilon)
-        if flushed_zeros(scaled, self.autocast) > self.epsilon * scaled.binned:
+    def _recommend(self, measured: RangeRecord, plain: ExponentHistogram) -> Recommendation:
+        window = ScaleWindow(None, None)
+        if self.format is not None:
+            window = scale_window(plain, self.format, self.epsilon)
+        if plain.infs and self.format is not None:
+            # What overflowed may be any larger than what is left.
+            below = math.ceil(math.log2(measured.loss_scale)) - 1
+            window = ScaleWindow(
+                window.low, below if window.high is None else min(window.high, below)
+            )
+        if self.flushed(measured) > self.epsilon * plain.binned:
             # What is missing would ask for more: from what is left nobody can tell how much.
             return Recommendation(ScaleWindow(None, window.high), {})
-        fits = {name: fit(unscaled, FORMATS[name], self.epsilon) for name in CANDIDATES}
+        if plain.nonfinite:
+            return Recommendation(window, {})
+        fits = {name: fit(plain, FORMATS[name], self.epsilon) for name in CANDIDATES}
         return Recommendation(window, fits)
 
-    def smallest_headroom(self) -> tuple[str, float] | None:
-        """Return the module whose activations are closest to the end of their dtype, and how close."""
-        rooms = (
-            (module, self.headroom(topics[Topic.ACTIVATION]))
-            for module, topics in self.modules.by_name.items()
-            if Topic.ACTIVATION in topics
-        )
-        known = [(module, room) for module, room in rooms if room is not None]
-        return min(known, key=lambda item: item[1]) if known else None
-
     def scaled_amax_max(self, now_ns: int) -> float | None:
-        """Return the largest scaled gradient of the last one to two hold windows."""
+        """Return the largest scaled gradient of the last one to two hold windows.
+
+        That of the newest sample if it is older; ``None`` if nothing finite was in any of them.
+        """
         newest = self.newest(Topic.GRADIENT)
-        return None if newest is None else self._amax_max.read(newest.histogram.amax, now_ns)
+        if newest is None:
+            return None
+        found = finite_amax(newest)
+        held = self._amax_max.read(-math.inf if found is None else found, now_ns)
+        return held if held >= 0.0 else None
 
     def _put_gradients(self, record: RangeRecord) -> None:
-        self._amax_max.put(record.histogram.amax, record.time_ns)
+        found = finite_amax(record)
+        if found is not None:
+            self._amax_max.put(found, record.time_ns)
         histogram = unscaled(record)
         if histogram is None:
             return
-        self._unscaled, self._recommended = histogram, None
+        self._measured, self._unscaled, self._recommended = record, histogram, None
         self.gradients.put(record, histogram)
         if record.time_ns >= self._counted_from_ns:
             for exponent, count in histogram.by_exponent().items():

@@ -201,8 +201,19 @@ class RankView:
 
     @property
     def scaled_amax_max(self) -> float | None:
-        """Largest scaled gradient of the last one to two hold windows; ``None`` before the first."""
+        """Largest scaled gradient of the last one to two hold windows (``Ranges``)."""
         return self.ranges.scaled_amax_max(self._now_ns())
+
+    @property
+    def sampling_interval(self) -> int | None:
+        """Steps from one sample to the next, or since the last one if that is more; 0 for no more.
+
+        ``None`` before the first sample. Unit: steps.
+        """
+        totals = self.ranges.totals
+        if totals is None or self.newest is None or not totals.interval:
+            return None if totals is None else totals.interval
+        return max(totals.interval, self.newest.step - totals.step)
 
     def _now_ns(self) -> int:
         return int(self._clock() * 1e9)

@@ -101,8 +101,10 @@ class FindingBook:
             self.retell(finding)
 
     def explain(self, symptom: Finding, root: Finding) -> None:
-        """Attach a symptom to the root that explains it."""
-        if symptom.root:
-            symptom.root = False
-            symptom.caused_by = root.key
-            self.retell(symptom)
+        """Attach a symptom, and what was attached to it, to the root that explains it."""
+        if symptom.root and symptom is not root and root.caused_by != symptom.key:
+            for finding in self.findings:
+                if finding is symptom or finding.caused_by == symptom.key:
+                    finding.root = False
+                    finding.caused_by = root.key
+                    self.retell(finding)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ampwatch.records import Topic
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ampwatch.diagnosis.evidence import Iteration, TensorRange
     from ampwatch.diagnosis.steps import Verdict
 
@@ -45,7 +47,7 @@ class Culprits:
             self._forget()
         gradients = [r for r in iteration.ranges if r.topic is Topic.GRADIENT]
         bad = [r for r in gradients if r.histogram.nonfinite]
-        if not verdict.skipped or not bad:
+        if not verdict.skipped or not bad or _are_all_nan(gradients):
             return
         self.newest = bad
         for r in bad:
@@ -69,3 +71,8 @@ class Culprits:
         if not self.worst or apart_from not in self._spared or apart_from in self._nonfinite:
             return None
         return Cap(self.worst, min(self._overflows_at.values()))
+
+
+def _are_all_nan(gradients: Sequence[TensorRange]) -> bool:
+    """Whether nothing is left to tell by: the loss was NaN, or a clip by a NaN norm came before."""
+    return all(r.histogram.nans == r.histogram.numel for r in gradients)

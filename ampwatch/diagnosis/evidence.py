@@ -88,8 +88,8 @@ class Iteration:
         applied_directly: Optimizers whose step was taken without the scaler, once per step.
         scheduler_stepped: Optimizers whose learning-rate scheduler was stepped between
             their previous step and the one in this iteration.
-        loss_dtype: Name of the dtype of the newest loss handed to ``scaler.scale()``; empty
-            if there was none.
+        loss_dtype: ``float16`` if any loss handed to ``scaler.scale()`` is, else the name of
+            the newest one's dtype; empty if there was none.
         topics: What was measured in this iteration, whether or not it had any tensors.
         ranges: The measurements.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.advice import ADVICE
 from ampwatch.numerics.formats import FORMATS
@@ -21,6 +21,10 @@ FLOAT16_MAX = FORMATS["float16"].max
 
 POINTS = 24
 """Newest measurements of a module that a fast trend is fitted to."""
+
+FAST_POINTS = 8
+"""And what is over in a dozen steps. Growth by equal steps, as Adam makes it, is no line in the
+logarithm except over a few of them."""
 
 FEWEST_POINTS = 4
 
@@ -127,43 +131,62 @@ def steps_ahead(series: Sequence[tuple[int, float]], limit: float) -> float | No
 
     The newest points show what is fast, all of them what is slow. A trend alone is not enough:
     an output that wanders about has one most of the time, up or down. What is on its way to
-    the limit has already risen, since the oldest third of the points, by as much as is left.
+    the limit has already risen, since the oldest third of the points, by as much as is left;
+    and what is coming to rest rises more slowly in the newer half of the points.
 
     Args:
         series: Step and value, oldest first.
         limit: In the unit of the values.
     """
     oldest = [value for _, value in series[: -(-len(series) // 3)]]
-    for points in (series[-POINTS:], series):
-        line = clear_rise(points)
-        if line is None:
+    for points in (series[-FAST_POINTS:], series[-POINTS:], series):
+        line = _Line.through(points)
+        if line is None or not line.rises_clearly or 2 * line.level < limit + _mean(oldest):
             continue
-        slope, level = line
-        if level - sum(oldest) / len(oldest) >= limit - level:
-            return max(0.0, (limit - level) / slope)
+        newer = _Line.through(points[len(points) // 2 :]) or line
+        slope = min(line.slope, newer.slope)
+        if slope > 0.0:
+            return max(0.0, (limit - line.level) / slope)
     return None
 
 
-def clear_rise(points: Sequence[tuple[int, float]]) -> tuple[float, float] | None:
-    """Return the slope of a rising series, and the level it has come to; ``None`` if unclear.
+class _Line(NamedTuple):
+    """A least-squares line through steps and values.
 
-    Args:
-        points: Step and value; the trend is a least-squares line through them.
+    Attributes:
+        slope: Per step.
+        error: Standard error of the slope.
+        level: Value of the line at the newest step.
+        freedom: Degrees of freedom.
     """
-    n = len(points)
-    if n < FEWEST_POINTS:
-        return None
-    mean_step = sum(s for s, _ in points) / n
-    mean = sum(v for _, v in points) / n
-    spread = sum((s - mean_step) ** 2 for s, _ in points)
-    if not spread:
-        return None
-    slope = sum((s - mean_step) * (v - mean) for s, v in points) / spread
-    rest = sum((v - mean - slope * (s - mean_step)) ** 2 for s, v in points)
-    error = math.sqrt(rest / (n - 2) / spread)
-    if slope <= 0.0 or slope < _clear_from(n - 2) * error:
-        return None
-    return slope, mean + slope * (points[-1][0] - mean_step)
+
+    slope: float
+    error: float
+    level: float
+    freedom: int
+
+    @classmethod
+    def through(cls, points: Sequence[tuple[int, float]]) -> _Line | None:
+        """Fit the line; ``None`` through too few points."""
+        n = len(points)
+        mean_step = _mean([step for step, _ in points])
+        mean = _mean([value for _, value in points])
+        spread = sum((s - mean_step) ** 2 for s, _ in points)
+        if n < FEWEST_POINTS or not spread:
+            return None
+        slope = sum((s - mean_step) * (v - mean) for s, v in points) / spread
+        rest = sum((v - mean - slope * (s - mean_step)) ** 2 for s, v in points)
+        error = math.sqrt(rest / (n - 2) / spread)
+        return cls(slope, error, mean + slope * (points[-1][0] - mean_step), n - 2)
+
+    @property
+    def rises_clearly(self) -> bool:
+        """Whether the slope is positive beyond what chance makes of a few points."""
+        return self.slope > max(0.0, _clear_from(self.freedom) * self.error)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))
 
 
 def _clear_from(freedom: int) -> float:

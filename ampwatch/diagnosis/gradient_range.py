@@ -55,6 +55,7 @@ class GradientRange:
         self._looks = 0
         self._agreeing = 0
         self._largest_applied = 0.0
+        self._was_largest_at = 0
         self._rested = 0
 
     def look(self, iteration: Iteration, verdict: Verdict, autocast_dtypes: Sequence[str]) -> None:
@@ -80,15 +81,16 @@ class GradientRange:
             self._rested = 0
         elif verdict.applied and iteration.scaler is not None:
             self._rested += 1
-            self._largest_applied = max(self._largest_applied, verdict.scale_before)
+            if verdict.scale_before >= self._largest_applied:
+                self._largest_applied = verdict.scale_before
+                self._was_largest_at = iteration.step
 
     def _judge(self, iteration: Iteration, gradients: Mapping[str, Gradient]) -> None:
         self._looks += 1
         step = iteration.step
         shares = self._lost.shares(gradients, step)
         seen = [g.histogram for g in gradients.values()]
-        if iteration.scaler is None and not any(h.amax or h.nonfinite for h in seen):
-            # Without a single element to hold it against: no loss has no gradient at all.
+        if not any(h.amax or h.nonfinite for h in seen) and _is_flushed_whole(iteration):
             shares = dict.fromkeys(gradients, 1.0)
         lost = {name: share * gradients[name].histogram.numel for name, share in shares.items()}
         worst = max(lost, key=lambda name: lost[name])
@@ -107,8 +109,12 @@ class GradientRange:
         if self._agreeing < LOOKS and not self._is_known(worst):
             return
         scale = gradients[worst].scale
-        root = self._stuck_low(iteration, gradients, worst, share) or self._too_wide(
-            iteration, worst, scale, share
+        if self._is_passing(iteration, gradients, scale):
+            return
+        root = (
+            self._stuck_low(iteration, gradients, worst, share)
+            or self._too_wide(iteration, worst, scale, share)
+            or self._brought_low(scale)
         )
         self._say_underflow(iteration, worst, scale, shares[worst], share, root)
 
@@ -132,11 +138,15 @@ class GradientRange:
             if severity is Severity.WARNING
             else "so far the gradients are large enough for it"
         )
+        # In weights of float16 no scaler helps, and the optimizer has been named.
+        roots = self._book.of_kind("optimizer_eps_underflow")
         self._book.make(
             Finding(
                 kind="fp16_without_scaler",
                 severity=severity,
                 where=where,
+                root=not roots,
+                caused_by=roots[0].key if roots else "",
                 summary=(
                     f"Gradients come out of float16 without an enabled GradScaler; {harm}, as of step"
                     f" {step}"
@@ -150,6 +160,39 @@ class GradientRange:
             )
         )
 
+    def _is_passing(
+        self, iteration: Iteration, gradients: Mapping[str, Gradient], scale: float
+    ) -> bool:
+        """Whether the scale is on its way back to where it came from, and soon there."""
+        recent = iteration.step - self._was_largest_at < STUCK_STEPS
+        fallen = scale < self._largest_applied
+        return (
+            recent
+            and fallen
+            and self._would_fit(gradients)
+            and (self._steps_back(iteration, scale) < STUCK_STEPS)
+        )
+
+    def _would_fit(self, gradients: Mapping[str, Gradient]) -> bool:
+        """Whether the gradients would fit at the largest scale that a step was taken with."""
+        amax = max(g.histogram.amax / g.scale for g in gradients.values())
+        return amax * self._largest_applied < FLOAT16.overflow_from
+
+    def _steps_back(self, iteration: Iteration, scale: float) -> float:
+        """Return how many steps the way back to the largest applied scale takes."""
+        scaler = iteration.scaler
+        if scaler is None:
+            return 0.0
+        growths = math.log(self._largest_applied / scale) / math.log(scaler.growth_factor)
+        return growths * scaler.growth_interval
+
+    def _brought_low(self, scale: float) -> Finding | None:
+        """Return what has brought the scale down to where gradients underflow."""
+        made = self._book.of_kind("scale_below_one") if scale < 1.0 else []
+        if not made and scale <= STUCK_FALL * self._largest_applied:
+            made = self._book.of_kind("scale_collapse")
+        return self._book.root_of(made[-1]) if made else None
+
     def _stuck_low(
         self,
         iteration: Iteration,
@@ -158,14 +201,11 @@ class GradientRange:
         share: float,
     ) -> Finding | None:
         """Say that the scale could be higher, if the one it came from would fit again."""
-        scaler, scale = iteration.scaler, gradients[worst].scale
-        if scaler is None or scale > STUCK_FALL * self._largest_applied:
+        scale = gradients[worst].scale
+        if scale > STUCK_FALL * self._largest_applied or self._rested < STUCK_AFTER:
             return None
-        growths = math.log(self._largest_applied / scale) / math.log(scaler.growth_factor)
-        steps_back = growths * scaler.growth_interval
-        amax = max(g.histogram.amax / g.scale for g in gradients.values())
-        fits = amax * self._largest_applied < FLOAT16.overflow_from
-        if not fits or steps_back < STUCK_STEPS or self._rested < STUCK_AFTER:
+        steps_back = self._steps_back(iteration, scale)
+        if steps_back < STUCK_STEPS or not self._would_fit(gradients):
             return None
         where = f"param:{worst}"
         evidence = {
@@ -197,8 +237,9 @@ class GradientRange:
             evidence=evidence,
         )
         self._book.make(finding)
-        for collapse in self._book.of_kind("scale_collapse"):
-            self._book.explain(collapse, finding)
+        for kind in ("scale_collapse", "scale_below_one"):
+            for symptom in self._book.of_kind(kind):
+                self._book.explain(symptom, finding)
         return finding
 
     def _too_wide(
@@ -237,6 +278,8 @@ class GradientRange:
             evidence=evidence,
         )
         self._book.make(finding)
+        for symptom in self._book.of_kind("scale_below_one"):
+            self._book.explain(symptom, finding)
         return finding
 
     def _say_underflow(
@@ -306,6 +349,19 @@ class GradientRange:
                 evidence={"loss_scale": scale, "largest_scale": FLOAT16.max},
             )
         )
+
+
+def _is_flushed_whole(iteration: Iteration) -> bool:
+    """Whether gradients of nothing but zeros, with nothing to hold them against, were flushed.
+
+    Without a scaler they were: no loss has no gradient at all. With one a model may be dead, or
+    the loss have reached zero; but not if even the scaled loss is no normal number of float16,
+    for the gradients of its last layer are about as large as it is.
+    """
+    if iteration.scaler is None:
+        return True
+    scaled = abs(iteration.loss) * iteration.scale_before
+    return 0.0 < scaled < FLOAT16.min_normal
 
 
 def _gradients(iteration: Iteration, *, float16: bool) -> dict[str, Gradient]:

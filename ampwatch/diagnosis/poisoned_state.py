@@ -18,7 +18,8 @@ class PoisonedState:
     """Looks for NaN and infinities in what outlives a step.
 
     One finding for all parameters and one for all buffers, at the place where most is broken.
-    A buffer of -inf is a mask, unless it holds running statistics.
+    A buffer of -inf is a mask, and one that is infinite from the start a sentinel (such as the
+    smallest value seen so far), unless it holds running statistics.
 
     Args:
         book: Where findings go.
@@ -30,6 +31,8 @@ class PoisonedState:
         self._lost_eps = lost_eps
         self._gradient_broke: int | None = None
         self._weights_held: int | None = None
+        self._seen: set[str] = set()
+        self._sentinels: set[str] = set()
 
     def look(self, iteration: Iteration) -> None:
         """Take in one judged iteration."""
@@ -40,13 +43,23 @@ class PoisonedState:
         parameters = [
             r for r in iteration.ranges if r.topic is Topic.WEIGHT and r.histogram.nonfinite
         ]
-        buffers = [r for r in iteration.ranges if r.topic is Topic.BUFFER and _is_poisoned(r)]
+        buffers = [r for r in iteration.ranges if r.topic is Topic.BUFFER and self._is_poisoned(r)]
         if parameters:
             self._say_parameters(iteration, parameters)
         elif Topic.WEIGHT in iteration.topics:
             self._weights_held = iteration.step
         if buffers:
             self._say_buffers(iteration, buffers)
+
+    def _is_poisoned(self, r: TensorRange) -> bool:
+        if r.name.rpartition(".")[2].startswith("running_"):
+            return bool(r.histogram.nonfinite)
+        # A mask, an observer's smallest value, a cache that is not filled yet.
+        if r.name not in self._seen and r.histogram.nonfinite:
+            self._sentinels.add(r.name)
+        self._seen.add(r.name)
+        spreads = r.histogram.nans or r.histogram.positive_infs
+        return bool(spreads) and r.name not in self._sentinels
 
     def _say_parameters(self, iteration: Iteration, bad: Sequence[TensorRange]) -> None:
         root = self._lost_eps_of(iteration, bad)
@@ -123,35 +136,30 @@ class PoisonedState:
             return
         weights = self._book.of_kind("param_nonfinite")
         cause = weights[-1].caused_by or weights[-1].key if weights else ""
-        self._book.make(
-            Finding(
-                kind="buffer_nonfinite",
-                severity=Severity.CRITICAL,
-                where=where,
-                summary=(
-                    f"{len(bad)} buffers have NaN or infinite elements as of step"
-                    f" {iteration.step}, the first of them {where}: {_words(first)}. Skipping the"
-                    f" step of an optimizer does not undo what the forward has written: evaluation"
-                    f" with it gives NaN"
-                ),
-                advice=ADVICE["buffer_nonfinite"],
-                phase="forward",
-                dtype=first.dtype,
-                root=not cause,
-                caused_by=cause,
-                first_step=iteration.step,
-                last_step=iteration.step,
-                evidence=evidence,
-            )
+        finding = Finding(
+            kind="buffer_nonfinite",
+            severity=Severity.CRITICAL,
+            where=where,
+            summary=(
+                f"{len(bad)} buffers have NaN or infinite elements as of step"
+                f" {iteration.step}, the first of them {where}: {_words(first)}. Skipping the"
+                f" step of an optimizer does not undo what the forward has written: evaluation"
+                f" with it gives NaN"
+            ),
+            advice=ADVICE["buffer_nonfinite"],
+            phase="forward",
+            dtype=first.dtype,
+            root=not cause,
+            caused_by=cause,
+            first_step=iteration.step,
+            last_step=iteration.step,
+            evidence=evidence,
         )
-
-
-def _is_poisoned(r: TensorRange) -> bool:
-    histogram = r.histogram
-    statistics = r.name.rpartition(".")[2].startswith("running_")
-    return bool(histogram.nans or histogram.positive_infs) or (
-        statistics and bool(histogram.negative_infs)
-    )
+        self._book.make(finding)
+        # What the forward has written there is what the gradients were made of.
+        for collapse in self._book.of_kind("scale_collapse"):
+            if collapse.last_step >= iteration.step - 1:
+                self._book.explain(collapse, self._book.root_of(finding))
 
 
 def _evidence(worst: TensorRange, bad: Sequence[TensorRange]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.numerics.exponents import merged
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.numerics.whatif import cast
+from ampwatch.numerics.whatif import cast, flushed_zeros
 from ampwatch.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class RangeRecorder:
         self._nonfinite: dict[tuple[Topic, str], tuple[int, int]] = {}
         self._gradients = [0] * 6
         self._state = {Topic.WEIGHT: -1, Topic.BUFFER: -1}
-        self._left_out = 0
+        self._left_out: dict[Topic, int] = {}
         self._written_ns: dict[Topic, int] = {}
 
     def record(self, iteration: Iteration) -> None:
@@ -59,39 +59,37 @@ class RangeRecorder:
         """
         if not iteration.topics:
             return
-        self._left_out = 0
         for topic in sorted(iteration.topics):
-            self._samples[topic] += 1
             # A fused optimizer is called for skipped steps as well: that changes nothing.
             skipped = topic is Topic.UPDATE and any(iteration.found_inf.values())
-            if not skipped:
-                self._record_topic(iteration, topic)
+            every = [r for r in iteration.ranges if r.topic is topic and r.span == 1]
+            if every and not skipped:
+                self._samples[topic] += 1
+                self._record_topic(iteration, topic, _scaled(iteration, every))
         self._put(self._sampling(iteration.step))
 
-    def _record_topic(self, iteration: Iteration, topic: Topic) -> None:
-        by_module: dict[str, list[TensorRange]] = {}
-        for r in iteration.ranges:
-            if r.topic is topic and r.span == 1:
-                by_module.setdefault(r.module, []).append(r)
-        if not by_module:
-            return
-        every = [r for ranges in by_module.values() for r in ranges]
+    def _record_topic(
+        self, iteration: Iteration, topic: Topic, every: Sequence[TensorRange]
+    ) -> None:
         everything = merged(r.histogram for r in every)
         if topic is Topic.GRADIENT:
-            self._count_gradients(everything)
+            self._count_gradients(every, everything)
         elif topic in self._state:
             self._state[topic] = everything.nonfinite
         if not self._is_time(topic, iteration.time_ns) and not everything.nonfinite:
             return
-        scale = _scale(iteration, by_module)
+        by_module: dict[str, list[TensorRange]] = {}
+        for r in every:
+            by_module.setdefault(r.module, []).append(r)
+        scale = _loss_scale(iteration, topic)
         records = [
             self._of_module(iteration, topic, module, ranges, scale)
             for module, ranges in by_module.items()
         ]
         if topic is Topic.GRADIENT:
             self._put(self._of_module(iteration, topic, ALL_MODULES, every, scale, everything))
-        self._left_out += max(0, len(records) - self._most)
-        if len(records) > self._most:
+        self._left_out[topic] = max(0, len(records) - self._most)
+        if self._left_out[topic]:
             records.sort(key=_trouble, reverse=True)
         for record in records[: self._most]:
             self._put(record)
@@ -132,16 +130,17 @@ class RangeRecorder:
             histogram=histogram,
         )
 
-    def _count_gradients(self, histogram: ExponentHistogram) -> None:
-        outcome = cast(histogram, self._autocast_format())
+    def _count_gradients(self, every: Sequence[TensorRange], everything: ExponentHistogram) -> None:
+        fmt = self._autocast_format()
+        outcome = cast(everything, fmt)
         for index, count in enumerate(
             (
-                histogram.binned + histogram.nonfinite,
-                histogram.zeros,
-                outcome.underflow,
+                everything.binned + everything.nonfinite,
+                everything.zeros,
+                outcome.underflow + _flushed(every, everything.amax, fmt),
                 outcome.subnormal,
-                histogram.nans,
-                histogram.infs,
+                everything.nans,
+                everything.infs,
             )
         ):
             self._gradients[index] += count
@@ -161,7 +160,7 @@ class RangeRecorder:
             samples=(gradient, activation, backward, weight, update, buffer),
             samples_dropped=cost.dropped,
             tensors_refused=cost.refused,
-            modules_left_out=self._left_out,
+            modules_left_out=max(self._left_out.values(), default=0),
             gradient_elements=elements,
             gradient_zeros=zeros,
             gradient_underflow=underflow,
@@ -174,10 +173,36 @@ class RangeRecorder:
         )
 
 
-def _scale(iteration: Iteration, by_module: dict[str, list[TensorRange]]) -> float:
-    scaled = any(r.scaled for ranges in by_module.values() for r in ranges)
+def _scaled(iteration: Iteration, every: Sequence[TensorRange]) -> Sequence[TensorRange]:
+    """Return gradients as they were before ``unscale_``, also those of a skipped step.
+
+    These were looked at afterwards; the scale is a power of two, or near one.
+    """
     scale = iteration.scale_before
-    return scale if scaled and math.isfinite(scale) and scale > 0 else 1.0
+    if every[0].topic is not Topic.GRADIENT or not 0.0 < scale < math.inf:
+        return every
+    exponent = round(math.log2(scale))
+    return [r if r.scaled else r._replace(histogram=r.histogram.shifted(exponent)) for r in every]
+
+
+def _loss_scale(iteration: Iteration, topic: Topic) -> float:
+    multiplied = topic in (Topic.GRADIENT, Topic.ACTIVATION_GRADIENT)
+    scale = iteration.scale_before
+    return scale if multiplied and 0.0 <= scale < math.inf else 1.0
+
+
+def _flushed(every: Sequence[TensorRange], largest: float, fmt: FloatFormat) -> int:
+    """Return how many zeros were none before ``fmt`` flushed them.
+
+    Where nothing but zeros is left of a tensor, all the others together tell: are they above
+    the smallest normal number, it has no gradient; else it went where they are going.
+    """
+    all_tiny = 0.0 < largest <= fmt.min_normal
+    return sum(
+        flushed_zeros(r.histogram, fmt) if r.histogram.nonzero else r.histogram.zeros * all_tiny
+        for r in every
+        if r.histogram.zeros
+    )
 
 
 def _trouble(record: RangeRecord) -> tuple[int, float]:

@@ -136,7 +136,13 @@ class ScaleDynamics:
             for f in self._book.of_kind("headroom_low")
             if 0 <= collapse.first_step - f.last_step <= ANNOUNCED_STEPS
         ]
-        for root in (*poisoned[:1], *announced[:1]):
+        # The forward that began it has left its trace.
+        traced = [
+            f
+            for f in self._book.of_kind("buffer_nonfinite")
+            if abs(collapse.first_step - f.first_step) <= 1
+        ]
+        for root in (*poisoned[:1], *announced[:1], *traced[:1]):
             self._book.explain(collapse, self._book.root_of(root))
 
     def _describe(
@@ -200,9 +206,15 @@ class ScaleDynamics:
             evidence={"loss_scale": iteration.loss_scale},
         )
         self._book.make(finding)
-        # The scale came to rest: what looked like a collapse was the way here.
-        for collapse in self._book.of_kind("scale_collapse"):
-            self._book.explain(collapse, finding)
+        # The scale came to rest: what looked like a collapse was the way here, and what is
+        # flushed to zero at such a scale is what it costs.
+        for symptom in (
+            *self._book.of_kind("scale_collapse"),
+            *self._book.of_kind("grad_underflow"),
+        ):
+            self._book.explain(symptom, finding)
+        for root in self._book.of_kind("range_too_wide"):
+            self._book.explain(finding, root)
 
     def _look_for_runaway(self, iteration: Iteration) -> None:
         if (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.advice import ADVICE
@@ -34,10 +35,13 @@ class UpdatePrecision:
         self._book = book
         self._dtypes: dict[str, str] = {}
         self._nonzero_gradients: dict[str, float] = {}
+        self._skipped_at = -math.inf
 
     def look(self, iteration: Iteration) -> None:
         """Take in one judged iteration."""
         stuck = []
+        if any(iteration.found_inf.values()):
+            self._skipped_at = iteration.step
         for r in iteration.ranges:
             if r.topic is Topic.WEIGHT:
                 self._dtypes[r.name] = r.dtype
@@ -45,7 +49,9 @@ class UpdatePrecision:
                 self._nonzero_gradients[r.name] = 1.0 - r.histogram.zero_share
             elif r.topic is Topic.UPDATE and r.span >= SPAN:
                 stuck.append(r)
-        stuck = [r for r in stuck if self._rounds_away(r)]
+        # Steps that were not taken change nothing in any precision.
+        taken = iteration.step - self._skipped_at
+        stuck = [r for r in stuck if r.span < taken and self._rounds_away(r)]
         if stuck:
             self._say(iteration, stuck)
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.exporters.trouble import lost_share
 from ampwatch.exporters.verdict import skips_by_class, tally
 from ampwatch.exporters.words import number, percent, plural, power_of_two, step_time, time_span
 from ampwatch.records import Topic
 
 if TYPE_CHECKING:
     from ampwatch.aggregate import RankView
-    from ampwatch.aggregate.ranges import Ranges
-    from ampwatch.records import RangeRecord, StepRecord
+    from ampwatch.records import StepRecord
 
 
 class Figure(NamedTuple):
@@ -43,10 +41,8 @@ def figures(rank: RankView) -> dict[str, Figure]:
         shown["Loss"] = _loss(rank.loss, newest)
     if rank.usual_step_seconds > 0:
         shown["Step time"] = _step_time(rank)
-    gradients = rank.ranges.newest(Topic.GRADIENT)
-    if gradients is not None and gradients.histogram.amax:
-        shown["Headroom"] = _headroom(rank.ranges, gradients)
-        shown["Underflow"] = _underflow(rank.ranges, gradients)
+    if rank.ranges.format is not None:
+        shown |= _of_gradients(rank, rank.ranges.format.name)
     shown["Cost of watching"] = _cost(rank, newest)
     return shown
 
@@ -85,14 +81,27 @@ def _step_time(rank: RankView) -> Figure:
     return Figure(step_time(seconds), f"{number(float(f'{1 / seconds:.3g}'))} steps per second")
 
 
-def _headroom(ranges: Ranges, gradients: RangeRecord) -> Figure:
-    room = math.log2(ranges.autocast.max) - math.log2(gradients.histogram.amax)
-    return Figure(f"{room:.1f} bits", f"of the gradients in {ranges.autocast.name}")
+def _of_gradients(rank: RankView, name: str) -> dict[str, Figure]:
+    shown = {}
+    room, newest = _headroom(rank), rank.ranges.newest(Topic.GRADIENT)
+    if room is not None:
+        finite = "finite " if newest is not None and newest.histogram.nonfinite else ""
+        shown["Headroom"] = Figure(f"{room:.1f} bits", f"of the {finite}gradients in {name}")
+    lost = None if newest is None else rank.ranges.lost_share(newest)
+    if lost is not None:
+        shown["Underflow"] = Figure(percent(lost), f"of the gradients in {name}")
+    return shown
 
 
-def _underflow(ranges: Ranges, gradients: RangeRecord) -> Figure:
-    share = percent(lost_share(gradients, ranges.autocast))
-    return Figure(share, f"of the gradients in {ranges.autocast.name}")
+def _headroom(rank: RankView) -> float | None:
+    """Return the room above the newest gradients, at the loss scale of now. Unit: bits."""
+    limit, measured, plain = rank.ranges.format, rank.ranges.measured, rank.ranges.unscaled
+    if limit is None or measured is None or plain is None:
+        return None
+    scale = measured.loss_scale if rank.loss_scale is None else rank.loss_scale
+    if not (0.0 < plain.amax < math.inf and 0.0 < scale < math.inf):
+        return None
+    return math.log2(limit.max) - math.log2(plain.amax) - math.log2(scale)
 
 
 def _cost(rank: RankView, newest: StepRecord) -> Figure:

@@ -118,7 +118,7 @@ class Feed:
             "facts": dict(rank.facts),
             "findings": {key: _finding(f, rank) for key, f in rank.findings.items()},
             "series": self._series[rank][1],
-            "ranges": self._ranges[rank].of(rank.ranges, rank.loss_scale),
+            "ranges": self._ranges[rank].of(rank),
         }
         if rank.newest is not None:
             state["step"] = rank.newest.step

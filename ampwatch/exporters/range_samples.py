@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ampwatch.aggregate.limits import finite_amax
 from ampwatch.catalog import ROOT_MODULE
 from ampwatch.exporters.reading import one
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.numerics.whatif import Fit, cast
+from ampwatch.numerics.whatif import Fit
 from ampwatch.records import Topic
 
 if TYPE_CHECKING:
@@ -45,6 +46,13 @@ def _samples(rank: RankView) -> Samples:
         yield (topic.label,), 0 if totals is None else totals.samples[topic]
 
 
+def _last_samples(rank: RankView) -> Samples:
+    for topic in Topic:
+        time_ns = rank.ranges.sampled_ns(topic)
+        if time_ns is not None:
+            yield (topic.label,), time_ns / 1e9
+
+
 def _standard_errors(rank: RankView) -> Samples:
     """Return, per topic that was measured, what a share of the least counted module may be off by."""
     for topic in Topic:
@@ -78,11 +86,12 @@ def _looked_at(name: str) -> OfRank:
 
 def _scaled_amax(rank: RankView) -> float | None:
     newest = rank.ranges.newest(Topic.GRADIENT)
-    return None if newest is None else newest.histogram.amax
+    return None if newest is None else finite_amax(newest)
 
 
 def _autocast_max(rank: RankView) -> float | None:
-    return rank.ranges.autocast.max if rank.ranges.autocast_dtype else None
+    autocast = rank.ranges.autocast
+    return None if autocast is None else autocast.max
 
 
 def _window(end: str) -> OfRank:
@@ -126,17 +135,16 @@ def _of_modules(topic: Topic, read: Callable[[RankView, RangeRecord], float | No
     return samples
 
 
-def _amax(_rank: RankView, record: RangeRecord) -> float:
-    return record.histogram.amax
+def _amax(_rank: RankView, record: RangeRecord) -> float | None:
+    return finite_amax(record)
 
 
 def _zero_share(_rank: RankView, record: RangeRecord) -> float | None:
     return record.histogram.zero_share if record.histogram.binned else None
 
 
-def _underflow_share(rank: RankView, record: RangeRecord) -> float | None:
-    outcome = cast(record.histogram, rank.ranges.autocast)
-    return outcome.underflow_share if outcome.nonzero else None
+def _lost_share(rank: RankView, record: RangeRecord) -> float | None:
+    return rank.ranges.lost_share(record)
 
 
 def _dtype_max(_rank: RankView, record: RangeRecord) -> float | None:
@@ -154,9 +162,10 @@ def _module_nonfinite(rank: RankView) -> Samples:
 
 OF_RANGES: dict[str, OfRank] = {
     "ampwatch_samples_total": _samples,
+    "ampwatch_last_sample_timestamp_seconds": _last_samples,
     "ampwatch_sample_standard_error_ratio": _standard_errors,
     "ampwatch_samples_dropped_total": _total("samples_dropped"),
-    "ampwatch_sampling_interval_steps": _sampling("interval"),
+    "ampwatch_sampling_interval_steps": one(lambda rank: rank.sampling_interval),
     "ampwatch_device_overhead_seconds_total": one(lambda rank: _count(rank, "device_ns") / 1e9),
     "ampwatch_tensors_refused": _sampling("tensors_refused"),
     "ampwatch_modules_left_out": _sampling("modules_left_out"),
@@ -177,7 +186,7 @@ OF_RANGES: dict[str, OfRank] = {
     "ampwatch_buffer_nonfinite_elements": _looked_at("buffer_nonfinite"),
     "ampwatch_module_gradient_amax": _of_modules(Topic.GRADIENT, _amax),
     "ampwatch_module_gradient_zero_ratio": _of_modules(Topic.GRADIENT, _zero_share),
-    "ampwatch_module_gradient_underflow_ratio": _of_modules(Topic.GRADIENT, _underflow_share),
+    "ampwatch_module_gradient_underflow_ratio": _of_modules(Topic.GRADIENT, _lost_share),
     "ampwatch_module_gradient_nonfinite_elements_total": _module_nonfinite,
     "ampwatch_module_activation_amax": _of_modules(Topic.ACTIVATION, _amax),
     "ampwatch_module_activation_dtype_max": _of_modules(Topic.ACTIVATION, _dtype_max),

@@ -10,15 +10,16 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.aggregate.gradients import unscaled
-from ampwatch.exporters.trouble import GRADIENTS, lost_share, nonfinite, worst
+from ampwatch.aggregate.limits import GRADIENTS, finite_amax
+from ampwatch.aggregate.trouble import nonfinite
 from ampwatch.exporters.words import number, plural
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.numerics.whatif import flushed_zeros
 from ampwatch.records import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from ampwatch.aggregate import RankView
     from ampwatch.aggregate.course import Place
     from ampwatch.aggregate.gradients import GradientColumn
     from ampwatch.aggregate.ranges import Ranges
@@ -41,17 +42,21 @@ HISTOGRAM_COLUMNS = (
 
 MODULE_COLUMNS = (
     *("trouble", "why", "nonfinite", "lost", "gradient_amax", "gradient_headroom"),
-    *("activation_amax", "activation_headroom", "unchanged", "histogram"),
+    *("activation_amax", "activation_headroom", "unchanged", "histogram", "step"),
 )
 """What the row of a module holds; null where it was not measured. Gradients are unscaled, but
-for their headroom, which is that of the scaled ones. Headroom is in bits."""
+for their headroom, which is that of the scaled ones at the scale of their time. Headroom is in
+bits. ``lost`` is a share of all elements; ``step`` is that of the newest measurement."""
 
 NARROW_BITS = 16
 """Formats of at most so many bits are worth a what-if."""
 
+UNKNOWN_FORMAT = "float16"
+"""What is drawn where no narrow format is known: what the format would do that needs scaling."""
+
 NOTHING_YET = (
-    'Nothing was measured yet: level="standard" and "deep" measure every few steps,'
-    ' "light" and "off" never.'
+    'Nothing was measured yet: level="standard" measures every few steps, "deep" every step,'
+    ' "light" and "off" never measure.'
 )
 
 
@@ -66,7 +71,8 @@ class _Seen(NamedTuple):
     """The row of a module, and what it was made from."""
 
     records: tuple[RangeRecord, ...]
-    autocast: FloatFormat
+    limits: tuple[FloatFormat | None, ...]
+    vanished: list[float | None]
     row: Row
 
 
@@ -83,19 +89,16 @@ class RangeState:
         self._place: Place | None = None
         self._columns: dict[str, Row] = {}
         self._modules: dict[str, _Seen] = {}
-        self._source: tuple[ExponentHistogram, FloatFormat] | None = None
+        self._source: tuple[ExponentHistogram, FloatFormat | None] | None = None
         self._gradients: Row = []
 
-    def of(self, ranges: Ranges, loss_scale: float | None) -> State:
-        """Return what the page shows of ``ranges``.
-
-        Args:
-            ranges: The ranges of the rank.
-            loss_scale: The newest loss scale of the rank; ``None`` without a scaler.
-        """
+    def of(self, rank: RankView) -> State:
+        """Return what the page shows of the ranges of ``rank``, always the same one."""
+        ranges, loss_scale = rank.ranges, rank.loss_scale
         state: State = {
-            "sentence": sentence(ranges),
-            "format": ranges.autocast.name,
+            "sentence": sentence(rank),
+            "format": UNKNOWN_FORMAT if ranges.format is None else ranges.format.name,
+            "format_known": ranges.format is not None,
             "tolerated": ranges.epsilon,
             "columns": self._columns_of(ranges),
             "modules": self._modules_of(ranges),
@@ -115,35 +118,41 @@ class RangeState:
         return self._columns
 
     def _modules_of(self, ranges: Ranges) -> dict[str, Row]:
-        autocast = ranges.autocast
+        limits = (ranges.autocast, ranges.format)
         seen: dict[str, _Seen] = {}
         for name, topics in ranges.modules.by_name.items():
             records = tuple(topics.values())
             old = self._modules.get(name)
-            if old is None or old.autocast is not autocast or not _same(old.records, records):
-                old = _Seen(records, autocast, _module(ranges, topics))
+            vanished = _vanished(ranges, records)
+            if (
+                old is None
+                or not _same(old.limits, limits)
+                or old.vanished != vanished
+                or not _same(old.records, records)
+            ):
+                old = _Seen(records, limits, vanished, _module(ranges, topics))
             seen[name] = old
         self._modules = seen
         return {name: seen[name].row for name in sorted(seen)}
 
     def _gradients_of(self, ranges: Ranges) -> Row:
-        newest, histogram = ranges.newest(Topic.GRADIENT), ranges.unscaled
-        if newest is None or histogram is None:
+        measured, histogram = ranges.measured, ranges.unscaled
+        if measured is None or histogram is None:
             return []
         source = (histogram, ranges.autocast)
         if self._source is None or not _same(self._source, source):
             self._source = source
-            self._gradients = _histogram(newest, *source)
+            self._gradients = _histogram(ranges, measured, histogram)
         return self._gradients
 
 
-def sentence(ranges: Ranges) -> str:
+def sentence(rank: RankView) -> str:
     """Say how often samples are taken, and what is missing in them."""
-    totals = ranges.totals
-    if totals is None:
+    totals, interval = rank.ranges.totals, rank.sampling_interval
+    if totals is None or interval is None:
         return NOTHING_YET
-    often = "every step" if totals.interval == 1 else f"every {number(totals.interval)} steps"
-    parts = [f"Sampled {often}" if totals.interval else "Not sampled any more"]
+    often = "every step" if interval == 1 else f"every {number(interval)} steps"
+    parts = [f"Sampled {often}" if interval else "Not sampled any more"]
     parts.append(f"{plural(totals.samples[Topic.GRADIENT], 'sample')} of gradients so far")
     missing = (
         (totals.samples_dropped, "sample", " dropped"),
@@ -159,6 +168,15 @@ def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
 
 
+def _vanished(ranges: Ranges, records: Iterable[RangeRecord]) -> list[float | None]:
+    """Return what depends on more than ``records``: whether nothing but zeros was a gradient."""
+    return [
+        ranges.lost_share(record)
+        for record in records
+        if record.topic in GRADIENTS and not record.histogram.counts
+    ]
+
+
 def _column(span: GradientColumn) -> Row:
     h = span.histogram
     scales = (finite(span.scale_low), finite(span.scale_high))
@@ -169,30 +187,28 @@ def _column(span: GradientColumn) -> Row:
 
 
 def _module(ranges: Ranges, topics: Mapping[Topic, RangeRecord]) -> Row:
-    autocast = ranges.autocast
-    trouble = worst(topics, autocast, ranges.epsilon)
+    trouble, lost = ranges.trouble(topics), ranges.lost(topics)
     gradient, activation = topics.get(Topic.GRADIENT), topics.get(Topic.ACTIVATION)
     plain = None if gradient is None else unscaled(gradient)
-    lost = [
-        lost_share(topics[topic], autocast) for topic in GRADIENTS if _has_values(topics, topic)
-    ]
     update = topics.get(Topic.UPDATE)
     return [
         float(f"{trouble.score:.6g}"),
         trouble.reason,
         nonfinite(topics.values()),
-        _short(max(lost)) if lost else None,
-        None if plain is None else _short(plain.amax),
-        _headroom(ranges, gradient),
-        None if activation is None else _short(activation.histogram.amax),
+        None if lost is None else _short(lost),
+        None if gradient is None or plain is None else _amax(gradient, plain.amax),
+        None if ranges.format is None else _headroom(ranges, gradient),
+        None if activation is None else _amax(activation, activation.histogram.amax),
         _headroom(ranges, activation),
         None if update is None else _short(update.histogram.zero_share),
-        None if gradient is None or plain is None else _histogram(gradient, plain, autocast),
+        None if gradient is None or plain is None else _histogram(ranges, gradient, plain),
+        max(record.step for record in topics.values()),
     ]
 
 
-def _has_values(topics: Mapping[Topic, RangeRecord], topic: Topic) -> bool:
-    return topic in topics and topics[topic].histogram.amax > 0.0
+def _amax(record: RangeRecord, amax: float) -> float | str | None:
+    """Return ``amax`` if anything finite of ``record`` was counted."""
+    return None if finite_amax(record) is None else _short(amax)
 
 
 def _headroom(ranges: Ranges, record: RangeRecord | None) -> float | str | None:
@@ -200,12 +216,12 @@ def _headroom(ranges: Ranges, record: RangeRecord | None) -> float | str | None:
     return _short(math.log2(room)) if room and math.isfinite(room) else None
 
 
-def _histogram(record: RangeRecord, plain: ExponentHistogram, autocast: FloatFormat) -> Row:
+def _histogram(ranges: Ranges, record: RangeRecord, plain: ExponentHistogram) -> Row:
     """Return the row of ``plain``, the gradients of ``record`` without the loss scale."""
     return [
         *(record.step, plain.first, list(plain.counts), plain.zeros, plain.nans, plain.infs),
         *(finite(plain.amax), finite(plain.amin), plain.numel),
-        flushed_zeros(record.histogram, autocast),
+        ranges.flushed(record),
     ]
 
 

@@ -28,23 +28,29 @@ _LAYOUTS = frozenset(
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
+MAX_COPIED = 2**26
+"""Largest copy of a view with gaps. Gradients and outputs have none; a copy at the peak of
+backward's memory must not be what exceeds it. Unit: bytes."""
+
+
 def admit(tensor: Tensor) -> tuple[list[Tensor], str]:
     """Return what of ``tensor`` a kernel may read.
 
     Args:
-        tensor: Anything. Of a sparse tensor the stored values are measured, of a DTensor the
-            local shard.
+        tensor: Anything. What is stored is measured: of a sparse tensor its values, of an
+            expanded one each element once, of a DTensor the local shard.
 
     Returns:
         The pieces, dense in memory (``base.Kernel.measure``), none if there are no elements;
         and a word, empty if the tensor can be measured: ``integer``, ``complex``, ``dtype``
         (another that cannot be), ``meta``, ``quantized``, ``nested``, ``functorch``, ``fake``,
-        ``subclass`` (one that hides its memory), ``layout`` (one without strides) or ``freed``
-        (its storage was resized, as FSDP does between uses).
+        ``subclass`` (one that hides its memory), ``layout`` (one without strides), ``freed``
+        (its storage was resized, as FSDP does between uses) or ``gaps`` (a large view that is
+        not dense: it would have to be copied).
 
     Cost:
         About 1 us and no ATen op for an ordinary tensor. A view with gaps or overlaps is
-        copied. No communication, no host sync.
+        copied, if it is small. No communication, no host sync.
     """
     if type(tensor) not in _PLAIN:
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - documented, for this use
@@ -86,11 +92,24 @@ def _admit(tensor: Tensor) -> tuple[list[Tensor], str]:
     if tensor.is_neg():
         tensor = tensor.detach().resolve_neg()
     if not is_contiguous and not _is_dense(tensor):
-        tensor = tensor.detach().contiguous()
+        tensor = _without_repeats(tensor.detach())
+        if not _is_dense(tensor):
+            if tensor.numel() * tensor.element_size() > MAX_COPIED:
+                return [], "gaps"
+            tensor = tensor.contiguous()
+        numel = tensor.numel()
     if numel <= MAX_NUMEL:
         return [tensor], ""
     flat = tensor.detach().as_strided((numel,), (1,))
     return [flat[begin : begin + MAX_NUMEL] for begin in range(0, numel, MAX_NUMEL)], ""
+
+
+def _without_repeats(tensor: Tensor) -> Tensor:
+    """Return what an expanded tensor was expanded from."""
+    for dimension in reversed(range(tensor.dim())):
+        if tensor.stride(dimension) == 0:
+            tensor = tensor.select(dimension, 0)
+    return tensor
 
 
 def _refusal(tensor: Tensor) -> str:

@@ -1,10 +1,14 @@
 """Counting at which of 32 positions words have a bit set, with logic alone, in Triton.
 
-An H200 reads 4.8 TB/s, and its 132 multiprocessors do 64 integer operations a clock each: that
-leaves 13 operations for a float32 element and 6 for one of 16 bits. ``tl.histogram`` takes some
-50, since all threads vote on every bit of every bin. Here an element becomes a word with one
-bit set, and words are added position by position: a full adder is two instructions that
-take three words to two, so an element costs a little more than two.
+By data sheet an H200 reads 4.8 TB/s, and its 132 multiprocessors do 64 integer operations a
+clock each: at 1.8 GHz that leaves 13 for a float32 element and 6 for one of 16 bits. Here an
+element becomes a word with one bit set, and words are added position by position: a full adder
+is two instructions that take three words to two. The loop compiled for sm_90 has 10
+instructions an element in all, 11 for bfloat16. It costs the same whatever the data are.
+
+``tl.histogram`` is no alternative for all versions: compiled for sm_90 with 64 bins, it has 37
+instructions an element in Triton 3.2, which votes on every bit of every bin; in 3.9 it has an
+atomic operation in shared memory.
 
 A number per position is kept as *digits*: bit ``j`` of digit ``k`` is the binary digit ``k`` of
 the number at position ``j``. Source: Mula, Kurz, Lemire, "Faster Population Counts Using AVX2

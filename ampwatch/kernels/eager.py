@@ -191,7 +191,8 @@ class EagerKernel:
     def _measure_8(self, flat: Tensor, every: int, row: _Row) -> None:
         if flat.dtype not in self._words:
             name = str(flat.dtype).removeprefix("torch.")
-            self._words[flat.dtype] = torch.tensor([word(name, p) for p in range(256)])
+            numbers = [word(name, p) for p in range(256)]
+            self._words[flat.dtype] = torch.tensor(numbers, device="cpu")
         words = self._words[flat.dtype].to(flat.device)
         keys = torch.arange(256, device=flat.device) & 0x7F
         for chunk, wanted in _chunks(flat, every):

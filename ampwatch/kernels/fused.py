@@ -27,9 +27,9 @@ class TritonKernel:
     Neither the host nor another stream is waited for. What belongs to the current stream, or
     is ordered with it, may be given back as soon as ``measure`` returns.
 
-    A subsample saves nothing on a device that is faster than its memory, so ``stride`` is not
-    looked at: all blocks count. In the capture of a CUDA graph only pieces are accepted that
-    were measured before; the graph measures what is at their addresses when it is replayed.
+    ``stride`` is not looked at: all blocks count. In the capture of a CUDA graph only pieces
+    are accepted that were measured before; the graph measures what is at their addresses when
+    it is replayed.
 
     Cost:
         One small launch to clear the rows, and one or two for each dtype. The first
@@ -47,7 +47,7 @@ class TritonKernel:
         pieces: Sequence[Tensor],
         rows: Tensor,
         *,
-        stride: Sequence[int] | None = None,  # noqa: ARG002 - of the contract; see above
+        stride: Sequence[int] | None = None,  # noqa: ARG002 - part of the contract
         gate: Tensor | None = None,
     ) -> None:
         """Fill the rows, as ``base.Kernel`` says."""

@@ -35,7 +35,7 @@ ROW_BYTES = 4 * ROW_WORDS
 
 NO_AMIN = 2**63 - 1
 
-MAX_NUMEL = 2**31 - 1
+MAX_NUMEL = 2**30
 """Elements that a row can count; of a longer tensor, each piece has a row."""
 
 _TAIL = struct.Struct("=4Iqq")

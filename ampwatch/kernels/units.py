@@ -122,5 +122,5 @@ def _processors(device: torch.device) -> int:
 
 
 def _upload(rows: list[tuple[int, int, int]], device: torch.device) -> Tensor:
-    pinned = torch.tensor(rows, dtype=torch.int64, pin_memory=device.type == "cuda")
+    pinned = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
     return pinned.to(device, non_blocking=True)

@@ -107,6 +107,15 @@ beside them to count as flushed: then the format ends in the middle of what is t
 unit gives zeros beside ordinary values."""
 
 
+NEAR_THE_END = 4.0
+"""Multiple of the smallest subnormal number up to which values are at the end of the format."""
+
+PLAUSIBLE_TAIL = 8
+"""Zeros per value at the end of the format that its tail can account for, where most values
+are larger: more of them were zeros before, such as the rows of an embedding that no batch has
+touched."""
+
+
 def flushed_zeros(histogram: ExponentHistogram, fmt: FloatFormat) -> int:
     """Return how many of the zeros were values before ``fmt`` flushed them.
 
@@ -116,7 +125,12 @@ def flushed_zeros(histogram: ExponentHistogram, fmt: FloatFormat) -> int:
     """
     outcome = cast(histogram, fmt)
     tiny = outcome.underflow + outcome.subnormal
-    return histogram.zeros if tiny and tiny >= MOSTLY_SUBNORMAL * outcome.nonzero else 0
+    if not tiny or tiny < MOSTLY_SUBNORMAL * outcome.nonzero:
+        return 0
+    at_the_end = histogram.at_most(_log2(NEAR_THE_END * fmt.min_subnormal))
+    mostly_at_the_end = 2 * at_the_end >= outcome.nonzero
+    plausible = mostly_at_the_end or histogram.zeros <= PLAUSIBLE_TAIL * at_the_end
+    return histogram.zeros if plausible else 0
 
 
 @dataclass(frozen=True, slots=True)

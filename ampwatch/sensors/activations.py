@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,7 @@ class ActivationSensor:
         self._measuring = measuring
         self._guard = guard
         self._gradient = OUTPUT_GRADIENT if scaled else OUTPUT
-        self._leaves: dict[int, tuple[int, str, nn.Module]] = {}
+        self._leaves: dict[int, tuple[int, str, weakref.ref[nn.Module]]] = {}
         self._seen: set[str] = set()
         self._focus: AbstractSet[str] = frozenset()
         self._handle: RemovableHandle | None = None
@@ -94,21 +95,23 @@ class ActivationSensor:
         self._seen.clear()
         self._focus = focus
         wanted = bool(focus or self._sampler.wanted & MODULES) and not has_compiled()
-        if wanted and self._handle is None:
-            self._leaves = {
-                id(module): (number, name, module)
-                for number, (name, module) in enumerate(self._names.leaf_modules())
-            }
-            self._handle = register_module_forward_hook(self._after_forward)
-        elif not wanted:
+        if not wanted:
             self.remove()
+            return
+        # Each time anew: modules are added and replaced while a training runs.
+        self._leaves = {
+            id(module): (number, name, weakref.ref(module))
+            for number, (name, module) in enumerate(self._names.leaf_modules())
+        }
+        if self._handle is None:
+            self._handle = register_module_forward_hook(self._after_forward)
 
     def _after_forward(self, module: nn.Module, _args: Any, output: Any) -> None:
         # A module that is being compiled or traced must not get our code into its graph.
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:  # noqa: SLF001 - no public name
             return
         leaf = self._leaves.get(id(module))
-        if leaf is not None and leaf[2] is module:
+        if leaf is not None and leaf[2]() is module:
             self._guard.run(self.after_forward, leaf[0], leaf[1], output)
 
     def after_forward(self, number: int, name: str, output: Any) -> None:
@@ -142,15 +145,20 @@ class ActivationSensor:
         node, number = tensor.grad_fn, tensor.output_nr
         if node is None:
             return
-        step = self._sampler.step
+        step, sensor = self._sampler.step, weakref.ref(self)
 
         def before_node(gradients: Any) -> None:
-            gradient = gradients[number] if number < len(gradients) else None
             # The user may keep the graph for longer than we look at it.
-            if gradient is not None and self._handle is not None and self._sampler.step == step:
-                self._guard.run(self.before_node, name, gradient)
+            me = sensor()
+            gradient = gradients[number] if number < len(gradients) else None
+            if me is not None and gradient is not None:
+                me._hear(step, name, gradient)  # noqa: SLF001 - itself
 
         node.register_prehook(before_node)
+
+    def _hear(self, step: int, name: str, gradient: torch.Tensor) -> None:
+        if self._handle is not None and self._sampler.step == step:
+            self._guard.run(self.before_node, name, gradient)
 
     def before_node(self, name: str, gradient: torch.Tensor) -> None:
         """``gradient`` has come back to an output of the module called ``name``."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class AutocastSensor:
-    """Notes the dtype of every enabled ``torch.autocast`` region that is entered.
+    """Notes the dtype of every enabled ``torch.autocast`` region that gradients are recorded in.
 
     A region inside a compiled function is not entered by Python and is not seen.
 
@@ -52,7 +52,8 @@ class AutocastSensor:
     def entered(self, region: Any) -> None:
         """An autocast region begins."""
         dtype = region.fast_dtype
-        if dtype is self._last or not region._enabled:  # noqa: SLF001 - no public name for it
+        # Evaluation and teachers may run in another dtype than the training does.
+        if dtype is self._last or not region._enabled or not torch.is_grad_enabled():  # noqa: SLF001 - no public name for it
             return
         self._last = dtype
         name = str(dtype).removeprefix("torch.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from ampwatch.sensors.readback import host_scalar
 from ampwatch.sensors.taps import Listener, listen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
@@ -36,7 +37,7 @@ class _Stepping(NamedTuple):
         stays_scaled: Its gradients are unscaled by its own step only, so not on a skip.
     """
 
-    optimizer: Optimizer
+    optimizer: weakref.ref[Optimizer]
     stays_scaled: bool
 
 
@@ -59,7 +60,8 @@ class GradientSensor:
     before the ``step`` of an optimizer that unscales by itself, so the values are multiplied by
     the loss scale. Also in any iteration in which the scaler has found a non-finite gradient,
     before ``update``, unless the verdict is on a device and no step was skipped lately.
-    Without a scaler at the optimizer's own pre-step hook.
+    Without a scaler at the optimizer's own pre-step hook; an optimizer that calls a closure
+    (LBFGS) has the gradients of its previous step there.
 
     Args:
         scaler: The watched scaler or ``None``.
@@ -89,6 +91,7 @@ class GradientSensor:
         self._guard = guard
         self._measured: dict[int, _Measured] = {}
         self._stepping: dict[int, _Stepping] = {}
+        self._stepping_in = -1
         self._listeners: list[Listener] = []
         self._handle: RemovableHandle | None = None
 
@@ -97,21 +100,23 @@ class GradientSensor:
         if self._scaler is None:
             self._handle = register_optimizer_step_pre_hook(self._before_direct_step)
             return
-        for name, work in (
-            ("unscale_", self.before_unscale),
-            ("step", self.before_unscale),
-            ("update", self.before_update),
+        for name, before, after in (
+            ("unscale_", self.before_unscale, self.look_at_skips),
+            ("step", self.before_unscale, None),
+            ("update", self.look_at_skips, None),
         ):
             self._listeners.append(
                 listen(
                     type(self._scaler),
                     name,
                     instance=self._scaler,
-                    before=lambda _scaler, args, kwargs, work=work: self._guard.run(
-                        work, args, kwargs
-                    ),
+                    before=self._guarded(before),
+                    after=None if after is None else self._guarded(after),
                 )
             )
+
+    def _guarded(self, work: Callable[..., None]) -> Callable[..., None]:
+        return lambda _scaler, args, kwargs: self._guard.run(work, args, kwargs)
 
     def remove(self) -> None:
         """Stop listening."""
@@ -128,9 +133,15 @@ class GradientSensor:
         optimizer = args[0] if args else kwargs["optimizer"]
         ready = self._is_ready(optimizer)
         fused = getattr(optimizer, "_step_supports_amp_scaling", False)
-        self._stepping[id(optimizer)] = _Stepping(optimizer, ready and fused)
+        self._forget_iterations_before()
+        self._stepping[id(optimizer)] = _Stepping(weakref.ref(optimizer), ready and fused)
         if ready and Topic.GRADIENT in self._sampler.wanted:
             self._measure(optimizer, SCALED)
+
+    def _forget_iterations_before(self) -> None:
+        if self._stepping_in != self._sampler.step:
+            self._stepping_in = self._sampler.step
+            self._stepping.clear()
 
     def _is_ready(self, optimizer: Optimizer) -> bool:
         if self._scaler is None:
@@ -139,23 +150,29 @@ class GradientSensor:
         # Looking must not create the entry of an optimizer that has none yet.
         return id(optimizer) not in states or states[id(optimizer)]["stage"].name == "READY"
 
-    def before_update(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """The scaler's verdicts are known; look at once at what it objects to."""
-        if self._scaler is None:
+    def look_at_skips(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """Verdicts are known; look at once at what the scaler objects to.
+
+        After ``unscale_``, before the user may clip by a norm that is NaN, which leaves nothing
+        else; and before ``update``, for optimizers that unscale by themselves.
+        """
+        if self._scaler is None or not self._sampler.looks_at_skips:
             return
         states = self._scaler._per_optimizer_states  # noqa: SLF001 - no public name for it
         for key, stepping in self._stepping.items():
-            if key in states and self._sampler.looks_at_skips:
+            if key in states:
                 for found_inf in states[key]["found_inf_per_device"].values():
                     self._look_at_once(stepping, found_inf)
-        self._stepping.clear()
 
     def _look_at_once(self, stepping: _Stepping, found_inf: torch.Tensor) -> None:
+        optimizer = stepping.optimizer()
+        if optimizer is None:
+            return
         if found_inf.device.type != "cpu":
             if self._sampler.is_alert:
-                self._measure(stepping.optimizer, How(stepping.stays_scaled, gate=found_inf))
+                self._measure(optimizer, How(stepping.stays_scaled, gate=found_inf))
         elif host_scalar(found_inf):
-            self._measure(stepping.optimizer, How(stepping.stays_scaled))
+            self._measure(optimizer, How(stepping.stays_scaled))
 
     def _before_direct_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if Topic.GRADIENT in self._sampler.wanted and not torch.compiler.is_compiling():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from threading import Lock
+from threading import Lock, get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -62,15 +62,18 @@ class Guard:
 
     Attributes:
         errors: Exceptions kept from training so far; at most one per sensor.
+        missed: Calls so far that came while another thread was in one.
     """
 
-    __slots__ = ("_account", "_busy", "errors", "name")
+    __slots__ = ("_account", "_lock", "_thread", "errors", "missed", "name")
 
     def __init__(self, name: str, account: Account | None = None) -> None:
         self.name = name
         self.errors = 0
         self._account = account or Account()
-        self._busy = False
+        self.missed = 0
+        self._lock = Lock()
+        self._thread = 0
 
     @property
     def spent_ns(self) -> int:
@@ -92,9 +95,12 @@ class Guard:
 
         Cost: two clock reads, about 0.3 us. Thread: the caller's.
         """
-        if self.errors or self._busy:
+        if self.errors:
             return
-        self._busy = True
+        if not self._lock.acquire(blocking=False):
+            self.missed += self._thread != get_ident()
+            return
+        self._thread = get_ident()
         outermost = self._account.enter()
         try:
             work(*arguments)
@@ -102,7 +108,7 @@ class Guard:
             self.errors += 1
             self._tell(error)
         finally:
-            self._busy = False
+            self._lock.release()
             self._account.leave(outermost=outermost)
 
     def _tell(self, error: Exception) -> None:

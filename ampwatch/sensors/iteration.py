@@ -34,6 +34,10 @@ MAX_FOUND_INF = 64
 
 ROW_WIDTH = FOUND_INF + MAX_FOUND_INF
 
+NO_INVERSE = 2.0**-128
+"""Largest scale whose inverse is infinite in float32: a step that is taken with it breaks the
+weights, and ``found_inf`` does not say so."""
+
 BATCH_SECONDS = 0.25
 """How long an iteration without news may wait to be judged together with others. Between
 two steps of a training the caches forget our code: judged one by one, iterations cost
@@ -75,7 +79,10 @@ class Measurements(Protocol):
         """Let go of a sample that nobody will ask for."""
 
     def alarm(self) -> None:
-        """Something in an iteration that was delivered was not finite."""
+        """Something in an iteration that was delivered was not finite, or is about to be."""
+
+    def calm(self) -> None:
+        """The iteration that was delivered is the first without after such ones."""
 
 
 class IterationSink(Protocol):
@@ -153,6 +160,7 @@ class IterationLedger:
         self._leader: weakref.ref[Optimizer] | None = None
         self._ended_ns = 0
         self._delivered_ns = 0
+        self._alarming = False
 
     def begin_scaled_step(self, optimizer: Optimizer) -> None:
         """``scaler.step(optimizer)`` begins."""
@@ -306,10 +314,22 @@ class IterationLedger:
             if parcel.sample is not None:
                 iteration.topics = frozenset(parcel.sample.topics)
                 iteration.ranges = self._measurements.take(parcel.sample)
-            nonfinite = any(iteration.found_inf.values()) or iteration.other_found_inf
-            if nonfinite or (iteration.num_losses and not math.isfinite(iteration.loss)):
+            was_alarming, self._alarming = self._alarming, _is_alarming(iteration)
+            if self._alarming:
                 self._measurements.alarm()
+            elif was_alarming:
+                self._measurements.calm()
             self._sink.deliver(iteration)
+
+
+def _is_alarming(iteration: Iteration) -> bool:
+    """Whether something was not finite, or the scale is so small that its inverse is not."""
+    return (
+        any(iteration.found_inf.values())
+        or iteration.other_found_inf
+        or bool(iteration.num_losses and not math.isfinite(iteration.loss))
+        or iteration.scale_before <= NO_INVERSE
+    )
 
 
 def _has_arrived(parcel: _Parcel) -> bool:

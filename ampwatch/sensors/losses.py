@@ -18,7 +18,7 @@ class LossSum:
         num_losses: How many losses were added since the last reset.
         on_host: Sum of those on the host.
         on_device: Sum of those on a device, float32, ``None`` without any.
-        dtype: Name of the dtype of the newest loss; empty without any.
+        dtype: ``float16`` if any loss is, else the name of the newest one's; empty without any.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,8 @@ class LossSum:
         else:
             self._add_on_device(loss.detach().reshape(()))
         self.num_losses += 1
-        self.dtype = str(loss.dtype).removeprefix("torch.")
+        if self.dtype != "float16":
+            self.dtype = str(loss.dtype).removeprefix("torch.")
 
     def _add_on_device(self, loss: torch.Tensor) -> None:
         with torch.no_grad():

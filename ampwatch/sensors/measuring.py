@@ -17,7 +17,7 @@ from ampwatch.kernels.admission import admit
 from ampwatch.kernels.rows import ROW_WORDS
 from ampwatch.sensors.losses import is_capturing
 from ampwatch.sensors.readback import Link
-from ampwatch.sensors.slabs import Landing, Slab
+from ampwatch.sensors.slabs import Landing, Row, Slab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,6 +72,7 @@ WHOLE = How()
 
 
 class _Piece(NamedTuple):
+    number: int
     item: Item
     tensor: Tensor
     dtype: str
@@ -83,10 +84,14 @@ class Sample:
 
     Attributes:
         topics: What was measured.
+        parts: Of how many parts it is one.
+        device_ns: Device time of the measurements, once they have been taken. Unit: ns.
         ranges: What has reached the host.
     """
 
     topics: set[Topic] = field(default_factory=set)
+    parts: int = 1
+    device_ns: int = 0
     ranges: list[TensorRange] = field(default_factory=list)
     slabs: dict[torch.device, Slab] = field(default_factory=dict)
 
@@ -141,11 +146,12 @@ class Measuring:
 
         Cost:
             Host: about 2 us a tensor and a pass over its elements. Device: one kernel
-            launch per device and dtype; no sync, no allocation after the first sample.
+            launch per device and dtype; no sync, no allocation after the first sample, but
+            for a copy of a tensor whose elements have gaps between them.
         """
         self._open.topics.add(topic)
         by_device: dict[torch.device, list[_Piece]] = {}
-        for item in items:
+        for number, item in enumerate(items):
             if is_capturing(item.tensor):
                 return
             pieces, reason = admit(item.tensor)
@@ -154,7 +160,7 @@ class Measuring:
                 if how.gate is not None and piece.device != how.gate.device:
                     continue
                 dtype = str(piece.dtype).removeprefix("torch.")
-                by_device.setdefault(piece.device, []).append(_Piece(item, piece, dtype))
+                by_device.setdefault(piece.device, []).append(_Piece(number, item, piece, dtype))
         for device, found in by_device.items():
             if device not in self._kernels:
                 self._kernels[device] = self._kernel_for(device)
@@ -170,7 +176,8 @@ class Measuring:
         self, kernel: Kernel, topic: Topic, pieces: Sequence[_Piece], how: How
     ) -> None:
         if self._scratch is None:
-            self._scratch = torch.empty((HOST_ROWS, ROW_WORDS), dtype=torch.int32)
+            # The user may have another default device.
+            self._scratch = torch.empty((HOST_ROWS, ROW_WORDS), dtype=torch.int32, device="cpu")
         address = self._scratch.data_ptr()
         most = min(filter(None, (how.most, kernel.most)), default=0)
         for begin in range(0, len(pieces), HOST_ROWS):
@@ -183,10 +190,12 @@ class Measuring:
         self, kernel: Kernel, topic: Topic, pieces: Sequence[_Piece], how: How
     ) -> None:
         slab = self._slab(pieces[0].tensor.device)
-        if slab is None or slab.room < len(pieces):
+        fitting = pieces[: slab.room] if slab is not None else ()
+        if len(fitting) < len(pieces):
             self.dropped += 1
-            return
-        slab.measure(kernel, _landing(topic, how, pieces), [p.tensor for p in pieces])
+        if slab is not None and fitting:
+            tensors = [p.tensor for p in fitting]
+            slab.measure(kernel, _landing(topic, how, fitting), tensors, how.gate)
 
     def _slab(self, device: torch.device) -> Slab | None:
         """Return the open slab of a device, ``None`` if all are on their way."""
@@ -216,7 +225,8 @@ class Measuring:
         """Return the measurements of a sample that has arrived, and let go of it."""
         for slab in sample.slabs.values():
             sample.ranges += slab.take()
-            self.device_ns += slab.spent_ns()
+            sample.device_ns += slab.spent_ns()
+        self.device_ns += sample.device_ns
         self.discard(sample)
         return sample.ranges
 
@@ -229,5 +239,5 @@ class Measuring:
 
 
 def _landing(topic: Topic, how: How, pieces: Sequence[_Piece]) -> Landing:
-    named = [(p.item.name, p.item.module, p.dtype, p.tensor.numel()) for p in pieces]
-    return Landing(topic, how.scaled, how.span, how.gate, named)
+    rows = [Row(p.number, p.item.name, p.item.module, p.dtype, p.tensor.numel()) for p in pieces]
+    return Landing(topic, how.scaled, how.span, how.gate is not None, rows)

@@ -34,10 +34,10 @@ class Names:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if not all(self._knows(p) for p in parameters):
             self._learn()
-        return [
-            (self._of[id(p)][1] if self._knows(p) else f"optimizer{index}.{number}", p)
-            for number, p in enumerate(parameters)
-        ]
+            for number, p in enumerate(parameters):
+                if not self._knows(p):
+                    self._of[id(p)] = weakref.ref(p), f"optimizer{index}.{number}"
+        return [(self._of[id(p)][1], p) for p in parameters]
 
     def _knows(self, parameter: Tensor) -> bool:
         known = self._of.get(id(parameter))
@@ -45,11 +45,9 @@ class Names:
 
     def _learn(self) -> None:
         # Sharding and tying replace parameters after the model was made.
-        self._of = {
-            id(p): (weakref.ref(p), name)
-            for prefix, model in self._prefixed()
-            for name, p in ((prefix + n, p) for n, p in model.named_parameters())
-        }
+        self._of = {key: known for key, known in self._of.items() if known[0]() is not None}
+        for name, parameter in self.parameters():
+            self._of[id(parameter)] = weakref.ref(parameter), name
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and tensor of each parameter of the models."""

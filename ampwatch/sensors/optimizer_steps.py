@@ -43,6 +43,7 @@ class OptimizerStepSensor:
         self._guard = guard
         self._handles: list[RemovableHandle] = []
         self._outermost: int | None = None
+        self._begun: set[int] = set()
 
     def install(self) -> None:
         """Register the hooks."""
@@ -59,12 +60,18 @@ class OptimizerStepSensor:
 
     def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         # A step that is being compiled must not get our code into its graph.
-        if self._outermost is None and not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return
+        if self._outermost is None or id(optimizer) in self._begun:
+            # A step that raised never returned: what begins again is not inside of it.
             self._outermost = id(optimizer)
+            self._begun.clear()
+        self._begun.add(id(optimizer))
 
     def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if self._outermost == id(optimizer) and not torch.compiler.is_compiling():
             self._outermost = None
+            self._begun.clear()
             self._guard.run(self.stepped, optimizer)
 
     def stepped(self, optimizer: Optimizer) -> None:

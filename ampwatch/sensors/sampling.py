@@ -5,6 +5,10 @@ one topic, the topics take turns, and the next one waits until what was spent is
 each step earns ``overhead_budget`` times its duration, each nanosecond spent by ampwatch, by
 the always-on sensors as well, costs one.
 
+Periods are powers of two, and samples fall on multiples of them: the ranks of a job, which
+wait for one another in every step, sample in the same steps even where they do not agree on
+the period. Else each would pay for itself and delay all the others.
+
 The first ``OPENING`` iterations are looked at whatever it costs: that is when a scale
 calibrates and when most mistakes show, and it is over before anyone notices. So are a few
 iterations after an alarm.
@@ -35,9 +39,9 @@ become a storm of samples."""
 FIRST_LOOKS_APART = 16
 """Iterations without anything non-finite after which the next one is looked at on the spot."""
 
-MAX_INTERVAL = 1000
-"""Iterations after which a sample is taken even if it is not paid for: a training whose steps
-are shorter than our own must not go unseen for good."""
+MAX_PERIOD = 1024
+"""Largest period. At its end a sample is taken even if it is not paid for: a training whose
+steps are shorter than our own work must not go unseen for good."""
 
 WORST_SHARE = 0.12
 """Share of a step that one sample may take; one that takes more is spread over several."""
@@ -90,10 +94,14 @@ class Sampler:
         self._quiet_cost_ns = 0.0
         self._alarmed_until = -1
         self._deaf_until = -1
+        self._calm_until = -1
         self._looked_until = -1
         self._parts: dict[frozenset[Topic], int] = {}
         self._rounds: dict[frozenset[Topic], int] = {}
+        self._device_ns: dict[frozenset[Topic], float] = {}
         self._sampled_at = 0
+        self._period = 1
+        self._paid_at: int | None = None
         self.interval = 1
         self.part = (0, 1)
         self.wanted = self._plan()
@@ -109,6 +117,17 @@ class Sampler:
         self._alarmed_until = self.step + ALARMED
         self._deaf_until = self.step + QUIET_AFTER_ALARM
         self._turn = TURNS.index(STATE)
+
+    def calm(self) -> None:
+        """A streak of skipped steps is over: look at what the scale that is left does.
+
+        Not within a few iterations of the time before: a probe is a streak of one.
+        """
+        if self.step <= self._calm_until or self._level != "standard":
+            return
+        self._alarmed_until = max(self._alarmed_until, self.step + len(TURNS))
+        self._calm_until = self.step + QUIET_AFTER_ALARM
+        self._turn = TURNS.index(GRADIENTS)
 
     @property
     def looks_at_skips(self) -> bool:
@@ -148,25 +167,39 @@ class Sampler:
         if opening:
             self._owed_ns = min(self._owed_ns, 0.0)
         self._owed_ns = max(self._owed_ns, 0.0)
+        if not self._owed_ns and self._paid_at is None:
+            self._paid_at = self.step
         if self.wanted:
-            self._judge_sample(cost_ns - self._quiet_cost_ns)
+            self._judge(self.wanted, cost_ns - self._quiet_cost_ns)
         else:
             self._quiet_cost_ns = _follow(self._quiet_cost_ns, cost_ns)
         self._usual_ns = _follow(self._usual_ns, max(duration_ns - cost_ns, 0.0))
 
-    def _judge_sample(self, cost_ns: float) -> None:
+    def charge(self, looked_at: frozenset[Topic], parts: int, device_ns: int) -> None:
+        """Account for the device time of a sample; it is known some iterations later.
+
+        Args:
+            looked_at: What was measured.
+            parts: Of how many parts it was one.
+            device_ns: What it took. Unit: ns.
+        """
+        self._owed_ns += device_ns
+        self._device_ns[looked_at] = float(device_ns * parts)
+
+    def _judge(self, looked_at: frozenset[Topic], cost_ns: float) -> None:
         """Spread a sample that weighs too much on its step over more of them.
 
         Gradients are taken whole: the range that a loss scale has to fit is that of all.
         """
-        if self.wanted == GRADIENTS:
+        if looked_at == GRADIENTS:
             return
-        parts = self._parts.get(self.wanted, 1)
+        parts = self._parts.get(looked_at, 1)
+        cost_ns += self._device_ns.get(looked_at, 0.0) / parts
         share = cost_ns / self._usual_ns if self._usual_ns else 0.0
         if share > WORST_SHARE and cost_ns > UNNOTICED_NS:
-            self._parts[self.wanted] = min(2 * parts, MAX_PARTS)
+            self._parts[looked_at] = min(2 * parts, MAX_PARTS)
         elif share < WORST_SHARE / 4 and parts > 1:
-            self._parts[self.wanted] = parts // 2
+            self._parts[looked_at] = parts // 2
 
     def _plan(self) -> frozenset[Topic]:
         self.part = (0, 1)
@@ -179,6 +212,7 @@ class Sampler:
         if not self._is_due():
             return frozenset()
         self.interval, self._sampled_at = self.step - self._sampled_at, self.step
+        self._paid_at = None
         turn = TURNS[self._turn % len(TURNS)]
         self._turn += 1
         parts = self._parts.get(turn, 1)
@@ -192,7 +226,19 @@ class Sampler:
         since = self.step - self._sampled_at
         if self._every:
             return since >= self._every
-        return self.step < OPENING or self._owed_ns <= 0.0 or since >= MAX_INTERVAL
+        if self.step < OPENING:
+            return True
+        return self.step % self._period == 0 and self._can_pay()
+
+    def _can_pay(self) -> bool:
+        """Whether the sample that the period has due now is paid for; adapt the period."""
+        if self._owed_ns > 0.0 and self._period < MAX_PERIOD:
+            self._period *= 2
+            return False
+        early = self._paid_at is not None and self._paid_at - self._sampled_at < self._period / 4
+        if early and self._period > 1:
+            self._period //= 2
+        return True
 
 
 def _follow(average: float, value: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -26,6 +26,24 @@ TIMED_CALLS = 16
 """Measurements of a slab whose time on the device is taken; the others count as their mean."""
 
 
+class Row(NamedTuple):
+    """What a row is of.
+
+    Attributes:
+        number: Which tensor of the measurement: a long one has several rows.
+        name: Qualified name of the parameter, buffer or module.
+        module: Qualified name of its module.
+        dtype: Name of its dtype.
+        numel: Elements in this row.
+    """
+
+    number: int
+    name: str
+    module: str
+    dtype: str
+    numel: int
+
+
 @dataclass(frozen=True, slots=True)
 class Landing:
     """The rows of one measurement. Tensors are not kept: they may be freed before it arrives.
@@ -34,31 +52,36 @@ class Landing:
         topic: What the values are.
         scaled: Whether they are multiplied by the loss scale.
         span: Of updates, how many iterations they are the sum of.
-        gate: The device scalar that had to be non-zero; ``None`` without one.
-        pieces: Name, module, dtype and number of elements of each row; the pieces of one
-            tensor one after another.
+        gated: Whether a device scalar had to be non-zero for them to be measured.
+        rows: What each row is of; those of one tensor one after another.
     """
 
     topic: Topic
     scaled: bool
     span: int
-    gate: Tensor | None
-    pieces: list[tuple[str, str, str, int]]
+    gated: bool
+    rows: list[Row]
 
     def read(self, address: int) -> Iterator[TensorRange]:
         """Yield the rows that lie at ``address`` under their names."""
         held: list[ExponentHistogram] = []
-        for number, (name, module, dtype, numel) in enumerate(self.pieces):
-            row = ctypes.string_at(address + number * ROW_BYTES, ROW_BYTES)
-            held.append(decode(row, dtype, numel))
-            following = self.pieces[number + 1 : number + 2]
-            if following and following[0][0] == name:
+        for index, row in enumerate(self.rows):
+            words = ctypes.string_at(address + index * ROW_BYTES, ROW_BYTES)
+            held.append(decode(words, row.dtype, row.numel))
+            following = self.rows[index + 1 : index + 2]
+            if following and following[0].number == row.number:
                 continue
             histogram = merged(held) if len(held) > 1 else held[0]
             held = []
-            if self.gate is None or histogram.binned or histogram.nonfinite:
+            if not self.gated or histogram.binned or histogram.nonfinite:
                 yield TensorRange(
-                    self.topic, name, module, dtype, histogram, self.scaled, self.span
+                    self.topic,
+                    row.name,
+                    row.module,
+                    row.dtype,
+                    histogram,
+                    self.scaled,
+                    self.span,
                 )
 
 
@@ -90,18 +113,27 @@ class Slab:
         """Have the kernel compiled for the dtypes of mixed-precision training."""
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             kernel.measure([torch.zeros(16, dtype=dtype, device=self._device)], self._rows)
+        # Gradients are in float32, and those of a skipped step are measured behind a gate.
+        gate = torch.zeros(1, device=self._device)
+        kernel.measure([torch.zeros(16, device=self._device)], self._rows, gate=gate)
 
     @property
     def _used(self) -> int:
         return len(self._rows) - self.room
 
-    def measure(self, kernel: Kernel, landing: Landing, tensors: Sequence[Tensor]) -> None:
+    def measure(
+        self,
+        kernel: Kernel,
+        landing: Landing,
+        tensors: Sequence[Tensor],
+        gate: Tensor | None,
+    ) -> None:
         """Launch the kernel on the current stream, into rows that are free."""
         timers = self._timers[len(self._landings) : len(self._landings) + 1]
         stream = self._link.stream(self._device)
         for begin, _ in timers:
             begin.record(stream)
-        kernel.measure(tensors, self._rows[self._used :], gate=landing.gate)
+        kernel.measure(tensors, self._rows[self._used :], gate=gate)
         for _, end in timers:
             end.record(stream)
         self._landings.append(landing)
@@ -122,7 +154,7 @@ class Slab:
         address = self._pinned.data_ptr()
         for landing in self._landings:
             yield from landing.read(address)
-            address += len(landing.pieces) * ROW_BYTES
+            address += len(landing.rows) * ROW_BYTES
 
     def spent_ns(self) -> int:
         """Return the device time of what has arrived. Unit: ns."""

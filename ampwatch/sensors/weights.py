@@ -26,7 +26,7 @@ STATE = How(most=MOST_ELEMENTS)
 
 
 class WeightSensor:
-    """Measures parameters and floating-point buffers in iterations that sample state.
+    """Measures trained parameters and floating-point buffers in iterations that sample state.
 
     Also at the end of an iteration in which something was not finite: that is how the running
     statistics of a BatchNorm are poisoned, by a forward whose step is then skipped.
@@ -65,8 +65,10 @@ class WeightSensor:
             self._guard.run(self.look, *sampler.part)
 
     def look(self, part: int, parts: int) -> None:
-        """Measure one of ``parts`` parts of the parameters, and the buffers."""
-        parameters = list(self._names.parameters())[part::parts]
+        """Measure one of ``parts`` parts of the trained parameters, and the buffers."""
+        # What is frozen cannot be broken by a step, and may be a mask.
+        trained = [(name, p) for name, p in self._names.parameters() if p.requires_grad]
+        parameters = trained[part::parts]
         self._measuring.measure(Topic.WEIGHT, list(_items(parameters)), STATE)
         buffers = [(name, b) for name, b in self._names.buffers() if b.is_floating_point()]
         self._measuring.measure(Topic.BUFFER, list(_items(buffers)), STATE)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampwatch.aggregate.modules import MAX_MODULES
-from ampwatch.aggregate.ranges import MAGNITUDE_BOUNDS, Ranges
+from ampwatch.aggregate.ranges import CANDIDATES, MAGNITUDE_BOUNDS, Ranges
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.whatif import Fit, ScaleWindow
 from ampwatch.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
@@ -29,9 +29,9 @@ def test_before_the_first_sample_nothing_is_known() -> None:
     made = ranges_of()
 
     assert (made.totals, made.newest(Topic.GRADIENT), made.unscaled) == (None, None, None)
-    assert (made.recommendation, made.smallest_headroom()) == (None, None)
+    assert (made.recommendation, made.measured, made.sampled_ns(Topic.GRADIENT)) == (None,) * 3
     assert made.scaled_amax_max(START * SECOND) is None
-    assert (made.autocast_dtype, made.autocast) == ("", FORMATS["float16"])
+    assert (made.autocast, made.format) == (None, None)
 
 
 def test_the_newest_records_hold() -> None:
@@ -57,32 +57,132 @@ def test_series_are_given_when_a_sample_is_complete() -> None:
     made.put(sampling())
 
     assert made.modules.tracked == ["broken"]
-    assert made.trouble("broken") > made.trouble("layer0")
+
+    troubles = {name: made.trouble(topics) for name, topics in made.modules.by_name.items()}
+    assert max(troubles, key=lambda name: troubles[name].score) == "broken"
+
+
+def test_a_module_that_was_flushed_whole_gets_a_series() -> None:
+    """Nothing but zeros, where all the others are about to go the same way, is the worst loss."""
+    fine = [ranges(f"layer{i}", exponents=histogram(-20, 1)) for i in range(4)]
+    flushed = ranges("flushed", exponents=histogram(0, zeros=9))
+    made = ranges_of(ranges(exponents=histogram(-20, 4, zeros=9)), *fine, flushed, module_series=2)
+    made.know_dtypes(["float16"])
+
+    made.put(sampling())
+
+    assert made.modules.tracked == ["flushed"]
+    assert made.trouble(made.modules.by_name["flushed"]) == (4.0, "lost")
+
+
+@pytest.mark.parametrize(("scale", "share"), [(1.0, 1.0), (2.0**10, 0.0), (0.0, None)])
+def test_an_old_sample_is_compared_at_its_own_scale(scale: float, share: float | None) -> None:
+    """2**-20 now was 2**-10 at a scale of 2**10; a scale of 0 leaves zeros of anything."""
+    made = ranges_of(ranges(exponents=histogram(-20, 4), step=9))
+    made.know_dtypes(["float16"])
+
+    old = ranges("fc", exponents=histogram(0, zeros=9), loss_scale=scale)
+
+    assert made.lost_share(old) == share
+
+
+def test_the_newest_time_of_a_topic_is_known() -> None:
+    """Of a module as well as of all together."""
+    made = ranges_of(
+        ranges(step=3), ranges("fc", step=1, topic=Topic.WEIGHT), ranges("fc2", step=4)
+    )
+
+    assert made.sampled_ns(Topic.GRADIENT) == (START + 5) * SECOND
+    assert made.sampled_ns(Topic.WEIGHT) == (START + 2) * SECOND
+    assert made.sampled_ns(Topic.BUFFER) is None
 
 
 @pytest.mark.parametrize(
-    ("names", "dtype", "limit"),
+    ("names", "dtype"),
     [
-        ([], "", 65504.0),
-        (["bfloat16"], "bfloat16", FORMATS["bfloat16"].max),
-        (["bfloat16", "float16"], "float16", 65504.0),
-        (["float64"], "", 65504.0),
+        ([], None),
+        (["bfloat16"], "bfloat16"),
+        (["bfloat16", "float16"], "float16"),
+        (["float64"], None),
     ],
 )
 def test_of_several_dtypes_the_one_with_the_smallest_range_counts(
-    names: list[str], dtype: str, limit: float
+    names: list[str], dtype: str | None
 ) -> None:
     """What fits float16 fits bfloat16 as well."""
     made = ranges_of()
     made.know_dtypes(names)
 
-    assert (made.autocast_dtype, made.autocast.max) == (dtype, limit)
+    assert made.autocast is (None if dtype is None else FORMATS[dtype])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("float32", None), ("float16", "float16"), ("mixed", None)]
+)
+def test_without_autocast_only_a_narrow_model_has_a_format_to_fit(
+    dtype: str, expected: str | None
+) -> None:
+    """float32 asks for no loss scale and is no trouble; what would fit is told all the same."""
+    made = ranges_of(ranges(exponents=histogram(-40, 4), dtype=dtype))
+
+    assert made.format is (None if expected is None else FORMATS[expected])
+    assert made.recommendation is not None
+    assert (made.recommendation.window == ScaleWindow(None, None)) == (expected is None)
+    assert made.recommendation.fits["float16"] is Fit.FITS_SCALED
+
+
+@pytest.mark.parametrize(("scale", "high"), [(2.0**16, 15), (1000.0, 9), (1.0, -1)])
+def test_a_scale_at_which_gradients_overflowed_is_never_recommended(
+    scale: float, high: int
+) -> None:
+    """What is infinite may have been anything larger than the rest, so nothing is said to fit."""
+    overflowed = histogram(-10, 9, positive_infs=1)
+    made = ranges_of(ranges(exponents=overflowed, loss_scale=scale))
+    made.know_dtypes(["float16"])
+
+    assert made.recommendation is not None
+    assert made.recommendation.window.high == high
+    assert made.recommendation.window.low is not None
+    assert made.recommendation.fits == {}
+
+
+def test_nothing_but_infinities_still_asks_for_a_smaller_scale() -> None:
+    """Nothing else is known then."""
+    made = ranges_of(ranges(exponents=histogram(0, negative_infs=3), loss_scale=2.0**16))
+    made.know_dtypes(["float16"])
+
+    assert made.recommendation is not None
+    assert made.recommendation.window == ScaleWindow(None, 15)
+
+
+def test_beside_nan_nothing_is_said_to_fit() -> None:
+    """They were something once; the window is that of the rest."""
+    made = ranges_of(ranges(exponents=histogram(-10, 9, nans=1)))
+    made.know_dtypes(["float16"])
+
+    assert made.recommendation is not None
+    assert made.recommendation.fits == {}
+    assert made.recommendation.window == ScaleWindow(-14, 25)
+
+
+def test_a_sample_without_a_scale_leaves_the_recommendation_to_the_one_before() -> None:
+    """Scaled and unscaled values are always those of one sample."""
+    made = ranges_of(
+        ranges(exponents=histogram(-10, 9)),
+        ranges(exponents=histogram(-24, 9, zeros=9), loss_scale=0.0, step=1),
+    )
+    made.know_dtypes(["float16"])
+
+    assert made.measured == ranges(exponents=histogram(-10, 9))
+    assert made.recommendation is not None
+    assert made.recommendation.window == ScaleWindow(-14, 25)
 
 
 def test_the_recommendation_is_about_the_gradients_without_their_scale() -> None:
     """2**-30 to 2**-20 needs a scale from 2**6 on, and up to 2**35 it overflows nowhere."""
     gradients = histogram(-14, *[1] * 11)
     made = ranges_of(ranges(exponents=gradients, loss_scale=65536.0))
+    made.know_dtypes(["float16"])
 
     assert made.unscaled == gradients.shifted(-16)
     assert made.recommendation is not None
@@ -98,6 +198,7 @@ def test_the_recommendation_is_about_the_gradients_without_their_scale() -> None
 def test_the_recommendation_follows_gradients_dtype_and_setting() -> None:
     """It is kept between scrapes, not beyond what it rests on."""
     made = ranges_of(ranges(exponents=histogram(-40, 1, 9)), window_epsilon=0.1)
+    made.know_dtypes(["float16"])
     windows = [made.recommendation]
     made.know_dtypes(["bfloat16"])
     windows.append(made.recommendation)
@@ -159,17 +260,15 @@ def test_a_peak_of_the_scaled_gradients_is_held() -> None:
     assert made.scaled_amax_max((START + 180) * SECOND) == 2.0
 
 
-def test_the_smallest_headroom_names_its_module() -> None:
-    """Of outputs whose dtype is known."""
-    made = ranges_of(
-        ranges("a", Topic.ACTIVATION, histogram(10, 1), dtype="float16"),
-        ranges("b", Topic.ACTIVATION, histogram(14, 1), dtype="float16"),
-        ranges("c", Topic.ACTIVATION, histogram(15, 1), dtype="mixed"),
-        ranges("d", Topic.ACTIVATION, histogram(0, zeros=1), dtype="float16"),
-        ranges("e", Topic.WEIGHT, histogram(15, 1), dtype="float16"),
-    )
+def test_a_sample_of_nothing_finite_has_no_largest_gradient() -> None:
+    """What was largest before is held as long as ever."""
+    nans = histogram(0, nans=3)
+    only = ranges_of(ranges(exponents=nans))
+    after = ranges_of(ranges(exponents=histogram(3, 1)), ranges(exponents=nans, step=1))
 
-    assert made.smallest_headroom() == ("b", 65504.0 / 2**14)
+    assert only.scaled_amax_max((START + 1) * SECOND) is None
+    assert after.scaled_amax_max((START + 30) * SECOND) == 8.0
+    assert after.scaled_amax_max((START + 180) * SECOND) is None
 
 
 @settings(deadline=None, max_examples=300)
@@ -179,21 +278,27 @@ def test_no_record_that_the_ring_lets_through_breaks_anything(data: st.DataObjec
     extremes = st.floats(5e-324, 1.7e308)
     first = data.draw(st.integers(-191, 190))
     amin, amax = sorted([data.draw(extremes), data.draw(extremes)])
+    others = {"zeros": data.draw(st.integers(0, 2)), "positive_infs": data.draw(st.integers(0, 2))}
+    numel = data.draw(st.integers(7, 2**62))
+    some = histogram(first, 1, 2, amax=amax, amin=amin, numel=numel, **others)
     record = ranges(
         data.draw(st.sampled_from([ALL_MODULES, "fc"])),
         data.draw(st.sampled_from(Topic)),
-        histogram(first, 1, 2, amax=amax, amin=amin, numel=data.draw(st.integers(3, 2**62))),
+        data.draw(st.sampled_from([some, histogram(0, numel=numel, **others)])),
         loss_scale=data.draw(st.just(0.0) | st.floats(2.0**-149, 2.0**128)),
-        dtype=data.draw(st.sampled_from(["float16", "float8_e4m3fn", "mixed"])),
+        dtype=data.draw(st.sampled_from(["float16", "float64", "float8_e4m3fn", "mixed"])),
     )
     read = decode(*encode(record, 10**6))
     assert isinstance(read, RangeRecord)
 
-    made = ranges_of(read, sampling(), window_epsilon=data.draw(st.sampled_from([0.0, 0.001, 0.5])))
+    epsilon = data.draw(st.sampled_from([0.0, 0.001, 0.5]))
+    made = ranges_of(read, ranges(loss_scale=0.5), sampling(), window_epsilon=epsilon)
+    made.know_dtypes(data.draw(st.sampled_from([[], ["float16"], ["bfloat16"]])))
 
-    assert made.recommendation is None or made.recommendation.fits
-    assert made.trouble("fc") >= 0.0
-    assert made.smallest_headroom() is None or read.topic is Topic.ACTIVATION
+    assert made.recommendation is None or made.recommendation.fits.keys() <= set(CANDIDATES)
+    assert made.trouble({read.topic: read}).score >= 0.0
+    assert 0.0 <= (made.lost_share(read) or 0.0) <= 1.0
+    assert made.flushed(read) <= read.histogram.zeros
 
 
 def test_memory_is_bounded_whatever_is_sent() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from ampwatch.aggregate import RankView
 from ampwatch.aggregate.rank import DIED, FIRST_LOOK_SECONDS, MAX_FACTS
+from ampwatch.numerics.formats import FORMATS
 from ampwatch.records import (
     OTHER_OPTIMIZERS,
     FactsRecord,
@@ -178,7 +179,7 @@ def test_ranges_are_folded_with_what_is_known_about_autocast() -> None:
     facts = FactsRecord({"autocast_dtype": "bfloat16"})
     rank = view(facts, ranges(exponents=histogram(3, 1)), sampling(interval=7), clock=clock)
 
-    assert rank.ranges.autocast_dtype == "bfloat16"
+    assert rank.ranges.autocast is FORMATS["bfloat16"]
     assert rank.ranges.totals == sampling(interval=7)
     assert rank.scaled_amax_max == 8.0
 
@@ -257,3 +258,18 @@ def test_a_name_that_cannot_be_encoded_is_made_encodable() -> None:
     rank = view(FactsRecord({"device": "\udcff"}), who=identity(run="gr\u00fc\ud800n"))
 
     assert (rank.run, rank.facts["device"]) == ("gr\u00fc?n", "?")
+
+
+@pytest.mark.parametrize(("newest", "interval"), [(12, 5), (15, 5), (16, 6), (100, 90)])
+def test_a_sample_that_is_overdue_makes_the_interval_longer(newest: int, interval: int) -> None:
+    """What was planned is no news once it has not happened."""
+    rank = view(sampling(step=10, interval=5), step(newest))
+
+    assert rank.sampling_interval == interval
+
+
+def test_the_interval_is_not_known_before_a_sample_and_0_when_there_are_none() -> None:
+    """Light never samples; whoever samples no more says so."""
+    assert view(step(3)).sampling_interval is None
+    assert view(sampling(interval=7)).sampling_interval == 7
+    assert view(sampling(interval=0), step(3)).sampling_interval == 0

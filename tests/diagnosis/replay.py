@@ -77,27 +77,26 @@ class Replay:
             found_inf = any(r.topic is Topic.GRADIENT and r.histogram.nonfinite for r in ranges)
         before = self.scale if self.scaler else math.nan
         self._move(found_inf=found_inf)
-        self.diagnosis.deliver(
-            Iteration(
-                step=self.step,
-                time_ns=self.step * 1_000_000_000,
-                duration_s=0.1,
-                loss=loss,
-                num_losses=1,
-                scale_before=before,
-                loss_scale=self.scale if self.scaler else math.nan,
-                growth_tracker=self.tracker if self.scaler else -1,
-                scaler=self.scaler,
-                scale_given=False,
-                found_inf={0: found_inf} if self.scaler else {},
-                other_found_inf=False,
-                applied_directly=() if self.scaler else (0,),
-                scheduler_stepped=frozenset(),
-                loss_dtype=loss_dtype,
-                topics=frozenset(r.topic for r in ranges),
-                ranges=ranges,
-            )
+        self.last = Iteration(
+            step=self.step,
+            time_ns=self.step * 1_000_000_000,
+            duration_s=0.1,
+            loss=loss,
+            num_losses=1,
+            scale_before=before,
+            loss_scale=self.scale if self.scaler else math.nan,
+            growth_tracker=self.tracker if self.scaler else -1,
+            scaler=self.scaler,
+            scale_given=False,
+            found_inf={0: found_inf} if self.scaler else {},
+            other_found_inf=False,
+            applied_directly=() if self.scaler else (0,),
+            scheduler_stepped=frozenset(),
+            loss_dtype=loss_dtype,
+            topics=frozenset(r.topic for r in ranges),
+            ranges=ranges,
         )
+        self.diagnosis.deliver(self.last)
         self.step += 1
         return self
 

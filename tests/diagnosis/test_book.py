@@ -69,3 +69,29 @@ def test_a_symptom_is_attached_to_its_root_once() -> None:
 
     assert (symptom.root, symptom.caused_by) == (False, "root@optimizer:0")
     assert len(ear.heard) == 4
+
+
+def test_what_is_attached_to_a_symptom_moves_with_it_to_the_root() -> None:
+    """One level: each symptom names the root itself."""
+    book = FindingBook(Ear())
+    leaf, symptom, root = _finding("leaf"), _finding("symptom"), _finding("root")
+    for finding in (leaf, symptom, root):
+        book.make(finding)
+    book.explain(leaf, symptom)
+    book.explain(symptom, root)
+
+    assert [f.caused_by for f in (leaf, symptom)] == [root.key, root.key]
+    assert root.root
+
+
+def test_two_findings_never_explain_one_another() -> None:
+    """Then there would be no root."""
+    book = FindingBook(Ear())
+    one, other = _finding("a"), _finding("b")
+    book.make(one)
+    book.make(other)
+    book.explain(other, one)
+    book.explain(one, other)
+
+    assert (one.root, other.root) == (True, False)
+    assert other.caused_by == one.key

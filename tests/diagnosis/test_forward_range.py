@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
 
 import pytest
 
-from ampwatch.diagnosis.forward_range import FOCUS_STEPS, MAX_FOCUS, steps_to_limit
+from ampwatch.diagnosis.forward_range import FOCUS_STEPS, MAX_FOCUS, steps_ahead
 from ampwatch.records import Topic
 from tests.diagnosis.replay import Replay, measured
 
@@ -89,12 +88,50 @@ def test_what_has_grown_since_is_measured_closely_again() -> None:
     assert replay.diagnosis.focus == {"m"}
 
 
+@pytest.mark.parametrize("memory", [0.5, 0.9, 0.98])
+def test_a_large_output_that_wanders_is_healthy(memory: float) -> None:
+    """Weights move slowly, so outputs do: for a dozen steps up, then down, by a few percent."""
+    rng = random.Random(2)
+    for _ in range(20):
+        replay, offset = Replay(), 0.0
+        for _ in range(300):
+            offset = memory * offset + rng.gauss(0.0, 0.07 * math.sqrt(1.0 - memory**2))
+            outputs(replay, "m", 30000.0 * math.exp(offset))
+
+        assert replay.findings == []
+
+
+def test_a_large_output_that_rose_and_has_come_to_rest_is_healthy() -> None:
+    """Most outputs grow at the start of a training; while they do, nobody knows where to."""
+    rng = random.Random(3)
+    replay = Replay()
+    for step in range(600):
+        outputs(replay, "m", (20000.0 - 19900.0 * 0.98**step) * math.exp(rng.gauss(0.0, 0.05)))
+        if step == 150:
+            replay.diagnosis.book.findings.clear()
+
+    assert replay.findings == []
+
+
+@pytest.mark.parametrize(("start", "growth"), [(300.0, 1.003), (10000.0, 1.05), (30000.0, 1.02)])
+def test_a_noisy_rise_is_told_in_time_wherever_it_begins(start: float, growth: float) -> None:
+    """Batches differ by some percent; what creeps takes hundreds of steps."""
+    rng = random.Random(4)
+    replay, step = Replay(), 0
+    while start * growth**step <= 65504.0:
+        outputs(replay, "m", min(65504.0, start * growth**step * math.exp(rng.gauss(0.0, 0.04))))
+        step += 1
+
+    assert replay.only("headroom_low").first_step <= step - 5
+
+
 def test_the_limit_is_reached_where_the_line_through_the_points_says() -> None:
     """On a straight line exactly there."""
-    line = deque([(step, 2.0 + 0.5 * step) for step in range(0, 20, 2)])
+    line = [(step, 2.0 + 0.5 * step) for step in range(0, 20, 2)]
 
-    assert steps_to_limit(line, 16.0) == pytest.approx((16.0 - 11.0) / 0.5)
-    assert steps_to_limit(deque([(s, 11.0) for s in range(9)]), 16.0) is None
-    assert steps_to_limit(deque([(s, 9.0 - s) for s in range(9)]), 16.0) is None
-    assert steps_to_limit(deque([(0, 1.0), (1, 2.0)]), 16.0) is None
-    assert steps_to_limit(deque([(3, 1.0)] * 9), 16.0) is None
+    assert steps_ahead(line, 16.0) == pytest.approx((16.0 - 11.0) / 0.5)
+    assert steps_ahead(line, 19.0) is None  # it has risen by less than what is left
+    assert steps_ahead([(s, 11.0) for s in range(9)], 16.0) is None
+    assert steps_ahead([(s, 9.0 - s) for s in range(9)], 16.0) is None
+    assert steps_ahead([(0, 1.0), (1, 2.0)], 16.0) is None
+    assert steps_ahead([(3, 1.0)] * 9, 16.0) is None

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.records import Severity
-from tests.diagnosis.replay import Replay
+from ampwatch.records import Severity, Topic
+from tests.diagnosis.replay import Replay, measured
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence import TensorRange
@@ -165,7 +165,7 @@ def test_a_scale_that_grows_back_soon_is_not_stuck() -> None:
     for step in range(80):
         replay.take(replay.gradient("w", normal(1e-8, 256, step)))
 
-    assert "scale_stuck_low" not in [f.kind for f in replay.findings]
+    assert [f.kind for f in replay.findings] == ["scale_collapse"]
 
 
 def test_the_search_for_a_scale_is_no_underflow() -> None:
@@ -198,3 +198,73 @@ def test_other_skips_are_not_put_down_to_the_loss(
     replay.take(found_inf=True, loss=loss, loss_dtype=loss_dtype)
 
     assert "fp16_loss_caps_scale" not in [f.kind for f in replay.findings]
+
+
+def test_gradients_of_nothing_but_zeros_were_flushed_if_even_the_loss_is_tiny() -> None:
+    """No element is left to tell by, but the scaled loss is below the format as well."""
+    tiny, met, dead = (Replay(scale=16.0) for _ in range(3))
+    for replay, loss in ((tiny, 1e-6), (met, 0.0), (dead, 1.0)):
+        for _ in range(3):
+            replay.take(
+                replay.gradient("w", [0.0] * 99), replay.gradient("b", [0.0] * 9), loss=loss
+            )
+
+    assert tiny.roots == [("grad_underflow", "param:w")]
+    assert met.findings == []
+    assert dead.findings == []
+
+
+def test_a_burst_that_brings_the_scale_below_one_leaves_one_root() -> None:
+    """The gradients are not too large for a scale of 1: they would fit again."""
+    replay = Replay(scale=4.0)
+    for _ in range(4):
+        replay.take(replay.gradient("w", normal(1e-6, 256)), found_inf=False)
+    for _ in range(6):
+        replay.take(found_inf=True)
+    for step in range(12):
+        replay.take(replay.gradient("w", normal(1e-7, 256, step)), found_inf=False)
+
+    assert replay.roots == [("scale_stuck_low", "param:w")]
+    for kind in ("grad_underflow", "scale_below_one"):
+        assert replay.only(kind).caused_by == "scale_stuck_low@param:w"
+
+
+def test_a_scale_that_no_gradient_fits_is_at_the_parameter_that_caps_it() -> None:
+    """Also where the cap is below 1: what the scale does is a symptom of it."""
+    replay = Replay(scale=65536.0)
+    for step in range(40):
+        replay.take(
+            replay.gradient("large", normal(2e5, 8, step)),
+            replay.gradient("small", normal(1e-8, 256, step)),
+        )
+
+    assert replay.roots == [("range_too_wide", "param:large")]
+    assert replay.only("scale_below_one").caused_by == "range_too_wide@param:large"
+
+
+def test_what_underflows_while_the_scale_collapses_is_its_symptom() -> None:
+    """Every second batch is broken: the scale falls through everything that gradients need."""
+    replay = Replay(scale=65536.0)
+    for step in range(60):
+        broken = step >= 30 and step % 2 == 0
+        values = [] if broken else [replay.gradient("w", normal(2e-9, 256, step))]
+        replay.take(*values, found_inf=broken)
+
+    assert len(replay.roots) == 1
+    assert replay.only("grad_underflow").caused_by
+
+
+def test_gradients_that_a_clip_by_a_nan_norm_has_left_accuse_nobody() -> None:
+    """All of them are NaN then; the next look may tell."""
+    replay = Replay(scale=4.0)
+    nans = [float("nan")] * 64
+    for values in ([1.0, float("nan")], nans[:2], nans[:2]):
+        replay.take(
+            measured(Topic.GRADIENT, "large", nans if values == nans[:2] else [1.0] * 64),
+            measured(Topic.GRADIENT, "small", values),
+            found_inf=True,
+        )
+    for _ in range(3):
+        replay.take(replay.gradient("large", normal(1.0)))
+
+    assert replay.only("scale_below_one").where == "param:small"

@@ -100,3 +100,47 @@ def test_broken_buffers_after_broken_weights_are_their_symptom() -> None:
     assert replay.roots == [("param_nonfinite", "param:w")]
     assert replay.only("buffer_nonfinite").caused_by == "param_nonfinite@param:w"
     assert replay.only("scale_collapse").caused_by == "param_nonfinite@param:w"
+
+
+def test_a_sentinel_that_is_infinite_from_the_start_is_healthy() -> None:
+    """The smallest value seen so far begins at infinity; a NaN in it is not meant."""
+    replay = Replay(scaled=False)
+    replay.take(measured(Topic.BUFFER, "min_val", [inf]), measured(Topic.BUFFER, "ema", [1.0]))
+    replay.take(measured(Topic.BUFFER, "min_val", [inf]), measured(Topic.BUFFER, "ema", [1.0]))
+    sentinel = list(replay.findings)
+    replay.take(measured(Topic.BUFFER, "min_val", [inf]), measured(Topic.BUFFER, "ema", [inf]))
+
+    assert sentinel == []
+    assert replay.only("buffer_nonfinite").where == "buffer:ema"
+
+
+def test_running_statistics_that_are_infinite_from_the_start_are_poisoned() -> None:
+    """They came so from a checkpoint."""
+    replay = Replay(scaled=False)
+    replay.take(measured(Topic.BUFFER, "bn.running_var", [inf]))
+
+    assert replay.roots == [("buffer_nonfinite", "buffer:bn.running_var")]
+
+
+def test_skips_that_begin_with_a_poisoned_buffer_are_its_symptom() -> None:
+    """The forward that overflowed is written in the buffer."""
+    replay = Replay(scale=65536.0)
+    for _ in range(30):
+        replay.take(measured(Topic.BUFFER, "bn.running_mean", [0.0]))
+    for _ in range(9):
+        replay.take(measured(Topic.BUFFER, "bn.running_mean", [inf]), found_inf=True)
+
+    assert replay.roots == [("buffer_nonfinite", "buffer:bn.running_mean")]
+    assert replay.only("scale_collapse").caused_by == "buffer_nonfinite@buffer:bn.running_mean"
+
+
+def test_gradients_lost_in_float16_weights_are_a_symptom_of_an_eps_that_is_zero() -> None:
+    """Both come of weights in float16; the optimizer is what breaks them."""
+    replay = Replay(scaled=False, dtypes=(), lost_eps={"w": 1e-8})
+    replay.take(
+        measured(Topic.GRADIENT, "w", [0.0] * 60 + [2.0**-24] * 40, "float16"),
+        measured(Topic.WEIGHT, "w", [nan] * 60 + [-inf] * 40, "float16"),
+    )
+
+    assert replay.roots == [("optimizer_eps_underflow", "param:w")]
+    assert replay.only("fp16_without_scaler").caused_by == "optimizer_eps_underflow@param:w"

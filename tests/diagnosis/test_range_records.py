@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf, nan
 
 import pytest
@@ -65,7 +66,7 @@ def test_non_finite_elements_are_counted_since_the_start() -> None:
 
 
 def test_the_totals_count_what_autocasts_dtype_loses_at_the_scale_of_the_time() -> None:
-    """Non-zero elements that would be zero in it, and subnormal ones."""
+    """Elements that would be zero in it or have become it, and subnormal ones."""
     replay = Replay(scale=4.0)
     values = [2.0**-30, 2.0**-25, 2.0**-24, 2.0**-14, 1.0, 0.0]
     for _ in range(2):
@@ -74,7 +75,7 @@ def test_the_totals_count_what_autocasts_dtype_loses_at_the_scale_of_the_time() 
     totals = replay.of(SamplingRecord)[-1]
     assert totals.gradient_elements == 2 * len(values)
     assert totals.gradient_zeros == 2
-    assert totals.gradient_underflow == 4
+    assert totals.gradient_underflow == 6
     assert totals.gradient_subnormal == 4
     assert totals.samples[Topic.GRADIENT] == 2
     assert (totals.interval, totals.samples_dropped, totals.tensors_refused) == (5, 1, 2)
@@ -131,3 +132,68 @@ def test_an_update_over_several_steps_and_one_of_a_skipped_step_are_not_recorded
     replay.take(measured(Topic.UPDATE, "w", [0.5]))
 
     assert [r.histogram.amax for r in replay.of(RangeRecord)] == [0.5]
+
+
+def test_a_skipped_step_is_recorded_as_it_stood_before_it_was_unscaled() -> None:
+    """It was looked at afterwards; nothing about the range of the others may change by that."""
+    replay = Replay(scale=2.0**16)
+    values = [2.0**-3, 2.0**-10, 0.0]
+    replay.take(measured(Topic.GRADIENT, "w", values, scaled=True))
+    unscaled = [v / 2.0**16 for v in values]
+    replay.take(measured(Topic.GRADIENT, "w", [*unscaled, inf], scaled=False))
+
+    before, after = (r for r in replay.of(RangeRecord) if r.module == ALL_MODULES)
+    assert after.loss_scale == before.loss_scale == 2.0**16
+    assert (after.histogram.counts, after.histogram.first, after.histogram.amax) == (
+        before.histogram.counts,
+        before.histogram.first,
+        before.histogram.amax,
+    )
+    assert replay.of(SamplingRecord)[-1].gradient_underflow == 0
+
+
+def test_a_scale_of_zero_is_recorded_as_such() -> None:
+    """There is no way back from it."""
+    replay = Replay(scale=0.0)
+    replay.take(measured(Topic.GRADIENT, "w", [nan], scaled=True), found_inf=True)
+
+    assert {r.loss_scale for r in replay.of(RangeRecord)} == {0.0}
+
+
+def test_zeros_that_were_flushed_count_as_underflow() -> None:
+    """Beside subnormal numbers, or where nothing else is left and the others are tiny."""
+    replay = Replay(scale=4.0)
+    replay.take(
+        measured(Topic.GRADIENT, "a", [2.0**-24, 2.0**-20, 0.0, 0.0], scaled=True),
+        measured(Topic.GRADIENT, "b", [0.0] * 7, scaled=True),
+    )
+    flushed = replay.of(SamplingRecord)[-1].gradient_underflow
+    replay.take(
+        measured(Topic.GRADIENT, "a", [1.0, 0.5, 0.0, 0.0], scaled=True),
+        measured(Topic.GRADIENT, "b", [0.0] * 7, scaled=True),
+    )
+
+    assert flushed == 9
+    assert replay.of(SamplingRecord)[-1].gradient_underflow == 9
+
+
+def test_modules_that_were_left_out_stay_counted_until_the_topic_is_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever other topics do meanwhile."""
+    replay = Replay(scaled=False, max_modules=1)
+    gradients = [measured(Topic.GRADIENT, f"m{n}.w", [1.0]) for n in range(4)]
+    replay.take(*gradients)
+    monkeypatch.setattr(range_records, "APART_NS", 10**18)
+    replay.take(*gradients)
+    replay.take(measured(Topic.WEIGHT, "m0.w", [1.0]))
+
+    assert [r.modules_left_out for r in replay.of(SamplingRecord)] == [3, 3, 3]
+
+
+def test_a_topic_that_had_no_tensors_was_not_sampled() -> None:
+    """A model without buffers."""
+    replay = Replay(scaled=False)
+    replay.diagnosis.deliver(replace(replay.take().last, step=1, topics=frozenset({Topic.BUFFER})))
+
+    assert replay.of(SamplingRecord)[-1].samples[Topic.BUFFER] == 0

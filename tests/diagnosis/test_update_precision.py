@@ -67,3 +67,17 @@ def test_the_parameter_with_the_most_unchanged_elements_is_named_once() -> None:
 
     finding = replay.only("update_rounding")
     assert (finding.where, finding.count, finding.evidence["parameters"]) == ("param:large", 3, 2)
+
+
+def test_steps_that_were_skipped_move_nothing_and_are_not_rounding() -> None:
+    """A span with a skipped step in it says nothing; the next one does."""
+    replay = Replay(dtypes=("bfloat16",))
+    replay.take(found_inf=True)
+    for _ in range(7):
+        replay.take(found_inf=False)
+    iteration(replay, STILL, dtype="bfloat16", gradient=[1e-3] * 10)
+    within = [f.kind for f in replay.findings]
+    iteration(replay, STILL, dtype="bfloat16", gradient=[1e-3] * 10)
+
+    assert "update_rounding" not in within
+    assert replay.only("update_rounding").where == "param:w"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import pytest
+
 from ampwatch.aggregate import Fleet
 from ampwatch.exporters.figures import figures
 from ampwatch.settings import Settings
@@ -74,7 +76,7 @@ def test_the_range_of_the_gradients_is_told_in_bits_and_shares() -> None:
     """How far the largest is from the end, and how many are zero only for the format."""
     gradients = histogram(-24, 600, zeros=400, amax=65504.0 / 8)
 
-    told = figures_of([FACTS, step(0), ranges(exponents=gradients)])
+    told = figures_of([FACTS, step(0, loss_scale=1.0), ranges(exponents=gradients)])
 
     assert told["Headroom"] == ("3.0 bits", "of the gradients in float16")
     assert told["Underflow"] == ("40 %", "of the gradients in float16")
@@ -82,7 +84,48 @@ def test_the_range_of_the_gradients_is_told_in_bits_and_shares() -> None:
 
 def test_gradients_of_nothing_but_zeros_have_no_range_to_tell() -> None:
     """Nothing is known of their headroom, and nothing of why they are zero."""
-    told = figures_of([step(0), ranges(exponents=histogram(0, zeros=9))])
+    told = figures_of([FACTS, step(0), ranges(exponents=histogram(0, zeros=9))])
 
     assert "Headroom" not in told
     assert "Underflow" not in told
+
+
+@pytest.mark.parametrize(
+    ("scale", "room"), [(2.0**10, "3.0 bits"), (2.0**9, "4.0 bits"), (2.0**15, "-2.0 bits")]
+)
+def test_the_headroom_is_that_at_the_scale_of_now(scale: float, room: str) -> None:
+    """Between two samples the scale goes on."""
+    sample = ranges(exponents=histogram(14, 9, amax=65504.0 / 8), loss_scale=2.0**10)
+
+    assert figures_of([FACTS, sample, step(9, loss_scale=scale)])["Headroom"].value == room
+
+
+@pytest.mark.parametrize("scale", [0.0, math.inf])
+def test_at_a_scale_that_is_none_there_is_no_headroom(scale: float) -> None:
+    """The scale of a run that has broken down may be anything."""
+    assert "Headroom" not in figures_of([FACTS, ranges(), step(9, loss_scale=scale)])
+
+
+def test_a_sample_that_overflowed_tells_the_headroom_of_the_rest() -> None:
+    """No number says how far the others are beyond."""
+    sample = ranges(exponents=histogram(14, 9, positive_infs=1, amax=65504.0 / 8))
+
+    told = figures_of([FACTS, sample, step(0, loss_scale=1.0)])
+
+    assert told["Headroom"] == ("3.0 bits", "of the finite gradients in float16")
+
+
+def test_a_run_without_autocast_has_no_range_to_tell() -> None:
+    """float32 is not judged by what float16 would have done."""
+    told = figures_of([step(0), ranges(exponents=histogram(-40, 9))])
+
+    assert not {"Headroom", "Underflow"} & told.keys()
+
+
+def test_a_model_in_float16_is_judged_by_it() -> None:
+    """Autocast is not the only way to train in a narrow format."""
+    told = figures_of(
+        [step(0, loss_scale=math.nan), ranges(exponents=histogram(-25, 1, 3), dtype="float16")]
+    )
+
+    assert told["Underflow"] == ("25 %", "of the gradients in float16")

@@ -7,8 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from ampwatch.exporters.prometheus import PrometheusExporter
 from ampwatch.exporters.range_samples import OF_RANGES
-from ampwatch.records import FactsRecord, Record, Topic
-from tests.aggregate.made_up import histogram, ranges, sampling
+from ampwatch.records import ALL_MODULES, FactsRecord, Record, Topic
+from tests.aggregate.made_up import START, histogram, ranges, sampling, step
 from tests.exporters.test_prometheus import fleet_of, names_of_rank_0, samples, scrape
 
 FLOAT16 = FactsRecord({"autocast_dtype": "bfloat16,float16"})
@@ -96,8 +96,8 @@ def test_the_window_is_in_scales_not_in_exponents() -> None:
     """It can be drawn into the same panel as the loss scale."""
     record = ranges(exponents=histogram(-14, *[1] * 11), loss_scale=65536.0)
 
-    assert value("ampwatch_loss_scale_window_low", record) == 2.0**6
-    assert value("ampwatch_loss_scale_window_high", record) == 2.0**35
+    assert value("ampwatch_loss_scale_window_low", FLOAT16, record) == 2.0**6
+    assert value("ampwatch_loss_scale_window_high", FLOAT16, record) == 2.0**35
 
 
 def test_the_largest_scaled_gradient_and_its_limit_can_be_compared() -> None:
@@ -141,7 +141,8 @@ def test_magnitudes_have_buckets_and_no_sum() -> None:
 
 def test_modules_are_exported_by_name() -> None:
     """What is known of each, and nothing of what is not."""
-    records = [
+    records: list[Record] = [
+        FLOAT16,
         ranges("", exponents=histogram(-25, 1, 3)),
         ranges("fc", exponents=histogram(0, 1, zeros=3)),
         ranges("fc", Topic.ACTIVATION, histogram(4, 1), dtype="bfloat16"),
@@ -163,12 +164,76 @@ def test_modules_are_exported_by_name() -> None:
 
 
 def test_a_ratio_of_nothing_is_absent() -> None:
-    """A gradient of zeros only underflows nowhere, and not by 0 %."""
+    """Zeros alone do not say why they are zero, and NaN have neither a share nor a largest."""
     zeros = ranges("fc", exponents=histogram(0, zeros=4))
     nothing = ranges("nothing", exponents=histogram(0, nans=4))
+    records = (FLOAT16, zeros, nothing)
 
-    assert of_modules("ampwatch_module_gradient_underflow_ratio", zeros, nothing) == {}
-    assert of_modules("ampwatch_module_gradient_zero_ratio", zeros, nothing) == {"fc": 1.0}
+    assert of_modules("ampwatch_module_gradient_underflow_ratio", *records) == {}
+    assert of_modules("ampwatch_module_gradient_zero_ratio", *records) == {"fc": 1.0}
+    assert of_modules("ampwatch_module_gradient_amax", *records) == {"fc": 0.0}
+
+
+def test_a_module_that_was_flushed_whole_has_lost_everything() -> None:
+    """The others tell: their largest is about to go the same way."""
+    tiny, ordinary = ranges(exponents=histogram(-20, 1)), ranges(exponents=histogram(-3, 1))
+    zeros = ranges("fc", exponents=histogram(0, zeros=4))
+    part = ranges("part", exponents=histogram(-26, 1, 0, 4, zeros=5))
+    name = "ampwatch_module_gradient_underflow_ratio"
+
+    assert of_modules(name, FLOAT16, tiny, zeros, part) == {"fc": 1.0, "part": 0.6}
+    assert of_modules(name, FLOAT16, ordinary, zeros, part) == {"fc": 0.0, "part": 0.6}
+
+
+def test_a_run_without_autocast_is_not_judged_by_float16() -> None:
+    """2**-40 is an ordinary number of float32; what float16 would do is told as a fit."""
+    tiny = histogram(-40, 4)
+    records = [ranges(exponents=tiny), ranges("fc", exponents=tiny)]
+
+    assert of_modules("ampwatch_module_gradient_underflow_ratio", *records) == {"fc": 0.0}
+    for absent in ("autocast_dtype_max", "loss_scale_window_low", "loss_scale_window_high"):
+        assert value(f"ampwatch_{absent}", *records) is None
+    fits = {"format": "float16", "fit": "fits_scaled"}
+    assert value("ampwatch_gradient_format_fit", *records, **fits) == 1
+
+
+def test_a_skipped_step_asks_for_a_smaller_scale_than_its_own() -> None:
+    """Its gradients as they were scaled, infinities and all."""
+    overflowed = histogram(-3, 8, positive_infs=2, nans=1)
+    records = [
+        ranges(module, exponents=overflowed, loss_scale=2.0**16, total_infs=2, total_nans=1)
+        for module in (ALL_MODULES, "fc")
+    ]
+    nonfinite = "ampwatch_module_gradient_nonfinite_elements_total"
+
+    assert value("ampwatch_loss_scale_window_high", FLOAT16, *records) == 2.0**15
+    assert value("ampwatch_gradient_format_fit", FLOAT16, *records) is None
+    assert "ampwatch_gradient_format_fit" not in names_of_rank_0(fleet_of(FLOAT16, *records))
+    assert value("ampwatch_scaled_gradient_amax", FLOAT16, *records) == 0.125
+    assert value(nonfinite, FLOAT16, *records, sampling(), module="fc", kind="inf") == 2
+
+
+def test_a_sample_of_nothing_finite_has_no_largest_magnitude() -> None:
+    """0 would look like a gradient that has vanished."""
+    record = ranges(exponents=histogram(0, nans=4))
+
+    assert value("ampwatch_scaled_gradient_amax", record) is None
+    assert value("ampwatch_scaled_gradient_amax_max", record) is None
+
+
+def test_the_age_of_a_sample_can_be_told() -> None:
+    """By topic, and by the steps since."""
+    records: list[Record] = [
+        sampling(step=3, interval=2),
+        ranges(step=3),
+        ranges("fc", Topic.WEIGHT, step=1),
+    ]
+    name = "ampwatch_last_sample_timestamp_seconds"
+
+    assert value(name, *records, topic="gradient") == START + 4
+    assert value(name, *records, topic="weight") == START + 2
+    assert value(name, *records, topic="buffer") is None
+    assert value("ampwatch_sampling_interval_steps", *records, step(90)) == 87
 
 
 def test_what_is_not_finite_is_counted_per_module() -> None:
@@ -208,5 +273,5 @@ def test_a_window_beyond_every_scale_does_not_break_the_scrape() -> None:
     """Gradients of 1e-307 in float64: the scale would be more than a number can say."""
     record = ranges(exponents=histogram(-191, 1, amax=1e-307, amin=1e-307))
 
-    assert PrometheusExporter(fleet_of(record), {}).render()[0]
-    assert value("ampwatch_loss_scale_window_high", record) is None
+    assert PrometheusExporter(fleet_of(FLOAT16, record), {}).render()[0]
+    assert value("ampwatch_loss_scale_window_high", FLOAT16, record) is None

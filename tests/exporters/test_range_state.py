@@ -140,7 +140,7 @@ def test_the_newest_gradients_are_told_exactly() -> None:
 
 def test_zeros_that_were_flushed_before_the_measurement_are_marked() -> None:
     """At that scale they were not zero for any other reason: no what-if can tell what they were."""
-    told = Told([gradients(0, 0, histogram(-24, 60, 20, zeros=20))])
+    told = Told([FACTS, gradients(0, 0, histogram(-24, 60, 20, zeros=20))])
 
     assert told.state["gradients"][HISTOGRAM_COLUMNS.index("flushed")] == 20
 
@@ -220,13 +220,73 @@ def test_modules_that_are_let_go_disappear() -> None:
 
 def test_the_format_follows_autocast() -> None:
     """Rows of modules are judged anew when the dtype becomes known."""
-    told = Told([ranges("fc", Topic.GRADIENT, histogram(-40, 9))])
+    told = Told([FACTS, ranges("fc", Topic.GRADIENT, histogram(-40, 9))])
     assert told.module("fc")["why"] == "lost"
 
     told.put(type(FACTS)({"autocast_dtype": "bfloat16"}))
 
     assert told.state["format"] == "bfloat16"
     assert told.module("fc")["why"] == ""
+
+
+def test_without_autocast_nothing_is_lost_and_every_format_is_still_offered() -> None:
+    """float32 is not judged by float16, which is only what is drawn."""
+    tiny = histogram(-40, 9)
+    told = Told([gradients(0, 0, tiny), ranges("fc", exponents=tiny)])
+
+    row = told.module("fc")
+    assert (row["trouble"], row["why"], row["lost"], row["gradient_headroom"]) == (0, "", 0, None)
+    assert (told.state["format"], told.state["format_known"]) == ("float16", False)
+    assert told.state["gradients"][HISTOGRAM_COLUMNS.index("flushed")] == 0
+
+
+def test_a_module_that_was_flushed_whole_is_at_the_top() -> None:
+    """And comes down again when the others show that it simply has no gradient."""
+    zeros = ranges("fc", exponents=histogram(0, zeros=9))
+    told = Told([FACTS, gradients(0, 0, histogram(-20, 9, zeros=9)), zeros])
+
+    row = told.module("fc")
+    assert (row["trouble"], row["why"], row["lost"]) == (4.0, "lost", 1.0)
+    assert row["histogram"][HISTOGRAM_COLUMNS.index("flushed")] == 9
+
+    told.put(gradients(1, 0, histogram(-3, 9, zeros=9)))
+    row = told.module("fc")
+    assert (row["trouble"], row["why"], row["lost"]) == (0.0, "", 0.0)
+
+
+def test_a_skipped_step_is_told_as_it_was() -> None:
+    """Infinities are the worst; what was finite has a largest, what was not has none."""
+    overflowed = histogram(-3, 8, positive_infs=2)
+    told = Told(
+        [
+            FACTS,
+            gradients(7, 16, overflowed),
+            ranges("some", exponents=overflowed, loss_scale=2.0**16),
+            ranges("all", exponents=histogram(0, negative_infs=2), loss_scale=2.0**16),
+            ranges("blown", Topic.ACTIVATION, histogram(0, nans=2), dtype="float16"),
+        ]
+    )
+
+    assert [told.module(name)["why"] for name in ("some", "all", "blown")] == ["nonfinite"] * 3
+    assert told.module("some")["gradient_amax"] == pytest.approx(2.0**-19, rel=1e-3)
+    assert told.module("all")["gradient_amax"] is None
+    assert told.module("blown")["activation_amax"] is None
+    assert told.column(7)["infs"] == 2
+
+
+def test_a_row_says_how_old_it_is() -> None:
+    """By the newest of its measurements; the sentence says how long ago the last sample was."""
+    told = Told([ranges("fc", step=4), ranges("fc", Topic.WEIGHT, step=9), sampling(step=9)])
+    assert told.module("fc")["step"] == 9
+
+    told.put(step(109))
+    assert told.module("fc")["step"] == 9
+    assert told.state["sentence"].startswith("Sampled every 100 steps")
+
+
+def test_deep_is_said_to_measure_every_step() -> None:
+    """Each level by what it does."""
+    assert '"deep" every step' in Told([step(0)]).state["sentence"]
 
 
 def test_the_loss_scale_is_told_only_if_there_is_one_that_can_be_drawn() -> None:

@@ -30,6 +30,7 @@ class Trainer:
         self, place: Place, run: str = "train", rank: int = 0, world_size: int = 1
     ) -> None:
         who = identity(run=run, rank=rank, world_size=world_size, started_ns=time.time_ns())
+        self.run = run
         self.writer = RingWriter.create([place.rings], who, slots=4096)
         self.step = -1
 
@@ -55,6 +56,12 @@ class Page:
         self.url = f"http://{daemon.info.host}:{daemon.info.port}/"
         browser.get_log("browser")
         browser.get(self.url)
+
+    def choose(self, run: str) -> None:
+        """Show ``run`` as soon as there is news of it."""
+        button = f"document.querySelector('#runs [data-key=\"{run}\"]')"
+        eventually(lambda: self.run(f"return {button} !== null"), f"the run {run}")
+        self.run(f"{button}.click()")  # there are no buttons to see with one run only
 
     def text(self, selector: str) -> str:
         return self.browser.find_element(By.CSS_SELECTOR, selector).text.replace("\u202f", " ")

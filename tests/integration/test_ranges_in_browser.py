@@ -20,7 +20,7 @@ from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.whatif import cast, fit, scale_window
 from ampwatch.records import ALL_MODULES, Topic
 from tests.aggregate.made_up import FACTS, histogram, ranges, sampling
-from tests.daemon.parts import eventually
+from tests.daemon.parts import Place, eventually
 from tests.integration.browsing import Page, Trainer
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
 
     from ampwatch.numerics.exponents import ExponentHistogram
-    from tests.daemon.parts import Place
+    from tests.daemon.parts import Daemon
 
 pytestmark = pytest.mark.services
 
@@ -48,33 +48,59 @@ class Sampled(Trainer):
 
     def sample(
         self,
-        scale_exponent: int = 16,
+        scale_exponent: int | None = 16,
         plain: ExponentHistogram = PLAIN,
         modules: Mapping[str, ExponentHistogram] | None = None,
+        steps: int = 10,
     ) -> None:
-        """Train ten steps and sample the last one of them."""
-        self.train(10, loss_scale=2.0**scale_exponent)
-        where = {"step": self.step, "time_ns": time.time_ns(), "loss_scale": 2.0**scale_exponent}
+        """Train a few steps, without a scaler if there is no exponent, and sample the last one."""
+        shift = scale_exponent or 0
+        self.train(steps, loss_scale=math.nan if scale_exponent is None else 2.0**shift)
+        where = {"step": self.step, "time_ns": time.time_ns(), "loss_scale": 2.0**shift}
         for name, gradients in {**(modules or {}), ALL_MODULES: plain}.items():
-            self.write(ranges(name, Topic.GRADIENT, gradients.shifted(scale_exponent), **where))
-        self.write(sampling(step=self.step, interval=10))
+            self.write(ranges(name, Topic.GRADIENT, gradients.shifted(shift), **where))
+        self.write(sampling(step=self.step, interval=steps))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """One for all tests here, since a daemon takes longer to start than most of them."""
+    return Place(tmp_path_factory.mktemp("place"))
+
+
+@pytest.fixture(scope="module")
+def daemon(place: Place) -> Iterator[Daemon]:
+    with place.daemon() as daemon:
+        yield daemon
 
 
 @pytest.fixture
-def sampled(place: Place) -> Iterator[Sampled]:
-    trainer = Sampled(place)
+def sampled(place: Place, request: pytest.FixtureRequest) -> Iterator[Sampled]:
+    trainer = Sampled(place, run=request.node.name)
     trainer.write(FACTS)
     yield trainer
     trainer.finish()
+
+
+@pytest.fixture
+def page(browser: WebDriver, daemon: Daemon, sampled: Sampled) -> Page:
+    page = Page(browser, daemon)
+    page.choose(sampled.run)
+    return page
+
+
+def card(page: Page, fmt: str) -> str:
+    """What is said of a format before it is chosen."""
+    return page.text(f"#whatif-formats label:has([value='{fmt}'])")
 
 
 def dial(page: Page) -> Any:
     return page.browser.find_element(By.ID, "whatif-scale")
 
 
-def test_before_a_sample_the_page_says_why_there_is_nothing(trainer: Trainer, page: Page) -> None:
+def test_before_a_sample_the_page_says_why_there_is_nothing(sampled: Sampled, page: Page) -> None:
     """Under light nothing is ever measured: no empty chart, no empty table."""
-    trainer.train(20)
+    sampled.train(20)
 
     page.says("#ranges-sentence", 'Nothing was measured yet: level="standard"')
     for panel in ("#exponents-box", "#whatif", "#modules"):
@@ -122,6 +148,25 @@ def test_zeros_nan_and_infinities_are_rows_of_the_heatmap(sampled: Sampled, page
     assert ticks[-3:] == ["zero", "inf", "NaN"]
 
 
+def test_a_sample_lasts_until_the_next_one_and_the_limits_until_now(
+    sampled: Sampled, page: Page
+) -> None:
+    """However dense the first samples were; the newest lasts as long as the one before it."""
+    for steps in (10, 10, 1000):
+        sampled.sample(steps=steps)
+    sampled.train(500, loss_scale=2.0**16)
+    cells = f"{CHART} return c.data.filter((t) => t.z).map((t) => t.x)"
+    lines = f"{CHART} return c.data.filter((t) => t.mode === 'lines').map((t) => t.x)"
+
+    eventually(lambda: page.run(DRAWN) and page.run(cells)[0][-1] == 1520, "a run of 1520 steps")
+    assert page.run(cells) == [[9, 19, 1019, 1520]] * 4
+    assert page.run(lines) == [[9, 19, 1019, 1520]] * 6
+
+    sampled.train(1500, loss_scale=2.0**16)
+    eventually(lambda: page.run(lines) == [[9, 19, 1019, 3020]] * 6, "limits up to now")
+    assert page.run(cells) == [[9, 19, 1019, 2019]] * 4
+
+
 def test_the_heatmap_is_zoomed_with_the_other_charts(sampled: Sampled, page: Page) -> None:
     """They share their steps."""
     for _ in range(4):
@@ -164,6 +209,9 @@ def test_modules_are_sorted_by_trouble_and_by_any_column_on_request(
     assert page.run(sort) == "ascending"
     page.click("[data-column='name'] button")
     assert page.run(NAMES) == ["broken", "fine", "layer.9", "layer.10", "lost", "relu"]
+    steps = "return [...document.querySelectorAll('#modules tbody td:last-child')].map((e) => e.textContent)"
+    assert page.run(steps) == ["9"] * 5 + ["0"]
+    assert page.text("#modules th:last-child") == "Step"
 
 
 def test_the_filter_finds_modules_by_any_part_of_the_name(sampled: Sampled, page: Page) -> None:
@@ -219,7 +267,8 @@ def test_dragging_the_scale_tells_what_would_be_lost(sampled: Sampled, page: Pag
     window = scale_window(PLAIN, FLOAT16)
     page.says("#whatif-window", "keep both ends")
     assert page.text("#whatif-notes").startswith(
-        f"{power_of_two(2.0**window.low)} to {power_of_two(2.0**window.high)} flush at most 0.1 %"
+        f"{power_of_two(2.0**window.low)} to {power_of_two(2.0**window.high)}"
+        " flush at most 0.1 % of the non-zero elements to zero, and nothing overflows."
     )
 
     dial(page).send_keys(Keys.ARROW_LEFT * 6)
@@ -253,26 +302,78 @@ def test_another_format_is_one_choice_away(sampled: Sampled, page: Page) -> None
     }
     for name, fmt in FORMATS.items():
         if name in formats():
-            card = f"#whatif-formats label:has([value='{name}'])"
-            assert verdicts[fit(PLAIN, fmt).value] in page.text(card)
+            assert verdicts[fit(PLAIN, fmt).value] in card(page, name)
     page.browser.find_element(By.CSS_SELECTOR, "[value='float8_e4m3fn']").send_keys(Keys.SPACE)
     page.says("#whatif-outcome", "In float8_e4m3fn at scale 2¹⁶")
     page.says("#whatif-notes", "No scale keeps both ends")
 
 
-def test_what_was_flushed_before_it_was_measured_is_warned_of(sampled: Sampled, page: Page) -> None:
-    """The histogram ends where the format does: a good fit of what is left would be a lie."""
+def test_what_was_flushed_before_it_was_measured_is_never_called_a_fit(
+    sampled: Sampled, page: Page
+) -> None:
+    """The histogram ends where the format does: what fits is what is left, no more."""
     sampled.sample(0, plain=histogram(-24, 60, 20, zeros=120))
 
     page.says("#whatif-cut", "About 60 % of the elements were zero before they were measured")
-    assert "keep what is left" in page.text("#whatif-window")
+    page.says(
+        "#whatif-outcome", "none of what is left would be flushed to zero, and none of what is"
+    )
+    page.says("#whatif-fates", "Of what is left:")
+    for name in ("float16", "float8_e5m2"):
+        assert "cut off: unknown" in card(page, name)
+    assert "fits as it is" in card(page, "bfloat16")  # which reaches lower than what has flushed
+    assert page.text("#whatif-window") == "overflow above 2³⁸"
+    assert page.text("#whatif-notes").startswith("At 2³⁸ and below, none of what is left overflows")
+
+
+def test_what_overflowed_before_it_was_measured_is_never_called_a_fit(
+    sampled: Sampled, page: Page
+) -> None:
+    """How large it would have been, nobody knows: more than fits at the scale of that time."""
+    sampled.sample(16, plain=histogram(-12, 50, 50, positive_infs=7))
+    sampled.train(10, loss_scale=2.0**12)
+
+    page.says(
+        "#whatif-cut", "7 infinite elements: overflowed before it was measured, at scale 2¹⁶."
+    )
+    page.says("#whatif-mark", "now 2¹²")
+    for name in formats():
+        assert "fits" not in card(page, name)
+    assert page.text("#whatif-window") == ""
+    assert page.text("#whatif-notes").startswith(
+        "The scale must be below 2¹⁶, how far is not known"
+    )
+    assert "none of what is left would overflow." in page.text("#whatif-outcome")
+
+    sampled.sample(16, plain=histogram(0, nans=40))
+    page.says("#whatif-outcome", "Nothing finite was measured.")
+    assert "nothing finite to fit" in card(page, "float16")
+    assert "zero" not in page.text("#whatif")
+
+
+def test_without_a_scaler_there_is_no_loss_scale_to_go_back_to(
+    sampled: Sampled, page: Page
+) -> None:
+    """A scale can be tried all the same."""
+    sampled.sample(None, plain=histogram(-9, *[1] * 10))
+
+    page.says("#whatif-value", "none")
+    page.says("#whatif-outcome", "In float16 without a loss scale, none of the non-zero elements")
+    page.says("#whatif-fates", "normal 100 %")
+    assert not page.browser.find_element(By.ID, "whatif-mark").is_displayed()
+    dial(page).send_keys(Keys.ARROW_RIGHT)
+    page.says("#whatif-value", "2¹ = 2")
+    assert "2⁰" not in page.text("#whatif .dial")
+    page.click("#whatif-now")
+    page.says("#whatif-value", "none")
 
 
 def test_each_rank_has_ranges_of_its_own(place: Place, page: Page) -> None:
     """And a choice made for one of them is not carried to another."""
-    ranks = [Sampled(place, rank=rank, world_size=2) for rank in (0, 1)]
+    ranks = [Sampled(place, "ranks", rank=rank, world_size=2) for rank in (0, 1)]
     ranks[0].sample(16, modules={"fc": histogram(-20, 5)})
     ranks[1].sample(8, modules={"head": histogram(-20, 5)})
+    page.choose("ranks")
     page.says("#modules", "fc")
     page.click("#modules [data-key='fc']")
     dial(page).send_keys(Keys.ARROW_LEFT)
@@ -287,30 +388,26 @@ def test_each_rank_has_ranges_of_its_own(place: Place, page: Page) -> None:
         rank.finish()
 
 
-def test_a_run_that_has_ended_keeps_its_ranges(place: Place, page: Page) -> None:
-    """They are what one wants to read then."""
-    trainer = Sampled(place)
-    trainer.sample(modules={"fc": histogram(-20, 5)})
-    page.says("#modules", "fc")
-
+def test_a_run_that_has_ended_keeps_its_ranges_in_any_window(place: Place, page: Page) -> None:
+    """They are what one wants to read then; charts and page are as wide as the window allows."""
+    trainer = Sampled(place, "ended")
+    trainer.sample(modules={"encoder.layers.11.attention.output": histogram(-20, 5)})
+    page.choose("ended")
     trainer.finish()
-
     page.says("#run h1", "finished")
-    page.click("#modules [data-key='fc']")
-    page.says("#whatif-of", "gradient of fc")
-
-
-def test_a_narrow_window_scrolls_in_one_direction_only(sampled: Sampled, page: Page) -> None:
-    """The table scrolls by itself; the page does not grow wider than the window."""
-    sampled.sample(modules={"encoder.layers.11.attention.output": histogram(-20, 5)})
-    page.says("#modules", "encoder")
+    page.click("#modules tbody button")
+    page.says("#whatif-of", "gradient of encoder")
+    fits = """return [document.documentElement, ...document.querySelectorAll('.chart')].every(
+        (e) => e.scrollWidth <= e.clientWidth && e.clientWidth <= innerWidth)"""
+    inside = f"{CHART} return c.layout.margin.r < 20"
+    eventually(lambda: page.run(DRAWN) and page.run(f"{CHART} return c.layout.margin.r > 100"))
     size = page.browser.get_window_size()
 
     page.browser.set_window_size(500, 900)
 
-    fits = "return document.documentElement.scrollWidth <= window.innerWidth"
-    eventually(lambda: page.run(fits), "a page as wide as the window")
+    eventually(lambda: page.run(fits) and page.run(inside), "charts as wide as the window")
     page.browser.set_window_size(**size)
+    eventually(lambda: page.run(fits) and not page.run(inside), "wide charts again")
 
 
 def test_five_hundred_modules_stay_quick(sampled: Sampled, page: Page) -> None:
@@ -329,14 +426,14 @@ def test_five_hundred_modules_stay_quick(sampled: Sampled, page: Page) -> None:
     assert took < 500  # ms; 50 where nothing else runs
 
 
-def test_without_plotly_numbers_and_table_work(
-    place: Place, browser: WebDriver, sampled: Sampled, tmp_path: Path
-) -> None:
+def test_without_plotly_numbers_and_table_work(browser: WebDriver, tmp_path: Path) -> None:
     """The pictures are an extra, the answers are not."""
     hidden = tmp_path / "hidden" / "plotly"
     hidden.mkdir(parents=True)
     (hidden / "__init__.py").touch()
-    sampled.sample(modules={"fc": histogram(-20, 5)})
+    place = Place(tmp_path)
+    trainer = Sampled(place)
+    trainer.sample(modules={"fc": histogram(-20, 5)})
 
     with place.daemon(PYTHONPATH=str(hidden.parent)) as daemon:
         page = Page(browser, daemon)
@@ -346,6 +443,7 @@ def test_without_plotly_numbers_and_table_work(
         page.says("#no-plotly", "pip install")
         assert not browser.find_element(By.ID, "heatmap").is_displayed()
         browser.get("about:blank")
+    trainer.finish()
 
 
 def random_histogram(rng: random.Random) -> ExponentHistogram:

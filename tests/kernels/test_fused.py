@@ -56,18 +56,29 @@ def _check(pieces: Sequence[Tensor], gate: Tensor | None = None) -> None:
     assert rows[-1].eq(77).all()
 
 
-@pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Make lanes few, since the interpreter adds them up one by one; return the section."""
+def _set_lanes(lanes: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The interpreter takes them one by one at the end of a section; return its length."""
     import triton.language as tl  # noqa: PLC0415
 
     from ampwatch.kernels import fused_device  # noqa: PLC0415
 
-    lanes = 32
     monkeypatch.setattr(fused_device, "LANES", tl.constexpr(lanes))
     monkeypatch.setattr(fused_device, "STEP", tl.constexpr(16 * lanes))
     monkeypatch.setattr(fused_device, "SECTION", tl.constexpr(240 * lanes))
     return 240 * lanes
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Few lanes, for many short pieces."""
+    return _set_lanes(16, monkeypatch)
+
+
+@pytest.fixture
+def one_unit(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Many lanes and one program, for a long piece."""
+    monkeypatch.setattr("ampwatch.kernels.fused._UNITS_PER_PROCESSOR", 1)
+    return _set_lanes(256, monkeypatch)
 
 
 def _patterns(dtype: torch.dtype) -> Tensor:
@@ -93,7 +104,7 @@ def test_all_values_agree_in_the_interpreter() -> None:
 
 
 @interpreted
-@pytest.mark.usefixtures("narrow")
+@pytest.mark.usefixtures("one_unit")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_every_pattern_of_16_bits_counts_as_in_the_reference(dtype: torch.dtype) -> None:
     """All 65536: subnormal numbers, NaN of all payloads, both zeros."""
@@ -155,9 +166,22 @@ def test_pieces_of_all_kinds_in_one_call_count_as_in_the_reference() -> None:
 
 
 @interpreted
-def test_a_full_section_of_equal_elements_does_not_overflow_a_counter() -> None:
-    """At the true width: 122880 in one bin, which takes all 17 binary digits."""
-    _check([torch.ones(240 * 512)])
+def test_every_binary_digit_of_a_count_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the true width: a full section, whose counts have all 17 digits but one, and that one."""
+    monkeypatch.setattr("ampwatch.kernels.fused._UNITS_PER_PROCESSOR", 1)
+    numbers = {1.0: 0b1_0101_0101_0101_0101, 4.0: 0b1000_1010_1010_1010, 8.0: 1}
+    assert sum(numbers.values()) == 240 * 512
+    section = torch.cat([torch.full((n,), value) for value, n in numbers.items()])
+
+    _check([torch.cat([section, torch.full((1 << 13,), 2.0)])])
+
+
+@interpreted
+def test_a_section_of_zeros_alone_has_no_say_in_the_extremes(narrow: int) -> None:
+    """Before, between and after sections that have others; and if there are no others."""
+    zeros = torch.zeros(narrow)
+    parts = [zeros, torch.tensor([3.0, 0.25, 0.0]), zeros, zeros, torch.tensor([-7.0]), zeros]
+    _check([torch.cat(parts)[: 5 * narrow], torch.cat([zeros, zeros])])
 
 
 @interpreted

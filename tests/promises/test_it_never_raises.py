@@ -74,7 +74,8 @@ IN_STEP = [
     (PoisonedState, "look"),
     (UpdatePrecision, "look"),
     (GradientSensor, "before_unscale"),
-    (GradientSensor, "before_update"),
+    (GradientSensor, "look_at_skips"),
+    (GradientSensor, "before_direct_step"),
     (ActivationSensor, "after_forward"),
     (ActivationSensor, "before_node"),
     (WeightSensor, "look"),
@@ -110,8 +111,10 @@ class Fault:
         return method
 
 
-def _faulty_run() -> Run:
+def _faulty_run(method: str = "") -> Run:
     """A run with two findings, so that every part has something to do."""
+    if method == "before_direct_step":
+        return build("bf16-without-scaler")
     run = build("fp16-scheduled")
     run.steps, run.poison = 20, tuple(range(12, 20))
     return run
@@ -127,12 +130,12 @@ def test_a_fault_at_any_call_leaves_training_as_it_was(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The sensor is counted, logged once and switched off; the bits stay the same."""
-    bare = _faulty_run()
+    bare = _faulty_run(method)
     bare.loop()
     fault = Fault(getattr(owner, method), at_call, RuntimeError)
     monkeypatch.setattr(owner, method, fault.bound_to())
 
-    watched = _faulty_run()
+    watched = _faulty_run(method)
     with (
         caplog.at_level(logging.WARNING, logger="ampwatch.sensors.guard"),
         ampwatch.monitor(watched.models, watched.scaler, level="deep", serve=False) as watch,

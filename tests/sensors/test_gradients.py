@@ -202,3 +202,19 @@ def test_a_step_within_a_step_is_measured_once(benches: Any) -> None:
     bench.sensor.before_direct_step(bench.optimizer)
 
     assert len(bench.notes) == 2
+
+
+def test_a_skip_is_looked_at_before_the_user_clips(benches: Any) -> None:
+    """Clipping by a norm that is NaN leaves nothing but NaN, whoever brought it."""
+    bench = benches(scaler())
+    bench.parts.sampler.wanted = frozenset()
+    bench.backward()
+    bench.model.bias.grad[0] = float("nan")
+    bench.scaler.unscale_(bench.optimizer)
+    nn.utils.clip_grad_norm_(bench.model.parameters(), 1.0)
+    bench.end()
+
+    measured = bench.parts.notes.of(Topic.GRADIENT)
+    assert measured["weight"].isfinite().all()
+    assert measured["bias"].isnan().tolist() == [True, False]
+    assert len(bench.notes) == 2

@@ -38,7 +38,7 @@ class NoMeasurements:
     def __init__(self) -> None:
         self.closings: list[bool] = []
         self.durations: list[float] = []
-        self.alarms = 0
+        self.alarms = self.calms = 0
         self.discarded: list[Any] = []
         self.next_sample: Any = None
 
@@ -60,6 +60,9 @@ class NoMeasurements:
 
     def alarm(self) -> None:
         self.alarms += 1
+
+    def calm(self) -> None:
+        self.calms += 1
 
 
 class LateSample:
@@ -323,4 +326,7 @@ def test_measurements_are_told_of_the_end_of_each_iteration_and_of_what_is_not_f
     assert bench.measurements.closings == [False, True, True]
     assert bench.measurements.durations[1] == 3.0
     assert bench.measurements.alarms == 2
-    assert [i.loss_dtype for i in delivered] == ["", "", "float32"]
+    bench.update([(0, 0.0)])
+    assert bench.iterations
+    assert bench.measurements.calms == 1
+    assert [i.loss_dtype for i in delivered] == ["", "", "float32", ""]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.kernels.eager import EagerKernel
+from ampwatch.kernels.native import load
 from ampwatch.records import Topic
 from ampwatch.sensors.measuring import SLABS, How, Item, Measuring
 from tests.numerics.oracle import histogram_of
@@ -146,6 +147,31 @@ def test_without_a_kernel_the_measurement_is_dropped_and_counted() -> None:
     assert measuring.dropped == 1
 
 
+def test_tensors_of_one_name_and_several_dtypes_stay_apart() -> None:
+    """As in the output of a module that returns both."""
+    measuring = host()
+    items = [Item("m", "m", torch.ones(2).half()), Item("m", "m", torch.full((3,), 1e6))]
+    measuring.measure(Topic.ACTIVATION, items)
+
+    assert [(r.dtype, r.histogram.amax) for r in taken(measuring)] == [
+        ("float16", 1.0),
+        ("float32", 1e6),
+    ]
+
+
+def test_another_default_device_does_no_harm() -> None:
+    """Memory that is read by its address has to be where it is read."""
+    items = named([1.0, 2.0, 0.0], [4.0])
+    native = load()
+    kernels = [EagerKernel(), *([native] if native else [])]
+    for kernel in kernels:
+        measuring = Measuring(lambda _device, kernel=kernel: kernel, 8)
+        with torch.device("meta"):
+            measuring.measure(Topic.GRADIENT, items)
+
+        assert [r.histogram.amax for r in taken(measuring)] == [2.0, 4.0]
+
+
 class Device:
     """Measuring as on a device: the pieces lie on the host, but only the slabs may be used."""
 
@@ -203,7 +229,7 @@ def test_more_tensors_than_a_slab_has_rows_are_dropped_and_counted(
     sample: Any = device.measuring.seal()
     device.link.arrived = True
 
-    assert [r.histogram.amax for r in device.measuring.take(sample)] == [1.0, 2.0]
+    assert [r.histogram.amax for r in device.measuring.take(sample)] == [1.0, 2.0, 3.0]
     assert device.measuring.dropped == 1
 
 

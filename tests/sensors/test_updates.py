@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from ampwatch.records import Topic
-from ampwatch.sensors.updates import MOST_ELEMENTS, SPAN, UpdateSensor
+from ampwatch.sensors.updates import LONG_SPAN, MOST_ELEMENTS, SPAN, UpdateSensor
 from tests.sensors.notes import Parts
 
 if TYPE_CHECKING:
@@ -173,6 +174,62 @@ def test_a_step_that_raised_does_not_end_the_comparisons(bench: Any) -> None:
     watched.step(0.5)
 
     assert [r.tolist() for r in watched.ratios()] == [[0.5, 0.5]]
+
+
+def test_parameters_of_several_dtypes_are_compared(bench: Any) -> None:
+    """What cannot be joined is compared apart."""
+    watched = bench(
+        torch.ones(2), torch.ones(3, dtype=torch.bfloat16), torch.ones(4, dtype=torch.float64)
+    )
+    watched.step(0.5)
+
+    assert {n.name: n.values.tolist() for n in watched.parts.notes.notes} == {
+        "0": [0.5] * 2,
+        "1": [0.5] * 3,
+        "2": [0.5] * 4,
+    }
+
+
+def test_optimizers_that_are_gone_leave_no_snapshot() -> None:
+    """Nor does a change of the number of parts."""
+    model = nn.ParameterList([nn.Parameter(torch.ones(4)) for _ in range(8)])
+    parts = Parts([model], Topic.UPDATE)
+    sensor = UpdateSensor(parts.registry, parts.names, parts.sampler, parts.notes, parts.guard)
+    sensor.install()
+    try:
+        for number in range(10):
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            for parameter in model:
+                parameter.grad = torch.ones_like(parameter)
+            for part in range(4):
+                parts.sampler.part = (part % (1 + number % 4), 1 + number % 4)
+                parts.sampler.step += 1
+                optimizer.step()
+        kept = [len(history.kept) for history in sensor._histories.values()]
+        del optimizer
+        gc.collect()
+    finally:
+        left = len(sensor._histories)
+        sensor.remove()
+
+    assert max(kept) <= 4
+    assert left == 0
+
+
+def test_an_optimizer_of_others_is_given_more_time(bench: Any) -> None:
+    """It may round stochastically, or keep float32 weights of its own."""
+
+    class Own(torch.optim.SGD):
+        pass
+
+    watched = bench(torch.ones(2))
+    own = Own(watched.model.parameters(), lr=1.0)
+    for _ in range(LONG_SPAN + SPAN):
+        watched.model[0].grad = torch.zeros(2)
+        own.step()
+        watched.parts.sampler.step += 1
+
+    assert {n.how.span for n in watched.parts.notes.notes} == {1, LONG_SPAN}
 
 
 def test_an_eps_that_is_zero_in_the_parameters_dtype_is_noted() -> None:

@@ -86,7 +86,7 @@ def an_expert_in_a_list_of_models_whose_gate_is_almost_shut(*, sick: bool) -> Pr
         with half():
             hidden = stem(x)
             wide, narrow = net.experts["wide"](hidden), net.experts["narrow"](hidden)
-        loss = narrow.float().square().mean() + 3e-6 * wide.float().square().mean()
+        loss = narrow.float().square().mean() + 4e-7 * wide.float().square().mean()
         backward(scaler, loss)
         update(scaler, *optimizers)
         return loss
@@ -227,3 +227,24 @@ def two_losses_of_far_apart_size_without_a_model(*, sick: bool) -> Program:
         return loss
 
     return Program([first, second], [optimizer], iterate, scaler, steps=40, watched=None)
+
+
+@STORIES.tell("range_too_wide", "param:0.pixels.weight", "backward")
+def a_sum_over_pixels_that_brings_the_scale_below_one(*, sick: bool) -> Program:
+    """The scale is a symptom, and so is what is lost at it."""
+    model = nn.Sequential(nn.ModuleDict({"pixels": nn.Linear(16, 32), "style": nn.Linear(16, 64)}))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-12)
+    scaler = gradscaler()
+    of_pixels, of_style = (1e4, 1e-6) if sick else (1e-3, 1e-3)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(64, 16)
+        with half():
+            pixels, style = model[0]["pixels"](x), model[0]["style"](x)
+        loss = of_pixels * (pixels.float() - 20.0).square().sum()
+        loss = loss + of_style * style.float().square().mean()
+        backward(scaler, loss)
+        update(scaler, optimizer, clip=1.0)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler, steps=50)

@@ -487,3 +487,72 @@ def a_loss_that_reaches_zero() -> Program:
         return torch.relu(1.0 - model(x).float() * x[:, :1].sign()).mean()
 
     return simple(model, forward, scaler=gradscaler(), optimizer=optimizer, steps=60, settings=PAID)
+
+
+@control
+def outputs_that_rise_and_stay() -> Program:
+    """To a fifth of float16's range within the first steps, and not beyond."""
+    model = nn.Linear(16, 32)
+    optimizer = torch.optim.Adam(model.parameters(), lr=100.0)
+
+    def forward() -> torch.Tensor:
+        out = model(torch.randn(32, 16)).float()
+        return (out.square().mean().sqrt() / 2.5e3 - 1.0).square()
+
+    return simple(
+        model,
+        forward,
+        scaler=gradscaler(2.0**20),
+        optimizer=optimizer,
+        steps=150,
+        settings=PAID,
+    )
+
+
+@control
+def extremes_that_begin_at_infinity() -> Program:
+    """An observer for quantization: nothing was seen yet."""
+
+    class Observed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(16, 4)
+            self.register_buffer("min_val", torch.full((4,), float("inf")))
+            self.register_buffer("max_val", torch.full((4,), float("-inf")))
+
+        def forward(self, x: torch.Tensor, *, observe: bool) -> torch.Tensor:
+            out: torch.Tensor = self.body(x)
+            if observe:
+                self.min_val = torch.minimum(self.min_val, out.detach().float().amin(0))
+                self.max_val = torch.maximum(self.max_val, out.detach().float().amax(0))
+            return out
+
+    model = Observed()
+    calls = iter(range(10**6))
+
+    def forward() -> torch.Tensor:
+        out = model(torch.randn(32, 16), observe=next(calls) > 20)
+        return (out.float() - 1.0).square().mean()
+
+    return simple(model, forward, scaler=gradscaler())
+
+
+@control
+def three_micro_batches_and_a_start_that_is_skipped() -> Program:
+    """Nothing moves while the scale is looked for; that is not rounding."""
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4))
+    optimizer = adamw(model, lr=1e-4, foreach=True)
+    scaler = gradscaler(2.0**30)
+
+    def iterate(_step: int) -> torch.Tensor:
+        total = torch.zeros(())
+        for _ in range(3):
+            with half():
+                out = model(torch.randn(32, 16))
+            loss = (out.float() - 1.0).square().mean() / 3
+            backward(scaler, loss)
+            total += loss.detach()
+        update(scaler, optimizer, clip=1.0)
+        return total
+
+    return Program([model], [optimizer], iterate, scaler, steps=40)

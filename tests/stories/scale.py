@@ -25,7 +25,7 @@ def ten_broken_batches_and_the_default_growth_interval(*, sick: bool) -> Program
             x = 1e6 * x
         with half():
             out = model(x)
-        loss = 1e-6 * out.float().square().mean()
+        loss = 5e-7 * out.float().square().mean()
         backward(scaler, loss)
         update(scaler, optimizer)
         return loss

@@ -171,3 +171,26 @@ def a_bad_loss_that_the_loop_leaves_out_by_itself(*, sick: bool) -> Program:
         return loss
 
     return Program([model], [optimizer], iterate, steps=30)
+
+
+@STORIES.tell("buffer_nonfinite", "buffer:0.norm.running_mean", "forward")
+def eight_broken_batches_in_a_row(*, sick: bool) -> Program:
+    """The scale is on its way down as well, but that heals and the buffers do not."""
+    body = nn.ModuleDict({"conv": nn.Conv1d(4, 16, 3), "norm": nn.BatchNorm1d(16)})
+    head = nn.Linear(16, 3)
+    optimizers = [
+        torch.optim.RMSprop(body.parameters(), lr=1e-3),
+        torch.optim.AdamW(head.parameters(), lr=1e-3, fused=True),
+    ]
+    scaler = gradscaler(2.0**14, growth_interval=6)
+
+    def iterate(step: int) -> torch.Tensor:
+        x = torch.randn(8, 4, 10) * (1e6 if sick and 24 <= step < 32 else 1.0)
+        with half():
+            out = head(torch.relu(body["norm"](body["conv"](x))).mean(2))
+        loss = (out.float() - 0.1).square().mean()
+        backward(scaler, loss)
+        update(scaler, *optimizers)
+        return loss
+
+    return Program([body, head], optimizers, iterate, scaler, steps=44)

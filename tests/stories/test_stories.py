@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from ampwatch.sensors import activations
+from ampwatch.sensors import activations, sampling
 from tests.stories import gradients, losses, outputs, scale, state, updates
 from tests.stories.healthy import CONTROLS
 from tests.stories.stage import ALARMS, LEVELS, alarms, bare_digest, watch
@@ -44,6 +45,12 @@ def one_thread() -> Iterator[None]:
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of the same process compile, after which modules are not sampled."""
     monkeypatch.setattr(activations, "has_compiled", lambda: False)
+
+
+@pytest.fixture(autouse=True)
+def samples_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many pieces a sample is split into depends on how busy this machine is."""
+    monkeypatch.setattr(sampling, "WORST_SHARE", math.inf)
 
 
 @at_each_level

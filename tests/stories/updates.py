@@ -113,3 +113,9 @@ def adamw_of_float16_weights(*, sick: bool) -> Program:
 def rmsprop_of_float16_weights(*, sick: bool) -> Program:
     """A dead unit is enough: its gradient of zero is divided by zero."""
     return _pure_float16(torch.optim.RMSprop, sick=sick, amplitude=1.0)
+
+
+@STORIES.tell("optimizer_eps_underflow", "param:0.weight", "optimizer")
+def adam_of_float16_weights_with_hardly_a_gradient(*, sick: bool) -> Program:
+    """Gradients are flushed as well; that is not what breaks the weights."""
+    return _pure_float16(torch.optim.Adam, sick=sick, amplitude=1e-4)

@@ -3,7 +3,7 @@
 import { byId, setText } from "/static/dom.js";
 import { exponents } from "/static/exponents.js";
 import { PANELS } from "/static/panels.js";
-import { CONFIG, frame, palette, plotlyLoaded } from "/static/plot.js";
+import { CONFIG, frame, onNewLook, palette, plotlyLoaded } from "/static/plot.js";
 import { named } from "/static/state.js";
 
 const HEIGHTS = { scale: 260, exponents: 360 };
@@ -24,7 +24,7 @@ export class Charts {
     });
     window.addEventListener("pointerup", () => { this.dragging = false; });
     document.addEventListener("visibilitychange", () => this.draw());
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+    onNewLook(() => this.draw());
   }
 
   /**
@@ -45,11 +45,12 @@ export class Charts {
     const { columns, series, exponents: view } = this.wanted;
     const rows = newest(readRows(columns, series), this.share);
     const colour = palette();
-    const range = this.zoom ?? (rows.length ? [rows[0].first, rows.at(-1).last_step + 1] : [0, 1]);
+    const end = (rows.at(-1)?.last_step ?? 0) + 1;
+    const range = this.zoom ?? [rows[0]?.first ?? 0, end];
     for (const [name, build] of Object.entries(PANELS)) this.plot(name, build(rows, colour), range, colour);
     if (view.columns.length) {
       const width = byId("chart-exponents").clientWidth;
-      const { caption, away, ...panel } = exponents(view, colour, width);
+      const { caption, away, ...panel } = exponents(view, end, colour, width);
       setText(byId("limits-of"), caption);
       setText(byId("limits-away"), away);
       this.plot("exponents", panel, range, colour);
@@ -59,7 +60,7 @@ export class Charts {
   plot(name, { traces, axis, margin = {}, ...drawn }, range, colour) {
     const element = byId(`chart-${name}`);
     const wide = name in HEIGHTS;
-    const layout = { shapes: [], annotations: [], hovermode: "x", dragmode: "zoom", ...frame(colour, HEIGHTS[name] ?? HEIGHT), ...drawn };
+    const layout = { shapes: [], annotations: [], hovermode: "x", dragmode: "zoom", ...frame(colour, element.clientWidth, HEIGHTS[name] ?? HEIGHT), ...drawn };
     layout.margin = { ...layout.margin, ...margin };
     layout.xaxis = { ...layout.xaxis, range, tickformat: ",d", nticks: wide ? 9 : 5 };
     layout.yaxis = { ...layout.yaxis, ...axis };

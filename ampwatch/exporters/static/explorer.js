@@ -1,10 +1,12 @@
 // The what-if panel: another format, another loss scale, and what would become of the values.
 
+import { cutAbove, knownWindow } from "/static/caution.js";
 import { byId, make, rebuild, setText } from "/static/dom.js";
-import { CONFIG, frame, palette, plotlyLoaded } from "/static/plot.js";
+import { fitWords, notes, outcomeWords, warning, whole } from "/static/outcome.js";
+import { CONFIG, frame, onNewLook, palette, plotlyLoaded } from "/static/plot.js";
 import { spectrum } from "/static/spectrum.js";
-import { FATES, cast, fates, fit, scaleWindow, sum } from "/static/whatif.js";
-import { bits, number, percent, powerOfTwo } from "/static/words.js";
+import { FATES, fates, sum } from "/static/whatif.js";
+import { number, percent, powerOfTwo } from "/static/words.js";
 
 const HEIGHT = 230;
 const USUAL_SCALES = [-4, 28]; // exponents that the dial always reaches
@@ -23,7 +25,7 @@ export class Explorer {
       this.ready = found;
       this.draw();
     });
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+    onNewLook(() => this.draw());
     const dial = byId("whatif-scale");
     dial.addEventListener("input", () => {
       this.exponent = Number(dial.value);
@@ -43,12 +45,13 @@ export class Explorer {
   }
 
   /**
-   * Show what could become of the values of `subject`: { cells, name, told, histogram (unscaled),
-   * formats (by name), format (of autocast), lossScale, tolerated }; `cells` is another object when there is news.
+   * Show what could become of the values of `subject`: { cells, name, told, histogram, formats,
+   * format, measuredAt, tolerated } as in caution.js, and lossScale, null without one; `cells`
+   * is another object when there is news.
    */
   show(subject) {
     const old = this.subject;
-    if (["cells", "told", "format", "lossScale"].every((part) => old?.[part] === subject[part])) return;
+    if (["cells", "told", "format", "measuredAt", "lossScale"].every((part) => old?.[part] === subject[part])) return;
     this.subject = subject;
     this.draw();
   }
@@ -60,67 +63,69 @@ export class Explorer {
 
   draw() {
     if (!this.subject) return;
-    const { histogram, formats, lossScale, tolerated } = this.subject;
-    const name = this.format in formats ? this.format : this.subject.format;
-    const format = formats[name];
-    const now = Math.round(Math.log2(lossScale));
+    const { histogram, formats, lossScale } = this.subject;
+    const name = [this.format, this.subject.format].find((known) => known in formats) ?? Object.keys(formats)[0];
+    const now = lossScale === null ? 0 : Math.round(Math.log2(lossScale));
     const exponent = this.exponent ?? now;
-    const window_ = scaleWindow(histogram, format, tolerated);
     setText(byId("whatif-of"), `${this.subject.name}, ${this.subject.told}`);
     this.drawFormats(name);
-    this.drawDial(exponent, now, window_, histogram.flushed ? "keep what is left" : "keep both ends");
-    byId("whatif-cut").hidden = !histogram.flushed;
-    setText(byId("whatif-cut"), cutWords(histogram));
-    setText(byId("whatif-outcome"), outcomeWords(histogram, name, format, exponent));
-    setText(byId("whatif-notes"), notes(histogram, name, window_, tolerated));
+    this.drawDial(formats[name], exponent, now);
+    setText(byId("whatif-cut"), warning(this.subject));
+    byId("whatif-cut").hidden = !warning(this.subject);
+    setText(byId("whatif-outcome"), outcomeWords(this.subject, name, exponent));
+    setText(byId("whatif-notes"), notes(this.subject, name));
     for (const id of ["whatif-fates", "chart-whatif"]) byId(id).hidden = !histogram.amax || (id === "chart-whatif" && !this.ready);
-    drawFates(histogram, format, exponent);
-    this.plot(histogram, format, exponent, now);
+    drawFates(this.subject, formats[name], exponent);
+    this.plot(formats[name], exponent, now);
   }
 
   drawFormats(chosen) {
-    const { histogram, formats, tolerated } = this.subject;
-    const choices = Object.entries(formats).map(([name, format]) => [
-      name,
-      histogram.amax ? fit(histogram, format, tolerated) : "nothing",
-      windowWords(scaleWindow(histogram, format, tolerated)),
-    ]);
-    const box = byId("whatif-formats");
-    box.dataset.cut = String(histogram.flushed > 0);
-    rebuild(box, [chosen, choices], () => [make("legend", { class: "unseen" }, "Format"), ...choices.map(([name, fits, span]) => {
+    const choices = Object.entries(this.subject.formats).map(([name, format]) => ({ name, ...fitWords(this.subject, format) }));
+    rebuild(byId("whatif-formats"), [chosen, choices], () => [make("legend", { class: "unseen" }, "Format"), ...choices.map(({ name, fits, words }) => {
       const input = make("input", { type: "radio", name: "format", value: name, "data-key": name });
       input.checked = name === chosen;
-      const words = { fits: "✓ fits as it is", fits_scaled: `◐ fits with ${span}`, too_wide: "✖ too narrow", nothing: "– only zeros to fit" }[fits];
       return make("label", { "data-fit": fits }, input, make("span", { class: "name" }, name), make("span", { class: "fit" }, words));
     })]);
   }
 
-  drawDial(exponent, now, { low, high }, promise) {
+  drawDial(format, exponent, now) {
     const dial = byId("whatif-scale");
+    const window_ = knownWindow(this.subject, format);
     if (!this.dialling) {
-      const marked = [now, exponent, low ?? now, high ?? now].map((e) => Math.max(-FARTHEST, Math.min(FARTHEST, e)));
+      const marked = [now, exponent, window_.low ?? now, window_.high ?? now].map((e) => Math.max(-FARTHEST, Math.min(FARTHEST, e)));
       dial.min = String(Math.min(USUAL_SCALES[0], ...marked.map((e) => e - ROOM)));
       dial.max = String(Math.max(USUAL_SCALES[1], ...marked.map((e) => e + ROOM)));
     }
+    const none = this.subject.lossScale === null;
     dial.value = String(exponent);
     dial.setAttribute("aria-valuetext", `2 to the power of ${exponent}`);
-    setText(byId("whatif-value"), `${powerOfTwo(exponent)} = ${number(2 ** exponent)}`);
+    setText(byId("whatif-value"), none && exponent === 0 ? "none" : `${powerOfTwo(exponent)} = ${number(2 ** exponent)}`);
     const back = byId("whatif-now");
-    setText(back, `back to ${powerOfTwo(now)}, as it is now`);
+    setText(back, none ? "back to none, as it is now" : `back to ${powerOfTwo(now)}, as it is now`);
     back.style.visibility = exponent === now ? "hidden" : "visible";
-    const usable = low !== null && high !== null && low <= high;
-    place(byId("whatif-window"), dial, usable ? Math.max(low, Number(dial.min)) : null, Math.min(high, Number(dial.max)));
-    setText(byId("whatif-window").firstElementChild, usable ? `${powerOfTwo(low)} to ${powerOfTwo(high)} ${promise}` : "");
-    place(byId("whatif-mark"), dial, now, now);
-    setText(byId("whatif-mark").firstElementChild, `now ${powerOfTwo(now)}`);
+    this.drawWindow(dial, window_);
+    place(byId("whatif-mark"), dial, none ? null : now, now);
+    setText(byId("whatif-mark").firstElementChild, none ? "" : `now ${powerOfTwo(now)}`);
   }
 
-  plot(histogram, format, exponent, now) {
-    if (byId("chart-whatif").hidden) return;
+  /** Show the usable scales, or where they end if it is not known where they begin. */
+  drawWindow(dial, { low, high }) {
+    const mark = byId("whatif-window");
+    const open = low === null;
+    const shown = high !== null && !cutAbove(this.subject) && (open || low <= high);
+    place(mark, dial, shown ? Math.max(low ?? high, Number(dial.min)) : null, Math.min(high, Number(dial.max)));
+    mark.dataset.open = String(open);
+    const words = open ? `overflow above ${powerOfTwo(high ?? 0)}` : `${powerOfTwo(low)} to ${powerOfTwo(high ?? 0)} keep both ends`;
+    setText(mark.firstElementChild, shown ? words : "");
+  }
+
+  plot(format, exponent, now) {
+    const chart = byId("chart-whatif");
+    if (chart.hidden) return;
     const colour = palette();
-    const { traces, layout } = spectrum(histogram, format, exponent, now, colour, byId("chart-whatif").clientWidth);
-    const base = frame(colour, HEIGHT);
-    window.Plotly.react("chart-whatif", traces, {
+    const { traces, layout } = spectrum(this.subject.histogram, format, exponent, now, whole(this.subject), colour, chart.clientWidth);
+    const base = frame(colour, chart.clientWidth, HEIGHT);
+    window.Plotly.react(chart, traces, {
       ...base, dragmode: false, hovermode: "closest", ...layout,
       xaxis: { ...base.xaxis, ...layout.xaxis }, yaxis: { ...base.yaxis, ...layout.yaxis },
     }, CONFIG);
@@ -136,45 +141,14 @@ function place(mark, dial, from, to) {
   mark.style.setProperty("--to", String((to - min) / (max - min)));
 }
 
-function windowWords({ low, high }) {
-  if (low === null || high === null) return "any scale";
-  return low === high ? powerOfTwo(low) : `${powerOfTwo(low)} to ${powerOfTwo(high)}`;
-}
-
-/** What was lost before it was measured cannot be counted, only warned of. */
-function cutWords({ flushed, zeros, counts }) {
-  if (!flushed) return "";
-  const share = percent(flushed / (zeros + sum(counts)));
-  return `▲ About ${share} of the elements were zero before they were measured, flushed by the format. All this is about those that are left: raise the scale in the training, and look again.`;
-}
-
-function outcomeWords(histogram, name, format, exponent) {
-  const { overflowLow, overflowHigh, underflow, nonzero, headroom } = cast(histogram, format, exponent);
-  if (!nonzero) return "There are no non-zero elements: no scale would change anything.";
-  const low = underflow ? `${percent(underflow / nonzero)} of the non-zero elements would be flushed to zero` : "nothing would be flushed to zero";
-  const range = overflowLow === overflowHigh ? percent(overflowHigh / nonzero) : `${percent(overflowLow / nonzero)} to ${percent(overflowHigh / nonzero)}`;
-  const high = overflowHigh ? `${range} would overflow` : "nothing overflows";
-  const room = overflowHigh ? "" : ` (headroom ${bits(Math.log2(headroom))})`;
-  return `In ${name} at scale ${powerOfTwo(exponent)}, ${low}, and ${high}${room}.`;
-}
-
-function notes(histogram, name, { low, high }, tolerated) {
-  const told = [];
-  if (low !== null && high !== null) {
-    told.push(low <= high
-      ? `${windowWords({ low, high })} flush at most ${percent(tolerated)} to zero and overflow nothing.`
-      : `No scale keeps both ends: at ${powerOfTwo(high)} and below the largest fit, at ${powerOfTwo(low)} and above the smallest; ${name} is too narrow for these values.`);
-  }
-  const elements = histogram.zeros + sum(histogram.counts);
-  if (histogram.zeros) told.push(`${percent(histogram.zeros / elements)} of all elements are zero already and not in the picture.`);
-  if (histogram.nans + histogram.infs) told.push(`${number(histogram.nans)} NaN and ${number(histogram.infs)} infinite elements are left out.`);
-  return told.join(" ");
-}
-
-function drawFates(histogram, format, exponent) {
+function drawFates(subject, format, exponent) {
+  const { histogram } = subject;
   const all = sum(histogram.counts);
-  const shares = Object.fromEntries(FATES.map((fate) => [fate, 0]));
-  fates(histogram, format, exponent).forEach((fate, i) => { shares[fate] += histogram.counts[i] / all; });
-  rebuild(byId("whatif-fates"), shares, () => FATES.map((fate) => make("li", { "data-fate": fate, "data-none": String(!shares[fate]) },
-    make("span", { class: "swatch", "aria-hidden": "true" }), `${FATE_WORDS[fate]} `, make("b", {}, percent(shares[fate])))));
+  const counts = Object.fromEntries(FATES.map((fate) => [fate, 0]));
+  fates(histogram, format, exponent).forEach((fate, i) => { counts[fate] += histogram.counts[i]; });
+  rebuild(byId("whatif-fates"), [whole(subject), counts], () => [
+    make("li", { class: "quiet" }, `Of ${whole(subject)}:`),
+    ...FATES.map((fate) => make("li", { "data-fate": fate, "data-none": String(!counts[fate]) },
+      make("span", { class: "swatch", "aria-hidden": "true" }), `${FATE_WORDS[fate]} `, make("b", {}, percent(counts[fate] / all)))),
+  ]);
 }

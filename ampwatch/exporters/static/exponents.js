@@ -17,16 +17,17 @@ const LIMITS = [
 ];
 
 /**
- * @param {{columns: object[], name: string, format: object, scaled: boolean}} view columns as
+ * @param {{columns: object[], name: string, format: ?object, scaled: boolean}} view columns as
  *   readColumns makes them, the format whose limits are drawn, its name, and whether values are shown times the scale
+ * @param {number} end the step that is next in the run: limits are drawn up to there
  * @param {(name: string) => string} colour the palette
  * @param {number} width of the chart in px
  */
-export function exponents({ columns, name, format, scaled }, colour, width) {
-  const cells = withGaps(columns);
+export function exponents({ columns, name, format, scaled }, end, colour, width) {
+  const cells = lasting(columns, end);
   const edges = [...cells.map((cell) => cell.from), cells.at(-1).until];
   const [low, high] = reach(cells, scaled);
-  const lines = limits(cells, edges, format, scaled, low, high, colour);
+  const lines = format ? limits(cells, end, format, scaled, low, high, colour) : [];
   const heights = lines.flatMap((line) => line.y);
   const bottom = Math.min(low, ...heights) - 1;
   const top = Math.max(high, ...heights) + 1;
@@ -39,7 +40,7 @@ export function exponents({ columns, name, format, scaled }, colour, width) {
   const wide = width > WIDE && lines.length > 0;
   return {
     caption: lines.length ? `lines: where ${name} ends` : "",
-    away: lines.length ? "" : awayWords(name, format),
+    away: lines.length || !format ? "" : awayWords(name, format),
     traces: [
       bins(cells, edges, low, high, scaled, colour),
       ...strips.map((row) => stripTrace(cells, edges, row, strip)),
@@ -59,17 +60,12 @@ export function readColumns(names, raw) {
     .sort((a, b) => a.first - b.first);
 }
 
-/** A sample holds until the next one, but not for longer than is usual between two. */
-function withGaps(columns) {
-  const gaps = columns.slice(1).map((column, i) => column.first - columns[i].last_step).sort((a, b) => a - b);
-  const usual = Math.max(1, gaps[gaps.length >> 1] ?? 1);
-  return columns.flatMap((column, i) => {
-    const next = columns[i + 1]?.first ?? Infinity;
-    const until = Math.min(next, column.last_step + 2 * usual);
-    const end = next === Infinity ? column.last_step + usual : until;
-    const cell = { ...column, from: column.first, until: end, total: total(column) };
-    const gap = { ...column, from: end, until: next, counts: [], zeros: 0, nans: 0, infs: 0, total: 1 };
-    return next !== Infinity && end < next ? [cell, gap] : [cell];
+/** A sample holds until the next one, the newest as long as the one before it, but not beyond the run. */
+function lasting(columns, end) {
+  return columns.map((column, i) => {
+    const usual = i ? column.first - columns[i - 1].last_step : Infinity;
+    const until = columns[i + 1]?.first ?? Math.max(column.last_step + 1, Math.min(column.last_step + usual, end));
+    return { ...column, from: column.first, until, total: total(column) };
   });
 }
 
@@ -140,14 +136,15 @@ function reds(colour) {
 }
 
 /** The lines of those limits that are near the data; of several scales the one that loses more. */
-function limits(cells, edges, format, scaled, low, high, colour) {
+function limits(cells, end, format, scaled, low, high, colour) {
+  const x = [...cells.map((cell) => cell.from), Math.max(end, cells.at(-1).until)];
   return LIMITS.flatMap((limit) => {
     const at = cells.map((cell) => limit.at(format) - (scaled ? 0 : Math.log2(cell[limit.scale])));
     if (Math.min(...at) > high + REACH || Math.max(...at) < low - REACH) return [];
     const y = [...at, at.at(-1)];
     const line = { color: colour(limit.colour), width: 1.5, dash: limit.dash, shape: "hv" };
     const halo = { ...line, color: colour("--raised"), width: 4, dash: "solid" };
-    const traces = [halo, line].map((style) => ({ x: edges, y, mode: "lines", line: style, hoverinfo: "skip" }));
+    const traces = [halo, line].map((style) => ({ x, y, mode: "lines", line: style, hoverinfo: "skip" }));
     return [{ traces, y, words: words(limit, format, scaled), color: line.color }];
   });
 }
@@ -175,7 +172,7 @@ function stripGround(row, height, colour) {
 }
 
 function axis(bottom, top, strips, strip) {
-  const step = 2 ** Math.ceil(Math.log2((top - bottom) / TICKS));
+  const step = 2 ** Math.max(0, Math.ceil(Math.log2((top - bottom) / TICKS)));
   const ticks = [];
   for (let e = Math.ceil(bottom / step) * step; e <= top; e += step) ticks.push(e);
   const lowest = strips[0].from;

@@ -6,11 +6,12 @@ import { bits, number, percent, value } from "/static/words.js";
 
 const size = (v) => (v !== 0 && Math.abs(value(v)) < 1e-3 ? value(v).toExponential(2) : number(Number(value(v).toPrecision(3))));
 
+const collator = new Intl.Collator("en", { numeric: true });
+
 /** What the state calls a reason for trouble: the word and the sign of it. */
 const REASONS = {
   nonfinite: { word: "non-finite", level: "critical", sign: "✖" },
   lost: { word: "underflow", level: "warning", sign: "▲" },
-  gradient_headroom: { word: "near overflow", level: "warning", sign: "▲" },
   activation_headroom: { word: "near overflow", level: "warning", sign: "▲" },
   unchanged: { word: "updates lost", level: "info", sign: "ℹ" },
 };
@@ -20,12 +21,13 @@ const COLUMNS = [
   { key: "name", title: "Module", first: 1, hint: "Qualified name in the model" },
   { key: "trouble", title: "Trouble", first: -1, hint: "Non-finite first, then what underflows, then what is near the limit, then updates that change nothing" },
   { key: "nonfinite", title: "NaN, inf", first: -1, show: number, hint: "NaN and infinite elements in the newest sample" },
-  { key: "lost", title: "Gradient lost", first: -1, show: percent, hint: "Share of the gradient that becomes zero only for the format" },
+  { key: "lost", title: "Gradient lost", first: -1, show: percent, hint: "Share of all elements of the gradient that are zero only because of the format" },
   { key: "gradient_headroom", title: "Headroom", first: 1, show: bits, hint: "Doublings that the scaled gradient is away from overflow" },
   { key: "gradient_amax", title: "Gradient amax", first: -1, show: size, hint: "Largest magnitude of the unscaled gradient" },
   { key: "activation_headroom", title: "Output headroom", first: 1, show: bits, hint: "Doublings that the output is away from the limit of its own format" },
   { key: "activation_amax", title: "Output amax", first: -1, show: size, hint: "Largest magnitude of the output" },
   { key: "unchanged", title: "Updates lost", first: -1, show: percent, hint: "Share of the weights that a step leaves exactly as they are" },
+  { key: "step", title: "Step", first: -1, show: number, hint: "Step of the newest sample" },
 ];
 
 export class Modules {
@@ -34,7 +36,8 @@ export class Modules {
     this.onSelect = onSelect;
     this.sort = { key: "trouble", direction: -1 };
     this.filter = "";
-    this.rows = [];
+    this.rows = []; // as they come
+    this.sorted = [];
     this.selected = null;
     document.querySelector("#modules thead tr").append(...COLUMNS.map((column) => this.head(column)));
     document.querySelector("#modules tbody").addEventListener("click", (event) => {
@@ -47,26 +50,33 @@ export class Modules {
     });
   }
 
-  /** Show the rows of all modules; `columns` says what their cells are. */
+  /** Show the rows of all modules; `columns` says what their cells are. A changed row is another array. */
   show(columns, modules, selected) {
+    const entries = Object.entries(modules);
+    const news = entries.length !== this.rows.length || entries.some(([, cells], i) => cells !== this.rows[i].cells);
+    if (!news && selected === this.selected) return;
     this.selected = selected;
-    this.rows = Object.entries(modules).map(([name, cells]) => ({
-      name, ...named(columns, cells),
-    }));
+    if (news) {
+      this.rows = entries.map(([name, cells]) => ({ name, cells, ...named(columns, cells) }));
+      this.order();
+    }
     this.draw();
+  }
+
+  order() {
+    const { key, direction } = this.sort;
+    this.sorted = this.rows.toSorted((a, b) => compare(a, b, key, direction) || compare(a, b, "name", 1));
   }
 
   draw() {
     const { key, direction } = this.sort;
-    this.shown = this.rows
-      .filter(({ name }) => label(name).toLowerCase().includes(this.filter))
-      .sort((a, b) => compare(a, b, key, direction) || compare(a, b, "name", 1));
+    this.shown = this.sorted.filter(({ name }) => label(name).toLowerCase().includes(this.filter));
     const [found, all] = [this.shown.length, this.rows.length];
     setText(byId("modules-count"), found === all ? `${number(all)}` : `${number(found)} of ${number(all)}`);
     for (const head of document.querySelectorAll("#modules th")) {
       head.setAttribute("aria-sort", head.dataset.column !== key ? "none" : direction < 0 ? "descending" : "ascending");
     }
-    const source = [this.selected, ...this.shown.map(({ histogram, ...cells }) => cells)];
+    const source = [this.selected, ...this.shown.map(({ histogram, cells, ...row }) => row)];
     rebuild(document.querySelector("#modules tbody"), source, () => this.shown.map((row) => this.row(row)));
   }
 
@@ -74,6 +84,7 @@ export class Modules {
     const button = make("button", { type: "button", title: hint }, title);
     button.addEventListener("click", () => {
       this.sort = { key, direction: this.sort.key === key ? -this.sort.direction : first };
+      this.order();
       this.draw();
     });
     return make("th", { scope: "col", "data-column": key, class: key === "name" || key === "trouble" ? "" : "count" }, button);
@@ -86,7 +97,7 @@ export class Modules {
     const trouble = make("td", {}, reason ? make("span", { class: "level", "data-level": reason.level }, `${reason.sign} ${reason.word}`) : "");
     const cells = COLUMNS.slice(2).map(({ key, show }) => make("td", {
       class: "count", ...(row.why === key ? { "data-level": reason.level } : {}),
-    }, row[key] === null ? "–" : show(row[key])));
+    }, (row[key] ?? null) === null ? "–" : show(row[key])));
     return make("tr", { "data-selected": String(pressed) }, make("th", { scope: "row" }, name), trouble, ...cells);
   }
 }
@@ -100,6 +111,6 @@ export function label(name) {
 function compare(a, b, key, direction) {
   if (a[key] === b[key]) return 0;
   if (a[key] === null || b[key] === null) return a[key] === null ? 1 : -1;
-  if (key === "name") return direction * a.name.localeCompare(b.name, "en", { numeric: true });
+  if (key === "name") return direction * collator.compare(a.name, b.name);
   return direction * (value(a[key]) < value(b[key]) ? -1 : 1);
 }

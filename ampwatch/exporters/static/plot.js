@@ -3,7 +3,7 @@
 const PLOTLY = "/static/plotly.min.js";
 const FONT = getComputedStyle(document.body).fontFamily;
 
-export const CONFIG = { responsive: true, displayModeBar: false, doubleClick: false };
+export const CONFIG = { displayModeBar: false, doubleClick: false };
 
 /** Load Plotly once; the promise is false where it is not installed beside the daemon. */
 export const plotlyLoaded = new Promise((resolve) => {
@@ -13,6 +13,18 @@ export const plotlyLoaded = new Promise((resolve) => {
   script.addEventListener("error", () => resolve(false));
   document.head.append(script);
 });
+
+/** Call `draw` when charts look different without any news: in another theme of the system, in another width. */
+export function onNewLook(draw) {
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  const main = document.querySelector("main");
+  let width = main.clientWidth;
+  new ResizeObserver(() => {
+    if (width === main.clientWidth) return;
+    width = main.clientWidth;
+    draw();
+  }).observe(main);
+}
 
 /** Look up the colours of the theme in use, in the form that Plotly knows. */
 export function palette() {
@@ -29,12 +41,13 @@ export function palette() {
   };
 }
 
-/** The layout of a chart without data: fonts, margins, quiet axes. */
-export function frame(colour, height) {
+/** The layout of a chart without data: size, fonts, margins, quiet axes. */
+export function frame(colour, width, height) {
   const font = { family: FONT, size: 12, color: colour("--muted") };
   const grid = colour("--grid");
   const axis = { gridcolor: grid, linecolor: grid, tickcolor: grid, zeroline: false };
   return {
+    width,
     height,
     margin: { l: 52, r: 12, t: 8, b: 30 },
     paper_bgcolor: "rgba(0,0,0,0)",

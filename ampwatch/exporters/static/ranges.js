@@ -71,8 +71,16 @@ export class Ranges {
       formats: state.formats,
       format: ranges.format,
       tolerated: ranges.tolerated,
-      lossScale: ranges.loss_scale ?? 1,
+      measuredAt: this.scaleAt(histogram.step, ranges),
+      lossScale: ranges.loss_scale ?? null,
     });
+  }
+
+  /** Exponent of the loss scale of a sample, at most; that of now where the heatmap has no column of it. */
+  scaleAt(step, ranges) {
+    const column = this.seen.columns.findLast(({ first }) => first <= step);
+    const scale = value(column?.scale_low ?? ranges.loss_scale);
+    return scale > 0 && scale < Infinity ? Math.round(Math.log2(scale)) : 0;
   }
 
   select(module) {

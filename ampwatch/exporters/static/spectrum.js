@@ -17,9 +17,10 @@ const FATE_COLOURS = { flushed: "--critical", subnormal: "--subnormal", normal: 
  * @param {object} format to cast to
  * @param {number} shift exponent of the loss scale that is tried
  * @param {number} now exponent of the loss scale in use: at that, all bars are in the picture
+ * @param {string} whole what shares are of, in words
  * @param {number} width of the chart in px
  */
-export function spectrum(histogram, format, shift, now, colour, width) {
+export function spectrum(histogram, format, shift, now, whole, colour, width) {
   const flush = log2(format.min_subnormal) - 1;
   const limits = [flush, log2(format.min_normal), topBin(format)];
   const last = histogram.first + histogram.counts.length - 1;
@@ -31,7 +32,7 @@ export function spectrum(histogram, format, shift, now, colour, width) {
     return {
       type: "bar", width: 0.86, marker: { color: colour(FATE_COLOURS[fate]), line: { width: 0 } },
       x: those.map((bar) => bar.exponent - 0.5), y: those.map((bar) => bar.share), textposition: "none",
-      text: those.map((bar) => `${barWords(bar, left + 1, right)}<br>${number(bar.count)} elements, ${percent(bar.share)}`),
+      text: those.map((bar) => `${barWords(bar, left + 1, right)}<br>${number(bar.count)} elements, ${percent(bar.share)} of ${whole}`),
       hoverinfo: "text", hovertemplate: "%{text}<extra></extra>",
     };
   });

@@ -58,7 +58,9 @@ def flushed(record: RangeRecord, fmt: FloatFormat, largest_of_all: float | None)
             ``None`` if it is not known.
     """
     histogram = record.histogram
-    if histogram.nonzero or not histogram.zeros:
+    if not histogram.zeros:
+        return 0
+    if histogram.nonzero:
         return flushed_zeros(histogram, fmt)
     if not largest_of_all:
         return None

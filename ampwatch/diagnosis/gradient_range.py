@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.advice import ADVICE
 from ampwatch.diagnosis.lost_gradients import FLOAT16, Gradient, LostGradients
+from ampwatch.diagnosis.low_scale import LowScale
 from ampwatch.records import Finding, Severity, Topic
 
 if TYPE_CHECKING:
@@ -30,15 +31,6 @@ LOOKS = 2
 HARMLESS_LOOKS = 3
 """Looks without a loss after which float16 without a scaler is said to have done no harm."""
 
-STUCK_FALL = 2.0**-4
-"""How far below the largest scale that worked the scale must rest to be stuck low."""
-
-STUCK_STEPS = 100
-"""Steps the way back must take at least: less is over before it matters."""
-
-STUCK_AFTER = 8
-"""Steps taken at the low scale before it counts as a rest."""
-
 
 class GradientRange:
     """Holds the gradients of sampled iterations against the range of float16.
@@ -54,9 +46,7 @@ class GradientRange:
         self._lost = LostGradients()
         self._looks = 0
         self._agreeing = 0
-        self._largest_applied = 0.0
-        self._was_largest_at = 0
-        self._rested = 0
+        self._low = LowScale(book)
 
     def look(self, iteration: Iteration, verdict: Verdict, autocast_dtypes: Sequence[str]) -> None:
         """Take in one judged iteration.
@@ -66,24 +56,12 @@ class GradientRange:
             verdict: The verdict on it.
             autocast_dtypes: Names of the autocast dtypes seen so far.
         """
-        self._follow_scale(iteration, verdict)
-        self._look_at_loss(iteration, verdict)
+        self._low.follow(iteration, verdict)
         gradients = _gradients(iteration, float16="float16" in autocast_dtypes)
         for name, gradient in gradients.items():
             self._lost.remember(name, gradient, iteration.step)
         if gradients and not verdict.skipped:
             self._judge(iteration, gradients)
-
-    def _follow_scale(self, iteration: Iteration, verdict: Verdict) -> None:
-        if verdict.set_by_hand:
-            self._largest_applied = 0.0
-        if verdict.skipped or verdict.grew:
-            self._rested = 0
-        elif verdict.applied and iteration.scaler is not None:
-            self._rested += 1
-            if verdict.scale_before >= self._largest_applied:
-                self._largest_applied = verdict.scale_before
-                self._was_largest_at = iteration.step
 
     def _judge(self, iteration: Iteration, gradients: Mapping[str, Gradient]) -> None:
         self._looks += 1
@@ -109,12 +87,12 @@ class GradientRange:
         if self._agreeing < LOOKS and not self._is_known(worst):
             return
         scale = gradients[worst].scale
-        if self._is_passing(iteration, gradients, scale):
+        if self._low.is_passing(iteration, gradients, scale):
             return
         root = (
-            self._stuck_low(iteration, gradients, worst, share)
+            self._low.stuck(iteration, gradients, worst, share)
             or self._too_wide(iteration, worst, scale, share)
-            or self._brought_low(scale)
+            or self._low.brought_here(scale)
         )
         self._say_underflow(iteration, worst, scale, shares[worst], share, root)
 
@@ -159,88 +137,6 @@ class GradientRange:
                 evidence=evidence,
             )
         )
-
-    def _is_passing(
-        self, iteration: Iteration, gradients: Mapping[str, Gradient], scale: float
-    ) -> bool:
-        """Whether the scale is on its way back to where it came from, and soon there."""
-        recent = iteration.step - self._was_largest_at < STUCK_STEPS
-        fallen = scale < self._largest_applied
-        return (
-            recent
-            and fallen
-            and self._would_fit(gradients)
-            and (self._steps_back(iteration, scale) < STUCK_STEPS)
-        )
-
-    def _would_fit(self, gradients: Mapping[str, Gradient]) -> bool:
-        """Whether the gradients would fit at the largest scale that a step was taken with."""
-        amax = max(g.histogram.amax / g.scale for g in gradients.values())
-        return amax * self._largest_applied < FLOAT16.overflow_from
-
-    def _steps_back(self, iteration: Iteration, scale: float) -> float:
-        """Return how many steps the way back to the largest applied scale takes."""
-        scaler = iteration.scaler
-        if scaler is None:
-            return 0.0
-        growths = math.log(self._largest_applied / scale) / math.log(scaler.growth_factor)
-        return growths * scaler.growth_interval
-
-    def _brought_low(self, scale: float) -> Finding | None:
-        """Return what has brought the scale down to where gradients underflow."""
-        made = self._book.of_kind("scale_below_one") if scale < 1.0 else []
-        if not made and scale <= STUCK_FALL * self._largest_applied:
-            made = self._book.of_kind("scale_collapse")
-        return self._book.root_of(made[-1]) if made else None
-
-    def _stuck_low(
-        self,
-        iteration: Iteration,
-        gradients: Mapping[str, Gradient],
-        worst: str,
-        share: float,
-    ) -> Finding | None:
-        """Say that the scale could be higher, if the one it came from would fit again."""
-        scale = gradients[worst].scale
-        if scale > STUCK_FALL * self._largest_applied or self._rested < STUCK_AFTER:
-            return None
-        steps_back = self._steps_back(iteration, scale)
-        if steps_back < STUCK_STEPS or not self._would_fit(gradients):
-            return None
-        where = f"param:{worst}"
-        evidence = {
-            "loss_scale": scale,
-            "loss_scale_before": self._largest_applied,
-            "steps_back": steps_back,
-            "lost_share": share,
-        }
-        made = self._book.of_kind("scale_stuck_low")
-        if made:
-            self._book.again("scale_stuck_low", made[-1].where, iteration.step, **evidence)
-            return made[-1]
-        finding = Finding(
-            kind="scale_stuck_low",
-            severity=Severity.WARNING,
-            where=where,
-            summary=(
-                f"The loss scale is stuck at {scale:.6g} since step"
-                f" {iteration.step - self._rested + 1}: a burst of skipped steps brought it down from"
-                f" {self._largest_applied:.6g}, which would fit again, the way back takes"
-                f" {steps_back:.0f} steps, and meanwhile {share:.1%} of all gradient elements are"
-                f" flushed to zero, most of them in {where}"
-            ),
-            advice=ADVICE["scale_stuck_low"],
-            phase="backward",
-            dtype="float16",
-            first_step=iteration.step - self._rested + 1,
-            last_step=iteration.step,
-            evidence=evidence,
-        )
-        self._book.make(finding)
-        for kind in ("scale_collapse", "scale_below_one"):
-            for symptom in self._book.of_kind(kind):
-                self._book.explain(symptom, finding)
-        return finding
 
     def _too_wide(
         self, iteration: Iteration, worst: str, scale: float, share: float
@@ -317,38 +213,6 @@ class GradientRange:
                     evidence=evidence,
                 )
             )
-
-    def _look_at_loss(self, iteration: Iteration, verdict: Verdict) -> None:
-        """Say that a float16 loss cannot be scaled: the scale itself is cast to float16."""
-        scale, step = verdict.scale_before, iteration.step
-        if not (
-            verdict.skipped
-            and iteration.loss_dtype == "float16"
-            and math.isfinite(iteration.loss)
-            and scale >= FLOAT16.overflow_from
-        ):
-            return
-        if self._book.again("fp16_loss_caps_scale", "loss", step, loss_scale=scale):
-            return
-        self._book.make(
-            Finding(
-                kind="fp16_loss_caps_scale",
-                severity=Severity.WARNING,
-                where="loss",
-                op="mul",
-                summary=(
-                    f"The loss is a float16 tensor: a loss scale of {scale:.6g} becomes infinite in"
-                    f" the first op of backward, so the step {step} had to be skipped, and so has"
-                    f" every step after a growth to 65536"
-                ),
-                advice=ADVICE["fp16_loss_caps_scale"],
-                phase="backward",
-                dtype="float16",
-                first_step=step,
-                last_step=step,
-                evidence={"loss_scale": scale, "largest_scale": FLOAT16.max},
-            )
-        )
 
 
 def _is_flushed_whole(iteration: Iteration) -> bool:

@@ -10,6 +10,7 @@ from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.culprits import Culprits
 from ampwatch.diagnosis.forward_range import ForwardRange
 from ampwatch.diagnosis.gradient_range import GradientRange
+from ampwatch.diagnosis.loss_dtype import LossDtype
 from ampwatch.diagnosis.poisoned_state import PoisonedState
 from ampwatch.diagnosis.range_records import RangeRecorder
 from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
@@ -124,6 +125,7 @@ class Diagnosis:
         self._culprits = Culprits()
         self._scale = ScaleDynamics(self.book, settings, self._skips, self._culprits)
         self._bookkeeping = StepBookkeeping(self.book, settings)
+        self._loss = LossDtype(self.book)
         self._gradients = GradientRange(self.book, self._culprits)
         self._forward = ForwardRange(self.book, settings)
         self._state = PoisonedState(self.book, known.lost_eps)
@@ -147,6 +149,7 @@ class Diagnosis:
         self._state.look(iteration)
         self._scale.look(iteration, verdict, self._autocast_dtypes)
         self._bookkeeping.look(iteration, verdict)
+        self._loss.look(iteration, verdict)
         self._gradients.look(iteration, verdict, self._autocast_dtypes)
         self._forward.look(iteration)
         self._updates.look(iteration)

@@ -12,6 +12,7 @@ from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.culprits import Culprits
 from ampwatch.diagnosis.forward_range import ForwardRange
 from ampwatch.diagnosis.gradient_range import GradientRange
+from ampwatch.diagnosis.loss_dtype import LossDtype
 from ampwatch.diagnosis.pipeline import Diagnosis
 from ampwatch.diagnosis.poisoned_state import PoisonedState
 from ampwatch.diagnosis.range_records import RangeRecorder
@@ -70,6 +71,7 @@ IN_STEP = [
     (RangeRecorder, "record"),
     (Culprits, "look"),
     (GradientRange, "look"),
+    (LossDtype, "look"),
     (ForwardRange, "look"),
     (PoisonedState, "look"),
     (UpdatePrecision, "look"),

@@ -42,16 +42,22 @@ export function outcomeWords(subject, name, exponent) {
   const { overflowLow, overflowHigh, underflow, nonzero, headroom } = cast(histogram, formats[name], exponent);
   if (!nonzero) return noneWords(subject);
   const those = whole(subject);
-  const low = underflow ? `${percent(underflow / nonzero)} of ${those}` : `none of ${those}`;
+  const none = isWhole(subject) ? "nothing" : `none of ${those}`;
+  const low = underflow ? `${percent(underflow / nonzero)} of ${those}` : none;
   const range = overflowLow === overflowHigh ? percent(overflowHigh / nonzero) : `${percent(overflowLow / nonzero)} to ${percent(overflowHigh / nonzero)}`;
   const room = cutAbove(subject) ? "" : ` (headroom ${bits(Math.log2(headroom))})`;
-  const high = overflowHigh ? `${range} of ${those} would overflow` : `none of ${those} would overflow${room}`;
+  const high = overflowHigh ? `${range} of ${those} would overflow` : `${none} would overflow${room}`;
   return `In ${name} ${at(subject, exponent)}, ${low} would be flushed to zero, and ${high}.`;
 }
 
 /** The elements that shares are of. */
 export function whole(subject) {
-  return subject.histogram.flushed || cutAbove(subject) ? "what is left" : "the non-zero elements";
+  return isWhole(subject) ? "the non-zero elements" : "what is left";
+}
+
+/** Whether nothing was lost before it was measured. */
+function isWhole(subject) {
+  return !subject.histogram.flushed && !cutAbove(subject);
 }
 
 /** Which scales would do, and what is not in the picture. */

@@ -121,11 +121,7 @@ def computed(workload: Workload) -> dict[str, float]:
     samples = [sample_of(parameter) for parameter in model.parameters()]
     snapshot = sum(FLOAT_BYTES * sample.numel() for sample in samples if sample is not None)
     values = Settings().readback_slots * ROW_WIDTH * FLOAT_BYTES
-    return {
-        "slabs_kib": slabs / 1024,
-        "device_kib": (slabs + snapshot) / 1024,
-        "pinned_kib": (slabs + values) / 1024,
-    }
+    return {"device_kib": (slabs + snapshot) / 1024, "pinned_kib": (slabs + values) / 1024}
 
 
 def in_own_process(work: Callable[..., Any], *arguments: Any) -> Any:

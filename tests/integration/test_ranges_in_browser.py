@@ -358,7 +358,9 @@ def test_without_a_scaler_there_is_no_loss_scale_to_go_back_to(
     sampled.sample(None, plain=histogram(-9, *[1] * 10))
 
     page.says("#whatif-value", "none")
-    page.says("#whatif-outcome", "In float16 without a loss scale, nothing would be flushed to zero")
+    page.says(
+        "#whatif-outcome", "In float16 without a loss scale, nothing would be flushed to zero"
+    )
     page.says("#whatif-fates", "normal 100 %")
     assert not page.browser.find_element(By.ID, "whatif-mark").is_displayed()
     dial(page).send_keys(Keys.ARROW_RIGHT)

@@ -92,16 +92,26 @@ def _admit(tensor: Tensor) -> tuple[list[Tensor], str]:
     if tensor.is_neg():
         tensor = tensor.detach().resolve_neg()
     if not is_contiguous and not _is_dense(tensor):
-        tensor = _without_repeats(tensor.detach())
+        tensor = _made_dense(tensor.detach())
         if not _is_dense(tensor):
-            if tensor.numel() * tensor.element_size() > MAX_COPIED:
-                return [], "gaps"
-            tensor = tensor.contiguous()
-        numel = tensor.numel()
+            return [], "gaps"
+    return _cut(tensor), ""
+
+
+def _cut(tensor: Tensor) -> list[Tensor]:
+    """Return pieces of at most ``MAX_NUMEL`` elements of a tensor that is dense."""
+    numel = tensor.numel()
     if numel <= MAX_NUMEL:
-        return [tensor], ""
+        return [tensor]
     flat = tensor.detach().as_strided((numel,), (1,))
-    return [flat[begin : begin + MAX_NUMEL] for begin in range(0, numel, MAX_NUMEL)], ""
+    return [flat[begin : begin + MAX_NUMEL] for begin in range(0, numel, MAX_NUMEL)]
+
+
+def _made_dense(tensor: Tensor) -> Tensor:
+    """Return what is stored of an expanded tensor; a copy of what has gaps, if it is small."""
+    tensor = _without_repeats(tensor)
+    small = tensor.numel() * tensor.element_size() <= MAX_COPIED
+    return tensor.contiguous() if small and not _is_dense(tensor) else tensor
 
 
 def _without_repeats(tensor: Tensor) -> Tensor:

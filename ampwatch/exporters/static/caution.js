@@ -8,7 +8,7 @@ import { fit, scaleWindow } from "/static/whatif.js";
 
 /** Whether elements are missing at the low end that this format would not keep either. */
 export function cutBelow({ histogram, formats, format: measuredIn }, format) {
-  return histogram.flushed > 0 && !(format.min_subnormal < formats[measuredIn]?.min_subnormal);
+  return histogram.flushed > 0 && format.min_subnormal >= formats[measuredIn].min_subnormal;
 }
 
 /** Whether elements are missing at the high end: how large they would have been, nobody knows. */

@@ -32,7 +32,7 @@ export class Charts {
    * it stays the same; `exponents` is what the heatmap shows. What has changed is another object.
    */
   show(subject, columns, series, exponents) {
-    const news = [Object.values(series).at(-1), exponents.columns, exponents.format, exponents.scaled];
+    const news = [Object.values(series).at(-1), exponents.columns, exponents.format, exponents.known, exponents.scaled];
     if (this.wanted?.subject === subject && news.every((part, i) => part === this.news[i])) return;
     if (this.wanted?.subject !== subject) this.zoom = null;
     this.wanted = { subject, columns, series, exponents };

@@ -64,7 +64,7 @@ export class Explorer {
   draw() {
     if (!this.subject) return;
     const { histogram, formats, lossScale } = this.subject;
-    const name = [this.format, this.subject.format].find((known) => known in formats) ?? Object.keys(formats)[0];
+    const name = this.format in formats ? this.format : this.subject.format;
     const now = lossScale === null ? 0 : Math.round(Math.log2(lossScale));
     const exponent = this.exponent ?? now;
     setText(byId("whatif-of"), `${this.subject.name}, ${this.subject.told}`);

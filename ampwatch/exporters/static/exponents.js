@@ -17,17 +17,18 @@ const LIMITS = [
 ];
 
 /**
- * @param {{columns: object[], name: string, format: ?object, scaled: boolean}} view columns as
- *   readColumns makes them, the format whose limits are drawn, its name, and whether values are shown times the scale
+ * @param {{columns: object[], name: string, format: object, known: boolean, scaled: boolean}} view columns as
+ *   readColumns makes them, the format whose limits are drawn, its name, whether it is known to be in use, and
+ *   whether values are shown times the scale
  * @param {number} end the step that is next in the run: limits are drawn up to there
  * @param {(name: string) => string} colour the palette
  * @param {number} width of the chart in px
  */
-export function exponents({ columns, name, format, scaled }, end, colour, width) {
+export function exponents({ columns, name, format, known, scaled }, end, colour, width) {
   const cells = lasting(columns, end);
   const edges = [...cells.map((cell) => cell.from), cells.at(-1).until];
   const [low, high] = reach(cells, scaled);
-  const lines = format ? limits(cells, end, format, scaled, low, high, colour) : [];
+  const lines = limits(cells, end, format, scaled, low, high, colour);
   const heights = lines.flatMap((line) => line.y);
   const bottom = Math.min(low, ...heights) - 1;
   const top = Math.max(high, ...heights) + 1;
@@ -39,8 +40,8 @@ export function exponents({ columns, name, format, scaled }, end, colour, width)
   ];
   const wide = width > WIDE && lines.length > 0;
   return {
-    caption: lines.length ? `lines: where ${name} ends` : "",
-    away: lines.length || !format ? "" : awayWords(name, format),
+    caption: lines.length ? `lines: where ${name} ${known ? "ends" : "would end"}` : "",
+    away: lines.length ? "" : awayWords(name, format),
     traces: [
       bins(cells, edges, low, high, scaled, colour),
       ...strips.map((row) => stripTrace(cells, edges, row, strip)),

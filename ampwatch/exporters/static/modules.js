@@ -97,7 +97,7 @@ export class Modules {
     const trouble = make("td", {}, reason ? make("span", { class: "level", "data-level": reason.level }, `${reason.sign} ${reason.word}`) : "");
     const cells = COLUMNS.slice(2).map(({ key, show }) => make("td", {
       class: "count", ...(row.why === key ? { "data-level": reason.level } : {}),
-    }, (row[key] ?? null) === null ? "–" : show(row[key])));
+    }, row[key] === null ? "–" : show(row[key])));
     return make("tr", { "data-selected": String(pressed) }, make("th", { scope: "row" }, name), trouble, ...cells);
   }
 }

@@ -36,7 +36,7 @@ export class Ranges {
     byId("scaled").hidden = !columns.some((column) => column.scale_high !== 1);
     this.showModules(state, ranges);
     this.showExplorer(state, ranges);
-    return { columns, name: ranges.format, format: state.formats[ranges.format], scaled: this.scaled };
+    return { columns, name: ranges.format, format: state.formats[ranges.format], known: ranges.format_known, scaled: this.scaled };
   }
 
   /** The columns of the heatmap; the same list as before unless there is a new one. */

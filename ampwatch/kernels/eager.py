@@ -124,7 +124,7 @@ class EagerKernel:
     """
 
     name = "eager"
-    most = 65536
+    most = 16384
 
     def __init__(self) -> None:
         self._scratch: dict[torch.device, _Scratch] = {}

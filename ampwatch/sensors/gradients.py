@@ -92,6 +92,7 @@ class GradientSensor:
         self._measured: dict[int, _Measured] = {}
         self._stepping: dict[int, _Stepping] = {}
         self._stepping_in = -1
+        self._asked: dict[int, int] = {}
         self._listeners: list[Listener] = []
         self._handle: RemovableHandle | None = None
 
@@ -171,7 +172,7 @@ class GradientSensor:
         if found_inf.device.type != "cpu":
             if self._sampler.is_alert:
                 self._measure(optimizer, How(stepping.stays_scaled, gate=found_inf))
-        elif host_scalar(found_inf):
+        elif host_scalar(found_inf) and self._is_new(optimizer) and self._sampler.takes_skip():
             self._measure(optimizer, How(stepping.stays_scaled))
 
     def _before_direct_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -182,6 +183,12 @@ class GradientSensor:
         """An optimizer is about to step without a scaler."""
         if self._registry.index_of(optimizer) is not None:
             self._measure(optimizer, WHOLE)
+
+    def _is_new(self, optimizer: Optimizer) -> bool:
+        """Whether the open iteration has not asked about this optimizer before."""
+        step = self._sampler.step
+        asked, self._asked[id(optimizer)] = self._asked.get(id(optimizer)), step
+        return asked != step
 
     def _measure(self, optimizer: Optimizer, how: How) -> None:
         # Once per iteration: steps may be nested. Verdicts are one per device.

@@ -36,6 +36,10 @@ QUIET_AFTER_ALARM = 64
 """Iterations after an alarm in which another one changes nothing: a storm of skips must not
 become a storm of samples."""
 
+SKIPS_LOOKED_AT = 16
+"""Skipped iterations of a streak that are measured on the spot, whatever it costs: as many as
+bring a scale of 65536 down to 1."""
+
 FIRST_LOOKS_APART = 16
 """Iterations without anything non-finite after which the next one is looked at on the spot."""
 
@@ -95,6 +99,8 @@ class Sampler:
         self._alarmed_until = -1
         self._deaf_until = -1
         self._calm_until = -1
+        self._skip_at = -QUIET_AFTER_ALARM
+        self._skips = 0
         self._looked_until = -1
         self._parts: dict[frozenset[Topic], int] = {}
         self._rounds: dict[frozenset[Topic], int] = {}
@@ -137,7 +143,23 @@ class Sampler:
     @property
     def is_alert(self) -> bool:
         """Whether skips have been seen lately, or nothing is known yet."""
-        return self.step < OPENING or self.step <= self._deaf_until or self._level == "deep"
+        return self.is_opening or self.step <= self._deaf_until
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether iterations are looked at whatever it costs."""
+        return self.step < OPENING or self._level == "deep"
+
+    def takes_skip(self) -> bool:
+        """Whether the gradients of the open iteration, which will be skipped, are measured.
+
+        The first ``SKIPS_LOOKED_AT`` of a streak are; what goes on after that has to be paid.
+        """
+        if self.step - self._skip_at > QUIET_AFTER_ALARM:
+            self._skips = 0
+        self._skip_at = self.step
+        self._skips += 1
+        return self.is_opening or self._skips <= SKIPS_LOOKED_AT or self._owed_ns <= 0.0
 
     def takes_first_look(self) -> bool:
         """Whether the open iteration, which has something non-finite, is the first for a while.

@@ -38,6 +38,11 @@ class FixedSampler:
         self.looks_at_skips = True
         self.is_alert = True
         self.first_look = True
+        self.skips_taken = 0
+
+    def takes_skip(self) -> bool:
+        self.skips_taken += 1
+        return True
 
     def takes_first_look(self) -> bool:
         return self.first_look

@@ -218,3 +218,4 @@ def test_a_skip_is_looked_at_before_the_user_clips(benches: Any) -> None:
     assert measured["weight"].isfinite().all()
     assert measured["bias"].isnan().tolist() == [True, False]
     assert len(bench.notes) == 2
+    assert bench.parts.sampler.skips_taken == 1  # asked after unscale_, not again before update

@@ -18,6 +18,7 @@ from ampwatch.sensors.sampling import (
     MAX_PERIOD,
     OPENING,
     QUIET_AFTER_ALARM,
+    SKIPS_LOOKED_AT,
     STATE,
     WORST_SHARE,
     Sampler,
@@ -196,6 +197,27 @@ def test_the_first_failure_after_a_calm_is_looked_at_on_the_spot() -> None:
     training.run(100)
 
     assert (first, second, training.sampler.takes_first_look()) == (True, False, True)
+
+
+def test_a_storm_of_skips_is_not_measured_step_by_step_for_ever() -> None:
+    """The first of a streak are, in the opening all; after a calm it begins anew."""
+    training = Training(cost_s=0.5, overhead_budget=0.001)
+    opening = []
+    for _ in range(OPENING):
+        opening.append(training.sampler.takes_skip())
+        training.run(1)
+    training.run(QUIET_AFTER_ALARM + 10)
+    storm = []
+    for _ in range(100):
+        storm.append(training.sampler.takes_skip())
+        training.spent_ns += int(1e9 * training.cost_s * storm[-1])
+        training.run(1)
+    training.run(QUIET_AFTER_ALARM + 10)
+
+    assert all(opening)
+    assert all(storm[:SKIPS_LOOKED_AT])
+    assert sum(storm[SKIPS_LOOKED_AT:]) <= 1
+    assert training.sampler.takes_skip()
 
 
 def test_an_unknown_duration_changes_nothing() -> None:

@@ -76,8 +76,6 @@ class RangeWatch:
             targets.scaler, registry, names, sampler, measuring, gradients
         )
         self.focus: set[str] = set()
-        self._sealed: Sample | None = None
-        self._taken: Sequence[TensorRange] = ()
 
     @property
     def sensors(self) -> Sequence[Sensor]:
@@ -110,14 +108,13 @@ class RangeWatch:
 
     def seal(self) -> Sample | None:
         """Send off what was measured; ``None`` if nothing was."""
-        self._sealed = None
-        self._common.run(self._seal)
-        return self._sealed
+        return self._common.run(self._seal)
 
-    def _seal(self) -> None:
-        self._sealed = self.measuring.seal()
-        if self._sealed is not None:
-            self._sealed.parts = self.sampler.part[1]
+    def _seal(self) -> Sample | None:
+        sample = self.measuring.seal()
+        if sample is not None:
+            sample.parts = self.sampler.part[1]
+        return sample
 
     def opened(self, duration_s: float) -> None:
         """The next iteration begins."""
@@ -128,14 +125,13 @@ class RangeWatch:
 
     def take(self, sample: Sample) -> Sequence[TensorRange]:
         """Return the measurements of a sample that has arrived."""
-        self._taken = ()
-        self._common.run(self._take, sample)
-        return self._taken
+        return self._common.run(self._take, sample) or ()
 
-    def _take(self, sample: Sample) -> None:
-        self._taken = self.measuring.take(sample)
+    def _take(self, sample: Sample) -> Sequence[TensorRange]:
+        ranges = self.measuring.take(sample)
         if sample.device_ns:
             self.sampler.charge(frozenset(sample.topics), sample.parts, sample.device_ns)
+        return ranges
 
     def discard(self, sample: Sample) -> None:
         """Let go of a sample."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -19,3 +20,22 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("AMPWATCH_RING_DIR", str(tmp_path / "rings"))
     monkeypatch.setenv("AMPWATCH_PORT", "0")
     return tmp_path
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums in one order, so that two runs can be compared bit for bit."""
+    import torch  # noqa: PLC0415 - the host half is tested without it
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of the same process compile, after which modules are not sampled."""
+    from ampwatch.sensors import activations  # noqa: PLC0415 - needs torch
+
+    monkeypatch.setattr(activations, "has_compiled", lambda: False)

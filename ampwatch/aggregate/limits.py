@@ -47,9 +47,7 @@ def headroom(record: RangeRecord, autocast: FloatFormat | None) -> float | None:
 def flushed(record: RangeRecord, fmt: FloatFormat, largest_of_all: float | None) -> int | None:
     """Return how many zeros of a gradient were none before ``fmt`` flushed them.
 
-    Where nothing but zeros is left, the gradients of all modules together tell: is the largest
-    of them above the smallest normal number, there was no gradient; else it went where they
-    are going. ``None`` if there is nothing but zeros anywhere, which do not say why.
+    ``None`` if there is nothing but zeros anywhere, which do not say why.
 
     Args:
         record: The gradient, scaled.
@@ -60,11 +58,9 @@ def flushed(record: RangeRecord, fmt: FloatFormat, largest_of_all: float | None)
     histogram = record.histogram
     if not histogram.zeros:
         return 0
-    if histogram.nonzero:
-        return flushed_zeros(histogram, fmt)
-    if not largest_of_all:
+    if not histogram.nonzero and not largest_of_all:
         return None
-    return histogram.zeros if largest_of_all <= fmt.min_normal else 0
+    return flushed_zeros(histogram, fmt, largest_of_all or 0.0)
 
 
 def lost_share(

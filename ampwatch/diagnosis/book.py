@@ -89,6 +89,17 @@ class FindingBook:
             self.retell(finding)
         return True
 
+    def again_anywhere(self, kind: str, step: int, **evidence: float) -> Finding | None:
+        """Count one more iteration of a kind that is made once, and return it if it was.
+
+        The newest counts, at the place where it was made. Arguments as of ``again``.
+        """
+        made = self.of_kind(kind)
+        if not made:
+            return None
+        self.again(kind, made[-1].where, step, **evidence)
+        return made[-1]
+
     def retell(self, finding: Finding) -> None:
         """Pass on a finding that has changed."""
         self._untold.pop(finding.key, None)

@@ -108,7 +108,7 @@ class GradientRange:
             evidence["lost_share_here"] = worst
         made = self._book.of_kind("fp16_without_scaler")
         if made and (severity is Severity.INFO or made[-1].severity is Severity.WARNING):
-            self._book.again("fp16_without_scaler", made[-1].where, step, **evidence)
+            self._book.again_anywhere("fp16_without_scaler", step, **evidence)
             return
         harm = (
             f"{share:.1%} of all gradient elements are zero only because of float16, most of them"
@@ -153,10 +153,9 @@ class GradientRange:
             "scale_needed": needed,
             "lost_share": share,
         }
-        made = self._book.of_kind("range_too_wide")
-        if made:
-            self._book.again("range_too_wide", made[-1].where, iteration.step, **evidence)
-            return made[-1]
+        made = self._book.again_anywhere("range_too_wide", iteration.step, **evidence)
+        if made is not None:
+            return made
         finding = Finding(
             kind="range_too_wide",
             severity=Severity.WARNING,

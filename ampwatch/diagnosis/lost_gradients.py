@@ -76,18 +76,15 @@ class LostGradients:
             step: The iteration.
         """
         largest = max((g.histogram.amax for g in gradients.values()), default=0.0)
-        all_subnormal = 0.0 < largest <= FLOAT16.min_normal
         return {
-            name: self._share(name, gradient, step, all_subnormal=all_subnormal)
-            for name, gradient in gradients.items()
+            name: self._share(name, gradient, step, largest) for name, gradient in gradients.items()
         }
 
-    def _share(self, name: str, gradient: Gradient, step: int, *, all_subnormal: bool) -> float:
+    def _share(self, name: str, gradient: Gradient, step: int, largest: float) -> float:
         histogram = gradient.histogram
         if not histogram.zeros or histogram.nonfinite:
             return 0.0
-        if histogram.nonzero:
-            return flushed_zeros(histogram, FLOAT16) / histogram.binned
-        needed = self.scale_needed(name, step)
-        was_larger = needed is not None and gradient.scale < needed
-        return 1.0 if was_larger or all_subnormal else 0.0
+        needed = None if histogram.nonzero else self.scale_needed(name, step)
+        if needed is not None and gradient.scale < needed:
+            return 1.0
+        return flushed_zeros(histogram, FLOAT16, largest) / histogram.binned

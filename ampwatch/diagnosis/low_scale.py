@@ -106,10 +106,9 @@ class LowScale:
             "steps_back": steps_back,
             "lost_share": share,
         }
-        made = self._book.of_kind("scale_stuck_low")
-        if made:
-            self._book.again("scale_stuck_low", made[-1].where, iteration.step, **evidence)
-            return made[-1]
+        made = self._book.again_anywhere("scale_stuck_low", iteration.step, **evidence)
+        if made is not None:
+            return made
         finding = Finding(
             kind="scale_stuck_low",
             severity=Severity.WARNING,

@@ -18,8 +18,8 @@ class PoisonedState:
     """Looks for NaN and infinities in what outlives a step.
 
     One finding for all parameters and one for all buffers, at the place where most is broken.
-    A buffer of -inf is a mask, and one that is infinite from the start a sentinel (such as the
-    smallest value seen so far), unless it holds running statistics.
+    A buffer of -inf is a mask, and one that is not finite from the start a sentinel (the
+    smallest value seen so far, a cache not filled yet), unless it holds running statistics.
 
     Args:
         book: Where findings go.
@@ -65,10 +65,8 @@ class PoisonedState:
         root = self._lost_eps_of(iteration, bad)
         worst = max(bad, key=lambda r: r.histogram.nonfinite)
         where = f"param:{worst.name}"
-        made = self._book.of_kind("param_nonfinite")
         evidence = _evidence(worst, bad)
-        if made:
-            self._book.again("param_nonfinite", made[-1].where, iteration.step, **evidence)
+        if self._book.again_anywhere("param_nonfinite", iteration.step, **evidence) is not None:
             return
         finding = Finding(
             kind="param_nonfinite",
@@ -130,9 +128,7 @@ class PoisonedState:
         first = bad[0]
         where = f"buffer:{first.name}"
         evidence = _evidence(first, bad)
-        made = self._book.of_kind("buffer_nonfinite")
-        if made:
-            self._book.again("buffer_nonfinite", made[-1].where, iteration.step, **evidence)
+        if self._book.again_anywhere("buffer_nonfinite", iteration.step, **evidence) is not None:
             return
         weights = self._book.of_kind("param_nonfinite")
         cause = weights[-1].caused_by or weights[-1].key if weights else ""

@@ -133,11 +133,13 @@ class RangeRecorder:
     def _count_gradients(self, every: Sequence[TensorRange], everything: ExponentHistogram) -> None:
         fmt = self._autocast_format()
         outcome = cast(everything, fmt)
+        with_zeros = [r.histogram for r in every if r.histogram.zeros]
+        flushed = sum(flushed_zeros(h, fmt, everything.amax) for h in with_zeros)
         for index, count in enumerate(
             (
                 everything.binned + everything.nonfinite,
                 everything.zeros,
-                outcome.underflow + _flushed(every, everything.amax, fmt),
+                outcome.underflow + flushed,
                 outcome.subnormal,
                 everything.nans,
                 everything.infs,
@@ -189,20 +191,6 @@ def _loss_scale(iteration: Iteration, topic: Topic) -> float:
     multiplied = topic in (Topic.GRADIENT, Topic.ACTIVATION_GRADIENT)
     scale = iteration.scale_before
     return scale if multiplied and 0.0 <= scale < math.inf else 1.0
-
-
-def _flushed(every: Sequence[TensorRange], largest: float, fmt: FloatFormat) -> int:
-    """Return how many zeros were none before ``fmt`` flushed them.
-
-    Where nothing but zeros is left of a tensor, all the others together tell: are they above
-    the smallest normal number, it has no gradient; else it went where they are going.
-    """
-    all_tiny = 0.0 < largest <= fmt.min_normal
-    return sum(
-        flushed_zeros(r.histogram, fmt) if r.histogram.nonzero else r.histogram.zeros * all_tiny
-        for r in every
-        if r.histogram.zeros
-    )
 
 
 def _trouble(record: RangeRecord) -> tuple[int, float]:

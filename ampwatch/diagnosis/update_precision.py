@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.advice import ADVICE
-from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.formats import FORMATS, HALF
 from ampwatch.records import Finding, Severity, Topic
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ UNCHANGED_SHARE = 0.9
 
 SPAN = 8
 """Over so many iterations, at least."""
-
-HALF = ("float16", "bfloat16")
 
 
 class UpdatePrecision:
@@ -74,9 +72,7 @@ class UpdatePrecision:
             "gradient_nonzero_share": self._nonzero_gradients[worst.name],
             "parameters": float(len(stuck)),
         }
-        made = self._book.of_kind("update_rounding")
-        if made:
-            self._book.again("update_rounding", made[-1].where, iteration.step, **evidence)
+        if self._book.again_anywhere("update_rounding", iteration.step, **evidence) is not None:
             return
         where = f"param:{worst.name}"
         self._book.make(

@@ -127,3 +127,6 @@ FORMATS: dict[str, FloatFormat] = {
     )
 }
 """Every format by its name, from the widest to the narrowest."""
+
+HALF = ("float16", "bfloat16")
+"""The formats of 16 bits, in which models and optimizers are kept to save memory."""

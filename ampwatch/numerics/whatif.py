@@ -116,13 +116,21 @@ are larger: more of them were zeros before, such as the rows of an embedding tha
 touched."""
 
 
-def flushed_zeros(histogram: ExponentHistogram, fmt: FloatFormat) -> int:
+def flushed_zeros(
+    histogram: ExponentHistogram, fmt: FloatFormat, largest_beside: float = 0.0
+) -> int:
     """Return how many of the zeros were values before ``fmt`` flushed them.
+
+    Where nothing but zeros is left, what stands beside them tells: is the largest of it above
+    the smallest normal number, there was nothing to flush; else they went where it is going.
 
     Args:
         histogram: Of values that came out of ``fmt``, as they came out of it, scaled.
         fmt: The format. All zeros are its doing, or none: a mixture cannot be told apart.
+        largest_beside: Largest finite magnitude of all tensors together; 0 if not known.
     """
+    if not histogram.nonzero:
+        return histogram.zeros if 0.0 < largest_beside <= fmt.min_normal else 0
     outcome = cast(histogram, fmt)
     tiny = outcome.underflow + outcome.subnormal
     if not tiny or tiny < MOSTLY_SUBNORMAL * outcome.nonzero:

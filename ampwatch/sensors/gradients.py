@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -41,16 +42,21 @@ class _Stepping(NamedTuple):
     stays_scaled: bool
 
 
-class _Measured(NamedTuple):
-    """What of an optimizer has been measured.
+@dataclass(slots=True)
+class _Open:
+    """What has happened in the open iteration, by identity of the optimizer.
 
     Attributes:
-        step: In which iteration.
-        devices: On which devices; ``None`` stands for all.
+        step: Index of the iteration.
+        stepping: Those that step through the scaler.
+        skipped: Those whose gradients are known not to be finite.
+        measured: On which devices their gradients were; ``None`` stands for all.
     """
 
-    step: int
-    devices: set[torch.device | None]
+    step: int = -1
+    stepping: dict[int, _Stepping] = field(default_factory=dict)
+    skipped: set[int] = field(default_factory=set)
+    measured: dict[int, set[torch.device | None]] = field(default_factory=dict)
 
 
 class GradientSensor:
@@ -59,8 +65,8 @@ class GradientSensor:
     With an enabled scaler in sampled iterations: once per optimizer, before ``unscale_``, or
     before the ``step`` of an optimizer that unscales by itself, so the values are multiplied by
     the loss scale. Also in any iteration in which the scaler has found a non-finite gradient,
-    before ``update``, unless the verdict is on a device and no step was skipped lately.
-    Without a scaler at the optimizer's own pre-step hook; an optimizer that calls a closure
+    after ``unscale_`` or before ``update``, unless the verdict is on a device and no step was
+    skipped lately. Without a scaler at the optimizer's own pre-step hook; an optimizer that calls a closure
     (LBFGS) has the gradients of its previous step there.
 
     Args:
@@ -89,10 +95,7 @@ class GradientSensor:
         self._sampler = sampler
         self._measuring = measuring
         self._guard = guard
-        self._measured: dict[int, _Measured] = {}
-        self._stepping: dict[int, _Stepping] = {}
-        self._stepping_in = -1
-        self._asked: dict[int, int] = {}
+        self._last = _Open()
         self._listeners: list[Listener] = []
         self._handle: RemovableHandle | None = None
 
@@ -127,22 +130,22 @@ class GradientSensor:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-        self._stepping.clear()
+        self._last = _Open()
+
+    @property
+    def _open(self) -> _Open:
+        if self._last.step != self._sampler.step:
+            self._last = _Open(self._sampler.step)
+        return self._last
 
     def before_unscale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """``unscale_`` or ``step`` of an optimizer begins."""
         optimizer = args[0] if args else kwargs["optimizer"]
         ready = self._is_ready(optimizer)
         fused = getattr(optimizer, "_step_supports_amp_scaling", False)
-        self._forget_iterations_before()
-        self._stepping[id(optimizer)] = _Stepping(weakref.ref(optimizer), ready and fused)
+        self._open.stepping[id(optimizer)] = _Stepping(weakref.ref(optimizer), ready and fused)
         if ready and Topic.GRADIENT in self._sampler.wanted:
             self._measure(optimizer, SCALED)
-
-    def _forget_iterations_before(self) -> None:
-        if self._stepping_in != self._sampler.step:
-            self._stepping_in = self._sampler.step
-            self._stepping.clear()
 
     def _is_ready(self, optimizer: Optimizer) -> bool:
         if self._scaler is None:
@@ -160,7 +163,7 @@ class GradientSensor:
         if self._scaler is None or not self._sampler.looks_at_skips:
             return
         states = self._scaler._per_optimizer_states  # noqa: SLF001 - no public name for it
-        for key, stepping in self._stepping.items():
+        for key, stepping in self._open.stepping.items():
             if key in states:
                 for found_inf in states[key]["found_inf_per_device"].values():
                     self._look_at_once(stepping, found_inf)
@@ -172,8 +175,10 @@ class GradientSensor:
         if found_inf.device.type != "cpu":
             if self._sampler.is_alert:
                 self._measure(optimizer, How(stepping.stays_scaled, gate=found_inf))
-        elif host_scalar(found_inf) and self._is_new(optimizer) and self._sampler.takes_skip():
-            self._measure(optimizer, How(stepping.stays_scaled))
+        elif host_scalar(found_inf) and id(optimizer) not in self._open.skipped:
+            self._open.skipped.add(id(optimizer))
+            if self._sampler.takes_skip():
+                self._measure(optimizer, How(stepping.stays_scaled))
 
     def _before_direct_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if Topic.GRADIENT in self._sampler.wanted and not torch.compiler.is_compiling():
@@ -184,21 +189,12 @@ class GradientSensor:
         if self._registry.index_of(optimizer) is not None:
             self._measure(optimizer, WHOLE)
 
-    def _is_new(self, optimizer: Optimizer) -> bool:
-        """Whether the open iteration has not asked about this optimizer before."""
-        step = self._sampler.step
-        asked, self._asked[id(optimizer)] = self._asked.get(id(optimizer)), step
-        return asked != step
-
     def _measure(self, optimizer: Optimizer, how: How) -> None:
         # Once per iteration: steps may be nested. Verdicts are one per device.
-        step, gate = self._sampler.step, how.gate
-        already = self._measured.setdefault(id(optimizer), _Measured(step, set()))
-        if already.step != step:
-            already = self._measured[id(optimizer)] = _Measured(step, set())
-        device = None if gate is None else gate.device
-        if already.devices.isdisjoint({None, device}):
-            already.devices.add(device)
+        devices = self._open.measured.setdefault(id(optimizer), set())
+        device = None if how.gate is None else how.gate.device
+        if devices.isdisjoint({None, device}):
+            devices.add(device)
             self._measuring.measure(Topic.GRADIENT, list(self._gradients(optimizer)), how)
 
     def _gradients(self, optimizer: Optimizer) -> Iterator[Item]:

@@ -12,10 +12,12 @@ import contextlib
 import logging
 from threading import Lock, get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +87,7 @@ class Guard:
         """Whether the sensor has failed and been switched off."""
         return self.errors > 0
 
-    def run(self, work: Callable[..., None], *arguments: Any) -> None:
+    def run(self, work: Callable[..., T], *arguments: Any) -> T | None:
         """Call ``work(*arguments)`` unless the sensor is off or already at work.
 
         ``KeyboardInterrupt`` and other non-``Exception`` throwables pass: they
@@ -93,20 +95,24 @@ class Guard:
         while another of the same sensor is running comes from what the sensor
         itself does and is ignored.
 
+        Returns:
+            What ``work`` returns; ``None`` if it was not called or has failed.
+
         Cost: two clock reads, about 0.3 us. Thread: the caller's.
         """
         if self.errors:
-            return
+            return None
         if not self._lock.acquire(blocking=False):
             self.missed += self._thread != get_ident()
-            return
+            return None
         self._thread = get_ident()
         outermost = self._account.enter()
         try:
-            work(*arguments)
+            return work(*arguments)
         except Exception as error:  # noqa: BLE001 - the fail-open boundary
             self.errors += 1
             self._tell(error)
+            return None
         finally:
             self._lock.release()
             self._account.leave(outermost=outermost)

@@ -184,11 +184,8 @@ class Sampler:
         self.wanted = self._plan()
 
     def _settle(self, cost_ns: float, duration_ns: float) -> None:
-        opening = self.step < OPENING
-        self._owed_ns += cost_ns - self._budget * duration_ns
-        if opening:
-            self._owed_ns = min(self._owed_ns, 0.0)
-        self._owed_ns = max(self._owed_ns, 0.0)
+        left_ns = self._owed_ns + cost_ns - self._budget * duration_ns
+        self._owed_ns = 0.0 if self.step < OPENING else max(left_ns, 0.0)
         if not self._owed_ns and self._paid_at is None:
             self._paid_at = self.step
         if self.wanted:

@@ -13,7 +13,7 @@ from torch.optim.optimizer import (
 )
 
 from ampwatch.kernels.admission import admit
-from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.formats import FORMATS, HALF
 from ampwatch.records import Topic
 from ampwatch.sensors.losses import is_capturing
 from ampwatch.sensors.measuring import How, Item
@@ -48,8 +48,6 @@ own: then a weight in bfloat16 moves seldom, but it moves."""
 TINY = 2.0**-100
 """What a weight that is zero counts as, so that a change of it has a ratio; dividing the
 largest float32 update by it still gives a finite number for updates below 2^27."""
-
-HALF = ("float16", "bfloat16")
 
 
 class _Group(NamedTuple):
@@ -147,8 +145,7 @@ class UpdateSensor:
             self._guard.run(self.before_step, optimizer)
 
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        history = self._histories.get(optimizer)
-        if history is not None and history.before is not None and not torch.compiler.is_compiling():
+        if Topic.UPDATE in self._sampler.wanted and not torch.compiler.is_compiling():
             self._guard.run(self.after_step, optimizer)
 
     def before_step(self, optimizer: Optimizer) -> None:
@@ -181,10 +178,12 @@ class UpdateSensor:
 
     def after_step(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
-        history, index = self._histories[optimizer], self._registry.index_of(optimizer)
+        history, index = self._histories.get(optimizer), self._registry.index_of(optimizer)
+        if history is None or index is None:
+            return
         before, history.before = history.before, None
         # A step that raised has left its snapshot behind.
-        if index is None or before is None or before.step != self._sampler.step:
+        if before is None or before.step != self._sampler.step:
             return
         after = self._snapshot(optimizer, index)
         if after is not None and after.is_of_the_same_as(before):

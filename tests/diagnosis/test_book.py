@@ -95,3 +95,15 @@ def test_two_findings_never_explain_one_another() -> None:
 
     assert (one.root, other.root) == (True, False)
     assert other.caused_by == one.key
+
+
+def test_a_kind_that_is_made_once_is_counted_wherever_it_was_made() -> None:
+    """And nothing is counted before."""
+    book = FindingBook(Ear())
+    nothing = book.again_anywhere("a", 1, share=0.5)
+    made = _finding("a", "param:w")
+    book.make(made)
+
+    assert nothing is None
+    assert book.again_anywhere("a", 7, share=0.5) is made
+    assert (made.count, made.last_step, made.evidence) == (2, 7, {"share": 0.5})

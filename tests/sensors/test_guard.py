@@ -116,3 +116,12 @@ def test_guards_of_one_account_count_nested_calls_once() -> None:
 
     assert 0 < seen[0] <= outer.spent_ns == inner.spent_ns <= took
     assert account.spent_ns == rested
+
+
+def test_a_guard_returns_what_the_work_returns_and_none_once_it_is_off() -> None:
+    """Callers need no place of their own for a result."""
+    guard = Guard("s")
+
+    assert guard.run(lambda a, b: a + b, 2, 3) == 5
+    assert guard.run(_fail) is None
+    assert guard.run(lambda: 5) is None

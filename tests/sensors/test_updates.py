@@ -232,6 +232,31 @@ def test_an_optimizer_of_others_is_given_more_time(bench: Any) -> None:
     assert {n.how.span for n in watched.parts.notes.notes} == {1, LONG_SPAN}
 
 
+def test_an_optimizer_that_cannot_be_a_key_steps_as_without_ampwatch() -> None:
+    """One that defines ``__eq__`` has no hash: the sensor gives up, the step goes on."""
+
+    class Unhashable(torch.optim.SGD):
+        __hash__ = None  # type: ignore[assignment]
+
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
+    model = nn.ParameterList([nn.Parameter(torch.ones(2))])
+    optimizer = Unhashable(model.parameters(), lr=1.0)
+    parts = Parts([model], Topic.UPDATE)
+    sensor = UpdateSensor(parts.registry, parts.names, parts.sampler, parts.notes, parts.guard)
+    sensor.install()
+    try:
+        for _ in range(3):
+            model[0].grad = torch.ones(2)
+            optimizer.step()
+    finally:
+        sensor.remove()
+
+    assert model[0].tolist() == [-2.0, -2.0]
+    assert parts.guard.errors == 1
+
+
 def test_an_eps_that_is_zero_in_the_parameters_dtype_is_noted() -> None:
     """float16 flushes 1e-8; bfloat16 and float32 hold it."""
     for dtype, eps, lost in [

@@ -7,15 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-from ampwatch.sensors import activations, sampling
+from ampwatch.sensors import sampling
 from tests.stories import gradients, losses, outputs, scale, state, updates
 from tests.stories.healthy import CONTROLS
 from tests.stories.stage import ALARMS, LEVELS, alarms, bare_digest, watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.stories.stage import Program, Story
 
@@ -26,25 +25,13 @@ STORIES = [
 ]
 
 # torch says so where the first step of a training is skipped; that is as it should be.
-pytestmark = pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),
+    pytest.mark.usefixtures("one_thread", "nothing_compiled"),
+]
 
 at_each_level = pytest.mark.parametrize("level", LEVELS)
 of_each_story = pytest.mark.parametrize("story", STORIES, ids=str)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums in one order, so that two runs can be compared bit for bit."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests of the same process compile, after which modules are not sampled."""
-    monkeypatch.setattr(activations, "has_compiled", lambda: False)
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,18 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def no_temporary_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a read-only root, and no directory is named instead."""
+
+    def nowhere() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    for variable in ("AMPWATCH_RUNTIME_DIR", "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", nowhere)
+
+
+@pytest.fixture
 def one_thread() -> Iterator[None]:
     """Sums in one order, so that two runs can be compared bit for bit."""
     import torch  # noqa: PLC0415 - the host half is tested without it

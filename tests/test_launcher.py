@@ -383,18 +383,9 @@ def test_a_runtime_directory_that_cannot_be_had_is_unavailable(
     assert not daemon_is_running(settings())
 
 
-def test_a_machine_without_a_temporary_directory_has_no_daemon_and_says_why(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("place", "no_temporary_directory")
+def test_a_machine_without_a_temporary_directory_has_no_daemon_and_says_why() -> None:
     """As with a read-only root: a status, not an exception in the training script."""
-
-    def nowhere() -> str:
-        raise FileNotFoundError(2, "No usable temporary directory found")
-
-    for variable in ("AMPWATCH_RUNTIME_DIR", "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr("tempfile.gettempdir", nowhere)
-
     status = ensure_daemon(settings())
 
     assert status.state == "unavailable"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import tempfile
@@ -148,15 +147,9 @@ def test_rings_are_in_shared_memory_first(machine: Path) -> None:
     assert not any(directory.exists() for directory in directories)
 
 
-def test_a_machine_without_a_temporary_directory_has_shared_memory(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("no_temporary_directory")
+def test_a_machine_without_a_temporary_directory_has_shared_memory(machine: Path) -> None:
     """As with a read-only root: rings work, and what needs the other place says so."""
-
-    def nowhere() -> str:
-        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
-
-    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
     own = machine / "shm" / f"ampwatch-{os.geteuid()}"
     own.mkdir(mode=0o700)
 

@@ -75,19 +75,9 @@ def test_a_place_without_room_is_a_problem(tmp_path: Path) -> None:
     assert "a ring takes 1,099,511,627,776.0 MiB" in check.why
 
 
-@pytest.mark.usefixtures("usual_places")
-def test_a_machine_without_a_temporary_directory_has_shared_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("usual_places", "no_temporary_directory")
+def test_a_machine_without_a_temporary_directory_has_shared_memory(tmp_path: Path) -> None:
     """As with a read-only root: one place is enough."""
-
-    def nowhere() -> str:
-        raise FileNotFoundError(2, "No usable temporary directory found")
-
-    for variable in ("AMPWATCH_RUNTIME_DIR", "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr("tempfile.gettempdir", nowhere)
-
     (memory,) = rings(Settings.resolve(), tmp_path / "shm")
 
     assert memory.state is State.OK

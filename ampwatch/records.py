@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ampwatch.numerics.exponents import ExponentHistogram
+    from ampwatch.precision.ops import Fallback, OpKind, Phase
 
 
 class SkipClass(IntEnum):
@@ -65,6 +66,38 @@ class Topic(IntEnum):
 
 ALL_MODULES = "*"
 """Stands for all modules together, where a record names a module."""
+
+
+class CensusSource(IntEnum):
+    """How ops were counted: one by one as they ran, or from the events of a profiler window."""
+
+    DISPATCH = 0
+    PROFILER = 1
+
+    @property
+    def label(self) -> str:
+        """The source as a Prometheus label value and as users read it."""
+        return self.name.lower()
+
+
+class WindowSkip(IntEnum):
+    """Why a profiler window that was due was not opened.
+
+    ``PROFILER``: somebody else profiles. ``CAPTURE``: a CUDA graph is being captured.
+    ``BUDGET``: what windows have cost is not paid back yet. ``DRAG``: steps stayed slower
+    after the last one. ``MEMORY``: windows made the process grow.
+    """
+
+    PROFILER = 0
+    CAPTURE = 1
+    BUDGET = 2
+    DRAG = 3
+    MEMORY = 4
+
+    @property
+    def label(self) -> str:
+        """The reason as a Prometheus label value and as users read it."""
+        return self.name.lower()
 
 
 class RunState(str, Enum):
@@ -270,6 +303,213 @@ class SamplingRecord:
     device_ns: int
 
 
+class OpTotal(NamedTuple):
+    """Ops of one kind and dtype, counted so far.
+
+    Attributes:
+        kind: What the ops do; not ``CAST``.
+        dtype: What they computed in: ``float16`` ..., ``tf32`` for float32 that may use TF32.
+        calls: How many.
+        flops: Floating-point operations, 0 for kinds that have none to speak of.
+        tensor_flops: Of those, in a dtype and with dimensions that tensor cores run at speed.
+        bytes: Bytes read and written.
+    """
+
+    kind: OpKind
+    dtype: str
+    calls: int
+    flops: int
+    tensor_flops: int
+    bytes: int
+
+
+class CastTotal(NamedTuple):
+    """Casts from one dtype to another, counted so far.
+
+    Attributes:
+        from_dtype: Name of the dtype before.
+        to_dtype: Name of the dtype after.
+        calls: How many.
+        bytes: Bytes read and written.
+    """
+
+    from_dtype: str
+    to_dtype: str
+    calls: int
+    bytes: int
+
+
+class FallbackTotal(NamedTuple):
+    """Ops of the forward pass that ran in float32 although autocast is used, counted so far.
+
+    Attributes:
+        reason: Why.
+        calls: How many.
+        flops: Their floating-point operations.
+    """
+
+    reason: Fallback
+    calls: int
+    flops: int
+
+
+class OpRow(NamedTuple):
+    """Ops of the newest census that have everything below in common.
+
+    Attributes:
+        op: Base name of the ATen op (``addmm``); empty in a row of a module, which adds up
+            all ops that have FLOPs, all casts, or all others.
+        module: Qualified name of the module, empty for the root; ``ALL_MODULES`` in a row of an op.
+        kind: What the ops do; in a row of a module ``MATMUL`` stands for all that have FLOPs,
+            ``OTHER`` for those that have none and are no casts.
+        phase: When they ran.
+        inputs: Dtypes of their floating-point inputs, joined by ``+``; empty in a row of a module.
+        dtype: What they computed in; of casts, what they cast from.
+        out_dtype: Dtype of their first output; of casts, what they cast to.
+        fallback: Why they ran in float32 although autocast is used; the reason of most of
+            the FLOPs in a row of a module.
+        calls: How many.
+        flops: Floating-point operations.
+        tensor_flops: Of those, in a dtype and with dimensions that tensor cores run at speed.
+        bytes: Bytes read and written.
+    """
+
+    op: str
+    module: str
+    kind: OpKind
+    phase: Phase
+    inputs: str
+    dtype: str
+    out_dtype: str
+    fallback: Fallback
+    calls: int
+    flops: int
+    tensor_flops: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class CensusRecord:
+    """Which op ran in which dtype: totals so far, and the table of the newest census.
+
+    Attributes:
+        step: Index of the iteration of the newest census.
+        time_ns: Unix time at its end. Unit: ns.
+        source: How the ops of the newest census were counted.
+        iterations: Iterations counted so far.
+        ops: Ops so far by kind and dtype.
+        casts: Casts so far by dtypes.
+        fallbacks: Fallbacks to float32 so far by reason.
+        rows: The newest census by op and by module, those with the most FLOPs and bytes first.
+        rows_left_out: Rows beyond what a record holds.
+    """
+
+    step: int
+    time_ns: int
+    source: CensusSource
+    iterations: int
+    ops: tuple[OpTotal, ...]
+    casts: tuple[CastTotal, ...]
+    fallbacks: tuple[FallbackTotal, ...]
+    rows: tuple[OpRow, ...]
+    rows_left_out: int
+
+
+class KernelTotal(NamedTuple):
+    """Time of kernels of one unit and dtype in profiled iterations, so far.
+
+    Attributes:
+        unit: ``tensor``, ``cuda``, ``unknown`` (all three: matmul-like), ``other``; ``cpu`` for
+            ops that ran on the CPU.
+        dtype: What the name or, for ``cpu``, the inputs say; empty if nothing does.
+        nanoseconds: Their time. Unit: ns.
+    """
+
+    unit: str
+    dtype: str
+    nanoseconds: int
+
+
+class KernelRow(NamedTuple):
+    """One kernel of the newest profiler window; for a CPU one op.
+
+    Attributes:
+        name: Its name, demangled, cut to 200 characters.
+        op: Base name of the ATen op that launched it, empty if unknown.
+        unit: As of ``KernelTotal``.
+        dtype: As of ``KernelTotal``.
+        family: Which library or generator it comes from; empty if unknown.
+        rule: The rule of the classifier that decided.
+        arch: Compute capability it was made for (``90``), 0 if the name does not say.
+        align: Alignment in elements that it assumes, 0 if the name does not say.
+        calls: How many launches.
+        nanoseconds: Their time. Unit: ns.
+    """
+
+    name: str
+    op: str
+    unit: str
+    dtype: str
+    family: str
+    rule: str
+    arch: int
+    align: int
+    calls: int
+    nanoseconds: int
+
+
+@dataclass(slots=True)
+class WindowRecord:
+    """Profiler windows: totals so far, and the kernels of the newest.
+
+    Attributes:
+        step: First profiled iteration of the newest window; of a record that only counts what
+            was skipped, the open iteration.
+        time_ns: Unix time at which it was written. Unit: ns.
+        windows: Windows so far.
+        invalid: Of those, windows that lost data; nothing of them is in the totals.
+        iterations: Profiled iterations so far, without those of invalid windows.
+        skipped: Windows not opened so far, per reason in the order of ``WindowSkip``.
+        start_ns: Time so far to start the profiler, the first time excluded. Unit: ns.
+        run_ns: Time so far by which profiled iterations were longer than usual. Unit: ns.
+        stop_ns: Time so far to stop it. Unit: ns.
+        walk_ns: Time so far to read its events. Unit: ns.
+        first_ns: Time of the first start, which loads the profiler. Unit: ns.
+        drag: Usual step time after the newest window over the one before; NaN if not known.
+        memory_bytes: What the resident memory grew by over the windows so far. Unit: bytes.
+        busy_ns: Time so far in which the device ran a kernel. Unit: ns.
+        wall_ns: Time so far of profiled iterations. Unit: ns.
+        misaligned_ns: Time so far of matmul kernels that assume less than full alignment.
+        lagging_ns: Time so far of matmul kernels made for an older architecture.
+        gemv_ns: Time so far of matrix-vector kernels on float16 or bfloat16.
+        totals: Time of kernels so far by unit and dtype.
+        kernels: The kernels of the newest window, the longest first.
+        kernels_left_out: Kernels beyond what a record holds.
+    """
+
+    step: int
+    time_ns: int
+    windows: int
+    invalid: int
+    iterations: int
+    skipped: tuple[int, int, int, int, int]
+    start_ns: int
+    run_ns: int
+    stop_ns: int
+    walk_ns: int
+    first_ns: int
+    drag: float
+    memory_bytes: int
+    busy_ns: int
+    wall_ns: int
+    misaligned_ns: int
+    lagging_ns: int
+    gemv_ns: int
+    totals: tuple[KernelTotal, ...]
+    kernels: tuple[KernelRow, ...]
+    kernels_left_out: int
+
+
 @dataclass(frozen=True, slots=True)
 class FactsRecord:
     """What does not change from step to step; written at the start and on change.
@@ -358,6 +598,8 @@ Record = (
     | OptimizerRecord
     | RangeRecord
     | SamplingRecord
+    | CensusRecord
+    | WindowRecord
     | FactsRecord
     | FindingRecord
     | EndRecord

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ampwatch.diagnosis.op_evidence import OpCensus, Window
     from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.records import Topic
 
@@ -92,6 +93,8 @@ class Iteration:
             the newest one's dtype; empty if there was none.
         topics: What was measured in this iteration, whether or not it had any tensors.
         ranges: The measurements.
+        census: The ops, if they were counted.
+        window: The kernels, if a profiler window has ended with this iteration.
     """
 
     step: int
@@ -111,3 +114,5 @@ class Iteration:
     loss_dtype: str = ""
     topics: frozenset[Topic] = frozenset()
     ranges: Sequence[TensorRange] = field(default=())
+    census: OpCensus | None = None
+    window: Window | None = None

@@ -1,0 +1,94 @@
+"""The words for what a PyTorch op is and why it ran in the dtype it ran in. No torch here.
+
+ATen has some two thousand ops. What matters about one is whether it multiplies matrices
+(then tensor cores can run it), whether it is a cast (then it is the price of mixed
+precision), or what it is otherwise.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class OpKind(IntEnum):
+    """What an op does, as far as precision is concerned.
+
+    ``MATMUL``, ``CONVOLUTION``, ``ATTENTION``: what tensor cores are for. ``CAST``: to another
+    dtype. ``COPY``: moves or fills memory. ``OTHER``: what is in none of the lists.
+    """
+
+    MATMUL = 0
+    CONVOLUTION = 1
+    ATTENTION = 2
+    NORMALIZATION = 3
+    LOSS = 4
+    REDUCTION = 5
+    POINTWISE = 6
+    CAST = 7
+    COPY = 8
+    OTHER = 9
+
+    @property
+    def label(self) -> str:
+        """The kind as a Prometheus label value and as users read it."""
+        return self.name.lower()
+
+    @property
+    def has_flops(self) -> bool:
+        """Whether tensor cores can run it; only of these the FLOPs are counted."""
+        return self <= OpKind.ATTENTION
+
+
+class Fallback(IntEnum):
+    """Why an op of the forward pass ran in float32 although the training uses autocast.
+
+    ``NONE``: it did not. ``FP32_LIST``: autocast runs this op in float32. ``NOT_LISTED``:
+    autocast leaves this op alone, and its input was float32. ``PROMOTED``: its inputs had
+    different dtypes. ``DISABLED_REGION``: inside ``autocast(enabled=False)``.
+    ``OUTSIDE_REGION``: outside every autocast region. ``OTHER_THREAD``: in a thread without a
+    region of its own, while another thread is in one. ``DEVICE_TYPE``: inside a region for
+    another type of device. ``CUSTOM_FUNCTION``: inside an ``autograd.Function`` whose
+    ``custom_fwd`` asks for float32, or by an op that is not PyTorch's own.
+    """
+
+    NONE = 0
+    FP32_LIST = 1
+    NOT_LISTED = 2
+    PROMOTED = 3
+    DISABLED_REGION = 4
+    OUTSIDE_REGION = 5
+    OTHER_THREAD = 6
+    DEVICE_TYPE = 7
+    CUSTOM_FUNCTION = 8
+
+    @property
+    def label(self) -> str:
+        """The reason as a Prometheus label value and as users read it."""
+        return self.name.lower()
+
+
+class Phase(IntEnum):
+    """When in an iteration an op ran. What is computed again in backward is ``BACKWARD``."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    OPTIMIZER = 2
+    EVAL = 3
+
+    @property
+    def label(self) -> str:
+        """The phase as findings and users read it."""
+        return self.name.lower()
+
+
+HALF_DTYPES = frozenset({"float16", "bfloat16"})
+"""The dtypes autocast casts to."""
+
+FP8_DTYPES = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
+
+TENSOR_DTYPES = HALF_DTYPES | FP8_DTYPES | {"tf32"}
+"""The dtypes in which a matmul can run on tensor cores."""
+
+ALIGNMENT = dict.fromkeys(HALF_DTYPES, 8) | dict.fromkeys(FP8_DTYPES, 16)
+"""What the dimensions of a matmul have to be a multiple of for full-speed tensor-core kernels: 16
+bytes (NVIDIA, Deep Learning Performance: Matrix Multiplication, "Tensor Core Requirements")."""

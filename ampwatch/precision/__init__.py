@@ -1,0 +1,1 @@
+"""Which unit of a GPU multiplied what, in which precision, and how fast it could have. No torch."""

@@ -415,6 +415,10 @@ class CensusRecord:
     rows_left_out: int
 
 
+KERNEL_UNITS = ("tensor", "cuda", "unknown", "other", "cpu")
+"""What a kernel ran on, as ``KernelTotal`` says."""
+
+
 class KernelTotal(NamedTuple):
     """Time of kernels of one unit and dtype in profiled iterations, so far.
 

@@ -1,7 +1,8 @@
 """Records and identities to bytes, and back.
 
 Records of every step, and of every sampled one, are packed in the byte order of the
-machine: numbers in the order of the fields of the dataclass, or as ``packing.py`` says.
+machine: numbers in the order of the fields of the dataclass, or as ``packing.py`` and
+``precision_packing.py`` say.
 The rare ones are JSON objects in UTF-8 (``forms.py``), NaN and infinities as Python
 writes them. A change of any needs a new ``layout.LAYOUT``.
 
@@ -18,6 +19,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.records import (
+    CensusRecord,
     EndRecord,
     FactsRecord,
     Finding,
@@ -28,10 +30,17 @@ from ampwatch.records import (
     SamplingRecord,
     SkipClass,
     StepRecord,
+    WindowRecord,
 )
 from ampwatch.ring import forms
 from ampwatch.ring.layout import MAX_IDENTITY, Kind
 from ampwatch.ring.packing import pack_range, unpack_range
+from ampwatch.ring.precision_packing import (
+    pack_census,
+    pack_window,
+    unpack_census,
+    unpack_window,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +60,7 @@ _NOT_LOOKED = -1
 
 
 def encode(record: Record, limit: int) -> tuple[Kind, bytes]:
-    """Return the kind and the payload of a record, long text cut to fit.
+    """Return the kind and the payload of a record, long text and long tables cut to fit.
 
     Args:
         record: The record.
@@ -67,6 +76,10 @@ def encode(record: Record, limit: int) -> tuple[Kind, bytes]:
         if len(packed) > limit:  # exponents of a tensor that has nearly all of them
             forms.refuse(f"a record of at most {limit} bytes", packed)
         return kind, packed
+    if isinstance(record, CensusRecord):
+        return Kind.CENSUS, pack_census(record, limit)
+    if isinstance(record, WindowRecord):
+        return Kind.WINDOW, pack_window(record, limit)
     if isinstance(record, FactsRecord):
         return Kind.FACTS, forms.to_json(record, forms.FACTS, limit)
     if isinstance(record, FindingRecord):
@@ -129,7 +142,7 @@ _PACKERS: dict[type[Any], tuple[Kind, Callable[[Any], bytes]]] = {
     RangeRecord: (Kind.RANGE, pack_range),
     SamplingRecord: (Kind.SAMPLING, _pack_sampling),
 }
-"""The records that are packed; the others are JSON."""
+"""The records that are packed whole; tables are cut to fit, and the others are JSON."""
 
 
 def _decode_step(payload: bytes) -> StepRecord:
@@ -169,6 +182,8 @@ _DECODERS: dict[int, Callable[[bytes], Record]] = {
     Kind.OPTIMIZER: _decode_optimizer,
     Kind.RANGE: unpack_range,
     Kind.SAMPLING: _decode_sampling,
+    Kind.CENSUS: unpack_census,
+    Kind.WINDOW: unpack_window,
     Kind.FACTS: lambda payload: FactsRecord(**forms.from_json(payload, forms.FACTS)),
     Kind.FINDING: lambda payload: FindingRecord(Finding(**forms.from_json(payload, forms.FINDING))),
     Kind.END: lambda payload: EndRecord(**forms.from_json(payload, forms.END)),

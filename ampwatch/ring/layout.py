@@ -51,10 +51,11 @@ import zlib
 from enum import IntEnum
 from typing import NamedTuple
 
-LAYOUT = 2
+LAYOUT = 3
 """Version of everything above and of the payloads in ``encoding.py``. A reader knows one.
 
 1: steps, optimizers, facts, findings, ends. 2: ranges and sampling as well.
+3: the op census and profiler windows as well.
 """
 
 MAGIC = b"AMPWATCH"
@@ -89,6 +90,8 @@ class Kind(IntEnum):
     END = 5
     RANGE = 6
     SAMPLING = 7
+    CENSUS = 8
+    WINDOW = 9
 
 
 class Slot(NamedTuple):

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import struct
 from math import inf
+from typing import TYPE_CHECKING
 
 from ampwatch.numerics.exponents import (
     MAX_EXPONENT,
@@ -32,6 +33,9 @@ from ampwatch.numerics.exponents import (
 )
 from ampwatch.records import RangeRecord, Topic
 from ampwatch.ring.forms import refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MAX_MODULE_NAME = 200
 """Longest name of a module; of a longer one both ends are kept. Unit: characters."""
@@ -57,12 +61,15 @@ def pack_range(record: RangeRecord) -> bytes:
             record declares, or a count is negative.
     """
     r, h = record, record.histogram
-    dtype, module = _cut(r.dtype, MAX_DTYPE_NAME).encode(), _cut(r.module, MAX_MODULE_NAME).encode()
+    dtype, module = (
+        cut_name(r.dtype, MAX_DTYPE_NAME).encode(),
+        cut_name(r.module, MAX_MODULE_NAME).encode(),
+    )
     fixed = _FIXED.pack(r.time_ns, r.topic, len(dtype), len(module), r.loss_scale, h.amax, h.amin)
     first = h.first - MIN_EXPONENT if h.counts else 0
     totals = (r.step, r.num_tensors, r.total_nans, r.total_infs)
     elements = (h.numel, h.zeros, h.nans, h.positive_infs, h.negative_infs)
-    return fixed + dtype + module + _pack_integers((*totals, *elements, first, *h.counts))
+    return fixed + dtype + module + pack_integers((*totals, *elements, first, *h.counts))
 
 
 def unpack_range(payload: bytes) -> RangeRecord:
@@ -73,8 +80,8 @@ def unpack_range(payload: bytes) -> RangeRecord:
     """
     time_ns, topic, dtype_size, module_size, scale, amax, amin = _FIXED.unpack_from(payload)
     text, integers = _FIXED.size + dtype_size, _FIXED.size + dtype_size + module_size
-    dtype = _name(payload[_FIXED.size : text], MAX_DTYPE_NAME)
-    module = _name(payload[text:integers], MAX_MODULE_NAME)
+    dtype = read_name(payload[_FIXED.size : text], MAX_DTYPE_NAME)
+    module = read_name(payload[text:integers], MAX_MODULE_NAME)
     values = _unpack_integers(payload[integers:])
     if time_ns < 0 or not (scale == 0.0 or _MIN_SCALE <= scale <= _MAX_SCALE):
         refuse("a time that is not negative and a loss scale of float32", (time_ns, scale))
@@ -93,7 +100,7 @@ def unpack_range(payload: bytes) -> RangeRecord:
     )
 
 
-def _cut(name: str, length: int) -> str:
+def cut_name(name: str, length: int) -> str:
     """Return ``name`` without what cannot be printed, and without its middle if it is long."""
     if len(name) > length:
         half = length // 2
@@ -103,14 +110,24 @@ def _cut(name: str, length: int) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
 
 
-def _name(encoded: bytes, length: int) -> str:
+def read_name(encoded: bytes, length: int) -> str:
+    """Return a name as ``cut_name`` leaves it.
+
+    Raises:
+        ValueError: If it is longer, not printable, or no UTF-8.
+    """
     name = encoded.decode()
     if len(name) > length or not name.isprintable():
         refuse(f"at most {length} printable characters", name)
     return name
 
 
-def _pack_integers(values: tuple[int, ...]) -> bytes:
+def pack_integers(values: Iterable[int]) -> bytes:
+    """Return whole numbers in groups of 7 bits, as the docstring above says.
+
+    Raises:
+        TypeError, ValueError: If one is negative, or no whole number.
+    """
     packed = bytearray()
     append = packed.append
     for value in values:

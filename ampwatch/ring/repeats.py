@@ -1,7 +1,7 @@
 """What a reader that comes late must still find: the newest of each lasting message.
 
-Steps and ranges pass by, but facts, findings and the totals of an optimizer and of
-sampling hold until they change, perhaps for the rest of the run. The writer repeats each
+Steps and ranges pass by, but facts, findings and the totals of an optimizer, of sampling,
+of the op census and of profiler windows hold until they change, perhaps for the rest of the run. The writer repeats each
 one before the ring wraps over it. A record may therefore be read more than once; the
 newest of a key holds.
 """
@@ -11,7 +11,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.records import FactsRecord, FindingRecord, OptimizerRecord, SamplingRecord
+from ampwatch.records import (
+    CensusRecord,
+    FactsRecord,
+    FindingRecord,
+    OptimizerRecord,
+    SamplingRecord,
+    WindowRecord,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -78,12 +85,14 @@ class Repeats:
         return oldest.message
 
 
+_REPLACED_WHOLE = (FactsRecord, SamplingRecord, CensusRecord, WindowRecord)
+"""Of these the newest holds, whatever it says."""
+
+
 def _lasting_key(record: Record) -> Hashable:
     """Return what a newer message replaces ``record`` by, ``None`` if it does not last."""
     if isinstance(record, OptimizerRecord):
         return record.index
     if isinstance(record, FindingRecord):
         return record.finding.key
-    if isinstance(record, SamplingRecord):
-        return SamplingRecord
-    return FactsRecord if isinstance(record, FactsRecord) else None
+    return type(record).__name__ if isinstance(record, _REPLACED_WHOLE) else None

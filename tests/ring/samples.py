@@ -12,12 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import ampwatch
 from ampwatch.numerics.exponents import ExponentHistogram
+from ampwatch.precision.ops import Fallback, OpKind, Phase
 from ampwatch.records import (
+    ALL_MODULES,
+    CastTotal,
+    CensusRecord,
+    CensusSource,
     EndRecord,
     FactsRecord,
+    FallbackTotal,
     Finding,
     FindingRecord,
+    KernelRow,
+    KernelTotal,
+    OpRow,
     OptimizerRecord,
+    OpTotal,
     RangeRecord,
     RunIdentity,
     RunState,
@@ -26,6 +36,7 @@ from ampwatch.records import (
     SkipClass,
     StepRecord,
     Topic,
+    WindowRecord,
 )
 from ampwatch.ring import layout
 from ampwatch.ring.encoding import encode, encode_identity
@@ -105,6 +116,46 @@ def sampling(index: int) -> SamplingRecord:
     """What sampling has seen, every number another one."""
     return SamplingRecord(
         index, index + 1, (2, 3, 4, 5, 6, 7), *(index + offset for offset in range(8, 20))
+    )
+
+
+def census(rows: int = 2) -> CensusRecord:
+    """What a census of a training in bfloat16 says, every number another one."""
+    table = [
+        OpRow(
+            *("addmm", ALL_MODULES, OpKind.MATMUL, Phase.FORWARD, "bfloat16+float32"),
+            *("bfloat16", "bfloat16", Fallback.NONE, 11 + i, 12 + i, 13 + i, 14 + i),
+        )
+        for i in range(rows)
+    ]
+    return CensusRecord(
+        step=40,
+        time_ns=1_700_000_000_000_000_001,
+        source=CensusSource.PROFILER,
+        iterations=3,
+        ops=(OpTotal(OpKind.MATMUL, "bfloat16", 4, 2**70, 6, 7),),
+        casts=(CastTotal("float32", "bfloat16", 8, 9),),
+        fallbacks=(FallbackTotal(Fallback.FP32_LIST, 10, 0),),
+        rows=tuple(table),
+        rows_left_out=5,
+    )
+
+
+def window(kernels: int = 2) -> WindowRecord:
+    """What a profiler window says, every number another one."""
+    table = [
+        KernelRow(
+            *(f"nvjet_hsh_{i}x8", "addmm", "tensor", "bfloat16", "nvjet", "nvjet"),
+            *(90, 8, 20 + i, 30 + i),
+        )
+        for i in range(kernels)
+    ]
+    return WindowRecord(
+        *(41, 1_700_000_000_000_000_002, 5, 1, 6, (1, 2, 3, 4, 5)),
+        *(7, 8, 9, 10, 11, 1.5, 12, 13, 14, 15, 16, 17),
+        totals=(KernelTotal("tensor", "bfloat16", 18), KernelTotal("cpu", "", 19)),
+        kernels=tuple(table),
+        kernels_left_out=7,
     )
 
 

@@ -14,8 +14,26 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
+from ampwatch.aggregate.gpus import (
+    CAPABILITY_STATES,
+    MAX_FURTHER_XIDS,
+    OTHER_XIDS,
+    TENSOR_PIPES,
+    THROTTLE_REASONS,
+    Feature,
+    Reason,
+)
+from ampwatch.aggregate.precision import Absence
 from ampwatch.numerics.whatif import Fit
-from ampwatch.records import SKIP_CLASSES, RunState, Severity, Topic
+from ampwatch.precision.ops import Fallback, OpKind
+from ampwatch.records import (
+    KERNEL_UNITS,
+    SKIP_CLASSES,
+    RunState,
+    Severity,
+    Topic,
+    WindowSkip,
+)
 
 MetricType = Literal["counter", "gauge", "histogram", "info"]
 
@@ -66,6 +84,22 @@ RUN_FACTS = (
 )
 """Facts of a run that are labels of ``ampwatch_run_info``; a fact by another name is not exported."""
 
+GPU = ("gpu", "uuid")
+"""Labels of everything a GPU reports."""
+
+GPU_FACTS = (
+    "name",
+    "pci_bus_id",
+    "compute_capability",
+    "driver_version",
+    "cuda_version",
+    "synthetic",
+)
+"""Facts of a GPU that are labels of ``ampwatch_gpu_info``."""
+
+MIG = (*GPU, "gpu_instance")
+"""Labels of everything a GPU instance reports."""
+
 KINDS = (
     "scale_collapse",
     "scale_below_one",
@@ -82,12 +116,47 @@ KINDS = (
     "param_nonfinite",
     "buffer_nonfinite",
     "fp16_loss_caps_scale",
+    "autocast_inactive",
+    "fp32_matmul",
+    "dims_unaligned",
+    "layout_nchw",
+    "cast_overhead",
+    "no_memory_gain",
+    "cpu_isa_missing",
+    "backend_flags",
+    "matmul_is_gemv",
+    "kernels_outdated",
 )
 """The kinds of findings that this release makes; a ring of another release may hold more."""
 
 ROOT_MODULE = "(root)"
 """What the label ``module`` says for the model itself, whose qualified name is empty: to
 Prometheus an empty label is no label. No attribute name made by ordinary code looks like it."""
+
+DTYPES = (
+    "float64",
+    "float32",
+    "tf32",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8",
+    "mx",
+    "int8",
+)
+"""What the label ``dtype`` says; ``OTHER_DTYPE`` for every other one, so that it stays bounded."""
+
+OTHER_DTYPE = "other"
+
+NO_DTYPE = "unknown"
+"""What it says of a kernel whose name tells no dtype: to Prometheus an empty label is no label."""
+
+PROFILER_PARTS = ("load", "start", "run", "stop", "walk")
+"""What the time of profiler windows goes into: the first start, the others, the iterations, the
+ends, and reading the events."""
 
 _FINDING = (*RANK, "kind", "severity", "root")
 _MODULE = (*RANK, "module")
@@ -494,6 +563,198 @@ TOPICS: dict[str, tuple[Metric, ...]] = {
             "ratio",
         ),
     ),
+    "Precision mix": (
+        Metric(
+            "ampwatch_census_iterations_total",
+            "counter",
+            RANK,
+            "Iterations whose ops were counted.",
+        ),
+        Metric(
+            "ampwatch_last_census_timestamp_seconds",
+            "gauge",
+            RANK,
+            "Unix time of the end of the newest iteration whose ops were counted.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_op_calls_total",
+            "counter",
+            (*RANK, "op_kind", "dtype"),
+            "ATen ops in counted iterations, by what they do and what they computed in, casts left out; a pair appears when it is first seen.",
+        ),
+        Metric(
+            "ampwatch_op_bytes_total",
+            "counter",
+            (*RANK, "op_kind", "dtype"),
+            "Bytes that these ops have read and written.",
+        ),
+        Metric(
+            "ampwatch_flops_total",
+            "counter",
+            (*RANK, "dtype"),
+            "Floating-point operations of matmuls, convolutions and attention in counted iterations, by what they computed in, backward and recomputation included; 0 for the usual dtypes before.",
+        ),
+        Metric(
+            "ampwatch_tensor_core_flops_total",
+            "counter",
+            (*RANK, "dtype"),
+            "The part of ampwatch_flops_total in a dtype and with dimensions that tensor cores run at full speed: what could run on them. What did is in ampwatch_kernel_seconds_total.",
+        ),
+        Metric(
+            "ampwatch_casts_total",
+            "counter",
+            (*RANK, "from_dtype", "to_dtype"),
+            "Casts from one dtype to another in counted iterations; a pair appears when it is first seen.",
+        ),
+        Metric(
+            "ampwatch_cast_bytes_total",
+            "counter",
+            (*RANK, "from_dtype", "to_dtype"),
+            "Bytes that these casts have read and written.",
+        ),
+        Metric(
+            "ampwatch_autocast_fallback_ops_total",
+            "counter",
+            (*RANK, "reason"),
+            "Ops of the forward pass that ran in float32 although the training uses autocast, in counted iterations, by why.",
+        ),
+        Metric(
+            "ampwatch_autocast_fallback_flops_total",
+            "counter",
+            (*RANK, "reason"),
+            "Floating-point operations of these ops: what autocast could have made faster.",
+        ),
+        Metric(
+            "ampwatch_module_low_precision_flops_ratio",
+            "gauge",
+            _MODULE,
+            "Share of the module's floating-point operations in 16 bits and fewer, in the newest iteration whose ops were counted; absent for a module without any.",
+            "ratio",
+        ),
+    ),
+    "Kernels": (
+        Metric(
+            "ampwatch_kernel_seconds_total",
+            "counter",
+            (*RANK, "unit", "dtype"),
+            "Time of GPU kernels in profiled iterations, by the unit that multiplies and the dtype, both told by the name of the kernel; a pair appears when it is first seen.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_kernel_misaligned_seconds_total",
+            "counter",
+            RANK,
+            "Time of matmul kernels that assume less than full alignment of their matrices.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_kernel_lagging_seconds_total",
+            "counter",
+            RANK,
+            "Time of matmul kernels that were made for an older architecture than that of the GPU.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_kernel_gemv_seconds_total",
+            "counter",
+            RANK,
+            "Time of matrix-vector kernels on float16 or bfloat16, which have no use for tensor cores.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_kernel_busy_seconds_total",
+            "counter",
+            RANK,
+            "Time in profiled iterations in which the device ran a kernel; over ampwatch_profiled_seconds_total the share in which it was busy.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_cpu_op_seconds_total",
+            "counter",
+            (*RANK, "dtype"),
+            "Time of matmuls, convolutions and attention on a CPU in profiled iterations, by the dtype of their inputs; a dtype appears when it is first seen.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_profiled_seconds_total",
+            "counter",
+            RANK,
+            "Wall time of profiled iterations.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_profiler_iterations_total",
+            "counter",
+            RANK,
+            "Iterations that were profiled, without those whose data were lost.",
+        ),
+        Metric(
+            "ampwatch_profiler_windows_total",
+            "counter",
+            RANK,
+            "Profiler windows: a few iterations each, rarely.",
+        ),
+        Metric(
+            "ampwatch_profiler_windows_invalid_total",
+            "counter",
+            RANK,
+            "Profiler windows that lost data; nothing of them is counted elsewhere.",
+        ),
+        Metric(
+            "ampwatch_profiler_windows_skipped_total",
+            "counter",
+            (*RANK, "reason"),
+            "Profiler windows that were due and not opened, by why.",
+        ),
+        Metric(
+            "ampwatch_profiler_seconds_total",
+            "counter",
+            (*RANK, "part"),
+            "What profiler windows have cost the training, by what the time went into.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_profiler_drag_ratio",
+            "gauge",
+            RANK,
+            "Usual step time after the newest profiler window over the one before: above 1 the profiler has left something behind. Absent while that is not known.",
+            "ratio",
+        ),
+        Metric(
+            "ampwatch_profiler_memory_growth_bytes",
+            "gauge",
+            RANK,
+            "What the resident memory of the training process grew by over its profiler windows.",
+            "bytes",
+        ),
+        Metric(
+            "ampwatch_peak_flops",
+            "gauge",
+            (*RANK, "dtype"),
+            "What the GPU could do at most, without structured sparsity, in floating-point operations per second: derived from its SMs, clock and compute capability, or as the setting peak_flops says. Absent for a GPU of which that is not known.",
+        ),
+        Metric(
+            "ampwatch_ideal_step_seconds",
+            "gauge",
+            RANK,
+            "Time that the floating-point operations of an iteration would take at the peak of the dtype of each: over the time it does take, the share of the ceiling that was used, whatever the mix. Absent where a peak is not known.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_flops_utilization_ratio",
+            "gauge",
+            RANK,
+            "Floating-point operations per second over the peak of float16 or bfloat16: what is quoted as MFU, and as HFU where activations are computed again, which is counted here.",
+            "ratio",
+        ),
+        Metric(
+            "ampwatch_precision_capability",
+            "gauge",
+            (*RANK, "feature", "state", "reason"),
+            "How it stands with what could be told of precision, and why something is absent (value is always 1).",
+        ),
+    ),
     "Findings": (
         Metric(
             "ampwatch_findings",
@@ -521,6 +782,292 @@ TOPICS: dict[str, tuple[Metric, ...]] = {
             "Reports of further findings, repeated ones included, that the daemon did not keep, because the rank has too many.",
         ),
     ),
+    "GPUs": (
+        Metric(
+            "ampwatch_gpu_info",
+            "info",
+            (*GPU, *GPU_FACTS),
+            "Static facts of a GPU; a fact that is not told is empty (value is always 1).",
+        ),
+        Metric(
+            "ampwatch_gpu_up",
+            "gauge",
+            GPU,
+            "Whether a GPU that was seen before answered at the newest look (1) or not (0): it has fallen off the bus, has to be reset, or the driver is gone.",
+        ),
+        Metric(
+            "ampwatch_gpu_capability",
+            "gauge",
+            (*GPU, "feature", "state", "reason"),
+            "How it stands with what could be read of a GPU, and why something is absent (value is always 1). Without gpu and uuid: NVML itself.",
+        ),
+        Metric(
+            "ampwatch_gpu_utilization_ratio",
+            "gauge",
+            GPU,
+            "Share of the newest sample period of the driver in which any kernel ran (NVML); a kernel that fills one SM counts in full. Absent in MIG mode.",
+            "ratio",
+        ),
+        Metric(
+            "ampwatch_gpu_tensor_active_ratio",
+            "gauge",
+            (*GPU, "pipe"),
+            "Share of cycles in which a tensor pipe was active, mean since the look before (NVML GPM; Hopper and newer). A pipe is not a dtype: hmma counts float16, bfloat16 and TF32. About 0.75 is a full load.",
+            "ratio",
+        ),
+        Metric(
+            "ampwatch_gpu_sm_active_ratio",
+            "gauge",
+            GPU,
+            "Share of SMs that were busy, mean since the look before (NVML GPM; Hopper and newer).",
+            "ratio",
+        ),
+        Metric(
+            "ampwatch_gpu_sm_occupancy_ratio",
+            "gauge",
+            GPU,
+            "Warps that were resident over those that fit, mean since the look before (NVML GPM; Hopper and newer).",
+            "ratio",
+        ),
+        Metric(
+            "ampwatch_gpu_dram_active_ratio",
+            "gauge",
+            GPU,
+            "Share of the memory bandwidth that was used, mean since the look before (NVML GPM; Hopper and newer).",
+            "ratio",
+        ),
+        Metric(
+            "ampwatch_gpu_tensor_active_cycles_total",
+            "counter",
+            (*GPU, "pipe"),
+            "SM cycles in which a tensor pipe was active, since the machine was started (NVML GPM; drivers from 595).",
+        ),
+        Metric(
+            "ampwatch_gpu_sm_active_cycles_total",
+            "counter",
+            GPU,
+            "SM cycles in which the SM was busy, since the machine was started (NVML GPM; drivers from 595).",
+        ),
+        Metric(
+            "ampwatch_gpu_sm_cycles_total",
+            "counter",
+            GPU,
+            "SM cycles that have elapsed since the machine was started (NVML GPM; drivers from 595).",
+        ),
+        Metric(
+            "ampwatch_gpu_memory_used_bytes",
+            "gauge",
+            GPU,
+            "GPU memory in use (NVML), without what the driver keeps for itself; with it where the driver does not tell the two apart.",
+            "bytes",
+        ),
+        Metric(
+            "ampwatch_gpu_memory_reserved_bytes",
+            "gauge",
+            GPU,
+            "GPU memory that the driver and the firmware keep for themselves (NVML).",
+            "bytes",
+        ),
+        Metric(
+            "ampwatch_gpu_memory_capacity_bytes",
+            "gauge",
+            GPU,
+            "GPU memory in all (NVML).",
+            "bytes",
+        ),
+        Metric(
+            "ampwatch_gpu_energy_joules_total",
+            "counter",
+            GPU,
+            "Energy used since the driver was loaded (NVML); its rate is the mean power in watts.",
+            "joules",
+        ),
+        Metric(
+            "ampwatch_gpu_power_watts",
+            "gauge",
+            GPU,
+            "Power drawn (NVML): on most GPUs of the Ampere generation and newer the mean of a second.",
+            "watts",
+        ),
+        Metric(
+            "ampwatch_gpu_power_limit_watts",
+            "gauge",
+            GPU,
+            "Power limit that is enforced (NVML).",
+            "watts",
+        ),
+        Metric(
+            "ampwatch_gpu_temperature_celsius",
+            "gauge",
+            GPU,
+            "Temperature of the GPU core (NVML).",
+            "celsius",
+        ),
+        Metric(
+            "ampwatch_gpu_memory_temperature_celsius",
+            "gauge",
+            GPU,
+            "Temperature of the GPU memory (NVML).",
+            "celsius",
+        ),
+        Metric(
+            "ampwatch_gpu_clock_hertz",
+            "gauge",
+            (*GPU, "domain"),
+            "Clock right now (NVML).",
+            "hertz",
+        ),
+        Metric(
+            "ampwatch_gpu_clock_max_hertz",
+            "gauge",
+            (*GPU, "domain"),
+            "Highest clock the GPU can run at (NVML).",
+            "hertz",
+        ),
+        Metric(
+            "ampwatch_gpu_throttle_seconds_total",
+            "counter",
+            (*GPU, "reason"),
+            "Time for which the clocks were held down, by why (NVML); several reasons may hold at once.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_gpu_xid_errors_total",
+            "counter",
+            (*GPU, "xid"),
+            "XID errors since this daemon began to listen (NVML).",
+        ),
+        Metric(
+            "ampwatch_gpu_xid_last_timestamp_seconds",
+            "gauge",
+            (*GPU, "xid"),
+            "Unix time of the newest XID error of this code; absent before the first.",
+            "seconds",
+        ),
+        Metric(
+            "ampwatch_gpu_ecc_errors_total",
+            "counter",
+            (*GPU, "severity"),
+            "ECC errors in the memories of the GPU since the driver was loaded (NVML).",
+        ),
+        Metric(
+            "ampwatch_gpu_remapped_rows",
+            "gauge",
+            (*GPU, "severity"),
+            "Rows of the memory that have been replaced by spare ones, by the errors that made it necessary (NVML; Ampere and newer).",
+        ),
+        Metric(
+            "ampwatch_gpu_row_remap_pending",
+            "gauge",
+            GPU,
+            "Whether a row waits to be replaced (1) or not (0), which happens at the next reset of the GPU (NVML).",
+        ),
+        Metric(
+            "ampwatch_gpu_row_remap_failed",
+            "gauge",
+            GPU,
+            "Whether a row could not be replaced (1) or not (0): the GPU needs to be exchanged (NVML).",
+        ),
+        Metric(
+            "ampwatch_gpu_pcie_transmit_bytes_per_second",
+            "gauge",
+            GPU,
+            "Traffic from the GPU over PCIe, mean since the look before (NVML GPM); before Hopper of 20 ms, if the setting gpu_link_throughput is on.",
+        ),
+        Metric(
+            "ampwatch_gpu_pcie_receive_bytes_per_second",
+            "gauge",
+            GPU,
+            "Traffic to the GPU over PCIe, mean since the look before (NVML GPM); before Hopper of 20 ms, if the setting gpu_link_throughput is on.",
+        ),
+        Metric(
+            "ampwatch_gpu_nvlink_transmit_bytes_total",
+            "counter",
+            GPU,
+            "Data sent over all NVLinks of the GPU, without protocol (NVML).",
+            "bytes",
+        ),
+        Metric(
+            "ampwatch_gpu_nvlink_receive_bytes_total",
+            "counter",
+            GPU,
+            "Data received over all NVLinks of the GPU, without protocol (NVML).",
+            "bytes",
+        ),
+        Metric(
+            "ampwatch_gpu_processes",
+            "gauge",
+            GPU,
+            "Processes that compute on the GPU, watched or not (NVML).",
+        ),
+        Metric(
+            "ampwatch_gpu_process_info",
+            "info",
+            (*RANK, *GPU),
+            "On which GPU a watched rank computes (value is always 1); absent where the daemon cannot tell.",
+        ),
+        Metric(
+            "ampwatch_gpu_process_memory_used_bytes",
+            "gauge",
+            (*RANK, *GPU),
+            "GPU memory that a watched rank uses, that of its CUDA context included (NVML).",
+            "bytes",
+        ),
+        Metric(
+            "ampwatch_gpu_mig_enabled",
+            "gauge",
+            GPU,
+            "Whether the GPU is in MIG mode (1) or not (0); absent if it does not have that.",
+        ),
+        Metric(
+            "ampwatch_mig_info",
+            "info",
+            (*MIG, "compute_instance", "mig_uuid", "profile"),
+            "The MIG devices of a GPU (value is always 1).",
+        ),
+        Metric(
+            "ampwatch_mig_memory_used_bytes",
+            "gauge",
+            MIG,
+            "Memory of a GPU instance in use (NVML).",
+            "bytes",
+        ),
+        Metric(
+            "ampwatch_mig_memory_capacity_bytes",
+            "gauge",
+            MIG,
+            "Memory of a GPU instance in all (NVML).",
+            "bytes",
+        ),
+        Metric(
+            "ampwatch_mig_tensor_active_ratio",
+            "gauge",
+            (*MIG, "pipe"),
+            "Share of cycles in which a tensor pipe of a GPU instance was active, mean since the look before (NVML GPM).",
+            "ratio",
+        ),
+        Metric(
+            "ampwatch_mig_sm_active_ratio",
+            "gauge",
+            MIG,
+            "Share of SMs of a GPU instance that were busy, mean since the look before (NVML GPM).",
+            "ratio",
+        ),
+        Metric(
+            "ampwatch_mig_sm_occupancy_ratio",
+            "gauge",
+            MIG,
+            "Warps of a GPU instance that were resident over those that fit, mean since the look before (NVML GPM).",
+            "ratio",
+        ),
+        Metric(
+            "ampwatch_mig_dram_active_ratio",
+            "gauge",
+            MIG,
+            "Share of the memory bandwidth of a GPU instance that was used, mean since the look before (NVML GPM).",
+            "ratio",
+        ),
+    ),
 }
 """The metrics by the question they answer, in the order in which they are exported."""
 
@@ -535,8 +1082,12 @@ def _values(names: tuple[str, ...]) -> str:
 LABELS: dict[str, str] = {
     "run": "Name of the run; `~2`, `~3` ... is appended to a job while one that started earlier runs under the same name.",
     "rank": "Global rank in the process group, `0` without one.",
-    "collector": "Which of the daemon's collectors: `rings` reads the records of the training processes.",
-    "state": _values(tuple(state.value for state in RunState)) + ".",
+    "collector": "Which of the daemon's collectors: `rings` reads the records of the training processes, `gpu` the GPUs.",
+    "state": "Of a run: "
+    + _values(tuple(state.value for state in RunState))
+    + ". Of what could be read of a GPU or told of precision: "
+    + _values(CAPABILITY_STATES)
+    + ".",
     "optimizer": "`0` to `7` in the order in which they were first seen, `other` for all beyond.",
     "class": _values(tuple(skip.label for skip in SKIP_CLASSES))
     + ": searching the scale, just after a growth, neither, several in a row.",
@@ -548,7 +1099,46 @@ LABELS: dict[str, str] = {
     "fit": _values(tuple(fit.value for fit in Fit))
     + ": as they are, with some power of two as scale, with none.",
     "module": f"Qualified name of a module, `{ROOT_MODULE}` for the model itself; of at most so many modules as the setting `module_series` says, chosen once.",
-    "severity": _values(tuple(severity.value for severity in Severity)) + ".",
+    "op_kind": _values(tuple(kind.label for kind in OpKind if kind is not OpKind.CAST)) + ".",
+    "dtype": f"{_values(DTYPES)}; `{OTHER_DTYPE}` for every other one, `{NO_DTYPE}` where the name of a kernel does not say. `tf32` is float32 that may use TF32.",
+    "from_dtype": "As `dtype`.",
+    "to_dtype": "As `dtype`.",
+    "unit": _values(KERNEL_UNITS[:-1])
+    + ": tensor cores, the general-purpose cores, not known which of the two, and kernels that multiply no matrices.",
+    "part": _values(PROFILER_PARTS)
+    + ": loading the profiler, starting it, iterations that took longer, stopping it, reading its events.",
+    "severity": "Of findings: "
+    + _values(tuple(severity.value for severity in Severity))
+    + ". Of ECC errors: `corrected` or `uncorrected`. Of remapped rows: `correctable` or `uncorrectable`.",
+    "gpu": "Number that NVML gives the GPU; it changes when another GPU goes. Empty for NVML itself.",
+    "uuid": "UUID of the GPU as NVML, `nvidia-smi -L` and DCGM say it, beginning with `GPU-`; with `SYNTHETIC-` if it does not exist.",
+    "feature": "What could be read of a GPU: "
+    + _values(("nvml", *(feature.value for feature in Feature)))
+    + ", or one part of it (`tensor_active_dmma`) where that differs from the rest; `uuid` of a GPU that cannot tell its name. What could be told of precision: `kernels`, the share of tensor cores in their time, and `arithmetic`, the share of the ceiling that was used.",
+    "reason": "Of throttling: "
+    + _values((*THROTTLE_REASONS, "thermal"))
+    + ", the last one only where the driver does not tell the kinds apart. Of what could be read of a GPU: "
+    + _values(tuple(reason.value for reason in Reason))
+    + ". Of what could be told of precision: "
+    + _values(tuple(absence.value for absence in Absence))
+    + ". Of float32 under autocast: "
+    + _values(tuple(reason.label for reason in Fallback if reason is not Fallback.NONE))
+    + ". Of profiler windows that were not opened: "
+    + _values(tuple(reason.label for reason in WindowSkip))
+    + ".",
+    "pipe": _values(TENSOR_PIPES) + ": of all tensor pipes together, then of each.",
+    "domain": "`sm` or `memory`.",
+    "xid": f"Code of the error as NVIDIA's table of XIDs has it, `{OTHER_XIDS}` for those beyond {MAX_FURTHER_XIDS} that were not expected.",
+    "name": "Name of the product.",
+    "pci_bus_id": "Address on the PCI bus.",
+    "compute_capability": "CUDA compute capability, as `9.0`.",
+    "driver_version": "Version of the NVIDIA driver.",
+    "cuda_version": "Highest version of CUDA that the driver supports.",
+    "synthetic": "`true` for a GPU of `ampwatch daemon --demo-gpu`, which does not exist; else `false`.",
+    "gpu_instance": "Number of the GPU instance (MIG), used again after a reconfiguration.",
+    "compute_instance": "Number of the compute instance within its GPU instance.",
+    "mig_uuid": "UUID of the MIG device, beginning with `MIG-`.",
+    "profile": "Profile of the MIG device, as `1g.10gb`.",
     "root": "`true`, or `false` when another finding explains this one.",
     "version": "Version of ampwatch: of the daemon, or of the training process.",
     "world_size": "Number of ranks in the process group.",
@@ -593,8 +1183,17 @@ Generated from `ampwatch/catalog.py`; change that file, then run
   module is chosen, its counters with what they have come to by then, so that their first increase
   is not seen: alert on the counters of the rank, which are there from the start. A module that has
   series keeps them; half are held back for modules that get into trouble later. The page shows all.
+- What is read of GPUs, from where, and what is absent when: [gpu.md](gpu.md).
 - Facts that do not change are labels of `ampwatch_run_info`. Join them with
   `* on (job, instance, run, rank) group_left (autocast_dtype) ampwatch_run_info`.
+- The share of tensor cores in the time of matmul kernels is a range, for not every kernel says by
+  its name where it multiplies. At least
+  `sum by (run, rank) (rate(ampwatch_kernel_seconds_total{unit="tensor"}[1h])) / sum by (run, rank) (rate(ampwatch_kernel_seconds_total{unit=~"tensor|cuda|unknown"}[1h]))`,
+  at most the same with `unit=~"tensor|unknown"` above the line. Windows are rare: take a long range.
+- The share of the ceiling that was used, correct for any mix of dtypes:
+  `ampwatch_ideal_step_seconds / (rate(ampwatch_step_duration_seconds_sum[5m]) / rate(ampwatch_step_duration_seconds_count[5m]))`.
+- Ops are of counted iterations, kernels of profiled ones: what `ampwatch_census_iterations_total`
+  and `ampwatch_profiler_iterations_total` count. Shares are rates over rates of the same.
 - A run that has ended stays for the setting `grace_seconds`, with its last values.
 """
 

@@ -30,6 +30,8 @@ REQUIRE_SERVICES = "AMPWATCH_REQUIRE_SERVICES"
 
 LEVELS = ("off", "light", "standard", "deep")
 CPU_KERNELS = ("auto", "torch")
+GPU_SOURCES = ("auto", "off", "demo")
+SWITCH = ("off", "on")
 ENVIRONMENT_PREFIX = "AMPWATCH_"
 MAX_NAME_LENGTH = 64
 
@@ -80,6 +82,17 @@ class Settings:
     )
     idle_exit_seconds: float = _knob(
         60.0, "How long an auto-started daemon stays when nothing is left to watch.", low=1.0
+    )
+    gpu: str = _knob(
+        "auto",
+        "What the daemon reads of GPUs: auto (all that NVML tells), off (nothing, where another exporter does) or demo (GPUs that do not exist, to try the page and dashboards).",
+    )
+    gpu_poll_seconds: float = _knob(
+        5.0, "How often the daemon reads the GPUs.", low=1.0, high=300.0
+    )
+    gpu_link_throughput: str = _knob(
+        "off",
+        "Measure PCIe traffic of GPUs older than Hopper: off, or on (some 40 ms a GPU each time).",
     )
     readback_slots: int = _knob(
         64,
@@ -144,6 +157,18 @@ class Settings:
         4.0,
         "An output in float16 that rises and has come within this factor of the largest number is reported.",
         low=1.0,
+    )
+    fp32_share: float = _knob(
+        0.5,
+        "A forward pass under autocast is reported that does more than this share of its FLOPs in float32.",
+        low=0.0,
+        high=1.0,
+    )
+    unaligned_share: float = _knob(
+        0.25,
+        "Share of the FLOPs in low precision with a dimension that tensor cores cannot use well, from which it is reported.",
+        low=0.0,
+        high=1.0,
     )
     scheduler_ahead_steps: int = _knob(
         3, "Scheduler steps on skipped iterations after which the finding becomes a warning.", low=1
@@ -226,6 +251,12 @@ def _check_words(settings: Settings) -> None:
         raise SettingsError(msg)
     if settings.cpu_kernel not in CPU_KERNELS:
         msg = f"`cpu_kernel`: expected one of {', '.join(CPU_KERNELS)}, got {settings.cpu_kernel!r}"
+        raise SettingsError(msg)
+    if settings.gpu not in GPU_SOURCES:
+        msg = f"`gpu`: expected one of {', '.join(GPU_SOURCES)}, got {settings.gpu!r}"
+        raise SettingsError(msg)
+    if settings.gpu_link_throughput not in SWITCH:
+        msg = f"`gpu_link_throughput`: expected one of {', '.join(SWITCH)}, got {settings.gpu_link_throughput!r}"
         raise SettingsError(msg)
     if settings.run and (len(settings.run) > MAX_NAME_LENGTH or not _NAME.fullmatch(settings.run)):
         msg = (

@@ -68,6 +68,60 @@ ADVICE = {
         " checkpoint. Then keep non-finite values out: clip or normalise the inputs, run the layer"
         " before it in float32 or bfloat16, skip the forward of a bad batch and not only its step."
     ),
+    "fp32_matmul": (
+        "Let autocast have the matmuls: take the torch.autocast(device_type, enabled=False) away, or"
+        " draw it around the ops that need float32 only, and cast their results back. What has to"
+        " stay in float32 runs on the tensor cores of GPUs of compute capability 8.0 and newer as"
+        " TF32: torch.set_float32_matmul_precision('high')."
+    ),
+    "autocast_inactive": (
+        "Autocast is a state of the thread, and for one type of device: enter"
+        " torch.autocast(device_type, dtype) inside the function that the thread runs (in forward,"
+        " for DataParallel), and hand the tensors' own device type to torch.autocast and"
+        " torch.amp.GradScaler."
+    ),
+    "cast_overhead": (
+        "Take out manual .float(), .half() and .to(dtype), and let autocast cast; merge float32"
+        " islands into one; keep torch.autocast(cache_enabled=True), the default, so that a weight"
+        " that is used twice is cast once. A larger batch makes the casts of weights count less, and"
+        " torch.compile fuses casts with what is around them."
+    ),
+    "dims_unaligned": (
+        "Pad the dimension to a multiple of 8 (of 16 for float8, of 64 on an A100 or newer): a"
+        " vocabulary of 50257 to 50304, hidden sizes, channels, sequence lengths, the batch"
+        " (DataLoader(drop_last=True)). torch.nn.Linear and Conv take the padded size; the loss"
+        " ignores classes that never occur."
+    ),
+    "layout_nchw": (
+        "Use channels_last for the model and for its inputs:"
+        " model.to(memory_format=torch.channels_last) and"
+        " images.to(memory_format=torch.channels_last)."
+    ),
+    "no_memory_gain": (
+        "Autocast halves activations, not weights, gradients or the state of the optimizer. A larger"
+        " batch makes more of it; to save memory on weights use bfloat16 weights with stochastic"
+        " rounding or an 8-bit optimizer (torchao), shard them (fully_shard), or train adapters."
+    ),
+    "cpu_isa_missing": (
+        "Use a dtype that the machine has instructions for. On a CPU without them train in float32,"
+        " or use one with AMX or AVX512-BF16 for bfloat16. On a GPU bfloat16 needs compute"
+        " capability 8.0: before that use float16 autocast with a GradScaler."
+    ),
+    "backend_flags": (
+        "Switch on what this training can use: torch.set_float32_matmul_precision('high') lets"
+        " float32 matmuls run as TF32 (10 bits of mantissa: keep positions, angles and sums of many"
+        " terms out of matmuls then), and torch.backends.cudnn.benchmark = True searches the fastest"
+        " convolution once per size of input, so only where sizes stay the same."
+    ),
+    "matmul_is_gemv": (
+        "Give tensor cores a matrix: process several samples or positions at once instead of one at"
+        " a time, and compute a head with a single output beside others or outside autocast."
+    ),
+    "kernels_outdated": (
+        "Take a PyTorch built for a newer CUDA, whose cuBLAS and cuDNN have kernels for this GPU. Else"
+        " look at shapes and layouts (multiples of 64, channels_last), and at attention: use"
+        " torch.nn.functional.scaled_dot_product_attention."
+    ),
     "scheduler_ahead": (
         "Step the scheduler only when the optimizer has stepped: `if not"
         " watch.last_step.skipped: scheduler.step()`; with a fused optimizer on a GPU, where only"

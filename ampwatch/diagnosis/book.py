@@ -100,6 +100,11 @@ class FindingBook:
         self.again(kind, made[-1].where, step, **evidence)
         return made[-1]
 
+    def make_once(self, finding: Finding) -> None:
+        """Enter a finding, or count its kind again if that has been made, wherever it was."""
+        if self.again_anywhere(finding.kind, finding.last_step, **finding.evidence) is None:
+            self.make(finding)
+
     def retell(self, finding: Finding) -> None:
         """Pass on a finding that has changed."""
         self._untold.pop(finding.key, None)

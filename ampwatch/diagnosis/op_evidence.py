@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.records import CensusSource
@@ -64,6 +65,16 @@ class OpTally:
     nchw_flops: int = 0
     shape: tuple[int, ...] = ()
 
+    def add(self, other: OpTally) -> None:
+        """Add what another tally has counted."""
+        self.calls += other.calls
+        self.flops += other.flops
+        self.tensor_flops += other.tensor_flops
+        self.bytes += other.bytes
+        self.unaligned_flops += other.unaligned_flops
+        self.nchw_flops += other.nchw_flops
+        self.shape = self.shape or other.shape
+
 
 class LoneForward(NamedTuple):
     """A forward pass of a watched model, called without autocast where it was expected.
@@ -123,6 +134,8 @@ class Machine(NamedTuple):
         matmul_tf32: Whether float32 matmuls may use TF32.
         convolution_tf32: Whether float32 convolutions may.
         cudnn_benchmark: Whether cuDNN searches for its fastest algorithms.
+        peak_flops: What the GPU can multiply at most, by dtype; empty if not known. Unit: FLOP/s.
+        memory_bandwidth: Of the GPU's memory; 0 if not known. Unit: B/s.
     """
 
     device_type: str = ""
@@ -132,6 +145,8 @@ class Machine(NamedTuple):
     matmul_tf32: bool = False
     convolution_tf32: bool = True
     cudnn_benchmark: bool = False
+    peak_flops: Mapping[str, float] = MappingProxyType({})
+    memory_bandwidth: float = 0.0
 
 
 class LayerShape(NamedTuple):

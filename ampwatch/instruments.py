@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.evidence import SamplingCost
 from ampwatch.diagnosis.pipeline import Diagnosis, Known, LastStep, SelfCost
 from ampwatch.kernels.choice import KernelChoice
+from ampwatch.opwatch import OpWatch
 from ampwatch.rangewatch import RangeWatch
 from ampwatch.records import FactsRecord
 from ampwatch.sensors.autocast import AutocastSensor
@@ -54,7 +55,7 @@ class Instruments:
         self._scaler = targets.scaler
         self._device = targets.device
         self._outlet = outlet
-        self._level = settings.level
+        self._samples = settings.level in SAMPLED_LEVELS
         self._readback = Readback(settings.readback_slots, ROW_WIDTH)
         # Scaler and optimizer hook write into one ledger: if one fails, so does the
         # other. Schedulers and diagnosis run inside the calls of those two.
@@ -78,13 +79,20 @@ class Instruments:
             run_guarded=self._diagnosing.run,
         )
         self._ranges.focus = self.diagnosis.focus
+        self._ops = OpWatch(targets, self._ranges.sampler, account)
         schedulers = SchedulerSensor(self._looking)
         self._ledger = IterationLedger(
-            self._readback, registry, self.diagnosis, self._ranges, schedulers.moved, Clock()
+            self._readback,
+            registry,
+            self.diagnosis,
+            self._ranges,
+            self._ops,
+            schedulers.moved,
+            Clock(),
         )
         # Ranges first: what they measure belongs to the iteration that the others close.
         self._sensors: list[Sensor] = [
-            *(self._ranges.sensors if settings.level in SAMPLED_LEVELS else ()),
+            *((*self._ranges.sensors, *self._ops.sensors) if self._samples else ()),
             self._autocast,
             schedulers,
             OptimizerStepSensor(targets.scaler, self._ledger, self._steps),
@@ -102,10 +110,11 @@ class Instruments:
             self.tell_facts()
             if self._device is not None and self._device.type in DEVICES[1:]:
                 self._readback.prepare()
-            if self._device is not None and self._level in SAMPLED_LEVELS:
+            if self._device is not None and self._samples:
                 self._ranges.measuring.prepare(self._device)
             for sensor in self._sensors:
                 sensor.install()
+            self._ops.opened()
         except BaseException:
             self.remove()
             raise
@@ -131,6 +140,10 @@ class Instruments:
         while self._readback.in_flight and not guard.off and time.monotonic() < end:
             time.sleep(0.001)
             guard.run(self._ledger.deliver_arrived)
+        # What ran after the last update, or all there was, where no update ever came.
+        census = self._ops.unfinished(self._ledger.step)
+        if census is not None:
+            self._diagnosing.run(self.diagnosis.look_at, census, time.time_ns())
         self._diagnosing.run(self.diagnosis.book.retell_all)
 
     @property
@@ -170,7 +183,7 @@ class Instruments:
     @property
     def _guards(self) -> tuple[Guard, ...]:
         first = self._steps, self._entering, self._looking, self._diagnosing
-        return (*first, *self._ranges.guards)
+        return (*first, *self._ranges.guards, *self._ops.guards)
 
     def not_seen(self) -> list[str]:
         """Return, in sentences, what was not observed."""
@@ -182,7 +195,9 @@ class Instruments:
             )
         if self._readback.dropped:
             sentences.append(f"{self._readback.dropped} iterations were not observed")
-        return sentences + (self._ranges.not_seen() if self._level in SAMPLED_LEVELS else [])
+        if self._samples:
+            sentences += self._ranges.not_seen() + self._ops.not_seen()
+        return sentences
 
 
 def _scale_of(scaler: torch.amp.GradScaler | None) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.sensors.activations import ActivationSensor, has_compiled
+from ampwatch.sensors.activations import ActivationSensor
+from ampwatch.sensors.compiling import has_compiled
 from ampwatch.sensors.gradients import GradientSensor
 from ampwatch.sensors.guard import Guard
 from ampwatch.sensors.measuring import Measuring

@@ -48,6 +48,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of the same process compile, after which modules are not sampled."""
-    from ampwatch.sensors import activations  # noqa: PLC0415 - needs torch
+    from ampwatch.sensors import activations, census  # noqa: PLC0415 - needs torch
 
     monkeypatch.setattr(activations, "has_compiled", lambda: False)
+    monkeypatch.setattr(census, "may_compile", lambda: False)

@@ -11,6 +11,7 @@ from ampwatch.diagnosis.culprits import Culprits
 from ampwatch.diagnosis.forward_range import ForwardRange
 from ampwatch.diagnosis.gradient_range import GradientRange
 from ampwatch.diagnosis.loss_dtype import LossDtype
+from ampwatch.diagnosis.op_records import OpRecorder
 from ampwatch.diagnosis.poisoned_state import PoisonedState
 from ampwatch.diagnosis.range_records import RangeRecorder
 from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.book import Teller
     from ampwatch.diagnosis.evidence import Iteration, SamplingCost
+    from ampwatch.diagnosis.op_evidence import OpCensus
     from ampwatch.records import Record
     from ampwatch.settings import Settings
 
@@ -131,6 +133,7 @@ class Diagnosis:
         self._state = PoisonedState(self.book, known.lost_eps)
         self._updates = UpdatePrecision(self.book)
         self._ranges = RangeRecorder(settings, put, sampling_cost, known.autocast_dtypes)
+        self._ops = OpRecorder(settings, put)
         self.focus = self._forward.focus
 
     def deliver(self, iteration: Iteration) -> None:
@@ -143,6 +146,10 @@ class Diagnosis:
         self._record(iteration, verdict)
         self._run_guarded(self._detect, iteration, verdict)
 
+    def look_at(self, census: OpCensus, time_ns: int) -> None:
+        """Take in the ops of an iteration that did not end."""
+        self._ops.record(census, time_ns)
+
     def _detect(self, iteration: Iteration, verdict: Verdict) -> None:
         self.book.now_ns = iteration.time_ns
         self._culprits.look(iteration, verdict)
@@ -154,6 +161,8 @@ class Diagnosis:
         self._forward.look(iteration)
         self._updates.look(iteration)
         self._ranges.record(iteration)
+        if iteration.census is not None:
+            self._ops.record(iteration.census, iteration.time_ns)
 
     def _record(self, iteration: Iteration, verdict: Verdict) -> None:
         totals, cost = self.totals, self._cost()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 
 from ampwatch.records import Topic
+from ampwatch.sensors.compiling import has_compiled
 from ampwatch.sensors.measuring import How, Item
 
 if TYPE_CHECKING:
@@ -192,10 +192,3 @@ def _parts(output: Any) -> Iterator[Any]:
         yield from output.values()
     elif is_dataclass(output):
         yield from (getattr(output, field.name, None) for field in fields(output))
-
-
-def has_compiled() -> bool:
-    """Whether ``torch.compile`` has compiled anything in this process."""
-    # Importing it only to ask takes a second; whoever compiles has imported it.
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return bool(dynamo is not None and dynamo.counters["frames"])

@@ -29,11 +29,16 @@ class Account:
     (autograd runs hooks in a thread per device): the outermost call counts, the others do not.
     """
 
-    __slots__ = ("_began_ns", "_ended_ns", "_running")
+    __slots__ = ("_began_ns", "_ended_ns", "_running", "_thread")
 
     def __init__(self) -> None:
         self._running = Lock()
-        self._began_ns = self._ended_ns = 0
+        self._began_ns = self._ended_ns = self._thread = 0
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the calling thread is in a guarded call: what runs now is ampwatch's own."""
+        return self._running.locked() and self._thread == get_ident()
 
     @property
     def spent_ns(self) -> int:
@@ -45,7 +50,7 @@ class Account:
         """A guarded call begins; return whether it is the outermost."""
         outermost = self._running.acquire(blocking=False)
         if outermost:
-            self._began_ns = perf_counter_ns()
+            self._began_ns, self._thread = perf_counter_ns(), get_ident()
         return outermost
 
     def leave(self, *, outermost: bool) -> None:

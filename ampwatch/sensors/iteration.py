@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ampwatch.diagnosis.evidence import TensorRange
+    from ampwatch.diagnosis.op_evidence import OpCensus, Window
     from ampwatch.sensors.measuring import Sample
     from ampwatch.sensors.optimizers import OptimizerRegistry
     from ampwatch.sensors.readback import Readback, Row
@@ -85,6 +86,16 @@ class Measurements(Protocol):
         """The iteration that was delivered is the first without after such ones."""
 
 
+class Ops(Protocol):
+    """What else is seen of an iteration: its ops and its kernels."""
+
+    def closed(self, step: int, duration_s: float) -> tuple[OpCensus | None, Window | None]:
+        """Iteration ``step`` has ended and took so long; return what was seen. Unit: s."""
+
+    def opened(self) -> None:
+        """The next iteration begins."""
+
+
 class IterationSink(Protocol):
     """Where iterations go."""
 
@@ -123,6 +134,7 @@ class IterationLedger:
         registry: Numbers the optimizers.
         sink: Where iterations go.
         measurements: What was measured in the open iteration.
+        ops: What was seen of its ops.
         scheduler_moved: Asked once per optimizer step whether its scheduler was
             stepped since the step before.
         clock: Where the time comes from.
@@ -141,6 +153,7 @@ class IterationLedger:
         registry: OptimizerRegistry,
         sink: IterationSink,
         measurements: Measurements,
+        ops: Ops,
         scheduler_moved: Callable[[Optimizer], bool],
         clock: Clock,
     ) -> None:
@@ -152,6 +165,7 @@ class IterationLedger:
         self._registry = registry
         self._sink = sink
         self._measurements = measurements
+        self._ops = ops
         self._scheduler_moved = scheduler_moved
         self._clock = clock
         self._draft = _Draft()
@@ -270,6 +284,7 @@ class IterationLedger:
         well = self._is_well(row, frame, draft)
         self._measurements.closing(nonfinite=not well)
         sample = self._measurements.seal()
+        frame.census, frame.window = self._ops.closed(self.step, frame.duration_s)
         if row is not None:
             row.values[LOSS] = 0.0
             if self.losses.on_device is not None:
@@ -286,6 +301,7 @@ class IterationLedger:
         if row is None or sample is not None or not (well and self._can_wait(row)):
             self.deliver_arrived()
         self._measurements.opened(frame.duration_s)
+        self._ops.opened()
 
     def _note_verdict(self, draft: _Draft) -> None:
         if draft.uncalled and draft.uncalled.keys() >= set(draft.found_inf_of) - {NOT_STEPPED}:

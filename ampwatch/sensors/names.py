@@ -68,6 +68,12 @@ class Names:
                 if all(child == "parametrizations" for child, _ in module.named_children()):
                     yield (prefix + name).rstrip("."), module
 
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield name and module of each module."""
+        for prefix, model in self._prefixed():
+            for name, module in model.named_modules():
+                yield (prefix + name).rstrip("."), module
+
     def _prefixed(self) -> Iterator[tuple[str, nn.Module]]:
         several = len(self._models) > 1
         for number, reference in enumerate(self._models):

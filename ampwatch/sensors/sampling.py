@@ -17,7 +17,8 @@ iterations after an alarm.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import TYPE_CHECKING, TypeAlias
 
 from ampwatch.records import Topic
 
@@ -55,20 +56,30 @@ UNNOTICED_NS = 2e6
 
 MAX_PARTS = 64
 
+
+class Look(Enum):
+    """What can be looked at besides the values of tensors: ``OPS``, which op ran in which dtype."""
+
+    OPS = "ops"
+
+
+Wanted: TypeAlias = "frozenset[Topic | Look]"
+
+OPS = frozenset({Look.OPS})
 GRADIENTS = frozenset({Topic.GRADIENT})
 STATE = frozenset({Topic.WEIGHT, Topic.BUFFER})
 UPDATES = frozenset({Topic.UPDATE})
 FORWARD = frozenset({Topic.ACTIVATION})
 BACKWARD = frozenset({Topic.ACTIVATION_GRADIENT})
 
-TURNS = (GRADIENTS, FORWARD, STATE, GRADIENTS, BACKWARD, UPDATES)
+TURNS: tuple[Wanted, ...] = (GRADIENTS, FORWARD, STATE, GRADIENTS, BACKWARD, UPDATES, OPS)
 """What the sampled iterations look at, in turn. Gradients come twice: they decide the scale."""
 
-FIRST = GRADIENTS | STATE | UPDATES
+FIRST: Wanted = GRADIENTS | STATE | UPDATES | OPS
 """What the very first iteration looks at: a training that is broken from the start may not
 live for many more. Not the modules' outputs: whatever is compiled is compiled now."""
 
-EVERYTHING = frozenset(Topic)
+EVERYTHING: Wanted = frozenset(Topic) | OPS
 
 
 class Sampler:
@@ -79,10 +90,11 @@ class Sampler:
         spent_ns: Asked at the end of each iteration what ampwatch has cost so far.
 
     Attributes:
-        wanted: The topics to measure in the open iteration.
+        wanted: What to look at in the open iteration.
         part: Which part of the modules or parameters to measure, and of how many parts.
         interval: Iterations between the two newest samples.
         step: Index of the open iteration.
+        is_held: Nothing is to be looked at, because a profiler does.
     """
 
     def __init__(self, settings: Settings, spent_ns: Callable[[], int]) -> None:
@@ -102,9 +114,10 @@ class Sampler:
         self._skip_at = -QUIET_AFTER_ALARM
         self._skips = 0
         self._looked_until = -1
-        self._parts: dict[frozenset[Topic], int] = {}
-        self._rounds: dict[frozenset[Topic], int] = {}
-        self._device_ns: dict[frozenset[Topic], float] = {}
+        self.is_held = False
+        self._parts: dict[Wanted, int] = {}
+        self._rounds: dict[Wanted, int] = {}
+        self._device_ns: dict[Wanted, float] = {}
         self._sampled_at = 0
         self._period = 1
         self._paid_at: int | None = None
@@ -115,6 +128,10 @@ class Sampler:
     def stop(self) -> None:
         """Measure nothing any more: what the sensors share has failed."""
         self._level, self.wanted = "off", frozenset()
+
+    def owe(self, cost_ns: float) -> None:
+        """Account for what was spent outside of guarded calls. Unit: ns."""
+        self._owed_ns += cost_ns
 
     def alarm(self) -> None:
         """Something went wrong: look at the next iterations, state first."""
@@ -177,9 +194,13 @@ class Sampler:
             duration_s: Wall time of the one that has ended; NaN for the first. Unit: s.
         """
         spent = self._spent_ns()
-        cost_ns, self._spent_before = spent - self._spent_before, spent
+        cost_ns, self._spent_before = float(spent - self._spent_before), spent
         if not math.isnan(duration_s):
-            self._settle(cost_ns, duration_s * 1e9)
+            duration_ns = duration_s * 1e9
+            if Look.OPS in self.wanted and self._usual_ns:
+                # Most of what it costs to see each op is PyTorch's own, outside our account.
+                cost_ns = max(cost_ns, duration_ns - self._usual_ns)
+            self._settle(cost_ns, duration_ns)
         self.step += 1
         self.wanted = self._plan()
 
@@ -194,7 +215,7 @@ class Sampler:
             self._quiet_cost_ns = _follow(self._quiet_cost_ns, cost_ns)
         self._usual_ns = _follow(self._usual_ns, max(duration_ns - cost_ns, 0.0))
 
-    def charge(self, looked_at: frozenset[Topic], parts: int, device_ns: int) -> None:
+    def charge(self, looked_at: Wanted, parts: int, device_ns: int) -> None:
         """Account for the device time of a sample; it is known some iterations later.
 
         Args:
@@ -205,12 +226,13 @@ class Sampler:
         self._owed_ns += device_ns
         self._device_ns[looked_at] = float(device_ns * parts)
 
-    def _judge(self, looked_at: frozenset[Topic], cost_ns: float) -> None:
+    def _judge(self, looked_at: Wanted, cost_ns: float) -> None:
         """Spread a sample that weighs too much on its step over more of them.
 
-        Gradients are taken whole: the range that a loss scale has to fit is that of all.
+        Gradients are taken whole: the range that a loss scale has to fit is that of all. So
+        are ops: a part of them has no shares.
         """
-        if looked_at == GRADIENTS:
+        if looked_at in (GRADIENTS, OPS):
             return
         parts = self._parts.get(looked_at, 1)
         cost_ns += self._device_ns.get(looked_at, 0.0) / parts
@@ -220,9 +242,9 @@ class Sampler:
         elif share < WORST_SHARE / 4 and parts > 1:
             self._parts[looked_at] = parts // 2
 
-    def _plan(self) -> frozenset[Topic]:
+    def _plan(self) -> Wanted:
         self.part = (0, 1)
-        if self._level in ("off", "light"):
+        if self._level in ("off", "light") or self.is_held:
             return frozenset()
         if self._level == "deep":
             return EVERYTHING

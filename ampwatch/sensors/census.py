@@ -1,0 +1,265 @@
+"""The op census: every ATen op of an iteration, with the dtypes it ran in and where."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ampwatch.diagnosis.op_evidence import LoneForward, OpCensus, OpKey, OpTally
+from ampwatch.precision.ops import Fallback, OpKind, Phase
+from ampwatch.sensors.compiling import may_compile
+from ampwatch.sensors.fallbacks import Fallbacks
+from ampwatch.sensors.modulestack import ModuleStack
+from ampwatch.sensors.opcounts import OpCall, OpCounts
+from ampwatch.sensors.opinfo import OpInfo, op_info
+from ampwatch.sensors.opmode import OpMode, has_other_modes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+    from torch.utils.hooks import RemovableHandle
+
+    from ampwatch.sensors.guard import Account, Guard
+    from ampwatch.sensors.names import Names
+    from ampwatch.sensors.regions import Regions
+
+MOST_OPS = 200_000
+"""Ops counted in one iteration. One that has more (an evaluation of a whole epoch that no update
+of the scaler ends) is cut there."""
+
+HIGHER_ORDER = OpInfo("", OpKind.OTHER, None, is_ignored=True, is_own=True, has_fp32_policy=bool)
+"""A higher-order op: the ops it is made of are seen on their own."""
+
+
+class OpCensusSensor:
+    """Counts ops in the iterations it is told to.
+
+    A ``TorchDispatchMode`` sees every op of the thread that trains, backward included, and of
+    other threads while they run watched modules. It is on from the first forward of a watched
+    module that records gradients to the end of the iteration: worker processes of a data loader
+    are forked before, and inherit nothing. PyTorch's global module hooks, which are in place
+    only in counted iterations, and its global optimizer hooks say where an op belongs.
+
+    Nothing is counted as soon as ``torch.compile`` was called in the process: compiled code
+    would run otherwise than without. Neither while a CUDA graph is captured, nor in another
+    dispatch mode, nor what ampwatch itself does.
+
+    Args:
+        names: Names of the modules.
+        regions: Which autocast regions every thread is in.
+        account: Says whether ampwatch itself is at work.
+        guard: The fail-open boundary.
+
+    Cost:
+        10 to 20 us an op in a counted iteration, two flags a step in the others.
+    """
+
+    name = "census"
+
+    def __init__(self, names: Names, regions: Regions, account: Account, guard: Guard) -> None:
+        self._names = names
+        self._account = account
+        self._guard = guard
+        self._modules: dict[int, tuple[str, weakref.ref[nn.Module]]] = {}
+        self._module_handles: list[RemovableHandle] = []
+        self._step_handles: list[RemovableHandle] = []
+        self._infos: dict[Any, OpInfo] = {}
+        self._stack = ModuleStack()
+        self._fallbacks = Fallbacks(regions)
+        self._counts = OpCounts(self._fallbacks.why)
+        self._mode: OpMode | None = None
+        self._thread = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._counts.clear()
+        self._stack.clear()
+        self._num_ops = 0
+        self._is_stepping = self._was_backward = False
+        self._lone: Counter[tuple[str, Fallback, str, str]] = Counter()
+
+    def install(self) -> None:
+        """Place the hooks that say that an optimizer steps."""
+        # To stay: PyTorch walks over the hooks of optimizers where iterations end, and hooks
+        # that come or go meanwhile would break the step.
+        self._step_handles = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def remove(self) -> None:
+        """Take everything off."""
+        self._stop()
+        self._clear()
+        for handle in self._step_handles:
+            handle.remove()
+        self._step_handles.clear()
+
+    def begin(self) -> bool:
+        """An iteration begins whose ops are to be counted; return whether they will be."""
+        self._stop()
+        self._clear()
+        if may_compile():
+            return False
+        ignored = [func for func, info in self._infos.items() if info.is_ignored]
+        self._mode, self._thread = OpMode(self._note, ignored), get_ident()
+        # Each time anew: modules are added and replaced while a training runs.
+        self._modules = {id(m): (name, weakref.ref(m)) for name, m in self._names.modules()}
+        self._module_handles = [
+            register_module_forward_pre_hook(self._before_forward),
+            register_module_forward_hook(self._after_forward, always_call=True),
+        ]
+        return True
+
+    def end(self, step: int, duration_s: float) -> OpCensus | None:
+        """The iteration has ended; return what was counted, ``None`` if nothing was.
+
+        Args:
+            step: Its index.
+            duration_s: Its wall time; NaN if unknown. Unit: s.
+        """
+        self._stop()
+        counts, census = self._counts, None
+        if counts.tallies or self._lone:
+            census = OpCensus(
+                step=step,
+                tallies=self._judged(counts.tallies),
+                autocast_dtypes=tuple(self._fallbacks.autocast_dtypes),
+                device_types=frozenset(counts.device_types),
+                lone_forwards=[LoneForward(*key, calls) for key, calls in self._lone.items()],
+                weight_cast_bytes=counts.weight_cast_bytes,
+                activation_bytes=counts.activation_bytes,
+                duration_s=duration_s,
+            )
+        self._clear()
+        return census
+
+    def _judged(self, tallies: dict[OpKey, OpTally]) -> dict[OpKey, OpTally]:
+        """Return the tallies; where autocast was never seen nothing is a fallback from it."""
+        if self._fallbacks.autocast_dtypes:
+            return tallies
+        judged: dict[OpKey, OpTally] = {}
+        for key, tally in tallies.items():
+            judged.setdefault(key._replace(fallback=Fallback.NONE), OpTally()).add(tally)
+        return judged
+
+    def _stop(self) -> None:
+        for handle in self._module_handles:
+            handle.remove()
+        self._module_handles.clear()
+        if self._mode is not None:
+            self._mode.silence()
+            self._mode.take_off()
+            self._mode = None
+        self._modules.clear()
+
+    # Hooks. What is traced or compiled must not get our code into its graph.
+
+    def _before_forward(self, module: nn.Module, _args: Any) -> None:
+        if not _is_traced():
+            self._guard.run(self.before_forward, module)
+
+    def _after_forward(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        if not _is_traced():
+            self._guard.run(self.after_forward, module)
+
+    def _before_step(self, *_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._is_stepping = True
+
+    def _after_step(self, *_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._is_stepping = False
+
+    def _note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+        if not self._account.is_mine:
+            self._guard.run(self.note, func, args, kwargs, out)
+
+    def before_forward(self, module: nn.Module) -> None:
+        """``module`` is about to run."""
+        known = self._modules.get(id(module))
+        if known is None or known[1]() is not module:
+            return
+        if may_compile():
+            # Compiled since this iteration began: let it run as if nobody looked.
+            self._stop()
+            return
+        if self._stack.enter(id(module), known[0]):
+            lone = self._fallbacks.why_lone(module)
+            if lone is not None:
+                reason, region = lone
+                self._lone[known[0], reason, region.dtype, region.device_type] += 1
+            self._put_on()
+
+    def after_forward(self, module: nn.Module) -> None:
+        """``module`` has run, or has raised."""
+        if id(module) not in self._modules or not self._stack.leave(id(module)):
+            return
+        if self._mode is not None and self._thread != get_ident():
+            self._mode.take_off()
+
+    def _put_on(self) -> None:
+        """See the ops of this thread, if that is not the case already and may be."""
+        if self._mode is None or has_other_modes() or not torch.is_grad_enabled() or _captures():
+            return
+        self._mode.put_on()
+
+    def note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+        """``func(*args, **kwargs)`` has returned ``out``."""
+        info = self._infos.get(func)
+        if info is None:
+            info = self._learn(func)
+        if info.is_ignored or self._num_ops >= MOST_OPS:
+            return
+        self._num_ops += 1
+        phase = self._phase(info.name)
+        if phase is Phase.FORWARD and isinstance(out, torch.Tensor):
+            self._fallbacks.see(out.device.type)
+        self._counts.count(OpCall(func, info, args, kwargs, out), phase, self._module(phase))
+
+    def _learn(self, func: Any) -> OpInfo:
+        is_plain = isinstance(func, torch._ops.OpOverload)  # noqa: SLF001 - no public name for it
+        info = self._infos[func] = op_info(func) if is_plain else HIGHER_ORDER
+        if info.is_ignored and self._mode is not None:
+            self._mode.ignore(func)
+        return info
+
+    def _phase(self, op: str) -> Phase:
+        if self._is_stepping or op.startswith("_amp_"):
+            return Phase.OPTIMIZER
+        if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - no public name for it
+            self._was_backward = True
+            return Phase.BACKWARD
+        if self._stack.has_grad():
+            return Phase.FORWARD
+        # Clipping, and what the scaler does, are between backward and the optimizer.
+        between = self._was_backward and not self._stack.is_inside()
+        return Phase.OPTIMIZER if between else Phase.EVAL
+
+    def _module(self, phase: Phase) -> str:
+        # A forward pass that backward repeats (checkpointing) runs in its modules.
+        name = self._stack.name()
+        if not name and phase is Phase.BACKWARD:
+            return self._stack.name_of_node(self._thread)
+        return name
+
+
+def _is_traced() -> bool:
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None  # noqa: SLF001 - no public name for it
+
+
+def _captures() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

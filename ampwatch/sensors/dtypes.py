@@ -1,0 +1,35 @@
+"""Names of dtypes, and what dtypes are promoted to."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+NAMES = {
+    dtype: str(dtype).removeprefix("torch.")
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+}
+"""Every dtype of this version of PyTorch, and its name."""
+
+_FLOATS = frozenset(dtype for dtype in NAMES if dtype.is_floating_point)
+_BITS = {NAMES[dtype]: torch.finfo(dtype).bits for dtype in _FLOATS}
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return the name of a dtype as PyTorch writes it, without ``torch.``."""
+    return NAMES.get(dtype, "other")
+
+
+@functools.lru_cache(maxsize=1024)
+def promoted(dtypes: tuple[torch.dtype, ...]) -> tuple[tuple[str, ...], str]:
+    """Return the floating-point dtypes among those of inputs, and what they are promoted to.
+
+    The names come sorted and each once; without any the second is empty.
+    """
+    names = tuple(sorted({NAMES[dtype] for dtype in dtypes if dtype in _FLOATS}))
+    bits = [_BITS[name] for name in names]
+    if {"float16", "bfloat16"} <= set(names) and max(bits) == _BITS["float16"]:
+        return names, "float32"
+    return names, max(names, key=_BITS.__getitem__, default="")

@@ -1,0 +1,93 @@
+"""Which module is running in every thread, and which one a node of the graph comes from."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from threading import get_ident
+from typing import NamedTuple
+
+import torch
+
+
+class _Frame(NamedTuple):
+    """A module that is running."""
+
+    key: int
+    name: str
+    grad: bool
+
+
+class ModuleStack:
+    """The running modules of each thread.
+
+    Nodes of autograd are numbered in the order in which a thread makes them. Noting the number
+    whenever a module is entered or left is enough to tell, in backward, which module made
+    the node that is running; no tensor has to be touched for it.
+    """
+
+    def __init__(self) -> None:
+        self._stacks: dict[int, list[_Frame]] = {}
+        self._numbers: dict[int, list[int]] = {}
+        self._names: dict[int, list[str]] = {}
+
+    def clear(self) -> None:
+        """Forget everything: an iteration is over."""
+        self._stacks.clear()
+        self._numbers.clear()
+        self._names.clear()
+
+    def enter(self, key: int, name: str) -> bool:
+        """A module begins; return whether it is the outermost of its thread."""
+        stack = self._stacks.setdefault(get_ident(), [])
+        stack.append(_Frame(key, name, torch.is_grad_enabled()))
+        self._mark(name)
+        return len(stack) == 1
+
+    def leave(self, key: int) -> bool:
+        """A module has ended; return whether its thread is in no module any more."""
+        stack = self._stacks.get(get_ident(), [])
+        # One that was entered before the hooks came is not on the stack; those that
+        # an exception has left without a word are above.
+        if any(frame.key == key for frame in stack):
+            while stack.pop().key != key:
+                pass
+        self._mark(stack[-1].name if stack else "")
+        return not stack
+
+    def name(self) -> str:
+        """Return the name of the module that is running; empty outside of all."""
+        stack = self._stacks.get(get_ident())
+        return stack[-1].name if stack else ""
+
+    def is_inside(self) -> bool:
+        """Whether the calling thread is in a module."""
+        return bool(self._stacks.get(get_ident()))
+
+    def has_grad(self) -> bool:
+        """Whether gradients are recorded, or were where the outermost module was entered.
+
+        Inside an ``autograd.Function`` they are not, and it is a part of the forward pass
+        all the same.
+        """
+        stack = self._stacks.get(get_ident())
+        return stack[0].grad if stack else torch.is_grad_enabled()
+
+    def name_of_node(self, thread: int) -> str:
+        """Return the module that made the node of the graph that is running.
+
+        Args:
+            thread: The thread that ran the forward pass.
+        """
+        node = torch._C._current_autograd_node()  # noqa: SLF001 - no public name for it
+        numbers = self._numbers.get(thread)
+        if node is None or not numbers:
+            return ""
+        index = bisect_right(numbers, node._sequence_nr()) - 1  # noqa: SLF001 - no public name for it
+        # What accumulates a gradient has the largest number there is.
+        is_last = index == len(numbers) - 1
+        return "" if index < 0 or is_last else self._names[thread][index]
+
+    def _mark(self, name: str) -> None:
+        me, number = get_ident(), torch._C._autograd._get_sequence_nr()  # noqa: SLF001 - no public name for it
+        self._numbers.setdefault(me, []).append(number)
+        self._names.setdefault(me, []).append(name)

@@ -33,7 +33,7 @@ _OF_TENSOR_CORES = frozenset({"float8", "mx", "bfloat16", "float16"})
 _SINGLE = frozenset({"float32", "complex64"})
 
 _MATMUL_OP = re.compile(
-    r"(?:^|_)(?:(?:b|add|badd|addb)?mm|matmul|linear|conv\w*|einsum)(?:_|$)|attention|(?:^|_)sdpa"
+    r"(?:^|_)(?:(?:badd|add)?b?mm|matmul|linear|conv(?!ert)\w*|einsum)(?:_|$)|attention|(?:^|_)sdpa"
 )
 
 

@@ -64,7 +64,7 @@ def _like(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE)
 
 
-_MM = r"(?:^|[^a-z])(?:b|add|badd|addb|scaled_|grouped_|sparse_|int_)?mm(?:[^a-z]|$)"
+_MM = r"(?:^|[^a-z])(?:badd|add)?b?mm(?:[^a-z]|$)"
 
 _HELPERS = (
     Rule(
@@ -99,7 +99,7 @@ _HELPERS = (
         Unit.OTHER,
         "What cuBLASLt and cuDNN launch around a matmul: layouts, offsets, epilogues.",
         _like(
-            r"epilogue::impl::|(?:nchw|nhwc|kcrs|krsc|ncdhw|ndhwc)\w*to(?:nchw|nhwc|kcrs|krsc|ncdhw"
+            r"epilogue::impl::|(?:nchw|nhwc|kcrs|krsc|ncdhw|ndhwc)to\w*(?:nchw|nhwc|kcrs|krsc|ncdhw"
             r"|ndhwc)|computeb?\w*offsets|scalepackedtensor|im2col|col2im|tensortransform"
             r"|op_tensor|add_tensor|cudnn::bn_|(?:^|::)bn_(?:fw|bw)"
         ),
@@ -126,7 +126,7 @@ _HELPERS = (
         "the few that multiply matrices.",
         _like(
             r"^(?:at_cuda_detail::)?(?:cub|thrust)::"
-            r"|^at::(?:native|cuda)::(?!.*(?:gemm|gemv|conv(?!ert)|attention|mma|_mm_|fmha|flash))"
+            r"|^at::(?:native|cuda)::(?!.*(?:gemm|gemv|conv(?!er)|attention|(?<![a-z])mma|_mm_|fmha|flash))"
         ),
     ),
 )
@@ -146,8 +146,9 @@ _GENERAL_PURPOSE = (
         "nearly-a-vector",
         "gemv",
         Unit.CUDA,
-        "cuBLAS' dot product, its outer product and its matmuls with a small dimension.",
-        _like(r"(?:^|::)(?:dot_kernel|gemmk1_kernel|gemmsn_[nt]{2}_kernel)"),
+        "cuBLAS' dot product, its outer product and its matmuls with a small dimension; "
+        "TensorRT-LLM's cudaCoreGemm.",
+        _like(r"(?:^|::)(?:dot_kernel|gemmk1_kernel|gemmsn_[nt]{2}_kernel|cuda_?core_?gemm)"),
         dtype=fields.words_dtype,
         gemv=True,
     ),
@@ -365,7 +366,7 @@ _AMD = (
         Unit.UNKNOWN,
         "The rest of AMD's matmul libraries says nothing on the unit.",
         _like(
-            r"^(?:ck|ck_tile)::.*(?:gemm|conv(?!ert)|fmha|mha)|^miopen\w*conv|^igemm_"
+            r"^(?:ck|ck_tile)::.*(?:gemm|conv(?!er)|fmha|mha)|^miopen\w*conv|^igemm_"
             r"|^rocblas_\w*gemm|^aiter::.*(?:gemm|fmha)|(?:^|_)mlir\w*(?:gemm|conv|dot)"
         ),
         dtype=fields.words_dtype,
@@ -467,8 +468,8 @@ _MATMULS = (
         Unit.UNKNOWN,
         "Called a matmul, a convolution or an attention, and nothing more is known.",
         _like(
-            rf"gemm|conv(?!ert)|matmul|attn|attention|fmha|(?<![a-z])mha|sdpa|[fb]prop|[dw]grad"
-            rf"|xmma|mma(?![a-z])|marlin|(?:^|_)dot(?:_|$)|syrk|herk|symm_|trmm|{_MM}"
+            rf"^cutlass\w*::|gemm|conv(?!er)|matmul|attn|attention|fmha|(?<![a-z])mha|sdpa|[fb]prop|[dw]grad"
+            rf"|xmma|(?<![a-z])mma(?![a-z])|marlin|(?:^|_)dot(?:_|$)|syrk|herk|symm_|trmm|{_MM}"
         ),
         dtype=fields.words_dtype,
     ),

@@ -638,7 +638,7 @@ TOPICS: dict[str, tuple[Metric, ...]] = {
             "ampwatch_kernel_seconds_total",
             "counter",
             (*RANK, "unit", "dtype"),
-            "Time of GPU kernels in profiled iterations, by the unit that multiplies and the dtype, both told by the name of the kernel; a pair appears when it is first seen.",
+            "Time of GPU kernels in profiled iterations, by the unit that multiplies and the dtype, both told by the name of the kernel, by the rules of the release in ampwatch_run_info; a pair appears when it is first seen.",
             "seconds",
         ),
         Metric(

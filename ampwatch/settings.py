@@ -112,6 +112,12 @@ class Settings:
     overhead_budget: float = _knob(
         0.01, "Share of the step time that ampwatch may cost.", low=0.0001, high=1.0
     )
+    window_seconds: float = _knob(
+        -1.0,
+        "Time from one profiler window to the next, at least; 0: only for `ampwatch trace`; -1: 600 on a GPU and where torch.compile is used, else 0.",
+        low=-1.0,
+    )
+    window_iterations: int = _knob(2, "Iterations that a profiler window records.", low=1, high=3)
     max_modules: int = _knob(
         128,
         "Modules whose ranges are recorded in a sampled step; those with the most trouble come first.",

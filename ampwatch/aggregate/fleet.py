@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from ampwatch.aggregate.gpus import Gpus
 from ampwatch.aggregate.jobs import jobs_of, label
 from ampwatch.aggregate.rank import RankView
 
@@ -28,6 +29,7 @@ class Fleet:
     Attributes:
         lock: Guards the fleet and every view in it; re-entrant.
         problems: Why a ring cannot be read, by its path.
+        gpus: The GPUs of this machine.
 
     Args:
         settings: ``grace_seconds`` and those of ``RankView`` are used.
@@ -37,6 +39,7 @@ class Fleet:
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
         self.lock = threading.RLock()
         self.problems: dict[str, str] = {}
+        self.gpus = Gpus()
         self._settings = settings
         self._clock = clock
         self._views: dict[str, RankView] = {}
@@ -50,6 +53,7 @@ class Fleet:
         alive: bool,
         lost: int,
         dropped: int,
+        pid: int = 0,
     ) -> None:
         """Fold in what was read from one ring; call it also when there was nothing new.
 
@@ -63,6 +67,7 @@ class Fleet:
             alive: The writer still holds its lock.
             lost: Slots of the ring overwritten or unreadable before they were read, so far.
             dropped: Records the writer could not write, so far.
+            pid: The writer's process as the daemon sees it, 0 if it cannot be named.
         """
         with self.lock:
             self.problems.pop(key, None)
@@ -72,6 +77,7 @@ class Fleet:
             for record in records:
                 view.apply(record)
             view.observe(alive=alive, lost=lost, dropped=dropped)
+            view.pid = pid
 
     def note_problem(self, key: str, text: str) -> None:
         """Say why the ring at path ``key`` cannot be read."""

@@ -11,11 +11,13 @@ from ampwatch.aggregate.findings import Findings
 from ampwatch.aggregate.histogram import STEP_DURATION_BOUNDS, Histogram
 from ampwatch.aggregate.history import History
 from ampwatch.aggregate.peak import Peak
+from ampwatch.aggregate.precision import Precision
 from ampwatch.aggregate.ranges import Ranges
 from ampwatch.aggregate.text import encodable
 from ampwatch.records import (
     MAX_OPTIMIZERS,
     OTHER_OPTIMIZERS,
+    CensusRecord,
     EndRecord,
     FactsRecord,
     FindingRecord,
@@ -25,11 +27,13 @@ from ampwatch.records import (
     SamplingRecord,
     SkipClass,
     StepRecord,
+    WindowRecord,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ampwatch.aggregate.precision import Arithmetic
     from ampwatch.records import Finding, Record, RunIdentity
     from ampwatch.settings import Settings
 
@@ -72,8 +76,10 @@ class RankView:
             Unit: s.
         history: The course of the run.
         ranges: What the sampled tensors say about ranges.
+        precision: What ran in which dtype, and on which units.
         records_lost: Slots of the ring overwritten or unreadable before they were read.
         ring_dropped: Records the writer could not write.
+        pid: Process in the daemon's pid namespace, 0 if it cannot be named or has ended.
         ended_at: When the end was noticed, by the fleet's clock; ``None`` before. Unit: s.
 
     Args:
@@ -97,10 +103,12 @@ class RankView:
         self.history = History()
         self.records_lost = 0
         self.ring_dropped = 0
+        self.pid = 0
         self.ended_at: float | None = None
         self._clock = clock
         self._counted_from_ns = int((clock() - FIRST_LOOK_SECONDS) * 1e9)
         self.ranges = Ranges(settings, self._counted_from_ns)
+        self.precision = Precision()
         self._stale_seconds = settings.stale_seconds
         self._alive = True
         self._end: EndRecord | None = None
@@ -118,6 +126,8 @@ class RankView:
             self.optimizers[index] = record
         elif isinstance(record, (RangeRecord, SamplingRecord)):
             self.ranges.put(record)
+        elif isinstance(record, (CensusRecord, WindowRecord)):
+            self.precision.put(record)
         elif isinstance(record, FindingRecord):
             self._apply_finding(record.finding)
         elif isinstance(record, FactsRecord):
@@ -215,6 +225,11 @@ class RankView:
             return None if totals is None else totals.interval
         return max(totals.interval, self.newest.step - totals.step)
 
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """How much of its ceiling the rank uses."""
+        return self.precision.arithmetic(self.usual_step_seconds)
+
     def _now_ns(self) -> int:
         return int(self._clock() * 1e9)
 
@@ -244,3 +259,4 @@ class RankView:
             if name in self.facts or len(self.facts) < MAX_FACTS:
                 self.facts[name] = encodable(value)
         self.ranges.know_dtypes(self.facts.get("autocast_dtype", "").split(","))
+        self.precision.know_facts(self.facts)

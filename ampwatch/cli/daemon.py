@@ -59,6 +59,21 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="what /sd tells Prometheus to scrape; the address it came to if not given",
     )
     add("--machine", action="store_true", help="read the rings of every user; needs root")
+    gpus = parser.add_mutually_exclusive_group()
+    gpus.add_argument(
+        "--no-gpu",
+        dest="gpu",
+        action="store_const",
+        const="off",
+        help="leave the GPUs alone, where dcgm-exporter reads them (AMPWATCH_GPU=off)",
+    )
+    gpus.add_argument(
+        "--demo-gpu",
+        dest="gpu",
+        action="store_const",
+        const="demo",
+        help="show GPUs that do not exist, to try the page and dashboards (AMPWATCH_GPU=demo)",
+    )
     levels = ("debug", "info", "warning", "error")
     add("--log-level", choices=levels, default="info", help="how much is logged to stderr")
     # Of the launcher: end when idle; go on holding a lock and detach.
@@ -90,5 +105,6 @@ def run(args: argparse.Namespace) -> int:
         web_config_file=args.web_config_file,
         external_address=args.external_address,
     )
-    serve(Settings.resolve({"host": args.host, "port": args.port}), options, args.lock_fd)
+    given = {"host": args.host, "port": args.port, "gpu": args.gpu}
+    serve(Settings.resolve(given), options, args.lock_fd)
     return 0

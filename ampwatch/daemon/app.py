@@ -18,6 +18,7 @@ from ampwatch.aggregate import Fleet
 from ampwatch.daemon import webconfig
 from ampwatch.daemon.detach import detach
 from ampwatch.daemon.discovery import MachineDirectories, check_may_tidy_all
+from ampwatch.daemon.gpu.choice import gpu_collector
 from ampwatch.daemon.handler import parse_address
 from ampwatch.daemon.lock import DaemonInfo, DaemonLock, read_info
 from ampwatch.daemon.server import Server
@@ -96,6 +97,7 @@ class Daemon:
             any_user=options.machine,
             clock=clock,
         )
+        self._gpus = gpu_collector(self.fleet, self._passes, settings)
         site = Site(
             self.fleet,
             self._passes,
@@ -140,12 +142,16 @@ class Daemon:
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         listener = threading.Thread(target=self._server.serve_forever, daemon=True)
         listener.start()
+        if self._gpus is not None:
+            self._gpus.start()
         try:
             self._loop(lock, listener)
         finally:
             self._server.shutdown()
             self._server.server_close()
             self._watcher.close()
+            if self._gpus is not None:
+                self._gpus.stop()
             lock.release()
         logger.info("the daemon has ended")
 
@@ -158,6 +164,8 @@ class Daemon:
             self._passes["rings"] = CollectorPass(success, self._polled_at - started)
         if self._watcher.num_followed or self.fleet.ranks():
             self._busy_at = self._polled_at
+        if self._gpus is not None:
+            self._gpus.check()
         self._server.cut_overdue()
 
     def _loop(self, lock: DaemonLock, listener: threading.Thread) -> None:

@@ -156,6 +156,7 @@ class RingWatcher:
             alive=alive,
             lost=ring.reader.lost,
             dropped=ring.reader.dropped,
+            pid=ring.reader.writer_pid,
         )
 
     def _settle(self, path: Path, *, remove_after: float, died: RunIdentity | None = None) -> None:

@@ -1,114 +1,113 @@
-"""Can the host's GPUs be asked: NVML, the driver, the devices. No torch here."""
+"""Can the host's GPUs be asked, and what do they tell: what the daemon would read. No torch here."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+import time
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ampwatch.aggregate.gpus import CAPABILITY_STATES, NOTHING_WRONG, Reason
+from ampwatch.daemon.gpu.nvml import LIBRARY, open_nvml
+from ampwatch.daemon.gpu.source import NvmlSource
 from ampwatch.doctor.check import Check, State
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.aggregate.gpus import Gpu, Pass
+    from ampwatch.daemon.gpu.nvml import Nvml
     from ampwatch.doctor.check import Load
 
-NOT_READ_YET = "ampwatch does not read GPU counters yet"
+GPM_SECONDS = 0.2
+"""Time between the two samples without which GPM has no value. Unit: s."""
 
-# Return codes of nvml.h, group nvmlReturn_t.
-NO_PERMISSION, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, VERSION_MISMATCH = 4, 9, 12, 18
-
-WHY_NOT = {
-    LIBRARY_NOT_FOUND: (
-        State.ABSENT,
-        "libnvidia-ml.so.1, a part of the NVIDIA driver, is not on this machine",
-        "on a machine with a GPU, install the driver; in a container, start it with --gpus",
-    ),
-    DRIVER_NOT_LOADED: (
-        State.ABSENT,
-        "the library is there, but the NVIDIA driver is not loaded",
-        "load it: modprobe nvidia; nvidia-smi should work then",
-    ),
-    NO_PERMISSION: (
-        State.PROBLEM,
-        "this user may not ask the NVIDIA driver",
-        "give access to /dev/nvidiactl and /dev/nvidia*",
-    ),
-    VERSION_MISMATCH: (
-        State.PROBLEM,
-        "the library and the loaded NVIDIA driver are of different versions",
-        "reboot, or reload the driver: it was updated while loaded",
-    ),
+REMEDIES = {
+    Reason.LIBRARY_NOT_FOUND: "on a machine with a GPU, install the driver; in a container, start it with --gpus",
+    Reason.DRIVER_NOT_LOADED: "load it: modprobe nvidia; nvidia-smi should work then",
+    Reason.BINDING_NOT_FOUND: "pip install nvidia-ml-py",
+    Reason.NOT_IN_BINDING: "pip install --upgrade nvidia-ml-py",
+    Reason.NOT_IN_DRIVER: "update the NVIDIA driver",
+    Reason.NO_PERMISSION: "give access to /dev/nvidiactl and /dev/nvidia*",
+    Reason.NO_DEVICES: "in a container, start it with --gpus",
+    Reason.VERSION_MISMATCH: "reboot, or reload the driver: it was updated while loaded",
+    Reason.RESET_REQUIRED: "nvidia-smi --gpu-reset, with nothing running on it",
+    Reason.GPU_LOST: "look for its XID errors: dmesg | grep -i xid; it may need a reboot",
+    Reason.SWITCHED_OFF: "AMPWATCH_GPU_LINK_THROUGHPUT=on measures it, which takes 40 ms a GPU",
+    Reason.TIMEOUT: "nvidia-smi should hang as well; the machine may need a reboot",
+    Reason.ERROR: "nvidia-smi should say the same",
 }
 
+ABSENT = frozenset(
+    {
+        Reason.NOT_SUPPORTED,
+        Reason.NOT_IN_DRIVER,
+        Reason.NOT_IN_BINDING,
+        Reason.SWITCHED_OFF,
+        Reason.WAITING,
+        Reason.NO_DATA,
+    }
+)
+"""Reasons for which a feature is absent without anything being wrong."""
 
-def gpus(load: Load = import_module) -> list[Check]:
-    """Look at what NVML tells.
+
+def gpus(
+    load: Load = import_module,
+    find: Callable[[str], object] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[Check]:
+    """Look at what NVML tells, with the code by which the daemon reads it.
 
     Args:
         load: Imports a module.
+        find: Loads a shared library, by default as the daemon does.
+        sleep: Waits so many seconds.
 
     Cost:
-        Opens and closes NVML, some 50 ms with a GPU.
+        Without a GPU nothing; with some, NVML is opened and all are read twice within a second.
     """
+    nvml = open_nvml(load) if find is None else open_nvml(load, find)
+    if isinstance(nvml, Reason):
+        state = State.ABSENT if nvml in NOTHING_WRONG else State.PROBLEM
+        return [Check("NVML", state, nvml.text, REMEDIES.get(nvml, ""))]
+    source = NvmlSource(nvml)
     try:
-        nvml = load("pynvml")
-    except ImportError as error:
-        why = f"pynvml cannot be imported: {error}"
-        return [Check("NVML", State.PROBLEM, why, "pip install nvidia-ml-py, which ampwatch needs")]
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        unknown = (State.PROBLEM, f"NVML says: {error}", "nvidia-smi should say the same")
-        state, why, remedy = WHY_NOT.get(error.value, unknown)
-        return [Check("NVML", state, why, remedy)]
-    try:
-        return [_driver(nvml), *_devices(nvml)]
+        source.read()
+        sleep(GPM_SECONDS)
+        return _checks(nvml, source.read())
     finally:
-        with suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
+        source.close()
 
 
-def _driver(nvml: Any) -> Check:
-    try:
-        version = _text(nvml.nvmlSystemGetDriverVersion())
-    except nvml.NVMLError as error:
-        return Check("NVML", State.PROBLEM, f"the driver does not tell its version: {error}")
-    return Check("NVML", State.OK, f"driver {version}; {NOT_READ_YET}")
+def _checks(nvml: Nvml, found: Pass) -> list[Check]:
+    version = nvml.call("nvmlSystemGetDriverVersion")
+    told = f"{LIBRARY} answers" if isinstance(version, Reason) else f"driver {version}"
+    checks = [Check("NVML", State.OK, told)]
+    if found.host is not Reason.OK:
+        state = State.ABSENT if found.host in NOTHING_WRONG else State.PROBLEM
+        checks.append(Check("GPUs", state, found.host.text, REMEDIES.get(found.host, "")))
+    for index, reason in found.unnamed.items():
+        checks.append(_problem(f"GPU {index}", reason))
+    for gpu in found.gpus:
+        checks += _of_gpu(gpu)
+    return checks
 
 
-def _devices(nvml: Any) -> list[Check]:
-    try:
-        count = nvml.nvmlDeviceGetCount()
-    except nvml.NVMLError as error:
-        return [Check("GPUs", State.PROBLEM, f"they cannot be counted: {error}")]
-    if count == 0:
-        remedy = "in a container, start it with --gpus"
-        return [Check("GPUs", State.ABSENT, "the driver shows none to this process", remedy)]
-    return [_device(nvml, index) for index in range(count)]
+def _of_gpu(gpu: Gpu) -> list[Check]:
+    """Return one check for what is read, and one per reason for what is not."""
+    name = f"GPU {gpu.index}"
+    if not gpu.is_up:
+        return [_problem(name, gpu.gone)]
+    by_reason: dict[Reason, list[str]] = {}
+    for feature, reason in gpu.capabilities():
+        by_reason.setdefault(reason, []).append(feature)
+    read = ", ".join(by_reason.pop(Reason.OK, []))
+    checks = [Check(name, State.OK, f"{gpu.facts['name']} ({gpu.uuid}); it tells {read}")]
+    for reason in sorted(by_reason, key=lambda reason: CAPABILITY_STATES.index(reason.state)):
+        state = State.ABSENT if reason in ABSENT else State.PROBLEM
+        why = f"{', '.join(by_reason[reason])}: {reason.text}"
+        checks.append(Check(f"{name} {reason.value}", state, why, REMEDIES.get(reason, "")))
+    return checks
 
 
-def _device(nvml: Any, index: int) -> Check:
-    name = f"GPU {index}"
-    try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        model = _text(nvml.nvmlDeviceGetName(handle))
-    except nvml.NVMLError as error:
-        return Check(name, State.PROBLEM, f"it does not answer: {error}")
-    return Check(name, State.OK, f"{model}; {_gpm(nvml, handle)}")
-
-
-def _gpm(nvml: Any, handle: Any) -> str:
-    """Tell whether the device has the counters of tensor-pipe activity (GPM)."""
-    try:
-        supported = nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice
-    except AttributeError:
-        return "this pynvml does not know the tensor-pipe counters (GPM)"
-    except nvml.NVMLError as error:
-        return f"whether it has tensor-pipe counters (GPM) is not known: {error}"
-    return (
-        "it has tensor-pipe counters (GPM)" if supported else "it has no tensor-pipe counters (GPM)"
-    )
-
-
-def _text(value: str | bytes) -> str:
-    # Older releases of pynvml return bytes.
-    return value.decode() if isinstance(value, bytes) else value
+def _problem(name: str, reason: Reason) -> Check:
+    return Check(name, State.PROBLEM, reason.text, REMEDIES.get(reason, ""))

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch import __version__
 from ampwatch.exporters.figures import figures
+from ampwatch.exporters.gpu_state import gpu_state
+from ampwatch.exporters.precision_state import KERNEL_COLUMNS, OP_COLUMNS, PrecisionState
 from ampwatch.exporters.range_state import (
     EXPONENT_COLUMNS,
     HISTOGRAM_COLUMNS,
@@ -56,7 +58,7 @@ class Feed:
 
     Cost:
         A full state of one rank is at most about 100 kB of JSON, a change some hundred bytes;
-        with ranges see ``RangeState``.
+        with ranges see ``RangeState``, with precision ``PrecisionState``.
     """
 
     def __init__(self, fleet: Fleet, clock: Callable[[], float] = time.time) -> None:
@@ -64,6 +66,7 @@ class Feed:
         self._clock = clock
         self._series: dict[RankView, tuple[HistoryCursor, dict[str, Row]]] = {}
         self._ranges: dict[RankView, RangeState] = {}
+        self._precision: dict[RankView, PrecisionState] = {}
         self._formats = formats()
 
     def full(self) -> State:
@@ -73,6 +76,7 @@ class Feed:
             ranks = self._fleet.ranks()
             self._series = {rank: self._series_of(rank) for rank in ranks}
             self._ranges = {rank: self._ranges.get(rank, RangeState()) for rank in ranks}
+            self._precision = {r: self._precision.get(r, PrecisionState()) for r in ranks}
             runs = groupby(ranks, key=lambda rank: rank.run)
             return {
                 "now": round(now, 3),
@@ -81,8 +85,11 @@ class Feed:
                 "exponent_columns": EXPONENT_COLUMNS,
                 "histogram_columns": HISTOGRAM_COLUMNS,
                 "module_columns": MODULE_COLUMNS,
+                "op_columns": OP_COLUMNS,
+                "kernel_columns": KERNEL_COLUMNS,
                 "formats": self._formats,
                 "runs": {run: self._run(list(members), now) for run, members in runs},
+                "gpus": gpu_state(self._fleet),
                 "problems": dict(self._fleet.problems),
             }
 
@@ -119,6 +126,7 @@ class Feed:
             "findings": {key: _finding(f, rank) for key, f in rank.findings.items()},
             "series": self._series[rank][1],
             "ranges": self._ranges[rank].of(rank),
+            "precision": self._precision[rank].of(rank),
         }
         if rank.newest is not None:
             state["step"] = rank.newest.step

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from ampwatch import __version__
 from ampwatch.aggregate.text import encodable
 from ampwatch.catalog import KINDS, RUN_FACTS
+from ampwatch.exporters.gpu_samples import OF_GPUS
+from ampwatch.exporters.precision_samples import OF_PRECISION
 from ampwatch.exporters.range_samples import OF_RANGES
 from ampwatch.exporters.reading import one
 from ampwatch.records import OTHER_OPTIMIZERS, SKIP_CLASSES, OptimizerRecord, RunState
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from ampwatch.aggregate import Fleet, RankView
     from ampwatch.aggregate.findings import Sort
     from ampwatch.exporters.reading import OfRank, Samples
+
+    OfDaemon = Callable[[Fleet, Mapping[str, "CollectorPass"]], Samples]
 
 _UNUSED_OPTIMIZER = OptimizerRecord(
     step=0, index=0, skipped=False, total_steps=0, total_skipped=(0, 0, 0, 0)
@@ -116,6 +120,10 @@ def _growth_tracker(rank: RankView) -> int | None:
     return tracker if tracker >= 0 else None
 
 
+def _of_fleet(samples: Callable[[Fleet], Samples]) -> OfDaemon:
+    return lambda fleet, _passes: samples(fleet)
+
+
 OF_RANK: dict[str, OfRank] = {
     "ampwatch_run_info": _run_info,
     "ampwatch_run_state": _run_state,
@@ -153,6 +161,7 @@ OF_RANK: dict[str, OfRank] = {
     "ampwatch_loss": one(lambda rank: rank.loss),
     "ampwatch_loss_nonfinite_total": _newest("total_nonfinite_losses"),
     **OF_RANGES,
+    **OF_PRECISION,
     "ampwatch_findings": _findings,
     "ampwatch_finding_last_seen_timestamp_seconds": _findings_last_seen,
     "ampwatch_finding_steps_total": _finding_steps,
@@ -160,7 +169,7 @@ OF_RANK: dict[str, OfRank] = {
 }
 """Name of a metric to its samples of one rank, without the labels that tell ranks apart."""
 
-OF_DAEMON: dict[str, Callable[[Fleet, Mapping[str, CollectorPass]], Samples]] = {
+OF_DAEMON: dict[str, OfDaemon] = {
     "ampwatch_build_info": lambda _fleet, _passes: [((__version__,), 1)],
     "ampwatch_collector_success": lambda _fleet, passes: [
         ((name,), int(done.success)) for name, done in passes.items()
@@ -169,5 +178,6 @@ OF_DAEMON: dict[str, Callable[[Fleet, Mapping[str, CollectorPass]], Samples]] = 
         ((name,), done.duration_seconds) for name, done in passes.items()
     ],
     "ampwatch_rings_unreadable": lambda fleet, _passes: [((), len(fleet.problems))],
+    **{name: _of_fleet(samples) for name, samples in OF_GPUS.items()},
 }
 """Name of a metric of the daemon itself to its samples."""

@@ -40,6 +40,8 @@ class RingReader:
             the slots of the records returned they add up to those published, for one
             that joined late to those since the first whole message it found.
         dropped: Records the writer could not write, as of the last ``poll``.
+        writer_pid: The writer's pid in the reader's own pid namespace, as of the last
+            ``writer_alive``; 0 if it cannot be named.
 
     Raises:
         RingError: If ``path`` is not a whole ring of this layout.
@@ -49,6 +51,7 @@ class RingReader:
         self.path = path
         self.lost = 0
         self.dropped = 0
+        self.writer_pid = 0
         self._parts: list[layout.Slot] = []
         try:
             # O_NONBLOCK: a FIFO of that name must not stop the daemon.
@@ -89,12 +92,15 @@ class RingReader:
         Where the kernel cannot say, the answer is yes, and silence tells the rest.
         """
         _, _, state = self._counters()
+        self.writer_pid = 0
         if state == layout.CLOSED or self._descriptor == _NO_DESCRIPTOR:
             return False
         try:
-            return lock.holder(self._descriptor) is not None
+            pid = lock.holder(self._descriptor)
         except OSError:
             return True
+        self.writer_pid = pid or 0
+        return pid is not None
 
     def close(self) -> None:
         """Let go of the file; again: nothing.

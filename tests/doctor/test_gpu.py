@@ -1,87 +1,78 @@
-"""What the doctor says about NVML."""
+"""What the doctor says about NVML and the GPUs: what the daemon would read of them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ampwatch.doctor.check import State
-from ampwatch.doctor.gpu import NOT_READ_YET, gpus
+from ampwatch.aggregate.gpus import Reason
+from ampwatch.doctor.check import Check, State
+from ampwatch.doctor.gpu import REMEDIES, gpus
+from tests.daemon.gpu.standin import Standin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
-class Nvml:
-    """A stand-in for the module pynvml: what is set fails with that code."""
-
-    class NVMLError(Exception):
-        def __init__(self, value: int) -> None:
-            super().__init__(f"code {value}")
-            self.value = value
-
-    def __init__(self, names: list[str | bytes] | None = None, **failing: int) -> None:
-        self.names = names or []
-        self.failing = failing
-        self.open = 0
-
-    def _answer(self, function: str, value: Any) -> Any:
-        if function in self.failing:
-            raise self.NVMLError(self.failing[function])
-        return value
-
-    def nvmlInit(self) -> None:  # noqa: N802 - NVML's name
-        self._answer("init", None)
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.open -= 1
-
-    def nvmlSystemGetDriverVersion(self) -> Any:  # noqa: N802
-        return self._answer("driver", "580.65.06")
-
-    def nvmlDeviceGetCount(self) -> Any:  # noqa: N802
-        return self._answer("count", len(self.names))
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:  # noqa: N802
-        return self._answer(f"gpu{index}", index)
-
-    def nvmlDeviceGetName(self, handle: int) -> str | bytes:  # noqa: N802
-        return self.names[handle]
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standin:
+    return Standin(tmp_path / "driver", monkeypatch)
 
 
-class NvmlWithGpm(Nvml):
-    def nvmlGpmQueryDeviceSupport(self, handle: int) -> Any:  # noqa: N802
-        class Support:
-            isSupportedDevice = int("H200" in str(self.names[handle]))  # noqa: N815
-
-        return self._answer("gpm", Support())
+def examine(waits: Callable[[float], None] = lambda _seconds: None) -> list[Check]:
+    return gpus(find=lambda _name: None, sleep=waits)
 
 
-def test_the_driver_and_each_gpu_are_told() -> None:
-    """By name, with whether it counts tensor-pipe activity, and that nobody reads that yet."""
-    nvml = NvmlWithGpm(["NVIDIA H200", b"NVIDIA A100"])
+def test_the_driver_and_what_each_gpu_tells(driver: Standin) -> None:
+    """By name and uuid, with the features that the daemon would read; NVML is closed again."""
+    driver.plays(gpus=2)
+    waited: list[float] = []
 
-    driver, h200, a100 = gpus(lambda _name: nvml)
+    nvml, *both = examine(waited.append)
 
-    assert driver.why == f"driver 580.65.06; {NOT_READ_YET}"
-    assert (h200.name, a100.name) == ("GPU 0", "GPU 1")
-    assert h200.why == "NVIDIA H200; it has tensor-pipe counters (GPM)"
-    assert a100.why == "NVIDIA A100; it has no tensor-pipe counters (GPM)"
-    assert nvml.open == 0
+    assert (nvml.state, nvml.why) == (State.OK, "driver 580.65.06")
+    assert [(gpu.name, gpu.state) for gpu in both] == [("GPU 0", State.OK), ("GPU 1", State.OK)]
+    assert "NVIDIA Stand-in (GPU-00000001)" in both[1].why
+    assert "tensor_active" in both[1].why
+    assert waited == [0.2]
+    assert driver.leftovers == (0, 0, 0)
+
+
+def test_what_a_gpu_does_not_tell_is_listed_by_reason(driver: Standin) -> None:
+    """Absent is no problem; a permission that is missing is one, with a remedy."""
+    driver.plays(gpm=0, nvmlDeviceRegisterEvents=4)
+
+    _, gpu, *others = examine()
+
+    assert "tensor_active" not in gpu.why
+    found = {check.name.removeprefix("GPU 0 "): check for check in others}
+    assert {name: check.state for name, check in found.items()} == {
+        "not_supported": State.ABSENT,
+        "switched_off": State.ABSENT,
+        "no_permission": State.PROBLEM,
+    }
+    assert found["not_supported"].why.startswith("tensor_active, sm_active, ")
+    assert found["no_permission"].why.startswith("xid: ")
+    assert found["no_permission"].remedy
+    assert "AMPWATCH_GPU_LINK_THROUGHPUT" in found["switched_off"].remedy
 
 
 @pytest.mark.parametrize(
     ("code", "state", "words"),
     [
-        (12, State.ABSENT, "libnvidia-ml.so.1"),
         (9, State.ABSENT, "driver is not loaded"),
         (4, State.PROBLEM, "may not ask"),
         (18, State.PROBLEM, "different versions"),
-        (999, State.PROBLEM, "code 999"),
+        (999, State.PROBLEM, "error"),
     ],
 )
-def test_why_nvml_does_not_open(code: int, state: State, words: str) -> None:
-    """Each reason with what to do about it; no GPU at all is nothing wrong."""
-    (check,) = gpus(lambda _name: Nvml(init=code))
+def test_why_nvml_does_not_open(driver: Standin, code: int, state: State, words: str) -> None:
+    """Each reason with what to do about it; no driver at all is nothing wrong."""
+    driver.plays(nvmlInitWithFlags=code)
+
+    (check,) = examine()
 
     assert check.state is state
     assert words in check.why
@@ -89,58 +80,53 @@ def test_why_nvml_does_not_open(code: int, state: State, words: str) -> None:
 
 
 def test_a_machine_without_its_library_says_so() -> None:
-    """The real pynvml, here."""
-    pynvml = pytest.importorskip("pynvml")
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError_LibraryNotFound:
-        assert [check.state for check in gpus()] == [State.ABSENT]
-    else:
-        pynvml.nvmlShutdown()
-        assert gpus()[0].state is State.OK
+    """Nothing is wrong with that."""
+
+    def find(name: str) -> None:
+        raise OSError(name)
+
+    (check,) = gpus(find=find)
+
+    assert check.state is State.ABSENT
+    assert "libnvidia-ml.so.1" in check.why
 
 
 def test_a_missing_pynvml_is_a_problem() -> None:
     """It is a dependency of ampwatch."""
 
     def load(name: str) -> Any:
-        message = f"No module named {name!r}"
-        raise ModuleNotFoundError(message)
+        raise ModuleNotFoundError(name)
 
-    (check,) = gpus(load)
+    (check,) = gpus(load, find=lambda _name: None)
 
     assert check.state is State.PROBLEM
-    assert "No module named 'pynvml'" in check.why
+    assert check.remedy == "pip install nvidia-ml-py"
 
 
-def test_a_gpu_that_fell_off_the_bus_does_not_hide_the_others() -> None:
-    """NVML_ERROR_GPU_IS_LOST."""
-    nvml = NvmlWithGpm(["NVIDIA H200", "NVIDIA H200"], gpu0=15)
+def test_a_gpu_that_fell_off_the_bus_does_not_hide_the_others(driver: Standin) -> None:
+    """Before it could tell its name, or after."""
+    driver.plays(gpus=2, lost=0)
+    _, lost, other = examine()
+    driver.plays(lost=None)
 
-    _, lost, other = gpus(lambda _name: nvml)
+    _, fine, gone = examine(lambda _seconds: driver.plays(lost=1))
 
-    assert (lost.state, other.state) == (State.PROBLEM, State.OK)
-    assert nvml.open == 0
-
-
-@pytest.mark.parametrize(
-    ("nvml", "words"),
-    [
-        (Nvml(["NVIDIA H200"]), "does not know"),
-        (NvmlWithGpm(["NVIDIA H200"], gpm=13), "not known: code 13"),
-    ],
-)
-def test_an_old_pynvml_or_driver_does_not_know_the_counters(nvml: Nvml, words: str) -> None:
-    """The GPU is there all the same."""
-    _, gpu = gpus(lambda _name: nvml)
-
-    assert gpu.state is State.OK
-    assert words in gpu.why
+    assert (lost.name, lost.state, other.state) == ("GPU 0", State.PROBLEM, State.OK)
+    assert (fine.state, gone.name, gone.state) == (State.OK, "GPU 1", State.PROBLEM)
 
 
-def test_a_driver_without_gpus_says_so() -> None:
+def test_a_driver_without_gpus_says_so(driver: Standin) -> None:
     """A container that was given none."""
-    _, check = gpus(lambda _name: Nvml([]))
+    driver.plays(gpus=0)
+
+    _, check = examine()
 
     assert check.state is State.ABSENT
     assert "--gpus" in check.remedy
+
+
+def test_every_reason_that_can_be_mended_has_a_remedy() -> None:
+    """The others are a fact of the hardware, or a moment."""
+    nothing_to_do = {Reason.OK, Reason.WAITING, Reason.NO_DATA, Reason.NOT_SUPPORTED}
+
+    assert set(REMEDIES) == set(Reason) - nothing_to_do

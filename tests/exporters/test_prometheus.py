@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from ampwatch import __version__
 from ampwatch.aggregate import Fleet
-from ampwatch.catalog import CATALOG, KINDS, RUN_FACTS
+from ampwatch.catalog import CATALOG, KINDS, RUN_FACTS, TOPICS
 from ampwatch.exporters.prometheus import PrometheusExporter
 from ampwatch.exporters.samples import OF_DAEMON, OF_RANK, CollectorPass
 from ampwatch.records import SKIP_CLASSES, FactsRecord, Record, RunState
@@ -29,6 +29,7 @@ from tests.aggregate.made_up import (
     skipped_step,
     step,
 )
+from tests.exporters.gpus import fleet_with_gpus, without_nvml
 from tests.services import require
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metrics.txt"
@@ -46,8 +47,13 @@ def scrape(fleet: Fleet, accept: str = "", names: Sequence[str] = ()) -> str:
 
 
 def made_up_scrape() -> str:
-    """Return the golden scrape, in which the version of ampwatch is not that of today."""
-    return scrape(made_up_fleet()).replace(f'version="{__version__}"', 'version="0.0.0"')
+    """Return the golden scrape, in which the version of ampwatch is not that of today.
+
+    Of a machine without a GPU; those of GPUs have a golden scrape of their own.
+    """
+    return scrape(without_nvml(made_up_fleet())).replace(
+        f'version="{__version__}"', 'version="0.0.0"'
+    )
 
 
 def samples(fleet: Fleet) -> dict[tuple[str, ...], float]:
@@ -89,22 +95,25 @@ def test_promtool_has_nothing_to_say(fleet: Fleet) -> None:
 
 
 def test_a_full_fleet_has_every_metric_of_the_catalog_and_no_other() -> None:
-    """Names, types and help are those of the catalog, and each has a sample."""
+    """Names, types and help are those of the catalog, and each that is not of GPUs has a sample."""
     kinds = {"info": "gauge"}
     expected = {(m.name.removesuffix("_total"), kinds.get(m.type, m.type), m.help) for m in CATALOG}
 
     families = list(parse_text(made_up_scrape()))
 
     assert {(family.name, family.type, family.documentation) for family in families} == expected
-    assert [family.name for family in families if not family.samples] == []
+    of_gpus = {metric.name.removesuffix("_total") for metric in TOPICS["GPUs"]}
+    empty = {family.name for family in families if not family.samples}
+    assert empty == of_gpus - {"ampwatch_gpu_capability"}
 
 
 def test_every_sample_has_exactly_the_labels_of_the_catalog() -> None:
     """A label set never varies within a family."""
     labels = {metric.family: set(metric.labels) for metric in CATALOG}
-    for family in parse_openmetrics(scrape(made_up_fleet(), OPENMETRICS)):
-        for sample in family.samples:
-            assert set(sample.labels) - {"le"} == labels[family.name], sample
+    for fleet in (made_up_fleet(), fleet_with_gpus()):
+        for family in parse_openmetrics(scrape(fleet, OPENMETRICS)):
+            for sample in family.samples:
+                assert set(sample.labels) - {"le"} == labels[family.name], sample
 
 
 def test_every_metric_of_the_catalog_has_one_source() -> None:

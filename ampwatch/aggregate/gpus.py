@@ -1,0 +1,331 @@
+"""What is known about the GPUs of this machine. No NVML here, no torch, no network.
+
+A *feature* is something that can be read from a GPU, or not. Its answer is a number, or
+the reason why there is none; for what comes in several, one answer per *part* (per clock
+domain, per tensor pipe). A value that is not known is therefore never a zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+
+class Reason(str, Enum):
+    """Why there is no number; ``OK`` where there is one, or where none is to be expected."""
+
+    OK = "ok"
+    WAITING = "waiting"
+    NO_DATA = "no_data"
+    SWITCHED_OFF = "switched_off"
+    NOT_SUPPORTED = "not_supported"
+    NOT_IN_DRIVER = "not_in_driver"
+    NOT_IN_BINDING = "not_in_binding"
+    NO_PERMISSION = "no_permission"
+    NO_DEVICES = "no_devices"
+    LIBRARY_NOT_FOUND = "library_not_found"
+    DRIVER_NOT_LOADED = "driver_not_loaded"
+    BINDING_NOT_FOUND = "binding_not_found"
+    VERSION_MISMATCH = "version_mismatch"
+    GPU_LOST = "gpu_lost"
+    RESET_REQUIRED = "reset_required"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+    @property
+    def state(self) -> str:
+        """The reason as one of the few words that a dashboard colours."""
+        return _STATES.get(self, "error")
+
+    @property
+    def text(self) -> str:
+        """The reason for a reader, to follow a colon."""
+        return _TEXTS[self]
+
+
+_STATES = {
+    Reason.OK: "supported",
+    Reason.WAITING: "supported",
+    Reason.NO_DATA: "supported",
+    Reason.SWITCHED_OFF: "off",
+    Reason.NO_PERMISSION: "no_permission",
+    **dict.fromkeys(
+        (
+            Reason.NOT_SUPPORTED,
+            Reason.NOT_IN_DRIVER,
+            Reason.NOT_IN_BINDING,
+            Reason.NO_DEVICES,
+            Reason.LIBRARY_NOT_FOUND,
+            Reason.DRIVER_NOT_LOADED,
+        ),
+        "unsupported",
+    ),
+}
+
+CAPABILITY_STATES = ("supported", "unsupported", "no_permission", "off", "error")
+"""The values of the label ``state``."""
+
+_TEXTS = {
+    Reason.OK: "it is read",
+    Reason.WAITING: "the first value is on its way",
+    Reason.NO_DATA: "the driver has no value right now",
+    Reason.SWITCHED_OFF: "the settings switch it off",
+    Reason.NOT_SUPPORTED: "this GPU, or the mode it is in, does not have it",
+    Reason.NOT_IN_DRIVER: "this driver is too old for it",
+    Reason.NOT_IN_BINDING: "this release of nvidia-ml-py is too old for it",
+    Reason.NO_PERMISSION: "this user may not ask the driver for it",
+    Reason.NO_DEVICES: "the driver shows no GPU to this process",
+    Reason.LIBRARY_NOT_FOUND: "libnvidia-ml.so.1, a part of the NVIDIA driver, is not on this machine",
+    Reason.DRIVER_NOT_LOADED: "the library is there, but the NVIDIA driver is not loaded",
+    Reason.BINDING_NOT_FOUND: "the package nvidia-ml-py, which ampwatch needs, cannot be imported",
+    Reason.VERSION_MISMATCH: "the library and the loaded NVIDIA driver are of different versions",
+    Reason.GPU_LOST: "the GPU has fallen off the bus or cannot be reached",
+    Reason.RESET_REQUIRED: "the GPU has to be reset before it can be used again",
+    Reason.TIMEOUT: "the driver does not answer",
+    Reason.ERROR: "the driver reported an error; the log says which",
+}
+
+NOTHING_WRONG = frozenset(
+    {
+        Reason.OK,
+        Reason.SWITCHED_OFF,
+        Reason.NO_DEVICES,
+        Reason.LIBRARY_NOT_FOUND,
+        Reason.DRIVER_NOT_LOADED,
+    }
+)
+"""Reasons for which NVML as a whole may rightly have nothing to tell."""
+
+GONE = frozenset({Reason.GPU_LOST, Reason.RESET_REQUIRED})
+"""Reasons that concern the GPU and not the feature that was asked for."""
+
+
+class Feature(str, Enum):
+    """What can be read from a GPU."""
+
+    UTILIZATION = "utilization"
+    MEMORY = "memory"
+    POWER = "power"
+    POWER_LIMIT = "power_limit"
+    ENERGY = "energy"
+    TEMPERATURE = "temperature"
+    CLOCK = "clock"
+    CLOCK_MAX = "clock_max"
+    THROTTLE = "throttle"
+    ECC = "ecc"
+    REMAPPED_ROWS = "remapped_rows"
+    TENSOR_ACTIVE = "tensor_active"
+    SM_ACTIVE = "sm_active"
+    SM_OCCUPANCY = "sm_occupancy"
+    DRAM_ACTIVE = "dram_active"
+    SM_CYCLES = "sm_cycles"
+    TENSOR_CYCLES = "tensor_cycles"
+    PCIE = "pcie"
+    NVLINK = "nvlink"
+    PROCESSES = "processes"
+    XID = "xid"
+    MIG = "mig"
+
+
+TENSOR_PIPES = ("any", "hmma", "imma", "dmma", "dfma")
+"""Tensor pipes. A pipe is not a dtype: ``hmma`` counts float16, bfloat16 and TF32."""
+
+THROTTLE_REASONS = (
+    "sw_power_cap",
+    "sync_boost",
+    "board_limit",
+    "reliability",
+    "sw_thermal",
+    "hw_thermal",
+    "hw_power_brake",
+)
+"""Why clocks are held down."""
+
+KNOWN_XIDS = (13, 31, 43, 48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120)
+"""XIDs that people alert on, or rule out: their counters exist before the first one."""
+
+OTHER_XIDS = "other"
+MAX_FURTHER_XIDS = 16
+"""Codes besides the known ones that have a counter of their own, per GPU; the others share one."""
+
+Answer = float | Reason
+Answers = dict[Feature, dict[str, Answer]]
+"""Answer by feature and part; the part is empty where there is only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigDevice:
+    """What CUDA sees of a GPU in MIG mode.
+
+    Attributes:
+        uuid: Beginning with ``MIG-``.
+        compute_instance: Number within the GPU instance.
+        profile: Name of the profile, as ``1g.10gb``; empty if it is not told.
+    """
+
+    uuid: str
+    compute_instance: int
+    profile: str
+
+
+@dataclass(slots=True)
+class Instance:
+    """A GPU instance (MIG): what has memory and tensor cores of its own.
+
+    Attributes:
+        number: Its id, which NVML uses again after a reconfiguration.
+        devices: Its compute instances.
+        answers: What it tells.
+    """
+
+    number: int
+    devices: tuple[MigDevice, ...]
+    answers: Answers = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Gpu:
+    """One GPU, as the newest pass found it.
+
+    Attributes:
+        index: Number that NVML gives it; others may move up when a GPU goes.
+        uuid: Name for life, beginning with ``GPU-``.
+        facts: What does not change: the labels of ``ampwatch_gpu_info``.
+        answers: What it tells, for every feature.
+        instances: GPU instances in MIG mode.
+        processes: Memory of each compute process by its pid, as the daemon sees pids.
+            ``None`` if the driver does not tell. Unit: bytes.
+        gone: Why it does not answer, ``OK`` if it does.
+    """
+
+    index: int
+    uuid: str
+    facts: Mapping[str, str]
+    answers: Answers = field(default_factory=dict)
+    instances: list[Instance] = field(default_factory=list)
+    processes: dict[int, int | None] = field(default_factory=dict)
+    gone: Reason = Reason.OK
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it answered at the newest look."""
+        return self.gone is Reason.OK
+
+    def number(self, feature: Feature, part: str = "") -> float | None:
+        """Return a value that is known."""
+        answer = self.answers.get(feature, {}).get(part)
+        return None if isinstance(answer, Reason) else answer
+
+    def capabilities(self) -> Iterator[tuple[str, Reason]]:
+        """Yield features with how they stand: each as a whole, then parts that differ from it."""
+        for feature in Feature:
+            parts = self.answers.get(feature, {"": self.gone})
+            reasons = {part: _reason(answer) for part, answer in parts.items()}
+            whole = next(iter(reasons.values()))
+            if Reason.OK in reasons.values():
+                whole = Reason.OK
+            yield feature.value, whole
+            for part, reason in reasons.items():
+                if reason is not whole:
+                    yield f"{feature.value}_{part}", reason
+
+
+@dataclass(slots=True)
+class Pass:
+    """What one look at all GPUs found.
+
+    Attributes:
+        host: How NVML itself stands.
+        gpus: Those that have a name.
+        unnamed: Why a GPU could not even tell its name, by its index.
+    """
+
+    host: Reason
+    gpus: list[Gpu] = field(default_factory=list)
+    unnamed: dict[int, Reason] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Xids:
+    """The XID errors of one GPU since the daemon began to listen.
+
+    Attributes:
+        counts: Number by label.
+        seen: Unix time of the newest one by label. Unit: s.
+    """
+
+    counts: dict[str, int]
+    seen: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def none_yet(cls) -> Xids:
+        """Return zeros for all that must exist before the first error."""
+        return cls(dict.fromkeys([*map(str, KNOWN_XIDS), OTHER_XIDS], 0))
+
+    def add(self, code: int, now: float) -> None:
+        """Count one error."""
+        label = str(code)
+        is_full = len(self.counts) >= len(KNOWN_XIDS) + 1 + MAX_FURTHER_XIDS
+        if label not in self.counts and is_full:
+            label = OTHER_XIDS
+        self.counts[label] = self.counts.get(label, 0) + 1
+        self.seen[label] = now
+
+
+class Gpus:
+    """The GPUs that were ever seen, with what they told last.
+
+    A GPU that has gone stays, as one that is not there: an alert needs it.
+
+    Attributes:
+        host: How NVML itself stands.
+        unnamed: Why a GPU could not tell its name, by its index.
+    """
+
+    def __init__(self) -> None:
+        self.host = Reason.WAITING
+        self.unnamed: dict[int, Reason] = {}
+        self._gpus: dict[str, Gpu] = {}
+        self._xids: dict[str, Xids] = {}
+
+    def all(self) -> list[Gpu]:
+        """Return the GPUs by index."""
+        return sorted(self._gpus.values(), key=lambda gpu: (gpu.index, gpu.uuid))
+
+    def xids(self, uuid: str) -> Xids:
+        """Return the XID errors of a GPU."""
+        return self._xids.setdefault(uuid, Xids.none_yet())
+
+    def apply(self, found: Pass) -> bool:
+        """Take over what a look has found.
+
+        Returns:
+            Whether everything that ought to answer did.
+        """
+        self.host, self.unnamed = found.host, found.unnamed
+        present = {gpu.uuid: gpu for gpu in found.gpus}
+        self._lose(self._gpus.keys() - present.keys(), Reason.GPU_LOST)
+        self._gpus.update(present)
+        return (
+            found.host in NOTHING_WRONG
+            and not found.unnamed
+            and all(gpu.is_up for gpu in self._gpus.values())
+        )
+
+    def silence(self, reason: Reason) -> None:
+        """Forget what was read: nobody knows whether it still holds."""
+        self.host = reason
+        self._lose(list(self._gpus), reason)
+
+    def _lose(self, uuids: Iterable[str], reason: Reason) -> None:
+        for uuid in uuids:
+            gpu = self._gpus[uuid]
+            self._gpus[uuid] = Gpu(gpu.index, uuid, gpu.facts, gone=reason)
+
+
+def _reason(answer: Answer) -> Reason:
+    return answer if isinstance(answer, Reason) else Reason.OK

@@ -30,7 +30,7 @@ class NameClassifier:
         patterns: A user's own, asked before any rule.
 
     Cost:
-        A dictionary look-up for a name seen before; some 50 microseconds for a new one.
+        A dictionary look-up for a name seen before; less than 0.1 ms for a new one.
     """
 
     def __init__(self, patterns: Sequence[KernelPattern] = ()) -> None:

@@ -61,7 +61,7 @@ class Rule:
 
 
 def _like(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.IGNORECASE)
+    return re.compile(pattern, re.IGNORECASE | re.ASCII)  # K is no Kelvin sign
 
 
 _MM = r"(?:^|[^a-z])(?:badd|add)?b?mm(?:[^a-z]|$)"
@@ -71,9 +71,11 @@ _HELPERS = (
         "generated-pointwise",
         "triton",
         Unit.OTHER,
-        "TorchInductor calls its kernels after their kind; poi, red and per are no templates. "
-        "With a matmul among what is fused they may hold one.",
-        _like(rf"^triton_(?:poi|red|per|for|spl|mix)_(?!.*{_MM})"),
+        "TorchInductor calls its kernels after their kind; poi, red and per are no templates. A "
+        "matmul in the name is the one whose bias they add, unless nothing else is fused.",
+        _like(
+            r"^triton_(?:poi|for|spl|mix)_|^triton_(?:red|per)_fused_(?!(?:_to_copy_)?(?:badd|add)?b?mm_\d+$)"
+        ),
     ),
     Rule(
         "attention-helper",
@@ -101,7 +103,7 @@ _HELPERS = (
         _like(
             r"epilogue::impl::|(?:nchw|nhwc|kcrs|krsc|ncdhw|ndhwc)to\w*(?:nchw|nhwc|kcrs|krsc|ncdhw"
             r"|ndhwc)|computeb?\w*offsets|scalepackedtensor|im2col|col2im|tensortransform"
-            r"|op_tensor|add_tensor|cudnn::bn_|(?:^|::)bn_(?:fw|bw)"
+            r"|op_tensor|add_tensor|cudnn::ops::|cudnn::bn_|(?:^|::)bn_(?:fw|bw)"
         ),
     ),
     Rule(
@@ -242,7 +244,7 @@ _TENSOR = (
         "mma",
         Unit.TENSOR,
         "The name of the instruction or of its programming interface.",
-        _like(r"(?:^|_)(?:wmma|wgmma|tcgen05|umma|[hqid]gmma|[hid]mma|mma_sync)(?:_|$)"),
+        _like(r"(?<![a-z0-9])(?:wmma|wgmma|tcgen05|umma|[hqid]gmma|[hid]mma|mma_sync)(?![a-z0-9])"),
         dtype=fields.words_dtype,
     ),
     Rule(

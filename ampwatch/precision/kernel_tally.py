@@ -28,6 +28,7 @@ _BYTES = {
 }
 _FULL_ALIGNMENT = 16  # bytes; cuBLAS and CUTLASS load no wider
 _MOST_NAMES = 1024
+_MOST_LAUNCHES = 4096
 
 
 class Bounds(NamedTuple):
@@ -75,6 +76,8 @@ class KernelTally:
         self._capability = capability
         self._tf32_allowed = tf32_allowed
         self._classify = classify
+        # A step launches the same kernels from the same ops again and again.
+        self._judged: dict[tuple[str, tuple[str, ...], str], KernelName] = {}
         self.by_unit: Counter[tuple[Unit, str]] = Counter()
         self.by_alignment: Counter[str] = Counter()
         self.by_likelihood: Counter[str] = Counter()
@@ -94,9 +97,8 @@ class KernelTally:
             input_dtypes: Of the op that launched it, as torch.profiler has them.
             op: Name of that op.
         """
-        kernel = with_inputs(
-            launched_by(self._classify(name), op), input_dtypes, tf32_allowed=self._tf32_allowed
-        )
+        launch = (name, tuple(input_dtypes), op)
+        kernel = self._judged.get(launch) or self._judge(launch)
         self.by_unit[kernel.unit, kernel.dtype] += duration_ns
         _add_name(self.by_name, name, duration_ns)
         if kernel.unit is Unit.TENSOR:
@@ -108,6 +110,16 @@ class KernelTally:
             _add_name(self.unknown_names, name, duration_ns)
         elif kernel.gemv and kernel.dtype in _LOW:
             self.low_precision_gemv_ns += duration_ns
+        return kernel
+
+    def _judge(self, launch: tuple[str, tuple[str, ...], str]) -> KernelName:
+        name, input_dtypes, op = launch
+        if len(self._judged) >= _MOST_LAUNCHES:
+            self._judged.clear()
+        kernel = with_inputs(
+            launched_by(self._classify(name), op), input_dtypes, tf32_allowed=self._tf32_allowed
+        )
+        self._judged[launch] = kernel
         return kernel
 
     def merge(self, other: KernelTally) -> None:

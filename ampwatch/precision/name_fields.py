@@ -47,7 +47,7 @@ _WORDS = {
 }
 _WORD = re.compile(
     r"(?<![a-z0-9])(" + "|".join(sorted(_WORDS, key=len, reverse=True)) + r")(?![a-z0-9])",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,
 )
 _TYPES = {
     "bfloat16": "bfloat16",
@@ -72,7 +72,7 @@ _TYPES = {
 }
 _TYPE = re.compile(
     r"(?<![a-z0-9])_{0,2}(" + "|".join(sorted(_TYPES, key=len, reverse=True)) + r")(?![a-z0-9_])",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,
 )
 
 
@@ -89,10 +89,12 @@ def types_dtype(symbol: Symbol) -> str:
 
 
 _LETTERS = {"s": "float32", "d": "float64", "h": "float16", "c": "complex64", "z": "complex128"}
-_MMA = re.compile(r"(?P<letter>[a-z]?)" + MMA_SHAPE, re.IGNORECASE)
-_MMA_3X = re.compile(r"[shdi]?\d+x\d+x\d+(?P<infix>tf32|bf16|f16)?(?=gemm)", re.IGNORECASE)
-_INFIX = re.compile(r"(tf32|bf16|f16|s8|u8|f64)", re.IGNORECASE)
-_BLAS = re.compile(r"(?:^|_|::)g?([sdhcz])(?:gemm|cudnn)", re.IGNORECASE)
+_MMA = re.compile(r"(?P<letter>[a-z]?)" + MMA_SHAPE, re.IGNORECASE | re.ASCII)
+_MMA_3X = re.compile(
+    r"[shdi]?\d+x\d+x\d+(?P<infix>tf32|bf16|f16)?(?=gemm)", re.IGNORECASE | re.ASCII
+)
+_INFIX = re.compile(r"(tf32|bf16|f16|s8|u8|f64)", re.IGNORECASE | re.ASCII)
+_BLAS = re.compile(r"(?:^|_|::)g?([sdhcz])(?:gemm|cudnn)", re.IGNORECASE | re.ASCII)
 
 
 def mma_dtype(symbol: Symbol) -> str:
@@ -163,7 +165,9 @@ def nvjet_dtype(symbol: Symbol) -> str:
     return _NVJET_LETTERS.get(match["letters"][0], "") if match else ""
 
 
-_BATCHED = re.compile(r"(?:bmm|gemm)_[a-z0-9]+_((?:mx)?(?:bfloat16|fp16|e\dm\d))", re.IGNORECASE)
+_BATCHED = re.compile(
+    r"(?:bmm|gemm)_[a-z0-9]+_((?:mx)?(?:bfloat16|fp16|e\dm\d))", re.IGNORECASE | re.ASCII
+)
 
 
 def batched_dtype(symbol: Symbol) -> str:
@@ -172,7 +176,7 @@ def batched_dtype(symbol: Symbol) -> str:
     return _WORDS.get(match[1].lower(), "") if match else ""
 
 
-_FMHA_SM = re.compile(r"qkv(bfloat16|fp16|e4m3|e5m2|e2m1|q)", re.IGNORECASE)
+_FMHA_SM = re.compile(r"qkv(bfloat16|fp16|e4m3|e5m2|e2m1|q)", re.IGNORECASE | re.ASCII)
 
 
 def fmha_dtype(symbol: Symbol) -> str:
@@ -241,7 +245,7 @@ def read_arch(symbol: Symbol) -> int | None:
     return _SHAPE_ARCH[shape[1]] if shape else None
 
 
-_ALIGN = re.compile(r"_align(\d+)(?!\d)|_aligna(\d+)(?!\d)|_ldg(\d+)_", re.IGNORECASE)
+_ALIGN = re.compile(r"_align(\d+)(?!\d)|_aligna(\d+)(?!\d)|_ldg(\d+)_", re.IGNORECASE | re.ASCII)
 
 
 def read_align(symbol: Symbol) -> int | None:
@@ -250,7 +254,7 @@ def read_align(symbol: Symbol) -> int | None:
     return int(match[1] or match[2] or match[3]) if match else None
 
 
-_SPLIT_K = re.compile(r"split_?k(?!v)|stream_?k|segment_k(?!_off)", re.IGNORECASE)
+_SPLIT_K = re.compile(r"split_?k(?!v)|stream_?k|segment_k(?!_off)", re.IGNORECASE | re.ASCII)
 
 
 def read_split_k(symbol: Symbol) -> bool:

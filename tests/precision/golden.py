@@ -263,6 +263,8 @@ HELPERS = [
     Golden("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, 512, true, 1>(cudnnTensorStruct, float const*)", KINETO, OTHER),
     Golden("void fft2d_r2c_32x32<float, false, 5u, true>(float2*, float const*, int)", HTA, OTHER),
     Golden("triton_poi_fused__unsafe_view_mul_silu_2", TRACELENS, OTHER),
+    Golden("triton_poi_fused_addmm_relu_0", INDUCTOR, OTHER),
+    Golden("triton_per_fused_addmm_native_layer_norm_3", INDUCTOR, OTHER),
     Golden("triton_red_fused_convolution_native_batch_norm_1", INDUCTOR, OTHER),
     Golden("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", TRACELENS, OTHER),
     Golden("void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernelTemplate<float, float, 32u, 8u>(long, long, float const*)", ATEN, OTHER),

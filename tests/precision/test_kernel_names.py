@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ampwatch.precision.kernel_names import UNLISTED, KernelName, NameClassifier, Unit, classify
@@ -61,13 +61,14 @@ def test_no_rule_is_there_without_a_reason() -> None:
         "void quantize_kernel<float>(flashinfer::BatchPrefillParams, nvjet_params)",
         "void at::native::elementwise_kernel<128, 2, gemm_functor<float> >(int, xmma_gemm_f16f16)",
         "void pytorch_flash::flash_bwd_dot_do_o_kernel<true>(pytorch_flash::Flash_bwd_params)",
-        "my_kernel_1688gemms_of_21688gemmx",
+        "block_21688gemm_kernel",
+        "tile_1688_scan_kernel",
         "triton_per_fused_native_layer_norm_nvjet_0",
     ],
 )
 def test_what_lists_of_words_take_for_tensor_cores(name: str) -> None:
     """Substrings of a dtype, an argument or a number do not make a tensor-core kernel."""
-    assert classify(name).unit is not Unit.TENSOR or "1688gemms" in name
+    assert classify(name).unit is not Unit.TENSOR
 
 
 # What these lists miss.
@@ -84,6 +85,23 @@ def test_what_lists_of_words_take_for_tensor_cores(name: str) -> None:
 def test_what_lists_of_words_miss(name: str) -> None:
     """Families younger than the lists, and operations they left out."""
     assert classify(name).unit is Unit.TENSOR
+
+
+@pytest.mark.parametrize("word", ["wmma", "wgmma", "tcgen05", "hgmma", "qgmma", "igmma"])
+def test_the_name_of_an_mma_instruction_makes_a_tensor_core_kernel(word: str) -> None:
+    """As a word of its own, and not as a part of another."""
+    assert classify(f"my_{word}_fp16_v2").unit is Unit.TENSOR
+    assert classify(f"my_{word}kle_fp16_v2").unit is not Unit.TENSOR
+
+
+def test_amd_templates_name_the_matrix_instruction_too() -> None:
+    """Composable Kernel's newer kernels have one entry point for all."""
+    entry = (
+        "void ck_tile::kentry<ck_tile::FmhaFwdKernel<ck_tile::Pipeline<{}, ck_tile::bf16_t> > >(x)"
+    )
+
+    assert classify(entry.format("WarpGemmMfmaF32")).unit is Unit.TENSOR
+    assert classify(entry.format("Unsaid")).unit is Unit.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -112,6 +130,7 @@ def test_return_type_namespaces_and_arguments_do_not_matter() -> None:
     assert dressed == plain
 
 
+@example("cutlass_tensorop_\u017f8_\u017f16816gemm_\u212a")  # equal to s and k but for case
 @given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES)).map("".join)))
 def test_any_text_has_an_answer(text: str) -> None:
     """A name never breaks a window, whatever a profiler writes."""

@@ -20,7 +20,7 @@ from ampwatch.records import Finding, Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
-    from ampwatch.diagnosis.op_evidence import LoneForward, OpCensus, OpKey, OpTally
+    from ampwatch.diagnosis.op_evidence import LoneForward, Machine, OpCensus, OpKey, OpTally
 
 LOOKS = 3
 """Censuses in a row without a single FLOP in low precision before it is said."""
@@ -43,10 +43,12 @@ class AutocastState:
 
     Args:
         book: Where findings go.
+        machine: What it runs on.
     """
 
-    def __init__(self, book: FindingBook) -> None:
+    def __init__(self, book: FindingBook, machine: Machine) -> None:
         self._book = book
+        self._has_gpu = machine.capability is not None
         self._usual_flops = 0
         self._idle = 0
 
@@ -66,9 +68,12 @@ class AutocastState:
     def _say_lone(self, census: OpCensus, lone: LoneForward) -> None:
         calls = sum(other.calls for other in census.lone_forwards)
         region = f"the region is for {lone.device_type} and asks for {lone.dtype}"
+        # A region for a device that is not there is off, and may have been meant to be:
+        # autocast("cuda", enabled=torch.cuda.is_available()).
+        applies = lone.reason is Fallback.OTHER_THREAD or lone.device_type == "cpu" or self._has_gpu
         self._say(
             census,
-            Severity.WARNING,
+            Severity.WARNING if applies else Severity.INFO,
             lone.module,
             f"{lone.module or 'the model'} was called without autocast"
             f" {'once' if calls == 1 else f'{calls} times'}: {REGION_ELSEWHERE[lone.reason]}"

@@ -81,12 +81,14 @@ class KernelChoice:
 
     def look(self, window: Window) -> None:
         """Take in one window."""
+        if min(window.busy_s, window.wall_s) <= 0.0:
+            return
         for sort in SORTS:
             if sort.needs_autocast and not self._autocast_dtypes:
                 continue
             kernels = [kernel for kernel in window.kernels if sort.is_one(kernel)]
             seconds = sum(kernel.seconds for kernel in kernels)
-            if not kernels or seconds < SHARE * window.busy_s:
+            if not seconds or seconds < SHARE * window.busy_s:
                 self._agreeing[sort.kind] = 0
                 continue
             self._agreeing[sort.kind] += 1

@@ -125,20 +125,16 @@ class MachineFit:
         total = by_module(census, TRAINING, flops_of).total()
         if not total:
             return
-        shares = {
-            "torch.set_float32_matmul_precision('high')": self._idle_tf32(census) / total,
-            "torch.backends.cudnn.benchmark = True": self._unsearched(census) / total,
+        matmuls, convolutions = self._idle_tf32(census)
+        unsearched = self._unsearched(census)
+        flags = {
+            "torch.set_float32_matmul_precision('high')": matmuls >= REMAINING_SHARE * total,
+            "torch.backends.cudnn.allow_tf32 = True": convolutions >= REMAINING_SHARE * total,
+            "torch.backends.cudnn.benchmark = True": unsearched >= CONVOLUTION_SHARE * total,
         }
-        worth = [
-            flag
-            for (flag, share), least in zip(
-                shares.items(), (REMAINING_SHARE, CONVOLUTION_SHARE), strict=True
-            )
-            if share >= least
-        ]
-        if not worth:
+        if not any(flags.values()):
             return
-        tf32, benchmark = shares.values()
+        tf32, benchmark = (matmuls + convolutions) / total, unsearched / total
         self._book.make_once(
             Finding(
                 kind="backend_flags",
@@ -146,9 +142,10 @@ class MachineFit:
                 where="env",
                 summary=(
                     f"Switches of PyTorch that this training would run faster with are off, at"
-                    f" step {census.step}: {' and '.join(worth)}. {tf32:.0%} of the FLOPs are"
-                    f" float32 that may not use TF32, {benchmark:.0%} are convolutions of sizes"
-                    f" that stay the same and that cuDNN has not searched the fastest algorithm for"
+                    f" step {census.step}: {' and '.join(f for f, is_worth in flags.items() if is_worth)}."
+                    f" {tf32:.0%} of the FLOPs are float32 that may not use TF32, {benchmark:.0%} are"
+                    f" convolutions of sizes that stay the same and that cuDNN has not searched the"
+                    f" fastest algorithm for"
                 ),
                 advice=ADVICE["backend_flags"],
                 phase="config",
@@ -158,11 +155,21 @@ class MachineFit:
             )
         )
 
-    def _idle_tf32(self, census: OpCensus) -> int:
-        """Return the float32 FLOPs that TF32 would do; 0 where ``fp32_matmul`` says it all."""
+    def _idle_tf32(self, census: OpCensus) -> tuple[int, int]:
+        """Return the FLOPs of float32 matmuls and convolutions that TF32 is switched off for.
+
+        None where ``fp32_matmul`` says it already.
+        """
         if not self._has_tf32 or self._book.of_kind("fp32_matmul"):
-            return 0
-        return by_module(census, TRAINING, float32_flops_of).total()
+            return 0, 0
+        flops = by_module(census, TRAINING, float32_flops_of).total()
+        convolutions = by_module(
+            census, TRAINING, lambda k, t: min(float32_flops_of(k, t), _convolution_flops_of(k, t))
+        ).total()
+        return (
+            0 if self._machine.matmul_tf32 else flops - convolutions,
+            0 if self._machine.convolution_tf32 else convolutions,
+        )
 
     def _unsearched(self, census: OpCensus) -> int:
         """Return the FLOPs of convolutions, if their sizes are those of the census before."""

@@ -129,8 +129,12 @@ class OpShapes:
             return
         where = heaviest(amounts)
         key, tally = max(
-            ((k, t) for k, t in ops_in(census, TRAINING) if k.module == where),
-            key=lambda item: (unaligned_flops_of(*item), item[0].phase in FORWARD),
+            (
+                (k, t)
+                for k, t in ops_in(census, TRAINING)
+                if k.module == where and unaligned_flops_of(k, t)
+            ),
+            key=lambda item: (item[0].phase in FORWARD, unaligned_flops_of(*item)),
         )
         dims = _dims_of_op(key, tally)
         evidence = {

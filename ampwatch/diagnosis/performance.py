@@ -41,7 +41,7 @@ class Performance:
     ) -> None:
         self._autocast_dtypes = autocast_dtypes
         self._known_dtypes = 0
-        self._state = AutocastState(book)
+        self._state = AutocastState(book, machine)
         self._matmuls = Float32Matmuls(book, settings, machine)
         self._shapes = OpShapes(book, settings, machine, layers, autocast_dtypes)
         self._casts = Casts(book, layers)

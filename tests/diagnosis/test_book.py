@@ -48,6 +48,19 @@ def test_what_was_counted_and_not_told_is_told_at_the_end() -> None:
     assert ear.heard[-2:] == [("a@optimizer:0", 256, False), ("a@optimizer:0", 300, False)]
 
 
+def test_a_kind_that_is_made_once_is_counted_wherever_it_is_seen_again() -> None:
+    """The place where it was first seen stays; its numbers are the newest."""
+    book = FindingBook(Ear())
+    for step, where in enumerate(("a", "b", "a")):
+        finding = _finding("slow", where)
+        finding.last_step, finding.evidence = step, {"share": step / 4}
+        book.make_once(finding)
+
+    (made,) = book.findings
+    assert (made.where, made.count, made.last_step) == ("a", 3, 2)
+    assert made.evidence == {"share": 0.5}
+
+
 def test_the_same_kind_at_another_place_is_another_finding() -> None:
     """Kind and place together are the identity."""
     book = FindingBook(Ear())

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         RingError,
         SettingsError,
         StateError,
+        TraceError,
     )
     from ampwatch.monitoring import LastStep, Monitor, monitor
     from ampwatch.records import Finding, Severity, SkipClass
@@ -37,6 +38,7 @@ __all__ = [
     "Severity",
     "SkipClass",
     "StateError",
+    "TraceError",
     "__version__",
     "monitor",
 ]
@@ -48,6 +50,7 @@ _HOME = {
     "RingError": "errors",
     "SettingsError": "errors",
     "StateError": "errors",
+    "TraceError": "errors",
     "Finding": "records",
     "Severity": "records",
     "SkipClass": "records",

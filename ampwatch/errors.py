@@ -1,4 +1,4 @@
-"""Exceptions of ampwatch, all of them raised at set-up and none in a training step.
+"""Exceptions of ampwatch, raised at set-up or by the command line and never in a training step.
 
 The tree, each class also a built-in so that ordinary ``except`` clauses work::
 
@@ -7,7 +7,8 @@ The tree, each class also a built-in so that ordinary ``except`` clauses work::
     ├── AttachError     (TypeError)     what was handed to monitor() cannot be watched
     ├── StateError      (RuntimeError)  right call, wrong moment: the monitor is closed
     ├── RingError       (OSError)       a ring file cannot be created or understood
-    └── DaemonError     (RuntimeError)  the daemon cannot start or keep its promises
+    ├── DaemonError     (RuntimeError)  the daemon cannot start or keep its promises
+    └── TraceError      (RuntimeError)  a trace that was asked for cannot be had
 
 Every message says what was expected, what was given and what to do.
 """
@@ -35,3 +36,7 @@ class RingError(AmpwatchError, OSError):
 
 class DaemonError(AmpwatchError, RuntimeError):
     """The daemon cannot start, or could not keep a promise it was configured to keep."""
+
+
+class TraceError(AmpwatchError, RuntimeError):
+    """A trace of a running training cannot be had."""

@@ -15,6 +15,7 @@ from ampwatch.sensors.guard import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from ampwatch.records import Record, RunIdentity
     from ampwatch.settings import Settings
@@ -58,6 +59,11 @@ class Outlet:
         if status.message:
             logger.warning("%s", status.message)
         logger.info("watching run %s: %s", identity.run, self.url)
+
+    @property
+    def ring_path(self) -> Path | None:
+        """The ring file, ``None`` without one."""
+        return None if self._ring is None else self._ring.path
 
     def put(self, record: Record) -> None:
         """Write a record to the ring, if there is one. Never raises."""

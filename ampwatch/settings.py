@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.errors import SettingsError
+from ampwatch.precision.kernel_patterns import parse_patterns
+from ampwatch.precision.peaks import parse_override
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -111,6 +113,14 @@ class Settings:
     )
     overhead_budget: float = _knob(
         0.01, "Share of the step time that ampwatch may cost.", low=0.0001, high=1.0
+    )
+    peak_flops: str = _knob(
+        "",
+        "What the GPU can multiply at most, where that cannot be derived or is wrong: `float16=989e12,float32=67e12`, in FLOP/s.",
+    )
+    kernel_patterns: str = _knob(
+        "",
+        "Kernels of your own, for the share of tensor cores: `my_gemm_.*=tensor:bfloat16`, several separated by semicolons.",
     )
     window_seconds: float = _knob(
         -1.0,
@@ -264,6 +274,8 @@ def _check_words(settings: Settings) -> None:
     if settings.gpu_link_throughput not in SWITCH:
         msg = f"`gpu_link_throughput`: expected one of {', '.join(SWITCH)}, got {settings.gpu_link_throughput!r}"
         raise SettingsError(msg)
+    parse_override(settings.peak_flops)
+    parse_patterns(settings.kernel_patterns)
     if settings.run and (len(settings.run) > MAX_NAME_LENGTH or not _NAME.fullmatch(settings.run)):
         msg = (
             f"`run`: expected 1 to {MAX_NAME_LENGTH} characters out of A-Z a-z 0-9 . _ : / -, beginning with a letter"

@@ -14,6 +14,7 @@ TREE = {
     "StateError": RuntimeError,
     "RingError": OSError,
     "DaemonError": RuntimeError,
+    "TraceError": RuntimeError,
 }
 
 

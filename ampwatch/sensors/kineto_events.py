@@ -1,0 +1,216 @@
+"""The raw events of a recording, walked once and added up.
+
+``events()`` of the profiler object and ``key_averages()`` make an object of each event and cost
+ten times as much. Of an event only methods are called that torch 2.6 has already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+COMPILED = ("Torch-Compiled Region", "CompiledFunction")
+"""How the events begin that stand for compiled code, whose ops are not recorded one by one."""
+
+NOT_OPS = ("autograd::", "torch::autograd::")
+
+DEVICES = ("CUDA", "HIP")
+
+LAUNCH = "LaunchKernel"
+GRAPH_LAUNCH = "GraphLaunch"
+"""Parts of the names of the calls of CUDA's and HIP's runtime that start kernels."""
+
+ENOUGH = 0.9
+"""Share of the kernels that were launched that a recording has to have."""
+
+LINKED = 0.5
+"""Share of the kernels whose op has to be known, where no CUDA graph is replayed."""
+
+Inputs = tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Spent:
+    """Runs of one kernel or op.
+
+    Attributes:
+        calls: How many.
+        nanoseconds: Their time; of ops without that of the ops they call. Unit: ns.
+    """
+
+    calls: int = 0
+    nanoseconds: int = 0
+
+    def add(self, nanoseconds: int) -> None:
+        """Count one more."""
+        self.calls += 1
+        self.nanoseconds += nanoseconds
+
+
+class Launch(NamedTuple):
+    """What runs of a kernel have in common.
+
+    Attributes:
+        name: Of the kernel, demangled.
+        op: The innermost op that launched it (``aten::mm``); empty if it is not known.
+        inputs: Dtypes of that op's inputs, as the profiler writes them (``c10::Half``).
+    """
+
+    name: str
+    op: str
+    inputs: Inputs
+
+
+@dataclass(slots=True)
+class DeviceWork:
+    """What a recording has of the device.
+
+    Attributes:
+        kernels: The kernels, copies and fills.
+        runs: How many there were, each run counted.
+        linked: Of those, runs whose op is known.
+        launches: Calls of the runtime that launch a kernel.
+        graphs: Calls that launch a graph of them, whose ops are not known.
+        busy_ns: Time in which at least one of them ran, on the watched device. Unit: ns.
+    """
+
+    kernels: dict[Launch, Spent] = field(default_factory=dict)
+    runs: int = 0
+    linked: int = 0
+    launches: int = 0
+    graphs: int = 0
+    busy_ns: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of it was lost, as far as can be told."""
+        linked = self.graphs or self.linked >= LINKED * self.runs
+        return bool(self.runs and linked and self.runs >= ENOUGH * self.launches)
+
+
+def device_work(events: Iterable[Any], device_index: int) -> DeviceWork:
+    """Add up what ran on GPUs.
+
+    Args:
+        events: The raw events.
+        device_index: Of which device the busy time is.
+    """
+    work, ops, on_device = DeviceWork(), {}, []
+    for event in events:
+        if event.device_type().name in DEVICES:
+            # An annotation of the user's is repeated here for as long as its kernels ran.
+            if not event.is_user_annotation():
+                on_device.append(event)
+            continue
+        name = event.name()
+        if GRAPH_LAUNCH in name:
+            work.graphs += 1
+        elif "::" not in name and LAUNCH in name:
+            work.launches += 1
+        else:
+            ops[event.correlation_id()] = event
+    names: dict[int, tuple[str, Inputs]] = {}
+    for event in on_device:
+        link = event.linked_correlation_id()
+        if link not in names:
+            op = ops.get(link)
+            names[link] = ("", ()) if op is None else (op.name(), tuple(op.dtypes()))
+        work.runs += 1
+        work.linked += bool(names[link][0])
+        launch = Launch(event.name(), *names[link])
+        work.kernels.setdefault(launch, Spent()).add(max(event.duration_ns(), 0))
+    work.busy_ns = _union(
+        (event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in on_device
+        if event.device_index() == device_index
+    )
+    return work
+
+
+def _union(intervals: Iterable[tuple[int, int]]) -> int:
+    """Return how much time is in at least one of the intervals."""
+    total = until = 0
+    for start, end in sorted(intervals):
+        total += max(0, end - max(start, until))
+        until = max(until, end)
+    return total
+
+
+class Node:
+    """An event on the CPU, and where in the calls of its thread it is.
+
+    Attributes:
+        event: The raw event.
+        name: Its name.
+        parent: The event it was called from, ``None`` for the outermost.
+        self_ns: Its time without that of the events it called. Unit: ns.
+    """
+
+    __slots__ = ("end_ns", "event", "name", "parent", "self_ns")
+
+    def __init__(self, event: Any, parent: Node | None, start_ns: int, duration_ns: int) -> None:
+        self.event = event
+        self.name: str = event.name()
+        self.parent = parent
+        self.end_ns = start_ns + duration_ns
+        self.self_ns = duration_ns
+
+    @property
+    def ancestors(self) -> Iterator[Node]:
+        """The events it was called from, the innermost first."""
+        node = self.parent
+        while node is not None:
+            yield node
+            node = node.parent
+
+
+def call_tree(events: Iterable[Any]) -> list[Node]:
+    """Return the events on the CPU, each after the one that called it."""
+    threads: dict[int, list[tuple[int, int, Any]]] = {}
+    for event in events:
+        if event.device_type().name == "CPU":
+            duration = max(event.duration_ns(), 0)
+            row = (event.start_ns(), -duration, event)
+            threads.setdefault(event.start_thread_id(), []).append(row)
+    nodes: list[Node] = []
+    for rows in threads.values():
+        rows.sort(key=_by_start)
+        parent: Node | None = None
+        for start, minus_duration, event in rows:
+            while parent is not None and parent.end_ns <= start:
+                parent = parent.parent
+            node = Node(event, parent, start, -minus_duration)
+            if parent is not None:
+                parent.self_ns -= -minus_duration
+            if minus_duration:  # what takes no time calls nothing
+                parent = node
+            nodes.append(node)
+    return nodes
+
+
+def _by_start(row: tuple[int, int, Any]) -> tuple[int, int]:
+    return row[:2]
+
+
+def cpu_work(nodes: Sequence[Node]) -> dict[tuple[str, Inputs], Spent]:
+    """Add up ops, by name and dtypes of inputs; each without the ops it called."""
+    ops: dict[tuple[str, Inputs], Spent] = {}
+    for node in nodes:
+        name = op_name(node.name)
+        if name:
+            key = (name, tuple(node.event.dtypes()))
+            ops.setdefault(key, Spent()).add(max(node.self_ns, 0))
+    return ops
+
+
+def op_name(name: str) -> str:
+    """Return the base name of an op, or of compiled code; empty for an event that is neither."""
+    if name.startswith(COMPILED):
+        return COMPILED[0]
+    if name.startswith(NOT_OPS) or " " in name:
+        return ""
+    namespace, _, base = name.rpartition("::")
+    return base if namespace else ""

@@ -16,7 +16,10 @@ from ampwatch.records import FactsRecord
 from ampwatch.sensors.autocast import AutocastSensor
 from ampwatch.sensors.guard import Account, Guard
 from ampwatch.sensors.iteration import ROW_WIDTH, Clock, IterationLedger
+from ampwatch.sensors.layers import layer_shapes
 from ampwatch.sensors.loss_scale import DEVICES, LossScaleSensor
+from ampwatch.sensors.machine import machine_of
+from ampwatch.sensors.names import Names
 from ampwatch.sensors.optimizer_steps import OptimizerStepSensor
 from ampwatch.sensors.optimizers import OptimizerRegistry
 from ampwatch.sensors.readback import Readback
@@ -55,6 +58,7 @@ class Instruments:
         self._scaler = targets.scaler
         self._device = targets.device
         self._outlet = outlet
+        self._peak_flops = settings.peak_flops
         self._samples = settings.level in SAMPLED_LEVELS
         self._readback = Readback(settings.readback_slots, ROW_WIDTH)
         # Scaler and optimizer hook write into one ledger: if one fails, so does the
@@ -75,7 +79,12 @@ class Instruments:
             tell=outlet.tell,
             cost=self.cost,
             sampling_cost=self.sampling_cost,
-            known=Known(self._autocast.dtypes, self._ranges.lost_eps),
+            known=Known(
+                self._autocast.dtypes,
+                self._ranges.lost_eps,
+                machine_of(targets.device, settings),
+                layer_shapes(Names(targets.models)) if self._samples else (),
+            ),
             run_guarded=self._diagnosing.run,
         )
         self._ranges.focus = self.diagnosis.focus
@@ -115,6 +124,7 @@ class Instruments:
             for sensor in self._sensors:
                 sensor.install()
             self._ops.opened()
+            self.diagnosis.look_at_layers()
         except BaseException:
             self.remove()
             raise
@@ -143,7 +153,7 @@ class Instruments:
         # What ran after the last update, or all there was, where no update ever came.
         census = self._ops.unfinished(self._ledger.step)
         if census is not None:
-            self._diagnosing.run(self.diagnosis.look_at, census, time.time_ns())
+            self.diagnosis.look_at(census, time.time_ns())
         self._diagnosing.run(self.diagnosis.book.retell_all)
 
     @property
@@ -162,6 +172,8 @@ class Instruments:
     def tell_facts(self) -> None:
         """Record what does not change from step to step, as it is now."""
         facts = run_facts(self._scaler, self._autocast.dtypes, self._device)
+        if self._peak_flops:
+            facts["peak_flops"] = self._peak_flops
         self._outlet.put(FactsRecord(facts))
 
     def cost(self) -> SelfCost:

@@ -11,7 +11,9 @@ from ampwatch.diagnosis.culprits import Culprits
 from ampwatch.diagnosis.forward_range import ForwardRange
 from ampwatch.diagnosis.gradient_range import GradientRange
 from ampwatch.diagnosis.loss_dtype import LossDtype
+from ampwatch.diagnosis.op_evidence import Machine
 from ampwatch.diagnosis.op_records import OpRecorder
+from ampwatch.diagnosis.performance import Performance
 from ampwatch.diagnosis.poisoned_state import PoisonedState
 from ampwatch.diagnosis.range_records import RangeRecorder
 from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.book import Teller
     from ampwatch.diagnosis.evidence import Iteration, SamplingCost
-    from ampwatch.diagnosis.op_evidence import OpCensus
+    from ampwatch.diagnosis.op_evidence import LayerShape, OpCensus
     from ampwatch.records import Record
     from ampwatch.settings import Settings
 
@@ -75,10 +77,14 @@ class Known(NamedTuple):
     Attributes:
         autocast_dtypes: Names of the autocast dtypes seen.
         lost_eps: Parameters whose ``eps`` is zero in their dtype.
+        machine: What the training runs on.
+        layers: The weights of the model's layers at set-up.
     """
 
     autocast_dtypes: Sequence[str]
     lost_eps: Mapping[str, float]
+    machine: Machine = Machine()
+    layers: Sequence[LayerShape] = ()
 
 
 class Diagnosis:
@@ -99,6 +105,7 @@ class Diagnosis:
         totals: Counts so far.
         book: The findings.
         iterations: How many iterations were taken in.
+        ops: Adds up which op ran in which dtype.
         focus: Names of the modules whose outputs should be measured in every iteration.
     """
 
@@ -133,7 +140,10 @@ class Diagnosis:
         self._state = PoisonedState(self.book, known.lost_eps)
         self._updates = UpdatePrecision(self.book)
         self._ranges = RangeRecorder(settings, put, sampling_cost, known.autocast_dtypes)
-        self._ops = OpRecorder(settings, put)
+        self.ops = OpRecorder(settings, put)
+        self._performance = Performance(
+            self.book, settings, known.machine, known.layers, known.autocast_dtypes
+        )
         self.focus = self._forward.focus
 
     def deliver(self, iteration: Iteration) -> None:
@@ -146,9 +156,14 @@ class Diagnosis:
         self._record(iteration, verdict)
         self._run_guarded(self._detect, iteration, verdict)
 
+    def look_at_layers(self) -> None:
+        """Look at the model before anything has run."""
+        self._run_guarded(self._performance.look_at_layers)
+
     def look_at(self, census: OpCensus, time_ns: int) -> None:
         """Take in the ops of an iteration that did not end."""
-        self._ops.record(census, time_ns)
+        self._run_guarded(self._performance.look_at, census)
+        self._run_guarded(self.ops.record, census, time_ns)
 
     def _detect(self, iteration: Iteration, verdict: Verdict) -> None:
         self.book.now_ns = iteration.time_ns
@@ -161,8 +176,9 @@ class Diagnosis:
         self._forward.look(iteration)
         self._updates.look(iteration)
         self._ranges.record(iteration)
+        self._performance.look(iteration)
         if iteration.census is not None:
-            self._ops.record(iteration.census, iteration.time_ns)
+            self.ops.record(iteration.census, iteration.time_ns)
 
     def _record(self, iteration: Iteration, verdict: Verdict) -> None:
         totals, cost = self.totals, self._cost()

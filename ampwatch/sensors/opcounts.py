@@ -18,6 +18,7 @@ from ampwatch.precision.ops import (
 )
 from ampwatch.sensors.dtypes import name_of, promoted
 from ampwatch.sensors.opinfo import Dims, OpInfo, dims_of, flops_of
+from ampwatch.sensors.tf32 import allows_tf32
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -99,7 +100,7 @@ class OpCounts:
         kind, dtype = info.kind, widest or out_dtype
         if kind is OpKind.CAST:
             kind, dtype = _cast(call, tensors, out_dtype)
-        elif dtype == "float32" and device_type == "cuda" and kind.has_flops and _tf32(kind):
+        elif dtype == "float32" and device_type == "cuda" and kind.has_flops and allows_tf32(kind):
             dtype = "tf32"
         fallback = Fallback.NONE
         # A normalization of float16 values with float32 weights stays in float16.
@@ -196,12 +197,6 @@ def _cast(call: OpCall, tensors: Sequence[torch.Tensor], out_dtype: str) -> tupl
         source = call.args[1][0]
     before = name_of(source.dtype)
     return (OpKind.COPY if before == out_dtype else OpKind.CAST), before
-
-
-def _tf32(kind: OpKind) -> bool:
-    if kind is OpKind.CONVOLUTION:
-        return bool(torch.backends.cudnn.allow_tf32)
-    return bool(torch.backends.cuda.matmul.allow_tf32)
 
 
 def _is_half(tensor: torch.Tensor) -> bool:

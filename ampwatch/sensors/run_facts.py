@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ampwatch.sensors.machine import gpu_facts
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -60,6 +62,7 @@ def run_facts(
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": _device_name(device),
+        **gpu_facts(device),
         **_scaler_facts(scaler),
     }
     facts.update({name: _ask(read) for name, read in _FLAGS.items()})

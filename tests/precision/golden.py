@@ -246,9 +246,11 @@ ATTENTION = [
     Golden("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1_kernel0_0", CUDNN, TENSOR, "", 90),
     Golden("cudnn_generated_fort_native_sdpa_sm80_flash_bprop_wmma_f16_knob_3_64x64x128_4x1x1_kernel0_0", CUDNN, TENSOR, "", 80),
     Golden("attn_fwd", AOTRITON, UNKNOWN),
+    Golden("void flashinfer::BatchDecodeWithPagedKVCacheKernel<(flashinfer::PosEncodingMode)0, 2u, 8u, flashinfer::DecodeParams<__half> >(flashinfer::DecodeParams<__half>)", "https://github.com/flashinfer-ai/flashinfer (include/flashinfer/attention)", UNKNOWN, "float16"),
 ]  # fmt: skip
 
 HELPERS = [
+    Golden("void vllm::merge_attn_states_kernel<c10::BFloat16, 128u>(c10::BFloat16*, float*)", VLLM, OTHER),
     Golden("void pytorch_flash::flash_bwd_dot_do_o_kernel<true, pytorch_flash::Flash_bwd_kernel_traits<64, 64, 128, 8, 4, 4, 4, false, true, cutlass::bfloat16_t> >(pytorch_flash::Flash_bwd_params)", FLASH_ATTENTION, OTHER),
     Golden("void pytorch_flash::flash_bwd_convert_dq_kernel<pytorch_flash::Flash_bwd_kernel_traits<64, 64, 128, 8, 4, 4, 4> >(pytorch_flash::Flash_bwd_params, int)", FLASH_ATTENTION, OTHER),
     Golden("void pytorch_flash::flash_fwd_splitkv_combine_kernel<pytorch_flash::Flash_fwd_kernel_traits<128, 64, 128, 4> >(pytorch_flash::Flash_fwd_params)", FLASH_ATTENTION, OTHER),

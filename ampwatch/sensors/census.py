@@ -24,7 +24,7 @@ from ampwatch.sensors.fallbacks import Fallbacks
 from ampwatch.sensors.modulestack import ModuleStack
 from ampwatch.sensors.opcounts import OpCall, OpCounts
 from ampwatch.sensors.opinfo import OpInfo, op_info
-from ampwatch.sensors.opmode import OpMode, has_other_modes
+from ampwatch.sensors.opmode import OpMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,8 +54,8 @@ class OpCensusSensor:
     only in counted iterations, and its global optimizer hooks say where an op belongs.
 
     Nothing is counted as soon as ``torch.compile`` was called in the process: compiled code
-    would run otherwise than without. Neither while a CUDA graph is captured, nor in another
-    dispatch mode, nor what ampwatch itself does.
+    would run otherwise than without. Neither while a CUDA graph is captured, nor what ampwatch
+    itself does.
 
     Args:
         names: Names of the modules.
@@ -212,10 +212,9 @@ class OpCensusSensor:
             self._mode.take_off()
 
     def _put_on(self) -> None:
-        """See the ops of this thread, if that is not the case already and may be."""
-        if self._mode is None or has_other_modes() or not torch.is_grad_enabled() or _captures():
-            return
-        self._mode.put_on()
+        """See the ops of this thread, if they may be seen."""
+        if self._mode is not None and torch.is_grad_enabled() and not _captures():
+            self._mode.put_on()
 
     def note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """``func(*args, **kwargs)`` has returned ``out``."""

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is not typed
     """Tells of every op of the threads that it is on, and changes nothing.
 
-    It is put on and taken off where an iteration begins and ends, not as a context manager:
-    between the two the user may enter and leave modes of his own.
+    It is put on and taken off below the modes of the user, not as a context manager: these may
+    be entered and left before, between and after the two.
 
     Args:
         note: Called with ``(func, args, kwargs, out)`` after each op. Must not raise.
@@ -66,8 +66,17 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         return True
 
     def put_on(self) -> None:
-        """See the ops of the calling thread from now on."""
-        _push_mode(self)
+        """See the ops of the calling thread from now on, below the modes that it is in.
+
+        There it stays where it is when the user leaves modes that were entered before. Nothing
+        is done if it is on already, or while PyTorch traces.
+        """
+        modes = _modes()
+        if any(mode is self or getattr(mode, "_mode_key", None) is not None for mode in modes):
+            return
+        above = [_pop_mode() for _ in modes]
+        for mode in (self, *reversed(above)):
+            _push_mode(mode)
 
     def take_off(self) -> None:
         """See them no more, whatever modes were put above meanwhile."""
@@ -82,11 +91,6 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
     def silence(self) -> None:
         """Tell of nothing any more, also in threads that it cannot be taken off from."""
         self._note = None
-
-
-def has_other_modes() -> bool:
-    """Whether the calling thread is in a dispatch mode already."""
-    return torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001 - no public name for it
 
 
 def _modes() -> list[Any]:

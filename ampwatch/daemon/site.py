@@ -18,6 +18,7 @@ from ampwatch import __version__
 from ampwatch.daemon.assets import find_assets
 from ampwatch.daemon.probe import SERVICE
 from ampwatch.exporters.page import Feed
+from ampwatch.exporters.precision_state import kernel_names
 from ampwatch.exporters.prometheus import PrometheusExporter
 from ampwatch.ring.layout import LAYOUT
 
@@ -125,6 +126,7 @@ class Site:
             "/sd": self._discovery,
             "/state.json": self._state,
             "/events": self._events,
+            "/debug/kernels.json": self._kernels,
         } | dict.fromkeys(self._assets, self._asset)
 
     def answer(self, request: Request) -> Response:
@@ -163,6 +165,10 @@ class Site:
 
     def _state(self, _: Request) -> Response:
         return json_response(self._feed.full())
+
+    def _kernels(self, _: Request) -> Response:
+        """Answer whoever checks how the names of kernels were taken."""
+        return json_response(kernel_names(self._fleet))
 
     def _asset(self, request: Request) -> Response:
         asset = self._assets[request.path]

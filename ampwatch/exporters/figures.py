@@ -9,6 +9,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.aggregate.precision import (
+    casts_per_op,
+    flops_by_dtype,
+    low_precision_share,
+    tensor_share,
+)
+from ampwatch.exporters.precision_words import band
 from ampwatch.exporters.verdict import skips_by_class, tally
 from ampwatch.exporters.words import number, percent, plural, power_of_two, step_time, time_span
 from ampwatch.records import Topic
@@ -43,6 +50,7 @@ def figures(rank: RankView) -> dict[str, Figure]:
         shown["Step time"] = _step_time(rank)
     if rank.ranges.format is not None:
         shown |= _of_gradients(rank, rank.ranges.format.name)
+    shown |= _of_precision(rank)
     shown["Cost of watching"] = _cost(rank, newest)
     return shown
 
@@ -90,6 +98,19 @@ def _of_gradients(rank: RankView, name: str) -> dict[str, Figure]:
     lost = None if newest is None else rank.ranges.lost_share(newest)
     if lost is not None:
         shown["Underflow"] = Figure(percent(lost), f"of the gradients in {name}")
+    return shown
+
+
+def _of_precision(rank: RankView) -> dict[str, Figure]:
+    shown = {}
+    census, window = rank.precision.census, rank.precision.window
+    if census is not None and (flops := flops_by_dtype(census)):
+        casts = casts_per_op(census) or 0.0
+        note = f"of the FLOPs in 16 bits or fewer, {casts:.2g} casts to a matmul"
+        shown["Low precision"] = Figure(percent(low_precision_share(flops) or 0.0), note)
+    share = None if window is None else tensor_share(window)
+    if share is not None:
+        shown["Tensor cores"] = Figure(band(share), "of the time of matmul kernels")
     return shown
 
 

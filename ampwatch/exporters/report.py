@@ -7,12 +7,13 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ampwatch.exporters.precision_words import report_lines
 from ampwatch.records import SKIP_CLASSES, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.records import Finding
+    from ampwatch.records import CensusRecord, Finding, WindowRecord
 
 WIDTH = 92
 _ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
@@ -33,6 +34,8 @@ class Summary:
         backoffs: Backoffs of the scale.
         nonfinite_losses: Iterations with a NaN or infinite loss.
         not_seen: What was not observed, in sentences.
+        census: The newest op census, if there was one.
+        window: The newest profiler window, if there was one.
     """
 
     run: str
@@ -45,6 +48,8 @@ class Summary:
     backoffs: int = 0
     nonfinite_losses: int = 0
     not_seen: Sequence[str] = ()
+    census: CensusRecord | None = None
+    window: WindowRecord | None = None
 
 
 def render(summary: Summary, findings: Sequence[Finding]) -> str:
@@ -80,6 +85,7 @@ def _numbers(summary: Summary) -> list[str]:
     if summary.nonfinite_losses:
         bad = _plural(summary.nonfinite_losses, "iteration")
         lines.append(f"  {bad} with a NaN or infinite loss")
+    lines += [f"  {line}" for line in report_lines(summary.census, summary.window)]
     return lines + [f"  {sentence}" for sentence in summary.not_seen]
 
 

@@ -7,14 +7,23 @@ from typing import Any
 
 from ampwatch.aggregate import Fleet
 from ampwatch.numerics.exponents import ExponentHistogram
+from ampwatch.precision.ops import Fallback, OpKind, Phase
 from ampwatch.records import (
     ALL_MODULES,
     OTHER_OPTIMIZERS,
+    CastTotal,
+    CensusRecord,
+    CensusSource,
     EndRecord,
     FactsRecord,
+    FallbackTotal,
     Finding,
     FindingRecord,
+    KernelRow,
+    KernelTotal,
+    OpRow,
     OptimizerRecord,
+    OpTotal,
     RangeRecord,
     Record,
     RunIdentity,
@@ -24,6 +33,7 @@ from ampwatch.records import (
     SkipClass,
     StepRecord,
     Topic,
+    WindowRecord,
 )
 from ampwatch.settings import Settings
 
@@ -180,6 +190,91 @@ def sampling(**changes: Any) -> SamplingRecord:
     return replace(_SAMPLING, **changes)
 
 
+def op_row(
+    op: str = "mm",
+    dtype: str = "float16",
+    kind: OpKind = OpKind.MATMUL,
+    module: str = ALL_MODULES,
+    **changes: Any,
+) -> OpRow:
+    """One op that tensor cores could run, of a thousand FLOPs and a hundred bytes; or a cast."""
+    flops = 1000 if kind.has_flops else 0
+    values: dict[str, Any] = {
+        "phase": Phase.FORWARD,
+        "inputs": "",
+        "out_dtype": dtype,
+        "fallback": Fallback.NONE,
+        "calls": 1,
+        "flops": flops,
+        "tensor_flops": 0 if dtype == "float32" else flops,
+        "bytes": 100,
+    }
+    return OpRow(op=op, module=module, kind=kind, dtype=dtype, **{**values, **changes})
+
+
+_CENSUS = CensusRecord(
+    step=0,
+    time_ns=(START + 1) * SECOND,
+    source=CensusSource.DISPATCH,
+    iterations=1,
+    ops=(),
+    casts=(),
+    fallbacks=(),
+    rows=(),
+    rows_left_out=0,
+)
+
+
+def census(*rows: OpRow, **changes: Any) -> CensusRecord:
+    """The census of iteration 0."""
+    return replace(_CENSUS, **{"rows": rows, **changes})
+
+
+def kernel(name: str = "gemm", unit: str = "tensor", **changes: Any) -> KernelRow:
+    """One kernel that took a millisecond."""
+    values: dict[str, Any] = {
+        "op": "mm",
+        "dtype": "float16",
+        "family": "cutlass",
+        "rule": "cutlass",
+        "arch": 90,
+        "align": 8,
+        "calls": 1,
+        "nanoseconds": 1_000_000,
+    }
+    return KernelRow(name=name, unit=unit, **{**values, **changes})
+
+
+_WINDOW = WindowRecord(
+    step=0,
+    time_ns=(START + 1) * SECOND,
+    windows=1,
+    invalid=0,
+    iterations=2,
+    skipped=(0, 0, 0, 0, 0),
+    start_ns=0,
+    run_ns=0,
+    stop_ns=0,
+    walk_ns=0,
+    first_ns=0,
+    drag=math.nan,
+    memory_bytes=0,
+    busy_ns=0,
+    wall_ns=0,
+    misaligned_ns=0,
+    lagging_ns=0,
+    gemv_ns=0,
+    totals=(),
+    kernels=(),
+    kernels_left_out=0,
+)
+
+
+def window(*totals: KernelTotal, **changes: Any) -> WindowRecord:
+    """The first profiler window, of two iterations."""
+    return replace(_WINDOW, **{"totals": totals, **changes})
+
+
 FACTS = FactsRecord(
     {
         "autocast_dtype": "float16",
@@ -239,6 +334,64 @@ RANGES: list[Record] = [
 """One sample of everything: what the golden scrape has of ranges."""
 
 
+H100 = FactsRecord(
+    {
+        "gpu_capability": "9.0",
+        "gpu_sms": "132",
+        "gpu_clock_hertz": "1830000000",
+        "gpu_uuid": "GPU-1",
+        "device": "NVIDIA H100 80GB HBM3",
+    }
+)
+"""Facts of a GPU whose peak in float16 is 132 * 4096 * 1.83e9 FLOP/s."""
+
+PRECISION: list[Record] = [
+    H100,
+    census(
+        op_row("addmm", calls=6, flops=6 * 10**12, tensor_flops=5 * 10**12),
+        op_row("bmm", "float32", fallback=Fallback.DISABLED_REGION, flops=2 * 10**12),
+        op_row("_to_copy", "float32", OpKind.CAST, out_dtype="float16", calls=9),
+        op_row("", "float16", module="head", flops=3 * 10**12),
+        op_row("", "float32", module="head", flops=10**12, fallback=Fallback.DISABLED_REGION),
+        iterations=2,
+        ops=(
+            OpTotal(OpKind.MATMUL, "float16", 12, 12 * 10**12, 10 * 10**12, 2400),
+            OpTotal(OpKind.MATMUL, "float32", 2, 4 * 10**12, 0, 200),
+            OpTotal(OpKind.POINTWISE, "float16", 30, 0, 0, 3000),
+            OpTotal(OpKind.POINTWISE, "int64", 1, 0, 0, 8),
+            OpTotal(OpKind.POINTWISE, "bool", 2, 0, 0, 16),
+        ),
+        casts=(CastTotal("float32", "float16", 18, 1800), CastTotal("bool", "float32", 1, 5)),
+        fallbacks=(FallbackTotal(Fallback.DISABLED_REGION, 2, 4 * 10**12),),
+    ),
+    window(
+        KernelTotal("tensor", "float16", 600_000_000),
+        KernelTotal("cuda", "float32", 200_000_000),
+        KernelTotal("unknown", "", 200_000_000),
+        KernelTotal("other", "", 500_000_000),
+        KernelTotal("cpu", "float32", 50_000_000),
+        windows=3,
+        invalid=1,
+        iterations=4,
+        skipped=(1, 2, 3, 4, 5),
+        start_ns=2_000_000,
+        run_ns=3_000_000,
+        stop_ns=4_000_000,
+        walk_ns=5_000_000,
+        first_ns=1_000_000_000,
+        drag=1.25,
+        memory_bytes=4096,
+        busy_ns=1_500_000_000,
+        wall_ns=2_000_000_000,
+        misaligned_ns=10_000_000,
+        lagging_ns=20_000_000,
+        gemv_ns=30_000_000,
+        kernels=(kernel(nanoseconds=600_000_000), kernel("strange", "unknown", rule="unlisted")),
+    ),
+]
+"""One census and one window of everything: what the golden scrape has of precision."""
+
+
 def made_up_fleet() -> Fleet:
     """The fleet of the golden scrape, watched from the start; its clock stands 20 s after that."""
     clock = Clock()
@@ -267,6 +420,7 @@ def made_up_fleet() -> Fleet:
         optimizer(1, total_steps=4, total_skipped=(0, 0, 1, 0)),
         optimizer(OTHER_OPTIMIZERS, total_steps=7),
         *RANGES,
+        *PRECISION,
     ]
     put(fleet, "/gpt-0.ring", identity(), collapse, lost=8, dropped=9)
     put(fleet, "/gpt-1.ring", identity(rank=1, local_rank=1), [])

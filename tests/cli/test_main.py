@@ -68,7 +68,7 @@ def test_without_a_command_it_explains_itself(capsys: pytest.CaptureFixture[str]
 
     said = capsys.readouterr().out
     assert "ampwatch.monitor(model, scaler)" in said
-    for verb in ("daemon", "demo", "doctor"):
+    for verb in ("daemon", "demo", "doctor", "ops"):
         assert verb in said
 
 

@@ -193,6 +193,13 @@ def test_state_is_strict_json(served: Served) -> None:
     assert set(state["runs"]) == {"gpt", "bert"}
 
 
+def test_the_names_of_kernels_can_be_read_by_whoever_mends_the_classifier(served: Served) -> None:
+    """They are never labels, so here they are."""
+    runs = json.loads(served.ask("/debug/kernels.json").text, parse_constant=pytest.fail)["runs"]
+
+    assert runs["gpt"]["0"]["unlisted"] == ["strange"]
+
+
 @pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/state.json", "/absent", "/events"])
 def test_a_head_request_gets_the_headers_of_a_get_and_no_body(served: Served, path: str) -> None:
     """And the connection stays usable."""

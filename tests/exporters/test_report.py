@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ampwatch.exporters.report import WIDTH, Summary, render
-from ampwatch.records import Finding, Severity
+from ampwatch.records import CensusRecord, Finding, Severity, WindowRecord
+from tests.aggregate.made_up import PRECISION
 
 
 def _finding(kind: str, severity: Severity = Severity.WARNING, **more: object) -> Finding:
@@ -91,3 +92,16 @@ def test_what_was_not_seen_is_said() -> None:
     text = render(Summary("gpt", 0, not_seen=["3 iterations were not observed"]), [])
 
     assert "  3 iterations were not observed\n" in text
+
+
+def test_what_ran_in_which_dtype_is_told_when_it_was_counted() -> None:
+    """Shares, casts and the band of tensor cores, before what was not seen."""
+    census = next(record for record in PRECISION if isinstance(record, CensusRecord))
+    window = next(record for record in PRECISION if isinstance(record, WindowRecord))
+
+    text = render(Summary("gpt", 0, census=census, window=window, not_seen=["the rest"]), [])
+
+    assert "  FLOPs: 75 % in float16, 25 % in float32\n" in text
+    assert "  Tensor cores had between 60 % and 80 % of the time of matmul kernels" in text
+    assert text.index("FLOPs") < text.index("the rest")
+    assert text.isascii()

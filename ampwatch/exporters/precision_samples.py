@@ -1,0 +1,200 @@
+"""What op censuses and profiler windows have to say about each metric of the catalog."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ampwatch.aggregate.op_lines import op_lines
+from ampwatch.aggregate.precision import CPU, low_precision_share
+from ampwatch.catalog import DTYPES, NO_DTYPE, OTHER_DTYPE, PROFILER_PARTS, ROOT_MODULE
+from ampwatch.exporters.reading import one
+from ampwatch.precision.ops import Fallback
+from ampwatch.records import WindowSkip
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ampwatch.aggregate import RankView
+    from ampwatch.exporters.reading import OfRank, Samples
+    from ampwatch.records import CensusRecord, FallbackTotal, OpTotal, WindowRecord
+
+_BORN_AT_0 = ("float32", "tf32", "float16", "bfloat16")
+"""Dtypes whose FLOPs are 0 before they are seen, so that the first are an increase."""
+
+_PARTS = dict(
+    zip(PROFILER_PARTS, ("first_ns", "start_ns", "run_ns", "stop_ns", "walk_ns"), strict=True)
+)
+
+
+def dtype_label(dtype: str) -> str:
+    """Return a dtype as one of the few words of its label."""
+    if not dtype:
+        return NO_DTYPE
+    return dtype if dtype in DTYPES else OTHER_DTYPE
+
+
+def _of_census(samples: Callable[[CensusRecord], Samples]) -> OfRank:
+    """Return the samples of a family that is absent before the first census."""
+
+    def read(rank: RankView) -> Samples:
+        return () if rank.precision.census is None else samples(rank.precision.census)
+
+    return read
+
+
+def _added_up(pairs: Iterable[tuple[tuple[str, ...], float]]) -> Samples:
+    """Return one sample for all values of the same labels: several dtypes may share one."""
+    totals: dict[tuple[str, ...], float] = {}
+    for labels, value in pairs:
+        totals[labels] = totals.get(labels, 0) + value
+    return totals.items()
+
+
+def _ops(read: Callable[[OpTotal], int]) -> OfRank:
+    return _of_census(
+        lambda census: _added_up(
+            ((total.kind.label, dtype_label(total.dtype)), read(total)) for total in census.ops
+        )
+    )
+
+
+def _flops(read: Callable[[OpTotal], int]) -> OfRank:
+    """Return the samples of FLOPs by dtype, those of the usual dtypes born at 0."""
+
+    def samples(rank: RankView) -> Samples:
+        census = rank.precision.census
+        found = () if census is None else census.ops
+        return _added_up(
+            [
+                *(((dtype,), 0) for dtype in _BORN_AT_0),
+                *(((dtype_label(t.dtype),), read(t)) for t in found if t.kind.has_flops),
+            ]
+        )
+
+    return samples
+
+
+def _casts(name: str) -> OfRank:
+    return _of_census(
+        lambda census: _added_up(
+            ((dtype_label(cast.from_dtype), dtype_label(cast.to_dtype)), getattr(cast, name))
+            for cast in census.casts
+        )
+    )
+
+
+def _fallbacks(read: Callable[[FallbackTotal], int]) -> OfRank:
+    """Return the samples of fallbacks to float32, every reason born at 0."""
+
+    def samples(rank: RankView) -> Samples:
+        census = rank.precision.census
+        found = () if census is None else census.fallbacks
+        reasons = [((reason.label,), 0) for reason in Fallback if reason is not Fallback.NONE]
+        return _added_up([*reasons, *(((t.reason.label,), read(t)) for t in found)])
+
+    return samples
+
+
+def _modules(rank: RankView) -> Samples:
+    census = rank.precision.census
+    tracked = set(rank.ranges.modules.tracked)
+    lines = [] if census is None or not tracked else op_lines(census, "module")
+    for line in lines:
+        share = low_precision_share(line.mix)
+        if line.name in tracked and share is not None:
+            yield (line.name or ROOT_MODULE,), share
+
+
+def _window(read: Callable[[WindowRecord], Any]) -> OfRank:
+    """Return the samples of a counter of profiler windows, born at 0."""
+    return one(lambda rank: 0 if rank.precision.window is None else read(rank.precision.window))
+
+
+def _seconds(name: str) -> OfRank:
+    return _window(lambda window: getattr(window, name) / 1e9)
+
+
+def _skipped(rank: RankView) -> Samples:
+    window = rank.precision.window
+    for reason in WindowSkip:
+        yield (reason.label,), 0 if window is None else window.skipped[reason]
+
+
+def _profiler_seconds(rank: RankView) -> Samples:
+    window = rank.precision.window
+    for part, name in _PARTS.items():
+        yield (part,), 0 if window is None else getattr(window, name) / 1e9
+
+
+def _drag(rank: RankView) -> float | None:
+    window = rank.precision.window
+    return None if window is None or math.isnan(window.drag) else window.drag
+
+
+def _kernel_seconds(rank: RankView) -> Samples:
+    window = rank.precision.window
+    totals = () if window is None else window.totals
+    return _added_up(
+        ((t.unit, dtype_label(t.dtype)), t.nanoseconds / 1e9) for t in totals if t.unit != CPU
+    )
+
+
+def _cpu_op_seconds(rank: RankView) -> Samples:
+    window = rank.precision.window
+    totals = () if window is None else window.totals
+    return _added_up(
+        ((dtype_label(t.dtype),), t.nanoseconds / 1e9) for t in totals if t.unit == CPU
+    )
+
+
+def _peaks(rank: RankView) -> Samples:
+    for dtype, flops in rank.precision.peaks.flops.items():
+        yield (dtype_label(dtype),), flops
+
+
+def _capabilities(rank: RankView) -> Samples:
+    reasons = {
+        "kernels": rank.precision.kernels_absence,
+        "arithmetic": rank.arithmetic.absence,
+    }
+    for feature, reason in reasons.items():
+        yield (feature, reason.state, reason.value), 1
+
+
+OF_PRECISION: dict[str, OfRank] = {
+    "ampwatch_census_iterations_total": one(
+        lambda rank: 0 if rank.precision.census is None else rank.precision.census.iterations
+    ),
+    "ampwatch_last_census_timestamp_seconds": _of_census(
+        lambda census: [((), census.time_ns / 1e9)]
+    ),
+    "ampwatch_op_calls_total": _ops(lambda total: total.calls),
+    "ampwatch_op_bytes_total": _ops(lambda total: total.bytes),
+    "ampwatch_flops_total": _flops(lambda total: total.flops),
+    "ampwatch_tensor_core_flops_total": _flops(lambda total: total.tensor_flops),
+    "ampwatch_casts_total": _casts("calls"),
+    "ampwatch_cast_bytes_total": _casts("bytes"),
+    "ampwatch_autocast_fallback_ops_total": _fallbacks(lambda total: total.calls),
+    "ampwatch_autocast_fallback_flops_total": _fallbacks(lambda total: total.flops),
+    "ampwatch_module_low_precision_flops_ratio": _modules,
+    "ampwatch_kernel_seconds_total": _kernel_seconds,
+    "ampwatch_kernel_misaligned_seconds_total": _seconds("misaligned_ns"),
+    "ampwatch_kernel_lagging_seconds_total": _seconds("lagging_ns"),
+    "ampwatch_kernel_gemv_seconds_total": _seconds("gemv_ns"),
+    "ampwatch_kernel_busy_seconds_total": _seconds("busy_ns"),
+    "ampwatch_cpu_op_seconds_total": _cpu_op_seconds,
+    "ampwatch_profiled_seconds_total": _seconds("wall_ns"),
+    "ampwatch_profiler_iterations_total": _window(lambda window: window.iterations),
+    "ampwatch_profiler_windows_total": _window(lambda window: window.windows),
+    "ampwatch_profiler_windows_invalid_total": _window(lambda window: window.invalid),
+    "ampwatch_profiler_windows_skipped_total": _skipped,
+    "ampwatch_profiler_seconds_total": _profiler_seconds,
+    "ampwatch_profiler_drag_ratio": one(_drag),
+    "ampwatch_profiler_memory_growth_bytes": _window(lambda window: window.memory_bytes),
+    "ampwatch_peak_flops": _peaks,
+    "ampwatch_ideal_step_seconds": one(lambda rank: rank.arithmetic.ideal_seconds),
+    "ampwatch_flops_utilization_ratio": one(lambda rank: rank.arithmetic.mfu),
+    "ampwatch_precision_capability": _capabilities,
+}
+"""Name of a metric to its samples of one rank, without the labels that tell ranks apart."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ampwatch.attaching import Targets
     from ampwatch.outlet import Outlet
+    from ampwatch.records import CensusRecord, WindowRecord
     from ampwatch.sensors.base import Sensor
     from ampwatch.settings import Settings
 
@@ -88,7 +89,7 @@ class Instruments:
             run_guarded=self._diagnosing.run,
         )
         self._ranges.focus = self.diagnosis.focus
-        self._ops = OpWatch(targets, self._ranges.sampler, account)
+        self._ops = OpWatch(targets, settings, self._ranges.sampler, outlet, account)
         schedulers = SchedulerSensor(self._looking)
         self._ledger = IterationLedger(
             self._readback,
@@ -154,7 +155,18 @@ class Instruments:
         census = self._ops.unfinished(self._ledger.step)
         if census is not None:
             self.diagnosis.look_at(census, time.time_ns())
+        self._diagnosing.run(self.diagnosis.ops.flush)
         self._diagnosing.run(self.diagnosis.book.retell_all)
+
+    @property
+    def census(self) -> CensusRecord | None:
+        """The newest op census; ``None`` before the first."""
+        return self._diagnosing.run(self.diagnosis.ops.newest)
+
+    @property
+    def window(self) -> WindowRecord | None:
+        """The newest profiler window; ``None`` before the first."""
+        return self._ops.newest_window
 
     @property
     def last_step(self) -> LastStep:

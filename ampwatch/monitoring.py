@@ -15,6 +15,8 @@ import ampwatch
 from ampwatch.attaching import Targets, check_targets
 from ampwatch.diagnosis.pipeline import LastStep
 from ampwatch.errors import StateError
+from ampwatch.exporters.op_table import render as render_ops
+from ampwatch.exporters.precision_words import NO_CENSUS
 from ampwatch.exporters.report import Summary, render
 from ampwatch.instruments import Instruments
 from ampwatch.outlet import Outlet
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from typing_extensions import Self
 
+    from ampwatch.aggregate.op_lines import By
     from ampwatch.diagnosis.pipeline import Diagnosis
     from ampwatch.records import Finding
 
@@ -159,8 +162,23 @@ class Monitor:
             backoffs=totals.backoffs,
             nonfinite_losses=totals.nonfinite_losses,
             not_seen=self._instruments.not_seen(),
+            census=self._instruments.census,
+            window=self._instruments.window,
         )
         return render(summary, self.findings)
+
+    def op_table(self, by: By = "op") -> str:
+        """Return which ops ran in which dtype, and why, as a table for a terminal.
+
+        Of the newest iteration whose ops were counted: at ``standard`` the first one and one
+        now and then, at ``deep`` every one.
+
+        Args:
+            by: What a line stands for: ``op``, ``module`` or ``dtype``.
+        """
+        self._instruments.catch_up()
+        census = self._instruments.census
+        return NO_CENSUS if census is None else render_ops(census, by)
 
     def close(self) -> None:
         """Take everything off: hooks, taps, ring. Idempotent; findings stay readable."""

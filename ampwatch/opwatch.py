@@ -1,24 +1,31 @@
-"""What ran in which dtype: the op census, wired together."""
+"""What ran in which dtype: the op census and the profiler window, wired together."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.precision.ops import OpKind
 from ampwatch.sensors.census import OpCensusSensor
 from ampwatch.sensors.compiling import may_compile
-from ampwatch.sensors.guard import Guard
+from ampwatch.sensors.guard import Account, Guard
+from ampwatch.sensors.iteration import Clock
 from ampwatch.sensors.names import Names
 from ampwatch.sensors.regions import Regions
 from ampwatch.sensors.sampling import Look
+from ampwatch.sensors.tf32 import allows_tf32
+from ampwatch.sensors.trace_requests import TraceRequests
+from ampwatch.sensors.window import WindowSensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.attaching import Targets
     from ampwatch.diagnosis.op_evidence import OpCensus, Window
+    from ampwatch.outlet import Outlet
+    from ampwatch.records import WindowRecord
     from ampwatch.sensors.base import Sensor
-    from ampwatch.sensors.guard import Account
     from ampwatch.sensors.sampling import Sampler
+    from ampwatch.settings import Settings
 
 
 class OpWatch:
@@ -28,30 +35,75 @@ class OpWatch:
 
     Args:
         targets: What is watched.
+        settings: Those of the window.
         sampler: Says which iterations are counted.
-        account: Where the time of all of them is counted.
+        outlet: Where records go, and beside whose ring traces are asked for.
+        account: Where the time of all of them is counted, except the window's own.
 
     Attributes:
         guards: The guards of the sensors.
+        newest_window: The newest record of a window, ``None`` before the first.
     """
 
-    def __init__(self, targets: Targets, sampler: Sampler, account: Account) -> None:
+    def __init__(
+        self,
+        targets: Targets,
+        settings: Settings,
+        sampler: Sampler,
+        outlet: Outlet,
+        account: Account,
+    ) -> None:
         regions, census = Guard("regions", account), Guard("census", account)
-        self.guards = [regions, census]
+        # The first start of a profiler takes a second; as a debt it would end all sampling.
+        window = Guard("window", Account())
+        self.guards = [regions, census, window]
+        self.newest_window: WindowRecord | None = None
+        self._outlet = outlet
         self._sampler = sampler
         self._guard = census
         self._regions = Regions(regions)
         self._census = OpCensusSensor(Names(targets.models), self._regions, account, census)
+        self._window: WindowSensor | None = None
+        if targets.device is not None:
+            self._window = WindowSensor(
+                settings,
+                targets.device,
+                window,
+                self._put,
+                Clock(),
+                requests=TraceRequests(lambda: outlet.ring_path),
+                is_compiled=may_compile,
+                allows_tf32=lambda: allows_tf32(OpKind.MATMUL),
+            )
         self._is_counting = False
+        self._charged_ns = 0
 
     @property
     def sensors(self) -> Sequence[Sensor]:
         """The sensors, in the order in which they are installed."""
-        return self._regions, self._census
+        window = () if self._window is None else (self._window,)
+        return self._regions, self._census, *window
 
     def closed(self, step: int, duration_s: float) -> tuple[OpCensus | None, Window | None]:
         """An iteration has ended; return what was seen of its ops and kernels."""
-        return self._count(step, duration_s), None
+        census = self._count(step, duration_s)
+        window = self._window
+        if window is None:
+            return census, None
+        window.boundary(step + 1, duration_s, sampled=bool(self._sampler.wanted))
+        self._sampler.is_held = window.is_open
+        self._sampler.owe(window.cost_ns - self._charged_ns)
+        self._charged_ns = window.cost_ns
+        return census, window.take(step)
+
+    def opened(self) -> None:
+        """The next iteration begins; the sampler has decided what is looked at."""
+        if Look.OPS in self._sampler.wanted:
+            self._is_counting = bool(self._guard.run(self._census.begin))
+
+    def unfinished(self, step: int) -> OpCensus | None:
+        """Return what was seen of the ops of the open iteration, which will not end."""
+        return self._count(step, float("nan"))
 
     def _count(self, step: int, duration_s: float) -> OpCensus | None:
         if not self._is_counting:
@@ -59,18 +111,13 @@ class OpWatch:
         self._is_counting = False
         return self._guard.run(self._census.end, step, duration_s)
 
-    def unfinished(self, step: int) -> OpCensus | None:
-        """Return what was seen of the ops of the open iteration, which will not end."""
-        return self._count(step, float("nan"))
-
-    def opened(self) -> None:
-        """The next iteration begins; the sampler has decided what is looked at."""
-        if Look.OPS in self._sampler.wanted:
-            self._is_counting = bool(self._guard.run(self._census.begin))
+    def _put(self, record: WindowRecord) -> None:
+        self.newest_window = record
+        self._outlet.put(record)
 
     def not_seen(self) -> list[str]:
         """Return, in sentences, what could not be counted."""
-        sentences = []
+        sentences = [] if self._window is None else self._window.not_seen()
         if may_compile():
             sentences.append(
                 "ops are not counted one by one: torch.compile was called in this process, and"

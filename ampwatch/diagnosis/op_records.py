@@ -35,9 +35,6 @@ class OpRecorder:
     Args:
         settings: ``max_modules``.
         put: Where records go.
-
-    Attributes:
-        newest: The newest record, ``None`` before the first.
     """
 
     def __init__(self, settings: Settings, put: Callable[[Record], None]) -> None:
@@ -48,21 +45,40 @@ class OpRecorder:
         self._casts: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0] * 2)
         self._fallbacks: defaultdict[Fallback, list[int]] = defaultdict(lambda: [0] * 2)
         self._written_ns = -APART_NS
-        self.newest: CensusRecord | None = None
+        self._unwritten: tuple[OpCensus, int] | None = None
+        self._newest: CensusRecord | None = None
 
     def record(self, census: OpCensus, time_ns: int) -> None:
         """Add a census; write it if the last one was written long enough ago.
+
+        Args:
+            census: The census.
+            time_ns: Unix time at the end of its iteration. Unit: ns.
 
         Cost: some ms with a thousand different ops, on the training thread.
         """
         self._iterations += 1
         for key, tally in census.tallies.items():
             self._add(key, tally)
-        if time_ns - self._written_ns < APART_NS:
-            return
-        self._written_ns = time_ns
-        rows = _rows(census, self._most_modules)
-        self.newest = CensusRecord(
+        self._unwritten = census, time_ns
+        if time_ns - self._written_ns >= APART_NS:
+            self.flush()
+
+    def newest(self) -> CensusRecord | None:
+        """Return the record as of the newest census, ``None`` before the first."""
+        if self._unwritten is not None:
+            self._newest = self._made(*self._unwritten)
+        return self._newest
+
+    def flush(self) -> None:
+        """Write what has not been written yet."""
+        record = self.newest()
+        if record is not None and self._unwritten is not None:
+            self._written_ns, self._unwritten = record.time_ns, None
+            self._put(record)
+
+    def _made(self, census: OpCensus, time_ns: int) -> CensusRecord:
+        return CensusRecord(
             step=census.step,
             time_ns=time_ns,
             source=census.source,
@@ -70,10 +86,9 @@ class OpRecorder:
             ops=tuple(OpTotal(*key, *sums) for key, sums in self._ops.items()),
             casts=tuple(CastTotal(*key, *sums) for key, sums in self._casts.items()),
             fallbacks=tuple(FallbackTotal(key, *sums) for key, sums in self._fallbacks.items()),
-            rows=tuple(rows),
+            rows=tuple(_rows(census, self._most_modules)),
             rows_left_out=0,
         )
-        self._put(self.newest)
 
     def _add(self, key: OpKey, tally: OpTally) -> None:
         if key.kind is OpKind.CAST:

@@ -18,7 +18,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,6 +29,7 @@ from ampwatch.sensors.kineto import OtherProfilers, Recording, is_capturing
 from ampwatch.sensors.kineto_events import call_tree, cpu_work, device_work
 from ampwatch.sensors.sampling import OPENING
 from ampwatch.sensors.step_times import StepTimes
+from ampwatch.sensors.window_census import census_of
 from ampwatch.sensors.window_schedule import WindowSchedule
 from ampwatch.sensors.window_totals import (
     Found,
@@ -39,12 +40,14 @@ from ampwatch.sensors.window_totals import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from ampwatch.diagnosis.op_evidence import OpCensus
     from ampwatch.records import WindowRecord
     from ampwatch.ring.requests import TraceRequest
     from ampwatch.sensors.guard import Guard
     from ampwatch.sensors.iteration import Clock
+    from ampwatch.sensors.kineto_events import Node
     from ampwatch.sensors.trace_requests import TraceRequests
     from ampwatch.settings import Settings
 
@@ -139,6 +142,7 @@ class WindowSensor:
         self._uncollected = 0
         self._told_skips = 0
         self._evidence: Window | None = None
+        self._census: OpCensus | None = None
         self._ended_with = -1
         self._step = 0
 
@@ -179,6 +183,16 @@ class WindowSensor:
             return None
         window, self._evidence = self._evidence, None
         return window
+
+    def census(self, step: int) -> OpCensus | None:
+        """Return the ops of a window that had ended with iteration ``step``, once.
+
+        Only where something is compiled, so that ops cannot be counted one by one.
+        """
+        if self._census is None or self._ended_with > step:
+            return None
+        census, self._census = self._census, None
+        return census
 
     def not_seen(self) -> list[str]:
         """Return, in sentences, what could not be seen."""
@@ -306,17 +320,17 @@ class WindowSensor:
         self._end(recording)
         walk_ns = now()
         totals.stop_ns += walk_ns - began_ns
-        found = self._walk(recording) if not is_cut else None
+        found = self._walk(window, recording, wall_ns) if not is_cut else None
         totals.windows += 1
         if found is None:
             totals.invalid += 1
         else:
             totals.add(found, window.seen, wall_ns)
         self._answer(window, recording, found, wall_ns)
+        self._ended_with = self._step - 1
         if found is not None and found.times:
             seconds = wall_ns / 1e9, found.busy_ns / 1e9
             self._evidence = Window(window.step, window.seen, *seconds, found.times)
-            self._ended_with = self._step - 1
         totals.walk_ns += now() - walk_ns
         self._grown_from = window.memory
         self._given_way = 0
@@ -324,12 +338,29 @@ class WindowSensor:
         self._schedule.ended(self._now_s, totals.cost_ns - spent_ns)
         self._tell(window.step)
 
-    def _walk(self, recording: Recording) -> Found | None:
+    def _walk(self, window: _Open, recording: Recording, wall_ns: int) -> Found | None:
         """Return what the window has found; ``None`` if it has lost data."""
-        if self._device.type != "cuda":
-            ops = cpu_work(call_tree(recording.events))
-            return ops_found(ops) if ops else None
-        work = device_work(recording.events, self._device.index or 0)
+        events, on_cpu = recording.events, self._device.type != "cuda"
+        is_compiled = self._is_compiled()
+        # The order of calls takes longer to find out than all the rest.
+        nodes = call_tree(events) if on_cpu or is_compiled else []
+        found = self._ops(nodes) if on_cpu else self._kernels(events)
+        if is_compiled and found is not None:
+            self._census = census_of(
+                nodes,
+                step=window.step,
+                iterations=window.seen,
+                duration_s=wall_ns / 1e9,
+                device_type=self._device.type,
+            )
+        return found
+
+    def _ops(self, nodes: Sequence[Node]) -> Found | None:
+        ops = cpu_work(nodes)
+        return ops_found(ops) if ops else None
+
+    def _kernels(self, events: Sequence[Any]) -> Found | None:
+        work = device_work(events, self._device.index or 0)
         if not work.is_whole:
             return None
         return kernels_found(

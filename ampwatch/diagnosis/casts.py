@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.advice import ADVICE
-from ampwatch.diagnosis.op_shares import FORWARD, LOW_DTYPES, TRAINING, by_module, heaviest, ops_in
-from ampwatch.precision.ops import Fallback, OpKind
+from ampwatch.diagnosis.op_shares import FORWARD, TRAINING, by_module, heaviest, ops_in
+from ampwatch.precision.ops import HALF_DTYPES, Fallback, OpKind
 from ampwatch.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ MANY_RAISED_PER_MATMUL = 0.75
 """The same, however many other ops there are. Four norms in float32 in a layer of a transformer
 make it 0.5."""
 
+FEWEST = 2
+"""Fewer such casts are an output that is wanted in float32."""
+
 BYTES_SHARE = 0.2
 """Share of the memory traffic of forward and backward that casts must have."""
 
@@ -46,9 +49,9 @@ class _Sums:
 
     Attributes:
         casts: Casts of the forward pass.
-        raised: Those from low precision to float32.
-        asked_for: How many of these autocast makes by itself: for the ops that it runs in
-            float32 or promotes, and for the loss.
+        raised: Those from float16 or bfloat16 to float32.
+        asked_for: How many of these are as they should be: for the ops that autocast runs in
+            float32 or promotes, and one for the loss each time the model runs.
         ops: Other ops of the forward pass that compute.
         multiplications: Those of them with FLOPs.
         cast_bytes: Bytes that casts read and write, in forward and backward.
@@ -57,7 +60,7 @@ class _Sums:
 
     casts: int = 0
     raised: int = 0
-    asked_for: int = 1
+    asked_for: int = 0
     ops: int = 0
     multiplications: int = 0
     cast_bytes: int = 0
@@ -93,7 +96,7 @@ class Casts:
         raised = sums.raised - sums.asked_for
         more_casts = sums.casts > CASTS_PER_OP * sums.ops
         least = RAISED_PER_MATMUL if more_casts else MANY_RAISED_PER_MATMUL
-        if raised <= 0 or raised < least * sums.multiplications:
+        if raised < max(FEWEST, least * sums.multiplications) or not sums.multiplications:
             return
         what = f"{raised} of them cast back to float32 where autocast does not ask for it, {{most}}"
         self._say(census, sums, by_module(census, FORWARD, _raised_bytes), what, float(raised))
@@ -106,7 +109,7 @@ class Casts:
         if not num_losses:
             return
         lowered = by_module(census, FORWARD, _lowered)
-        calls = by_module(census, FORWARD, lambda k, t: t.calls if k.kind.has_flops else 0)
+        calls = by_module(census, FORWARD, _multiplications)
         again = {
             module: count - calls[module] - PARAMETERS * num_losses
             for module, count in lowered.items()
@@ -196,11 +199,18 @@ def _sum(census: OpCensus) -> _Sums:
             sums.multiplications += tally.calls if key.kind.has_flops else 0
             if key.fallback in (Fallback.FP32_LIST, Fallback.PROMOTED):
                 sums.asked_for += tally.calls
+    # As often as the module that multiplies least often does, so often the model has run, at most.
+    sums.asked_for += min(by_module(census, FORWARD, _multiplications).values(), default=1)
     return sums
 
 
+def _multiplications(key: OpKey, tally: OpTally) -> int:
+    return tally.calls if key.kind.has_flops else 0
+
+
 def _is_raise(key: OpKey) -> bool:
-    return key.kind is OpKind.CAST and key.dtype in LOW_DTYPES and key.out_dtype == "float32"
+    # From float8 a cast is the other half of quantising.
+    return key.kind is OpKind.CAST and key.dtype in HALF_DTYPES and key.out_dtype == "float32"
 
 
 def _raised_bytes(key: OpKey, tally: OpTally) -> int:
@@ -208,8 +218,8 @@ def _raised_bytes(key: OpKey, tally: OpTally) -> int:
 
 
 def _lowered(key: OpKey, tally: OpTally) -> int:
-    """Return how many casts from float32 to low precision a tally holds."""
-    is_one = key.kind is OpKind.CAST and key.dtype == "float32" and key.out_dtype in LOW_DTYPES
+    """Return how many casts from float32 to float16 or bfloat16 a tally holds."""
+    is_one = key.kind is OpKind.CAST and key.dtype == "float32" and key.out_dtype in HALF_DTYPES
     return tally.calls if is_one else 0
 
 

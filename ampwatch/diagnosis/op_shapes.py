@@ -151,16 +151,16 @@ class OpShapes:
         self._make("dims_unaligned", where, census.step, dims, evidence, summary, key)
 
     def _look_for_nchw(self, census: OpCensus) -> None:
-        amounts = by_module(census, TRAINING, lambda _, tally: tally.nchw_flops)
-        total = by_module(census, TRAINING, _low_convolution_flops_of).total()
+        # Of the forward pass: the gradient of a loss may be contiguous whatever the model is.
+        amounts = by_module(census, FORWARD, lambda _, tally: tally.nchw_flops)
+        total = by_module(census, FORWARD, _low_convolution_flops_of).total()
         share = amounts.total() / max(1, total)
         if not amounts or share < NCHW_SHARE:
             return
         where = heaviest(amounts)
-        key, _ = max(
-            ((k, t) for k, t in ops_in(census, TRAINING) if k.module == where and t.nchw_flops),
-            key=lambda item: (item[0].phase in FORWARD, item[1].nchw_flops),
-        )
+        key = max(
+            ((t.nchw_flops, k) for k, t in ops_in(census, FORWARD) if k.module == where),
+        )[1]
         self._book.make_once(
             Finding(
                 kind="layout_nchw",
@@ -168,7 +168,7 @@ class OpShapes:
                 where=where,
                 op=key.op,
                 summary=(
-                    f"{share:.0%} of the {key.dtype} convolution FLOPs read an input that is"
+                    f"{share:.0%} of the {key.dtype} convolution FLOPs of the forward pass read an input that is"
                     f" contiguous and not channels_last, at step {census.step}, most of them in"
                     f" {where or '(root)'}: tensor cores work on channels_last, so each such"
                     f" convolution transposes its input and its output, or runs a slower kernel"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ampwatch.diagnosis.op_evidence import LayerShape
@@ -18,7 +20,7 @@ def stack(*, up: int = 0, relus: int = LAYERS, cast_bytes: int = 400, other: int
     """
     down = 2 * LAYERS + 1 + up
     ops = [
-        matmul("net", 1000, calls=LAYERS, bytes=other),
+        *(matmul(f"net.{i}", 250, bytes=other // LAYERS) for i in range(LAYERS)),
         op("relu", OpKind.POINTWISE, "net", "bfloat16", calls=relus),
         cast("net", down, "float32", "bfloat16", bytes=cast_bytes // 2),
     ]
@@ -53,15 +55,26 @@ def test_leaving_low_precision_after_each_layer_is_named_where_most_bytes_are_ca
     "ops",
     [
         stack(up=1),
+        stack(up=2),
+        [k if k[1].flops else (k[0]._replace(dtype="float8_e4m3fn"), k[1]) for k in stack(up=4)],
+        stack(up=4)[LAYERS:],
         stack(up=4, cast_bytes=100),
         stack(up=3, relus=40),
         [*stack(up=4), op("rms", OpKind.NORMALIZATION, "n", "float32", calls=4, fallback=Fallback.FP32_LIST)],
         [*stack(up=4), op("cat", OpKind.OTHER, "n", "float32", calls=4, fallback=Fallback.PROMOTED)],
     ],
-    ids=["of the loss", "few bytes", "many other ops", "norms", "promoted"],
+    ids=["the loss", "two outputs", "float8", "no matmul", "few bytes", "many other ops", "norms", "promoted"],
 )  # fmt: skip
 def test_casts_that_autocast_asks_for_or_that_cost_little_are_not_named(ops: list) -> None:
     """Norms and softmax run in float32 on a GPU: their casts are part of the bargain."""
+    assert kinds(Watched().take(*ops)) == []
+
+
+def test_a_loss_in_float32_for_each_micro_batch_is_as_it_should_be() -> None:
+    """Each layer has run four times, and so has the loss."""
+    ops = [(key, replace(tally, calls=4 * tally.calls)) for key, tally in stack()]
+    ops.append(cast("", 4, "bfloat16", "float32"))
+
     assert kinds(Watched().take(*ops)) == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ampwatch.diagnosis.op_evidence import LayerShape
-from ampwatch.precision.ops import OpKind
+from ampwatch.precision.ops import OpKind, Phase
 from ampwatch.records import Severity
 from tests.diagnosis.censuses import CPU, HOPPER, Watched, convolution, matmul
 
@@ -145,12 +145,13 @@ def test_layers_on_a_gpu_are_judged_as_soon_as_autocast_is_seen() -> None:
 
 @pytest.mark.parametrize(("last", "named"), [(500, True), (501, False)])
 def test_convolutions_that_read_contiguous_images_are_named(*, last: int, named: bool) -> None:
-    """Half of the FLOPs in low precision is the threshold."""
+    """Half of the FLOPs in low precision is the threshold; gradients have a layout of their own."""
     watched = Watched().take(
         convolution("stem", 200, nchw_flops=200),
         convolution("body", 300, nchw_flops=300),
         convolution("last", last),
-        convolution("wide", 10_000, "float32", phase=0),
+        convolution("last", 5000, nchw_flops=5000, phase=Phase.BACKWARD),
+        convolution("wide", 10_000, "float32"),
         matmul("head", 90_000),
     )
 

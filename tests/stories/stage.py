@@ -73,7 +73,7 @@ class Program:
 
 
 def _bytes(value: Any) -> bytes:
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) or value.is_meta:
         return repr(value).encode()
     flat = value.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

@@ -1,0 +1,416 @@
+"""Mixed precision that gains nothing, or less than it could."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from tests.stories.stage import PAID, Program, Stories, backward, brain, gradscaler, half, update
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STORIES = Stories()
+CONTROLS: list[Callable[[], Program]] = []
+
+WIDE = 64
+
+
+def control(build: Callable[[], Program]) -> Callable[[], Program]:
+    """Collect a program that has nothing to be named."""
+    CONTROLS.append(build)
+    return build
+
+
+def full() -> torch.autocast:
+    """Return the context in which autocast is off."""
+    return torch.autocast("cpu", enabled=False)
+
+
+def train(
+    model: nn.Module,
+    forward: Callable[[], torch.Tensor],
+    *,
+    context: Callable[[], Any] = brain,
+    scaler: Any = None,
+    steps: int = 6,
+    micro_batches: int = 1,
+) -> Program:
+    """Return the documented loop around ``forward``, which returns the loss."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def iterate(_step: int) -> torch.Tensor:
+        total = torch.zeros(())
+        for _ in range(micro_batches):
+            with context():
+                loss = forward()
+            backward(scaler, loss)
+            total += loss.detach()
+        update(scaler, optimizer)
+        return total
+
+    return Program([model], [optimizer], iterate, scaler, steps, settings=PAID)
+
+
+def look_once(model: nn.Module, forward: Callable[[], torch.Tensor]) -> Program:
+    """Return a program that has no optimizer step: its one iteration never ends."""
+
+    def iterate(_step: int) -> torch.Tensor:
+        with brain():
+            return forward()
+
+    return Program([model], [], iterate, None, 1)
+
+
+def mean_square(out: torch.Tensor) -> torch.Tensor:
+    """Return a loss in float32."""
+    return out.float().square().mean()
+
+
+class Pair(nn.Module):
+    """Two parts, the second one in a region of its own."""
+
+    def __init__(self, front: nn.Module, back: nn.Module, region: Callable[[], Any]) -> None:
+        super().__init__()
+        self.front, self.back, self._region = front, back, region
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.front(x)
+        with self._region() as region:
+            return self.back(x.float() if region is not None else x)
+
+
+def mlp(*widths: int) -> nn.Sequential:
+    """Return Linear layers with ReLU between them."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+@STORIES.tell("fp32_matmul", "back", "forward")
+def a_decoder_in_a_disabled_region(*, sick: bool) -> Program:
+    """Somebody kept it in float32 once; no optimizer ever steps."""
+    region = full if sick else nullcontext
+    model = Pair(nn.Linear(24, 24), nn.Sequential(nn.Linear(24, 128), nn.Linear(128, 128)), region)
+    return look_once(model, lambda: mean_square(model(torch.randn(8, 24))))
+
+
+@STORIES.tell("fp32_matmul", "head", "forward")
+def a_head_that_was_left_outside(*, sick: bool) -> Program:
+    """The region ends before the part with nearly all of the work."""
+    model = nn.ModuleDict({"body": nn.Linear(16, 16), "head": nn.Linear(16, 4096)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def iterate(_step: int) -> torch.Tensor:
+        with brain():
+            hidden = model["body"](torch.randn(32, 16))
+            out = hidden if sick else model["head"](hidden)
+        loss = mean_square(model["head"](out.float()) if sick else out)
+        backward(None, loss)
+        update(None, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, steps=6, settings=PAID)
+
+
+@STORIES.tell("autocast_inactive", "", "forward")
+def replicas_in_threads_that_autocast_does_not_reach(*, sick: bool) -> Program:
+    """Entered by the caller; each thread has to enter it."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+
+    def forward() -> torch.Tensor:
+        outs: list[torch.Tensor] = []
+
+        def work(part: torch.Tensor) -> None:
+            with nullcontext() if sick else brain():
+                outs.append(model(part))
+
+        for part in torch.randn(16, 16).chunk(2):
+            thread = threading.Thread(target=work, args=(part,))
+            thread.start()
+            thread.join()
+        return mean_square(torch.cat(outs))
+
+    return train(model, forward)
+
+
+@STORIES.tell("autocast_inactive", "net", "forward")
+def a_worker_thread_of_a_single_forward(*, sick: bool) -> Program:
+    """No step is ever taken, and the module that is called is not the outermost one."""
+    model = nn.Module()
+    model.net = nn.Linear(8, 8)
+
+    def forward() -> torch.Tensor:
+        outs: list[torch.Tensor] = []
+
+        def work() -> None:
+            with nullcontext() if sick else half():
+                outs.append(mean_square(model.net(torch.randn(4, 8))))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return outs[0]
+
+    return look_once(model, forward)
+
+
+@STORIES.tell("autocast_inactive", "", "forward")
+def a_region_for_a_device_that_is_not_there(*, sick: bool) -> Program:
+    """The script was written for a GPU; here it computes in float32."""
+    model = nn.Linear(32, 32)
+    device = "cuda" if sick else "cpu"
+    return train(
+        model,
+        lambda: mean_square(model(torch.randn(16, 32))),
+        context=lambda: torch.autocast(device, dtype=torch.bfloat16),
+    )
+
+
+class Tower(nn.Module):
+    """Layers, between which ``between`` does what it likes."""
+
+    def __init__(self, depth: int, between: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDE, WIDE) for _ in range(depth))
+        self._between = between
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self._between(layer(x))
+        return x
+
+
+@STORIES.tell("cast_overhead", "tower", "forward")
+def each_layer_goes_back_to_float32(*, sick: bool) -> Program:
+    """To be on the safe side."""
+    model = nn.Module()
+    model.tower = Tower(6, lambda x: torch.relu(x.float() if sick else x))
+    return train(model, lambda: mean_square(model.tower(torch.randn(256, WIDE))))
+
+
+@STORIES.tell("cast_overhead", "", "forward")
+def there_and_back_again_without_autocast(*, sick: bool) -> Program:
+    """Weights in bfloat16, and each activation function in float32."""
+    between = (lambda x: torch.tanh(x.float()).bfloat16()) if sick else torch.tanh
+    model = Tower(5, between).bfloat16()
+    return train(
+        model,
+        lambda: mean_square(model(torch.randn(256, WIDE).bfloat16())),
+        context=nullcontext,
+    )
+
+
+@STORIES.tell("cast_overhead", "cell", "forward")
+def a_cell_whose_weights_are_cast_at_every_position(*, sick: bool) -> Program:
+    """The cache was switched off to save memory."""
+    model = nn.ModuleDict({"cell": nn.Linear(WIDE, WIDE)})
+
+    def forward() -> torch.Tensor:
+        x = torch.randn(8, WIDE)
+        for _ in range(12):
+            x = torch.tanh(model["cell"](x))
+        return mean_square(x)
+
+    return train(
+        model,
+        forward,
+        context=lambda: torch.autocast("cpu", dtype=torch.float16, cache_enabled=not sick),
+        scaler=gradscaler(2.0**10),
+    )
+
+
+@STORIES.tell("dims_unaligned", "head", "config")
+def a_vocabulary_nobody_padded(*, sick: bool) -> Program:
+    """Its model has no memory and never runs."""
+    with torch.device("meta"):
+        model = nn.Module()
+        model.body = nn.Linear(512, 512)
+        model.head = nn.Linear(512, 32003 if sick else 32064)
+    return Program([model], [], lambda _: torch.zeros(()), steps=1)
+
+
+@STORIES.tell("dims_unaligned", "wide", "config")
+def hidden_sizes_that_are_odd(*, sick: bool) -> Program:
+    """Seen in what is multiplied."""
+    width = 333 if sick else 336
+    model = nn.ModuleDict({"wide": nn.Linear(64, width), "out": nn.Linear(width, 8)})
+
+    def forward() -> torch.Tensor:
+        return mean_square(model["out"](torch.relu(model["wide"](torch.randn(32, 64)))))
+
+    return train(model, forward)
+
+
+def _pictures(*, channels: int, last: bool) -> Program:
+    model = nn.Sequential(
+        nn.Conv2d(8, channels, 3, padding=1), nn.ReLU(), nn.Conv2d(channels, channels, 3)
+    )
+    layout = torch.channels_last if last else torch.contiguous_format
+    model.to(memory_format=layout)
+    return train(
+        model,
+        lambda: mean_square(model(torch.randn(2, 8, 12, 12).to(memory_format=layout))),
+    )
+
+
+@STORIES.tell("dims_unaligned", "2", "config")
+def channels_that_are_odd(*, sick: bool) -> Program:
+    """Of the second convolution both."""
+    return _pictures(channels=37 if sick else 40, last=True)
+
+
+@STORIES.tell("layout_nchw", "2", "config")
+def pictures_with_their_channels_first(*, sick: bool) -> Program:
+    """As they come."""
+    return _pictures(channels=32, last=not sick)
+
+
+@STORIES.tell("layout_nchw", "body.0", "config")
+def a_stem_in_float32_before_a_body_with_its_channels_first(*, sick: bool) -> Program:
+    """Only what runs in low precision counts."""
+    model = nn.Module()
+    model.stem = nn.Conv2d(3, 8, 3, padding=1)
+    model.body = nn.Sequential(nn.Conv2d(8, 64, 3), nn.ReLU(), nn.Conv2d(64, 8, 1))
+    if not sick:
+        model.body.to(memory_format=torch.channels_last)
+
+    def forward() -> torch.Tensor:
+        with full():
+            x = torch.relu(model.stem(torch.randn(2, 3, 12, 12)))
+        if not sick:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return mean_square(model.body(x))
+
+    return train(model, forward)
+
+
+@STORIES.tell("no_memory_gain", "", "config")
+def large_layers_and_two_samples(*, sick: bool) -> Program:
+    """The copies of the weights outweigh what is halved; no optimizer steps."""
+    model = nn.Sequential(*[nn.Linear(192, 192) for _ in range(3)])
+    return look_once(model, lambda: mean_square(model(torch.randn(2 if sick else 1024, 192))))
+
+
+@STORIES.tell("no_memory_gain", "", "config")
+def a_training_of_few_positions(*, sick: bool) -> Program:
+    """The same with float16, a scaler and steps."""
+    model = mlp(256, 512, 256)
+    batch = 4 if sick else 2048
+    return train(
+        model,
+        lambda: mean_square(model(torch.randn(batch, 256))),
+        context=half,
+        scaler=gradscaler(2.0**10),
+        steps=3,
+    )
+
+
+@control
+def a_plain_stack_and_a_large_batch() -> Program:
+    """Two casts a layer, and that is as it should be."""
+    model = mlp(64, 64, 64, 64)
+    return train(model, lambda: mean_square(model(torch.randn(1024, 64))))
+
+
+@control
+def a_transformer_under_float16() -> Program:
+    """Attention, norms, residuals, micro-batches, a scaler."""
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return train(
+        model,
+        lambda: mean_square(model(torch.randn(16, 24, 32))),
+        context=half,
+        scaler=gradscaler(2.0**10),
+        micro_batches=2,
+    )
+
+
+class RMSNorm(nn.Module):
+    """The norm of many language models: its statistics in float32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.float()
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)
+        return self.weight * y.to(x.dtype)
+
+
+class Block(nn.Module):
+    """A layer of such a model."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(RMSNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norms[0](x)).chunk(3, -1)
+        weights = torch.softmax(q @ k.transpose(-1, -2) / 8.0, -1, dtype=torch.float32)
+        x = x + self.out(weights.to(v.dtype) @ v)
+        return x + self.down(nn.functional.silu(self.up(self.norms[1](x))))
+
+
+@control
+def a_language_model_in_bfloat16() -> Program:
+    """Norms and softmax in float32, as everybody writes them."""
+    model = nn.Sequential(Block(32), Block(32), Block(32)).bfloat16()
+    return train(
+        model, lambda: mean_square(model(torch.randn(8, 24, 32).bfloat16())), context=nullcontext
+    )
+
+
+@control
+def a_language_model_under_autocast() -> Program:
+    """The same, with weights in float32."""
+    model = nn.Sequential(Block(32), Block(32))
+    return train(model, lambda: mean_square(model(torch.randn(16, 32, 32))))
+
+
+@control
+def a_small_part_that_has_to_be_float32() -> Program:
+    """A router of a hundredth of the FLOPs, and a loss that multiplies matrices."""
+    model = Pair(mlp(64, 256, 64), nn.Linear(64, 8), full)
+
+    def forward() -> torch.Tensor:
+        out = model(torch.randn(512, 64))
+        with full():
+            return mean_square(out @ out.mT[:, :8])
+
+    return train(model, forward)
+
+
+@control
+def float32_with_a_scaler_that_is_off() -> Program:
+    """A script in which mixed precision is an option, and was not chosen."""
+    model = mlp(32, 64, 8)
+    return train(
+        model,
+        lambda: mean_square(model(torch.randn(64, 32))),
+        context=full,
+        scaler=gradscaler(enabled=False),
+    )
+
+
+@control
+def an_evaluation_in_float32_between_steps() -> Program:
+    """More FLOPs than the training step, and none of it is training."""
+    model = mlp(64, 64, 64)
+
+    def forward() -> torch.Tensor:
+        with torch.no_grad(), full():
+            model(torch.randn(512, 64))
+        return mean_square(model(torch.randn(128, 64)))
+
+    return train(model, forward)

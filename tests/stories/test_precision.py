@@ -1,0 +1,66 @@
+"""What mixed precision does not gain is named, once, in the right place, and changes nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.stories.precision import CONTROLS, STORIES
+from tests.stories.stage import ALARMS, LEVELS, alarms, bare_digest, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.stories.stage import Program, Story
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),
+    pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda':UserWarning"),
+    pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning"),
+    pytest.mark.usefixtures("one_thread", "nothing_compiled"),
+]
+
+OF_THE_MACHINE = "cpu_isa_missing"
+"""Depends on the CPU that the tests run on."""
+
+at_each_level = pytest.mark.parametrize("level", LEVELS)
+of_each_story = pytest.mark.parametrize("story", STORIES, ids=str)
+
+
+@at_each_level
+@of_each_story
+def test_what_is_not_gained_is_the_one_finding_of_its_kind(story: Story, level: str) -> None:
+    """Its kind, its place, its phase; at most an alarm of the same kind; nothing is changed."""
+    program, monitor = watch(partial(story.build, sick=True), level)
+    found = [(f.kind, f.where, f.phase) for f in monitor.findings if f.root]
+    expected = (story.kind, story.where, story.phase)
+
+    assert [place for place in found if place[0] == story.kind] == [expected]
+    assert set(alarms(monitor.findings)) <= {expected}
+    assert program.digest() == bare_digest(story.build, sick=True)
+
+
+@at_each_level
+@of_each_story
+def test_the_twin_with_the_remedy_does_not_have_it(story: Story, level: str) -> None:
+    """Not even as an info."""
+    _, monitor = watch(partial(story.build, sick=False), level)
+
+    assert story.kind not in {f.kind for f in monitor.findings}
+    assert [(f.kind, f.where) for f in monitor.findings if f.severity in ALARMS] == []
+
+
+@at_each_level
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda build: build.__name__)
+def test_mixed_precision_as_it_is_documented_is_left_alone(
+    control: Callable[[], Program], level: str
+) -> None:
+    """No finding at all but what depends on the machine, and not a bit is changed."""
+    program, monitor = watch(control, level)
+
+    assert [
+        (f.kind, f.where, f.summary) for f in monitor.findings if f.kind != OF_THE_MACHINE
+    ] == []
+    assert program.digest() == bare_digest(control)

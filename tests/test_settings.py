@@ -163,6 +163,18 @@ def test_an_unknown_level_is_refused_with_the_list() -> None:
     assert refusal(level="high") == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("gpu", ["auto", "off", "demo"]), ("gpu_link_throughput", ["off", "on"])],
+)
+def test_a_choice_takes_its_words_and_no_other(name: str, words: list[str]) -> None:
+    """What a daemon reads of GPUs; the message has the choices."""
+    assert [getattr(resolve(**{name: word}), name) for word in words] == words
+    expected = f"`{name}`: expected one of {', '.join(words)}, got 'yes'"
+
+    assert refusal(**{name: "yes"}) == expected
+
+
 @pytest.mark.parametrize("run", ["gpt", "7b", "team/gpt:small_v1.2-a", "x" * MAX_NAME_LENGTH])
 def test_a_name_of_a_run_is_taken_as_it_is(run: str) -> None:
     """Letters, digits and a few signs, up to the limit."""

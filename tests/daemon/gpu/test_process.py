@@ -7,22 +7,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from ampwatch.daemon.gpu import pids
 from ampwatch.ring import RingReader
 from tests.daemon.gpu.standin import directory_of_library, write
-from tests.daemon.parts import ROOT, Place, eventually
+from tests.daemon.parts import ROOT, eventually
 
 if TYPE_CHECKING:
-    from tests.daemon.parts import Daemon
+    from tests.daemon.parts import Daemon, Place
 
 QUICK = {"AMPWATCH_GPU_POLL_SECONDS": "1"}
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
 
 
 def driver(tmp_path: Path, **settings: object) -> dict[str, str]:

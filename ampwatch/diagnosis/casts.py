@@ -77,7 +77,7 @@ class Casts:
 
     def __init__(self, book: FindingBook, layers: Sequence[LayerShape]) -> None:
         self._book = book
-        self._layers = frozenset(layer.module for layer in layers)
+        self._layers = frozenset(layer.module for layer in layers if layer.module)
 
     def look(self, census: OpCensus, num_losses: int) -> None:
         """Take in one census.
@@ -104,7 +104,8 @@ class Casts:
     def _look_for_recasts(self, census: OpCensus, sums: _Sums, num_losses: int) -> None:
         """Look for layers whose weights are cast more often than once a micro-batch.
 
-        Besides its weight and its bias a layer casts its input, at most once a call.
+        Besides its weight and its bias a layer casts its input, at most once a call. What runs
+        outside of all layers may be another model's.
         """
         if not num_losses:
             return

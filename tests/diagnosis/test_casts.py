@@ -116,6 +116,14 @@ def test_a_weight_that_is_cast_more_than_once_a_micro_batch_is_named(
         assert "cache_enabled" in finding.advice
 
 
+def test_casts_outside_of_all_layers_may_be_those_of_another_model() -> None:
+    """A model that is a single layer has no name to tell them by."""
+    layers = [LayerShape("", OpKind.MATMUL, (64, 64), 4096, "float32", "cpu")]
+    ops = [(key._replace(module=""), tally) for key, tally in recast(10, 20)]
+
+    assert kinds(Watched(layers=layers).take(*ops, num_losses=1)) == []
+
+
 def test_casts_of_the_optimizer_are_none_of_autocast() -> None:
     """Master weights are copied once a step."""
     ops = stack()

@@ -126,6 +126,7 @@ KINDS = (
     "backend_flags",
     "matmul_is_gemv",
     "kernels_outdated",
+    "tensor_views_disagree",
 )
 """The kinds of findings that this release makes; a ring of another release may hold more."""
 
@@ -754,6 +755,12 @@ TOPICS: dict[str, tuple[Metric, ...]] = {
             (*RANK, "feature", "state", "reason"),
             "How it stands with what could be told of precision, and why something is absent (value is always 1).",
         ),
+        Metric(
+            "ampwatch_tensor_views_disagree",
+            "gauge",
+            (*RANK, "views"),
+            "Whether two views of the tensor cores contradict each other (1) or not (0): cycles of the hardware, time of the kernels, FLOPs over the peak. Absent where one of the two is not known.",
+        ),
     ),
     "Findings": (
         Metric(
@@ -1107,6 +1114,7 @@ LABELS: dict[str, str] = {
     + ": tensor cores, the general-purpose cores, not known which of the two, and kernels that multiply no matrices.",
     "part": _values(PROFILER_PARTS)
     + ": loading the profiler, starting it, iterations that took longer, stopping it, reading its events.",
+    "views": "`hardware_kernels`, `hardware_arithmetic` or `kernels_arithmetic`.",
     "severity": "Of findings: "
     + _values(tuple(severity.value for severity in Severity))
     + ". Of ECC errors: `corrected` or `uncorrected`. Of remapped rows: `correctable` or `uncorrectable`.",

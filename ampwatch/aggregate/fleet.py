@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ampwatch.aggregate.gpus import Gpus
 from ampwatch.aggregate.jobs import jobs_of, label
 from ampwatch.aggregate.rank import RankView
+from ampwatch.aggregate.tensor_views import ViewKeeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -40,6 +41,7 @@ class Fleet:
         self.lock = threading.RLock()
         self.problems: dict[str, str] = {}
         self.gpus = Gpus()
+        self._views_of_tensor_cores = ViewKeeper()
         self._settings = settings
         self._clock = clock
         self._views: dict[str, RankView] = {}
@@ -78,6 +80,11 @@ class Fleet:
                 view.apply(record)
             view.observe(alive=alive, lost=lost, dropped=dropped)
             view.pid = pid
+
+    def compare_views(self) -> None:
+        """Hold what GPUs and ranks say of the tensor cores against one another."""
+        with self.lock:
+            self._views_of_tensor_cores.look(self.gpus.all(), self.ranks())
 
     def note_problem(self, key: str, text: str) -> None:
         """Say why the ring at path ``key`` cannot be read."""

@@ -128,7 +128,7 @@ class Precision:
         if not self.peaks.flops:
             absence = Absence.UNKNOWN_DEVICE if self._knows_device else Absence.NO_GPU
             return Arithmetic(flops, absence=absence, sentence=self.peaks.reason)
-        ideal = ideal_seconds(_by_peak(flops), self.peaks.flops)
+        ideal = ideal_seconds(by_peak(flops), self.peaks.flops)
         if ideal.seconds is None:
             return Arithmetic(flops, absence=Absence.NO_PEAK, sentence=ideal.reason)
         if not step_seconds > 0.0:
@@ -212,7 +212,7 @@ def nanoseconds_by_unit(window: WindowRecord) -> Counter[str]:
     return time
 
 
-def _by_peak(flops: Mapping[str, float]) -> dict[str, float]:
+def by_peak(flops: Mapping[str, float]) -> dict[str, float]:
     """Return ``flops`` by the dtypes that peaks are known by: one for all formats of FP8."""
     found: Counter[str] = Counter()
     for dtype, number in flops.items():

@@ -13,6 +13,7 @@ from ampwatch.aggregate.history import History
 from ampwatch.aggregate.peak import Peak
 from ampwatch.aggregate.precision import Precision
 from ampwatch.aggregate.ranges import Ranges
+from ampwatch.aggregate.tensor_views import TensorViews
 from ampwatch.aggregate.text import encodable
 from ampwatch.records import (
     MAX_OPTIMIZERS,
@@ -77,6 +78,8 @@ class RankView:
         history: The course of the run.
         ranges: What the sampled tensors say about ranges.
         precision: What ran in which dtype, and on which units.
+        tensor_views: What the three views of the tensor cores say.
+        conflict_told_ns: When a conflict among them was told last, 0 before. Unit: ns.
         records_lost: Slots of the ring overwritten or unreadable before they were read.
         ring_dropped: Records the writer could not write.
         pid: Process in the daemon's pid namespace, 0 if it cannot be named or has ended.
@@ -109,6 +112,8 @@ class RankView:
         self._counted_from_ns = int((clock() - FIRST_LOOK_SECONDS) * 1e9)
         self.ranges = Ranges(settings, self._counted_from_ns)
         self.precision = Precision()
+        self.tensor_views = TensorViews()
+        self.conflict_told_ns = 0
         self._stale_seconds = settings.stale_seconds
         self._alive = True
         self._end: EndRecord | None = None
@@ -135,6 +140,10 @@ class RankView:
         else:
             self._end = record
             self.last_record_ns = record.time_ns
+
+    def find(self, finding: Finding) -> None:
+        """Enter a finding that the daemon itself has made."""
+        self._apply_finding(finding)
 
     def observe(self, *, alive: bool, lost: int, dropped: int) -> None:
         """Note what the reader of the ring knows besides the records.

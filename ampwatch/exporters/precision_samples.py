@@ -162,6 +162,11 @@ def _capabilities(rank: RankView) -> Samples:
         yield (feature, reason.state, reason.value), 1
 
 
+def _disagreements(rank: RankView) -> Samples:
+    for views, sentence in rank.tensor_views.conflicts().items():
+        yield (views,), int(bool(sentence))
+
+
 OF_PRECISION: dict[str, OfRank] = {
     "ampwatch_census_iterations_total": one(
         lambda rank: 0 if rank.precision.census is None else rank.precision.census.iterations
@@ -196,5 +201,6 @@ OF_PRECISION: dict[str, OfRank] = {
     "ampwatch_ideal_step_seconds": one(lambda rank: rank.arithmetic.ideal_seconds),
     "ampwatch_flops_utilization_ratio": one(lambda rank: rank.arithmetic.mfu),
     "ampwatch_precision_capability": _capabilities,
+    "ampwatch_tensor_views_disagree": _disagreements,
 }
 """Name of a metric to its samples of one rank, without the labels that tell ranks apart."""

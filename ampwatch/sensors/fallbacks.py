@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from ampwatch.precision.ops import Fallback
 
 if TYPE_CHECKING:
@@ -58,16 +60,18 @@ class Fallbacks:
         """Return why a module is called without the autocast that is expected, and which.
 
         ``None`` if nothing is amiss: it is called inside a region for its device, enabled or
-        not, or nobody uses autocast.
+        not, or to evaluate, or nobody uses autocast.
         """
         parameter = next(module.parameters(), None)
-        if parameter is None or not parameter.is_floating_point():
+        if parameter is None or not parameter.is_floating_point() or not torch.is_grad_enabled():
             return None
         device_type, here = parameter.device.type, self._regions.here()
         if any(region.device_type == device_type for region in here):
             return None
         if here:
-            return Fallback.DEVICE_TYPE, here[-1]
+            # One for CUDA is switched off by PyTorch where there is none, else by the user.
+            is_meant = here[-1].enabled or not torch.cuda.is_available()
+            return (Fallback.DEVICE_TYPE, here[-1]) if is_meant else None
         elsewhere = self._regions.elsewhere(device_type)
         return None if elsewhere is None else (Fallback.OTHER_THREAD, elsewhere)
 

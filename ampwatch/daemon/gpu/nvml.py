@@ -68,12 +68,12 @@ class Nvml:
     def __init__(self, module: Any) -> None:
         self.module = module
         self.is_lost = False
-        # pynvml's word for a missing function behind some names; no NVMLError.
-        self._mismatch = getattr(module, "NVMLLibraryMismatchError", ())
-        self._told: set[tuple[str, int]] = set()
+        self._told: set[int] = set()
 
     def call(self, name: str, *args: Any) -> Any:
-        """Call a function of pynvml.
+        """Call a function of pynvml, by a name with a version where there are several.
+
+        Those without one raise what is no ``NVMLError`` if the driver is older than pynvml.
 
         Returns:
             What it returns, or the ``Reason`` why it does not.
@@ -85,8 +85,6 @@ class Nvml:
             return function(*args)
         except self.module.NVMLError as error:
             return self.reason(name, error.value)
-        except self._mismatch:
-            return Reason.NOT_IN_DRIVER
         except UnicodeDecodeError:  # a name from a damaged board
             return Reason.ERROR
 
@@ -104,12 +102,12 @@ class Nvml:
         return getattr(self.module, name, None)
 
     def reason(self, what: str, code: int) -> Reason:
-        """Return the reason for a return code; log, once, one that has no name here."""
+        """Return the reason for a return code; one that has no name here is logged once."""
         if code == UNINITIALIZED:
             self.is_lost = True
         reason = REASONS.get(code, Reason.ERROR)
-        if reason is Reason.ERROR and (what, code) not in self._told:
-            self._told.add((what, code))
+        if reason is Reason.ERROR and code not in self._told:
+            self._told.add(code)
             logger.warning("%s: NVML returned %d", what, code)
         return reason
 

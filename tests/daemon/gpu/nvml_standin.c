@@ -11,6 +11,7 @@
  *   nvmlDeviceGetPowerUsage=4  a function that fails, with this return code
  *   field74=3  gpm8=3          a field or GPM metric that does
  *   gpm7=nan                   a GPM metric without a value
+ *   garbled=1                  a name that is no UTF-8
  *   hang=5                     a reading of the name takes so many seconds
  *
  * With -DOLD_DRIVER the functions are missing that came with later drivers.
@@ -157,6 +158,7 @@ int nvmlDeviceGetUUID(DEVICE, char *text, u32 size) {
 int nvmlDeviceGetName(DEVICE, char *text, u32 size) {
     CHECK(device);
     sleep(number("hang", 0));
+    if (number("garbled", 0)) { snprintf(text, size, "NVIDIA \xff\xfe"); return SUCCESS; }
     snprintf(text, size, device->mig < 0 ? "NVIDIA Stand-in" : "NVIDIA Stand-in MIG 3g.40gb");
     return SUCCESS;
 }

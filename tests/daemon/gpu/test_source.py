@@ -207,6 +207,28 @@ def test_a_user_without_permission_has_no_events_and_no_gpm(driver: Standin) -> 
     }
 
 
+def test_a_name_that_cannot_be_read_is_empty(driver: Standin) -> None:
+    """A damaged board; the rest of it is read."""
+    driver.plays(garbled=1)
+
+    (gpu,) = read(driver)
+
+    assert (gpu.facts["name"], gpu.is_up, absent(gpu)) == ("", True, {})
+
+
+def test_an_error_without_a_name_is_logged_once(
+    driver: Standin, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it is that all calls fail with: a line, not one per call and look."""
+    driver.plays(nvmlDeviceGetPowerUsage=999, nvmlDeviceGetClockInfo=999)
+
+    read(driver, times=3)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "nvmlDeviceGetPowerUsage: NVML returned 999"
+    ]
+
+
 def test_eight_gpus_are_told_apart(driver: Standin) -> None:
     """Each with its own numbers, also those that need two samples."""
     driver.plays(gpus=8)

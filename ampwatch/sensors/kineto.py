@@ -65,7 +65,7 @@ class Recording:
             with_flops=True,
         )
         self._cuda = cuda
-        self._has_begun = False
+        self._is_prepared = self._has_begun = False
         self.thread = get_ident()
         self.is_stolen = False
 
@@ -73,11 +73,13 @@ class Recording:
         """Have the profiler loaded and the device's activities switched on; nothing is recorded."""
         with _silence():
             self.profile._prepare_trace()  # noqa: SLF001 - as torch.profiler calls it
+        self._is_prepared = True
 
     def begin(self) -> None:
         """Record from here on."""
-        self._has_begun = True
+        self._is_prepared = False
         self.profile._start_trace()  # noqa: SLF001 - as torch.profiler calls it
+        self._has_begun = True
 
     def wait(self) -> None:
         """Wait until the device has done what it was asked for, if kernels are recorded."""
@@ -91,19 +93,21 @@ class Recording:
         stopped = getattr(torch.autograd, "_is_kineto_stopped", bool)
         return self._cuda and bool(stopped())
 
-    def _end(self) -> None:
-        if self.is_stolen:
-            # Kineto has no session of ours any more, and would crash without any.
-            session: Any = profiler.profile(use_kineto=True)
-            session._prepare_trace()  # noqa: SLF001
-        self.profile.__exit__(None, None, None)
-
     def close(self) -> None:
-        """Record no more. Waits for the device if kernels are recorded."""
-        # One that is only prepared has nothing that could be ended.
-        if not self._has_begun and not self.is_stolen:
+        """Record no more. Waits for the device if kernels are recorded; again: nothing.
+
+        What has not begun must not be ended: the process would crash, or somebody else's
+        recording would be.
+        """
+        if self.is_stolen:
+            # Kineto has no session of ours any more, and crashes without any.
+            session: Any = profiler.profile(use_kineto=True)
+            session._prepare_trace()  # noqa: SLF001 - as torch.profiler calls it
+        elif self._is_prepared:
             self.begin()
-        self._end()
+        if self._has_begun:
+            self._has_begun = False
+            self.profile.__exit__(None, None, None)
 
     @property
     def events(self) -> Sequence[Any]:

@@ -23,6 +23,9 @@ MOST_ROWS = 48
 
 LONGEST_NAME = 200
 
+COPIES = ("Memcpy", "Memset")
+"""How the names of what is no kernel begin."""
+
 CPU = "cpu"
 
 
@@ -59,7 +62,9 @@ def kernels_found(
     """Classify the kernels of a window."""
     tally, found = KernelTally(capability=capability, tf32_allowed=tf32_allowed), Found()
     for launch, spent in sorted(kernels.items(), key=_longest_first):
-        kernel = tally.add(launch.name, spent.nanoseconds, launch.inputs, launch.op)
+        # A matmul may copy as well, and that copy is no matmul.
+        op = "" if launch.name.startswith(COPIES) else launch.op
+        kernel = tally.add(launch.name, spent.nanoseconds, launch.inputs, op)
         found.rows.append(_row(launch, spent, kernel))
         found.times.append(_time(launch, spent, kernel, capability))
     found.totals = {(unit.value, dtype): ns for (unit, dtype), ns in tally.by_unit.items()}

@@ -1,0 +1,77 @@
+"""The daemon's GPU sensors on a real driver."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from ampwatch.aggregate.gpus import Feature, Reason
+from ampwatch.daemon.gpu.source import NvmlSource, open_source
+from ampwatch.sensors.machine import gpu_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ampwatch.aggregate.gpus import Gpu
+
+DEVICE = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def source() -> Iterator[NvmlSource]:
+    source = open_source(None, link_throughput=False)
+    assert isinstance(source, NvmlSource), source
+    yield source
+    source.close()
+
+
+def _gpu(source: NvmlSource) -> Gpu:
+    """The GPU that PyTorch calls 0, as NVML sees it."""
+    found = source.read()
+    assert found.host is Reason.OK
+    uuid = gpu_facts(DEVICE)["gpu_uuid"]
+    return next(gpu for gpu in found.gpus if gpu.uuid == uuid)
+
+
+def test_pytorch_and_nvml_name_a_gpu_alike(source: NvmlSource) -> None:
+    """A rank is joined to its GPU by this name."""
+    assert _gpu(source).is_up
+
+
+def test_values_are_plausible(source: NvmlSource) -> None:
+    """Units: what NVML tells in mW, MHz and mJ comes out in W, Hz and J."""
+    gpu = _gpu(source)
+
+    capacity = gpu.number(Feature.MEMORY, "capacity")
+    total = torch.cuda.get_device_properties(DEVICE).total_memory
+    assert capacity == pytest.approx(total, rel=0.05)
+    power = gpu.number(Feature.POWER)
+    assert power is None or 1.0 < power < 2000.0
+    temperature = gpu.number(Feature.TEMPERATURE, "gpu")
+    assert temperature is None or 10.0 < temperature < 110.0
+
+
+def test_tensor_pipes_are_active_in_a_matmul_and_idle_without(source: NvmlSource) -> None:
+    """GPM, where there is any: Hopper and newer."""
+    gpu = _gpu(source)
+    if gpu.answers[Feature.TENSOR_ACTIVE]["any"] not in (Reason.WAITING, Reason.NO_DATA):
+        pytest.skip("this GPU has no GPM")
+    a = torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16)
+    for _ in range(2):
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            a @ a
+            torch.cuda.synchronize()
+        busy = _gpu(source).number(Feature.TENSOR_ACTIVE, "any")
+    torch.cuda.synchronize()
+    _gpu(source)
+    time.sleep(1.5)
+    idle = _gpu(source).number(Feature.TENSOR_ACTIVE, "any")
+
+    assert busy is not None
+    assert idle is not None
+    assert busy > 0.3
+    assert idle < 0.1

@@ -120,13 +120,15 @@ def _xids(name: str) -> OfFleet:
 def users(fleet: Fleet) -> Iterator[tuple[RankView, Gpu, int | None]]:
     """Yield the watched ranks that compute on a GPU, and how much of its memory they have.
 
-    They are matched by their pid as the daemon sees it; where that is not known, a rank is
-    on no GPU.
+    They are matched by their pid as the daemon sees it, or by the GPU that PyTorch says the
+    model is on; where neither is known, a rank is on no GPU.
     """
     for rank in fleet.ranks():
         for gpu in fleet.gpus.all():
             if rank.pid and rank.pid in gpu.processes:
                 yield rank, gpu, gpu.processes[rank.pid]
+            elif not rank.ended and rank.facts.get("gpu_uuid") == gpu.uuid:
+                yield rank, gpu, None
 
 
 def _rank_labels(rank: RankView, gpu: Gpu) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from ampwatch.aggregate.gpus import KNOWN_XIDS, Feature, Gpu, Pass, Reason
 from ampwatch.catalog import CATALOG, TOPICS
 from ampwatch.exporters.gpu_samples import OF_GPUS
 from ampwatch.exporters.prometheus import PrometheusExporter
+from ampwatch.records import FactsRecord
 from ampwatch.settings import Settings
 from tests.aggregate.made_up import START, identity
 from tests.exporters.gpus import GIB, PID, fleet_with_gpus, without_nvml
@@ -193,6 +194,18 @@ def test_a_rank_whose_process_is_not_known_is_on_no_gpu(pid: int) -> None:
     fleet.apply("/a.ring", who, [], alive=True, lost=0, dropped=0, pid=pid)
 
     assert samples(fleet, "ampwatch_gpu_process_info") == []
+
+
+def test_a_rank_that_names_its_gpu_is_joined_with_it_where_the_pid_says_nothing() -> None:
+    """In a container the daemon may not know the process; PyTorch knows the GPU."""
+    fleet = fleet_of(Gpu(3, "GPU-3", {}), Gpu(4, "GPU-4", {}))
+    who, facts = identity(world_size=1, pid=PID), FactsRecord({"gpu_uuid": "GPU-4"})
+    fleet.apply("/a.ring", who, [facts], alive=True, lost=0, dropped=0)
+
+    (info,) = samples(fleet, "ampwatch_gpu_process_info")
+
+    assert (info.labels["gpu"], info.labels["uuid"]) == ("4", "GPU-4")
+    assert samples(fleet, "ampwatch_gpu_process_memory_used_bytes") == []
 
 
 def test_a_gpu_that_cannot_tell_its_name_is_told_by_its_number() -> None:

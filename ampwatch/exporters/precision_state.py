@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.aggregate.op_lines import GROUPINGS, op_lines
-from ampwatch.aggregate.precision import casts_per_op, flops_by_dtype, tensor_share
+from ampwatch.aggregate.precision import Absence, casts_per_op, flops_by_dtype, tensor_share
 from ampwatch.exporters.precision_words import (
     FALLBACKS,
     arithmetic_sentence,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ampwatch.aggregate import Fleet, RankView
     from ampwatch.aggregate.op_lines import OpLine
-    from ampwatch.aggregate.precision import Absence
+    from ampwatch.aggregate.precision import Arithmetic
     from ampwatch.records import CensusRecord, KernelRow, WindowRecord
 
 State = dict[str, Any]
@@ -69,11 +69,7 @@ class PrecisionState:
         if self._window is None or self._window[0] is not seen[0]:
             self._window = seen
             self._kernels = _kernels(*seen)
-        arithmetic = rank.arithmetic
-        ceiling: State = {"sentence": arithmetic_sentence(arithmetic)}
-        if arithmetic.utilization is not None:
-            ceiling["share"] = _short(arithmetic.utilization)
-        return {"ops": self._ops, "kernels": self._kernels, "ceiling": ceiling}
+        return {"ops": self._ops, "kernels": self._kernels, "ceiling": _ceiling(rank.arithmetic)}
 
 
 def kernel_names(fleet: Fleet) -> State:
@@ -126,6 +122,15 @@ def _line(line: OpLine) -> Row:
         _shares(dict((line.mix if line.flops else line.bytes_mix).most_common())),
         [[calls, FALLBACKS[reason]] for reason, calls in line.fallbacks.most_common()],
     ]
+
+
+def _ceiling(arithmetic: Arithmetic) -> State:
+    if arithmetic.absence is Absence.WAITING:
+        return {}
+    state: State = {"sentence": arithmetic_sentence(arithmetic)}
+    if arithmetic.utilization is not None:
+        state["share"] = _short(arithmetic.utilization)
+    return state
 
 
 def _kernels(window: WindowRecord | None, absence: Absence) -> State:

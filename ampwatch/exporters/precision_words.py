@@ -14,7 +14,7 @@ from ampwatch.aggregate.precision import (
     nanoseconds_by_unit,
     tensor_share,
 )
-from ampwatch.exporters.words import percent
+from ampwatch.exporters.words import percent, step_time
 from ampwatch.precision.ops import Fallback
 from ampwatch.records import CensusSource
 
@@ -113,9 +113,11 @@ def arithmetic_sentence(arithmetic: Arithmetic) -> str:
     if a.utilization is None or a.ideal_seconds is None:
         return a.sentence
     told = (
-        f"At the peak of each dtype a step would take {si(a.ideal_seconds * 1e3)} ms;"
-        f" it takes {si(a.step_seconds * 1e3)} ms: {percent(a.utilization)} of the ceiling"
+        f"At the peak of each dtype a step would take {step_time(a.ideal_seconds)};"
+        f" it takes {step_time(a.step_seconds)}: {percent(a.utilization)} of the ceiling"
     )
+    if a.utilization > 1.0:
+        return f"{told}, which cannot be: the peak is not that of this device, or steps differ."
     return f"{told}, MFU {percent(a.mfu)}." if a.mfu is not None else f"{told}."
 
 

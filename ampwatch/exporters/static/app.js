@@ -1,6 +1,9 @@
 // The page: follows the daemon, remembers what is selected, and shows it.
 
 import { Charts } from "/static/charts.js";
+import { showGpus } from "/static/gpus.js";
+import { showKernels } from "/static/kernels.js";
+import { Precision } from "/static/precision.js";
 import { Ranges } from "/static/ranges.js";
 import { Stream } from "/static/state.js";
 import * as view from "/static/view.js";
@@ -9,6 +12,7 @@ const THEMES = ["system", "light", "dark"];
 const selected = { run: null, rank: null }; // null: what the daemon would speak of first
 const charts = new Charts();
 const ranges = new Ranges(show);
+const precision = new Precision(show);
 let state = null;
 let connection = { live: true, heardAt: 0 };
 
@@ -29,6 +33,10 @@ function show() {
   view.showHistory(run.ranks[rank].series);
   view.showFindings(run.ranks[rank]);
   view.showFacts(run.ranks[rank]);
+  const { ops, kernels, ceiling } = run.ranks[rank].precision;
+  precision.show(state.op_columns, ops);
+  showKernels(state.kernel_columns, kernels, ceiling);
+  showGpus(state.gpus, name, rank);
   const subject = `${name} ${rank} ${run.ranks[rank].started}`;
   const exponents = ranges.show(subject, state, run.ranks[rank].ranges);
   charts.show(subject, state.columns, run.ranks[rank].series, exponents);

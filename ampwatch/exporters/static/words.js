@@ -44,6 +44,25 @@ export function percent(raw) {
   return `${Number(p.toPrecision(p < 10 ? 2 : 3))} %`;
 }
 
+const PREFIXES = ["", "k", "M", "G", "T", "P", "E", "Z", "Y"];
+
+/** Three significant digits and an SI prefix, as in "1.2 TB". */
+export function si(raw, unit = "") {
+  let v = value(raw);
+  let power = 0;
+  for (; v >= 999.5 && power < PREFIXES.length - 1; power += 1) v /= 1000;
+  const suffix = PREFIXES[power] + unit;
+  return `${Number(v.toPrecision(3))}${suffix && `\u202f${suffix}`}`;
+}
+
+/** A short time, in its own unit. */
+export function seconds(raw) {
+  const v = value(raw);
+  if (v >= 120) return span(v);
+  const [factor, unit] = v >= 0.9995 ? [1, "s"] : v >= 0.0009995 ? [1e3, "ms"] : [1e6, "µs"];
+  return `${Number((v * factor).toPrecision(3))} ${unit}`;
+}
+
 /** Doublings, to one digit after the point. */
 export function bits(raw) {
   return `${value(raw).toFixed(1)} bits`;

@@ -1,0 +1,62 @@
+// The GPUs of this machine, as NVML tells it: one row each, and in words what is absent.
+
+import { byId, make, rebuild, setText } from "/static/dom.js";
+import { number, percent, seconds, si } from "/static/words.js";
+
+const THROTTLES = {
+  sw_power_cap: "power limit", sync_boost: "sync boost", board_limit: "board limit", reliability: "reliability",
+  thermal: "heat", sw_thermal: "heat", hw_thermal: "heat (hardware)", hw_power_brake: "power brake",
+};
+
+/** Columns: title, explanation, the feature that must be there, and the text from its parts. */
+const COLUMNS = [
+  { title: "Busy", feature: "utilization", hint: "Share of the time in which any kernel ran", show: (v) => percent(v[""]) },
+  { title: "Tensor pipe", feature: "tensor_active", hint: "Share of cycles in which a tensor pipe was active; about 75 % is a full load", show: (v) => percent(v.any) },
+  { title: "Memory", feature: "memory", hint: "In use, of what is installed", show: (v) => `${si(v.used, "B")} of ${si(v.capacity, "B")}` },
+  { title: "Power", feature: "power", hint: "Now, and the limit", show: (v, values) => `${watts(v[""])}${values.power_limit ? ` of ${watts(values.power_limit[""])}` : ""}` },
+  { title: "SM clock", feature: "clock", hint: "Now, and the highest", show: (v, values) => `${si(v.sm, "Hz")}${values.clock_max?.sm ? ` of ${si(values.clock_max.sm, "Hz")}` : ""}` },
+  { title: "Temperature", feature: "temperature", hint: "Of the GPU", show: (v) => `${Math.round(v.gpu)} °C` },
+  { title: "Held down", feature: "throttle", hint: "Time for which the clocks were held down so far, by why", show: throttled },
+];
+
+const watts = (value) => `${Math.round(value)} W`;
+
+/** Show the GPUs; those that `rank` of `run` computes on stand out. */
+export function showGpus(gpus, run, rank) {
+  const known = Object.entries(gpus.gpus).sort(([, a], [, b]) => a.index - b.index);
+  const none = known.length ? "" : `No GPU is read here: ${gpus.host.text}.`;
+  setText(byId("gpus-sentence"), none || `${number(known.length)} on this machine, as NVML tells`);
+  byId("gpus-box").hidden = !known.length;
+  const head = () => ["GPU", ...COLUMNS.map(({ title }) => title), "Used by"].map(
+    (title, i) => make("th", { scope: "col", ...(COLUMNS[i - 1] ? { title: COLUMNS[i - 1].hint } : {}) }, title),
+  );
+  rebuild(document.querySelector("#gpus thead tr"), "once", head);
+  rebuild(document.querySelector("#gpus tbody"), [gpus, run, rank], () => known.flatMap(([, gpu]) => [
+    row(gpu, gpus.reasons, `${gpu.index}`, gpu.facts.name ?? "", run, rank),
+    ...Object.entries(gpu.instances).map(([number_, instance]) => row(
+      { ...gpu, values: instance.values, capabilities: {}, users: [] }, gpus.reasons, `${gpu.index}, instance ${number_}`,
+      instance.devices.map(([, , profile]) => profile).join(", "), run, rank,
+    )),
+  ]));
+}
+
+function row(gpu, reasons, name, words, run, rank) {
+  const mine = gpu.users.some(([r, n]) => r === run && String(n) === rank);
+  const users = gpu.users.map(([r, n]) => `${r} rank ${n}`).join(", ");
+  const title = make("th", { scope: "row" }, `GPU ${name}`, make("p", { class: "place" }, words));
+  if (!gpu.up) title.append(make("p", { class: "level", "data-level": "critical" }, `✖ gone: ${reasons[gpu.gone]}`));
+  return make("tr", { "data-selected": String(mine) }, title, ...COLUMNS.map((column) => cell(column, gpu, reasons)), make("td", {}, users || "no watched rank"));
+}
+
+/** A number, or why there is none. */
+function cell({ feature, show }, gpu, reasons) {
+  const values = gpu.values[feature];
+  if (values) return make("td", {}, show(values, gpu.values));
+  const [, reason] = gpu.capabilities[feature] ?? [];
+  return make("td", { class: "absent" }, "–", make("p", { class: "place" }, reason ? reasons[reason] : ""));
+}
+
+function throttled(values) {
+  const held = Object.entries(values).filter(([, time]) => time > 0).sort(([, a], [, b]) => b - a);
+  return held.length ? held.map(([why, time]) => `${seconds(time)} ${THROTTLES[why] ?? why}`).join(", ") : "never";
+}

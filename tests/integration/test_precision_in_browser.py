@@ -1,0 +1,249 @@
+"""What users see of dtypes, tensor cores and GPUs on the page, in headless Chromium."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from ampwatch.precision.ops import Fallback, OpKind
+from ampwatch.records import FallbackTotal, KernelTotal, OpTotal
+from tests.aggregate.made_up import H100, PRECISION, census, kernel, op_row, window
+from tests.daemon.parts import Place, eventually
+from tests.integration.browsing import Page, Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from selenium.webdriver.chrome.webdriver import WebDriver
+
+    from tests.daemon.parts import Daemon
+
+pytestmark = pytest.mark.services
+
+SHARES = """return [...document.querySelectorAll(arguments[0])].map(
+    (e) => [e.dataset.dtype, Math.round(100 * e.offsetWidth / e.parentElement.offsetWidth)])"""
+ROWS = """return [...document.querySelectorAll(arguments[0])].map(
+    (row) => [...row.children].map((cell) => cell.innerText.replaceAll("\\u202f", " ").trim()))"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """One for all tests here, since a daemon takes longer to start than most of them."""
+    return Place(tmp_path_factory.mktemp("place"))
+
+
+@pytest.fixture(scope="module")
+def daemon(place: Place) -> Iterator[Daemon]:
+    with place.daemon(AMPWATCH_GPU="demo") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def rank(place: Place, request: pytest.FixtureRequest) -> Iterator[Trainer]:
+    trainer = Trainer(place, run=request.node.name)
+    trainer.train(3)
+    yield trainer
+    trainer.finish()
+
+
+@pytest.fixture
+def page(browser: WebDriver, daemon: Daemon, rank: Trainer) -> Page:
+    page = Page(browser, daemon)
+    page.choose(rank.run)
+    return page
+
+
+def shown(page: Page, selector: str) -> bool:
+    return bool(page.browser.find_element(By.CSS_SELECTOR, selector).is_displayed())
+
+
+def rows(page: Page, table: str) -> list[list[str]]:
+    return list(page.run(ROWS, f"{table} tbody tr"))
+
+
+def has_rows(page: Page, table: str) -> Any:
+    return eventually(lambda: rows(page, table), f"rows of {table}")
+
+
+def test_before_anything_was_counted_the_page_says_why_there_is_nothing(page: Page) -> None:
+    """No empty bar, no empty table."""
+    page.says("#precision-sentence", "No op was counted yet")
+    page.says("#kernels-sentence", "No profiler window so far")
+    for part in ("#precision-box", "#kernels-card", "#kernels-box"):
+        assert not shown(page, part)
+    assert page.complaints() == []
+
+
+def test_the_mix_is_a_bar_with_words(rank: Trainer, page: Page) -> None:
+    """As wide as the shares, with a key that says them, and a name for those who do not see it."""
+    for record in PRECISION:
+        rank.write(record)
+
+    page.says("#mix-key", "float16 75 %")
+    assert page.run(SHARES, "#mix .mix > span") == [["float16", 75], ["float32", 25]]
+    bar = page.browser.find_element(By.CSS_SELECTOR, "#mix .mix")
+    assert bar.get_attribute("aria-label") == "75 % float16, 25 % float32"
+    page.says("#casts", "1.4 casts to each op that multiplies")
+    page.says("#casts", "903 B read and written")
+    assert rows(page, "#fallbacks") == [["inside autocast(enabled=False)", "2", "4 T"]]
+    assert page.complaints() == []
+
+
+def test_the_table_of_ops_is_by_op_module_or_dtype(rank: Trainer, page: Page) -> None:
+    """By pointer and by keyboard, and the choice outlives the next census."""
+    for record in PRECISION:
+        rank.write(record)
+    lines = has_rows(page, "#ops")
+    assert lines[0] == ["addmm", "float16", "6", "6 T", "75 %", "83.3 %", "100 B", ""]
+    assert lines[1][-1] == "1 \N{MULTIPLICATION SIGN} inside autocast(enabled=False)"
+    assert lines[2][:3] == ["_to_copy", "float32 → float16", "9"]
+
+    page.click("#ops-by [value='module']")
+    (head,) = rows(page, "#ops")
+    assert head[0] == "head"
+    assert head[1] == "75 % float16, 25 % float32"
+    assert page.run(SHARES, "#ops .mix > span") == [["float16", 75], ["float32", 25]]
+
+    page.browser.find_element(By.CSS_SELECTOR, "#ops-by [value='module']").send_keys(Keys.RIGHT)
+    assert [line[0] for line in rows(page, "#ops")] == ["float16", "float32"]
+    rank.write(census(op_row("mm", "bfloat16", calls=5)))
+    eventually(lambda: [r[0] for r in rows(page, "#ops")] == ["bfloat16"], "the next census")
+
+
+def test_a_module_without_flops_says_that_its_mix_is_of_bytes(rank: Trainer, page: Page) -> None:
+    """A norm multiplies nothing, and is the root module here."""
+    rank.write(census(op_row("", "float32", OpKind.OTHER, "", fallback=Fallback.FP32_LIST)))
+    page.says("#mix-key", "No op with FLOPs was counted.")
+
+    page.click("#ops-by [value='module']")
+
+    (root,) = rows(page, "#ops")
+    assert root[:3] == ["(root module)", "100 % float32 of the bytes", "1"]
+
+
+def test_the_share_of_tensor_cores_is_a_band(rank: Trainer, page: Page) -> None:
+    """Full up to what is certain, hatched up to what may be."""
+    for record in PRECISION:
+        rank.write(record)
+
+    page.says("#kernels-sentence", "between 60 % and 80 % of the time of matmul kernels")
+    page.says("#tensor-band-words", "of 20 % the names of the kernels do not say")
+    assert page.run(SHARES, "#tensor-band .mix > span") == [["low", 60], ["maybe", 20]]
+    page.says("#kernel-remarks", "1 % in kernels that assume less than full alignment")
+    assert ["✓ tensor cores", "float16", "600 ms", "38.7 %"] in rows(page, "#kernel-totals")
+    gemm, strange = rows(page, "#kernels")
+    assert gemm[:4] == ["gemm", "✓ tensor cores", "float16", "mm"]
+    assert gemm[-1] == "cutlass, for compute capability 9.0, aligned to 8"
+    assert strange[1] == "? not known on which"
+
+
+def test_without_unknown_kernels_the_band_is_one_share(rank: Trainer, page: Page) -> None:
+    """Nothing is hatched, and no range is said."""
+    rank.write(window(KernelTotal("tensor", "float16", 3), KernelTotal("cuda", "float32", 1)))
+
+    page.says("#tensor-band-words", "75 % on tensor cores")
+    assert page.run(SHARES, "#tensor-band .mix > span") == [["low", 75]]
+
+
+def test_a_cpu_has_no_band_and_the_page_says_so(rank: Trainer, page: Page) -> None:
+    """The time of its ops is told all the same."""
+    rank.write(window(KernelTotal("cpu", "bfloat16", 2 * 10**9)))
+
+    page.says("#kernels-sentence", "it has no tensor cores")
+    assert rows(page, "#kernel-totals") == [["\N{EN DASH} CPU", "bfloat16", "2 s", "100 %"]]
+    assert not shown(page, "#tensor-band-box")
+
+
+def test_the_ceiling_is_told_or_why_it_is_not_known(rank: Trainer, page: Page) -> None:
+    """As soon as the device has a name."""
+    flops = int(132 * 4096 * 1.83e9 * 0.05)
+    rank.write(census(ops=(OpTotal(OpKind.MATMUL, "bfloat16", 1, flops, flops, 0),)))
+    page.says("#ceiling-sentence", "The peak of this device is not known")
+    assert not shown(page, "#ceiling-bar")
+
+    rank.write(H100)
+
+    page.says("#ceiling-sentence", "a step would take 50 ms; it takes 250 ms: 20 % of the ceiling")
+    assert page.run(SHARES, "#ceiling-bar .mix > span") == [["low", 20]]
+
+
+def test_names_of_ops_and_kernels_are_text_and_never_markup(rank: Trainer, page: Page) -> None:
+    """Compilers and users call them what they like."""
+    hostile = "<img src=x onerror=window.broken=1>"
+    rank.write(census(op_row(hostile), op_row("", module=hostile)))
+    rank.write(window(KernelTotal("tensor", "", 1), kernels=(kernel(hostile, family=hostile),)))
+
+    page.says("#ops", hostile)
+    page.says("#kernels", hostile)
+    page.click("#ops-by [value='module']")
+    page.says("#ops", hostile)
+    assert page.run("return document.querySelectorAll('main img').length") == 0
+    assert page.run("return window.broken") is None
+
+
+def test_gpus_are_told_with_what_they_do_not_have(page: Page) -> None:
+    """A row for each, a reason where there is no number."""
+    table = has_rows(page, "#gpus")
+
+    assert "on this machine, as NVML tells" in page.text("#gpus-sentence")
+    assert [row[0].split("\n")[0] for row in table][:2] == ["GPU 0", "GPU 1"]
+    first = table[0]
+    assert first[1].endswith("%")
+    assert "GB of" in first[3]
+    assert "W of 700 W" in first[4]
+    assert first[6].endswith("°C")
+    absent = [cell for row in table for cell in row if cell.startswith("\N{EN DASH}\n")]
+    assert any("does not have it" in cell for cell in absent)
+    assert page.complaints() == []
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(rank: Trainer, page: Page) -> None:
+    """Wide tables scroll in their own frame."""
+    long = "model." + "encoder.layers." * 10 + "out_proj"
+    for record in PRECISION:
+        rank.write(record)
+    rank.write(
+        census(
+            op_row(long, fallback=Fallback.CUSTOM_FUNCTION),
+            op_row("", module=long),
+            ops=(OpTotal(OpKind.MATMUL, "float8_e4m3fn", 1, 3, 3, 0),),
+            fallbacks=(FallbackTotal(Fallback.CUSTOM_FUNCTION, 3, 10**12),),
+        )
+    )
+    page.says("#ops", long)
+    size = page.browser.get_window_size()
+    page.browser.set_window_size(500, 900)
+    fits = """return ['#precision', '#tensor-cores', '#gpus-box'].flatMap((id) => [...document.querySelectorAll(
+        `${id} .precision, ${id} > .chart-head, ${id} table:not(.dense)`)]).filter(
+        (e) => e.getBoundingClientRect().right > innerWidth).map((e) => e.id || e.className)"""
+
+    eventually(lambda: page.run(fits) == [], "sections as wide as the window")
+    assert page.run("return document.documentElement.scrollWidth <= innerWidth")
+    page.browser.set_window_size(**size)
+
+
+def test_without_plotly_and_nvml_the_answers_are_all_there(
+    browser: WebDriver, tmp_path: Path
+) -> None:
+    """Bars are no pictures; and why there is no GPU is said."""
+    hidden = tmp_path / "hidden" / "plotly"
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").touch()
+    place = Place(tmp_path)
+    trainer = Trainer(place)
+    trainer.train(2)
+    for record in PRECISION:
+        trainer.write(record)
+
+    with place.daemon(PYTHONPATH=str(hidden.parent), AMPWATCH_GPU="off") as daemon:
+        page = Page(browser, daemon)
+        page.says("#mix-key", "float16 75 %")
+        page.says("#kernels", "gemm")
+        page.says("#gpus-sentence", "No GPU is read here: the settings switch it off.")
+        assert not shown(page, "#gpus-box")
+        browser.get("about:blank")
+    trainer.finish()

@@ -7,7 +7,10 @@ ten times as much. Of an event only methods are called that torch 2.6 has alread
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch._C._autograd import DeviceType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +20,9 @@ COMPILED = ("Torch-Compiled Region", "CompiledFunction")
 
 NOT_OPS = ("autograd::", "torch::autograd::")
 
-DEVICES = ("CUDA", "HIP")
+# Asked by number: the names of pybind's enumerations are looked up one by one.
+ON_CPU = DeviceType.CPU.value
+DEVICES = (DeviceType.CUDA.value, DeviceType.HIP.value)
 
 LAUNCH = "LaunchKernel"
 GRAPH_LAUNCH = "GraphLaunch"
@@ -100,7 +105,7 @@ def device_work(events: Iterable[Any], device_index: int) -> DeviceWork:
     """
     work, ops, on_device = DeviceWork(), {}, []
     for event in events:
-        if event.device_type().name in DEVICES:
+        if event.device_type().value in DEVICES:
             # An annotation of the user's is repeated here for as long as its kernels ran.
             if not event.is_user_annotation():
                 on_device.append(event)
@@ -171,13 +176,13 @@ def call_tree(events: Iterable[Any]) -> list[Node]:
     """Return the events on the CPU, each after the one that called it."""
     threads: dict[int, list[tuple[int, int, Any]]] = {}
     for event in events:
-        if event.device_type().name == "CPU":
+        if event.device_type().value == ON_CPU:
             duration = max(event.duration_ns(), 0)
             row = (event.start_ns(), -duration, event)
             threads.setdefault(event.start_thread_id(), []).append(row)
     nodes: list[Node] = []
     for rows in threads.values():
-        rows.sort(key=_by_start)
+        rows.sort(key=itemgetter(0, 1))
         parent: Node | None = None
         for start, minus_duration, event in rows:
             while parent is not None and parent.end_ns <= start:
@@ -189,10 +194,6 @@ def call_tree(events: Iterable[Any]) -> list[Node]:
                 parent = node
             nodes.append(node)
     return nodes
-
-
-def _by_start(row: tuple[int, int, Any]) -> tuple[int, int]:
-    return row[:2]
 
 
 def cpu_work(nodes: Sequence[Node]) -> dict[tuple[str, Inputs], Spent]:

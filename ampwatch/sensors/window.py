@@ -408,7 +408,7 @@ class WindowSensor:
         if self._uncollected > WORTH_COLLECTING:
             gc.collect()
             grown, self._uncollected = resident_bytes() - before, 0
-        self._totals.memory_bytes += max(grown, 0)
+        self._totals.memory_bytes = max(self._totals.memory_bytes + grown, 0)
 
     def _give_way(self, reason: WindowSkip | None) -> None:
         self._guard.run(self.give_way, reason)

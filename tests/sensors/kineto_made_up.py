@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
+
+from torch._C._autograd import DeviceType
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Event:
         return self._duration
 
     def device_type(self) -> Any:
-        return SimpleNamespace(name=self.device)
+        return DeviceType.__members__[self.device]
 
     def device_index(self) -> int:
         return self.index

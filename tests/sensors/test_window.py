@@ -786,3 +786,27 @@ def test_what_listens_is_the_window_alone() -> None:
     assert len(taps._taps) > len(before)
     others.remove()
     assert dict(taps._taps) == before
+
+
+def test_compiled_code_is_not_compiled_again(bench: Any) -> None:
+    """Opening and closing a window changes nothing that compiled code depends on."""
+    import torch._dynamo.utils  # noqa: PLC0415 - takes a second
+
+    model = torch.compile(nn.Linear(8, 8), backend="aot_eager")
+
+    def step() -> None:
+        model(torch.ones(2, 8)).sum().backward()
+
+    one = bench(is_compiled=lambda: True)
+    step()
+    frames = torch._dynamo.utils.counters["frames"]["total"]
+    one.until_open(step)
+    one.until_closed(step)
+    one.run(2, step)
+
+    assert torch._dynamo.utils.counters["frames"]["total"] == frames > 0
+    census = one.sensor.census(one.step)
+    calls = {key.op: tally.calls for key, tally in census.tallies.items()}
+    assert calls["addmm"] == 1
+    assert [row for row in one.records[-1].kernels if row.op == "Torch-Compiled Region"]
+    torch._dynamo.reset()

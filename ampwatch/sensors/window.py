@@ -136,6 +136,7 @@ class WindowSensor:
         self._open: _Open | None = None
         self._recording: Recording | None = None
         self._pending: TraceRequest | None = None
+        self._is_installed = False
         self._was_busy = True
         self._given_way = 0
         self._grown_from = 0
@@ -147,11 +148,13 @@ class WindowSensor:
         self._step = 0
 
     def install(self) -> None:
-        """Listen for other profilers."""
+        """Listen for other profilers; from here on boundaries count."""
         self._others.install()
+        self._is_installed = True
 
     def remove(self) -> None:
         """Close an open window and leave nothing behind."""
+        self._is_installed = False
         self._guard.run(self.end_now)
         self._others.remove()
         if self._requests is not None:
@@ -168,14 +171,15 @@ class WindowSensor:
         return self._totals.cost_ns
 
     def boundary(self, step: int, duration_s: float, *, sampled: bool) -> None:
-        """An iteration has ended, the next one begins.
+        """An iteration has ended, the next one begins. Does nothing unless installed.
 
         Args:
             step: Index of the one that begins.
             duration_s: Wall time of the one that has ended; NaN for the first. Unit: s.
             sampled: Whether ranges or ops were looked at in the one that has ended.
         """
-        self._guard.run(self.look, step, duration_s, sampled)
+        if self._is_installed:
+            self._guard.run(self.look, step, duration_s, sampled)
 
     def take(self, step: int) -> Window | None:
         """Return the kernels of a window that had ended with iteration ``step``, once."""

@@ -314,6 +314,15 @@ def test_a_process_that_has_grown_gets_fewer_windows() -> None:
     assert schedule.is_due(700.0, 0)
 
 
+def test_a_sensor_that_is_not_installed_opens_nothing(made_up: Any) -> None:
+    """As at level light, and after it was removed."""
+    one = made_up(steps_of_a_gpu())
+    one.sensor.remove()
+    one.run(200)
+
+    assert one.recording.log == []
+
+
 # What it tells of a GPU
 
 

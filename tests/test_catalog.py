@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from ampwatch.aggregate import tensor_views
 from ampwatch.aggregate.peak import HOLD_SECONDS
 from ampwatch.catalog import CATALOG, KINDS, LABELS, Metric, markdown
 from ampwatch.diagnosis.advice import ADVICE
+from ampwatch.precision.verdict import Unit
+from ampwatch.records import KERNEL_UNITS
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 
@@ -67,5 +70,10 @@ def test_running_the_module_prints_the_page() -> None:
 
 
 def test_the_kinds_of_findings_are_those_that_the_diagnosis_has_advice_for() -> None:
-    """The two halves share no list, so this test holds theirs together."""
-    assert set(KINDS) == set(ADVICE)
+    """The two halves share no list, so this test holds theirs together; one the daemon makes."""
+    assert set(KINDS) == {*ADVICE, tensor_views.KIND}
+
+
+def test_the_units_of_kernels_are_those_of_the_classifier_and_the_cpu() -> None:
+    """Records know no classifier, so this test holds the two together."""
+    assert set(KERNEL_UNITS) == {*(unit.value for unit in Unit), "cpu"}

@@ -430,4 +430,5 @@ def made_up_fleet() -> Fleet:
     put(fleet, "/bert.ring", identity(run="bert", world_size=1), [*bf16, failure], alive=False)
     fleet.note_problem("/old.ring", "layout 0")
     clock.now += 20
+    fleet.compare_views()
     return fleet

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.diagnosis.op_evidence import Window
+from ampwatch.precision.kernel_names import NameClassifier
+from ampwatch.precision.kernel_patterns import parse_patterns
 from ampwatch.records import WindowSkip
 from ampwatch.ring.requests import TraceAnswer
 from ampwatch.sensors.kineto import OtherProfilers, Recording, is_capturing
@@ -92,7 +94,8 @@ class WindowSensor:
     Nothing in here raises. All of it runs on the training thread.
 
     Args:
-        settings: ``level``, ``window_seconds``, ``window_iterations`` and ``overhead_budget``.
+        settings: ``level``, ``window_seconds``, ``window_iterations``, ``kernel_patterns`` and
+            ``overhead_budget``.
         device: Where the model is.
         guard: The fail-open boundary. Its account is not that of the other sensors: the first
             start of a profiler would use up their budget for minutes. ``cost_ns`` is theirs.
@@ -120,6 +123,7 @@ class WindowSensor:
         gap_s = settings.window_seconds
         self._is_automatic = gap_s < 0
         self._iterations = settings.window_iterations
+        self._classify = NameClassifier(parse_patterns(settings.kernel_patterns)).classify
         self._device = device
         self._guard = guard
         self._put = put
@@ -372,6 +376,7 @@ class WindowSensor:
             busy_ns=work.busy_ns,
             capability=capability_of(self._device),
             tf32_allowed=self._allows_tf32(),
+            classify=self._classify,
         )
 
     def _answer(

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.op_evidence import KernelTime
 from ampwatch.precision.generations import lags
 from ampwatch.precision.kernel_launch import multiplied_dtype
+from ampwatch.precision.kernel_names import classify as classify_name
 from ampwatch.precision.kernel_tally import KernelTally
 from ampwatch.records import KernelRow, KernelTotal, WindowRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ampwatch.precision.verdict import KernelName
     from ampwatch.sensors.kineto_events import Inputs, Launch, Spent
@@ -58,9 +59,11 @@ def kernels_found(
     busy_ns: int,
     capability: tuple[int, int] | None,
     tf32_allowed: bool,
+    classify: Callable[[str], KernelName] = classify_name,
 ) -> Found:
     """Classify the kernels of a window."""
-    tally, found = KernelTally(capability=capability, tf32_allowed=tf32_allowed), Found()
+    tally = KernelTally(capability=capability, tf32_allowed=tf32_allowed, classify=classify)
+    found = Found()
     for launch, spent in sorted(kernels.items(), key=_longest_first):
         # A matmul may copy as well, and that copy is no matmul.
         op = "" if launch.name.startswith(COPIES) else launch.op

@@ -358,6 +358,17 @@ def test_kernels_of_a_window_are_recorded_and_handed_to_the_diagnosis(made_up: A
     ]
 
 
+def test_patterns_of_the_user_decide_before_the_rules(made_up: Any) -> None:
+    """A kernel of one's own is what the setting says it is."""
+    events = [op("mine", 1), *launch(1), kernel("my_gemm_7", 100, 50, link=1)]
+    one = made_up(events, window_iterations=1, kernel_patterns="my_gemm_.*=tensor:bfloat16")
+    one.until_open()
+    one.until_closed()
+
+    (record,) = one.records
+    assert list(record.totals) == [("tensor", "bfloat16", 50)]
+
+
 @pytest.mark.parametrize(
     "events",
     [[], [op("aten::mm", 1), *launch(4)]],

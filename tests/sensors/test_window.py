@@ -33,7 +33,14 @@ from ampwatch.sensors.trace_requests import TraceRequests
 from ampwatch.sensors.window import MOST_GIVEN_WAY, TOGETHER, WindowSensor
 from ampwatch.sensors.window_schedule import MEMORY_LIMIT, WindowSchedule
 from ampwatch.settings import Settings
-from tests.sensors.kineto_made_up import TENSOR_KERNEL, Event, launch, op, steps_of_a_gpu
+from tests.sensors.kineto_made_up import (
+    TENSOR_KERNEL,
+    Event,
+    kernel,
+    launch,
+    op,
+    steps_of_a_gpu,
+)
 from tests.training import build
 
 if TYPE_CHECKING:

@@ -53,7 +53,9 @@ class OpWatch:
         outlet: Outlet,
         account: Account,
     ) -> None:
-        regions, census = Guard("regions", account), Guard("census", account)
+        regions, census = (
+            Guard(name, account, is_thread_safe=True) for name in ("regions", "census")
+        )
         # The first start of a profiler takes a second; as a debt it would end all sampling.
         window = Guard("window", Account())
         self.guards = [regions, census, window]
@@ -94,7 +96,7 @@ class OpWatch:
         self._sampler.is_held = window.is_open
         self._sampler.owe(window.cost_ns - self._charged_ns)
         self._charged_ns = window.cost_ns
-        return census, window.take(step)
+        return census or window.census(step), window.take(step)
 
     def opened(self) -> None:
         """The next iteration begins; the sampler has decided what is looked at."""
@@ -122,5 +124,10 @@ class OpWatch:
             sentences.append(
                 "ops are not counted one by one: torch.compile was called in this process, and"
                 " compiled code would run otherwise; profiler windows count them"
+            )
+        if self._census.altered:
+            sentences.append(
+                f"ops are not counted one by one any more: {self._census.altered} was met, which"
+                " PyTorch computes otherwise while anybody looks; profiler windows count ops"
             )
         return sentences

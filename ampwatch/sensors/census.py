@@ -22,7 +22,7 @@ from ampwatch.precision.ops import Fallback, OpKind, Phase
 from ampwatch.sensors.compiling import may_compile
 from ampwatch.sensors.fallbacks import Fallbacks
 from ampwatch.sensors.modulestack import ModuleStack
-from ampwatch.sensors.opcounts import OpCall, OpCounts
+from ampwatch.sensors.opcounts import OpCall, OpCounts, tensors_among
 from ampwatch.sensors.opinfo import OpInfo, op_info
 from ampwatch.sensors.opmode import OpMode
 
@@ -40,8 +40,18 @@ MOST_OPS = 200_000
 """Ops counted in one iteration. One that has more (an evaluation of a whole epoch that no update
 of the scaler ends) is cut there."""
 
-HIGHER_ORDER = OpInfo("", OpKind.OTHER, None, is_ignored=True, is_own=True, has_fp32_policy=bool)
-"""A higher-order op: the ops it is made of are seen on their own."""
+HIGHER_ORDER = OpInfo(
+    "", OpKind.OTHER, None, (), (), is_ignored=True, is_own=True, has_fp32_policy=bool
+)
+"""A higher-order op. They are for compiled code; what runs inside one is not seen."""
+
+ALTERED = frozenset({"prod", "_linalg_svd", "_linalg_eigh"})
+"""Ops that PyTorch computes otherwise while any dispatch mode is on, with other last bits: the
+backward of a product, and singular values or eigenvalues whose vectors nobody needs
+(``isTensorSubclassLike`` in its C++ code)."""
+
+REGION_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
+"""Reasons that say by themselves that autocast is used."""
 
 
 class OpCensusSensor:
@@ -54,14 +64,17 @@ class OpCensusSensor:
     only in counted iterations, and its global optimizer hooks say where an op belongs.
 
     Nothing is counted as soon as ``torch.compile`` was called in the process: compiled code
-    would run otherwise than without. Neither while a CUDA graph is captured, nor what ampwatch
-    itself does.
+    would run otherwise than without. Nor once an op was met that would (``ALTERED``), nor while
+    a CUDA graph is captured, nor what ampwatch itself does.
 
     Args:
         names: Names of the modules.
         regions: Which autocast regions every thread is in.
         account: Says whether ampwatch itself is at work.
-        guard: The fail-open boundary.
+        guard: The fail-open boundary, a thread-safe one.
+
+    Attributes:
+        altered: Name of the op because of which nothing is counted any more; empty without.
 
     Cost:
         10 to 20 us an op in a counted iteration, two flags a step in the others.
@@ -82,13 +95,15 @@ class OpCensusSensor:
         self._counts = OpCounts(self._fallbacks.why)
         self._mode: OpMode | None = None
         self._thread = 0
+        self.altered = ""
         self._clear()
 
     def _clear(self) -> None:
         self._counts.clear()
         self._stack.clear()
         self._num_ops = 0
-        self._is_stepping = self._was_backward = False
+        self._is_stepping = False
+        self._newest: Phase | None = None
         self._lone: Counter[tuple[str, Fallback, str, str]] = Counter()
 
     def install(self) -> None:
@@ -112,7 +127,7 @@ class OpCensusSensor:
         """An iteration begins whose ops are to be counted; return whether they will be."""
         self._stop()
         self._clear()
-        if may_compile():
+        if self.altered or may_compile():
             return False
         ignored = [func for func, info in self._infos.items() if info.is_ignored]
         self._mode, self._thread = OpMode(self._note, ignored), get_ident()
@@ -133,10 +148,11 @@ class OpCensusSensor:
         """
         self._stop()
         counts, census = self._counts, None
-        if counts.tallies or self._lone:
+        tallies = counts.tallies
+        if (tallies or self._lone) and not self.altered:
             census = OpCensus(
                 step=step,
-                tallies=self._judged(counts.tallies),
+                tallies=self._judged(tallies),
                 autocast_dtypes=tuple(self._fallbacks.autocast_dtypes),
                 device_types=frozenset(counts.device_types),
                 lone_forwards=[LoneForward(*key, calls) for key, calls in self._lone.items()],
@@ -153,7 +169,8 @@ class OpCensusSensor:
             return tallies
         judged: dict[OpKey, OpTally] = {}
         for key, tally in tallies.items():
-            judged.setdefault(key._replace(fallback=Fallback.NONE), OpTally()).add(tally)
+            fallback = key.fallback if key.fallback in REGION_ELSEWHERE else Fallback.NONE
+            judged.setdefault(key._replace(fallback=fallback), OpTally()).add(tally)
         return judged
 
     def _stop(self) -> None:
@@ -162,7 +179,6 @@ class OpCensusSensor:
         self._module_handles.clear()
         if self._mode is not None:
             self._mode.silence()
-            self._mode.take_off()
             self._mode = None
         self._modules.clear()
 
@@ -178,7 +194,7 @@ class OpCensusSensor:
 
     def _before_step(self, *_: Any) -> None:
         if not torch.compiler.is_compiling():
-            self._is_stepping = True
+            self._is_stepping, self._newest = True, Phase.OPTIMIZER
 
     def _after_step(self, *_: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -198,6 +214,8 @@ class OpCensusSensor:
             self._stop()
             return
         if self._stack.enter(id(module), known[0]):
+            if torch.is_grad_enabled():
+                self._newest = Phase.FORWARD
             lone = self._fallbacks.why_lone(module)
             if lone is not None:
                 reason, region = lone
@@ -208,8 +226,14 @@ class OpCensusSensor:
         """``module`` has run, or has raised."""
         if id(module) not in self._modules or not self._stack.leave(id(module)):
             return
-        if self._mode is not None and self._thread != get_ident():
-            self._mode.take_off()
+        if self.altered:
+            # Before backward, which is what would be altered most often.
+            self._stop()
+            return
+        me, mode = get_ident(), self._mode
+        # A thread of autograd has it from the thread that called backward.
+        if mode is not None and me != self._thread and me in mode.threads:
+            mode.take_off()
 
     def _put_on(self) -> None:
         """See the ops of this thread, if they may be seen."""
@@ -224,29 +248,36 @@ class OpCensusSensor:
         if info.is_ignored or self._num_ops >= MOST_OPS:
             return
         self._num_ops += 1
-        phase = self._phase(info.name)
-        if phase is Phase.FORWARD and isinstance(out, torch.Tensor):
-            self._fallbacks.see(out.device.type)
-        self._counts.count(OpCall(func, info, args, kwargs, out), phase, self._module(phase))
+        phase = self._phase(info.name, args)
+        call = OpCall(func, info, args, kwargs, out)
+        device_type = self._counts.count(call, phase, self._module(phase))
+        if device_type and phase is Phase.FORWARD:
+            self._fallbacks.see(device_type)
 
     def _learn(self, func: Any) -> OpInfo:
         is_plain = isinstance(func, torch._ops.OpOverload)  # noqa: SLF001 - no public name for it
         info = self._infos[func] = op_info(func) if is_plain else HIGHER_ORDER
         if info.is_ignored and self._mode is not None:
             self._mode.ignore(func)
+        if info.name in ALTERED:
+            self.altered = info.name
         return info
 
-    def _phase(self, op: str) -> Phase:
-        if self._is_stepping or op.startswith("_amp_"):
-            return Phase.OPTIMIZER
+    def _phase(self, op: str, args: Sequence[Any]) -> Phase:
         if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - no public name for it
-            self._was_backward = True
+            self._newest = Phase.BACKWARD
             return Phase.BACKWARD
-        if self._stack.has_grad():
-            return Phase.FORWARD
-        # Clipping, and what the scaler does, are between backward and the optimizer.
-        between = self._was_backward and not self._stack.is_inside()
-        return Phase.OPTIMIZER if between else Phase.EVAL
+        if self._stack.is_inside():
+            return Phase.FORWARD if self._stack.has_grad() else Phase.EVAL
+        # A closure runs modules, and backward, inside the step of its optimizer.
+        if op.startswith("_amp_") or (self._is_stepping and self._newest is not Phase.FORWARD):
+            return Phase.OPTIMIZER
+        # Between backward and the optimizer are clipping, and what the scaler does.
+        is_between = self._newest in (Phase.BACKWARD, Phase.OPTIMIZER)
+        if not torch.is_grad_enabled():
+            return Phase.OPTIMIZER if is_between else Phase.EVAL
+        is_loss = not is_between or any(t.requires_grad for t in tensors_among(args))
+        return Phase.FORWARD if is_loss else Phase.OPTIMIZER
 
     def _module(self, phase: Phase) -> str:
         # A forward pass that backward repeats (checkpointing) runs in its modules.

@@ -29,16 +29,17 @@ class Account:
     (autograd runs hooks in a thread per device): the outermost call counts, the others do not.
     """
 
-    __slots__ = ("_began_ns", "_ended_ns", "_running", "_thread")
+    __slots__ = ("_began_ns", "_depths", "_ended_ns", "_running")
 
     def __init__(self) -> None:
         self._running = Lock()
-        self._began_ns = self._ended_ns = self._thread = 0
+        self._began_ns = self._ended_ns = 0
+        self._depths: dict[int, int] = {}
 
     @property
     def is_mine(self) -> bool:
         """Whether the calling thread is in a guarded call: what runs now is ampwatch's own."""
-        return self._running.locked() and self._thread == get_ident()
+        return get_ident() in self._depths
 
     @property
     def spent_ns(self) -> int:
@@ -47,17 +48,44 @@ class Account:
         return self._ended_ns + running
 
     def enter(self) -> bool:
-        """A guarded call begins; return whether it is the outermost."""
+        """A guarded call begins; return whether it is the outermost of all threads."""
+        me = get_ident()
+        self._depths[me] = self._depths.get(me, 0) + 1
         outermost = self._running.acquire(blocking=False)
         if outermost:
-            self._began_ns, self._thread = perf_counter_ns(), get_ident()
+            self._began_ns = perf_counter_ns()
         return outermost
 
     def leave(self, *, outermost: bool) -> None:
         """A guarded call ends."""
+        me = get_ident()
+        self._depths[me] -= 1
+        if not self._depths[me]:
+            del self._depths[me]
         if outermost:
             self._ended_ns += perf_counter_ns() - self._began_ns
             self._running.release()
+
+
+class _OncePerThread:
+    """A lock that several threads may hold at a time, each of them once."""
+
+    __slots__ = ("_holders",)
+
+    def __init__(self) -> None:
+        self._holders: set[int] = set()
+
+    def acquire(self, *, blocking: bool) -> bool:  # noqa: ARG002 - as of a lock
+        """Return whether the calling thread did not hold it; it does now. Never blocks."""
+        me = get_ident()
+        if me in self._holders:
+            return False
+        self._holders.add(me)
+        return True
+
+    def release(self) -> None:
+        """The calling thread does not hold it any more."""
+        self._holders.discard(get_ident())
 
 
 class Guard:
@@ -66,20 +94,24 @@ class Guard:
     Args:
         name: The sensor's name, for the log.
         account: Where its time is counted; its own by default.
+        is_thread_safe: Whether the sensor may be at work in several threads at a time.
 
     Attributes:
         errors: Exceptions kept from training so far; at most one per sensor.
         missed: Calls so far that came while another thread was in one.
     """
 
-    __slots__ = ("_account", "_lock", "_thread", "errors", "missed", "name")
+    __slots__ = ("_account", "_is_thread_safe", "_lock", "_thread", "errors", "missed", "name")
 
-    def __init__(self, name: str, account: Account | None = None) -> None:
+    def __init__(
+        self, name: str, account: Account | None = None, *, is_thread_safe: bool = False
+    ) -> None:
         self.name = name
         self.errors = 0
         self._account = account or Account()
         self.missed = 0
-        self._lock = Lock()
+        self._is_thread_safe = is_thread_safe
+        self._lock = _OncePerThread() if is_thread_safe else Lock()
         self._thread = 0
 
     @property
@@ -108,7 +140,7 @@ class Guard:
         if self.errors:
             return None
         if not self._lock.acquire(blocking=False):
-            self.missed += self._thread != get_ident()
+            self.missed += not self._is_thread_safe and self._thread != get_ident()
             return None
         self._thread = get_ident()
         outermost = self._account.enter()

@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 import torch
 
+ACCUMULATES = 2**63
+"""What adds up the gradient of a parameter is numbered from here: it is to run first."""
+
 
 class _Frame(NamedTuple):
     """A module that is running."""
@@ -82,10 +85,9 @@ class ModuleStack:
         numbers = self._numbers.get(thread)
         if node is None or not numbers:
             return ""
-        index = bisect_right(numbers, node._sequence_nr()) - 1  # noqa: SLF001 - no public name for it
-        # What accumulates a gradient has the largest number there is.
-        is_last = index == len(numbers) - 1
-        return "" if index < 0 or is_last else self._names[thread][index]
+        number = node._sequence_nr()  # noqa: SLF001 - no public name for it
+        index = bisect_right(numbers, number) - 1
+        return self._names[thread][index] if index >= 0 and number < ACCUMULATES else ""
 
     def _mark(self, name: str) -> None:
         me, number = get_ident(), torch._C._autograd._get_sequence_nr()  # noqa: SLF001 - no public name for it

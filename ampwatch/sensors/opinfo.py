@@ -11,12 +11,20 @@ from torch.utils.flop_counter import flop_registry
 from ampwatch.precision.ops import OpKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch._ops import OpOverload
 
-_MATMULS = frozenset(
-    ["mm", "addmm", "bmm", "baddbmm", "addbmm", "linear", "matmul", "mv", "addmv", "dot", "mkldnn_linear", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_addmm_activation"]
+RECURRENT = frozenset(
+    name + direction
+    for name in ("_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer")
+    for direction in ("", "_backward")
+)
+"""Whole recurrent networks in one op, called with their weights."""
+
+_MATMULS = RECURRENT | frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "addbmm", "linear", "matmul", "mv", "addmv", "dot"}
+    | {"mkldnn_linear", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_addmm_activation"}
 )
 _PARTS = (
     (OpKind.ATTENTION, "attention"),
@@ -26,8 +34,10 @@ _PARTS = (
     (OpKind.REDUCTION, "softmax logsumexp cumsum cumprod pool argmax topk sum mean"),
     (
         OpKind.COPY,
-        "copy clone cat stack fill zero ones empty full arange index gather scatter embedding"
-        " pad roll flip repeat",
+        (
+            "copy clone cat stack fill zero ones empty full arange index gather scatter embedding"
+            " pad roll flip repeat"
+        ),
     ),
     (OpKind.POINTWISE, "_foreach_ _fused_ add mul div sub threshold dropout where lerp backward"),
 )
@@ -38,8 +48,14 @@ _TAGS = {"pointwise": OpKind.POINTWISE, "reduction": OpKind.REDUCTION}
 
 _CASTS = frozenset({"_to_copy", "to", "copy_", "copy", "_foreach_copy_"})
 
-_IGNORED = frozenset({"detach", "lift_fresh", "_local_scalar_dense", "is_same_size", "sym_size"})
+_IGNORED = frozenset(
+    {"detach", "lift_fresh", "_unsafe_view", "_local_scalar_dense", "is_same_size", "sym_size"}
+    | {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+)
 """Ops that compute nothing."""
+
+_NOT_TENSORS = frozenset({"prim", "profiler"})
+"""Namespaces of ops that are about something else."""
 
 _ALIASES = {
     "linalg_vector_norm": "norm",
@@ -57,7 +73,9 @@ class OpInfo(NamedTuple):
     Attributes:
         name: Base name (``addmm``).
         kind: What it does; an op that may cast is ``CAST`` and says at each call whether it does.
-        count_flops: Counts its FLOPs as ``flop_registry`` does, ``None`` if it has none to count.
+        count_flops: Counts its FLOPs as ``flop_registry`` does, ``None`` if that has no formula.
+        arguments: Names of its arguments.
+        written: Places of the arguments that it changes, if it returns nothing.
         is_ignored: Whether it is a view, or computes nothing.
         is_own: Whether it is one of PyTorch's own (``aten``).
         has_fp32_policy: Per type of device: whether autocast knows the op although tensor cores
@@ -67,6 +85,8 @@ class OpInfo(NamedTuple):
     name: str
     kind: OpKind
     count_flops: Callable[..., int] | None
+    arguments: tuple[str, ...]
+    written: tuple[int, ...]
     is_ignored: bool
     is_own: bool
     has_fp32_policy: Callable[[str], bool]
@@ -77,7 +97,8 @@ def op_info(func: OpOverload) -> OpInfo:
 
     Cost: some 20 us; ask once per op.
     """
-    space, _, full = func._schema.name.partition("::")  # noqa: SLF001 - no public name for it
+    schema = func._schema  # noqa: SLF001 - no public name for it
+    space, _, full = schema.name.partition("::")
     count_flops = flop_registry.get(func._overloadpacket)  # noqa: SLF001 - the key of the registry
     known: dict[str, bool] = {}
 
@@ -90,7 +111,9 @@ def op_info(func: OpOverload) -> OpInfo:
         name=full,
         kind=_kind(full, func, has_flops=count_flops is not None),
         count_flops=count_flops,
-        is_ignored=full in _IGNORED or space == "prim" or _is_view(func),
+        arguments=tuple(argument.name for argument in schema.arguments),
+        written=() if schema.returns else _written(schema.arguments),
+        is_ignored=full in _IGNORED or space in _NOT_TENSORS or _is_view(func),
         is_own=space == "aten",
         has_fp32_policy=has_fp32_policy,
     )
@@ -104,14 +127,24 @@ def _kind(name: str, func: OpOverload, *, has_flops: bool) -> OpKind:
     named = next((kind for kind, parts in _PARTS if any(p in name for p in parts.split())), None)
     if has_flops:
         return named if named is not None and named.has_flops else OpKind.MATMUL
-    if named in (OpKind.NORMALIZATION, OpKind.LOSS):
+    if named in (OpKind.NORMALIZATION, OpKind.LOSS, OpKind.COPY):
         return named
     tagged = next((_TAGS[tag.name] for tag in func.tags if tag.name in _TAGS), None)
     return tagged or named or OpKind.OTHER
 
 
+def _written(arguments: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(
+        place
+        for place, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
 def _is_view(func: OpOverload) -> bool:
     """Whether all outputs share memory with inputs that are not written to."""
+    if torch.Tag.inplace_view in func.tags:
+        return True
     returns = func._schema.returns  # noqa: SLF001 - no public name for it
     aliases = [value.alias_info for value in returns]
     return bool(aliases) and all(a is not None and not a.is_write for a in aliases)
@@ -157,12 +190,19 @@ def dims_of(info: OpInfo, tensors: Sequence[torch.Tensor], args: Sequence[Any], 
         args: All its arguments.
         out: What it has returned.
     """
+    if info.name in RECURRENT:
+        return _recurrent(tensors)
     if info.kind is OpKind.MATMUL:
-        first = 1 if "add" in info.name else 0
-        return _matmul(tensors[first : first + 2], out)
+        return _matmul(operands_of(info, tensors), out)
     if info.kind is OpKind.CONVOLUTION:
         return _convolution(tensors, args, out)
     return Dims(tuple(tensors[0].shape), (int(tensors[0].shape[-1]),))
+
+
+def operands_of(info: OpInfo, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return the two tensors that a matmul multiplies."""
+    first = 1 if "add" in info.name else 0
+    return tensors[first : first + 2]
 
 
 def _matmul(operands: Sequence[torch.Tensor], out: Any) -> Dims:
@@ -184,6 +224,15 @@ def _row(matrix: torch.Tensor) -> int:
     return int(columns) if rows == 1 else 1
 
 
+def _recurrent(tensors: Sequence[torch.Tensor]) -> Dims:
+    inputs, weights = tensors[0], [t for t in tensors[1:] if t.ndim == 2]
+    if len(weights) < 2:
+        return Dims()
+    (outputs, features), hidden = weights[0].shape, int(weights[1].shape[1])
+    steps = inputs.numel() // max(int(inputs.shape[-1]), 1)
+    return Dims((1, steps, int(outputs), int(features)), (int(features), hidden))
+
+
 def _convolution(tensors: Sequence[torch.Tensor], args: Sequence[Any], out: Any) -> Dims:
     # In backward the gradient of the output comes before image and weight.
     backward = not isinstance(out, torch.Tensor)
@@ -195,19 +244,3 @@ def _convolution(tensors: Sequence[torch.Tensor], args: Sequence[Any], out: Any)
     groups = max(numbers[-1] if numbers else 1, 1)
     shape = (groups, pixels, max(outputs // groups, 1), inputs * prod(weight.shape[2:]))
     return Dims(shape, (inputs, outputs // groups) if inputs > 1 else ())
-
-
-def flops_of(info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
-    """Return the floating-point operations of one call, as PyTorch's own counter counts them.
-
-    Attention is counted without a discount for masks.
-    """
-    if info.count_flops is not None:
-        return int(info.count_flops(*args, **kwargs, out_val=out))
-    if info.name in _PRODUCTS and isinstance(out, torch.Tensor):
-        # Not split up further by the dispatcher in inference mode, and not in the registry.
-        return 2 * out.numel() * int(args[0].shape[-1])
-    return 0
-
-
-_PRODUCTS = frozenset({"linear", "matmul"})

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 if TYPE_CHECKING:
@@ -24,6 +30,9 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         note: Called with ``(func, args, kwargs, out)`` after each op. Must not raise.
         ignored: Ops that it is not called for.
 
+    Attributes:
+        threads: Identities of the threads that it was put on in and not yet taken off.
+
     Cost: 2 to 3 us an op besides what ``note`` takes; nothing while it is off.
     """
 
@@ -34,6 +43,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         self._note: Note | None = note
         self._ignored = set(ignored)
         self._pid = os.getpid()
+        self.threads: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the op, then tell of it."""
@@ -77,9 +87,11 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         above = [_pop_mode() for _ in modes]
         for mode in (self, *reversed(above)):
             _push_mode(mode)
+        self.threads.add(get_ident())
 
     def take_off(self) -> None:
         """See them no more, whatever modes were put above meanwhile."""
+        self.threads.discard(get_ident())
         if not any(mode is self for mode in _modes()):
             return
         above = []
@@ -89,8 +101,35 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
             _push_mode(mode)
 
     def silence(self) -> None:
-        """Tell of nothing any more, also in threads that it cannot be taken off from."""
+        """Tell of nothing any more, and leave the calling thread.
+
+        Others it leaves as soon as they call a module: only from within a thread can a mode be
+        taken off.
+        """
         self._note = None
+        self.take_off()
+        if self.threads:
+            _Farewell(self)
+
+
+class _Farewell:
+    """Hooks that take a mode off in the threads where it still is, and then go as well."""
+
+    def __init__(self, mode: OpMode) -> None:
+        self._mode = mode
+        self._handles = [
+            register_module_forward_pre_hook(self._meet),
+            register_module_forward_hook(self._meet, always_call=True),
+        ]
+
+    def _meet(self, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._mode.take_off()
+        alive = {thread.ident for thread in threading.enumerate()}
+        if not self._mode.threads & alive:
+            for handle in self._handles:
+                handle.remove()
 
 
 def _modes() -> list[Any]:

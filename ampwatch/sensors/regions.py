@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ampwatch.sensors.dtypes import name_of
 from ampwatch.sensors.taps import Listener, listen
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 CALLERS = 8
 """How many callers are looked at for ``custom_fwd``; between it and here are five of ours."""
+
+
+DEVICES = ("cpu", "cuda", "xpu")
+"""Types of devices that may be in a region when ampwatch comes."""
 
 
 class Region(NamedTuple):
@@ -55,11 +60,16 @@ class Regions:
         self._listeners: list[Listener] = []
 
     def install(self) -> None:
-        """Listen to entering and leaving."""
+        """Listen to entering and leaving; take in what the calling thread is in already."""
         self._listeners = [
             listen(torch.autocast, "__enter__", after=self._enter),
             listen(torch.autocast, "__exit__", after=self._exit),
         ]
+        for device_type in DEVICES:
+            if torch.is_autocast_enabled(device_type):
+                dtype = name_of(torch.get_autocast_dtype(device_type))
+                entered = Region(device_type, dtype, enabled=True, by_function=False)
+                self._of_thread.setdefault(get_ident(), []).append(entered)
 
     def remove(self) -> None:
         """Stop listening."""
@@ -76,7 +86,7 @@ class Regions:
 
     def entered(self, region: Any) -> None:
         """The calling thread is in ``region``, a ``torch.autocast``, now."""
-        dtype = str(region.fast_dtype).removeprefix("torch.")
+        dtype = name_of(region.fast_dtype)
         enabled = bool(region._enabled)  # noqa: SLF001 - no public name for it
         entered = Region(region.device, dtype, enabled, not enabled and _is_custom_function())
         self._of_thread.setdefault(get_ident(), []).append(entered)

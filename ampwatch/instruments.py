@@ -155,7 +155,7 @@ class Instruments:
         census = self._ops.unfinished(self._ledger.step)
         if census is not None:
             self.diagnosis.look_at(census, time.time_ns())
-        self._diagnosing.run(self.diagnosis.ops.flush)
+        self._diagnosing.run(self.diagnosis.ops.flush, time.time_ns())
         self._diagnosing.run(self.diagnosis.book.retell_all)
 
     @property

@@ -49,7 +49,7 @@ class OpRecorder:
         self._newest: CensusRecord | None = None
 
     def record(self, census: OpCensus, time_ns: int) -> None:
-        """Add a census; write it if the last one was written long enough ago.
+        """Add a census, and pass it on.
 
         Args:
             census: The census.
@@ -61,8 +61,16 @@ class OpRecorder:
         for key, tally in census.tallies.items():
             self._add(key, tally)
         self._unwritten = census, time_ns
-        if time_ns - self._written_ns >= APART_NS:
-            self.flush()
+        self.pass_on(time_ns)
+
+    def pass_on(self, time_ns: int) -> None:
+        """Write what has not been written yet, if the last time is long enough ago.
+
+        Args:
+            time_ns: Unix time at the end of an iteration. Unit: ns.
+        """
+        if self._unwritten is not None and time_ns - self._written_ns >= APART_NS:
+            self.flush(time_ns)
 
     def newest(self) -> CensusRecord | None:
         """Return the record as of the newest census, ``None`` before the first."""
@@ -70,11 +78,11 @@ class OpRecorder:
             self._newest = self._made(*self._unwritten)
         return self._newest
 
-    def flush(self) -> None:
+    def flush(self, time_ns: int) -> None:
         """Write what has not been written yet."""
         record = self.newest()
         if record is not None and self._unwritten is not None:
-            self._written_ns, self._unwritten = record.time_ns, None
+            self._written_ns, self._unwritten = time_ns, None
             self._put(record)
 
     def _made(self, census: OpCensus, time_ns: int) -> CensusRecord:

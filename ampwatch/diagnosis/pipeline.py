@@ -179,6 +179,7 @@ class Diagnosis:
         self._performance.look(iteration)
         if iteration.census is not None:
             self.ops.record(iteration.census, iteration.time_ns)
+        self.ops.pass_on(iteration.time_ns)
 
     def _record(self, iteration: Iteration, verdict: Verdict) -> None:
         totals, cost = self.totals, self._cost()

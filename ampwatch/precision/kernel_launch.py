@@ -25,10 +25,10 @@ _INPUT_DTYPES = (
     ("complex<double>", "complex128"),
     ("complex128", "complex128"),
     ("complex", "complex64"),
-    ("double", "float64"),
-    ("float64", "float64"),
-    ("float", "float32"),
 )
+_WIDE_DTYPES = {"float": "float32", "float32": "float32", "double": "float64", "float64": "float64"}
+"""The dtypes whose names are part of others. A Python number is float64 beside any of them."""
+
 _OF_TENSOR_CORES = frozenset({"float8", "mx", "bfloat16", "float16"})
 _SINGLE = frozenset({"float32", "complex64"})
 
@@ -47,7 +47,8 @@ def multiplied_dtype(input_dtypes: Iterable[str]) -> str:
     for part, dtype in _INPUT_DTYPES:
         if any(part in one for one in given):
             return dtype
-    return ""
+    wide = {_WIDE_DTYPES[one] for one in given if one in _WIDE_DTYPES}
+    return min(wide, default="")
 
 
 def with_inputs(

@@ -91,6 +91,7 @@ class OpCensusSensor:
         self._step_handles: list[RemovableHandle] = []
         self._infos: dict[Any, OpInfo] = {}
         self._stack = ModuleStack()
+        self._regions = regions
         self._fallbacks = Fallbacks(regions)
         self._counts = OpCounts(self._fallbacks.why)
         self._mode: OpMode | None = None
@@ -214,6 +215,7 @@ class OpCensusSensor:
             self._stop()
             return
         if self._stack.enter(id(module), known[0]):
+            self._regions.look()
             if torch.is_grad_enabled():
                 self._newest = Phase.FORWARD
             lone = self._fallbacks.why_lone(module)

@@ -169,7 +169,7 @@ class OpCounts:
         if sort.kind.has_flops and tensors and outputs:
             product = self._product(sort, call, tensors)
         num_bytes = _bytes(tensors) + _bytes(outputs)
-        if info.written:
+        if info.written and not outputs:
             num_bytes += _bytes(tensors_among([call.args[place] for place in info.written]))
         key = sort, phase, module, fallback
         with self._lock:

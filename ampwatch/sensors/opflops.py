@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.precision.ops import OpKind
-from ampwatch.sensors.opinfo import RECURRENT, operands_of
+from ampwatch.sensors.opinfo import RECURRENT, operands_of, recurrent_weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,8 @@ def flops_of(
     if info.count_flops is not None:
         return int(info.count_flops(*args, **kwargs, out_val=out))
     if info.name in RECURRENT:
-        return _recurrent(tensors) * (2 if info.name.endswith("backward") else 1)
+        once = _recurrent(tensors[0], recurrent_weights(info, args))
+        return 2 * once if info.name.endswith("backward") else once
     if info.kind is OpKind.MATMUL and isinstance(out, torch.Tensor):
         return _product(operands_of(info, tensors), out)
     return 0
@@ -67,8 +68,7 @@ def _attention(info: OpInfo, given: dict[str, Any]) -> int:
     return 2 * pairs * (3 * features + 2 * outputs if is_backward else features + outputs)
 
 
-def _recurrent(tensors: Sequence[torch.Tensor]) -> int:
-    inputs, weights = tensors[0], [t for t in tensors[1:] if t.ndim == 2]
+def _recurrent(inputs: torch.Tensor, weights: Sequence[torch.Tensor]) -> int:
     steps = inputs.numel() // max(int(inputs.shape[-1]), 1)
     return 2 * steps * sum([weight.numel() for weight in weights])
 

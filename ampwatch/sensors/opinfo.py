@@ -191,7 +191,7 @@ def dims_of(info: OpInfo, tensors: Sequence[torch.Tensor], args: Sequence[Any], 
         out: What it has returned.
     """
     if info.name in RECURRENT:
-        return _recurrent(tensors)
+        return _recurrent(tensors[0], recurrent_weights(info, args))
     if info.kind is OpKind.MATMUL:
         return _matmul(operands_of(info, tensors), out)
     if info.kind is OpKind.CONVOLUTION:
@@ -224,8 +224,14 @@ def _row(matrix: torch.Tensor) -> int:
     return int(columns) if rows == 1 else 1
 
 
-def _recurrent(tensors: Sequence[torch.Tensor]) -> Dims:
-    inputs, weights = tensors[0], [t for t in tensors[1:] if t.ndim == 2]
+def recurrent_weights(info: OpInfo, args: Sequence[Any]) -> list[torch.Tensor]:
+    """Return the matrices that a recurrent network multiplies by."""
+    given = [x for name, x in zip(info.arguments, args, strict=False) if "weight" in name]
+    flat = [x for value in given for x in (value if isinstance(value, (list, tuple)) else [value])]
+    return [x for x in flat if isinstance(x, torch.Tensor) and x.ndim == 2]
+
+
+def _recurrent(inputs: torch.Tensor, weights: Sequence[torch.Tensor]) -> Dims:
     if len(weights) < 2:
         return Dims()
     (outputs, features), hidden = weights[0].shape, int(weights[1].shape[1])

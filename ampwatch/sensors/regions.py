@@ -22,7 +22,7 @@ CALLERS = 8
 
 
 DEVICES = ("cpu", "cuda", "xpu")
-"""Types of devices that may be in a region when ampwatch comes."""
+"""Types of devices for which there may be regions that nobody saw being entered."""
 
 
 class Region(NamedTuple):
@@ -57,19 +57,15 @@ class Regions:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._of_thread: dict[int, list[Region]] = {}
+        self._unseen: dict[int, int] = {}
         self._listeners: list[Listener] = []
 
     def install(self) -> None:
-        """Listen to entering and leaving; take in what the calling thread is in already."""
+        """Listen to entering and leaving."""
         self._listeners = [
             listen(torch.autocast, "__enter__", after=self._enter),
             listen(torch.autocast, "__exit__", after=self._exit),
         ]
-        for device_type in DEVICES:
-            if torch.is_autocast_enabled(device_type):
-                dtype = name_of(torch.get_autocast_dtype(device_type))
-                entered = Region(device_type, dtype, enabled=True, by_function=False)
-                self._of_thread.setdefault(get_ident(), []).append(entered)
 
     def remove(self) -> None:
         """Stop listening."""
@@ -77,6 +73,7 @@ class Regions:
             listener.remove()
         self._listeners.clear()
         self._of_thread.clear()
+        self._unseen.clear()
 
     def _enter(self, region: Any, _args: Any, _kwargs: Any) -> None:
         self._guard.run(self.entered, region)
@@ -93,12 +90,32 @@ class Regions:
 
     def left(self) -> None:
         """The calling thread has left the region it entered last."""
-        regions = self._of_thread.get(get_ident())
-        # One that was entered before ampwatch came was not seen.
-        if regions:
+        me = get_ident()
+        regions = self._of_thread.get(me)
+        if regions and len(regions) > self._unseen.get(me, 0):
             regions.pop()
             if not regions:
-                del self._of_thread[get_ident()]
+                del self._of_thread[me]
+
+    def look(self) -> None:
+        """Ask PyTorch for regions that nobody saw being entered: before ampwatch came, or by hand.
+
+        To be called where users' code runs, above the dispatcher's autocast key.
+        """
+        me = get_ident()
+        if len(self._of_thread.get(me, ())) > self._unseen.get(me, 0):
+            return
+        self._unseen.pop(me, None)
+        regions = [
+            Region(
+                device, name_of(torch.get_autocast_dtype(device)), enabled=True, by_function=False
+            )
+            for device in DEVICES
+            if torch.is_autocast_enabled(device)
+        ]
+        self._of_thread.pop(me, None)
+        if regions:
+            self._of_thread[me], self._unseen[me] = regions, len(regions)
 
     def here(self) -> list[Region]:
         """Return the regions that the calling thread is in, the innermost last. Not to be kept."""

@@ -65,6 +65,21 @@ class NoMeasurements:
         self.calms += 1
 
 
+class NoOps:
+    """Counts no ops, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.seen: tuple[Any, Any] = (None, None)
+
+    def closed(self, step: int, duration_s: float) -> tuple[Any, Any]:
+        self.told.append((step, duration_s))
+        return self.seen
+
+    def opened(self) -> None:
+        self.told.append("opened")
+
+
 class LateSample:
     """A sample that arrives when the test says so."""
 
@@ -84,12 +99,14 @@ class Bench:
         self.now_ns = 1_000
         self.sink = ListSink()
         self.measurements = NoMeasurements()
+        self.ops = NoOps()
         self.readback = Readback(slots, ROW_WIDTH, device)
         self.ledger = IterationLedger(
             self.readback,
             OptimizerRegistry([], []),
             self.sink,
             self.measurements,
+            self.ops,
             lambda _optimizer: False,
             Clock(lambda: self.now_ns, lambda: self.now_ns + 5),
         )
@@ -330,3 +347,23 @@ def test_measurements_are_told_of_the_end_of_each_iteration_and_of_what_is_not_f
     assert bench.iterations
     assert bench.measurements.calms == 1
     assert [i.loss_dtype for i in delivered] == ["", "", "float32", ""]
+
+
+def test_what_was_seen_of_the_ops_of_an_iteration_goes_with_it() -> None:
+    """Asked for when it ends, before the next one is opened; delivered in its turn."""
+    device = FakeDevice()
+    bench = Bench(device)
+    census, window = object(), object()
+    bench.ops.seen = census, window
+    bench.update([(0, 0.0)])
+    bench.now_ns += 2_000_000_000
+    bench.ops.seen = None, None
+    bench.update([(0, 0.0)])
+    early = list(bench.iterations)
+    device.done = 2
+
+    assert early == []
+    assert [(i.census, i.window) for i in bench.iterations] == [(census, window), (None, None)]
+    assert bench.ops.told[1:] == ["opened", (1, 2.0), "opened"]
+    assert bench.ops.told[0][0] == 0
+    assert math.isnan(bench.ops.told[0][1])

@@ -17,25 +17,39 @@ from ampwatch.sensors.sampling import (
     FORWARD,
     MAX_PERIOD,
     OPENING,
+    OPS,
     QUIET_AFTER_ALARM,
     SKIPS_LOOKED_AT,
     STATE,
+    TURNS,
     WORST_SHARE,
+    Look,
     Sampler,
+    Wanted,
 )
 from ampwatch.settings import Settings
 
 
 class Training:
-    """Iterations of a given length whose samples cost a given time; no clock is involved."""
+    """Iterations of a given length whose samples cost a given time; no clock is involved.
+
+    ``drag_s``: how much longer PyTorch itself takes where each op is seen.
+    """
 
     def __init__(
-        self, step_s: float = 0.1, cost_s: float = 0.005, always_s: float = 0.0, **settings: object
+        self,
+        step_s: float = 0.1,
+        cost_s: float = 0.005,
+        always_s: float = 0.0,
+        drag_s: float = 0.0,
+        **settings: object,
     ) -> None:
         self.step_s, self.cost_s, self.always_s = step_s, cost_s, always_s
+        self.drag_s = drag_s
         self.spent_ns = 0
         self.sampler = Sampler(Settings.resolve(dict(settings), {}), lambda: self.spent_ns)
-        self.looks: list[tuple[int, frozenset[Topic], tuple[int, int]]] = []
+        self.looks: list[tuple[int, Wanted, tuple[int, int]]] = []
+        self.dragged_s = 0.0
         self.seconds = 0.0
 
     def run(self, iterations: int) -> Training:
@@ -44,9 +58,11 @@ class Training:
             if sampler.wanted:
                 self.looks.append((sampler.step, sampler.wanted, sampler.part))
                 cost_s += self.cost_s / sampler.part[1]
+            drag_s = self.drag_s if Look.OPS in sampler.wanted else 0.0
+            self.dragged_s += drag_s
             self.spent_ns += int(1e9 * cost_s)
-            self.seconds += self.step_s + cost_s
-            sampler.next(self.step_s + cost_s)
+            self.seconds += self.step_s + cost_s + drag_s
+            sampler.next(self.step_s + cost_s + drag_s)
         return self
 
     @property
@@ -127,9 +143,9 @@ def test_each_topic_is_looked_at_in_turn_and_gradients_twice_as_often() -> None:
     training = Training(cost_s=0.0).run(500)
 
     counts = Counter(topic for _, wanted, _ in training.looks for topic in wanted)
-    assert set(counts) == set(Topic)
+    assert set(counts) == {*Topic, Look.OPS}
     assert counts[Topic.GRADIENT] == pytest.approx(2 * counts[Topic.ACTIVATION], rel=0.05)
-    for topic in (Topic.WEIGHT, Topic.UPDATE, Topic.BUFFER):
+    for topic in (Topic.WEIGHT, Topic.UPDATE, Topic.BUFFER, Look.OPS):
         assert counts[topic] == pytest.approx(counts[Topic.ACTIVATION_GRADIENT], rel=0.05)
 
 
@@ -227,3 +243,74 @@ def test_an_unknown_duration_changes_nothing() -> None:
 
     assert training.sampler.step == 1
     assert training.sampler.wanted
+
+
+@pytest.mark.parametrize("drag_s", [0.02, 0.2])
+def test_ops_cost_by_how_much_the_step_was_longer_than_usual(drag_s: float) -> None:
+    """Most of it PyTorch spends, outside of our account; it is paid from the same budget."""
+    training = Training(cost_s=0.001, drag_s=drag_s, overhead_budget=0.01).run(OPENING)
+    spent, seconds = training.spent_ns / 1e9 + training.dragged_s, training.seconds
+
+    training.run(20_000)
+
+    spent = training.spent_ns / 1e9 + training.dragged_s - spent
+    seconds = training.seconds - seconds
+    assert training.dragged_s > 5 * drag_s
+    assert 0.2 * 0.01 * seconds <= spent <= 0.01 * seconds + drag_s
+
+
+def test_a_step_whose_ops_are_counted_is_not_the_usual_one() -> None:
+    """Else the second count would look free."""
+    training = Training(cost_s=0.001, drag_s=0.3, sample_every=1).run(200)
+
+    assert training.sampler._usual_ns == pytest.approx(0.1e9, rel=0.05)
+
+
+def test_ops_are_counted_whole_and_in_their_turn() -> None:
+    """A part of them has no shares."""
+    training = Training(cost_s=0.1, drag_s=0.5, overhead_budget=0.9).run(400)
+
+    late = [(wanted, part) for step, wanted, part in training.looks if step > 100]
+    parts = {part for wanted, part in late if wanted == OPS}
+    turns = [TURNS.index(wanted) for wanted, _ in late if wanted != TURNS[0]]
+    assert parts == {(0, 1)}
+    assert all(later != earlier for earlier, later in pairwise(turns))
+
+
+def test_nothing_is_looked_at_while_a_profiler_looks() -> None:
+    """Neither would be worth anything; what was due comes afterwards."""
+    training = Training(cost_s=0.0).run(100)
+    training.sampler.is_held = True
+    training.run(1)
+    before = len(training.looks)
+    training.run(50)
+    while_held = len(training.looks) - before
+    training.sampler.is_held = False
+    training.run(2)
+
+    assert while_held == 0
+    assert len(training.looks) > before
+
+
+@pytest.mark.parametrize("level", ["standard", "deep"])
+def test_deep_is_held_as_well(level: str) -> None:
+    """A profiler and a dispatch mode at once measure each other."""
+    training = Training(level=level).run(3)
+    training.sampler.is_held = True
+    training.sampler.next(0.1)
+
+    assert training.sampler.wanted == frozenset()
+
+
+def test_what_was_spent_outside_is_paid_like_the_rest() -> None:
+    """A debt postpones samples until steps have earned it."""
+    free, owing = Training(cost_s=0.0), Training(cost_s=0.0)
+    for training in (free, owing):
+        training.run(OPENING + 8)
+    owing.sampler.owe(0.1e9)  # a hundred steps of a budget of a hundredth
+    for training in (free, owing):
+        training.looks.clear()
+        training.run(90)
+
+    assert len(owing.looks) <= 1
+    assert len(free.looks) > 20

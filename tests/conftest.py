@@ -45,6 +45,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def able_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Findings must not depend on the machine: this one has instructions for every dtype."""
+    from ampwatch.precision.ops import HALF_DTYPES  # noqa: PLC0415 - like the next
+    from ampwatch.sensors import machine  # noqa: PLC0415 - needs torch
+
+    monkeypatch.setattr(machine, "cpu_dtypes", lambda _=None: HALF_DTYPES)
+
+
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of the same process compile, after which modules are not sampled."""

@@ -76,14 +76,14 @@ def cast(histogram: ExponentHistogram, fmt: FloatFormat, shift: int = 0) -> Cast
     """
     underflow = histogram.at_most(_log2(fmt.min_subnormal) - 1 - shift)
     overflow_low, overflow_high = _overflow(histogram, fmt, shift)
-    amax = histogram.amax
+    scaled = times_power_of_two(histogram.amax, shift)
     return CastOutcome(
         overflow_low=overflow_low,
         overflow_high=overflow_high,
         underflow=underflow,
         subnormal=histogram.at_most(_log2(fmt.min_normal) - shift) - underflow,
         nonzero=histogram.nonzero,
-        headroom=times_power_of_two(fmt.max / amax, -shift) if amax else math.inf,
+        headroom=fmt.max / scaled if scaled else math.inf,
     )
 
 

@@ -17,7 +17,7 @@ from ampwatch.sensors.machine import gpu_facts, machine_of
 from ampwatch.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ampwatch.records import CensusRecord
 
@@ -71,13 +71,21 @@ def test_flops_of_forward_and_backward_are_those_of_pytorchs_counter(dtype: torc
     assert {"0", "2"} <= modules
 
 
-@pytest.mark.parametrize(("allowed", "dtype"), [(True, "tf32"), (False, "float32")])
-def test_float32_matmuls_count_as_tf32_where_that_is_allowed(
-    *, allowed: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a float32 matmul computes in is a switch of PyTorch."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", allowed)
+@pytest.fixture
+def precision(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Set the precision of float32 matmuls for one test."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(request.param)
+    yield
+    torch.set_float32_matmul_precision(before)
 
+
+@pytest.mark.usefixtures("precision")
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("high", "tf32"), ("highest", "float32")], indirect=["precision"]
+)
+def test_float32_matmuls_count_as_tf32_where_that_is_allowed(dtype: str) -> None:
+    """What a float32 matmul computes in is a switch of PyTorch."""
     census = _census(_train(_model(), 2, None))
 
     assert {total.dtype for total in census.ops if total.flops} == {dtype}
@@ -147,11 +155,10 @@ def test_a_matmul_in_half_precision_is_never_said_to_be_on_cuda_cores(
     assert classify(longest).unit in (Unit.TENSOR, Unit.UNKNOWN), longest
 
 
-def test_a_float32_matmul_without_tf32_is_never_said_to_be_on_tensor_cores(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("precision")
+@pytest.mark.parametrize("precision", ["highest"], indirect=True)
+def test_a_float32_matmul_without_tf32_is_never_said_to_be_on_tensor_cores() -> None:
     """The mistake of the published lists."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     a = torch.randn(4096, 4096, device=DEVICE)
 
     kernels = _kernels(lambda: a @ a)

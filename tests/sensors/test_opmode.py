@@ -1,0 +1,197 @@
+"""The dispatch mode: it tells of every op, changes nothing, and comes off whatever is above it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampwatch.sensors.opmode import OpMode
+
+
+class Noted(OpMode):
+    """A mode that keeps the names of what it is told of."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        super().__init__(lambda func, *_: self.names.append(func._schema.name))
+
+
+class Passing(TorchDispatchMode):
+    """A mode of the user."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def depth() -> int:
+    return torch._C._len_torch_dispatch_stack()
+
+
+def test_it_tells_of_ops_from_when_it_is_put_on_until_it_is_taken_off() -> None:
+    """Of each once, though it is put on twice."""
+    mode, x = Noted(), torch.ones(2)
+    x.neg()
+    mode.put_on()
+    mode.put_on()
+    x.exp()
+    mode.take_off()
+    mode.take_off()
+    x.neg()
+
+    assert mode.names == ["aten::exp"]
+    assert depth() == 0
+
+
+def test_modes_of_the_user_may_come_and_go_in_any_order() -> None:
+    """Entered before it and left after it was put on, and the other way round."""
+    mode, x = Noted(), torch.ones(2)
+    before, after = Passing(), Passing()
+    with before:
+        mode.put_on()
+        x.exp()
+    x.log()
+    with after:
+        mode.take_off()
+        x.neg()
+    x.neg()
+
+    assert mode.names == ["aten::exp", "aten::log"]
+    assert (before.calls, after.calls) == (1, 1)
+    assert depth() == 0
+
+
+def test_a_function_mode_of_the_user_sees_what_it_saw() -> None:
+    """It works above the dispatcher."""
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    seen: list[str] = []
+    mode = Noted()
+    mode.put_on()
+    with Functions():
+        torch.ones(2).exp()
+    mode.take_off()
+
+    assert seen == ["ones", "exp"]
+    assert mode.names == ["aten::ones", "aten::exp"]
+
+
+def test_it_is_not_put_on_while_pytorch_traces() -> None:
+    """With fake tensors there is nothing to see."""
+    from torch._subclasses import FakeTensorMode  # noqa: PLC0415 - takes a while
+
+    mode = Noted()
+    with FakeTensorMode():
+        mode.put_on()
+        torch.ones(2).exp()
+
+    assert mode.names == []
+    assert (depth(), mode.threads) == (0, set())
+
+
+class Wrapper(torch.Tensor):
+    """A tensor made of another one, which doubles what it adds."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapper:
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [a.inner if isinstance(a, Wrapper) else a for a in args]
+        out = func(*plain, **(kwargs or {}))
+        return cls(out * 2 if func is torch.ops.aten.add.Tensor else out)
+
+
+def test_of_a_tensor_subclass_the_inner_ops_are_seen() -> None:
+    """And what it does stays what it does."""
+    mode = Noted()
+    x = Wrapper(torch.ones(2))
+    bare = (x + x).inner
+    mode.put_on()
+    watched = (x + x).inner
+    mode.take_off()
+
+    assert mode.names == ["aten::add", "aten::mul"]
+    assert torch.equal(watched, bare)
+
+
+def test_an_ignored_op_is_not_told_of() -> None:
+    """From the beginning, or from when it was found to compute nothing."""
+    names: list[str] = []
+    mode = OpMode(lambda func, *_: names.append(func._schema.name), [torch.ops.aten.exp.default])
+    mode.put_on()
+    x = torch.ones(2)
+    mode.ignore(torch.ops.aten.ones.default)
+    torch.ones(2)
+    x.exp()
+    mode.take_off()
+
+    assert names == ["aten::ones"]
+
+
+def test_an_error_of_an_op_reaches_the_user() -> None:
+    """Nothing is told of what did not happen."""
+    mode = Noted()
+    mode.put_on()
+    try:
+        torch.mm(torch.ones(2, 3), torch.ones(2, 3))
+    except RuntimeError as error:
+        message = str(error)
+    mode.take_off()
+
+    assert "cannot be multiplied" in message
+    assert mode.names == ["aten::ones", "aten::ones"]
+
+
+def test_silenced_from_another_thread_it_leaves_where_it_is_with_the_next_module() -> None:
+    """Only from within a thread can a mode be taken off; the hooks for it go as well."""
+    mode, module = Noted(), nn.Identity()
+    hooks = len(torch_module._global_forward_hooks), len(torch_module._global_forward_pre_hooks)
+    mode.put_on()
+    thread = threading.Thread(target=mode.silence)
+    thread.start()
+    thread.join()
+    torch.ones(2)
+    still = depth()
+    module(torch.ones(2))
+
+    assert (still, depth()) == (1, 0)
+    assert mode.names == []
+    assert hooks == (
+        len(torch_module._global_forward_hooks),
+        len(torch_module._global_forward_pre_hooks),
+    )
+
+
+def test_of_a_thread_that_has_ended_nothing_stays() -> None:
+    """Its stack went with it; the next module to run anywhere ends the wait for it."""
+    mode = Noted()
+    hooks = len(torch_module._global_forward_hooks)
+    thread = threading.Thread(target=mode.put_on)
+    thread.start()
+    thread.join()
+    mode.silence()
+    nn.Identity()(torch.ones(2))
+
+    assert len(torch_module._global_forward_hooks) == hooks

@@ -19,7 +19,8 @@ from torch.optim.optimizer import (
 
 from ampwatch.diagnosis.op_evidence import LoneForward, OpCensus, OpKey, OpTally
 from ampwatch.precision.ops import Fallback, OpKind, Phase
-from ampwatch.sensors.compiling import may_compile
+from ampwatch.records import CensusSource
+from ampwatch.sensors.compiling import ForcedEager, listen_to_compile, may_compile
 from ampwatch.sensors.fallbacks import Fallbacks
 from ampwatch.sensors.modulestack import ModuleStack
 from ampwatch.sensors.opcounts import OpCall, OpCounts, tensors_among
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ampwatch.sensors.guard import Account, Guard
     from ampwatch.sensors.names import Names
     from ampwatch.sensors.regions import Regions
+    from ampwatch.sensors.taps import Listener
 
 MOST_OPS = 200_000
 """Ops counted in one iteration. One that has more (an evaluation of a whole epoch that no update
@@ -64,14 +66,16 @@ class OpCensusSensor:
     only in counted iterations, and its global optimizer hooks say where an op belongs.
 
     Nothing is counted as soon as ``torch.compile`` was called in the process: compiled code
-    would run otherwise than without. Nor once an op was met that would (``ALTERED``), nor while
-    a CUDA graph is captured, nor what ampwatch itself does.
+    would run otherwise than without; unless the user allows that. Nor once an op was met that
+    would (``ALTERED``), nor while a CUDA graph is captured, nor what ampwatch itself does.
 
     Args:
         names: Names of the modules.
         regions: Which autocast regions every thread is in.
         account: Says whether ampwatch itself is at work.
         guard: The fail-open boundary, a thread-safe one.
+        may_force_eager: Whether compiled code may be run eagerly in a counted iteration, which
+            changes its rounding there.
 
     Attributes:
         altered: Name of the op because of which nothing is counted any more; empty without.
@@ -82,12 +86,22 @@ class OpCensusSensor:
 
     name = "census"
 
-    def __init__(self, names: Names, regions: Regions, account: Account, guard: Guard) -> None:
+    def __init__(
+        self,
+        names: Names,
+        regions: Regions,
+        account: Account,
+        guard: Guard,
+        *,
+        may_force_eager: bool = False,
+    ) -> None:
         self._names = names
+        self._may_force_eager = may_force_eager
+        self._forced: ForcedEager | None = None
         self._account = account
         self._guard = guard
         self._modules: dict[int, tuple[str, weakref.ref[nn.Module]]] = {}
-        self._module_handles: list[RemovableHandle] = []
+        self._module_handles: list[RemovableHandle | Listener] = []
         self._step_handles: list[RemovableHandle] = []
         self._infos: dict[Any, OpInfo] = {}
         self._stack = ModuleStack()
@@ -103,6 +117,7 @@ class OpCensusSensor:
         self._counts.clear()
         self._stack.clear()
         self._num_ops = 0
+        self._was_forced = False
         self._is_stepping = False
         self._newest: Phase | None = None
         self._lone: Counter[tuple[str, Fallback, str, str]] = Counter()
@@ -128,8 +143,11 @@ class OpCensusSensor:
         """An iteration begins whose ops are to be counted; return whether they will be."""
         self._stop()
         self._clear()
-        if self.altered or may_compile():
+        is_compiled = may_compile()
+        if self.altered or (is_compiled and not self._may_force_eager):
             return False
+        self._forced = ForcedEager() if is_compiled else None
+        self._was_forced = is_compiled
         ignored = [func for func, info in self._infos.items() if info.is_ignored]
         self._mode, self._thread = OpMode(self._note, ignored), get_ident()
         # Each time anew: modules are added and replaced while a training runs.
@@ -137,7 +155,12 @@ class OpCensusSensor:
         self._module_handles = [
             register_module_forward_pre_hook(self._before_forward),
             register_module_forward_hook(self._after_forward, always_call=True),
+            *([] if is_compiled else listen_to_compile(self._on_compile)),
         ]
+        if is_compiled and not _captures():
+            # What torch.compile has wrapped leaves the thread's dispatch state as it was before:
+            # a mode that is put on inside is forgotten outside.
+            self._mode.put_on()
         return True
 
     def end(self, step: int, duration_s: float) -> OpCensus | None:
@@ -153,6 +176,7 @@ class OpCensusSensor:
         if (tallies or self._lone) and not self.altered:
             census = OpCensus(
                 step=step,
+                source=CensusSource.FORCED_EAGER if self._was_forced else CensusSource.DISPATCH,
                 tallies=self._judged(tallies),
                 autocast_dtypes=tuple(self._fallbacks.autocast_dtypes),
                 device_types=frozenset(counts.device_types),
@@ -181,6 +205,9 @@ class OpCensusSensor:
         if self._mode is not None:
             self._mode.silence()
             self._mode = None
+        if self._forced is not None:
+            self._forced.end()
+            self._forced = None
         self._modules.clear()
 
     # Hooks. What is traced or compiled must not get our code into its graph.
@@ -192,6 +219,11 @@ class OpCensusSensor:
     def _after_forward(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if not _is_traced():
             self._guard.run(self.after_forward, module)
+
+    def _on_compile(self, *_: Any) -> None:
+        # Let it run as if nobody looked.
+        if self._forced is None:
+            self._guard.run(self._stop)
 
     def _before_step(self, *_: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -209,10 +241,6 @@ class OpCensusSensor:
         """``module`` is about to run."""
         known = self._modules.get(id(module))
         if known is None or known[1]() is not module:
-            return
-        if may_compile():
-            # Compiled since this iteration began: let it run as if nobody looked.
-            self._stop()
             return
         if self._stack.enter(id(module), known[0]):
             self._regions.look()

@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+from ampwatch.sensors.taps import Listener, listen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BACKENDS = ("_TorchCompileInductorWrapper", "_TorchCompileWrapper")
+"""Classes of which ``torch.compile`` makes one object at each call."""
 
 
 def has_compiled() -> bool:
@@ -25,3 +36,26 @@ def may_compile() -> bool:
     if backends is None:  # a version that keeps them elsewhere
         return True
     return any(callable(backend) for backend in list(backends.values())) or has_compiled()
+
+
+class ForcedEager:
+    """Has whatever was compiled run eagerly, from now on until ``end``."""
+
+    def __init__(self) -> None:
+        self._stance = torch.compiler.set_stance("force_eager")
+
+    def end(self) -> None:
+        """Have it run compiled again; nothing has to be compiled anew."""
+        self._stance.__exit__(None, None, None)
+
+
+def listen_to_compile(called: Callable[..., None]) -> list[Listener]:
+    """Have ``called`` called whenever ``torch.compile`` is, before anything runs compiled.
+
+    Args:
+        called: Called with what nobody needs. Must not raise.
+    """
+    # The function itself may have been imported by name; and it warns whoever has hooks on
+    # all modules when something compiled runs.
+    owners = [getattr(torch, name) for name in BACKENDS if hasattr(torch, name)]
+    return [listen(owner, "__init__", before=called) for owner in owners]

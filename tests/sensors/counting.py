@@ -25,7 +25,7 @@ class Counted:
 
     def __init__(self, *models: nn.Module) -> None:
         account = Account()
-        self.guard = Guard("census", account)
+        self.guard = Guard("census", account, is_thread_safe=True)
         self.regions = Regions(self.guard)
         self.sensor = OpCensusSensor(Names(models), self.regions, account, self.guard)
         self.census: OpCensus | None = None

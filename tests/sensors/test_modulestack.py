@@ -44,8 +44,7 @@ def test_ops_are_in_the_innermost_module_forward_and_backward() -> None:
 
     assert matmuls(counted, FORWARD) == {"block.0": 1, "block.1": 1, "last": 1}
     assert matmuls(counted, BACKWARD) == {"block.0": 1, "block.1": 2, "last": 2}
-    assert counted.by("module", op="sin") == {"": 1}
-    assert counted.by("module", op="sin", phase=BACKWARD) == {}
+    assert counted.by("module", op="sin", phase=FORWARD) == {"": 1}
     assert counted.by("module", op="cos", phase=FORWARD) == {"": 1}
 
 
@@ -105,13 +104,12 @@ def test_what_checkpointing_computes_again_is_backward_in_its_modules(
     with Counted(model) as counted:
         model(x).sum().backward()
 
-    again = 1
     assert matmuls(counted, FORWARD) == {"block.0": 1, "block.1": 1, "last": 1}
     backward = matmuls(counted, BACKWARD)
     assert backward["last"] == 2
     # PyTorch stops to compute again once it has what it needs: the last one is not run for that.
-    assert backward["block.0"] == 2 + again
-    assert backward["block.1"] in (2, 2 + again)
+    assert backward["block.0"] == 3
+    assert backward["block.1"] in (2, 3)
     assert set(backward) == {"block.0", "block.1", "last"}
 
 
@@ -125,7 +123,7 @@ def test_after_an_exception_in_a_forward_names_are_right_again() -> None:
     model = nn.ModuleDict({"good": nn.Linear(4, 4), "bad": nn.Sequential(Failing())})
     outer = nn.Sequential(model["bad"])
     with Counted(model) as counted:
-        with pytest.raises(ValueError, match="^$"):
+        with pytest.raises(ValueError, match=r"^$"):
             outer(torch.randn(2, 4))
         model["good"](torch.randn(2, 4)).sin().sum().backward()
 
@@ -208,8 +206,8 @@ def test_a_gradient_taken_inside_a_forward_is_in_that_module() -> None:
     assert "energy" in matmuls(counted, BACKWARD)
 
 
-def test_hooks_of_the_user_belong_to_their_module() -> None:
-    """A forward hook runs while its module does; one on a tensor where backward is."""
+def test_hooks_of_the_user_are_part_of_forward_and_backward() -> None:
+    """Of the pass in which they run."""
     model = Net()
     model.last.register_forward_pre_hook(lambda _m, args: (args[0].exp(),))
     model.block.register_full_backward_hook(lambda _m, grads, _outs: (grads[0].neg(),))

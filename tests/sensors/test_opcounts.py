@@ -267,7 +267,7 @@ def _odd_tensors() -> dict[str, Callable[[], Any]]:
         "quantized": lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8).dequantize(),
         "empty": lambda: torch.ones(0, 4) @ x,
         "no dimensions": lambda: torch.ones(()) * 2,
-        "nothing": lambda: torch.cuda.is_available(),
+        "nothing": torch.cuda.is_available,
         "strings": lambda: torch.einsum("ij,jk->ik", x, x),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,6 +12,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampwatch.sensors.opmode import OpMode
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Noted(OpMode):
@@ -110,9 +113,8 @@ class Wrapper(torch.Tensor):
 
     inner: torch.Tensor
 
-    @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Wrapper:
-        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+    def __new__(cls, inner: torch.Tensor) -> Self:
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
         made.inner = inner
         return made
 

@@ -126,7 +126,7 @@ def test_the_region_of_a_custom_function_is_told_from_the_users_own(regions: Reg
     class Function(torch.autograd.Function):
         @staticmethod
         @custom_fwd(device_type="cpu", cast_inputs=torch.float32)
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG004 - as PyTorch calls it
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
             seen.append(regions.here()[-1])
             return x * 2
 

@@ -35,7 +35,7 @@ class OpWatch:
 
     Args:
         targets: What is watched.
-        settings: Those of the window.
+        settings: ``compiled_census``, and those of the window.
         sampler: Says which iterations are counted.
         outlet: Where records go, and beside whose ring traces are asked for.
         account: Where the time of all of them is counted, except the window's own.
@@ -64,7 +64,14 @@ class OpWatch:
         self._sampler = sampler
         self._guard = census
         self._regions = Regions(regions)
-        self._census = OpCensusSensor(Names(targets.models), self._regions, account, census)
+        self._forces_eager = settings.compiled_census == "force_eager"
+        self._census = OpCensusSensor(
+            Names(targets.models),
+            self._regions,
+            account,
+            census,
+            may_force_eager=self._forces_eager,
+        )
         self._window: WindowSensor | None = None
         if targets.device is not None:
             self._window = WindowSensor(
@@ -120,10 +127,11 @@ class OpWatch:
     def not_seen(self) -> list[str]:
         """Return, in sentences, what could not be counted."""
         sentences = [] if self._window is None else self._window.not_seen()
-        if may_compile():
+        if may_compile() and not self._forces_eager:
             sentences.append(
                 "ops are not counted one by one: torch.compile was called in this process, and"
-                " compiled code would run otherwise; profiler windows count them"
+                " compiled code would run otherwise; profiler windows count them, and"
+                ' compiled_census="force_eager" runs counted iterations uncompiled'
             )
         if self._census.altered:
             sentences.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.sensors.activations import ActivationSensor
-from ampwatch.sensors.compiling import has_compiled
+from ampwatch.sensors.compiling import may_compile
 from ampwatch.sensors.gradients import GradientSensor
 from ampwatch.sensors.guard import Guard
 from ampwatch.sensors.measuring import Measuring
@@ -96,10 +96,10 @@ class RangeWatch:
                 f"{measuring.dropped} measurements of ranges were given up: the device was too far"
                 " behind, or there is no kernel for it"
             )
-        if has_compiled():
+        if may_compile():
             sentences.append(
-                "outputs of modules are not measured: something was compiled in this process, and"
-                " hooks that come and go would have it compiled again"
+                "outputs of modules are not measured: torch.compile was called in this process, and"
+                " hooks that come and go would have its code compiled again"
             )
         return sentences
 

@@ -69,10 +69,15 @@ ALL_MODULES = "*"
 
 
 class CensusSource(IntEnum):
-    """How ops were counted: one by one as they ran, or from the events of a profiler window."""
+    """How ops were counted.
+
+    ``DISPATCH``: one by one as they ran. ``PROFILER``: from the events of a profiler window.
+    ``FORCED_EAGER``: one by one, in an iteration whose compiled code was run eagerly for it.
+    """
 
     DISPATCH = 0
     PROFILER = 1
+    FORCED_EAGER = 2
 
     @property
     def label(self) -> str:

@@ -32,6 +32,7 @@ REQUIRE_SERVICES = "AMPWATCH_REQUIRE_SERVICES"
 
 LEVELS = ("off", "light", "standard", "deep")
 CPU_KERNELS = ("auto", "torch")
+COMPILED_CENSUSES = ("window", "force_eager")
 GPU_SOURCES = ("auto", "off", "demo")
 SWITCH = ("off", "on")
 ENVIRONMENT_PREFIX = "AMPWATCH_"
@@ -113,6 +114,10 @@ class Settings:
     )
     overhead_budget: float = _knob(
         0.01, "Share of the step time that ampwatch may cost.", low=0.0001, high=1.0
+    )
+    compiled_census: str = _knob(
+        "window",
+        "How the ops of compiled code are counted: window (from profiler windows) or force_eager (one by one, in iterations in which torch.compile is out of force; they round otherwise than compiled ones).",
     )
     peak_flops: str = _knob(
         "",
@@ -273,6 +278,9 @@ def _check_words(settings: Settings) -> None:
         raise SettingsError(msg)
     if settings.gpu_link_throughput not in SWITCH:
         msg = f"`gpu_link_throughput`: expected one of {', '.join(SWITCH)}, got {settings.gpu_link_throughput!r}"
+        raise SettingsError(msg)
+    if settings.compiled_census not in COMPILED_CENSUSES:
+        msg = f"`compiled_census`: expected one of {', '.join(COMPILED_CENSUSES)}, got {settings.compiled_census!r}"
         raise SettingsError(msg)
     parse_override(settings.peak_flops)
     parse_patterns(settings.kernel_patterns)

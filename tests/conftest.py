@@ -59,5 +59,5 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of the same process compile, after which modules are not sampled."""
     from ampwatch.sensors import activations, census  # noqa: PLC0415 - needs torch
 
-    monkeypatch.setattr(activations, "has_compiled", lambda: False)
+    monkeypatch.setattr(activations, "may_compile", lambda: False)
     monkeypatch.setattr(census, "may_compile", lambda: False)

@@ -34,7 +34,11 @@ FALLBACKS = {
 }
 """Why an op ran in float32 although autocast is used."""
 
-_SOURCES = {CensusSource.DISPATCH: "one by one", CensusSource.PROFILER: "from a profiler window"}
+_SOURCES = {
+    CensusSource.DISPATCH: "one by one",
+    CensusSource.PROFILER: "from a profiler window",
+    CensusSource.FORCED_EAGER: "one by one, its compiled code run eagerly",
+}
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 
 from ampwatch.records import Topic
-from ampwatch.sensors.compiling import has_compiled
+from ampwatch.sensors.compiling import may_compile
 from ampwatch.sensors.measuring import How, Item
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class ActivationSensor:
     replace them, and returns ``None``. Gradients are seen by a hook on the node of the graph
     that made the output, so views, in-place operations and the tensors themselves are left
     alone. A forward that is repeated in backward (activation checkpointing) is not counted
-    twice. Modules inside compiled functions are not seen; as soon as anything has been
-    compiled in the process nothing is sampled, because hooks would have it compiled again.
+    twice. Modules inside compiled functions are not seen; as soon as ``torch.compile`` was
+    called in the process nothing is sampled, because hooks would have its code compiled again.
 
     Args:
         names: Names of the modules.
@@ -94,7 +94,7 @@ class ActivationSensor:
         """
         self._seen.clear()
         self._focus = focus
-        wanted = bool(focus or self._sampler.wanted & MODULES) and not has_compiled()
+        wanted = bool(focus or self._sampler.wanted & MODULES) and not may_compile()
         if not wanted:
             self.remove()
             return

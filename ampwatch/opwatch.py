@@ -63,6 +63,7 @@ class OpWatch:
         self._outlet = outlet
         self._sampler = sampler
         self._guard = census
+        self._sweeping = Guard("census", account)
         self._regions = Regions(regions)
         self._forces_eager = settings.compiled_census == "force_eager"
         self._census = OpCensusSensor(
@@ -118,7 +119,11 @@ class OpWatch:
         if not self._is_counting:
             return None
         self._is_counting = False
-        return self._guard.run(self._census.end, step, duration_s)
+        census = self._guard.run(self._census.end, step, duration_s)
+        if self._guard.off:
+            # It has failed somewhere in the iteration: nothing of it is to stay on.
+            self._sweeping.run(self._census.stop)
+        return census
 
     def _put(self, record: WindowRecord) -> None:
         self.newest_window = record

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,6 +102,21 @@ class Net(nn.Module):
         return self.last(self.drop(torch.relu(self.norm(self.first(x)))))
 
 
+class Attending(nn.Module):
+    """Attention, a convolution, and a part that is computed again in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.1)
+        self.convolution = nn.Conv1d(8, 8, 3, padding=1, groups=2)
+        self.again = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(x, x, x)[0]
+        x = x + self.convolution(x.t()[None])[0].t()
+        return x + checkpoint(self.again, x, use_reentrant=False)
+
+
 def scaler(init_scale: float = 2.0**20, growth_interval: int = 4, **options: Any) -> Any:
     """A CPU GradScaler that overflows at first and grows soon."""
     return torch.amp.GradScaler(
@@ -115,8 +131,10 @@ def adamw(model: nn.Module, **options: Any) -> torch.optim.AdamW:
 def _one(make_scaler: Callable[[], Any], **options: Any) -> Callable[[], Run]:
     settings = {k: options.pop(k) for k in ("fused", "foreach") if k in options}
 
+    make_model = options.pop("model", Net)
+
     def build() -> Run:
-        model = Net()
+        model = make_model()
         return Run([model], [adamw(model, **settings)], make_scaler(), **options)
 
     return build
@@ -145,6 +163,7 @@ RECIPES: dict[str, Callable[[], Run]] = {
     "bf16-without-scaler": _one(lambda: None, dtype=torch.bfloat16),
     "bf16-with-scaler": _one(scaler, dtype=torch.bfloat16),
     "bf16-disabled-scaler": _one(lambda: scaler(enabled=False), dtype=torch.bfloat16),
+    "bf16-checkpointed-attention": _one(scaler, dtype=torch.bfloat16, model=Attending),
     "fp32": _one(lambda: None, dtype=None, fused=True),
 }
 

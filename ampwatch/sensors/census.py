@@ -133,7 +133,7 @@ class OpCensusSensor:
 
     def remove(self) -> None:
         """Take everything off."""
-        self._stop()
+        self.stop()
         self._clear()
         for handle in self._step_handles:
             handle.remove()
@@ -141,7 +141,7 @@ class OpCensusSensor:
 
     def begin(self) -> bool:
         """An iteration begins whose ops are to be counted; return whether they will be."""
-        self._stop()
+        self.stop()
         self._clear()
         is_compiled = may_compile()
         if self.altered or (is_compiled and not self._may_force_eager):
@@ -170,7 +170,7 @@ class OpCensusSensor:
             step: Its index.
             duration_s: Its wall time; NaN if unknown. Unit: s.
         """
-        self._stop()
+        self.stop()
         counts, census = self._counts, None
         tallies = counts.tallies
         if (tallies or self._lone) and not self.altered:
@@ -198,7 +198,8 @@ class OpCensusSensor:
             judged.setdefault(key._replace(fallback=fallback), OpTally()).add(tally)
         return judged
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """See nothing any more until the next iteration that is counted begins."""
         for handle in self._module_handles:
             handle.remove()
         self._module_handles.clear()
@@ -223,7 +224,7 @@ class OpCensusSensor:
     def _on_compile(self, *_: Any) -> None:
         # Let it run as if nobody looked.
         if self._forced is None:
-            self._guard.run(self._stop)
+            self._guard.run(self.stop)
 
     def _before_step(self, *_: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -258,7 +259,7 @@ class OpCensusSensor:
             return
         if self.altered:
             # Before backward, which is what would be altered most often.
-            self._stop()
+            self.stop()
             return
         me, mode = get_ident(), self._mode
         # A thread of autograd has it from the thread that called backward.

@@ -46,6 +46,7 @@ def _residue(run: Run) -> dict[str, Any]:
             len(optimizer_module._global_optimizer_post_hooks),
             len(torch.nn.modules.module._global_forward_hooks),
             len(torch.nn.modules.module._global_forward_pre_hooks),
+            len(torch.nn.modules.module._global_forward_hooks_always_called),
         ),
         "methods": {
             f"{owner.__name__}.{name}": id(value)
@@ -55,6 +56,8 @@ def _residue(run: Run) -> dict[str, Any]:
                 torch.optim.Optimizer,
                 torch.optim.lr_scheduler.LRScheduler,
                 torch.Tensor,
+                torch._TorchCompileWrapper,
+                torch._TorchCompileInductorWrapper,
             )
             for name, value in vars(owner).items()
         },

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 import ampwatch
 from ampwatch.diagnosis.book import FindingBook
@@ -13,6 +14,8 @@ from ampwatch.diagnosis.culprits import Culprits
 from ampwatch.diagnosis.forward_range import ForwardRange
 from ampwatch.diagnosis.gradient_range import GradientRange
 from ampwatch.diagnosis.loss_dtype import LossDtype
+from ampwatch.diagnosis.op_records import OpRecorder
+from ampwatch.diagnosis.performance import Performance
 from ampwatch.diagnosis.pipeline import Diagnosis
 from ampwatch.diagnosis.poisoned_state import PoisonedState
 from ampwatch.diagnosis.range_records import RangeRecorder
@@ -22,15 +25,21 @@ from ampwatch.diagnosis.steps import StepJudge
 from ampwatch.diagnosis.update_precision import UpdatePrecision
 from ampwatch.sensors.activations import ActivationSensor
 from ampwatch.sensors.autocast import AutocastSensor
+from ampwatch.sensors.census import OpCensusSensor
+from ampwatch.sensors.fallbacks import Fallbacks
 from ampwatch.sensors.gradients import GradientSensor
 from ampwatch.sensors.iteration import IterationLedger
 from ampwatch.sensors.loss_scale import LossScaleSensor
 from ampwatch.sensors.losses import LossSum
 from ampwatch.sensors.measuring import Measuring
+from ampwatch.sensors.modulestack import ModuleStack
 from ampwatch.sensors.names import Names
+from ampwatch.sensors.opcounts import OpCounts
+from ampwatch.sensors.opmode import OpMode
 from ampwatch.sensors.optimizer_steps import OptimizerStepSensor
 from ampwatch.sensors.optimizers import OptimizerRegistry
 from ampwatch.sensors.readback import Readback
+from ampwatch.sensors.regions import Regions
 from ampwatch.sensors.sampling import Sampler
 from ampwatch.sensors.schedulers import SchedulerSensor
 from ampwatch.sensors.updates import UpdateSensor
@@ -90,6 +99,23 @@ IN_STEP = [
     (Sampler, "next"),
     (Sampler, "alarm"),
     (Sampler, "takes_first_look"),
+    (OpCensusSensor, "begin"),
+    (OpCensusSensor, "before_forward"),
+    (OpCensusSensor, "after_forward"),
+    (OpCensusSensor, "note"),
+    (OpCensusSensor, "end"),
+    (OpCounts, "count"),
+    (OpMode, "put_on"),
+    (OpMode, "take_off"),
+    (ModuleStack, "enter"),
+    (ModuleStack, "name_of_node"),
+    (Regions, "entered"),
+    (Regions, "left"),
+    (Regions, "look"),
+    (Fallbacks, "why"),
+    (OpRecorder, "record"),
+    (OpRecorder, "pass_on"),
+    (Performance, "look_at"),
 ]
 
 
@@ -210,3 +236,20 @@ def test_a_callback_that_raises_is_called_once_and_never_again() -> None:
 
     assert len(watch.findings) > 1
     assert calls == [watch.findings[0].kind]
+
+
+def test_a_census_that_failed_does_not_stay_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the next iteration on the dispatcher and the modules are as without ampwatch."""
+    monkeypatch.setattr(OpCensusSensor, "note", Fault(lambda *_: None, 1, KeyError).bound_to())
+    run = build("fp16-fused")
+    depths = []
+    run.after_step = lambda _step: depths.append(
+        (
+            torch._C._len_torch_dispatch_stack(),
+            len(torch.nn.modules.module._global_forward_pre_hooks),
+        )
+    )
+    with ampwatch.monitor(run.models, run.scaler, serve=False):
+        run.loop()
+
+    assert depths == [(0, 0)] * run.steps

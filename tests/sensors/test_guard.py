@@ -125,3 +125,64 @@ def test_a_guard_returns_what_the_work_returns_and_none_once_it_is_off() -> None
     assert guard.run(lambda a, b: a + b, 2, 3) == 5
     assert guard.run(_fail) is None
     assert guard.run(lambda: 5) is None
+
+
+def test_a_thread_safe_sensor_is_at_work_in_several_threads_at_a_time() -> None:
+    """In each of them once: what it does itself is not observed by it there either."""
+    guard = Guard("s", is_thread_safe=True)
+    both = threading.Barrier(2)
+    seen = []
+
+    def work() -> None:
+        both.wait(10)
+        guard.run(seen.append, "from within")
+        seen.append(threading.get_ident())
+        both.wait(10)
+
+    threads = [threading.Thread(target=guard.run, args=(work,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(seen) == sorted(t.ident for t in threads)
+    assert (guard.missed, guard.errors) == (0, 0)
+
+
+def test_any_other_sensor_is_at_work_in_one_thread_and_counts_what_it_missed() -> None:
+    """Its state is not made for more."""
+    guard = Guard("s")
+    seen: list[int] = []
+
+    def work() -> None:
+        thread = threading.Thread(target=guard.run, args=(seen.append, 1))
+        thread.start()
+        thread.join()
+
+    guard.run(work)
+
+    assert (guard.missed, seen) == (1, [])
+
+
+def test_what_runs_within_a_guarded_call_is_ours_in_each_thread_on_its_own() -> None:
+    """Two threads at once, and one that is in none."""
+    account = Account()
+    seen = {}
+    both = threading.Barrier(2)
+
+    def work(name: str) -> None:
+        both.wait(10)
+        seen[name] = account.is_mine
+        both.wait(10)
+
+    threads = [
+        threading.Thread(target=Guard(name, account).run, args=(work, name)) for name in "ab"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    Guard("c", account).run(lambda: seen.update(nested=account.is_mine))
+
+    assert seen == {"a": True, "b": True, "nested": True}
+    assert not account.is_mine

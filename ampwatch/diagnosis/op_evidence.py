@@ -102,7 +102,8 @@ class OpCensus:
         step: Index of the iteration.
         source: How the ops were counted.
         tallies: The ops.
-        autocast_dtypes: Names of the dtypes of the enabled autocast regions it had.
+        autocast_dtypes: Names of the dtypes of the enabled autocast regions that censuses have
+            met so far, this one included.
         device_types: Types of the devices its ops ran on (``cpu``, ``cuda``, ``meta``).
         lone_forwards: Forward passes without the autocast that was expected.
         weight_cast_bytes: Bytes of the low-precision copies that autocast made of parameters

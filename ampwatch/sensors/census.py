@@ -81,7 +81,7 @@ class OpCensusSensor:
         altered: Name of the op because of which nothing is counted any more; empty without.
 
     Cost:
-        35 to 65 us an op in a counted iteration, a third to a half of it PyTorch's own
+        25 to 60 us an op in a counted iteration, a third to a half of it PyTorch's own
         (benchmarks/census.py); two flags a step in the others.
     """
 

@@ -33,7 +33,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
     Attributes:
         threads: Identities of the threads that it was put on in and not yet taken off.
 
-    Cost: 2 to 3 us an op in a loop, 15 to 30 between the kernels of a training, besides what
+    Cost: 2 to 3 us an op in a loop, 10 to 30 between the kernels of a training, besides what
     ``note`` takes; nothing while it is off.
     """
 

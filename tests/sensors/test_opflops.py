@@ -18,6 +18,8 @@ from tests.sensors.counting import Counted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
+
 aten = torch.ops.aten
 
 

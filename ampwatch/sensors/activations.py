@@ -10,7 +10,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 
 from ampwatch.records import Topic
-from ampwatch.sensors.compiling import may_compile
+from ampwatch.sensors.compiling import listen_to_compile, may_compile
 from ampwatch.sensors.measuring import How, Item
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ampwatch.sensors.measuring import Measuring
     from ampwatch.sensors.names import Names
     from ampwatch.sensors.sampling import Sampler
+    from ampwatch.sensors.taps import Listener
 
 MOST_ELEMENTS = 16384
 """Elements of one tensor that are binned on a CPU: a share of 1 % is then known to within
@@ -74,6 +75,7 @@ class ActivationSensor:
         self._seen: set[str] = set()
         self._focus: AbstractSet[str] = frozenset()
         self._handle: RemovableHandle | None = None
+        self._listeners: list[Listener] = []
 
     def install(self) -> None:
         """Prepare for the first iteration."""
@@ -84,6 +86,9 @@ class ActivationSensor:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+        for listener in self._listeners:
+            listener.remove()
+        self._listeners.clear()
         self._leaves.clear()
 
     def begin(self, focus: AbstractSet[str]) -> None:
@@ -105,6 +110,11 @@ class ActivationSensor:
         }
         if self._handle is None:
             self._handle = register_module_forward_hook(self._after_forward)
+            self._listeners = listen_to_compile(self._on_compile)
+
+    def _on_compile(self, *_: Any) -> None:
+        # With the hook in place it would be compiled twice, and PyTorch warns of it.
+        self._guard.run(self.remove)
 
     def _after_forward(self, module: nn.Module, _args: Any, output: Any) -> None:
         # A module that is being compiled or traced must not get our code into its graph.

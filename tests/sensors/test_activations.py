@@ -14,7 +14,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils.checkpoint import checkpoint
 
 from ampwatch.records import Topic
-from ampwatch.sensors import activations
+from ampwatch.sensors import activations, taps
 from ampwatch.sensors.activations import ActivationSensor, tensors_in
 from tests.sensors.notes import Parts
 
@@ -288,3 +288,14 @@ def test_the_graph_is_freed_as_without_ampwatch(watch: Any) -> None:
     gc.collect()
 
     assert sum(type(o) is torch.Tensor for o in gc.get_objects()) <= before
+
+
+def test_the_hook_goes_as_soon_as_something_is_compiled(watch: Any) -> None:
+    """Also in the middle of an iteration: with it there, it would be compiled twice."""
+    watch(mlp(), OUTPUTS)
+    assert torch_module._global_forward_hooks
+
+    torch.compile(mlp(), backend="eager")
+
+    assert not torch_module._global_forward_hooks
+    assert not any(owner is torch._TorchCompileWrapper for owner, _ in taps._taps)

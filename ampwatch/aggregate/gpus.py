@@ -308,7 +308,9 @@ class Gpus:
         """
         self.host, self.unnamed = found.host, found.unnamed
         present = {gpu.uuid: gpu for gpu in found.gpus}
-        self._lose(self._gpus.keys() - present.keys(), Reason.GPU_LOST)
+        # Where NVML itself fails nobody knows how they are; what it says is the reason then.
+        why = Reason.GPU_LOST if found.host in (Reason.OK, Reason.NO_DEVICES) else found.host
+        self._lose(self._gpus.keys() - present.keys(), why)
         self._gpus.update(present)
         return (
             found.host in NOTHING_WRONG

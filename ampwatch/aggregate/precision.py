@@ -103,7 +103,7 @@ class Precision:
 
     def know_facts(self, facts: Mapping[str, str]) -> None:
         """Take in what the training process says of its device, and of the setting ``peak_flops``."""
-        self._knows_device = "gpu_capability" in facts
+        self._knows_device = "gpu_capability" in facts or facts.get("device", "") not in NO_GPU
         self.peaks = peaks_of(facts)
 
     @property
@@ -113,8 +113,7 @@ class Precision:
             return Absence.WAITING
         if tensor_share(self.window) is not None:
             return Absence.OK
-        on_cpu = {total.unit for total in self.window.totals} == {CPU}
-        return Absence.NO_GPU if on_cpu else Absence.NO_MATMULS
+        return Absence.NO_GPU if on_cpu_only(self.window) else Absence.NO_MATMULS
 
     def arithmetic(self, step_seconds: float) -> Arithmetic:
         """Return how much of its ceiling the training uses.
@@ -145,6 +144,23 @@ NO_DEVICE = (
 )
 
 
+NOT_NVIDIA = (
+    "The peak is derived for NVIDIA's GPUs only, and this is {}; set peak_flops to what its"
+    " datasheet says."
+)
+NO_CLOCK = (
+    "The peak is not known: this version of PyTorch does not tell the clock of the GPU; set"
+    " peak_flops to what its datasheet says."
+)
+
+NO_GPU = ("", "cpu", "meta", "unknown")
+"""Names of devices that are no GPU."""
+
+MOST_SMS = 10_000
+FASTEST_HERTZ = 1e11
+"""What no GPU has. Unit: Hz."""
+
+
 def peaks_of(facts: Mapping[str, str]) -> Peaks:
     """Return the peaks of the device that ``facts`` describe; what ``peak_flops`` says wins."""
     try:
@@ -157,11 +173,19 @@ def peaks_of(facts: Mapping[str, str]) -> Peaks:
 
 
 def _derived_peaks(facts: Mapping[str, str]) -> Peaks:
+    device = facts.get("device", "")
+    if "gpu_capability" not in facts:
+        return Peaks(reason=NO_DEVICE if device in NO_GPU else NOT_NVIDIA.format(device))
+    if "gpu_clock_hertz" not in facts:
+        return Peaks(reason=NO_CLOCK)
     try:
         major, _, minor = facts["gpu_capability"].partition(".")
         capability = int(major), int(minor)
         sms, clock = int(facts["gpu_sms"]), float(facts["gpu_clock_hertz"])
     except (KeyError, ValueError):
+        return Peaks(reason=NO_DEVICE)
+    # Another process has written them.
+    if not (0 < sms <= MOST_SMS and 0.0 < clock <= FASTEST_HERTZ):
         return Peaks(reason=NO_DEVICE)
     return peak_flops(capability, sms, clock, facts.get("device", ""))
 
@@ -202,6 +226,11 @@ def tensor_share(window: WindowRecord) -> Share | None:
     tensor, cuda, unknown = (time[unit] for unit in MATMUL_UNITS)
     whole = tensor + cuda + unknown
     return Share(tensor / whole, (tensor + unknown) / whole) if whole else None
+
+
+def on_cpu_only(window: WindowRecord) -> bool:
+    """Return whether all that windows have seen so far was on a CPU."""
+    return {total.unit for total in window.totals} == {CPU}
 
 
 def nanoseconds_by_unit(window: WindowRecord) -> Counter[str]:

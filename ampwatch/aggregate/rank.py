@@ -172,10 +172,15 @@ class RankView:
             return RunState.FINISHED if finished else RunState.FAILED
         if not self._alive:
             return RunState.FAILED
-        silence = self._clock() - self.last_record_ns / 1e9
+        silence = self.silence_seconds
         if silence <= self._stale_seconds or silence <= STALE_STEPS * self.usual_step_seconds:
             return RunState.RUNNING
         return RunState.STALE
+
+    @property
+    def silence_seconds(self) -> float:
+        """How long ago the newest record that has a time was made. Unit: s."""
+        return self._clock() - self.last_record_ns / 1e9
 
     @property
     def end_reason(self) -> str:

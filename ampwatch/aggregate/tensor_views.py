@@ -4,14 +4,14 @@
 of the time in which kernels ran that use them, a range, since some names tell nothing.
 *Arithmetic*: what the counted FLOPs would take at the peak, over what an iteration takes.
 
-A pipe is only active inside such a kernel, and does at most the peak in a cycle. So
-arithmetic <= hardware <= kernels. Where that does not hold one of the three is wrong, and
-none of them can be trusted alone.
+A pipe is only active inside such a kernel, and does at most the peak in a cycle. So, but
+for FLOPs that a causal mask saves, arithmetic <= hardware <= kernels. Where that does not hold
+one of the three is wrong, and none of them can be trusted alone.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -20,20 +20,29 @@ from ampwatch.aggregate.gpus import Feature
 from ampwatch.aggregate.precision import by_peak, flops_per_iteration, nanoseconds_by_unit
 from ampwatch.precision.ops import TENSOR_DTYPES
 from ampwatch.precision.peaks import ideal_seconds
-from ampwatch.records import Finding, Severity
+from ampwatch.records import Finding, RunState, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ampwatch.aggregate.gpus import Gpu
     from ampwatch.aggregate.rank import RankView
 
-LOOKS = 12
-"""Newest looks at the hardware that are averaged, a minute of them: one may fall into an
-evaluation, a window of the profiler is of a few iterations of the same minute at best."""
+SPAN_NS = 60 * 10**9
+"""Looks at the hardware are averaged over so long, during which the rank took steps without a
+break: a single one may fall into an evaluation. Unit: ns."""
+
+PATIENCE = 3
+SOON_SECONDS = 2.0
+"""A step that takes so many times longer than usual, and so long, is a break: a checkpoint, an
+evaluation, a hang. Unit: s."""
 
 SLACK = 1.25
 """So many times larger than its bound a view has to be: clocks move, shapes change."""
+
+ARITHMETIC_SLACK = 2.5
+"""The same for FLOPs: those of attention are counted without a discount for a causal mask, of
+which kernels skip up to half."""
 
 LEAST = 0.05
 """And by so much: small shares are mostly error."""
@@ -72,7 +81,7 @@ class TensorViews:
             found["hardware_kernels"] = self._hardware_against_kernels()
         if self.hardware is not None and self.arithmetic is not None:
             found["hardware_arithmetic"] = ""
-            if _exceeds(self.arithmetic, self.hardware):
+            if _exceeds(self.arithmetic, self.hardware, ARITHMETIC_SLACK):
                 found["hardware_arithmetic"] = (
                     f"the counted FLOPs fill {self.arithmetic:.0%} of the time at the peak, while"
                     f" tensor pipes were active in {self.hardware:.0%} of the cycles: the peak is"
@@ -80,7 +89,7 @@ class TensorViews:
                 )
         if self.kernels_high is not None and self.arithmetic is not None:
             found["kernels_arithmetic"] = ""
-            if _exceeds(self.arithmetic, self.kernels_high):
+            if _exceeds(self.arithmetic, self.kernels_high, ARITHMETIC_SLACK):
                 found["kernels_arithmetic"] = (
                     f"the counted FLOPs fill {self.arithmetic:.0%} of the time at the peak, while"
                     f" at most {self.kernels_high:.0%} of it went to kernels that can use tensor"
@@ -111,50 +120,64 @@ class TensorViews:
         return ""
 
 
-def _exceeds(value: float, bound: float) -> bool:
-    return value > SLACK * bound + LEAST
+def _exceeds(value: float, bound: float, slack: float = SLACK) -> bool:
+    return value > slack * bound + LEAST
+
+
+class _Looks:
+    """What the hardware said while a rank took steps without a break."""
+
+    def __init__(self) -> None:
+        self._gpu: Gpu | None = None
+        self._active: deque[tuple[int, float]] = deque()
+
+    def look(self, gpu: Gpu | None, time_ns: int, *, steps: bool) -> None:
+        """Take in what the GPU says now, once.
+
+        Args:
+            gpu: The rank's; ``None`` if none tells anything of it alone.
+            time_ns: Unix time of the newest step. Unit: ns.
+            steps: Whether the rank has taken a step when one was due; else all is forgotten.
+        """
+        if gpu is self._gpu:
+            return
+        self._gpu = gpu
+        active = None if gpu is None else gpu.number(Feature.TENSOR_ACTIVE, "any")
+        if active is None or not steps:
+            self._active.clear()
+            return
+        self._active.append((time_ns, active))
+        while time_ns - self._active[0][0] > 2 * SPAN_NS:
+            self._active.popleft()
+
+    def mean(self) -> float | None:
+        """Return the mean share of active cycles; ``None`` before a whole span was seen."""
+        if not self._active or self._active[-1][0] - self._active[0][0] < SPAN_NS:
+            return None
+        return fmean(active for _, active in self._active)
 
 
 class ViewKeeper:
     """Follows the three views of every rank."""
 
     def __init__(self) -> None:
-        self._hardware: dict[str, deque[float]] = {}
-        self._newest: dict[str, Gpu] = {}
+        self._looks: dict[RankView, _Looks] = {}
 
-    def look(self, gpus: Iterable[Gpu], ranks: Iterable[RankView]) -> None:
+    def look(self, gpus: Iterable[Gpu], ranks: Sequence[RankView]) -> None:
         """Take in what GPUs and ranks say now; enter lasting conflicts into the findings.
 
-        Cost: some us a rank.
+        Cost: some 40 us a rank.
         """
-        for gpu in gpus:
-            # A look at the hardware makes a new object of each GPU.
-            if self._newest.get(gpu.uuid) is not gpu:
-                self._newest[gpu.uuid] = gpu
-                self._note(gpu)
-        for rank in ranks:
-            rank.tensor_views = self._views_of(rank)
+        alone = _alone(gpus, ranks)
+        self._looks = {rank: self._looks.get(rank, _Looks()) for rank in ranks}
+        for rank, looks in self._looks.items():
+            if rank.newest is None or rank.state is not RunState.RUNNING:
+                continue
+            steps = rank.silence_seconds <= PATIENCE * rank.usual_step_seconds + SOON_SECONDS
+            gpu = alone.get(rank.facts.get("gpu_uuid", ""))
+            looks.look(gpu, rank.newest.time_ns, steps=steps)
+            rank.tensor_views = TensorViews(looks.mean(), *_kernels(rank), _arithmetic(rank))
             self._judge(rank)
-
-    def _note(self, gpu: Gpu) -> None:
-        active = gpu.number(Feature.TENSOR_ACTIVE, "any")
-        looks = self._hardware.setdefault(gpu.uuid, deque(maxlen=LOOKS))
-        if active is None:
-            looks.clear()
-        else:
-            looks.append(active)
-
-    def _views_of(self, rank: RankView) -> TensorViews:
-        low, high = _kernels(rank)
-        return TensorViews(self._hardware_of(rank), low, high, _arithmetic(rank))
-
-    def _hardware_of(self, rank: RankView) -> float | None:
-        uuid = rank.facts.get("gpu_uuid", "")
-        gpu, looks = self._newest.get(uuid), self._hardware.get(uuid, ())
-        # Shared with others, or cut into instances, it tells nothing of this rank.
-        if gpu is None or gpu.instances or len(gpu.processes) > 1 or len(looks) < LOOKS:
-            return None
-        return fmean(looks)
 
     def _judge(self, rank: RankView) -> None:
         conflicts = rank.tensor_views.conflicts()
@@ -186,6 +209,16 @@ class ViewKeeper:
                 evidence={name: share for name, share in shares.items() if share is not None},
             )
         )
+
+
+def _alone(gpus: Iterable[Gpu], ranks: Sequence[RankView]) -> dict[str, Gpu]:
+    """Return the GPUs that tell something of one rank: used by one process, and not cut up."""
+    named = Counter(rank.facts.get("gpu_uuid") for rank in ranks if not rank.ended)
+    return {
+        gpu.uuid: gpu
+        for gpu in gpus
+        if named[gpu.uuid] == 1 and not gpu.instances and gpu.number(Feature.PROCESSES) == 1
+    }
 
 
 KIND = "tensor_views_disagree"

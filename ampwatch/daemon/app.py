@@ -166,7 +166,7 @@ class Daemon:
             self._busy_at = self._polled_at
         if self._gpus is not None:
             self._gpus.check()
-            self.fleet.compare_views()
+        self.fleet.compare_views()
         self._server.cut_overdue()
 
     def _loop(self, lock: DaemonLock, listener: threading.Thread) -> None:

@@ -76,6 +76,7 @@ class RingWatcher:
         self._followed: dict[Path, _Followed] = {}
         self._settled: dict[Path, Settled] = {}
         self._problems: dict[Path, str] = {}
+        self._failed: dict[Path, str] = {}
 
     @property
     def num_followed(self) -> int:
@@ -133,8 +134,13 @@ class RingWatcher:
         alive = ring.reader.writer_alive()
         records = ring.reader.poll()
         ring.last_ns = max([ring.last_ns, *_times(records)])
-        if alive or ring.is_shown or self._is_recent(ring):
-            self._show(path, ring, records, alive=alive)
+        try:
+            if alive or ring.is_shown or self._is_recent(ring):
+                self._show(path, ring, records, alive=alive)
+        except Exception as error:  # one ring, of whomever, must not end the page of all others
+            if path not in self._failed:
+                logger.exception("records of %s cannot be taken in", path)
+            self._failed[path] = f"records cannot be taken in: {error!r:.200}"
         if any(isinstance(record, EndRecord) for record in records):
             self._settle(path, remove_after=0.0)
         elif not alive:
@@ -187,7 +193,9 @@ class RingWatcher:
 
     def _tell_problems(self, problems: dict[Path, str]) -> None:
         """Show the problems there are now; log each one once."""
+        self._failed = {path: text for path, text in self._failed.items() if path in self._followed}
         current = problems | {p: s.problem for p, s in self._settled.items() if s.problem}
+        current |= self._failed
         with self._fleet.lock:
             for path in self._problems.keys() - current.keys():
                 # Not ``forget``: the file may be a ring by now, whose records are there.

@@ -260,6 +260,10 @@ def _sort_of(call: OpCall, tensors: Sequence[torch.Tensor], first: torch.Tensor)
     elif kind is OpKind.MATMUL and len(operands := operands_of(info, tensors)) > 1:
         # The scales of a product of float8 matrices are float32.
         dtype = promoted(tuple([t.dtype for t in operands]))[1]
+    elif kind is OpKind.ATTENTION and "query" in info.arguments:
+        # In backward the logarithms of sums come along, which are float32.
+        given = dict(zip(info.arguments, call.args, strict=False)) | call.kwargs
+        dtype = name_of(given["query"].dtype)
     if not dtype and first.is_floating_point():
         dtype = name_of(first.dtype)
     if dtype == "float32" and kind.has_flops and first.device.type == "cuda" and allows_tf32(kind):

@@ -54,6 +54,19 @@ def test_a_driver_that_goes_away_is_a_failure_where_there_were_gpus() -> None:
     assert not before.apply(Pass(Reason.DRIVER_NOT_LOADED))
 
 
+@pytest.mark.parametrize(
+    "host", [Reason.ERROR, Reason.VERSION_MISMATCH, Reason.NO_PERMISSION, Reason.DRIVER_NOT_LOADED]
+)
+def test_where_nvml_fails_its_reason_is_that_of_the_gpus(host: Reason) -> None:
+    """Nobody has seen them fall off the bus."""
+    gpus = Gpus()
+    gpus.apply(Pass(Reason.OK, [gpu("GPU-a")]))
+
+    gpus.apply(Pass(host))
+
+    assert [g.gone for g in gpus.all()] == [host]
+
+
 def test_a_gpu_without_a_name_is_a_failure() -> None:
     """It was lost before the daemon came."""
     assert not Gpus().apply(Pass(Reason.OK, [], {0: Reason.GPU_LOST}))

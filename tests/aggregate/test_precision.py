@@ -139,7 +139,9 @@ def test_all_formats_of_fp8_have_one_peak() -> None:
     [
         ({"gpu_capability": "99.0"}, Absence.UNKNOWN_DEVICE, "99.0"),
         ({"gpu_capability": "nine"}, Absence.UNKNOWN_DEVICE, "set peak_flops"),
-        ({"device": "AMD Instinct MI300X"}, Absence.UNKNOWN_DEVICE, "NVIDIA"),
+        ({"gpu_sms": "9" * 400}, Absence.UNKNOWN_DEVICE, "set peak_flops"),
+        ({"gpu_sms": "-1"}, Absence.UNKNOWN_DEVICE, "set peak_flops"),
+        ({"gpu_clock_hertz": "1e300"}, Absence.UNKNOWN_DEVICE, "set peak_flops"),
     ],
 )
 def test_a_device_that_is_not_known_has_no_ceiling(
@@ -156,12 +158,37 @@ def test_a_device_that_is_not_known_has_no_ceiling(
     assert words in told.sentence
 
 
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"device": "AMD Instinct MI300X"}, "this is AMD Instinct MI300X"),
+        (
+            {"device": "NVIDIA H100", "gpu_capability": "9.0", "gpu_sms": "132"},
+            "does not tell the clock",
+        ),
+    ],
+)
+def test_a_gpu_that_is_known_too_little_of_is_no_cpu(facts: dict[str, str], words: str) -> None:
+    """As PyTorch describes a GPU that is not NVIDIA's, or in a version that knows no clocks."""
+    precision = Precision()
+    precision.put(census(ops=(matmuls("float16", 10),)))
+    precision.know_facts(facts)
+
+    told = precision.arithmetic(1.0)
+
+    assert told.absence is Absence.UNKNOWN_DEVICE
+    assert words in told.sentence
+
+
 def test_a_cpu_is_no_unknown_gpu() -> None:
     """Nothing is wrong there."""
     precision = Precision()
     precision.put(census(ops=(matmuls("float32", 10),)))
+    absences = [precision.arithmetic(1.0).absence]
+    precision.know_facts({"device": "cpu"})
+    absences.append(precision.arithmetic(1.0).absence)
 
-    assert precision.arithmetic(1.0).absence is Absence.NO_GPU
+    assert absences == [Absence.NO_GPU] * 2
 
 
 def test_the_user_knows_the_peak_best() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ampwatch.aggregate import Fleet
+from ampwatch.aggregate import Fleet, RankView
 from ampwatch.daemon import settled as settled_module
 from ampwatch.daemon import watcher as watcher_module
 from ampwatch.daemon.discovery import Signature
@@ -390,6 +390,32 @@ def test_a_living_run_whose_file_was_removed_by_hand_is_still_followed(setting: 
     (rank,) = setting.fleet.ranks()
     assert (rank.state, rank.newest) == (RunState.RUNNING, step(5))
     writer.close(end(), keep=False)
+
+
+def test_records_that_cannot_be_taken_in_end_nothing_but_themselves(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run beside it goes on, and so does the daemon; the log has it once."""
+    apply = RankView.apply
+
+    def fail_for_bad_runs(view: RankView, record: Any) -> None:
+        if view.identity.run == "bad":
+            raise OverflowError
+        apply(view, record)
+
+    monkeypatch.setattr(RankView, "apply", fail_for_bad_runs)
+    bad, good = setting.write("bad"), setting.write("good")
+    for number in range(3):
+        bad.put(step(number))
+        good.put(step(number))
+        setting.watcher.poll()
+
+    ranks = {rank.run: rank for rank in setting.fleet.ranks()}
+    assert ranks["good"].newest == step(2)
+    assert "OverflowError" in setting.fleet.problems[str(bad.path)]
+    assert caplog.text.count("Traceback") == 1
+    for writer in (bad, good):
+        writer.close(end(), keep=False)
 
 
 def test_a_directory_that_cannot_be_looked_into_makes_the_pass_fail(tmp_path: Path) -> None:

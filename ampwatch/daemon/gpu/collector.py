@@ -31,6 +31,9 @@ SILENT_SECONDS = 60.0
 
 STOP_SECONDS = 2.0
 
+ANSWERS = (Reason.OK, Reason.SWITCHED_OFF)
+"""How NVML stands where an open source need not be opened anew; off it is for synthetic GPUs."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -93,7 +96,7 @@ class GpuCollector:
             success = self._fleet.gpus.apply(found)
             self._passes[NAME] = CollectorPass(success, now - begin)
             gone = {gpu.uuid: gpu.gone for gpu in self._fleet.gpus.all() if not gpu.is_up}
-        self._plan(now, success=success and found.host is Reason.OK)
+        self._plan(now, success=success and found.host in ANSWERS)
         self._tell(found.host, gone)
 
     def check(self) -> None:

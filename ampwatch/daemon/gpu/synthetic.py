@@ -65,7 +65,7 @@ class SyntheticSource:
         gpus[3].answers |= gpm.nothing(Reason.NOT_SUPPORTED) | {
             Feature.PCIE: dict.fromkeys(("transmit", "receive"), Reason.SWITCHED_OFF)
         }
-        return Pass(Reason.OK, gpus)
+        return Pass(Reason.SWITCHED_OFF, gpus)  # NVML is, and no series may say that it is read
 
     def close(self) -> bool:
         """There is nothing to let go of."""

@@ -57,7 +57,7 @@ class Settings:
 
     level: str = _knob(
         "standard",
-        "How much is watched: off, light (scaler, steps, loss, schedulers), standard (and ranges in some steps) or deep (ranges in every step).",
+        "How much is watched: off, light (scaler, steps, loss, schedulers), standard (and ranges and ops in some steps, kernels in profiler windows) or deep (ranges and ops in every step).",
     )
     run: str = _knob("", "Name of the run, stable between restarts; the script's name if empty.")
     runtime_dir: str = _knob(

@@ -37,6 +37,11 @@ REMEDIES = {
     Reason.ERROR: "nvidia-smi should say the same",
 }
 
+OF_FEATURES = {
+    Reason.NO_PERMISSION: "let root run the daemon, or have the driver loaded with NVreg_RestrictProfilingToAdminUsers=0",
+}
+"""What helps where NVML answers and one of its features does not."""
+
 ABSENT = frozenset(
     {
         Reason.NOT_SUPPORTED,
@@ -105,7 +110,8 @@ def _of_gpu(gpu: Gpu) -> list[Check]:
     for reason in sorted(by_reason, key=lambda reason: CAPABILITY_STATES.index(reason.state)):
         state = State.ABSENT if reason in ABSENT else State.PROBLEM
         why = f"{', '.join(by_reason[reason])}: {reason.text}"
-        checks.append(Check(f"{name} {reason.value}", state, why, REMEDIES.get(reason, "")))
+        remedy = OF_FEATURES.get(reason, REMEDIES.get(reason, ""))
+        checks.append(Check(f"{name} {reason.value}", state, why, remedy))
     return checks
 
 

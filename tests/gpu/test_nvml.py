@@ -49,9 +49,41 @@ def test_values_are_plausible(source: NvmlSource) -> None:
     total = torch.cuda.get_device_properties(DEVICE).total_memory
     assert capacity == pytest.approx(total, rel=0.05)
     power = gpu.number(Feature.POWER)
-    assert power is None or 1.0 < power < 2000.0
+    assert power is not None
+    assert 1.0 < power < 2000.0
     temperature = gpu.number(Feature.TEMPERATURE, "gpu")
-    assert temperature is None or 10.0 < temperature < 110.0
+    assert temperature is not None
+    assert 10.0 < temperature < 110.0
+    clock, fastest = (gpu.number(f, "sm") for f in (Feature.CLOCK, Feature.CLOCK_MAX))
+    assert clock is not None
+    assert fastest is not None
+    assert 1e8 < clock <= fastest < 5e9
+
+
+def test_energy_grows_as_power_says(source: NvmlSource) -> None:
+    """Joules are watts times seconds, to within what the load changes meanwhile."""
+    before, began = _gpu(source), time.monotonic()
+    time.sleep(2.0)
+    after, seconds = _gpu(source), time.monotonic() - began
+    joules = [gpu.number(Feature.ENERGY) for gpu in (before, after)]
+    watts = [gpu.number(Feature.POWER) for gpu in (before, after)]
+    if None in joules or None in watts:
+        pytest.skip("this GPU does not count its energy")
+
+    used, mean = joules[1] - joules[0], sum(watts) / 2
+
+    assert used / seconds == pytest.approx(mean, rel=0.5)
+
+
+def test_throttle_times_are_no_longer_than_the_time_that_has_passed(source: NvmlSource) -> None:
+    """If their unit were another one, an idle or busy second would not fit."""
+    before, began = _gpu(source), time.monotonic()
+    time.sleep(2.0)
+    after, seconds = _gpu(source), time.monotonic() - began
+    for reason in after.answers.get(Feature.THROTTLE, {}):
+        values = [gpu.number(Feature.THROTTLE, reason) for gpu in (before, after)]
+        if None not in values:
+            assert 0.0 <= values[1] - values[0] <= 1.5 * seconds
 
 
 def test_tensor_pipes_are_active_in_a_matmul_and_idle_without(source: NvmlSource) -> None:

@@ -98,9 +98,10 @@ class XidWatcher:
         if isinstance(event, Reason):
             return event
         uuid = self._names.get(_address(event.device))
-        if event.eventType & XID_EVENTS and uuid is not None:
-            logger.warning("XID %d on %s", event.eventData, uuid)
-            self._report(uuid, int(event.eventData))
+        if event.eventType & XID_EVENTS:
+            logger.warning("XID %d on %s", event.eventData, uuid or "a GPU that has no name")
+            if uuid is not None:
+                self._report(uuid, int(event.eventData))
         return Reason.OK
 
     def _register(self) -> None:

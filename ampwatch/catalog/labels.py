@@ -25,6 +25,7 @@ from ampwatch.precision.ops import Fallback, OpKind
 from ampwatch.records import (
     KERNEL_UNITS,
     SKIP_CLASSES,
+    CensusSource,
     RunState,
     Severity,
     Topic,
@@ -72,13 +73,15 @@ LABELS: dict[str, str] = {
     "uuid": "UUID of the GPU as NVML, `nvidia-smi -L` and DCGM say it, beginning with `GPU-`; with `SYNTHETIC-` if it does not exist.",
     "feature": "What could be read of a GPU: "
     + _values(("nvml", *(feature.value for feature in Feature)))
-    + ", or one part of it (`tensor_active_dmma`) where that differs from the rest; `uuid` of a GPU that cannot tell its name. What could be told of precision: `kernels`, the share of tensor cores in their time, and `arithmetic`, the share of the ceiling that was used.",
+    + ", or one part of it (`tensor_active_dmma`) where that differs from the rest; `uuid` of a GPU that cannot tell its name. What could be told of precision: `ops`, what they computed in, `kernels`, the share of tensor cores in their time, and `arithmetic`, the share of the ceiling that was used.",
     "reason": "Of throttling: "
     + _values((*THROTTLE_REASONS, "thermal"))
     + ", the last one only where the driver does not tell the kinds apart. Of what could be read of a GPU: "
     + _values(tuple(reason.value for reason in Reason))
     + ". Of what could be told of precision: "
     + _values(tuple(absence.value for absence in Absence))
+    + ", and of ops that were counted, how: "
+    + _values(tuple(source.label for source in CensusSource))
     + ". Of float32 under autocast: "
     + _values(tuple(reason.label for reason in Fallback if reason is not Fallback.NONE))
     + ". Of profiler windows that were not opened: "

@@ -17,7 +17,7 @@ _INTRODUCTION = """\
 Generated from `ampwatch/catalog/`; change what is there, then run
 `python -m ampwatch.catalog > docs/metrics.md`.
 
-- Counters of a rank exist at 0 from the first scrape of a run. The gauges of a finding appear when it is
+- Counters of a rank exist at 0 from the first scrape of a run, except where the table says otherwise. The gauges of a finding appear when it is
   made. Alert on `ampwatch_finding_last_seen_timestamp_seconds`, which needs no earlier sample:
   `time() - ampwatch_finding_last_seen_timestamp_seconds{severity="critical"} < 600`.
 - Totals are kept by the training process, so they survive a restart of the daemon. The
@@ -41,6 +41,7 @@ Generated from `ampwatch/catalog/`; change what is there, then run
   `sum by (run, rank) (rate(ampwatch_kernel_seconds_total{unit="tensor"}[1h])) / sum by (run, rank) (rate(ampwatch_kernel_seconds_total{unit=~"tensor|cuda|unknown"}[1h]))`,
   at most the same with `unit=~"tensor|unknown"` above the line. Windows are rare: take a long range.
 - The share of the ceiling that was used, correct for any mix of dtypes:
+  `ampwatch_ideal_time_ratio`, of the newest steps, or
   `ampwatch_ideal_step_seconds / (rate(ampwatch_step_duration_seconds_sum[5m]) / rate(ampwatch_step_duration_seconds_count[5m]))`.
 - Ops are of counted iterations, kernels of profiled ones: what `ampwatch_census_iterations_total`
   and `ampwatch_profiler_iterations_total` count. Shares are rates over rates of the same.

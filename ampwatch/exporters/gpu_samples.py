@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ampwatch.aggregate.gpu_users import users
 from ampwatch.aggregate.gpus import Feature, Reason
 from ampwatch.aggregate.text import encodable
 from ampwatch.catalog import GPU_FACTS
@@ -115,20 +116,6 @@ def _xids(name: str) -> OfFleet:
                     yield (*_labels(gpu), code), value
 
     return samples
-
-
-def users(fleet: Fleet) -> Iterator[tuple[RankView, Gpu, int | None]]:
-    """Yield the watched ranks that compute on a GPU, and how much of its memory they have.
-
-    They are matched by their pid as the daemon sees it, or by the GPU that PyTorch says the
-    model is on; where neither is known, a rank is on no GPU.
-    """
-    for rank in fleet.ranks():
-        for gpu in fleet.gpus.all():
-            if rank.pid and rank.pid in gpu.processes:
-                yield rank, gpu, gpu.processes[rank.pid]
-            elif not rank.ended and rank.facts.get("gpu_uuid") == gpu.uuid:
-                yield rank, gpu, None
 
 
 def _rank_labels(rank: RankView, gpu: Gpu) -> tuple[str, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.aggregate.gpus import NOTHING_WRONG, Answers, Reason
+from ampwatch.aggregate.gpu_users import users
+from ampwatch.aggregate.gpus import Answers, Feature, Reason
 from ampwatch.aggregate.text import encodable
-from ampwatch.exporters.gpu_samples import users
 
 if TYPE_CHECKING:
     from ampwatch.aggregate import Fleet
@@ -17,26 +17,28 @@ if TYPE_CHECKING:
 
 REASONS = {reason.value: reason.text for reason in Reason}
 
+SHOWN = (
+    *(Feature.UTILIZATION, Feature.TENSOR_ACTIVE, Feature.MEMORY, Feature.POWER),
+    *(Feature.POWER_LIMIT, Feature.CLOCK, Feature.CLOCK_MAX, Feature.TEMPERATURE),
+    *(Feature.THROTTLE, Feature.XID, Feature.ECC, Feature.REMAPPED_ROWS),
+)
+"""Features that the page has room for; Prometheus is told all."""
+
 
 def gpu_state(fleet: Fleet) -> State:
     """Return what the page shows of GPUs.
 
-    ``host`` says how NVML itself stands, ``gpus`` holds one entry per uuid: ``values`` by
-    feature and part (the part is empty where there is one value), ``capabilities`` with
-    [state, reason] by feature, whose reasons ``reasons`` puts into words, ``xids`` with [count, Unix time of the newest] by code, those
-    that have happened, ``users`` with the watched ranks on it as [run, rank, memory or null].
+    ``host`` says in words how NVML itself stands, ``gpus`` holds one entry per uuid: ``values``
+    by feature and part (the part is empty where there is one value), ``capabilities`` with the
+    reason by feature, which ``reasons`` puts into words, ``xids`` with [count, Unix time of the
+    newest] by code, those that have happened, ``users`` with the watched ranks on it as [run,
+    rank, bytes of memory or null], ``instances`` with the profiles of their MIG devices.
     """
-    host = fleet.gpus.host
     on_gpu: dict[str, list[list[Any]]] = {}
     for rank, gpu, used in users(fleet):
         on_gpu.setdefault(gpu.uuid, []).append([rank.run, rank.identity.rank, used])
     return {
-        "host": {
-            "state": host.state,
-            "reason": host.value,
-            "text": host.text,
-            "fine": host in NOTHING_WRONG,
-        },
+        "host": fleet.gpus.host.text,
         "reasons": REASONS,
         "gpus": {
             encodable(gpu.uuid): _gpu(fleet, gpu, on_gpu.get(gpu.uuid, []))
@@ -51,19 +53,17 @@ def _gpu(fleet: Fleet, gpu: Gpu, ranks: list[list[Any]]) -> State:
         "index": gpu.index,
         "up": gpu.is_up,
         "gone": gpu.gone.value,
-        "facts": {name: encodable(value) for name, value in gpu.facts.items()},
+        "name": encodable(gpu.facts.get("name", "")),
+        "synthetic": gpu.facts.get("synthetic") == "true",
         "values": _values(gpu.answers),
         "capabilities": {
-            feature: [reason.state, reason.value] for feature, reason in gpu.capabilities()
+            feature: reason.value for feature, reason in gpu.capabilities() if feature in SHOWN
         },
         "xids": {code: [xids.counts[code], seen] for code, seen in xids.seen.items()},
         "users": ranks,
         "instances": {
             str(instance.number): {
-                "devices": [
-                    [encodable(d.uuid), d.compute_instance, encodable(d.profile)]
-                    for d in instance.devices
-                ],
+                "profiles": [encodable(device.profile) for device in instance.devices],
                 "values": _values(instance.answers),
             }
             for instance in gpu.instances
@@ -80,5 +80,6 @@ def _values(answers: Answers) -> dict[str, dict[str, float]]:
             if not isinstance(answer, Reason)
         }
         for feature, parts in answers.items()
+        if feature in SHOWN
     }
     return {feature: parts for feature, parts in known.items() if parts}

@@ -6,11 +6,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.aggregate.op_lines import op_lines
-from ampwatch.aggregate.precision import CPU, low_precision_share
+from ampwatch.aggregate.precision import CPU, NO_GPU, Absence, low_precision_share, on_cpu_only
 from ampwatch.catalog import DTYPES, NO_DTYPE, OTHER_DTYPE, PROFILER_PARTS, ROOT_MODULE
 from ampwatch.exporters.reading import one
 from ampwatch.precision.ops import Fallback
-from ampwatch.records import WindowSkip
+from ampwatch.records import KERNEL_UNITS, WindowSkip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 _BORN_AT_0 = ("float32", "tf32", "float16", "bfloat16")
 """Dtypes whose FLOPs are 0 before they are seen, so that the first are an increase."""
+
+_KERNELS_BORN_AT_0 = [
+    ((unit, dtype), 0.0)
+    for unit in KERNEL_UNITS[:3]
+    for dtype in ("float16", "bfloat16", "tf32", "float32", NO_DTYPE)
+]
+"""Pairs of unit and dtype that are 0 on a GPU before they are seen: all matmuls there usually are."""
 
 _PARTS = dict(
     zip(PROFILER_PARTS, ("first_ns", "start_ns", "run_ns", "stop_ns", "walk_ns"), strict=True)
@@ -115,6 +122,17 @@ def _seconds(name: str) -> OfRank:
     return _window(lambda window: getattr(window, name) / 1e9)
 
 
+def _kernel_time(name: str) -> OfRank:
+    """Return the samples of a time of kernels: a CPU on which windows have looked has none."""
+    read = _seconds(name)
+
+    def samples(rank: RankView) -> Samples:
+        window = rank.precision.window
+        return () if window is not None and on_cpu_only(window) else read(rank)
+
+    return samples
+
+
 def _skipped(rank: RankView) -> Samples:
     window = rank.precision.window
     for reason in WindowSkip:
@@ -132,12 +150,29 @@ def _drag(rank: RankView) -> float | None:
     return None if window is None or math.isnan(window.drag) else window.drag
 
 
+def _memory_growth(rank: RankView) -> float | None:
+    window = rank.precision.window
+    return None if window is None or not window.windows else window.memory_bytes
+
+
 def _kernel_seconds(rank: RankView) -> Samples:
     window = rank.precision.window
     totals = () if window is None else window.totals
     return _added_up(
-        ((t.unit, dtype_label(t.dtype)), t.nanoseconds / 1e9) for t in totals if t.unit != CPU
+        [
+            *(_KERNELS_BORN_AT_0 if _is_on_gpu(rank) else ()),
+            *(
+                ((t.unit, dtype_label(t.dtype)), t.nanoseconds / 1e9)
+                for t in totals
+                if t.unit != CPU
+            ),
+        ]
     )
+
+
+def _is_on_gpu(rank: RankView) -> bool:
+    """Whether the training process has named a GPU."""
+    return "gpu_capability" in rank.facts or rank.facts.get("device", "") not in NO_GPU
 
 
 def _cpu_op_seconds(rank: RankView) -> Samples:
@@ -154,6 +189,9 @@ def _peaks(rank: RankView) -> Samples:
 
 
 def _capabilities(rank: RankView) -> Samples:
+    census = rank.precision.census
+    how = Absence.WAITING.value if census is None else census.source.label
+    yield ("ops", Absence.OK.state, how), 1
     reasons = {
         "kernels": rank.precision.kernels_absence,
         "arithmetic": rank.arithmetic.absence,
@@ -184,10 +222,10 @@ OF_PRECISION: dict[str, OfRank] = {
     "ampwatch_autocast_fallback_flops_total": _fallbacks(lambda total: total.flops),
     "ampwatch_module_low_precision_flops_ratio": _modules,
     "ampwatch_kernel_seconds_total": _kernel_seconds,
-    "ampwatch_kernel_misaligned_seconds_total": _seconds("misaligned_ns"),
-    "ampwatch_kernel_lagging_seconds_total": _seconds("lagging_ns"),
-    "ampwatch_kernel_gemv_seconds_total": _seconds("gemv_ns"),
-    "ampwatch_kernel_busy_seconds_total": _seconds("busy_ns"),
+    "ampwatch_kernel_misaligned_seconds_total": _kernel_time("misaligned_ns"),
+    "ampwatch_kernel_lagging_seconds_total": _kernel_time("lagging_ns"),
+    "ampwatch_kernel_gemv_seconds_total": _kernel_time("gemv_ns"),
+    "ampwatch_kernel_busy_seconds_total": _kernel_time("busy_ns"),
     "ampwatch_cpu_op_seconds_total": _cpu_op_seconds,
     "ampwatch_profiled_seconds_total": _seconds("wall_ns"),
     "ampwatch_profiler_iterations_total": _window(lambda window: window.iterations),
@@ -196,10 +234,11 @@ OF_PRECISION: dict[str, OfRank] = {
     "ampwatch_profiler_windows_skipped_total": _skipped,
     "ampwatch_profiler_seconds_total": _profiler_seconds,
     "ampwatch_profiler_drag_ratio": one(_drag),
-    "ampwatch_profiler_memory_growth_bytes": _window(lambda window: window.memory_bytes),
-    "ampwatch_peak_flops": _peaks,
+    "ampwatch_profiler_memory_growth_bytes": one(_memory_growth),
+    "ampwatch_peak_flops_per_second": _peaks,
     "ampwatch_ideal_step_seconds": one(lambda rank: rank.arithmetic.ideal_seconds),
-    "ampwatch_flops_utilization_ratio": one(lambda rank: rank.arithmetic.mfu),
+    "ampwatch_ideal_time_ratio": one(lambda rank: rank.arithmetic.utilization),
+    "ampwatch_mfu_ratio": one(lambda rank: rank.arithmetic.mfu),
     "ampwatch_precision_capability": _capabilities,
     "ampwatch_tensor_views_disagree": _disagreements,
 }

@@ -36,7 +36,10 @@ FALLBACKS = {
 
 _SOURCES = {
     CensusSource.DISPATCH: "one by one",
-    CensusSource.PROFILER: "from a profiler window",
+    CensusSource.PROFILER: (
+        "from a profiler window, since one by one they are not counted here: torch.compile was"
+        " called, or something else was met that must not be watched"
+    ),
     CensusSource.FORCED_EAGER: "one by one, its compiled code run eagerly",
 }
 

@@ -97,6 +97,8 @@ def test_a_synthetic_gpu_can_never_be_taken_for_a_real_one() -> None:
 
     assert all(s.labels["uuid"].startswith("SYNTHETIC-") or s.labels["gpu"] == "" for s in every)
     assert {s.labels["synthetic"] for s in samples(fleet, "ampwatch_gpu_info")} == {"true"}
+    (nvml,) = [s for s in every if s.labels.get("feature") == "nvml"]
+    assert (nvml.labels["state"], nvml.labels["reason"]) == ("off", "switched_off")
 
 
 def test_what_is_not_supported_is_absent_and_says_why() -> None:
@@ -177,19 +179,21 @@ def test_an_xid_is_counted_and_dated_also_when_its_gpu_has_gone() -> None:
 
 def test_a_rank_is_joined_with_the_gpu_that_its_process_computes_on() -> None:
     """By the pid as the daemon sees it, not as the training process does."""
-    fleet = fleet_with_gpus()
+    fleet = fleet_of(Gpu(0, "GPU-0", {}), Gpu(1, "GPU-1", {}, processes={PID: 12 * GIB, 1: GIB}))
+    who = identity(world_size=1, pid=1)
+    fleet.apply("/a.ring", who, [], alive=True, lost=0, dropped=0, pid=PID)
 
     (info,) = samples(fleet, "ampwatch_gpu_process_info")
     (memory,) = samples(fleet, "ampwatch_gpu_process_memory_used_bytes")
 
-    expected = {"run": "gpt", "rank": "0", "gpu": "1", "uuid": "SYNTHETIC-1"}
+    expected = {"run": "gpt", "rank": "0", "gpu": "1", "uuid": "GPU-1"}
     assert (info.labels, memory.labels, memory.value) == (expected, expected, 12 * GIB)
 
 
 @pytest.mark.parametrize("pid", [0, PID + 1])
 def test_a_rank_whose_process_is_not_known_is_on_no_gpu(pid: int) -> None:
     """Its own pid, from another namespace, is not looked at; nor is one that is nobody's."""
-    fleet = fleet_with_gpus()
+    fleet = fleet_of(Gpu(0, "GPU-0", {}, processes={PID: GIB}))
     who = identity(world_size=1, pid=PID)
     fleet.apply("/a.ring", who, [], alive=True, lost=0, dropped=0, pid=pid)
 

@@ -29,26 +29,33 @@ def test_a_gpu_is_told_with_values_reasons_and_ranks() -> None:
     state = gpu_state(fleet_with_gpus())
 
     second, old = state["gpus"]["SYNTHETIC-1"], state["gpus"]["SYNTHETIC-3"]
-    assert state["host"]["reason"] == "ok"
-    assert (second["index"], second["up"], second["facts"]["synthetic"]) == (1, True, "true")
+    assert (second["index"], second["up"]) == (1, True)
+    assert (second["name"], second["synthetic"]) == ("Synthetic GPU", True)
     assert second["values"]["memory"]["capacity"] == 80 * GIB
     assert set(second["values"]["tensor_active"]) == {"any", "hmma", "imma", "dmma", "dfma"}
+    assert second["values"]["ecc"] == {"corrected": 0, "uncorrected": 0}
     assert second["users"] == [["gpt", 0, 12 * GIB]]
     assert second["xids"] == {"31": [1, pytest.approx(START + 660)]}
     assert "tensor_active" not in old["values"]
-    assert old["capabilities"]["tensor_active"] == ["unsupported", "not_supported"]
+    assert old["capabilities"]["tensor_active"] == "not_supported"
     assert state["reasons"]["not_supported"]
-    (device,) = state["gpus"]["SYNTHETIC-2"]["instances"]["1"]["devices"]
-    assert device == ["SYNTHETIC-MIG-1", 0, "3g.40gb"]
+    assert state["gpus"]["SYNTHETIC-2"]["instances"]["1"]["profiles"] == ["3g.40gb"]
+
+
+def test_what_the_page_has_no_room_for_is_not_sent() -> None:
+    """NVLink and PCIe are for Prometheus; what is sent of a GPU has a reason or a value."""
+    gpu = gpu_state(fleet_with_gpus())["gpus"]["SYNTHETIC-0"]
+
+    assert gpu["values"].keys() & {"nvlink", "pcie", "energy", "sm_cycles"} == set()
+    assert gpu["values"].keys() - {"power_limit", "clock_max"} <= gpu["capabilities"].keys()
 
 
 def test_a_machine_without_a_driver_has_a_sentence_instead() -> None:
-    """And nothing is wrong with it."""
+    """Which says what is missing."""
     state = gpu_state(without_nvml(Fleet(Settings())))
 
     assert state["gpus"] == {}
-    assert (state["host"]["fine"], state["host"]["reason"]) == (True, "library_not_found")
-    assert "libnvidia-ml.so.1" in state["host"]["text"]
+    assert "libnvidia-ml.so.1" in state["host"]
 
 
 def test_the_state_survives_json_and_merge_patches() -> None:

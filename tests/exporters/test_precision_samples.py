@@ -8,7 +8,16 @@ from ampwatch.aggregate.precision import Absence
 from ampwatch.catalog import DTYPES, LABELS, NO_DTYPE, OTHER_DTYPE
 from ampwatch.exporters.precision_samples import OF_PRECISION, dtype_label
 from ampwatch.precision.ops import Fallback, OpKind
-from ampwatch.records import CastTotal, FallbackTotal, KernelTotal, OpTotal, Record, WindowSkip
+from ampwatch.records import (
+    CastTotal,
+    CensusSource,
+    FactsRecord,
+    FallbackTotal,
+    KernelTotal,
+    OpTotal,
+    Record,
+    WindowSkip,
+)
 from tests.aggregate.made_up import (
     H100,
     START,
@@ -38,7 +47,6 @@ BORN_AT_0 = {
     "ampwatch_profiler_windows_invalid_total",
     "ampwatch_profiler_windows_skipped_total",
     "ampwatch_profiler_seconds_total",
-    "ampwatch_profiler_memory_growth_bytes",
 }
 
 
@@ -49,6 +57,47 @@ def test_before_the_first_census_there_are_counters_at_0_and_reasons_and_nothing
 
     assert of_precision == BORN_AT_0 | {"ampwatch_precision_capability"}
     assert born == {0.0}
+
+
+@pytest.mark.parametrize("facts", [H100, FactsRecord({"device": "AMD Instinct MI300X"})])
+def test_on_a_gpu_the_usual_pairs_of_unit_and_dtype_are_0_before_the_first_window(
+    facts: FactsRecord,
+) -> None:
+    """The first kernels are an increase; on a CPU there is nothing that could."""
+    name = "ampwatch_kernel_seconds_total"
+    on_gpu = {key: v for key, v in samples(fleet_of(facts)).items() if key[0] == name}
+    on_cpu = samples(fleet_of(FactsRecord({"device": "cpu"})))
+
+    units, dtypes = {"tensor", "cuda", "unknown"}, {"float16", "bfloat16", "tf32", "float32"}
+    expected = {(unit, dtype) for unit in units for dtype in dtypes | {NO_DTYPE}}
+    found = {
+        (unit, dtype)
+        for unit in units
+        for dtype in dtypes | {NO_DTYPE}
+        if value(name, facts, unit=unit, dtype=dtype) == 0
+    }
+    assert found == expected
+    assert len(on_gpu) == len(expected)
+    assert not any(key[0] == name for key in on_cpu)
+
+
+def test_where_only_a_cpu_was_profiled_there_is_no_time_of_kernels() -> None:
+    """A zero beside the profiled time would say that a GPU was idle."""
+    of_cpu = window(KernelTotal("cpu", "float32", 1), wall_ns=10**9)
+    of_gpu = window(KernelTotal("cpu", "float32", 1), KernelTotal("other", "", 1))
+
+    for name in ("busy", "misaligned", "lagging", "gemv"):
+        assert value(f"ampwatch_kernel_{name}_seconds_total", of_cpu) is None
+        assert value(f"ampwatch_kernel_{name}_seconds_total", of_gpu) == 0
+    assert value("ampwatch_profiled_seconds_total", of_cpu) == 1
+
+
+def test_the_growth_of_memory_is_absent_before_a_window_was_opened() -> None:
+    """One that was only skipped has measured nothing."""
+    name = "ampwatch_profiler_memory_growth_bytes"
+
+    assert value(name, window(windows=0, iterations=0)) is None
+    assert value(name, window(memory_bytes=4096)) == 4096
 
 
 def test_ops_are_told_by_what_they_do_and_what_they_computed_in() -> None:
@@ -183,9 +232,22 @@ def test_the_ceiling_is_that_of_the_device() -> None:
     flops = OpTotal(OpKind.MATMUL, "bfloat16", 1, int(peak), 0, 0)
     records: list[Record] = [H100, census(ops=(flops,), iterations=2), step(0), step(1)]
 
-    assert value("ampwatch_peak_flops", *records, dtype="bfloat16") == pytest.approx(peak)
+    assert value("ampwatch_peak_flops_per_second", *records, dtype="bfloat16") == pytest.approx(
+        peak
+    )
     assert value("ampwatch_ideal_step_seconds", *records) == pytest.approx(0.5)
-    assert value("ampwatch_flops_utilization_ratio", *records) == pytest.approx(0.5)
+    assert value("ampwatch_ideal_time_ratio", *records) == pytest.approx(0.5)
+    assert value("ampwatch_mfu_ratio", *records) == pytest.approx(0.5)
+
+
+def test_float32_is_held_against_its_own_peak_and_in_mfu_against_that_of_float16() -> None:
+    """Half a second of float32 at its peak is half the ceiling, and hardly an MFU."""
+    peak = 132 * 256 * 1.83e9
+    flops = OpTotal(OpKind.MATMUL, "float32", 1, int(peak), 0, 0)
+    records: list[Record] = [H100, census(ops=(flops,), iterations=2), step(0), step(1)]
+
+    assert value("ampwatch_ideal_time_ratio", *records) == pytest.approx(0.5)
+    assert value("ampwatch_mfu_ratio", *records) == pytest.approx(0.5 / 16)
 
 
 def test_why_something_is_absent_is_a_series() -> None:
@@ -201,6 +263,9 @@ def test_why_something_is_absent_is_a_series() -> None:
             if name == "ampwatch_precision_capability"
         }
 
-    assert reasons() == {"kernels": "waiting", "arithmetic": "waiting"}
-    assert reasons(record, census()) == {"kernels": "no_gpu", "arithmetic": "no_gpu"}
+    assert reasons() == dict.fromkeys(("ops", "kernels", "arithmetic"), "waiting")
+    counted = reasons(record, census())
+    assert counted == {"ops": "dispatch", "kernels": "no_gpu", "arithmetic": "no_gpu"}
+    assert reasons(census(source=CensusSource.PROFILER))["ops"] == "profiler"
     assert all(f"`{absence.value}`" in LABELS["reason"] for absence in Absence)
+    assert all(f"`{source.label}`" in LABELS["reason"] for source in CensusSource)

@@ -56,7 +56,9 @@ def test_what_was_counted_is_said_and_what_was_left_out() -> None:
 
     assert census_sentence(None) == NO_CENSUS
     assert census_sentence(record) == (
-        "3 iterations counted so far, the newest, step 40, from a profiler window;"
+        "3 iterations counted so far, the newest, step 40, from a profiler window, since one by"
+        " one they are not counted here: torch.compile was called, or something else was met that"
+        " must not be watched;"
         " 1 row with less to say left out."
     )
 

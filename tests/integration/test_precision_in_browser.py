@@ -158,6 +158,23 @@ def test_a_cpu_has_no_band_and_the_page_says_so(rank: Trainer, page: Page) -> No
     assert not shown(page, "#tensor-band-box")
 
 
+def test_on_a_cpu_the_newest_window_lists_ops(rank: Trainer, page: Page) -> None:
+    """With one column for their names, and none that would be empty."""
+    op = kernel("aten::addmm", "cpu", op="", family="", rule="", arch=0, align=0)
+    rank.write(window(KernelTotal("cpu", "float16", 10**6), kernels=(op,)))
+
+    page.says("#kernels-list-title", "Ops of the newest profiler window")
+    heads = page.run(
+        "return [...document.querySelectorAll('#kernels thead th')].map((e) => e.innerText)"
+    )
+    assert heads == ["Op", "Dtype", "Time", "Share", "Calls"]
+    assert rows(page, "#kernels") == [["aten::addmm", "float16", "1 ms", "100 %", "1"]]
+
+    rank.write(window(KernelTotal("tensor", "float16", 10**6), kernels=(kernel(),)))
+    page.says("#kernels-list-title", "Kernels of the newest profiler window")
+    eventually(lambda: len(rows(page, "#kernels")[0]) == 8, "the columns of kernels")
+
+
 def test_the_ceiling_is_told_or_why_it_is_not_known(rank: Trainer, page: Page) -> None:
     """As soon as the device has a name."""
     flops = int(132 * 4096 * 1.83e9 * 0.05)
@@ -189,16 +206,77 @@ def test_gpus_are_told_with_what_they_do_not_have(page: Page) -> None:
     """A row for each, a reason where there is no number."""
     table = has_rows(page, "#gpus")
 
-    assert "on this machine, as NVML tells" in page.text("#gpus-sentence")
+    assert page.text("#gpus-sentence") == (
+        "4 that do not exist, to try this page with: nothing of this machine is read"
+    )
     assert [row[0].split("\n")[0] for row in table][:2] == ["GPU 0", "GPU 1"]
     first = table[0]
     assert first[1].endswith("%")
     assert "GB of" in first[3]
     assert "W of 700 W" in first[4]
     assert first[6].endswith("°C")
+    assert [row[8] for row in table[:2]] == ["none", "none"]
     absent = [cell for row in table for cell in row if cell.startswith("\N{EN DASH}\n")]
     assert any("does not have it" in cell for cell in absent)
     assert page.complaints() == []
+
+
+def test_the_gpu_of_the_shown_rank_stands_out(rank: Trainer, page: Page) -> None:
+    """In demo mode that of its local rank, so that the join can be tried."""
+    has_rows(page, "#gpus")
+
+    eventually(
+        lambda: (
+            page.run(
+                "return [...document.querySelectorAll('#gpus [data-selected=true] th')].map((e) => e.innerText.split('\\n')[0])"
+            )
+            == ["GPU 0"]
+        ),
+        "the GPU of the rank",
+    )
+    assert f"{rank.run} rank 0" in rows(page, "#gpus")[0][-1]
+
+
+TROUBLED = """
+const [values, xids, capabilities] = arguments[0];
+const gpu = {index: 0, up: true, gone: "ok", name: "A", users: [], instances: {}, values, xids, capabilities};
+const gpus = {host: "", reasons: {no_permission: "this user may not"}, gpus: {"GPU-a": gpu}};
+return import("/static/gpus.js").then(({ showGpus }) => {
+  showGpus(gpus, "", "", 10000);
+  return [...document.querySelectorAll("#gpus tbody td")][7].innerText;
+});
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "xids", "words"),
+    [
+        ({}, {"79": [1, 9700.0]}, ["XID 79: 1 \N{MULTIPLICATION SIGN}, 5 min ago"]),
+        (
+            {"ecc": {"uncorrected": 3}, "remapped_rows": {"pending": 1, "failure": 1}},
+            {"31": [4, 2800.0]},
+            [
+                "XID 31: 4 \N{MULTIPLICATION SIGN}, the newest 2 h ago",
+                "3 ECC errors that were not corrected",
+                "rows of memory are replaced at the next reset",
+                "a row of memory could not be replaced",
+            ],
+        ),
+        ({"ecc": {"uncorrected": 0}}, {}, ["none", "XID errors: this user may not"]),
+    ],
+)
+def test_trouble_of_the_hardware_is_told_in_words(
+    page: Page, values: dict[str, Any], xids: dict[str, Any], words: list[str]
+) -> None:
+    """XID errors with their age, memory that breaks; none where it would be known."""
+    has_rows(page, "#gpus")
+    known = {"xid": "no_permission", "ecc": "ok", "remapped_rows": "ok"}
+
+    text = page.run(TROUBLED, [values, xids, known])
+
+    assert [
+        line.removeprefix("\N{BLACK UP-POINTING TRIANGLE} ") for line in text.split("\n") if line
+    ] == words
 
 
 def test_on_a_phone_nothing_is_wider_than_the_screen(rank: Trainer, page: Page) -> None:

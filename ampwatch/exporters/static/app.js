@@ -36,7 +36,7 @@ function show() {
   const { ops, kernels, ceiling } = run.ranks[rank].precision;
   precision.show(state.op_columns, ops);
   showKernels(state.kernel_columns, kernels, ceiling);
-  showGpus(state.gpus, name, rank);
+  showGpus(state.gpus, name, rank, daemonNow());
   const subject = `${name} ${rank} ${run.ranks[rank].started}`;
   const exponents = ranges.show(subject, state, run.ranks[rank].ranges);
   charts.show(subject, state.columns, run.ranks[rank].series, exponents);

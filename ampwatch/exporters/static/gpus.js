@@ -1,7 +1,7 @@
-// The GPUs of this machine, as NVML tells it: one row each, and in words what is absent.
+// The GPUs of this machine, as NVML tells: one row each, and in words what is absent.
 
 import { byId, make, rebuild, setText } from "/static/dom.js";
-import { number, percent, seconds, si } from "/static/words.js";
+import { number, percent, seconds, si, span } from "/static/words.js";
 
 const THROTTLES = {
   sw_power_cap: "power limit", sync_boost: "sync boost", board_limit: "board limit", reliability: "reliability",
@@ -21,39 +21,58 @@ const COLUMNS = [
 
 const watts = (value) => `${Math.round(value)} W`;
 
-/** Show the GPUs; those that `rank` of `run` computes on stand out. */
-export function showGpus(gpus, run, rank) {
+const TOLD = "on this machine, as NVML tells";
+const MADE_UP = "that do not exist, to try this page with: nothing of this machine is read";
+
+/** Show the GPUs; those that `rank` of `run` computes on stand out. `now` is the daemon's time. */
+export function showGpus(gpus, run, rank, now) {
   const known = Object.entries(gpus.gpus).sort(([, a], [, b]) => a.index - b.index);
-  const none = known.length ? "" : `No GPU is read here: ${gpus.host.text}.`;
-  setText(byId("gpus-sentence"), none || `${number(known.length)} on this machine, as NVML tells`);
+  const none = known.length ? "" : `No GPU is read here: ${gpus.host}.`;
+  const synthetic = known.some(([, gpu]) => gpu.synthetic);
+  setText(byId("gpus-sentence"), none || `${number(known.length)} ${synthetic ? MADE_UP : TOLD}`);
   byId("gpus-box").hidden = !known.length;
-  const head = () => ["GPU", ...COLUMNS.map(({ title }) => title), "Used by"].map(
-    (title, i) => make("th", { scope: "col", ...(COLUMNS[i - 1] ? { title: COLUMNS[i - 1].hint } : {}) }, title),
+  const head = () => ["GPU", ...COLUMNS.map(({ title }) => title), "Trouble", "Used by"].map(
+    (title, i) => make("th", { scope: "col", ...(COLUMNS[i - 1] ? { title: COLUMNS[i - 1].hint } : {}), ...(title === "Trouble" ? { title: TROUBLES } : {}) }, title),
   );
   rebuild(document.querySelector("#gpus thead tr"), "once", head);
-  rebuild(document.querySelector("#gpus tbody"), [gpus, run, rank], () => known.flatMap(([, gpu]) => [
-    row(gpu, gpus.reasons, `${gpu.index}`, gpu.facts.name ?? "", run, rank),
+  rebuild(document.querySelector("#gpus tbody"), [gpus, run, rank, Math.floor(now / 60)], () => known.flatMap(([, gpu]) => [
+    row(gpu, gpus.reasons, `${gpu.index}`, gpu.name, trouble(gpu, gpus.reasons, now), run, rank),
     ...Object.entries(gpu.instances).map(([number_, instance]) => row(
       { ...gpu, values: instance.values, capabilities: {}, users: [] }, gpus.reasons, `${gpu.index}, instance ${number_}`,
-      instance.devices.map(([, , profile]) => profile).join(", "), run, rank,
+      instance.profiles.join(", "), make("td", { class: "absent" }, "–"), run, rank,
     )),
   ]));
 }
 
-function row(gpu, reasons, name, words, run, rank) {
+function row(gpu, reasons, name, words, troubles, run, rank) {
   const mine = gpu.users.some(([r, n]) => r === run && String(n) === rank);
-  const users = gpu.users.map(([r, n]) => `${r} rank ${n}`).join(", ");
+  const users = gpu.users.map(([r, n, used]) => `${r} rank ${n}${used === null ? "" : ` (${si(used, "B")})`}`).join(", ");
   const title = make("th", { scope: "row" }, `GPU ${name}`, make("p", { class: "place" }, words));
   if (!gpu.up) title.append(make("p", { class: "level", "data-level": "critical" }, `✖ gone: ${reasons[gpu.gone]}`));
-  return make("tr", { "data-selected": String(mine) }, title, ...COLUMNS.map((column) => cell(column, gpu, reasons)), make("td", {}, users || "no watched rank"));
+  return make("tr", { "data-selected": String(mine) }, title, ...COLUMNS.map((column) => cell(column, gpu, reasons)), troubles, make("td", {}, users || "no watched rank"));
 }
 
 /** A number, or why there is none. */
 function cell({ feature, show }, gpu, reasons) {
   const values = gpu.values[feature];
   if (values) return make("td", {}, show(values, gpu.values));
-  const [, reason] = gpu.capabilities[feature] ?? [];
+  const reason = gpu.capabilities[feature];
   return make("td", { class: "absent" }, "–", make("p", { class: "place" }, reason ? reasons[reason] : ""));
+}
+
+const TROUBLES = "XID errors since the daemon listens, uncorrected ECC errors, rows of memory that could not be replaced yet";
+
+/** What has gone wrong in the hardware or its driver; "none" only where it would be known. */
+function trouble({ xids, values: { ecc, remapped_rows: rows }, capabilities }, reasons, now) {
+  const found = Object.entries(xids).map(([code, [count, seen]]) => `XID ${code}: ${number(count)} ×, ${count > 1 ? "the newest " : ""}${span(Math.max(0, now - seen))} ago`);
+  if (ecc?.uncorrected) found.push(`${number(ecc.uncorrected)} ECC errors that were not corrected`);
+  if (rows?.pending) found.push("rows of memory are replaced at the next reset");
+  if (rows?.failure) found.push("a row of memory could not be replaced");
+  if (found.length) return make("td", {}, ...found.map((words) => make("p", { class: "level", "data-level": "warning" }, `▲ ${words}`)));
+  const unheard = Object.entries({ xid: "XID errors", ecc: "ECC errors", remapped_rows: "remapped rows" })
+    .filter(([feature]) => capabilities[feature] !== "ok")
+    .map(([feature, words]) => `${words}: ${reasons[capabilities[feature]] ?? "not known"}`);
+  return make("td", {}, unheard.length === 3 ? "not known" : "none", ...unheard.map((words) => make("p", { class: "place" }, words)));
 }
 
 function throttled(values) {

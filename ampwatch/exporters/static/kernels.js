@@ -50,20 +50,31 @@ function showTotals(totals) {
     make("td", { class: "count" }, percent(time / whole)))));
 }
 
+/** Columns beside the name. A CPU runs ops, of which there is less to say than of kernels. */
+const COLUMNS = [
+  { title: "Ran on", gpu: true, show: (row) => unit(row.unit) },
+  { title: "Dtype", show: (row) => row.dtype || "–" },
+  { title: "Launched by", gpu: true, show: (row) => (row.op ? make("code", {}, row.op) : "–") },
+  { title: "Time", count: true, show: (row) => seconds(row.seconds) },
+  { title: "Share", count: true, show: (row, whole) => percent(row.seconds / whole) },
+  { title: "Calls", count: true, show: (row) => number(row.calls) },
+  { title: "What the name says", gpu: true, words: true, show: details },
+];
+
 function showRows(rows, { step, left_out: leftOut }) {
   byId("kernels-box").hidden = !rows.length;
   if (!rows.length) return;
   const whole = rows.reduce((sum, row) => sum + row.seconds, 0);
   setText(byId("kernels-of"), `step ${number(step)}${leftOut ? `; ${number(leftOut)} shorter ones are not shown` : ""}`);
+  const onCpu = rows.every((row) => row.unit === "cpu");
+  setText(byId("kernels-list-title"), `${onCpu ? "Ops" : "Kernels"} of the newest profiler window`);
+  const shown = COLUMNS.filter(({ gpu }) => !(onCpu && gpu));
+  rebuild(document.querySelector("#kernels thead tr"), onCpu, () => [{ title: onCpu ? "Op" : "Kernel" }, ...shown].map(
+    ({ title, count }) => make("th", { scope: "col", class: count ? "count" : "" }, title),
+  ));
   rebuild(document.querySelector("#kernels tbody"), rows, () => rows.map((row) => make("tr", {},
     make("th", { scope: "row" }, make("code", {}, row.name)),
-    make("td", {}, unit(row.unit)),
-    make("td", {}, row.dtype || "–"),
-    make("td", {}, row.op ? make("code", {}, row.op) : "–"),
-    make("td", { class: "count" }, seconds(row.seconds)),
-    make("td", { class: "count" }, percent(row.seconds / whole)),
-    make("td", { class: "count" }, number(row.calls)),
-    make("td", { class: "words" }, details(row)))));
+    ...shown.map(({ show, count, words }) => make("td", { class: count ? "count" : words ? "words" : "" }, show(row, whole))))));
 }
 
 /** What else the name says: the library, what it was made for, what it assumes, and the rule. */

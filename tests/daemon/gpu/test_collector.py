@@ -99,6 +99,17 @@ def test_a_machine_without_a_driver_is_no_failure(reason: Reason, *, success: bo
     assert (bench.fleet.gpus.host, bench.success) == (reason, success)
 
 
+def test_synthetic_gpus_are_never_opened_anew() -> None:
+    """Their counters would begin at 0 again; that NVML is off is no failure."""
+    source = Script(Pass(Reason.SWITCHED_OFF, [gpu("SYNTHETIC-0")]))
+    bench = Bench(source)
+
+    for _ in range(200):
+        bench.look(5)
+
+    assert (bench.num_opened, source.num_closed, bench.success) == (1, 0, True)
+
+
 def test_a_driver_that_is_loaded_later_is_found() -> None:
     """It is looked for once a minute, not at every look."""
     bench = Bench(Reason.LIBRARY_NOT_FOUND, Script(Pass(Reason.OK, [gpu()])))

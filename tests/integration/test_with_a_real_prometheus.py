@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import subprocess
 import sys
-import urllib.request
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.daemon.parts import ROOT, Place, eventually
+from tests.integration.prometheus import free_port
+from tests.integration.prometheus import prometheus as run_prometheus
 from tests.services import require
 
 if TYPE_CHECKING:
@@ -59,66 +57,10 @@ scrape_configs:
 """
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-class Prometheus:
-    """A real Prometheus, asked through its HTTP API."""
-
-    def __init__(self, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-
-    def ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=1) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
-
-    def query(self, expression: str) -> list[dict[str, Any]]:
-        """Answer an instant query: labels and value of each series."""
-        address = f"{self.url}/api/v1/query?{urlencode({'query': expression})}"
-        with urllib.request.urlopen(address, timeout=5) as answer:
-            result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-        return result
-
-    def value(self, expression: str) -> float | None:
-        """Answer a query that has one series, ``None`` if it has none."""
-        result = self.query(expression)
-        return float(result[0]["value"][1]) if result else None
-
-
-@contextmanager
-def _prometheus(directory: Path, daemon_url: str) -> Iterator[Prometheus]:
-    config, port = directory / "prometheus.yml", _free_port()
-    config.write_text(CONFIG.format(url=daemon_url))
-    process = subprocess.Popen(
-        [
-            require("prometheus"),
-            f"--config.file={config}",
-            f"--storage.tsdb.path={directory / 'data'}",
-            f"--web.listen-address=127.0.0.1:{port}",
-            "--log.level=error",
-        ],
-        stderr=subprocess.DEVNULL,
-    )
-    prometheus = Prometheus(port)
-    try:
-        eventually(prometheus.ready, "Prometheus is ready", seconds=30)
-        yield prometheus
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
 @contextmanager
 def _training(place: Place, directory: Path) -> Iterator[str]:
     environment = place.environment | {
-        "AMPWATCH_PORT": str(_free_port()),
+        "AMPWATCH_PORT": str(free_port()),
         "AMPWATCH_GRACE_SECONDS": "8",
         "AMPWATCH_IDLE_EXIT_SECONDS": "1",
         "OMP_NUM_THREADS": "1",
@@ -143,7 +85,10 @@ def test_one_line_in_a_training_is_scraped_by_a_real_prometheus(tmp_path: Path) 
     """Scale, steps and skips of a real training, healthy and then collapsing, to the end."""
     require("prometheus")
     place = Place(tmp_path)
-    with _training(place, tmp_path) as url, _prometheus(tmp_path, url) as prometheus:
+    with (
+        _training(place, tmp_path) as url,
+        run_prometheus(tmp_path, CONFIG.format(url=url)) as prometheus,
+    ):
         healthy = eventually(
             lambda: prometheus.value('ampwatch_loss_scale{run="spine",rank="0"}'), "a scrape", 30
         )

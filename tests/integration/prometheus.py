@@ -1,0 +1,76 @@
+"""A real Prometheus, asked through its HTTP API."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import urllib.request
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from tests.daemon.parts import eventually
+from tests.services import require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+class Prometheus:
+    """One that runs."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+
+    def ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=1) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """Answer an instant query: labels and value of each series."""
+        address = f"{self.url}/api/v1/query?{urlencode({'query': expression})}"
+        with urllib.request.urlopen(address, timeout=5) as answer:
+            result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        return result
+
+    def value(self, expression: str) -> float | None:
+        """Answer a query that has one series, ``None`` if it has none."""
+        result = self.query(expression)
+        return float(result[0]["value"][1]) if result else None
+
+
+@contextmanager
+def prometheus(directory: Path, config: str) -> Iterator[Prometheus]:
+    """Run one with its data in ``directory / "data"``."""
+    file, port = directory / "prometheus.yml", free_port()
+    file.write_text(config)
+    process = subprocess.Popen(
+        [
+            require("prometheus"),
+            f"--config.file={file}",
+            f"--storage.tsdb.path={directory / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--log.level=error",
+        ],
+        stderr=subprocess.DEVNULL,
+    )
+    running = Prometheus(port)
+    try:
+        eventually(running.ready, "Prometheus is ready", seconds=30)
+        yield running
+    finally:
+        process.terminate()
+        process.wait(20)

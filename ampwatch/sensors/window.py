@@ -102,7 +102,10 @@ class WindowSensor:
         put: Takes the records.
         clock: Where the time comes from.
         requests: Where somebody may ask for a trace.
-        is_compiled: Tells whether anything was compiled in the process.
+        is_compiled: Tells whether anything was compiled in the process: by themselves, windows
+            open on a CPU only then.
+        wants_census: Tells whether ops cannot be counted one by one, so that their census is
+            made from what a window has recorded, on any device.
         allows_tf32: Tells whether float32 matmuls may use TF32.
     """
 
@@ -118,6 +121,7 @@ class WindowSensor:
         *,
         requests: TraceRequests | None = None,
         is_compiled: Callable[[], bool] = bool,
+        wants_census: Callable[[], bool] = bool,
         allows_tf32: Callable[[], bool] = lambda: True,
     ) -> None:
         gap_s = settings.window_seconds
@@ -130,6 +134,7 @@ class WindowSensor:
         self._clock = clock
         self._requests = requests
         self._is_compiled = is_compiled
+        self._wants_census = wants_census
         self._allows_tf32 = allows_tf32
         self._others = OtherProfilers(self._give_way)
         if self._is_automatic:
@@ -195,7 +200,7 @@ class WindowSensor:
     def census(self, step: int) -> OpCensus | None:
         """Return the ops of a window that had ended with iteration ``step``, once.
 
-        Only where something is compiled, so that ops cannot be counted one by one.
+        Only where it is wanted.
         """
         if self._census is None or self._ended_with > step:
             return None
@@ -349,11 +354,11 @@ class WindowSensor:
     def _walk(self, window: _Open, recording: Recording, wall_ns: int) -> Found | None:
         """Return what the window has found; ``None`` if it has lost data."""
         events, on_cpu = recording.events, self._device.type != "cuda"
-        is_compiled = self._is_compiled()
+        wants_census = self._wants_census()
         # The order of calls takes longer to find out than all the rest.
-        nodes = call_tree(events) if on_cpu or is_compiled else []
+        nodes = call_tree(events) if on_cpu or wants_census else []
         found = self._ops(nodes) if on_cpu else self._kernels(events)
-        if is_compiled and found is not None:
+        if wants_census and found is not None:
             self._census = census_of(
                 nodes,
                 step=window.step,

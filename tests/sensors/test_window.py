@@ -103,7 +103,7 @@ class Bench:
         self.time = Time()
         self.records: list[WindowRecord] = []
         self.guard = Guard("window")
-        extra = {k: more.pop(k) for k in ("requests", "is_compiled") if k in more}
+        extra = {k: more.pop(k) for k in ("requests", "is_compiled", "wants_census") if k in more}
         settings = Settings(**({"window_seconds": 60.0} | more))
         clock = Clock(self.time, lambda: 7)
         self.sensor = WindowSensor(
@@ -406,20 +406,37 @@ def test_a_window_whose_buffers_were_full_is_invalid(made_up: Any) -> None:
     assert one.records[0].invalid == 1
 
 
-def test_the_census_comes_from_the_window_where_code_is_compiled(bench: Any) -> None:
-    """And says so; where nothing is compiled there is none."""
-    compiled, plain = bench(is_compiled=lambda: True), bench()
-    for one in (compiled, plain):
+def test_the_census_comes_from_the_window_where_it_is_wanted(bench: Any) -> None:
+    """And says so; where it is not there is none, compiled or not."""
+    wanted, plain = bench(wants_census=lambda: True), bench(is_compiled=lambda: True)
+    for one in (wanted, plain):
         one.until_open()
         one.until_closed(matmuls)
 
-    census = compiled.sensor.census(compiled.step - 1)
+    census = wanted.sensor.census(wanted.step - 1)
     assert census.source is CensusSource.PROFILER
     assert [(key.op, tally.calls) for key, tally in census.tallies.items() if key.op == "mm"] == [
         ("mm", 1)
     ]
-    assert compiled.sensor.census(compiled.step) is None
+    assert wanted.sensor.census(wanted.step) is None
     assert plain.sensor.census(plain.step) is None
+
+
+@pytest.mark.parametrize("wants", [False, True])
+def test_a_census_is_made_from_a_window_on_a_gpu_as_well(made_up: Any, *, wants: bool) -> None:
+    """Of the ops that have launched its kernels."""
+    events = [*steps_of_a_gpu(), op("aten::bmm", 3, "float", "float", _start=10)]
+    one = made_up(events, window_iterations=1, wants_census=lambda: wants)
+    one.until_open()
+    one.until_closed()
+
+    census = one.sensor.census(one.step - 1)
+    assert (census is not None) is wants
+    if wants:
+        assert {(key.op, tally.calls) for key, tally in census.tallies.items()} == {
+            ("mm", 1),
+            ("bmm", 1),
+        }
 
 
 # Whom it gives way to
@@ -824,7 +841,7 @@ def test_compiled_code_is_not_compiled_again(bench: Any) -> None:
     def step() -> None:
         model(torch.ones(2, 8)).sum().backward()
 
-    one = bench(is_compiled=lambda: True)
+    one = bench(wants_census=lambda: True)
     step()
     frames = torch._dynamo.utils.counters["frames"]["total"]
     one.until_open(step)

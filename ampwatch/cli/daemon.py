@@ -14,7 +14,8 @@ others than this machine, or to protect it.
 
   /         the page                     /metrics  for Prometheus, text or OpenMetrics
   /healthz  is it alive, which version   /sd       for Prometheus's http_sd_configs
-  /debug/kernels.json  names of the kernels of the newest profiler windows, and the rules that took them
+  /state.json, /events                   what the page is made from: once, and as it changes
+  /debug/kernels.json                    kernels of the newest profiler windows, by name and rule
 """
 
 EPILOG = """\

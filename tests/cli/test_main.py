@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch import __version__, cli
+from ampwatch.aggregate import Fleet
 from ampwatch.cli import main
+from ampwatch.daemon.site import Request, Site
 from ampwatch.errors import DaemonError
 from ampwatch.settings import DEFAULT_PORT, Settings
 from tests.daemon.parts import ROOT
@@ -102,6 +105,21 @@ def test_the_help_of_the_daemon_teaches(capsys: pytest.CaptureFixture[str]) -> N
         assert word in said
     assert "--lock-fd" not in said
     assert "--auto" not in said
+
+
+def test_the_help_of_the_daemon_lists_all_that_it_serves(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Every path but those of the parts of the page."""
+    with pytest.raises(SystemExit):
+        main(["daemon", "--help"])
+
+    listed = set(
+        re.findall(r"(?<!\S)/[\w./]*(?=[\s,])", capsys.readouterr().out.split("options:")[0])
+    )
+    nowhere = Site(Fleet(Settings()), {}).answer(Request("/nowhere", {}, "", "", ""))
+    served = set(re.findall(r"/[\w./-]*\w|/(?=,)", nowhere.body.decode()))
+    assert listed == {path for path in served if not path.startswith("/static/")}
 
 
 def test_a_setting_that_is_not_usable_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -262,7 +262,11 @@ return import("/static/gpus.js").then(({ showGpus }) => {
                 "a row of memory could not be replaced",
             ],
         ),
-        ({"ecc": {"uncorrected": 0}}, {}, ["none", "XID errors: this user may not"]),
+        (
+            {"ecc": {"uncorrected": 0}},
+            {},
+            ["none in what is read", "XID errors: this user may not"],
+        ),
     ],
 )
 def test_trouble_of_the_hardware_is_told_in_words(

@@ -72,7 +72,8 @@ function trouble({ xids, values: { ecc, remapped_rows: rows }, capabilities }, r
   const unheard = Object.entries({ xid: "XID errors", ecc: "ECC errors", remapped_rows: "remapped rows" })
     .filter(([feature]) => capabilities[feature] !== "ok")
     .map(([feature, words]) => `${words}: ${reasons[capabilities[feature]] ?? "not known"}`);
-  return make("td", {}, unheard.length === 3 ? "not known" : "none", ...unheard.map((words) => make("p", { class: "place" }, words)));
+  const none = ["none", "none in what is read", "none in what is read", "not known"][unheard.length];
+  return make("td", {}, none, ...unheard.map((words) => make("p", { class: "place" }, words)));
 }
 
 function throttled(values) {

@@ -36,18 +36,15 @@ FALLBACKS = {
 
 _SOURCES = {
     CensusSource.DISPATCH: "one by one",
-    CensusSource.PROFILER: (
-        "from a profiler window, since one by one they are not counted here: torch.compile was"
-        " called, or something else was met that must not be watched"
-    ),
+    CensusSource.PROFILER: "from a profiler window, which tells less than counting one by one",
     CensusSource.FORCED_EAGER: "one by one, its compiled code run eagerly",
 }
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 
 NO_CENSUS = (
-    'No op was counted yet: level="standard" counts now and then, "deep" every step,'
-    ' "light" and "off" never.'
+    'No op was counted yet: level="deep" counts them in every step, "standard" in profiler windows,'
+    ' which open by themselves on a GPU, or in some steps with op_census="dispatch".'
 )
 
 _NO_KERNELS = {

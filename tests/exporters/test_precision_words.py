@@ -56,9 +56,8 @@ def test_what_was_counted_is_said_and_what_was_left_out() -> None:
 
     assert census_sentence(None) == NO_CENSUS
     assert census_sentence(record) == (
-        "3 iterations counted so far, the newest, step 40, from a profiler window, since one by"
-        " one they are not counted here: torch.compile was called, or something else was met that"
-        " must not be watched;"
+        "3 iterations counted so far, the newest, step 40, from a profiler window, which"
+        " tells less than counting one by one;"
         " 1 row with less to say left out."
     )
 

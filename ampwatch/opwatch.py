@@ -35,7 +35,7 @@ class OpWatch:
 
     Args:
         targets: What is watched.
-        settings: ``compiled_census``, and those of the window.
+        settings: ``level``, ``op_census``, ``compiled_census``, and those of the window.
         sampler: Says which iterations are counted.
         outlet: Where records go, and beside whose ring traces are asked for.
         account: Where the time of all of them is counted, except the window's own.
@@ -65,6 +65,7 @@ class OpWatch:
         self._guard = census
         self._sweeping = Guard("census", account)
         self._regions = Regions(regions)
+        self._one_by_one = settings.level == "deep" or settings.op_census == "dispatch"
         self._forces_eager = settings.compiled_census == "force_eager"
         self._census = OpCensusSensor(
             Names(targets.models),
@@ -83,6 +84,7 @@ class OpWatch:
                 Clock(),
                 requests=TraceRequests(lambda: outlet.ring_path),
                 is_compiled=may_compile,
+                wants_census=self._wants_window_census,
                 allows_tf32=lambda: allows_tf32(OpKind.MATMUL),
             )
         self._is_counting = False
@@ -92,7 +94,11 @@ class OpWatch:
     def sensors(self) -> Sequence[Sensor]:
         """The sensors, in the order in which they are installed."""
         window = () if self._window is None else (self._window,)
-        return self._regions, self._census, *window
+        return (*((self._regions, self._census) if self._one_by_one else ()), *window)
+
+    def _wants_window_census(self) -> bool:
+        """Whether ops are counted from profiler windows, since they are not one by one."""
+        return not self._one_by_one or (may_compile() and not self._forces_eager)
 
     def closed(self, step: int, duration_s: float) -> tuple[OpCensus | None, Window | None]:
         """An iteration has ended; return what was seen of its ops and kernels."""
@@ -132,7 +138,7 @@ class OpWatch:
     def not_seen(self) -> list[str]:
         """Return, in sentences, what could not be counted."""
         sentences = [] if self._window is None else self._window.not_seen()
-        if may_compile() and not self._forces_eager:
+        if self._one_by_one and may_compile() and not self._forces_eager:
             sentences.append(
                 "ops are not counted one by one: torch.compile was called in this process, and"
                 " compiled code would run otherwise; profiler windows count them, and"

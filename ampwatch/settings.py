@@ -32,6 +32,7 @@ REQUIRE_SERVICES = "AMPWATCH_REQUIRE_SERVICES"
 
 LEVELS = ("off", "light", "standard", "deep")
 CPU_KERNELS = ("auto", "torch")
+OP_CENSUSES = ("auto", "dispatch")
 COMPILED_CENSUSES = ("window", "force_eager")
 GPU_SOURCES = ("auto", "off", "demo")
 SWITCH = ("off", "on")
@@ -115,9 +116,13 @@ class Settings:
     overhead_budget: float = _knob(
         0.01, "Share of the step time that ampwatch may cost.", low=0.0001, high=1.0
     )
+    op_census: str = _knob(
+        "auto",
+        "How ops are counted: auto (one by one at `deep`, from profiler windows at `standard`) or dispatch (one by one, at `standard` in some steps; a few ops then round otherwise in those steps, see docs/precision.md).",
+    )
     compiled_census: str = _knob(
         "window",
-        "How the ops of compiled code are counted: window (from profiler windows) or force_eager (one by one, in iterations in which torch.compile is out of force; they round otherwise than compiled ones).",
+        "How the ops of compiled code are counted: window (from profiler windows) or force_eager (one by one where `op_census` says so, in steps in which torch.compile is out of force; they round otherwise than compiled ones).",
     )
     peak_flops: str = _knob(
         "",
@@ -278,6 +283,9 @@ def _check_words(settings: Settings) -> None:
         raise SettingsError(msg)
     if settings.gpu_link_throughput not in SWITCH:
         msg = f"`gpu_link_throughput`: expected one of {', '.join(SWITCH)}, got {settings.gpu_link_throughput!r}"
+        raise SettingsError(msg)
+    if settings.op_census not in OP_CENSUSES:
+        msg = f"`op_census`: expected one of {', '.join(OP_CENSUSES)}, got {settings.op_census!r}"
         raise SettingsError(msg)
     if settings.compiled_census not in COMPILED_CENSUSES:
         msg = f"`compiled_census`: expected one of {', '.join(COMPILED_CENSUSES)}, got {settings.compiled_census!r}"

@@ -98,16 +98,30 @@ def test_every_recipe_is_counted_at_deep(recipe: str, censuses: list[OpCensus]) 
     assert len(set(flops[:5])) == 1
 
 
-def test_standard_counts_now_and_then(censuses: list[OpCensus]) -> None:
+def test_standard_counts_now_and_then_where_it_is_allowed(censuses: list[OpCensus]) -> None:
     """The first iteration, and then in turn with the ranges."""
     run = build("fp16-foreach")
     run.steps = 30
-    with ampwatch.monitor(run.models, run.scaler, serve=False):
+    with ampwatch.monitor(run.models, run.scaler, op_census="dispatch", serve=False):
         run.loop()
 
     steps = sorted(_once(censuses))
     assert steps[0] == 0
     assert 3 <= len(steps) <= 6
+
+
+def test_standard_has_no_mode_by_itself(censuses: list[OpCensus]) -> None:
+    """Under a dispatch mode some ops round otherwise, which the default level must not do."""
+    run, depths = build("fp16-foreach"), set()
+    run.after_step = lambda _: depths.add(torch._C._len_torch_dispatch_stack())
+    model = run.models[0]
+    forward = model.forward
+    model.forward = lambda x: depths.add(torch._C._len_torch_dispatch_stack()) or forward(x)
+    with ampwatch.monitor(run.models, run.scaler, serve=False):
+        run.loop()
+
+    assert depths == {0}
+    assert censuses == []
 
 
 def test_light_counts_nothing(censuses: list[OpCensus]) -> None:
@@ -123,7 +137,7 @@ def test_light_counts_nothing(censuses: list[OpCensus]) -> None:
 def test_what_never_ends_is_told_at_the_end(censuses: list[OpCensus]) -> None:
     """Where no update ever comes, what was counted until ``close``; its length is not known."""
     model = nn.Linear(4, 4)
-    with ampwatch.monitor(model, torch.amp.GradScaler("cpu"), serve=False):
+    with ampwatch.monitor(model, torch.amp.GradScaler("cpu"), level="deep", serve=False):
         model(torch.randn(2, 4)).sum().backward()
 
     (census,) = _once(censuses).values()

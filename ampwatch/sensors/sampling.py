@@ -72,10 +72,11 @@ UPDATES = frozenset({Topic.UPDATE})
 FORWARD = frozenset({Topic.ACTIVATION})
 BACKWARD = frozenset({Topic.ACTIVATION_GRADIENT})
 
-TURNS: tuple[Wanted, ...] = (GRADIENTS, FORWARD, STATE, GRADIENTS, BACKWARD, UPDATES, OPS)
-"""What the sampled iterations look at, in turn. Gradients come twice: they decide the scale."""
+TURNS: tuple[Wanted, ...] = (GRADIENTS, FORWARD, STATE, GRADIENTS, BACKWARD, UPDATES)
+"""What the sampled iterations look at, in turn. Gradients come twice: they decide the scale. Ops
+come last, where they are counted one by one at all."""
 
-FIRST: Wanted = GRADIENTS | STATE | UPDATES | OPS
+FIRST: Wanted = GRADIENTS | STATE | UPDATES
 """What the very first iteration looks at: a training that is broken from the start may not
 live for many more. Not the modules' outputs: whatever is compiled is compiled now."""
 
@@ -86,7 +87,7 @@ class Sampler:
     """Decides for each iteration, when it begins, what is measured in it.
 
     Args:
-        settings: ``level``, ``sample_every`` and ``overhead_budget``.
+        settings: ``level``, ``sample_every``, ``op_census`` and ``overhead_budget``.
         spent_ns: Asked at the end of each iteration what ampwatch has cost so far.
 
     Attributes:
@@ -100,6 +101,9 @@ class Sampler:
     def __init__(self, settings: Settings, spent_ns: Callable[[], int]) -> None:
         self._level = settings.level
         self._every = settings.sample_every
+        counts_ops = settings.op_census == "dispatch"
+        self._turns = (*TURNS, OPS) if counts_ops else TURNS
+        self._first = FIRST | OPS if counts_ops else FIRST
         self._budget = settings.overhead_budget
         self._spent_ns = spent_ns
         self.step = 0
@@ -139,7 +143,7 @@ class Sampler:
             return
         self._alarmed_until = self.step + ALARMED
         self._deaf_until = self.step + QUIET_AFTER_ALARM
-        self._turn = TURNS.index(STATE)
+        self._turn = self._turns.index(STATE)
 
     def calm(self) -> None:
         """A streak of skipped steps is over: look at what the scale that is left does.
@@ -148,9 +152,9 @@ class Sampler:
         """
         if self.step <= self._calm_until or self._level != "standard":
             return
-        self._alarmed_until = max(self._alarmed_until, self.step + len(TURNS))
+        self._alarmed_until = max(self._alarmed_until, self.step + len(self._turns))
         self._calm_until = self.step + QUIET_AFTER_ALARM
-        self._turn = TURNS.index(GRADIENTS)
+        self._turn = self._turns.index(GRADIENTS)
 
     @property
     def looks_at_skips(self) -> bool:
@@ -249,12 +253,12 @@ class Sampler:
         if self._level == "deep":
             return EVERYTHING
         if self.step == 0:
-            return FIRST
+            return self._first
         if not self._is_due():
             return frozenset()
         self.interval, self._sampled_at = self.step - self._sampled_at, self.step
         self._paid_at = None
-        turn = TURNS[self._turn % len(TURNS)]
+        turn = self._turns[self._turn % len(self._turns)]
         self._turn += 1
         parts = self._parts.get(turn, 1)
         number = self._rounds[turn] = self._rounds.get(turn, -1) + 1

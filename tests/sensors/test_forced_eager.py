@@ -66,7 +66,13 @@ def test_counted_iterations_run_eagerly_and_all_others_compiled(backend: Backend
     forward = _compiled(model, backend)
 
     watch = _train(
-        model, forward, 20, level="standard", sample_every=1000, compiled_census="force_eager"
+        model,
+        forward,
+        20,
+        level="standard",
+        sample_every=1000,
+        op_census="dispatch",
+        compiled_census="force_eager",
     )
 
     census = watch._instruments.census

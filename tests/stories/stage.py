@@ -114,7 +114,7 @@ class Stories(list[Story]):
         return collect
 
 
-def watch(build: Callable[[], Program], level: str) -> tuple[Program, Monitor]:
+def watch(build: Callable[[], Program], level: str, **settings: object) -> tuple[Program, Monitor]:
     """Run a program under ``ampwatch.monitor``."""
     seed()
     program = build()
@@ -122,7 +122,7 @@ def watch(build: Callable[[], Program], level: str) -> tuple[Program, Monitor]:
     if isinstance(watched, list) and len(watched) == 1:
         (watched,) = watched
     with ampwatch.monitor(
-        watched, program.scaler, level=level, serve=False, **program.settings
+        watched, program.scaler, level=level, serve=False, **program.settings, **settings
     ) as monitor:
         program.run()
     return program, monitor

@@ -66,6 +66,7 @@ class Recording:
         )
         self._cuda = cuda
         self._is_prepared = self._has_begun = False
+        self._pid = os.getpid()
         self.thread = get_ident()
         self.is_stolen = False
 
@@ -97,8 +98,10 @@ class Recording:
         """Record no more. Waits for the device if kernels are recorded; again: nothing.
 
         What has not begun must not be ended: the process would crash, or somebody else's
-        recording would be.
+        recording would be. Nor must what was begun before a fork, by the child.
         """
+        if os.getpid() != self._pid:
+            return
         if self.is_stolen:
             # Kineto has no session of ours any more, and crashes without any.
             session: Any = profiler.profile(use_kineto=True)

@@ -5,7 +5,8 @@ another. The raw events are walked once, added up and dropped. A window is the o
 ampwatch that waits for the device: twice, at its beginning and at its end.
 
 A window gives way: to the user's profiler, before it begins; to the capture of a CUDA graph; to
-an evaluation, whose many forward passes it is not about.
+an evaluation, whose many forward passes it is not about; and to a fork, whose child would
+inherit the recording.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ampwatch.precision.kernel_names import NameClassifier
 from ampwatch.precision.kernel_patterns import parse_patterns
 from ampwatch.records import WindowSkip
 from ampwatch.ring.requests import TraceAnswer
+from ampwatch.sensors import window_fork
 from ampwatch.sensors.kineto import OtherProfilers, Recording, is_capturing
 from ampwatch.sensors.kineto_events import call_tree, cpu_work, device_work
 from ampwatch.sensors.sampling import OPENING
@@ -111,7 +113,7 @@ class WindowSensor:
 
     name = "window"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the last four by name only
         self,
         settings: Settings,
         device: torch.device,
@@ -147,7 +149,9 @@ class WindowSensor:
         self._pending: TraceRequest | None = None
         self._is_installed = False
         self._was_busy = True
+        self._pid = os.getpid()
         self._given_way = 0
+        self._forked = self._forked_in_a_row = 0
         self._grown_from = 0
         self._uncollected = 0
         self._told_skips = 0
@@ -180,14 +184,16 @@ class WindowSensor:
         return self._totals.cost_ns
 
     def boundary(self, step: int, duration_s: float, *, sampled: bool) -> None:
-        """An iteration has ended, the next one begins. Does nothing unless installed.
+        """An iteration has ended, the next one begins.
+
+        Does nothing unless installed, and nothing in a forked child.
 
         Args:
             step: Index of the one that begins.
             duration_s: Wall time of the one that has ended; NaN for the first. Unit: s.
             sampled: Whether ranges or ops were looked at in the one that has ended.
         """
-        if self._is_installed:
+        if self._is_installed and os.getpid() == self._pid:
             self._guard.run(self.look, step, duration_s, sampled)
 
     def take(self, step: int) -> Window | None:
@@ -219,6 +225,10 @@ class WindowSensor:
             sentences.append(
                 f"{skipped[WindowSkip.PROFILER]} profiler windows were not opened, or were given"
                 " up: somebody else was profiling"
+            )
+        if self._forked:
+            sentences.append(
+                f"{self._forked} profiler windows were given up: the process was forked"
             )
         if skipped[WindowSkip.DRAG]:
             sentences.append(
@@ -298,6 +308,7 @@ class WindowSensor:
         self._open = window = _Open(request, wanted, usual_ns, memory)
         self._recording = recording = Recording(cuda=self._device.type == "cuda")
         self._others.hold(recording.profile)
+        window_fork.hold(self._forking)
         recording.prepare()
         window.start_ns = self._clock.monotonic_ns() - began_ns
 
@@ -346,7 +357,7 @@ class WindowSensor:
             self._evidence = Window(window.step, window.seen, *seconds, found.times)
         totals.walk_ns += now() - walk_ns
         self._grown_from = window.memory
-        self._given_way = 0
+        self._given_way = self._forked_in_a_row = 0
         self._times.window_ended()
         self._schedule.ended(self._now_s, totals.cost_ns - spent_ns)
         self._tell(window.step)
@@ -454,10 +465,30 @@ class WindowSensor:
             self._schedule.give_way(reason, self._now_s)
             self._tell_skips()
 
+    def _forking(self) -> None:
+        self._guard.run(self.give_way_to_fork)
+
+    def give_way_to_fork(self) -> None:
+        """The process is about to be forked."""
+        window, recording = self._open, self._recording
+        # Recorded is one thread; a child that another one forks has nothing of it.
+        if window is None or recording is None or recording.thread != get_ident():
+            return
+        if recording.is_stolen and self._others.have_begun:
+            return
+        self._forked += 1
+        self._forked_in_a_row += 1
+        self._give_up(window, None)
+        self._schedule.put_off(self._now_s)
+        request = self._pending
+        if request is not None and self._forked_in_a_row > MOST_GIVEN_WAY:
+            self._pending = None
+            self._refuse(request, "this training forks processes again and again")
+
     def end_now(self) -> None:
-        """Close the window, if one is open."""
+        """Close the window, if one is open and of this process."""
         recording = self._recording
-        if recording is None:
+        if recording is None or os.getpid() != self._pid:
             return
         if recording.thread == get_ident():
             self._abandon()
@@ -474,6 +505,7 @@ class WindowSensor:
     def _end(self, recording: Recording) -> None:
         self._open = self._recording = None
         self._others.let_go()
+        window_fork.let_go()
         recording.close()
 
     @property

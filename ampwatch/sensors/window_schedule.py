@@ -62,7 +62,12 @@ class WindowSchedule:
 
     def give_way(self, reason: WindowSkip, now_s: float) -> None:
         """Somebody else has the right of way."""
-        self.postpone(reason, now_s + min(RETRY_SECONDS, self._gap_s))
+        self.skipped[reason] += 1
+        self.put_off(now_s)
+
+    def put_off(self, now_s: float) -> None:
+        """Try again later, uncounted."""
+        self._due_s = now_s + min(RETRY_SECONDS, self._gap_s)
 
     def postpone(self, reason: WindowSkip, until_s: float) -> None:
         """A window that was due is not opened."""

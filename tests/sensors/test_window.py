@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 import threading
 from itertools import pairwise
 from threading import get_ident
@@ -33,6 +35,7 @@ from ampwatch.sensors.trace_requests import TraceRequests
 from ampwatch.sensors.window import MOST_GIVEN_WAY, TOGETHER, WindowSensor
 from ampwatch.sensors.window_schedule import MEMORY_LIMIT, WindowSchedule
 from ampwatch.settings import Settings
+from tests.daemon.parts import ROOT
 from tests.sensors.kineto_made_up import (
     TENSOR_KERNEL,
     Event,
@@ -529,6 +532,89 @@ def test_evaluation_is_not_profiled(bench: Any) -> None:
     assert one.records[-1].skipped == (0, 0, 0, 0, 0)
 
 
+def is_profiled_in_a_child() -> bool:
+    pid = os.fork()
+    if not pid:
+        os._exit(torch.autograd._profiler_enabled())
+    return bool(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("iterations_in", [0, 1])
+def test_a_child_that_is_forked_does_not_inherit_a_window(bench: Any, iterations_in: int) -> None:
+    """It is given up, said so, and tried again half a minute later."""
+    one = bench(window_seconds=60.0)
+    one.until_open()
+    one.run(iterations_in)
+    gave_way = one.step
+
+    assert not is_profiled_in_a_child()
+    assert not one.sensor.is_open
+    assert one.sensor.not_seen() == ["1 profiler windows were given up: the process was forked"]
+    one.until_open()
+    assert 30.0 <= (one.step - gave_way) * STEP_S < 30.0 + (TOGETHER + 1) * STEP_S
+    assert not is_profiled_in_a_child()
+
+
+def test_without_a_window_a_fork_is_nobodys_business(bench: Any) -> None:
+    """Before one, and after one has ended."""
+    one = bench()
+    one.run(1)
+    assert not is_profiled_in_a_child()
+    one.until_open()
+    one.until_closed(matmuls)
+    assert not is_profiled_in_a_child()
+
+    assert one.sensor.not_seen() == []
+
+
+def test_a_forked_child_opens_no_window(bench: Any) -> None:
+    """Its training is not the one that is watched; the profiler may hang in it."""
+    one = bench()
+    pid = os.fork()
+    if not pid:
+        one.run(OPENING + 1)
+        os._exit(one.sensor.is_open)
+
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+IN_A_CHILD = """
+import os, sys, threading
+from ampwatch.sensors.kineto import Recording
+
+recording = Recording(cuda=False)
+recording.prepare()
+recording.begin()
+
+def fork():
+    pid = os.fork()
+    if not pid:
+        recording.close()
+        os._exit(0)
+    print(os.waitpid(pid, 0)[1])
+
+thread = threading.Thread(target=fork)
+thread.start()
+thread.join()
+recording.close()
+print(len(recording.events) > 0)
+"""
+
+
+def test_a_child_ends_no_recording_of_its_parent() -> None:
+    """It would hang or be aborted; the parent's goes on."""
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_CHILD],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert done.stdout == "0\nTrue\n"
+
+
 def test_a_graph_that_is_captured_puts_a_window_off(
     made_up: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -731,6 +817,23 @@ def test_a_request_that_meets_an_evaluation_comes_after_it(
     one.until_closed(matmuls)
 
     assert read_answer(ring).why_not == ""
+
+
+def test_a_request_is_refused_where_forks_never_let_a_window_end(
+    bench: Any, ring: Path, tmp_path: Path
+) -> None:
+    """It is tried a few times, at once each time."""
+    one = bench(window_seconds=0.0, requests=TraceRequests(lambda: ring))
+    ask(ring, tmp_path / "x.json")
+    for _ in range(MOST_GIVEN_WAY + 1):
+        assert not answer_path(ring).exists()
+        one.run(1)
+        assert one.sensor.is_open
+        assert not is_profiled_in_a_child()
+    one.run(1)
+
+    assert "forks" in read_answer(ring).why_not
+    assert not one.sensor.is_open
 
 
 def test_the_end_of_training_is_told_and_leaves_no_file(

@@ -8,14 +8,13 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from torch.utils.hooks import RemovableHandle
 
     Note = Callable[[Any, Sequence[Any], dict[str, Any], Any], None]
 
@@ -26,9 +25,20 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
     It is put on and taken off below the modes of the user, not as a context manager: these may
     be entered and left before, between and after the two.
 
+    An op of a tensor subclass, and what runs below a mode of PyTorch's own that traces (fake
+    tensors, proxies), is let through and not told of, nor are the ops that it is made of: tensors
+    there may hold nothing.
+
+    Autograd gives every node the modes that its thread had when backward was called, and after
+    an op its mode is put back. What is taken off inside of these comes again, so
+    ``threads`` keeps such a thread, and ``take_off`` has to be called there once more.
+
     Args:
         note: Called with ``(func, args, kwargs, out)`` after each op. Must not raise.
         ignored: Ops that it is not called for.
+        is_altered: Called with each op that comes for the first time, before it runs: whether
+            PyTorch computes it, or its backward, otherwise while a mode is on. If it does, the
+            mode is silent from then on and leaves. Must not raise.
 
     Attributes:
         threads: Identities of the threads that it was put on in and not yet taken off.
@@ -39,23 +49,49 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
 
     supports_higher_order_operators = True
 
-    def __init__(self, note: Note, ignored: Iterable[Any] = ()) -> None:
+    def __init__(
+        self,
+        note: Note,
+        ignored: Iterable[Any] = (),
+        is_altered: Callable[[Any], bool] = lambda _func: False,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._note: Note | None = note
         self._ignored = set(ignored)
+        self._is_altered = is_altered
+        self._met: set[Any] = set()
+        self._inside: set[int] = set()
+        self._farewell: RemovableHandle | None = None
         self._pid = os.getpid()
         self.threads: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the op, then tell of it."""
+        me = get_ident()
+        self._inside.add(me)
+        try:
+            if self._note is None or not self._sees(types):
+                return func(*args, **(kwargs or {}))
+            if func not in self._met:
+                self._met.add(func)
+                if self._is_altered(func):
+                    self._note = None
+            out = func(*args, **(kwargs or {}))
+            note = self._note
+            if note is not None and func not in self._ignored:
+                note(func, args, kwargs or {}, out)
+            return out
+        finally:
+            self._inside.discard(me)
+            if self._note is None and kwargs is not None:
+                # PyTorch lets go of the dictionary after it has put the mode back.
+                kwargs[_Leaving.__name__] = _Leaving(self)
+
+    def _sees(self, types: Any) -> bool:
+        """Whether an op on tensors of these types, here and now, is one to tell of."""
         if types and any(t is not torch.nn.Parameter and t is not torch.Tensor for t in types):
-            # A subclass first turns its op into those of the tensors it is made of.
-            return NotImplemented
-        out = func(*args, **(kwargs or {}))
-        note = self._note
-        if note is not None and func not in self._ignored and self._pid == os.getpid():
-            note(func, args, kwargs or {}, out)
-        return out
+            return False
+        return self._pid == os.getpid() and not _traces(_modes())
 
     def ignore(self, func: Any) -> None:
         """Do not tell of ``func`` any more."""
@@ -76,61 +112,78 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         """Tell torch.compile to leave this mode out of what it traces."""
         return True
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a process that was forked while the mode was on."""
+        return self._pid != os.getpid()
+
     def put_on(self) -> None:
         """See the ops of the calling thread from now on, below the modes that it is in.
 
         There it stays where it is when the user leaves modes that were entered before. Nothing
-        is done if it is on already, or while PyTorch traces.
+        is done if it is on already, inside of an op that it has let through, or while PyTorch
+        traces.
         """
         modes = _modes()
-        if any(mode is self or getattr(mode, "_mode_key", None) is not None for mode in modes):
+        if any(mode is self for mode in modes) or _traces(modes) or get_ident() in self._inside:
             return
         above = [_pop_mode() for _ in modes]
         for mode in (self, *reversed(above)):
             _push_mode(mode)
-        self.threads.add(get_ident())
+        if not _is_backward():  # autograd takes it off there
+            self.threads.add(get_ident())
 
     def take_off(self) -> None:
         """See them no more, whatever modes were put above meanwhile."""
-        self.threads.discard(get_ident())
-        if not any(mode is self for mode in _modes()):
+        me = get_ident()
+        if any(mode is self for mode in _modes()):
+            above = [_pop_mode() for _ in _modes()]
+            for mode in reversed(above):
+                if mode is not self:
+                    _push_mode(mode)
+        if me in self._inside or _is_backward():
             return
-        above = []
-        while (mode := _pop_mode()) is not self:
-            above.append(mode)
-        for mode in reversed(above):
-            _push_mode(mode)
+        self.threads.discard(me)
+        if self._farewell is not None:
+            alive = {thread.ident for thread in threading.enumerate()}
+            if not self.threads & alive:
+                self._farewell.remove()
+                self._farewell = None
 
     def silence(self) -> None:
         """Tell of nothing any more, and leave the calling thread.
 
         Others it leaves as soon as they call a module: only from within a thread can a mode be
-        taken off.
+        taken off. So it leaves this one if that is not possible now.
         """
         self._note = None
         self.take_off()
-        if self.threads:
-            _Farewell(self)
+        if self.threads and self._farewell is None:
+            # Before modules: the hooks after them PyTorch walks over in place where a module has
+            # raised, and one that came or went meanwhile would replace the user's exception.
+            self._farewell = register_module_forward_pre_hook(self._meet)
+
+    def _meet(self, *_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.take_off()
 
 
-class _Farewell:
-    """Hooks that take a mode off in the threads where it still is, and then go as well."""
+class _Leaving:
+    """Takes a mode off when nobody holds this object any more."""
 
     def __init__(self, mode: OpMode) -> None:
         self._mode = mode
-        self._handles = [
-            register_module_forward_pre_hook(self._meet),
-            register_module_forward_hook(self._meet, always_call=True),
-        ]
 
-    def _meet(self, *_: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
+    def __del__(self) -> None:
         self._mode.take_off()
-        alive = {thread.ident for thread in threading.enumerate()}
-        if not self._mode.threads & alive:
-            for handle in self._handles:
-                handle.remove()
+
+
+def _is_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public name for it
+
+
+def _traces(modes: list[Any]) -> bool:
+    return any(getattr(mode, "_mode_key", None) is not None for mode in modes)
 
 
 def _modes() -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +110,55 @@ def test_it_is_not_put_on_while_pytorch_traces() -> None:
     assert (depth(), mode.threads) == (0, set())
 
 
+def test_the_user_may_begin_to_trace_while_it_is_on() -> None:
+    """Tensors there are fake, and nothing is told of them."""
+    from torch._subclasses import FakeTensorMode  # noqa: PLC0415 - takes a while
+
+    mode = Noted()
+    mode.put_on()
+    with FakeTensorMode():
+        product = torch.ones(3, 2) @ torch.ones(2, 4)
+    torch.ones(2)
+    mode.take_off()
+
+    assert product.shape == (3, 4)
+    assert mode.names == ["aten::ones"]
+
+
+TENSOR_PARALLEL = """
+import os, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from ampwatch.sensors.opmode import OpMode
+
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+mesh = init_device_mesh("cpu", (1,))
+parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+optimizer = torch.optim.AdamW(model.parameters())
+mode = OpMode(lambda *_: None)
+mode.put_on()
+for _ in range(2):
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+exported = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),))
+mode.take_off()
+dist.destroy_process_group()
+print("trained", torch._C._len_torch_dispatch_stack())
+"""
+
+
+def test_tensor_parallel_and_export_work_while_it_is_on() -> None:
+    """In a fresh process: DTensor remembers how an op is sharded once that was worked out."""
+    done = subprocess.run(
+        [sys.executable, "-c", TENSOR_PARALLEL], capture_output=True, text=True, check=False
+    )
+
+    assert done.stdout.split() == ["trained", "0"], done.stderr
+
+
 class Wrapper(torch.Tensor):
     """A tensor made of another one, which doubles what it adds."""
 
@@ -125,8 +176,8 @@ class Wrapper(torch.Tensor):
         return cls(out * 2 if func is torch.ops.aten.add.Tensor else out)
 
 
-def test_of_a_tensor_subclass_the_inner_ops_are_seen() -> None:
-    """And what it does stays what it does."""
+def test_what_a_tensor_subclass_does_is_let_through_unseen() -> None:
+    """And it stays what it is."""
     mode = Noted()
     x = Wrapper(torch.ones(2))
     bare = (x + x).inner
@@ -134,7 +185,7 @@ def test_of_a_tensor_subclass_the_inner_ops_are_seen() -> None:
     watched = (x + x).inner
     mode.take_off()
 
-    assert mode.names == ["aten::add", "aten::mul"]
+    assert mode.names == []
     assert torch.equal(watched, bare)
 
 
@@ -166,6 +217,18 @@ def test_an_error_of_an_op_reaches_the_user() -> None:
     assert mode.names == ["aten::ones", "aten::ones"]
 
 
+def test_silenced_from_another_thread_it_leaves_with_the_next_op() -> None:
+    """After it, and without a word about it."""
+    mode = Noted()
+    mode.put_on()
+    thread = threading.Thread(target=mode.silence)
+    thread.start()
+    thread.join()
+    torch.ones(2)
+
+    assert (mode.names, depth()) == ([], 0)
+
+
 def test_silenced_from_another_thread_it_leaves_where_it_is_with_the_next_module() -> None:
     """Only from within a thread can a mode be taken off; the hooks for it go as well."""
     mode, module = Noted(), nn.Identity()
@@ -174,9 +237,8 @@ def test_silenced_from_another_thread_it_leaves_where_it_is_with_the_next_module
     thread = threading.Thread(target=mode.silence)
     thread.start()
     thread.join()
-    torch.ones(2)
     still = depth()
-    module(torch.ones(2))
+    module(None)
 
     assert (still, depth()) == (1, 0)
     assert mode.names == []
@@ -197,3 +259,51 @@ def test_of_a_thread_that_has_ended_nothing_stays() -> None:
     nn.Identity()(torch.ones(2))
 
     assert len(torch_module._global_forward_hooks) == hooks
+
+
+def test_taken_off_inside_backward_it_leaves_with_the_next_module() -> None:
+    """Autograd puts it back when the node is done."""
+    mode, module = Noted(), nn.Identity()
+    hooks = len(torch_module._global_forward_pre_hooks)
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda _grad: mode.silence())
+    mode.put_on()
+    x.exp().sum().backward()
+    still = depth()
+    module(None)
+
+    assert (still, depth()) == (1, 0)
+    assert (mode.threads, len(torch_module._global_forward_pre_hooks)) == (set(), hooks)
+
+
+def test_taken_off_inside_an_op_it_leaves_when_that_is_done() -> None:
+    """PyTorch puts it back after the op; it is not put on a second time meanwhile."""
+    depths: list[int] = []
+
+    def note(*_: Any) -> None:
+        mode.put_on()
+        depths.append(depth())
+        mode.silence()
+
+    mode = OpMode(note)
+    mode.put_on()
+    torch.ones(2)
+
+    assert (depths, depth()) == ([0], 0)
+    assert mode.threads == set()
+
+
+def test_an_op_that_would_be_altered_is_the_last_and_nothing_is_on_after_it() -> None:
+    """The mode is asked before the op runs, and tells of nothing from there on."""
+    names: list[str] = []
+    exp = torch.ops.aten.exp.default
+    mode = OpMode(lambda func, *_: names.append(func._schema.name), (), lambda func: func is exp)
+    x = torch.ones(2)
+    mode.put_on()
+    x.neg()
+    x.exp()
+    after = depth()
+    x.log()
+
+    assert names == ["aten::neg"]
+    assert (after, mode.threads) == (0, set())

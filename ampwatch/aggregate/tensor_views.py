@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from ampwatch.aggregate.gpu_users import gpu_of
 from ampwatch.aggregate.gpus import Feature
 from ampwatch.aggregate.precision import by_peak, flops_per_iteration, nanoseconds_by_unit
 from ampwatch.precision.ops import TENSOR_DTYPES
@@ -23,7 +24,7 @@ from ampwatch.precision.peaks import ideal_seconds
 from ampwatch.records import Finding, RunState, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ampwatch.aggregate.gpus import Gpu
     from ampwatch.aggregate.rank import RankView
@@ -163,7 +164,7 @@ class ViewKeeper:
     def __init__(self) -> None:
         self._looks: dict[RankView, _Looks] = {}
 
-    def look(self, gpus: Iterable[Gpu], ranks: Sequence[RankView]) -> None:
+    def look(self, gpus: Sequence[Gpu], ranks: Sequence[RankView]) -> None:
         """Take in what GPUs and ranks say now; enter lasting conflicts into the findings.
 
         Cost: some 40 us a rank.
@@ -174,8 +175,7 @@ class ViewKeeper:
             if rank.newest is None or rank.state is not RunState.RUNNING:
                 continue
             steps = rank.silence_seconds <= PATIENCE * rank.usual_step_seconds + SOON_SECONDS
-            gpu = alone.get(rank.facts.get("gpu_uuid", ""))
-            looks.look(gpu, rank.newest.time_ns, steps=steps)
+            looks.look(alone.get(rank), rank.newest.time_ns, steps=steps)
             rank.tensor_views = TensorViews(looks.mean(), *_kernels(rank), _arithmetic(rank))
             self._judge(rank)
 
@@ -211,13 +211,17 @@ class ViewKeeper:
         )
 
 
-def _alone(gpus: Iterable[Gpu], ranks: Sequence[RankView]) -> dict[str, Gpu]:
-    """Return the GPUs that tell something of one rank: used by one process, and not cut up."""
-    named = Counter(rank.facts.get("gpu_uuid") for rank in ranks if not rank.ended)
+def _alone(gpus: Sequence[Gpu], ranks: Sequence[RankView]) -> dict[RankView, Gpu]:
+    """Return the GPU of each rank that has one for itself, and that is not cut up."""
+    found = {rank: gpu_of(rank, gpus) for rank in ranks if not rank.ended}
+    named = Counter(gpu.uuid for gpu in found.values() if gpu is not None)
     return {
-        gpu.uuid: gpu
-        for gpu in gpus
-        if named[gpu.uuid] == 1 and not gpu.instances and gpu.number(Feature.PROCESSES) == 1
+        rank: gpu
+        for rank, gpu in found.items()
+        if gpu is not None
+        and named[gpu.uuid] == 1
+        and not gpu.instances
+        and gpu.number(Feature.PROCESSES) == 1
     }
 
 

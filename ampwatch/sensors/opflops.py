@@ -31,6 +31,7 @@ def flops_of(
     As PyTorch's own counter counts them, from the shapes alone. What it leaves out is here:
     attention on a CPU and with fewer heads for keys, several sequences in a row (it would
     wait for the device to tell their lengths), recurrent networks, products with a vector.
+    And what it counts too often: the gradient of the weight of a grouped convolution.
     Attention has no discount for masks.
 
     Args:
@@ -42,6 +43,10 @@ def flops_of(
     """
     if info.kind is OpKind.ATTENTION and "query" in info.arguments:
         return _attention(info, dict(zip(info.arguments, args, strict=False)) | kwargs)
+    if info.name == "convolution_backward":
+        given = dict(zip(info.arguments, args, strict=False)) | kwargs
+        if given["groups"] > 1:
+            return _grouped_backward(given)
     if info.count_flops is not None:
         return int(info.count_flops(*args, **kwargs, out_val=out))
     if info.name in RECURRENT:
@@ -50,6 +55,13 @@ def flops_of(
     if info.kind is OpKind.MATMUL and isinstance(out, torch.Tensor):
         return _product(operands_of(info, tensors), out)
     return 0
+
+
+def _grouped_backward(given: dict[str, Any]) -> int:
+    # Of the weight of a group only that group's channels are multiplied; PyTorch's counter has all.
+    image = given["input" if given["transposed"] else "grad_output"]
+    products = sum(given["output_mask"][:2])
+    return 2 * products * image.numel() * prod(given["weight"].shape[1:])
 
 
 def _attention(info: OpInfo, given: dict[str, Any]) -> int:

@@ -1,9 +1,9 @@
 """The op census of an iteration, made from the events of a profiler window.
 
-This is how ops are counted where code is compiled: nothing can stand between compiled code and
-the dispatcher. What the profiler does not record is not there: the module, why an op ran in
-float32, the FLOPs of attention and of the backward of convolutions. Ops that were fused into
-compiled kernels are no ops any more.
+This is how ops are counted where nothing may stand between the training and the dispatcher: at
+``standard``, and where code is compiled. What the profiler does not record is not there: the
+module, why an op ran in float32, the bytes that it wrote. Ops that were fused into compiled
+kernels are no ops any more.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ampwatch.diagnosis.op_evidence import OpCensus, OpKey, OpTally
 from ampwatch.precision.ops import ALIGNMENT, TENSOR_DTYPES, Fallback, OpKind, Phase
 from ampwatch.records import CensusSource
 from ampwatch.sensors.dtypes import NAMES, promoted
+from ampwatch.sensors.eventflops import flops_of_shapes
 from ampwatch.sensors.opinfo import op_info
 
 if TYPE_CHECKING:
@@ -119,6 +120,9 @@ def _count(tallies: dict[OpKey, OpTally], op: _Op, node: Node) -> None:
     shapes = event.shapes()
     inputs, dtype = promoted(tuple(d for d in dtypes if d is not None))
     kind, out_dtype, moved = op.kind, dtype, _bytes(dtypes, shapes)
+    if kind.has_flops and (narrow := _narrowest(inputs)):
+        # The logarithms of sums that attention comes with, and the scales of float8, are float32.
+        dtype = narrow
     if kind is OpKind.CAST:
         source, target = _cast(op.name, dtypes, event)
         is_cast = source is not None and target is not None and source is not target
@@ -132,7 +136,13 @@ def _count(tallies: dict[OpKey, OpTally], op: _Op, node: Node) -> None:
     tally.calls += 1
     tally.bytes += moved
     if kind.has_flops:
-        _add_flops(tally, dtype, _flops(node), _matmul(op, shapes))
+        flops = _flops(node) or flops_of_shapes(op.name, kind, shapes)
+        _add_flops(tally, dtype, flops, _matmul(op, shapes))
+
+
+def _narrowest(inputs: Sequence[str]) -> str:
+    """Return the low-precision dtype among those of inputs; empty without one."""
+    return next((name for name in inputs if name in TENSOR_DTYPES), "")
 
 
 def _flops(node: Node) -> int:

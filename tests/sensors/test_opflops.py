@@ -44,10 +44,10 @@ def _mlp() -> nn.Module:
 
 def _convolutions() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(8, 16, 3, stride=2, groups=4),
+        nn.Conv2d(8, 16, 3, stride=2),
         nn.ReLU(),
-        nn.ConvTranspose2d(16, 8, 3, groups=2),
-        nn.Conv2d(8, 8, 3, groups=8, padding=1),
+        nn.ConvTranspose2d(16, 8, 3),
+        nn.Conv2d(8, 8, 3, padding=1),
         nn.Conv2d(8, 4, 1, dilation=2),
         nn.BatchNorm2d(4),
     )
@@ -87,6 +87,26 @@ def test_flops_are_those_of_pytorchs_own_counter(name: str, dtype: torch.dtype |
         step(model, inputs, dtype)
 
     assert counted.sum("flops") == own.get_total_flops() > 0
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("groups", [2, 4, 8])
+def test_backward_of_a_grouped_convolution_is_two_products_like_the_one_of_forward(
+    *, groups: int, transposed: bool
+) -> None:
+    """PyTorch's counter has the gradient of the weight as if there were no groups."""
+    kind = nn.ConvTranspose2d if transposed else nn.Conv2d
+    model = kind(8, 16, 3, groups=groups)
+    image = torch.randn(2, 8, 9, 9, requires_grad=True)
+    with FlopCounterMode(display=False) as forward, torch.no_grad():
+        model(image)
+    with FlopCounterMode(display=False) as own:
+        step(model, image, None)
+    with Counted(model) as counted:
+        step(model, image, None)
+
+    assert counted.sum("flops") == 3 * forward.get_total_flops()
+    assert own.get_total_flops() > counted.sum("flops")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

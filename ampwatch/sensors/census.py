@@ -47,10 +47,14 @@ HIGHER_ORDER = OpInfo(
 )
 """A higher-order op. They are for compiled code; what runs inside one is not seen."""
 
-ALTERED = frozenset({"prod", "_linalg_svd", "_linalg_eigh"})
+MOST_CALLS = 10_000
+"""Calls of modules in one iteration without an op that is counted, after which nobody waits for
+one any more: an evaluation, or a model that only answers."""
+
+ALTERED = frozenset({"prod", "_linalg_svd", "_linalg_eigh", "linalg_lstsq"})
 """Ops that PyTorch computes otherwise while any dispatch mode is on, with other last bits: the
-backward of a product, and singular values or eigenvalues whose vectors nobody needs
-(``isTensorSubclassLike`` in its C++ code)."""
+backward of a product and of least squares, and singular values or eigenvalues whose vectors
+nobody needs (``isTensorSubclassLike`` in its C++ code)."""
 
 REGION_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
 """Reasons that say by themselves that autocast is used."""
@@ -62,12 +66,15 @@ class OpCensusSensor:
     A ``TorchDispatchMode`` sees every op of the thread that trains, backward included, and of
     other threads while they run watched modules. It is on from the first forward of a watched
     module that records gradients to the end of the iteration: worker processes of a data loader
-    are forked before, and inherit nothing. PyTorch's global module hooks, which are in place
-    only in counted iterations, and its global optimizer hooks say where an op belongs.
+    are forked before, and inherit nothing. PyTorch's global module hooks and its global
+    optimizer hooks say where an op belongs. The hook before modules is in place only in counted
+    iterations. The one after them stays, unless something is compiled: PyTorch walks over these
+    in place where a module has raised, and one that came or went meanwhile, in any thread, would
+    replace the user's exception.
 
     Nothing is counted as soon as ``torch.compile`` was called in the process: compiled code
     would run otherwise than without; unless the user allows that. Nor once an op was met that
-    would (``ALTERED``), nor while a CUDA graph is captured, nor what ampwatch itself does.
+    would (``ALTERED``; the first singular values or eigenvalues are computed otherwise), nor while a CUDA graph is captured, nor what ampwatch itself does.
 
     Args:
         names: Names of the modules.
@@ -102,8 +109,10 @@ class OpCensusSensor:
         self._account = account
         self._guard = guard
         self._modules: dict[int, tuple[str, weakref.ref[nn.Module]]] = {}
-        self._module_handles: list[RemovableHandle | Listener] = []
+        self._module_handle: RemovableHandle | None = None
         self._step_handles: list[RemovableHandle] = []
+        self._staying_handles: list[RemovableHandle | Listener] = []
+        self._former: list[OpMode] = []
         self._infos: dict[Any, OpInfo] = {}
         self._stack = ModuleStack()
         self._regions = regions
@@ -117,20 +126,25 @@ class OpCensusSensor:
     def _clear(self) -> None:
         self._counts.clear()
         self._stack.clear()
-        self._num_ops = 0
+        self._num_ops = self._num_calls = 0
         self._was_forced = False
         self._is_stepping = False
         self._newest: Phase | None = None
         self._lone: Counter[tuple[str, Fallback, str, str]] = Counter()
 
     def install(self) -> None:
-        """Place the hooks that say that an optimizer steps."""
+        """Place the hooks that say that an optimizer steps, and that a module has run."""
         # To stay: PyTorch walks over the hooks of optimizers where iterations end, and hooks
         # that come or go meanwhile would break the step.
         self._step_handles = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
+        if self._may_force_eager or not may_compile():
+            self._staying_handles = [
+                register_module_forward_hook(self._after_forward, always_call=True),
+                *([] if self._may_force_eager else listen_to_compile(self._on_compile)),
+            ]
 
     def remove(self) -> None:
         """Take everything off."""
@@ -139,6 +153,13 @@ class OpCensusSensor:
         for handle in self._step_handles:
             handle.remove()
         self._step_handles.clear()
+        self._leave_alone()
+
+    def _leave_alone(self) -> None:
+        """See no module any more when it has run."""
+        for handle in self._staying_handles:
+            handle.remove()
+        self._staying_handles.clear()
 
     def begin(self) -> bool:
         """An iteration begins whose ops are to be counted; return whether they will be."""
@@ -150,14 +171,10 @@ class OpCensusSensor:
         self._forced = ForcedEager() if is_compiled else None
         self._was_forced = is_compiled
         ignored = [func for func, info in self._infos.items() if info.is_ignored]
-        self._mode, self._thread = OpMode(self._note, ignored), get_ident()
+        self._mode, self._thread = OpMode(self._note, ignored, self._is_altered), get_ident()
         # Each time anew: modules are added and replaced while a training runs.
         self._modules = {id(m): (name, weakref.ref(m)) for name, m in self._names.modules()}
-        self._module_handles = [
-            register_module_forward_pre_hook(self._before_forward),
-            register_module_forward_hook(self._after_forward, always_call=True),
-            *([] if is_compiled else listen_to_compile(self._on_compile)),
-        ]
+        self._module_handle = register_module_forward_pre_hook(self._before_forward)
         if is_compiled and not _captures():
             # What torch.compile has wrapped leaves the thread's dispatch state as it was before:
             # a mode that is put on inside is forgotten outside.
@@ -201,12 +218,17 @@ class OpCensusSensor:
 
     def stop(self) -> None:
         """See nothing any more until the next iteration that is counted begins."""
-        for handle in self._module_handles:
-            handle.remove()
-        self._module_handles.clear()
+        if self._module_handle is not None:
+            self._module_handle.remove()
+            self._module_handle = None
         if self._mode is not None:
             self._mode.silence()
+            self._former.append(self._mode)
             self._mode = None
+        # Autograd has put those back that were taken off inside of backward.
+        for mode in self._former:
+            mode.take_off()
+        self._former = [mode for mode in self._former if mode.threads]
         if self._forced is not None:
             self._forced.end()
             self._forced = None
@@ -219,13 +241,16 @@ class OpCensusSensor:
             self._guard.run(self.before_forward, module)
 
     def _after_forward(self, module: nn.Module, _args: Any, _output: Any) -> None:
-        if not _is_traced():
+        if self._mode is not None and not _is_traced():
             self._guard.run(self.after_forward, module)
 
     def _on_compile(self, *_: Any) -> None:
         # Let it run as if nobody looked.
-        if self._forced is None:
-            self._guard.run(self.stop)
+        self._guard.run(self._stop_for_good)
+
+    def _stop_for_good(self) -> None:
+        self.stop()
+        self._leave_alone()
 
     def _before_step(self, *_: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -244,6 +269,12 @@ class OpCensusSensor:
         known = self._modules.get(id(module))
         if known is None or known[1]() is not module:
             return
+        self._num_calls += 1
+        is_idle = not self._num_ops and self._num_calls > MOST_CALLS
+        if is_idle or self._num_ops >= MOST_OPS or (self._mode and self._mode.is_inherited):
+            self.stop()
+            return
+        self._is_stepping = False  # one that has raised does not say that it ended
         if self._stack.enter(id(module), known[0]):
             self._regions.look()
             if torch.is_grad_enabled():
@@ -257,10 +288,6 @@ class OpCensusSensor:
     def after_forward(self, module: nn.Module) -> None:
         """``module`` has run, or has raised."""
         if id(module) not in self._modules or not self._stack.leave(id(module)):
-            return
-        if self.altered:
-            # Before backward, which is what would be altered most often.
-            self.stop()
             return
         me, mode = get_ident(), self._mode
         # A thread of autograd has it from the thread that called backward.
@@ -280,6 +307,8 @@ class OpCensusSensor:
         if info.is_ignored or self._num_ops >= MOST_OPS:
             return
         self._num_ops += 1
+        if self._num_ops == MOST_OPS and self._mode is not None:
+            self._mode.silence()
         phase = self._phase(info.name, args)
         call = OpCall(func, info, args, kwargs, out)
         device_type = self._counts.count(call, phase, self._module(phase))
@@ -291,9 +320,13 @@ class OpCensusSensor:
         info = self._infos[func] = op_info(func) if is_plain else HIGHER_ORDER
         if info.is_ignored and self._mode is not None:
             self._mode.ignore(func)
-        if info.name in ALTERED:
-            self.altered = info.name
         return info
+
+    def _is_altered(self, func: Any) -> bool:
+        name = getattr(func, "_opname", "")
+        if name in ALTERED:
+            self.altered = name
+        return bool(self.altered)
 
     def _phase(self, op: str, args: Sequence[Any]) -> Phase:
         if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - no public name for it

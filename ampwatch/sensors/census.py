@@ -51,10 +51,11 @@ MOST_CALLS = 10_000
 """Calls of modules in one iteration without an op that is counted, after which nobody waits for
 one any more: an evaluation, or a model that only answers."""
 
-ALTERED = frozenset({"prod", "_linalg_svd", "_linalg_eigh", "linalg_lstsq"})
+ALTERED = frozenset({"prod", "_linalg_svd", "_linalg_eigh", "linalg_lstsq", "linalg_pinv"})
 """Ops that PyTorch computes otherwise while any dispatch mode is on, with other last bits: the
 backward of a product and of least squares, and singular values or eigenvalues whose vectors
-nobody needs (``isTensorSubclassLike`` in its C++ code)."""
+nobody needs (``isTensorSubclassLike`` in its C++ code). And the pseudoinverse: whether autocast
+applies inside of it depends on the name it was called by."""
 
 REGION_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
 """Reasons that say by themselves that autocast is used."""

@@ -60,11 +60,16 @@ _NOT_TENSORS = frozenset({"prim", "profiler"})
 _ALIASES = {
     "linalg_vector_norm": "norm",
     "_cdist_forward": "cdist",
+    "_euclidean_dist": "cdist",
     "nll_loss2d_forward": "nll_loss",
     "_ctc_loss": "ctc_loss",
     "_fused_rms_norm": "rms_norm",
 }
 """Names under which autocast knows what the dispatcher calls otherwise further down."""
+
+
+AUTOCAST_DEVICES = ("cpu", "cuda", "xpu")
+"""Types of devices that autocast is looked after for."""
 
 
 class OpInfo(NamedTuple):
@@ -164,6 +169,22 @@ def _autocast_knows(name: str, device_type: str) -> bool:
             except RuntimeError:  # a type of device that autocast has no key for
                 return False
     return False
+
+
+def lets_autocast_through(func: Any) -> tuple[str, ...]:
+    """Return the types of devices for which autocast applies to what ``func`` calls, not to itself.
+
+    Those are ops of users, and ops of PyTorch that autocast has no kernel for: matrix products
+    in their kernels are cast. What surely calls no other op is left out.
+    """
+    if not isinstance(func, torch._ops.OpOverload):  # noqa: SLF001 - no public name for it
+        return ()
+    space, _, name = func._schema.name.partition("::")  # noqa: SLF001 - no public name for it
+    if space != "aten":
+        return AUTOCAST_DEVICES
+    if torch.Tag.pointwise in func.tags or name in _IGNORED or name in _CASTS or _is_view(func):
+        return ()
+    return tuple(device for device in AUTOCAST_DEVICES if not _autocast_knows(name, device))
 
 
 class Dims(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,11 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
+from ampwatch.sensors.opinfo import lets_autocast_through
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from types import FrameType
 
     from torch.utils.hooks import RemovableHandle
 
@@ -59,7 +63,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         self._note: Note | None = note
         self._ignored = set(ignored)
         self._is_altered = is_altered
-        self._met: set[Any] = set()
+        self._keys: dict[Any, tuple[Any, ...]] = {}
         self._inside: set[int] = set()
         self._farewell: RemovableHandle | None = None
         self._pid = os.getpid()
@@ -69,14 +73,17 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         """Run the op, then tell of it."""
         me = get_ident()
         self._inside.add(me)
+        if self.is_inherited:
+            self._note = None
         try:
-            if self._note is None or not self._sees(types):
+            if self._is_apart(types):
                 return func(*args, **(kwargs or {}))
-            if func not in self._met:
-                self._met.add(func)
-                if self._is_altered(func):
+            keys = self._keys.get(func)
+            if keys is None:
+                keys = self._keys[func] = _keys_of(lets_autocast_through(func))
+                if self._note is not None and self._is_altered(func):
                     self._note = None
-            out = func(*args, **(kwargs or {}))
+            out = _run(func, args, kwargs or {}, keys)
             note = self._note
             if note is not None and func not in self._ignored:
                 note(func, args, kwargs or {}, out)
@@ -87,11 +94,11 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
                 # PyTorch lets go of the dictionary after it has put the mode back.
                 kwargs[_Leaving.__name__] = _Leaving(self)
 
-    def _sees(self, types: Any) -> bool:
-        """Whether an op on tensors of these types, here and now, is one to tell of."""
+    def _is_apart(self, types: Any) -> bool:
+        """Whether an op on tensors of these types, here and now, is not one to tell of."""
         if types and any(t is not torch.nn.Parameter and t is not torch.Tensor for t in types):
-            return False
-        return self._pid == os.getpid() and not _traces(_modes())
+            return True
+        return _traces(_modes())
 
     def ignore(self, func: Any) -> None:
         """Do not tell of ``func`` any more."""
@@ -176,6 +183,41 @@ class _Leaving:
 
     def __del__(self) -> None:
         self._mode.take_off()
+
+
+def _keys_of(device_types: Iterable[str]) -> tuple[Any, ...]:
+    return tuple(
+        getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}")  # noqa: SLF001 - no public name for it
+        for device_type in device_types
+    )
+
+
+def _run(func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...]) -> Any:
+    """Run an op, with autocast for what it calls if that would be so without a mode."""
+    if keys:
+        # Inside of a mode autocast is excluded: it has been applied, or would have been.
+        with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined] # noqa: SLF001
+            excluded = torch._C._dispatch_tls_local_exclude_set()  # noqa: SLF001 - no public name for it
+        wanted = [key for key in keys if not excluded.has(key)]
+        if wanted and not _is_in_other_mode():
+            excluded = torch._C._dispatch_tls_local_exclude_set()  # noqa: SLF001 - no public name for it
+            for key in wanted:
+                excluded = excluded - torch._C.DispatchKeySet(key)  # noqa: SLF001 - no public name for it
+            included = torch._C._dispatch_tls_local_include_set()  # noqa: SLF001 - no public name for it
+            with torch._C._ForceDispatchKeyGuard(included, excluded):  # noqa: SLF001 - no public name for it
+                return func(*args, **kwargs)
+    return func(*args, **kwargs)
+
+
+def _is_in_other_mode() -> bool:
+    """Whether an op comes from a mode of the user, which autocast is excluded in anyway."""
+    frame: FrameType | None = sys._getframe(3)  # noqa: SLF001 - documented, and the only way
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__torch_dispatch__" and code is not OpMode.__torch_dispatch__.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_backward() -> bool:

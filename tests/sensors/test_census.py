@@ -388,6 +388,73 @@ def test_ops_that_pytorch_computes_otherwise_under_a_mode_end_the_census(
     assert not counted.sensor.begin()
 
 
+def test_a_hook_that_goes_meanwhile_does_not_replace_the_users_exception() -> None:
+    """Where a module has raised, PyTorch walks over the hooks after modules in place."""
+
+    class Raising(nn.Module):
+        def forward(self, y: torch.Tensor) -> torch.Tensor:
+            msg = f"the user's own, after {y.prod()}"
+            raise ValueError(msg)
+
+    model, other = Raising(), nn.Linear(8, 8)
+    handle = torch_module.register_module_forward_hook(lambda *_: None, always_call=True)
+    try:
+        with Counted(other), Counted(model), pytest.raises(ValueError, match="the user's own"):
+            model(x())
+    finally:
+        handle.remove()
+
+    assert not torch_module._global_forward_hooks
+
+
+def test_with_an_optimizer_inside_backward_nothing_piles_up() -> None:
+    """Iterations end inside of backward there, where autograd puts every mode back."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    optimizers = {p: sgd_of(p) for p in model.parameters()}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+    counted = Counted(model)
+    step = 0
+
+    def next_iteration(parameter: torch.Tensor) -> None:
+        nonlocal step
+        if parameter is model[0].weight:
+            counted.sensor.end(step, 0.5)
+            counted.sensor.begin()
+            step += 1
+
+    model[0].weight.register_post_accumulate_grad_hook(next_iteration)
+    depths = set()
+    with counted:
+        for _ in range(60):
+            model(x()).square().mean().backward()
+            torch.ones(2)
+            depths.add(torch._C._len_torch_dispatch_stack())
+
+    assert step == 60
+    assert depths == {0}
+    assert len(torch_module._global_forward_pre_hooks) == 0
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def sgd_of(parameter: torch.Tensor) -> torch.optim.SGD:
+    return torch.optim.SGD([parameter], lr=0.1)
+
+
+def test_an_iteration_without_an_op_is_given_up_at_some_point() -> None:
+    """An evaluation that nothing ends costs nothing in the long run."""
+    model = nn.Linear(8, 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(census_module, "MOST_CALLS", 10)
+        with Counted(model):
+            with torch.no_grad():
+                for _ in range(12):
+                    model(x())
+            given_up = not torch_module._global_forward_pre_hooks
+
+    assert given_up
+
+
 def test_a_child_that_is_forked_meanwhile_is_not_observed() -> None:
     """Workers of a data loader work for another process."""
     model = nn.Linear(8, 8)

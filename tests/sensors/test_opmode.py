@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
@@ -16,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ampwatch.sensors.opmode import OpMode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from typing_extensions import Self
 
 
@@ -307,3 +311,68 @@ def test_an_op_that_would_be_altered_is_the_last_and_nothing_is_on_after_it() ->
 
     assert names == ["aten::neg"]
     assert (after, mode.threads) == (0, set())
+
+
+@torch.library.custom_op("ampwatch_tests::product", mutates_args=())
+def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x @ y).float()
+
+
+CALLERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "custom op": lambda x: _product(x, x.T.contiguous()),
+    "bilinear": lambda x: nn.functional.bilinear(x, x, x.reshape(2, 16, 16)),
+    "sparse product": lambda x: torch.sparse.mm(torch.eye(32).to_sparse(), x),
+    "pseudoinverse": torch.linalg.pinv,
+    "distance": lambda x: torch.cdist(x, x),
+    "product": lambda x: x @ x.T,
+}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("call", CALLERS.values(), ids=list(CALLERS))
+def test_autocast_applies_to_what_an_op_calls_as_it_does_without(
+    call: Callable[[torch.Tensor], torch.Tensor], *, enabled: bool
+) -> None:
+    """Some ops are cast themselves; of others the products in their kernels are."""
+    x = torch.randn(32, 16, generator=torch.Generator().manual_seed(0))
+    mode = Noted()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+        bare = call(x)
+        mode.put_on()
+        watched = call(x)
+    mode.take_off()
+
+    assert mode.names
+    assert watched.dtype is bare.dtype
+    assert torch.equal(watched, bare)
+
+
+def test_below_a_mode_of_the_user_autocast_does_not_apply_as_without() -> None:
+    """PyTorch excludes it for all that a mode calls."""
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    mode = Noted()
+    with torch.autocast("cpu", dtype=torch.bfloat16), Passing():
+        bare = _product(x, x)
+        mode.put_on()
+        watched = _product(x, x)
+    mode.take_off()
+
+    assert torch.equal(watched, bare)
+
+
+def test_a_forked_child_loses_it_with_its_first_op() -> None:
+    """A worker of a data loader has nothing to tell."""
+    mode = Noted()
+    mode.put_on()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        torch.ones(2)
+        os.write(writer, b"%d" % depth())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    mode.take_off()
+
+    assert os.read(reader, 8) == b"0"
+    os.close(reader)
+    os.close(writer)

@@ -43,10 +43,19 @@ class ForcedEager:
 
     def __init__(self) -> None:
         self._stance = torch.compiler.set_stance("force_eager")
+        self._set = _stance()
 
     def end(self) -> None:
-        """Have it run compiled again; nothing has to be compiled anew."""
-        self._stance.__exit__(None, None, None)
+        """Have it run compiled again; nothing has to be compiled anew.
+
+        Unless the user has decided otherwise meanwhile.
+        """
+        if _stance() is self._set:
+            self._stance.__exit__(None, None, None)
+
+
+def _stance() -> object:
+    return getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
 
 
 def listen_to_compile(called: Callable[..., None]) -> list[Listener]:

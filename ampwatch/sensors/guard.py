@@ -12,7 +12,7 @@ import contextlib
 import logging
 from threading import Lock, get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,16 +25,20 @@ logger = logging.getLogger(__name__)
 class Account:
     """Host time spent by the guards that share it.
 
+    Whether ampwatch is at work in a thread all accounts know of all: what runs for one monitor is
+    nothing that another one is to see.
+
     A call within a guarded call is part of it. So is one of another thread at the same time
     (autograd runs hooks in a thread per device): the outermost call counts, the others do not.
     """
 
-    __slots__ = ("_began_ns", "_depths", "_ended_ns", "_running")
+    _depths: ClassVar[dict[int, int]] = {}
+
+    __slots__ = ("_began_ns", "_ended_ns", "_running")
 
     def __init__(self) -> None:
         self._running = Lock()
         self._began_ns = self._ended_ns = 0
-        self._depths: dict[int, int] = {}
 
     @property
     def is_mine(self) -> bool:

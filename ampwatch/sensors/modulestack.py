@@ -11,6 +11,9 @@ import torch
 ACCUMULATES = 2**63
 """What adds up the gradient of a parameter is numbered from here: it is to run first."""
 
+MOST_MARKS = 100_000
+"""Places in the graph that are remembered of one thread; nodes made after them have no name."""
+
 
 class _Frame(NamedTuple):
     """A module that is running."""
@@ -90,6 +93,11 @@ class ModuleStack:
         return self._names[thread][index] if index >= 0 and number < ACCUMULATES else ""
 
     def _mark(self, name: str) -> None:
+        if not torch.is_grad_enabled():
+            return  # no node is made
         me, number = get_ident(), torch._C._autograd._get_sequence_nr()  # noqa: SLF001 - no public name for it
-        self._numbers.setdefault(me, []).append(number)
-        self._names.setdefault(me, []).append(name)
+        numbers = self._numbers.setdefault(me, [])
+        if len(numbers) < MOST_MARKS:
+            numbers.append(number)
+            is_last = len(numbers) == MOST_MARKS
+            self._names.setdefault(me, []).append("" if is_last else name)

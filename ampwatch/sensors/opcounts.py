@@ -170,7 +170,7 @@ class OpCounts:
             product = self._product(sort, call, tensors)
         num_bytes = _bytes(tensors) + _bytes(outputs)
         if info.written and not outputs:
-            num_bytes += _bytes(tensors_among([call.args[place] for place in info.written]))
+            num_bytes += _bytes(_written(call))
         key = sort, phase, module, fallback
         with self._lock:
             tally = self._tallies.get(key)
@@ -248,6 +248,13 @@ def tensors_among(values: Iterable[Any]) -> list[torch.Tensor]:
         elif isinstance(value, (list, tuple)):
             found += [item for item in value if isinstance(item, torch.Tensor)]
     return found
+
+
+def _written(call: OpCall) -> list[torch.Tensor]:
+    """Return the tensors that a call has changed, wherever they were given."""
+    given = dict(zip(call.info.arguments, call.args, strict=False)) | call.kwargs
+    names = [call.info.arguments[place] for place in call.info.written]
+    return tensors_among([given[name] for name in names if name in given])
 
 
 def _sort_of(call: OpCall, tensors: Sequence[torch.Tensor], first: torch.Tensor) -> _Sort:
@@ -329,4 +336,7 @@ def _is_nchw(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.device.type != "meta" else 0
+    """Return where a tensor is, 0 for one without a single place."""
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        return 0
+    return tensor.untyped_storage().data_ptr()

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampwatch.precision.ops import OpKind, Phase
 from ampwatch.sensors import census as census_module
+from ampwatch.sensors.guard import Guard
 from tests.sensors.counting import Counted
 from tests.training import Net, build
 
@@ -453,6 +454,16 @@ def test_an_iteration_without_an_op_is_given_up_at_some_point() -> None:
             given_up = not torch_module._global_forward_pre_hooks
 
     assert given_up
+
+
+def test_what_another_monitor_does_is_not_counted() -> None:
+    """Each sees the training, and nothing of ampwatch's own work."""
+    model = nn.Linear(8, 8)
+    with Counted(model) as counted:
+        y = model(x())
+        Guard("of another monitor").run(y.exp)
+
+    assert counted.by("op") == {"addmm": 1}
 
 
 def test_a_child_that_is_forked_meanwhile_is_not_observed() -> None:

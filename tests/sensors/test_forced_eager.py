@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import eval_frame
 
 import ampwatch
 from ampwatch.records import CensusSource
+from ampwatch.sensors.compiling import ForcedEager
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,6 +102,17 @@ def test_every_iteration_can_be_counted_like_that(backend: Backend) -> None:
     assert census.iterations == 4
     assert sum(total.flops for total in census.ops) == 4 * 2 * (2 * 4 * 16 * 16)
     assert backend.runs == 0
+
+
+def test_a_stance_that_the_user_sets_meanwhile_stays() -> None:
+    """Only what was set here is taken back."""
+    forced = ForcedEager()
+    with torch.compiler.set_stance("eager_on_recompile"):
+        forced.end()
+        during = eval_frame._stance.stance
+    forced.end()
+
+    assert (during, eval_frame._stance.stance) == ("eager_on_recompile", "default")
 
 
 def test_without_the_setting_compiled_code_is_left_alone(backend: Backend) -> None:

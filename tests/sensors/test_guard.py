@@ -165,7 +165,7 @@ def test_any_other_sensor_is_at_work_in_one_thread_and_counts_what_it_missed() -
 
 
 def test_what_runs_within_a_guarded_call_is_ours_in_each_thread_on_its_own() -> None:
-    """Two threads at once, and one that is in none."""
+    """Two threads at once, and one that is in none; for all monitors of the process."""
     account = Account()
     seen = {}
     both = threading.Barrier(2)
@@ -183,6 +183,7 @@ def test_what_runs_within_a_guarded_call_is_ours_in_each_thread_on_its_own() -> 
     for thread in threads:
         thread.join()
     Guard("c", account).run(lambda: seen.update(nested=account.is_mine))
+    Guard("d").run(lambda: seen.update(of_another_monitor=account.is_mine))
 
-    assert seen == {"a": True, "b": True, "nested": True}
+    assert seen == {"a": True, "b": True, "nested": True, "of_another_monitor": True}
     assert not account.is_mine

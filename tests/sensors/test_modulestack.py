@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ampwatch.precision.ops import Phase
+from ampwatch.sensors import modulestack
 from tests.sensors.counting import Counted
 
 if TYPE_CHECKING:
@@ -256,3 +257,19 @@ def test_a_function_of_the_user_is_in_the_module_that_called_it(
 
     assert [(k.module, k.phase) for k, _ in counted.of(op="sinh")] == [("1", FORWARD)]
     assert [(k.module, k.phase) for k, _ in counted.of(op="cosh")] == [("1", BACKWARD)]
+
+
+def test_of_very_many_calls_the_first_are_named_and_none_is_named_wrongly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Calls without gradients leave nothing behind at all."""
+    monkeypatch.setattr(modulestack, "MOST_MARKS", 6)
+    model = Net()
+    with Counted(model) as counted:
+        with torch.no_grad():
+            for _ in range(10):
+                model(torch.randn(2, 4))
+        model(torch.randn(2, 4)).sum().backward()
+
+    # block, block.0, block, block.1 are the places 2 to 5; what comes after place 6 has no name.
+    assert matmuls(counted, BACKWARD) == {"block.0": 1, "block.1": 2, "": 2}

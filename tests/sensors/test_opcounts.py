@@ -290,6 +290,8 @@ def _odd_tensors() -> dict[str, Callable[[], Any]]:
         "empty": lambda: torch.ones(0, 4) @ x,
         "no dimensions": lambda: torch.ones(()) * 2,
         "nothing": torch.cuda.is_available,
+        "written by name": lambda: torch._foreach_copy_(self=[x], src=[x * 2]),
+        "converted sparse": lambda: torch.mm(x.to_sparse().to(torch.bfloat16), x.bfloat16()),
         "strings": lambda: torch.einsum("ij,jk->ik", x, x),
     }
 

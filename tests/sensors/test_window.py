@@ -579,7 +579,8 @@ def test_a_forked_child_opens_no_window(bench: Any) -> None:
 
 
 IN_A_CHILD = """
-import os, sys, threading
+import os, threading
+import torch
 from ampwatch.sensors.kineto import Recording
 
 recording = Recording(cuda=False)
@@ -596,6 +597,7 @@ def fork():
 thread = threading.Thread(target=fork)
 thread.start()
 thread.join()
+torch.ones(2) + 1
 recording.close()
 print(len(recording.events) > 0)
 """

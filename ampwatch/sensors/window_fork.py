@@ -1,0 +1,47 @@
+"""What an open profiler window does when the process is forked.
+
+A child that was forked under a recording would inherit it: the workers of a ``DataLoader`` would
+record into their memory until they end, and a child that ends the recording hangs or is aborted.
+Hence the window is given up just before.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_is_registered = False
+_about_to: weakref.WeakMethod[Callable[[], None]] | None = None
+
+
+def hold(about_to: Callable[[], None]) -> None:
+    """Have a method called before each fork, by the thread that forks, until ``let_go``.
+
+    Python offers no way to stop listening: from the first window on one function of this module
+    stays registered in the process. It does nothing while no window is open.
+
+    Args:
+        about_to: A method, held weakly. There is one at a time, as there is one recording. Must
+            not raise.
+    """
+    global _is_registered, _about_to  # noqa: PLW0603 - of the process, as forking is
+    if not _is_registered:
+        os.register_at_fork(before=_before)
+        _is_registered = True
+    _about_to = weakref.WeakMethod(about_to)
+
+
+def let_go() -> None:
+    """Call nobody any more."""
+    global _about_to  # noqa: PLW0603 - of the process, as forking is
+    _about_to = None
+
+
+def _before() -> None:
+    about_to = None if _about_to is None else _about_to()
+    if about_to is not None:
+        about_to()

@@ -12,7 +12,6 @@ inherit the recording.
 from __future__ import annotations
 
 import atexit
-import gc
 import math
 import os
 import threading
@@ -68,8 +67,7 @@ UNUSUAL = 4
 MOST_GIVEN_WAY = 3
 """How often in a row a window makes room for evaluation: some trainings evaluate in each step."""
 
-WORTH_COLLECTING = 32 << 20
-"""Growth over windows after which garbage is collected. Unit: bytes."""
+ELSEWHERE = "this training runs in a thread that is not the main one; only that is profiled"
 
 
 @dataclass(slots=True)
@@ -153,7 +151,7 @@ class WindowSensor:
         self._given_way = 0
         self._forked = self._forked_in_a_row = 0
         self._grown_from = 0
-        self._uncollected = 0
+        self._is_elsewhere = False
         self._told_skips = 0
         self._evidence: Window | None = None
         self._census: OpCensus | None = None
@@ -226,6 +224,8 @@ class WindowSensor:
                 f"{skipped[WindowSkip.PROFILER]} profiler windows were not opened, or were given"
                 " up: somebody else was profiling"
             )
+        if self._is_elsewhere:
+            sentences.append(f"profiler windows were not opened: {ELSEWHERE}")
         if self._forked:
             sentences.append(
                 f"{self._forked} profiler windows were given up: the process was forked"
@@ -271,7 +271,12 @@ class WindowSensor:
             request = self._requests.look(self._clock.monotonic_ns())
         if request is None and not self._is_due(step):
             return
-        if self._others.are_active:
+        if get_ident() != threading.main_thread().ident:
+            # A thread that ends under a recording crashes the process.
+            self._is_elsewhere = True
+            if request is not None:
+                self._refuse(request, ELSEWHERE)
+        elif self._others.are_active:
             self._hold_back(WindowSkip.PROFILER, request)
         elif is_capturing(self._device):
             self._hold_back(WindowSkip.CAPTURE, request)
@@ -429,10 +434,6 @@ class WindowSensor:
         if not before or self._totals.windows < 2:
             return
         grown = resident_bytes() - before
-        self._uncollected += grown
-        if self._uncollected > WORTH_COLLECTING:
-            gc.collect()
-            grown, self._uncollected = resident_bytes() - before, 0
         self._totals.memory_bytes = max(self._totals.memory_bytes + grown, 0)
 
     def _give_way(self, reason: WindowSkip | None) -> None:

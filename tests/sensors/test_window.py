@@ -184,6 +184,11 @@ def made_up(monkeypatch: pytest.MonkeyPatch, bench: Callable[..., Bench]) -> Cal
     return make
 
 
+@pytest.fixture
+def ring(own_places: Path) -> Path:
+    return own_places / "rings" / "gpt-0-1-ab.ring"
+
+
 def matmuls() -> None:
     a = torch.ones(64, 64, dtype=torch.bfloat16)
     a @ a
@@ -652,6 +657,27 @@ def test_the_capture_of_a_graph_ends_an_open_window(bench: Any) -> None:
     assert one.records[-1].skipped[WindowSkip.CAPTURE] == 1
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_windows_are_opened_in_the_main_thread_alone(
+    bench: Any, ring: Path, tmp_path: Path, *, asked: bool
+) -> None:
+    """Another one may end meanwhile, which crashes the process; said once."""
+    one = bench(requests=TraceRequests(lambda: ring))
+    if asked:
+        ask(ring, tmp_path / "x.json")
+    thread = threading.Thread(target=lambda: one.run(3 * TOGETHER))
+    thread.start()
+    thread.join(10)
+
+    assert not one.sensor.is_open
+    (sentence,) = one.sensor.not_seen()
+    assert "thread" in sentence
+    assert answer_path(ring).exists() is asked
+    if asked:
+        assert "thread" in read_answer(ring).why_not
+    one.until_open()
+
+
 # The promises
 
 
@@ -733,11 +759,6 @@ def test_removed_by_another_thread_the_window_is_closed_at_exit(
 
 
 # On request
-
-
-@pytest.fixture
-def ring(own_places: Path) -> Path:
-    return own_places / "rings" / "gpt-0-1-ab.ring"
 
 
 def ask(ring: Path, place: Path, **more: Any) -> TraceRequest:

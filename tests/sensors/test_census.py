@@ -398,11 +398,10 @@ def test_a_hook_that_goes_meanwhile_does_not_replace_the_users_exception() -> No
             raise ValueError(msg)
 
     model, other = Raising(), nn.Linear(8, 8)
-    handle = torch_module.register_module_forward_hook(lambda *_: None, always_call=True)
-    try:
-        with Counted(other), Counted(model), pytest.raises(ValueError, match="the user's own"):
+    with Counted(other), Counted(model):
+        handle = torch_module.register_module_forward_hook(lambda *_: None, always_call=True)
+        with pytest.raises(ValueError, match="the user's own"):
             model(x())
-    finally:
         handle.remove()
 
     assert not torch_module._global_forward_hooks

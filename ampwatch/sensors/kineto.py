@@ -10,7 +10,9 @@ in one process end in a segmentation fault, whoever began the second (torch 2.13
 
 from __future__ import annotations
 
+import atexit
 import os
+import threading
 import weakref
 from contextlib import contextmanager
 from threading import get_ident
@@ -19,14 +21,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.autograd import profiler, profiler_legacy
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ampwatch.records import WindowSkip
+from ampwatch.sensors.compiling import may_compile
 from ampwatch.sensors.taps import listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from torch.utils.hooks import RemovableHandle
+
+    from ampwatch.sensors.guard import Guard
     from ampwatch.sensors.taps import Listener
 
 LOG_LEVEL = "KINETO_LOG_LEVEL"
@@ -131,6 +138,38 @@ class Recording:
             raise OSError(msg)
 
 
+def close_soon(recording: Recording, guard: Guard) -> None:
+    """Have the thread that began a recording close it, as no other thread can.
+
+    It does so at its next call of a module, else when the program ends; while compiled code is
+    about, only then, as hooks would have it compiled again.
+
+    Args:
+        recording: It is open, in the main thread.
+        guard: Keeps its faults from the call of the module.
+    """
+    # Open at its end it crashes the process.
+    atexit.register(recording.close)
+    if may_compile():
+        return
+
+    def close(_module: nn.Module, _args: Any) -> None:
+        if recording.thread == get_ident() and not torch.compiler.is_compiling():
+            guard.run(end)
+
+    def end() -> None:
+        # PyTorch goes through a copy of the hooks: one may remove itself.
+        for handle in handles:
+            handle.remove()
+        if not recording.is_stolen:
+            recording.close()
+            atexit.unregister(recording.close)
+
+    # A call of a module may come before the handle is there: then the next one removes it.
+    handles: list[RemovableHandle] = []
+    handles.append(register_module_forward_pre_hook(close))
+
+
 def is_capturing(device: torch.device) -> bool:
     """Whether the current stream is being captured into a CUDA graph; nothing may wait there."""
     return (
@@ -147,10 +186,12 @@ _loaded = False
 def _silence() -> Iterator[None]:
     """Keep Kineto from writing lines on stderr for every recording, unless the user asks for them.
 
-    It reads its level once, when it is used for the first time.
+    It reads its level once, when it is used for the first time. The environment belongs to the
+    whole process: it is changed for that moment only, and by the main thread only.
     """
     global _loaded  # noqa: PLW0603 - as long as the library in the process
-    if _loaded or LOG_LEVEL in os.environ:
+    is_main = get_ident() == threading.main_thread().ident
+    if _loaded or LOG_LEVEL in os.environ or not is_main:
         yield
         return
     os.environ[LOG_LEVEL] = SILENT

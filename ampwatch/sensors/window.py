@@ -11,7 +11,6 @@ inherit the recording.
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
 import threading
@@ -28,7 +27,7 @@ from ampwatch.precision.kernel_patterns import parse_patterns
 from ampwatch.records import WindowSkip
 from ampwatch.ring.requests import TraceAnswer
 from ampwatch.sensors import window_fork
-from ampwatch.sensors.kineto import OtherProfilers, Recording, is_capturing
+from ampwatch.sensors.kineto import OtherProfilers, Recording, close_soon, is_capturing
 from ampwatch.sensors.kineto_events import call_tree, cpu_work, device_work
 from ampwatch.sensors.sampling import OPENING
 from ampwatch.sensors.step_times import StepTimes
@@ -493,9 +492,10 @@ class WindowSensor:
             return
         if recording.thread == get_ident():
             self._abandon()
-        elif recording.thread == threading.main_thread().ident:
-            # Only the thread that began it can end it; open at its end it crashes the process.
-            atexit.register(recording.close)
+        else:
+            self._open = self._recording = None
+            window_fork.let_go()
+            close_soon(recording, self._guard)
 
     def _abandon(self) -> None:
         recording, self._open = self._recording, None

@@ -25,7 +25,7 @@ from ampwatch.ring.requests import (
     withdraw,
     write_request,
 )
-from ampwatch.sensors import taps, window
+from ampwatch.sensors import kineto, taps, window
 from ampwatch.sensors.guard import Guard
 from ampwatch.sensors.iteration import Clock
 from ampwatch.sensors.kineto import OtherProfilers
@@ -739,18 +739,41 @@ def test_a_fault_of_the_profiler_switches_the_sensor_off_and_closes_it(
     assert not torch.autograd._profiler_enabled()
 
 
-def test_removed_by_another_thread_the_window_is_closed_at_exit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Only the thread that began it can close it; open at its end the process would crash."""
-    at_exit: list[Any] = []
-    monkeypatch.setattr(window.atexit, "register", at_exit.append)
-    one = Bench()
+def removed_elsewhere(one: Bench) -> None:
     one.until_open()
     one.run(1)
     thread = threading.Thread(target=one.sensor.remove)
     thread.start()
     thread.join(10)
+    assert torch.autograd._profiler_enabled()
+
+
+def test_removed_by_another_thread_the_window_is_closed_at_the_next_call_of_a_module() -> None:
+    """Of the thread that began it: no other can. The hook is gone then."""
+    one, model = Bench(), nn.Linear(2, 2)
+    hooks = dict(torch.nn.modules.module._global_forward_pre_hooks)
+    removed_elsewhere(one)
+    thread = threading.Thread(target=model, args=(torch.ones(2),))
+    thread.start()
+    thread.join(10)
+    assert torch.autograd._profiler_enabled()
+    model(torch.ones(2))
+
+    assert not torch.autograd._profiler_enabled()
+    assert dict(torch.nn.modules.module._global_forward_pre_hooks) == hooks
+    assert not one.guard.errors
+
+
+def test_removed_by_another_thread_the_window_is_closed_at_exit_at_the_latest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where no module is called, and without hooks where code is compiled."""
+    at_exit: list[Any] = []
+    monkeypatch.setattr(kineto.atexit, "register", at_exit.append)
+    monkeypatch.setattr(kineto, "may_compile", lambda: True)
+    one = Bench()
+    removed_elsewhere(one)
+    assert not torch.nn.modules.module._global_forward_pre_hooks
 
     (close,) = at_exit
     close()

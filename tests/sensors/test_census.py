@@ -465,6 +465,24 @@ def test_what_another_monitor_does_is_not_counted() -> None:
     assert counted.by("op") == {"addmm": 1}
 
 
+def test_a_step_that_raised_is_over_with_the_next_forward() -> None:
+    """What is computed with gradients after the backward that follows is no optimizer's."""
+    model = nn.Linear(8, 8)
+    optimizer = sgd(model)
+
+    def closure() -> float:
+        raise ValueError
+
+    with Counted(model) as counted:
+        with pytest.raises(ValueError, match=r"^$"):
+            optimizer.step(closure)
+        loss = model(x()).sum()
+        loss.backward()
+        model.weight.exp()
+
+    assert counted.by("phase", op="exp") == {Phase.FORWARD: 1}
+
+
 def test_a_child_that_is_forked_meanwhile_is_not_observed() -> None:
     """Workers of a data loader work for another process."""
     model = nn.Linear(8, 8)

@@ -59,9 +59,10 @@ def flops_of(
 
 def _grouped_backward(given: dict[str, Any]) -> int:
     # Of the weight of a group only that group's channels are multiplied; PyTorch's counter has all.
-    image = given["input" if given["transposed"] else "grad_output"]
-    products = sum(given["output_mask"][:2])
-    return 2 * products * image.numel() * prod(given["weight"].shape[1:])
+    image: torch.Tensor = given["input" if given["transposed"] else "grad_output"]
+    weight: torch.Tensor = given["weight"]
+    products = sum([bool(wanted) for wanted in given["output_mask"][:2]])
+    return 2 * products * image.numel() * prod(weight.shape[1:])
 
 
 def _attention(info: OpInfo, given: dict[str, Any]) -> int:

@@ -138,5 +138,10 @@ class Float32Matmuls:
 
 
 def float32_flops_of(key: OpKey, tally: OpTally) -> int:
-    """Return the FLOPs done in float32, and not in TF32."""
-    return flops_of(key, tally) if key.dtype == "float32" else 0
+    """Return the FLOPs done in float32, and not in TF32.
+
+    Without those of no watched module that are outside of autocast: another model's, perhaps,
+    that is meant to be in float32.
+    """
+    is_elsewhere = not key.module and key.fallback is Fallback.OUTSIDE_REGION
+    return flops_of(key, tally) if key.dtype == "float32" and not is_elsewhere else 0

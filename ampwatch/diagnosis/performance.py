@@ -10,6 +10,7 @@ from ampwatch.diagnosis.float32_matmuls import Float32Matmuls
 from ampwatch.diagnosis.kernel_choice import KernelChoice
 from ampwatch.diagnosis.machine_fit import MachineFit
 from ampwatch.diagnosis.op_shapes import OpShapes
+from ampwatch.records import CensusSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +73,9 @@ class Performance:
             is_scaled: Whether an enabled scaler took part in the iteration.
             num_losses: How many losses were scaled in it; 0 if that is not known.
         """
+        if census.source is CensusSource.PROFILER:
+            # The profiler does not see autocast; who enters a region is known all the same.
+            census.autocast_dtypes = tuple(self._autocast_dtypes)
         self._kernels.remember(census)
         self._state.look(census, is_scaled=is_scaled)
         self._matmuls.look(census)

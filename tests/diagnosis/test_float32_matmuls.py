@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ampwatch.precision.ops import Fallback, Phase
-from ampwatch.records import Severity
+from ampwatch.records import CensusSource, Severity
 from tests.diagnosis.censuses import CPU, HOPPER, Watched, matmul
 
 REGION = Fallback.DISABLED_REGION
@@ -51,8 +51,9 @@ def test_the_threshold_is_a_setting() -> None:
         matmul("big", 900, "tf32"),
         matmul("big", 900, "float32", phase=Phase.EVAL),
         matmul("big", 900, "float32", phase=Phase.OPTIMIZER),
+        matmul("", 900, "float32", Fallback.OUTSIDE_REGION),
     ],
-    ids=["TF32", "an evaluation", "an optimizer that multiplies matrices"],
+    ids=["TF32", "an evaluation", "an optimizer that multiplies matrices", "another model"],
 )
 def test_what_is_no_float32_matmul_of_the_forward_pass_does_not_count(large: object) -> None:
     """Tensor cores run TF32; the others are not what autocast is for."""
@@ -107,3 +108,14 @@ def test_a_gain_that_is_not_known_is_not_a_number() -> None:
     for machine in (CPU, HOPPER._replace(memory_bandwidth=0.0), HOPPER._replace(peak_flops={})):
         finding = Watched(machine).take(op, duration_s=0.01).only("fp32_matmul")
         assert not {"recoverable_seconds", "gain_ratio"} & finding.evidence.keys()
+
+
+def test_a_census_from_a_profiler_window_is_judged_with_the_autocast_that_is_known() -> None:
+    """The profiler does not see it: else float32 would be blamed on TF32 that is off."""
+    ops = matmul("", 100), matmul("", 900, "float32", phase=Phase.FORWARD)
+
+    watched = Watched(HOPPER).take(*ops, source=CensusSource.PROFILER, autocast_dtypes=())
+
+    summary = watched.only("fp32_matmul").summary
+    assert "although autocast is bfloat16" in summary
+    assert "no autocast is used" not in summary

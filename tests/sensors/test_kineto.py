@@ -59,7 +59,9 @@ def test_one_that_never_began_is_closed_all_the_same(capfd: pytest.CaptureFixtur
     recording.close()
 
     assert len(record(lambda: torch.ones(2) + 1).events) > 0
-    assert capfd.readouterr().err == ""
+    # Where another test has used the profiler before, its two lines can be silenced no more.
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if not line.startswith("USDT:")] == []
 
 
 def test_a_trace_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

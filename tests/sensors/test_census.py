@@ -619,4 +619,4 @@ def test_two_hundred_censuses_leave_no_more_objects_than_ten() -> None:
     counted.sensor.remove()
     counted.regions.remove()
 
-    assert abs(after - before) < 50
+    assert after - before < 50  # others may let go of theirs meanwhile

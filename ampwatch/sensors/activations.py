@@ -10,7 +10,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 
 from ampwatch.records import Topic
-from ampwatch.sensors.compiling import listen_to_compile, may_compile
+from ampwatch.sensors.compiling import is_traced, listen_to_compile, may_compile
 from ampwatch.sensors.measuring import How, Item
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class ActivationSensor:
 
     def _after_forward(self, module: nn.Module, _args: Any, output: Any) -> None:
         # A module that is being compiled or traced must not get our code into its graph.
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:  # noqa: SLF001 - no public name
+        if is_traced():
             return
         leaf = self._leaves.get(id(module))
         if leaf is not None and leaf[2]() is module:

@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 from ampwatch.diagnosis.op_evidence import LoneForward, OpCensus, OpKey, OpTally
 from ampwatch.precision.ops import Fallback, OpKind, Phase
 from ampwatch.records import CensusSource
-from ampwatch.sensors.compiling import ForcedEager, listen_to_compile, may_compile
+from ampwatch.sensors.compiling import ForcedEager, is_traced, listen_to_compile, may_compile
 from ampwatch.sensors.fallbacks import Fallbacks
 from ampwatch.sensors.modulestack import ModuleStack
 from ampwatch.sensors.opcounts import OpCall, OpCounts, tensors_among
@@ -75,7 +75,8 @@ class OpCensusSensor:
 
     Nothing is counted as soon as ``torch.compile`` was called in the process: compiled code
     would run otherwise than without; unless the user allows that. Nor once an op was met that
-    would (``ALTERED``; the first singular values or eigenvalues are computed otherwise), nor while a CUDA graph is captured, nor what ampwatch itself does.
+    would (``ALTERED``; the first singular values or eigenvalues are computed otherwise), nor while
+    a CUDA graph is captured, nor what ampwatch itself does.
 
     Args:
         names: Names of the modules.
@@ -238,11 +239,11 @@ class OpCensusSensor:
     # Hooks. What is traced or compiled must not get our code into its graph.
 
     def _before_forward(self, module: nn.Module, _args: Any) -> None:
-        if not _is_traced():
+        if not is_traced():
             self._guard.run(self.before_forward, module)
 
     def _after_forward(self, module: nn.Module, _args: Any, _output: Any) -> None:
-        if self._mode is not None and not _is_traced():
+        if self._mode is not None and not is_traced():
             self._guard.run(self.after_forward, module)
 
     def _on_compile(self, *_: Any) -> None:
@@ -351,10 +352,6 @@ class OpCensusSensor:
         if not name and phase is Phase.BACKWARD:
             return self._stack.name_of_node(self._thread)
         return name
-
-
-def _is_traced() -> bool:
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None  # noqa: SLF001 - no public name for it
 
 
 def _captures() -> bool:

@@ -38,6 +38,11 @@ def may_compile() -> bool:
     return any(callable(backend) for backend in list(backends.values())) or has_compiled()
 
 
+def is_traced() -> bool:
+    """Whether a compiler or ``torch.jit.trace`` is writing down what this thread does."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None  # noqa: SLF001 - no public name for it
+
+
 class ForcedEager:
     """Has whatever was compiled run eagerly, from now on until ``end``."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.culprits import Culprits
@@ -145,6 +145,7 @@ class Diagnosis:
             self.book, settings, known.machine, known.layers, known.autocast_dtypes
         )
         self.focus = self._forward.focus
+        self._observers: dict[type, Callable[[Any], None]] = {}
 
     def deliver(self, iteration: Iteration) -> None:
         """Take in an iteration: judge it, record it, look for failures."""
@@ -155,6 +156,16 @@ class Diagnosis:
         self.last_step = LastStep(iteration.step, bool(skipped), iteration.loss_scale, skipped)
         self._record(iteration, verdict)
         self._run_guarded(self._detect, iteration, verdict)
+
+    def observe(self, observation: object) -> None:
+        """Take in what a sensor has learnt in the open iteration, as soon as it has.
+
+        Args:
+            observation: An object of a type that a family of findings takes; others are ignored.
+        """
+        handler = self._observers.get(type(observation))
+        if handler is not None:
+            self._run_guarded(handler, observation)
 
     def look_at_layers(self) -> None:
         """Look at the model before anything has run."""

@@ -1,0 +1,41 @@
+"""The contract of what listens to the ops of an iteration, one by one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from ampwatch.precision.ops import Phase
+    from ampwatch.sensors.opcounts import OpCall
+
+
+class OpPlace(NamedTuple):
+    """Where an op ran.
+
+    Attributes:
+        phase: The part of the iteration.
+        module: Qualified name of the innermost watched module that was running, or, in backward,
+            of the one whose forward made the node; empty for the root and outside of all.
+        is_inside: Whether a watched module was running in this thread.
+    """
+
+    phase: Phase
+    module: str
+    is_inside: bool
+
+
+class OpListener(Protocol):
+    """Something that looks at every op of the iterations whose ops are watched.
+
+    Ops that compute nothing (views, ``empty``, ``detach``) are not told of. All calls come
+    within a guard; tensors may be looked at in ``note`` and must not be kept.
+    """
+
+    def begin(self, step: int) -> None:
+        """Iteration ``step`` begins, or what is left of it."""
+
+    def note(self, call: OpCall, place: OpPlace) -> None:
+        """An op has returned. Inside of it no dispatch mode is on; nothing of it is recorded."""
+
+    def end(self) -> None:
+        """The iteration is over, or is not watched any further."""

@@ -89,7 +89,9 @@ class Instruments:
             run_guarded=self._diagnosing.run,
         )
         self._ranges.focus = self.diagnosis.focus
-        self._ops = OpWatch(targets, settings, self._ranges.sampler, outlet, account)
+        self._ops = OpWatch(
+            targets, settings, self._ranges.sampler, outlet, account, self.diagnosis.observe
+        )
         schedulers = SchedulerSensor(self._looking)
         self._ledger = IterationLedger(
             self._readback,
@@ -100,6 +102,8 @@ class Instruments:
             schedulers.moved,
             Clock(),
         )
+        self._ops.wants_trace = lambda: self.diagnosis.wants_trace
+        self._ops.loss = self._ledger.losses.known
         # Ranges first: what they measure belongs to the iteration that the others close.
         self._sensors: list[Sensor] = [
             *((*self._ranges.sensors, *self._ops.sensors) if self._samples else ()),

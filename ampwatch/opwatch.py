@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ampwatch.precision.ops import OpKind
+from ampwatch.sensors.births import BirthListener
 from ampwatch.sensors.census import OpCensusSensor
 from ampwatch.sensors.compiling import may_compile
 from ampwatch.sensors.guard import Account, Guard
@@ -17,9 +19,12 @@ from ampwatch.sensors.trace_requests import TraceRequests
 from ampwatch.sensors.window import WindowSensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
 
     from ampwatch.attaching import Targets
+    from ampwatch.diagnosis.birth_evidence import OpTrace
     from ampwatch.diagnosis.op_evidence import OpCensus, Window
     from ampwatch.outlet import Outlet
     from ampwatch.records import WindowRecord
@@ -39,6 +44,7 @@ class OpWatch:
         sampler: Says which iterations are counted.
         outlet: Where records go, and beside whose ring traces are asked for.
         account: Where the time of all of them is counted, except the window's own.
+        observe: Takes what is learnt of the open iteration.
 
     Attributes:
         guards: The guards of the sensors.
@@ -52,6 +58,7 @@ class OpWatch:
         sampler: Sampler,
         outlet: Outlet,
         account: Account,
+        observe: Callable[[object], None],
     ) -> None:
         regions, census = (
             Guard(name, account, is_thread_safe=True) for name in ("regions", "census")
@@ -67,12 +74,20 @@ class OpWatch:
         self._regions = Regions(regions)
         self._one_by_one = settings.level == "deep" or settings.op_census == "dispatch"
         self._forces_eager = settings.compiled_census == "force_eager"
+        self._traces_all = settings.level == "deep"
+        self._scaler = targets.scaler
+        self._observe = observe
+        self.wants_trace: Callable[[], bool] = lambda: False
+        self.loss: Callable[[], float | None] = lambda: None
+        names = Names(targets.models)
+        births = BirthListener(names, self._deliver, lambda: self._census.is_stepping, self._scale)
         self._census = OpCensusSensor(
-            Names(targets.models),
+            names,
             self._regions,
             account,
             census,
             may_force_eager=self._forces_eager,
+            listeners=(births,),
         )
         self._window: WindowSensor | None = None
         if targets.device is not None:
@@ -88,13 +103,14 @@ class OpWatch:
                 allows_tf32=lambda: allows_tf32(OpKind.MATMUL),
             )
         self._is_counting = False
+        self._step = 0
         self._charged_ns = 0
 
     @property
     def sensors(self) -> Sequence[Sensor]:
         """The sensors, in the order in which they are installed."""
         window = () if self._window is None else (self._window,)
-        return (*((self._regions, self._census) if self._one_by_one else ()), *window)
+        return (self._regions, self._census, *window)
 
     def _wants_window_census(self) -> bool:
         """Whether ops are counted from profiler windows, since they are not one by one."""
@@ -103,6 +119,7 @@ class OpWatch:
     def closed(self, step: int, duration_s: float) -> tuple[OpCensus | None, Window | None]:
         """An iteration has ended; return what was seen of its ops and kernels."""
         census = self._count(step, duration_s)
+        self._step = step + 1
         window = self._window
         if window is None:
             return census, None
@@ -114,8 +131,13 @@ class OpWatch:
 
     def opened(self) -> None:
         """The next iteration begins; the sampler has decided what is looked at."""
-        if Look.OPS in self._sampler.wanted:
-            self._is_counting = bool(self._guard.run(self._census.begin))
+        wants_census = self._one_by_one and Look.OPS in self._sampler.wanted
+        wants_trace = self._traces_all or not self._step or self.wants_trace()
+        if wants_census or wants_trace:
+            self._is_counting = bool(self._guard.run(self._begin, wants_trace, wants_census))
+
+    def _begin(self, trace: bool, count: bool) -> bool:  # noqa: FBT001 - called by the guard
+        return self._census.begin(self._step, trace=trace, count=count)
 
     def unfinished(self, step: int) -> OpCensus | None:
         """Return what was seen of the ops of the open iteration, which will not end."""
@@ -130,6 +152,14 @@ class OpWatch:
             # It has failed somewhere in the iteration: nothing of it is to stay on.
             self._sweeping.run(self._census.stop)
         return census
+
+    def _scale(self) -> Tensor | None:
+        return getattr(self._scaler, "_scale", None)
+
+    def _deliver(self, trace: OpTrace) -> None:
+        loss = self.loss()
+        trace.loss_nonfinite = None if loss is None else not math.isfinite(loss)
+        self._observe(trace)
 
     def _put(self, record: WindowRecord) -> None:
         self.newest_window = record

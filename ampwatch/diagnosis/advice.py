@@ -3,6 +3,46 @@
 from __future__ import annotations
 
 ADVICE = {
+    "forward_overflow": (
+        "Keep this op in float32: run its module with torch.autocast(device_type, enabled=False) and"
+        " .float() inputs (transformers: _keep_in_fp32_modules), or train in bfloat16, which has the"
+        " range of float32. For attention scores scale the query before the matmul, or use"
+        " torch.nn.functional.scaled_dot_product_attention; for sums use .float() before the"
+        " reduction; for a residual stream that grows rescale the outputs of its branches. A clamp"
+        " hides the overflow and keeps the wrong numbers."
+    ),
+    "silent_overflow": (
+        "Compute the statistics of this module in float32: x = x.float() before the square, the sum or"
+        " the product, and cast the result back; torch.nn.RMSNorm and torch.nn.LayerNorm do it."
+    ),
+    "masked_row_nan": (
+        "Leave each row one place to look at: combine masks as booleans (mask_a | mask_b, then one"
+        " masked_fill or torch.where), fill with torch.finfo(dtype).min / 2 and never add two fills,"
+        " multiply no mask of -inf; or use torch.nn.functional.scaled_dot_product_attention with a"
+        " boolean attn_mask, and drop rows that are all padding."
+    ),
+    "forward_nan_underflow": (
+        "Compute this in float32 (.float() on what goes in), and keep it off zero: take logits and"
+        " use binary_cross_entropy_with_logits, log_softmax or logsumexp instead of a logarithm of"
+        " probabilities; an eps has to be 1e-4 or more in float16, where 1e-8 is zero; mask rows that"
+        " are empty."
+    ),
+    "backward_nonfinite_any_scale": (
+        "Compute what has this derivative in float32 and keep it away from where the derivative is"
+        " infinite: torch.sqrt(d.float() ** 2 + 1e-8), torch.linalg.vector_norm(x.float()) + eps,"
+        " torch.where on the input and not only on the result. No loss scale cures it."
+    ),
+    "nonfinite_input": (
+        "Mend the data: look for the sample (torch.isfinite(batch).all() in the dataset or the"
+        " collate function, and raise there with its index), and leave it out. Changing precision or"
+        " the loss scale does not help."
+    ),
+    "reduce_overflow": (
+        "Divide before summing (gradient_predivide_factor, or gradient / world_size before the"
+        " all-reduce), or reduce in float32 or bfloat16 (no fp16_compress_hook; FSDP:"
+        " MixedPrecision(reduce_dtype=torch.float32)); take norms of gradient.float(), as"
+        " torch.nn.utils.clip_grad_norm_ does for float32 gradients."
+    ),
     "scale_collapse": (
         "Find the op that overflows: the scale is only the messenger, and lowering it cures nothing"
         " that does not depend on it. Look at the loss first; if it is finite, at the gradients of"

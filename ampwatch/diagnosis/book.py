@@ -17,6 +17,18 @@ TOLD_AGAIN_NS = 60 * 10**9
 """After that a finding that lasts is told again so long after the last time. Unit: ns."""
 
 
+SYMPTOMS = frozenset(
+    {
+        *("scale_collapse", "scale_below_one", "scale_stuck_low", "grad_underflow"),
+        *("param_nonfinite", "range_too_wide", "fp16_without_scaler"),
+    }
+)
+"""Kinds that an op that makes non-finite values explains, as long as it does."""
+
+INCIDENT_STEPS = 64
+"""Iterations after which what has gone wrong says nothing about what goes wrong now."""
+
+
 class Teller(Protocol):
     """Whoever wants to know of findings."""
 
@@ -42,6 +54,7 @@ class FindingBook:
         self._untold: dict[str, Finding] = {}
         self._told_ns: dict[str, int] = {}
         self.now_ns = 0
+        self._culprit: Finding | None = None
 
     def get(self, kind: str, where: str) -> Finding | None:
         """Return the finding of a kind at a place, if it has been made."""
@@ -56,7 +69,12 @@ class FindingBook:
         return self._by_key.get(finding.caused_by, finding)
 
     def make(self, finding: Finding) -> None:
-        """Enter a new finding."""
+        """Enter a new finding; a symptom of the culprit that is known is attached to it."""
+        culprit = self._culprit
+        if culprit is not None and finding.root and finding.kind in SYMPTOMS:
+            root = self.root_of(culprit)
+            if finding.first_step - root.last_step <= INCIDENT_STEPS and root is not finding:
+                finding.root, finding.caused_by = False, root.key
         self.findings.append(finding)
         self._by_key[finding.key] = finding
         self._tell(finding, new=True)
@@ -115,6 +133,27 @@ class FindingBook:
         """Pass on every finding that has changed since it was last told."""
         for finding in list(self._untold.values()):
             self.retell(finding)
+
+    def led_to_by(self, culprit: Finding) -> None:
+        """Attach the symptoms there are, and those that come, to the op that is at fault."""
+        self._culprit = culprit
+        root = self.root_of(culprit)
+        for finding in self.findings:
+            recent = culprit.last_step - finding.last_step <= INCIDENT_STEPS
+            if finding.kind in SYMPTOMS and finding.root and recent:
+                self.explain(finding, root)
+
+    def count_culprit(self, step: int) -> None:
+        """The incident that the newest culprit began goes on."""
+        if self._culprit is not None:
+            self.again(self._culprit.kind, self._culprit.where, step)
+
+    def promote(self, symptom: Finding) -> None:
+        """Make a symptom the root of what had been taken for its root."""
+        former = self.root_of(symptom)
+        symptom.root, symptom.caused_by = True, ""
+        self.explain(former, symptom)
+        self.retell(symptom)
 
     def explain(self, symptom: Finding, root: Finding) -> None:
         """Attach a symptom, and what was attached to it, to the root that explains it."""

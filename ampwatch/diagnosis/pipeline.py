@@ -6,8 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ampwatch.diagnosis.birth_evidence import OpTrace
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.culprit_ops import CulpritOps
 from ampwatch.diagnosis.culprits import Culprits
+from ampwatch.diagnosis.escalation import Escalation
 from ampwatch.diagnosis.forward_range import ForwardRange
 from ampwatch.diagnosis.gradient_range import GradientRange
 from ampwatch.diagnosis.loss_dtype import LossDtype
@@ -145,7 +148,9 @@ class Diagnosis:
             self.book, settings, known.machine, known.layers, known.autocast_dtypes
         )
         self.focus = self._forward.focus
-        self._observers: dict[type, Callable[[Any], None]] = {}
+        culprit_ops = CulpritOps(self.book)
+        self._escalation = Escalation(self._skips, culprit_ops, self.book)
+        self._observers: dict[type, Callable[[Any], None]] = {OpTrace: culprit_ops.look}
 
     def deliver(self, iteration: Iteration) -> None:
         """Take in an iteration: judge it, record it, look for failures."""
@@ -167,6 +172,11 @@ class Diagnosis:
         if handler is not None:
             self._run_guarded(handler, observation)
 
+    @property
+    def wants_trace(self) -> bool:
+        """Whether the next iteration should be traced op by op."""
+        return self._escalation.wants_trace
+
     def look_at_layers(self) -> None:
         """Look at the model before anything has run."""
         self._run_guarded(self._performance.look_at_layers)
@@ -178,6 +188,7 @@ class Diagnosis:
 
     def _detect(self, iteration: Iteration, verdict: Verdict) -> None:
         self.book.now_ns = iteration.time_ns
+        self._escalation.look(iteration, verdict)
         self._culprits.look(iteration, verdict)
         self._state.look(iteration)
         self._scale.look(iteration, verdict, self._autocast_dtypes)

@@ -132,6 +132,9 @@ class PoisonedState:
             return
         weights = self._book.of_kind("param_nonfinite")
         cause = weights[-1].caused_by or weights[-1].key if weights else ""
+        # A batch that was not finite is to blame, and more than this comes of it.
+        batches = [f for f in self._book.of_kind("nonfinite_input") if f.root]
+        cause = cause or (batches[-1].key if batches else "")
         finding = Finding(
             kind="buffer_nonfinite",
             severity=Severity.CRITICAL,
@@ -152,6 +155,11 @@ class PoisonedState:
             evidence=evidence,
         )
         self._book.make(finding)
+        # One bad batch is over; what it has left behind stays.
+        for kind in ("forward_overflow", "forward_nan_underflow"):
+            for overflow in self._book.of_kind(kind):
+                if overflow.first_step == overflow.last_step == iteration.step:
+                    self._book.explain(overflow, self._book.root_of(finding))
         # What the forward has written there is what the gradients were made of.
         for collapse in self._book.of_kind("scale_collapse"):
             if collapse.last_step >= iteration.step - 1:

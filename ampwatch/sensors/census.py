@@ -25,6 +25,7 @@ from ampwatch.sensors.fallbacks import Fallbacks
 from ampwatch.sensors.modulestack import ModuleStack
 from ampwatch.sensors.opcounts import OpCall, OpCounts, tensors_among
 from ampwatch.sensors.opinfo import OpInfo, op_info
+from ampwatch.sensors.oplistener import OpPlace
 from ampwatch.sensors.opmode import OpMode
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from ampwatch.sensors.guard import Account, Guard
     from ampwatch.sensors.names import Names
+    from ampwatch.sensors.oplistener import OpListener
     from ampwatch.sensors.regions import Regions
     from ampwatch.sensors.taps import Listener
 
@@ -85,6 +87,7 @@ class OpCensusSensor:
         guard: The fail-open boundary, a thread-safe one.
         may_force_eager: Whether compiled code may be run eagerly in a counted iteration, which
             changes its rounding there.
+        listeners: Are told of every op as well, from the beginning of the iteration on.
 
     Attributes:
         altered: Name of the op because of which nothing is counted any more; empty without.
@@ -104,8 +107,12 @@ class OpCensusSensor:
         guard: Guard,
         *,
         may_force_eager: bool = False,
+        listeners: Sequence[OpListener] = (),
     ) -> None:
         self._names = names
+        self._listeners = listeners
+        self._is_heard = False
+        self._may_count = True
         self._may_force_eager = may_force_eager
         self._forced: ForcedEager | None = None
         self._account = account
@@ -129,6 +136,7 @@ class OpCensusSensor:
         self._counts.clear()
         self._stack.clear()
         self._num_ops = self._num_calls = 0
+        self._is_counting = False
         self._was_forced = False
         self._is_stepping = False
         self._newest: Phase | None = None
@@ -163,8 +171,14 @@ class OpCensusSensor:
             handle.remove()
         self._staying_handles.clear()
 
-    def begin(self) -> bool:
-        """An iteration begins whose ops are to be counted; return whether they will be."""
+    def begin(self, step: int = 0, *, trace: bool = True, count: bool = True) -> bool:
+        """Iteration ``step`` begins, whose ops are to be seen; return whether they will be.
+
+        Args:
+            step: Its index.
+            trace: Whether the listeners are told of them.
+            count: Whether they are counted.
+        """
         self.stop()
         self._clear()
         is_compiled = may_compile()
@@ -181,6 +195,14 @@ class OpCensusSensor:
             # What torch.compile has wrapped leaves the thread's dispatch state as it was before:
             # a mode that is put on inside is forgotten outside.
             self._mode.put_on()
+        self._may_count = count
+        if trace and self._listeners and not is_compiled:
+            for listener in self._listeners:
+                listener.begin(step)
+            self._is_heard = True
+            # Averages of weights, metrics and gradients are updated outside of modules.
+            if not _captures():
+                self._mode.put_on()
         return True
 
     def end(self, step: int, duration_s: float) -> OpCensus | None:
@@ -223,6 +245,10 @@ class OpCensusSensor:
         if self._module_handle is not None:
             self._module_handle.remove()
             self._module_handle = None
+        if self._is_heard:
+            self._is_heard = False
+            for listener in self._listeners:
+                listener.end()
         if self._mode is not None:
             self._mode.silence()
             self._former.append(self._mode)
@@ -235,6 +261,11 @@ class OpCensusSensor:
             self._forced.end()
             self._forced = None
         self._modules.clear()
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether an optimizer is stepping."""
+        return self._is_stepping
 
     # Hooks. What is traced or compiled must not get our code into its graph.
 
@@ -272,7 +303,7 @@ class OpCensusSensor:
         if known is None or known[1]() is not module:
             return
         self._num_calls += 1
-        is_idle = not self._num_ops and self._num_calls > MOST_CALLS
+        is_idle = not self._num_ops and self._num_calls > MOST_CALLS and not self._is_heard
         if is_idle or self._num_ops >= MOST_OPS or (self._mode and self._mode.is_inherited):
             self.stop()
             return
@@ -299,6 +330,7 @@ class OpCensusSensor:
     def _put_on(self) -> None:
         """See the ops of this thread, if they may be seen."""
         if self._mode is not None and torch.is_grad_enabled() and not _captures():
+            self._is_counting = self._may_count
             self._mode.put_on()
 
     def note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
@@ -312,10 +344,16 @@ class OpCensusSensor:
         if self._num_ops == MOST_OPS and self._mode is not None:
             self._mode.silence()
         phase = self._phase(info.name, args)
-        call = OpCall(func, info, args, kwargs, out)
-        device_type = self._counts.count(call, phase, self._module(phase))
-        if device_type and phase is Phase.FORWARD:
-            self._fallbacks.see(device_type)
+        call, module = OpCall(func, info, args, kwargs, out), self._module(phase)
+        # Data is prepared, and other models may be run, before the model itself.
+        if self._is_counting:
+            device_type = self._counts.count(call, phase, module)
+            if device_type and phase is Phase.FORWARD:
+                self._fallbacks.see(device_type)
+        if self._is_heard:
+            place = OpPlace(phase, module, self._stack.is_inside())
+            for listener in self._listeners:
+                listener.note(call, place)
 
     def _learn(self, func: Any) -> OpInfo:
         is_plain = isinstance(func, torch._ops.OpOverload)  # noqa: SLF001 - no public name for it

@@ -32,6 +32,10 @@ class LossSum:
         """Begin the next iteration."""
         self.num_losses, self.on_host, self.on_device, self.dtype = 0, 0.0, None, ""
 
+    def known(self) -> float | None:
+        """Return the sum of the losses so far; ``None`` if there was none, or if it is on a device."""
+        return self.on_host if self.num_losses and self.on_device is None else None
+
     def add(self, outputs: object) -> None:
         """Take a loss, or a list of them, as handed to ``scaler.scale``.
 

@@ -170,7 +170,7 @@ class OpCounts:
             product = self._product(sort, call, tensors)
         num_bytes = _bytes(tensors) + _bytes(outputs)
         if info.written and not outputs:
-            num_bytes += _bytes(_written(call))
+            num_bytes += _bytes(written_by(call))
         key = sort, phase, module, fallback
         with self._lock:
             tally = self._tallies.get(key)
@@ -250,7 +250,7 @@ def tensors_among(values: Iterable[Any]) -> list[torch.Tensor]:
     return found
 
 
-def _written(call: OpCall) -> list[torch.Tensor]:
+def written_by(call: OpCall) -> list[torch.Tensor]:
     """Return the tensors that a call has changed, wherever they were given."""
     given = dict(zip(call.info.arguments, call.args, strict=False)) | call.kwargs
     names = [call.info.arguments[place] for place in call.info.written]

@@ -1,0 +1,164 @@
+"""Findings about the op in which finite became non-finite."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.advice import ADVICE
+from ampwatch.diagnosis.birth_evidence import Origin
+from ampwatch.diagnosis.births import diagnose, limit_of
+from ampwatch.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.birth_evidence import OpTrace
+    from ampwatch.diagnosis.births import Diagnosed
+    from ampwatch.diagnosis.book import FindingBook
+
+LASTS = 3
+"""Iterations in which an overflow is seen from which it is no longer one bad batch: then it is the
+root of what it has left behind in buffers, and not the other way round."""
+
+
+class CulpritOps:
+    """Names the op that an incident began with.
+
+    Args:
+        book: Where findings go.
+
+    Attributes:
+        explained_at: The newest iteration in which an op was named; -1 before the first.
+    """
+
+    def __init__(self, book: FindingBook) -> None:
+        self._book = book
+        self.explained_at = -1
+
+    def look(self, trace: OpTrace) -> None:
+        """Take in an iteration that was traced op by op."""
+        found = diagnose(trace)
+        if found is None:
+            return
+        self.explained_at = trace.step
+        made = self._book.get(found.kind, found.where) or self._same_incident(found)
+        if made is not None:
+            self._book.again(made.kind, made.where, trace.step, **_evidence(found))
+            self._book.led_to_by(made)
+            if made.count == LASTS and made.caused_by.startswith("buffer_nonfinite@"):
+                self._book.promote(made)
+            return
+        finding = _finding(found, trace)
+        self._book.make(finding)
+        self._attach(finding)
+
+    def _same_incident(self, found: Diagnosed) -> Finding | None:
+        """Return the finding of the same op in another module, or at another of its places.
+
+        A batch that breaks one block of a stack may break another one the next time.
+        """
+        return next(
+            (
+                f
+                for f in self._book.of_kind(found.kind)
+                if found.kind in ("nonfinite_input", "backward_nonfinite_any_scale", "reduce_overflow")
+                or (f.op == found.birth.op and f.source == found.birth.source != "")
+            ),
+            None,
+        )
+
+    def _attach(self, finding: Finding) -> None:
+        announced = self._book.get("headroom_low", finding.where)
+        if announced is not None and finding.kind == "forward_overflow":
+            self._book.explain(finding, self._book.root_of(announced))
+        self._book.led_to_by(finding)
+
+
+def _finding(found: Diagnosed, trace: OpTrace) -> Finding:
+    birth = found.birth
+    is_op = birth.origin is Origin.OP
+    return Finding(
+        kind=found.kind,
+        severity=Severity.WARNING if found.phase == "eval" else Severity.CRITICAL,
+        where=found.where,
+        op=birth.op if is_op else "",
+        phase=found.phase,
+        dtype=birth.out.dtype or "float32",
+        summary=_summary(found, trace.step),
+        advice=ADVICE[found.kind],
+        source=birth.source,
+        first_step=trace.step,
+        last_step=trace.step,
+        evidence=_evidence(found),
+    )
+
+
+def _evidence(found: Diagnosed) -> dict[str, float]:
+    birth = found.birth
+    evidence = {
+        "numel": float(birth.out.numel),
+        "in_amax": birth.in_amax,
+        "out_amax": birth.out.amax,
+        "dtype_max": limit_of(birth.out.dtype),
+        "in_amin": min((v.amin for v in birth.inputs if not math.isnan(v.amin)), default=math.nan),
+        "other_births": float(found.others),
+    }
+    return {name: value for name, value in evidence.items() if not math.isnan(value)}
+
+
+def _summary(found: Diagnosed, step: int) -> str:
+    birth = found.birth
+    where = f"{birth.op} {_at(birth.place)}"
+    became = _became(found)
+    inputs = "" if math.isnan(birth.in_amax) else f" (largest magnitude {birth.in_amax:.6g})"
+    limit = limit_of(birth.out.dtype)
+    if found.kind == "nonfinite_input":
+        return (
+            f"The data was not finite before the model saw it: {became} in a tensor that {where}"
+            f" reads, at step {step}; no precision and no loss scale would help"
+        )
+    if found.kind == "masked_row_nan":
+        return (
+            f"A row that is masked as a whole became NaN in {where}, since step {step}: all its"
+            f" scores are -inf, and the softmax of nothing is 0/0"
+        )
+    if found.kind == "silent_overflow":
+        squashed = birth.absorbed_by.most_common(1)[0][0]
+        return (
+            f"{where} overflowed {birth.out.dtype}, which ends at {limit:.6g}, since step {step}:"
+            f" finite inputs{inputs} became {became}, and {squashed} made finite numbers of it"
+            f" that are wrong. Nothing else shows it: no NaN, no skipped step"
+        )
+    if found.kind == "forward_nan_underflow":
+        return (
+            f"{where} made {became} in {birth.out.dtype} of finite inputs{inputs}, since step"
+            f" {step}: something it divides by, or takes the logarithm of, has become zero or all"
+            f" but zero"
+        )
+    if found.kind == "backward_nonfinite_any_scale":
+        return (
+            f"The gradient of {found.where.removeprefix('param:')} is not finite at any loss scale,"
+            f" since step {step}: in backward {where} made {became} of finite inputs{inputs},"
+            f" because it divides by zero; the forward pass is finite"
+        )
+    if found.kind == "reduce_overflow":
+        return (
+            f"{birth.op} overflowed {birth.out.dtype}, which ends at {limit:.6g}, where gradients"
+            f" that are finite{inputs} are summed or measured, at step {step}: the result for"
+            f" {found.where} is {became}"
+        )
+    return (
+        f"{where} overflowed {birth.out.dtype}, which ends at {limit:.6g}, since step {step}: finite"
+        f" inputs{inputs} became {became}"
+    )
+
+
+def _at(place: str) -> str:
+    if place == "loss":
+        return "outside of the model"
+    return f"in {place}" if place else "in the root module"
+
+
+def _became(found: Diagnosed) -> str:
+    out = found.birth.out
+    names = ["NaN"] * out.nans + ["inf"] * out.posinf + ["-inf"] * out.neginf
+    return " and ".join(names)

@@ -1,0 +1,81 @@
+"""When to look at every op: after something went wrong that nothing explains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ampwatch.records import Topic
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.culprit_ops import CulpritOps
+    from ampwatch.diagnosis.evidence import Iteration
+    from ampwatch.diagnosis.skips import SkipClassifier
+    from ampwatch.diagnosis.steps import Verdict
+
+UNEXPLAINED_SKIPS = 2
+"""Skips in a row, neither calibration nor a probe, after which the next iteration is traced."""
+
+FIRST_TRACES = 4
+"""Iterations that are traced after the first event. One bad batch does not come again at once:
+each event that the traces after it did not explain doubles the number."""
+
+MOST_TRACES = 16
+"""Iterations that are traced after one event at most."""
+
+REST = 64
+"""Iterations after an op was named in which nothing is traced: what goes on is the same incident,
+and is counted. After that it is looked at once more, should it still go on."""
+
+MOST_BURSTS = 8
+"""Events after which iterations are traced, in vain. What they do not show is not to be seen so."""
+
+STATE = frozenset({Topic.ACTIVATION, Topic.WEIGHT})
+
+
+class Escalation:
+    """Decides, iteration by iteration, whether the next one is traced.
+
+    Args:
+        skips: Knows the current streaks.
+        culprits: Knows when an op was named last.
+        book: The findings; one that goes on is counted here while nothing is traced.
+    """
+
+    def __init__(self, skips: SkipClassifier, culprits: CulpritOps, book: FindingBook) -> None:
+        self._skips = skips
+        self._culprits = culprits
+        self._book = book
+        self._until = -1
+        self._traces = FIRST_TRACES
+        self._step = -1
+        self._bursts = 0
+
+    @property
+    def wants_trace(self) -> bool:
+        """Whether the next iteration should be traced."""
+        return self._step < self._until and not self._is_explained()
+
+    def _is_explained(self) -> bool:
+        explained = self._culprits.explained_at
+        return explained >= 0 and self._step - explained < REST
+
+    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+        """Take in one judged iteration."""
+        self._step = iteration.step
+        if not self._is_event(iteration, verdict):
+            return
+        if self._is_explained():
+            if self._culprits.explained_at < iteration.step:
+                self._book.count_culprit(iteration.step)
+            return
+        if iteration.step >= self._until and self._bursts < MOST_BURSTS:
+            self._bursts += 1
+            self._until = iteration.step + self._traces
+            self._traces = min(2 * self._traces, MOST_TRACES)
+
+    def _is_event(self, iteration: Iteration, verdict: Verdict) -> bool:
+        if verdict.nonfinite_loss or self._skips.unexplained >= UNEXPLAINED_SKIPS:
+            return True
+        topics = STATE if verdict.skipped or iteration.scaler is not None else STATE | {Topic.GRADIENT}
+        return any(r.histogram.nonfinite for r in iteration.ranges if r.topic in topics)

@@ -159,6 +159,7 @@ class OpWatch:
     def _deliver(self, trace: OpTrace) -> None:
         loss = self.loss()
         trace.loss_nonfinite = None if loss is None else not math.isfinite(loss)
+        trace.is_scaled = self._scaler is not None and self._scaler.is_enabled()
         self._observe(trace)
 
     def _put(self, record: WindowRecord) -> None:

@@ -19,7 +19,8 @@ class Origin(Enum):
 
     ``OP``: an op whose inputs were finite, or infinite where the values are NaN. ``CONSTANT``: a
     non-finite Python number. ``INPUT``: a tensor that no op that was seen has made.
-    ``PARAMETER``, ``BUFFER``: one of the watched models.
+    ``PARAMETER``, ``BUFFER``: one of the watched models. ``OTHER``: the loss scale, or more
+    births than are told apart.
     """
 
     OP = "op"
@@ -27,6 +28,7 @@ class Origin(Enum):
     INPUT = "input"
     PARAMETER = "parameter"
     BUFFER = "buffer"
+    OTHER = "other"
 
 
 class Values(NamedTuple):
@@ -134,6 +136,7 @@ class OpTrace:
         loss_nonfinite: Whether the loss is known not to be finite; ``None`` if it was not seen.
         has_half: Whether float16 or bfloat16 was computed in.
         has_trained: Whether gradients were computed.
+        is_scaled: Whether an enabled scaler skips steps whose gradients are not finite.
     """
 
     step: int
@@ -143,3 +146,4 @@ class OpTrace:
     loss_nonfinite: bool | None = None
     has_half: bool = False
     has_trained: bool = False
+    is_scaled: bool = False

@@ -152,7 +152,8 @@ def _judge(birth: Birth, family: _Family) -> Diagnosed | None:
 
 def _judge_given(birth: Birth, family: _Family) -> Diagnosed | None:
     """Judge what came in from outside: a batch, a constant, or a mask."""
-    if birth.origin in (Origin.PARAMETER, Origin.BUFFER) or birth.phase is Phase.OPTIMIZER:
+    is_data = birth.origin in (Origin.CONSTANT, Origin.INPUT)
+    if not is_data or birth.phase is Phase.OPTIMIZER:
         return None
     is_number = birth.origin is Origin.CONSTANT
     used_by_model = birth.is_inside or any(place != "loss" for place in birth.spread_to)
@@ -162,7 +163,7 @@ def _judge_given(birth: Birth, family: _Family) -> Diagnosed | None:
         return None  # a number in a tensor
     if birth.out.is_negative_only and _is_mask(birth, family):
         return None
-    if not _spoils(birth, family):
+    if not _spoils(birth, family) or not (used_by_model or family.trace.has_trained):
         return None
     where = "" if used_by_model else "loss"
     return Diagnosed("nonfinite_input", birth, where, _phase(birth))
@@ -290,9 +291,11 @@ def _judge_reduced(birth: Birth, family: _Family) -> Diagnosed | None:
         return None
     parameters = family.parameters(birth)
     is_collective = birth.overload.startswith(("c10d", "_c10d"))
+    is_measured = bool(birth.gradient)
+    if birth.out.dtype not in HALF and not is_collective:
+        return None
     if parameters and not family.in_backward(birth):
         return Diagnosed("reduce_overflow", birth, f"param:{parameters[0]}", "backward")
-    is_measured = bool(birth.gradient) and birth.out.dtype in HALF
     if (is_collective or is_measured) and not birth.parents and not _is_small_number(birth):
         name = parameters[0] if parameters else birth.gradient
         where = f"param:{name}" if name else "loss"
@@ -310,9 +313,7 @@ def _judge_backward(birth: Birth, family: _Family) -> Diagnosed | None:
     parameters = family.parameters(birth)
     if not parameters:
         return None
-    return Diagnosed(
-        "backward_nonfinite_any_scale", birth, f"param:{parameters[0]}", "backward"
-    )
+    return Diagnosed("backward_nonfinite_any_scale", birth, f"param:{parameters[0]}", "backward")
 
 
 def _phase(birth: Birth) -> str:

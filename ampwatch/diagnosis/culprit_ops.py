@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.advice import ADVICE
 from ampwatch.diagnosis.birth_evidence import Origin
 from ampwatch.diagnosis.births import diagnose, limit_of
+from ampwatch.diagnosis.book import LASTING
 from ampwatch.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.births import Diagnosed
     from ampwatch.diagnosis.book import FindingBook
 
-LASTS = 3
-"""Iterations in which an overflow is seen from which it is no longer one bad batch: then it is the
-root of what it has left behind in buffers, and not the other way round."""
+SKIPPED = frozenset({"forward_overflow", "forward_nan_underflow"})
+"""Kinds that a scaler skips the step for, so that nothing is lost if they come once."""
+
+RECURS = 3
+"""Iterations in which these are seen from which they are no longer a bad batch or two, which is
+what a scaler is for."""
 
 
 class CulpritOps:
@@ -33,6 +37,13 @@ class CulpritOps:
     def __init__(self, book: FindingBook) -> None:
         self._book = book
         self.explained_at = -1
+        self._newest: Finding | None = None
+
+    def goes_on(self, step: int) -> None:
+        """What an op was named for goes on in iteration ``step``, which was not traced."""
+        if self._newest is not None:
+            self._book.again(self._newest.kind, self._newest.where, step)
+            self._seen_again(self._newest)
 
     def look(self, trace: OpTrace) -> None:
         """Take in an iteration that was traced op by op."""
@@ -43,13 +54,20 @@ class CulpritOps:
         made = self._book.get(found.kind, found.where) or self._same_incident(found)
         if made is not None:
             self._book.again(made.kind, made.where, trace.step, **_evidence(found))
+            self._newest = made
+            self._seen_again(made)
             self._book.led_to_by(made)
-            if made.count == LASTS and made.caused_by.startswith("buffer_nonfinite@"):
-                self._book.promote(made)
             return
         finding = _finding(found, trace)
         self._book.make(finding)
         self._attach(finding)
+
+    def _seen_again(self, made: Finding) -> None:
+        if made.count >= RECURS and made.severity is Severity.INFO:
+            made.severity = Severity.CRITICAL
+            self._book.announce(made)
+        if made.count == LASTING and not made.root:
+            self._book.promote(made)
 
     def _same_incident(self, found: Diagnosed) -> Finding | None:
         """Return the finding of the same op in another module, or at another of its places.
@@ -60,13 +78,15 @@ class CulpritOps:
             (
                 f
                 for f in self._book.of_kind(found.kind)
-                if found.kind in ("nonfinite_input", "backward_nonfinite_any_scale", "reduce_overflow")
+                if found.kind
+                in ("nonfinite_input", "backward_nonfinite_any_scale", "reduce_overflow")
                 or (f.op == found.birth.op and f.source == found.birth.source != "")
             ),
             None,
         )
 
     def _attach(self, finding: Finding) -> None:
+        self._newest = finding
         announced = self._book.get("headroom_low", finding.where)
         if announced is not None and finding.kind == "forward_overflow":
             self._book.explain(finding, self._book.root_of(announced))
@@ -76,9 +96,12 @@ class CulpritOps:
 def _finding(found: Diagnosed, trace: OpTrace) -> Finding:
     birth = found.birth
     is_op = birth.origin is Origin.OP
+    severity = Severity.WARNING if found.phase == "eval" else Severity.CRITICAL
+    if trace.is_scaled and found.kind in SKIPPED and found.phase == "forward" and trace.has_trained:
+        severity = Severity.INFO
     return Finding(
         kind=found.kind,
-        severity=Severity.WARNING if found.phase == "eval" else Severity.CRITICAL,
+        severity=severity,
         where=found.where,
         op=birth.op if is_op else "",
         phase=found.phase,

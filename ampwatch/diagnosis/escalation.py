@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from ampwatch.records import Topic
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.culprit_ops import CulpritOps
     from ampwatch.diagnosis.evidence import Iteration
     from ampwatch.diagnosis.skips import SkipClassifier
@@ -38,14 +37,12 @@ class Escalation:
 
     Args:
         skips: Knows the current streaks.
-        culprits: Knows when an op was named last.
-        book: The findings; one that goes on is counted here while nothing is traced.
+        culprits: Knows when an op was named last, and is told when that goes on.
     """
 
-    def __init__(self, skips: SkipClassifier, culprits: CulpritOps, book: FindingBook) -> None:
+    def __init__(self, skips: SkipClassifier, culprits: CulpritOps) -> None:
         self._skips = skips
         self._culprits = culprits
-        self._book = book
         self._until = -1
         self._traces = FIRST_TRACES
         self._step = -1
@@ -67,7 +64,7 @@ class Escalation:
             return
         if self._is_explained():
             if self._culprits.explained_at < iteration.step:
-                self._book.count_culprit(iteration.step)
+                self._culprits.goes_on(iteration.step)
             return
         if iteration.step >= self._until and self._bursts < MOST_BURSTS:
             self._bursts += 1
@@ -77,5 +74,7 @@ class Escalation:
     def _is_event(self, iteration: Iteration, verdict: Verdict) -> bool:
         if verdict.nonfinite_loss or self._skips.unexplained >= UNEXPLAINED_SKIPS:
             return True
-        topics = STATE if verdict.skipped or iteration.scaler is not None else STATE | {Topic.GRADIENT}
+        topics = (
+            STATE if verdict.skipped or iteration.scaler is not None else STATE | {Topic.GRADIENT}
+        )
         return any(r.histogram.nonfinite for r in iteration.ranges if r.topic in topics)

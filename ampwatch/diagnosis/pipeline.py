@@ -149,7 +149,7 @@ class Diagnosis:
         )
         self.focus = self._forward.focus
         culprit_ops = CulpritOps(self.book)
-        self._escalation = Escalation(self._skips, culprit_ops, self.book)
+        self._escalation = Escalation(self._skips, culprit_ops)
         self._observers: dict[type, Callable[[Any], None]] = {OpTrace: culprit_ops.look}
 
     def deliver(self, iteration: Iteration) -> None:

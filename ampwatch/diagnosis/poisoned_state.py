@@ -155,11 +155,6 @@ class PoisonedState:
             evidence=evidence,
         )
         self._book.make(finding)
-        # One bad batch is over; what it has left behind stays.
-        for kind in ("forward_overflow", "forward_nan_underflow"):
-            for overflow in self._book.of_kind(kind):
-                if overflow.first_step == overflow.last_step == iteration.step:
-                    self._book.explain(overflow, self._book.root_of(finding))
         # What the forward has written there is what the gradients were made of.
         for collapse in self._book.of_kind("scale_collapse"):
             if collapse.last_step >= iteration.step - 1:

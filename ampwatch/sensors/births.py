@@ -71,6 +71,7 @@ class BirthListener:
         self._tainted: dict[int, tuple[int, frozenset[int]]] = {}
         self._own: dict[int, tuple[Origin, str]] | None = None
         self._foreign: dict[int, int] = {}
+        self._other: int | None = None
         self._count = 0
 
     def begin(self, step: int) -> None:
@@ -125,12 +126,10 @@ class BirthListener:
             out = values[index]
             births = parents
             if (out.nans and not has_nans) or not parents:
-                born = self._born(call, place, out, index, given, parents)
-                births = frozenset() if born is None else frozenset({born})
+                births = frozenset({self._born(call, place, out, index, given, parents)})
             else:
                 self._spread(births, place)
-            if births:
-                self._tainted[key] = self._count, births
+            self._tainted[key] = self._count, births
 
     def _inputs(
         self, call: OpCall, place: OpPlace, written: set[int]
@@ -164,8 +163,7 @@ class BirthListener:
         number = _nonfinite_number(call)
         if number is not None:
             has_nans = has_nans or math.isnan(number)
-            made = self._constant(call, place, number)
-            parents |= frozenset() if made is None else {made}
+            parents |= {self._constant(call, place, number)}
         return given, parents, has_nans
 
     def _born(
@@ -176,9 +174,9 @@ class BirthListener:
         index: int,
         given: Sequence[Values],
         parents: frozenset[int],
-    ) -> int | None:
+    ) -> int:
         if call.info.name in MAKES_NONE or self._is_scaling(call):
-            return None
+            return self._another(call, place, out)
         self._spread(parents, place)
         return self._add(
             Origin.OP, call, place, out, out_index=index, inputs=tuple(given), parents=parents
@@ -199,21 +197,16 @@ class BirthListener:
         known = self._foreign.get(key)
         if known is None:
             origin, name = self._owner(key)
-            known = self._add(origin, call, place, values, name=name)
-            if known is None:
-                return frozenset()
-            self._foreign[key] = known
+            known = self._foreign[key] = self._add(origin, call, place, values, name=name)
         return frozenset({known})
 
-    def _constant(self, call: OpCall, place: OpPlace, number: float) -> int | None:
+    def _constant(self, call: OpCall, place: OpPlace, number: float) -> int:
         out = Values("", 1, math.isnan(number), number == math.inf, number == -math.inf)
         return self._add(Origin.CONSTANT, call, place, out)
 
-    def _add(
-        self, origin: Origin, call: OpCall, place: OpPlace, out: Values, **more: Any
-    ) -> int | None:
-        if len(self._births) >= MOST_BIRTHS:
-            return None
+    def _add(self, origin: Origin, call: OpCall, place: OpPlace, out: Values, **more: Any) -> int:
+        if len(self._births) >= MOST_BIRTHS and origin is not Origin.OTHER:
+            return self._another(call, place, out)
         birth = Birth(
             index=len(self._births),
             origin=origin,
@@ -245,6 +238,12 @@ class BirthListener:
             if _storage(gradient) in keys:
                 return name
         return next((name for name, gradient in with_gradient if gradient.shape in shapes), "")
+
+    def _another(self, call: OpCall, place: OpPlace, out: Values) -> int:
+        """Return the birth that stands for all that are not told apart."""
+        if self._other is None:
+            self._other = self._add(Origin.OTHER, call, place, out)
+        return self._other
 
     def _owner(self, key: int) -> tuple[Origin, str]:
         """Return whose storage it is."""

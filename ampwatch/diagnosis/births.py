@@ -140,14 +140,10 @@ def _judge(birth: Birth, family: _Family) -> Diagnosed | None:
         return None
     if birth.phase is Phase.BACKWARD:
         return _judge_backward(birth, family)
-    reduced = _judge_reduced(birth, family)
-    if reduced is not None:
-        return reduced
-    if birth.phase is Phase.OPTIMIZER:
-        return None
-    if birth.parents:
-        return _judge_made(birth, family)
-    return _judge_forward(birth, family)
+    found = _judge_reduced(birth, family)
+    if found is None and birth.phase is not Phase.OPTIMIZER:
+        found = _judge_made(birth, family) if birth.parents else _judge_forward(birth, family)
+    return found
 
 
 def _judge_given(birth: Birth, family: _Family) -> Diagnosed | None:
@@ -204,33 +200,32 @@ def _is_plain_mask(birth: Birth) -> bool:
 
 def _judge_forward(birth: Birth, family: _Family) -> Diagnosed | None:
     """Judge what an op of the forward pass has made of finite values."""
+    small, spread = _is_small_number(birth), family.spread(birth)
+    if not _matters(birth, family, spread, small=small):
+        return None
+    kind, where = "forward_nan_underflow" if small else "forward_overflow", birth.place
+    if birth.absorbed_by and (not spread or _is_silent(birth, spread, family)):
+        kind = "silent_overflow"
+    elif _is_preparation(birth):
+        kind, where = "nonfinite_input", ""
+    return Diagnosed(kind, birth, where, _phase(birth))
+
+
+def _matters(birth: Birth, family: _Family, spread: set[str], *, small: bool) -> bool:
+    """Whether values do harm, and are not a mask or a sentinel, or what nobody has asked for."""
     children = family.children(birth)
     if birth.out.is_negative_only and children and all(c.op in SOFTMAX for c in children):
-        return None  # the row that it masked is what failed
-    small = _is_small_number(birth)
-    spread = family.spread(birth)
+        return False  # the row that it masked is what failed
     if birth.absorbed_by and not spread:
-        return None if _is_meant(birth, small=small) else _silent(birth)
+        return not _is_meant(birth, small=small)
     if birth.absorbed_by and birth.out.is_negative_only and not children:
-        return None
-    if not spread and not family.in_backward(birth) and not _is_result(birth, family):
-        return None
-    if _is_preparation(birth):
-        return Diagnosed("nonfinite_input", birth, "", _phase(birth))
-    kind = "forward_nan_underflow" if small else "forward_overflow"
-    if _is_silent(birth, spread, family):
-        return _silent(birth)
-    return Diagnosed(kind, birth, birth.place, _phase(birth))
-
-
-def _silent(birth: Birth) -> Diagnosed:
-    return Diagnosed("silent_overflow", birth, birth.place, _phase(birth))
+        return False
+    return bool(spread) or family.in_backward(birth) or _is_result(birth, family)
 
 
 def _is_silent(birth: Birth, spread: set[str], family: _Family) -> bool:
     """Whether the forward pass got rid of it inside of the module, and only backward met it."""
-    stays = birth.is_inside and spread <= {birth.place}
-    return stays and bool(birth.absorbed_by) and not family.trace.loss_nonfinite
+    return birth.is_inside and spread <= {birth.place} and not family.trace.loss_nonfinite
 
 
 def _is_meant(birth: Birth, *, small: bool) -> bool:

@@ -189,7 +189,7 @@ class FindingBook:
 
 def _is_passing(culprit: Finding) -> bool:
     """Whether a culprit may be a few bad batches: all was well before, and it has not lasted."""
-    return culprit.kind in TRANSIENT and 0 < culprit.first_step and culprit.count < LASTING
+    return culprit.kind in TRANSIENT and culprit.first_step > 0 and culprit.count < LASTING
 
 
 def _is_lasting(culprit: Finding) -> bool:

@@ -9,6 +9,7 @@ from ampwatch.diagnosis.advice import ADVICE
 from ampwatch.diagnosis.birth_evidence import Origin
 from ampwatch.diagnosis.births import diagnose, limit_of
 from ampwatch.diagnosis.book import LASTING
+from ampwatch.diagnosis.culprit_words import summary_of
 from ampwatch.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def _finding(found: Diagnosed, trace: OpTrace) -> Finding:
         op=birth.op if is_op else "",
         phase=found.phase,
         dtype=birth.out.dtype or "float32",
-        summary=_summary(found, trace.step),
+        summary=summary_of(found, trace.step),
         advice=ADVICE[found.kind],
         source=birth.source,
         first_step=trace.step,
@@ -126,62 +127,3 @@ def _evidence(found: Diagnosed) -> dict[str, float]:
         "other_births": float(found.others),
     }
     return {name: value for name, value in evidence.items() if not math.isnan(value)}
-
-
-def _summary(found: Diagnosed, step: int) -> str:
-    birth = found.birth
-    where = f"{birth.op} {_at(birth.place)}"
-    became = _became(found)
-    inputs = "" if math.isnan(birth.in_amax) else f" (largest magnitude {birth.in_amax:.6g})"
-    limit = limit_of(birth.out.dtype)
-    if found.kind == "nonfinite_input":
-        return (
-            f"The data was not finite before the model saw it: {became} in a tensor that {where}"
-            f" reads, at step {step}; no precision and no loss scale would help"
-        )
-    if found.kind == "masked_row_nan":
-        return (
-            f"A row that is masked as a whole became NaN in {where}, since step {step}: all its"
-            f" scores are -inf, and the softmax of nothing is 0/0"
-        )
-    if found.kind == "silent_overflow":
-        squashed = birth.absorbed_by.most_common(1)[0][0]
-        return (
-            f"{where} overflowed {birth.out.dtype}, which ends at {limit:.6g}, since step {step}:"
-            f" finite inputs{inputs} became {became}, and {squashed} made finite numbers of it"
-            f" that are wrong. Nothing else shows it: no NaN, no skipped step"
-        )
-    if found.kind == "forward_nan_underflow":
-        return (
-            f"{where} made {became} in {birth.out.dtype} of finite inputs{inputs}, since step"
-            f" {step}: something it divides by, or takes the logarithm of, has become zero or all"
-            f" but zero"
-        )
-    if found.kind == "backward_nonfinite_any_scale":
-        return (
-            f"The gradient of {found.where.removeprefix('param:')} is not finite at any loss scale,"
-            f" since step {step}: in backward {where} made {became} of finite inputs{inputs},"
-            f" because it divides by zero; the forward pass is finite"
-        )
-    if found.kind == "reduce_overflow":
-        return (
-            f"{birth.op} overflowed {birth.out.dtype}, which ends at {limit:.6g}, where gradients"
-            f" that are finite{inputs} are summed or measured, at step {step}: the result for"
-            f" {found.where} is {became}"
-        )
-    return (
-        f"{where} overflowed {birth.out.dtype}, which ends at {limit:.6g}, since step {step}: finite"
-        f" inputs{inputs} became {became}"
-    )
-
-
-def _at(place: str) -> str:
-    if place == "loss":
-        return "outside of the model"
-    return f"in {place}" if place else "in the root module"
-
-
-def _became(found: Diagnosed) -> str:
-    out = found.birth.out
-    names = ["NaN"] * out.nans + ["inf"] * out.posinf + ["-inf"] * out.neginf
-    return " and ".join(names)

@@ -104,7 +104,7 @@ class BirthListener:
         if bad:
             self._look(call, place, outputs, bad)
         elif self._tainted:
-            self._settle(call, place, outputs)
+            self._settle(call, outputs)
 
     def _look(
         self, call: OpCall, place: OpPlace, outputs: Sequence[Tensor], bad: Sequence[int]
@@ -114,7 +114,7 @@ class BirthListener:
         values = {index: known for index, known in values.items() if not known.is_finite}
         if not values:
             if self._tainted:
-                self._settle(call, place, outputs)
+                self._settle(call, outputs)
             return
         written = {_storage(tensor) for tensor in outputs}
         given, parents, has_nans = self._inputs(call, place, written)
@@ -254,7 +254,7 @@ class BirthListener:
             }
         return self._own.get(key, (Origin.INPUT, ""))
 
-    def _settle(self, call: OpCall, place: OpPlace, outputs: Sequence[Tensor]) -> None:
+    def _settle(self, call: OpCall, outputs: Sequence[Tensor]) -> None:
         """All outputs are finite: what was not among the inputs has been absorbed."""
         computed = any(tensor.dtype in FLOATS for tensor in outputs)
         for tensor in _read_by(call):
@@ -281,9 +281,10 @@ class BirthListener:
         for name, parameter in self._names.parameters():
             gradient = parameter.grad
             known = None if gradient is None else self._tainted.get(_storage(gradient))
-            if gradient is not None and known is not None and gradient.dtype in FLOATS:
-                if not _adds_up(gradient) and not values_of(gradient).is_finite:
-                    found.append((known[0], name, known[1]))
+            if gradient is None or known is None or gradient.dtype not in FLOATS:
+                continue
+            if not _adds_up(gradient) and not values_of(gradient).is_finite:
+                found.append((known[0], name, known[1]))
         return {name: births for _, name, births in sorted(found, key=lambda item: item[0])}
 
 

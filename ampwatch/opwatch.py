@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ampwatch.outlet import Outlet
     from ampwatch.records import WindowRecord
     from ampwatch.sensors.base import Sensor
+    from ampwatch.sensors.oplistener import OpListener
     from ampwatch.sensors.sampling import Sampler
     from ampwatch.settings import Settings
 
@@ -72,7 +73,8 @@ class OpWatch:
         self._guard = census
         self._sweeping = Guard("census", account)
         self._regions = Regions(regions)
-        self._one_by_one = settings.level == "deep" or settings.op_census == "dispatch"
+        self._one_by_one = settings.level == "deep" or settings.op_census != "window"
+        self._is_host = targets.device is None or targets.device.type == "cpu"
         self._forces_eager = settings.compiled_census == "force_eager"
         self._traces_all = settings.level == "deep"
         self._scaler = targets.scaler
@@ -80,14 +82,15 @@ class OpWatch:
         self.wants_trace: Callable[[], bool] = lambda: False
         self.loss: Callable[[], float | None] = lambda: None
         names = Names(targets.models)
-        births = BirthListener(names, self._deliver, lambda: self._census.is_stepping, self._scale)
+        self._births = BirthListener(
+            names, self._deliver, lambda: self._census.is_stepping, self._scale
+        )
         self._census = OpCensusSensor(
             names,
             self._regions,
             account,
             census,
             may_force_eager=self._forces_eager,
-            listeners=(births,),
         )
         self._window: WindowSensor | None = None
         if targets.device is not None:
@@ -131,13 +134,15 @@ class OpWatch:
 
     def opened(self) -> None:
         """The next iteration begins; the sampler has decided what is looked at."""
-        wants_census = self._one_by_one and Look.OPS in self._sampler.wanted
-        wants_trace = self._traces_all or not self._step or self.wants_trace()
-        if wants_census or wants_trace:
-            self._is_counting = bool(self._guard.run(self._begin, wants_trace, wants_census))
+        counts = self._one_by_one and Look.OPS in self._sampler.wanted
+        # On a device the births cost a sync per op: only where something has failed already.
+        follows = self._traces_all or self.wants_trace() or (counts and self._is_host)
+        if counts or follows:
+            listeners = (self._births,) if follows else ()
+            self._is_counting = bool(self._guard.run(self._begin, listeners, counts))
 
-    def _begin(self, trace: bool, count: bool) -> bool:  # noqa: FBT001 - called by the guard
-        return self._census.begin(self._step, trace=trace, count=count)
+    def _begin(self, listeners: Sequence[OpListener], count: bool) -> bool:  # noqa: FBT001 - of the guard
+        return self._census.begin(self._step, listeners=listeners, count=count)
 
     def unfinished(self, step: int) -> OpCensus | None:
         """Return what was seen of the ops of the open iteration, which will not end."""

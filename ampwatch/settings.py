@@ -32,7 +32,7 @@ REQUIRE_SERVICES = "AMPWATCH_REQUIRE_SERVICES"
 
 LEVELS = ("off", "light", "standard", "deep")
 CPU_KERNELS = ("auto", "torch")
-OP_CENSUSES = ("auto", "dispatch")
+OP_CENSUSES = ("auto", "window")
 COMPILED_CENSUSES = ("window", "force_eager")
 GPU_SOURCES = ("auto", "off", "demo")
 SWITCH = ("off", "on")
@@ -118,7 +118,7 @@ class Settings:
     )
     op_census: str = _knob(
         "auto",
-        "How ops are counted: auto (one by one at `deep`, from profiler windows at `standard`) or dispatch (one by one, at `standard` in some steps; a few ops then round otherwise in those steps, see docs/precision.md).",
+        "How ops are looked at while nothing is wrong: auto (one by one, at `standard` in some steps) or window (at `standard` from profiler windows only, which know no modules, no reasons and no values).",
     )
     compiled_census: str = _knob(
         "window",

@@ -12,6 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import ampwatch
 from ampwatch.sensors.sampling import OPENING
@@ -140,6 +142,33 @@ class Anomaly(Companion):
     def attach(self, training: Training, stopwatch: Stopwatch) -> None:  # noqa: ARG002 - of all
         """Switch it on, for the process."""
         torch.autograd.set_detect_anomaly(True)
+
+
+class FiniteOps(Companion):
+    """A dispatch mode that asks of the output of each op whether it is finite, as people write it.
+
+    It reads the answer at once: on a device that is a sync per op.
+    """
+
+    def attach(self, training: Training, stopwatch: Stopwatch) -> None:  # noqa: ARG002 - of all
+        """Put the mode on, for the process."""
+        self._mode = _FiniteMode()
+        self._mode.__enter__()
+
+
+class _FiniteMode(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.nonfinite = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                self.nonfinite += not torch.isfinite(tensor).all()
+        return out
 
 
 class TensorBoard(Companion):

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from companions import Ampwatch, Anomaly, Companion, TensorBoard, UnderflowOverflow, Wandb
+from companions import Ampwatch, Anomaly, Companion, FiniteOps, TensorBoard, UnderflowOverflow, Wandb
 from conditions import (
     QUIET_ENVIRONMENT,
     kept,
@@ -39,12 +39,14 @@ COMPANIONS: dict[str, Companion] = {
     CONTROL: Companion(),
     "ampwatch, light": Ampwatch("light"),
     "ampwatch, standard": Ampwatch("standard"),
+    "ampwatch, deep": Ampwatch("deep"),
     "wandb.watch, default": Wandb(),
     "wandb.watch(log_freq=1)": Wandb(log_freq=1),
     "TensorBoard add_histogram, every 50th step": TensorBoard(every=50),
     "TensorBoard add_histogram": TensorBoard(every=1),
     "DebugUnderflowOverflow": UnderflowOverflow(),
     "set_detect_anomaly(True)": Anomaly(),
+    "isfinite of each op": FiniteOps(),
 }
 
 

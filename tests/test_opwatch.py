@@ -102,7 +102,7 @@ def test_standard_counts_now_and_then_where_it_is_allowed(censuses: list[OpCensu
     """The first iteration, and then in turn with the ranges."""
     run = build("fp16-foreach")
     run.steps = 30
-    with ampwatch.monitor(run.models, run.scaler, op_census="dispatch", serve=False):
+    with ampwatch.monitor(run.models, run.scaler, serve=False):
         run.loop()
 
     steps = sorted(_once(censuses))

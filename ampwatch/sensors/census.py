@@ -87,7 +87,6 @@ class OpCensusSensor:
         guard: The fail-open boundary, a thread-safe one.
         may_force_eager: Whether compiled code may be run eagerly in a counted iteration, which
             changes its rounding there.
-        listeners: Are told of every op as well, from the beginning of the iteration on.
 
     Attributes:
         altered: Name of the op because of which nothing is counted any more; empty without.
@@ -107,11 +106,9 @@ class OpCensusSensor:
         guard: Guard,
         *,
         may_force_eager: bool = False,
-        listeners: Sequence[OpListener] = (),
     ) -> None:
         self._names = names
-        self._listeners = listeners
-        self._is_heard = False
+        self._listeners: Sequence[OpListener] = ()
         self._may_count = True
         self._may_force_eager = may_force_eager
         self._forced: ForcedEager | None = None
@@ -171,13 +168,15 @@ class OpCensusSensor:
             handle.remove()
         self._staying_handles.clear()
 
-    def begin(self, step: int = 0, *, trace: bool = True, count: bool = True) -> bool:
+    def begin(
+        self, step: int = 0, *, listeners: Sequence[OpListener] = (), count: bool = True
+    ) -> bool:
         """Iteration ``step`` begins, whose ops are to be seen; return whether they will be.
 
         Args:
             step: Its index.
-            trace: Whether the listeners are told of them.
-            count: Whether they are counted.
+            listeners: Who is told of them, from here on.
+            count: Whether they are counted, from the first forward on.
         """
         self.stop()
         self._clear()
@@ -196,10 +195,10 @@ class OpCensusSensor:
             # a mode that is put on inside is forgotten outside.
             self._mode.put_on()
         self._may_count = count
-        if trace and self._listeners and not is_compiled:
-            for listener in self._listeners:
+        if listeners and not is_compiled:
+            for listener in listeners:
                 listener.begin(step)
-            self._is_heard = True
+            self._listeners = listeners
             # Averages of weights, metrics and gradients are updated outside of modules.
             if not _captures():
                 self._mode.put_on()
@@ -245,10 +244,9 @@ class OpCensusSensor:
         if self._module_handle is not None:
             self._module_handle.remove()
             self._module_handle = None
-        if self._is_heard:
-            self._is_heard = False
-            for listener in self._listeners:
-                listener.end()
+        listeners, self._listeners = self._listeners, ()
+        for listener in listeners:
+            listener.end()
         if self._mode is not None:
             self._mode.silence()
             self._former.append(self._mode)
@@ -303,7 +301,7 @@ class OpCensusSensor:
         if known is None or known[1]() is not module:
             return
         self._num_calls += 1
-        is_idle = not self._num_ops and self._num_calls > MOST_CALLS and not self._is_heard
+        is_idle = not self._num_ops and self._num_calls > MOST_CALLS and not self._listeners
         if is_idle or self._num_ops >= MOST_OPS or (self._mode and self._mode.is_inherited):
             self.stop()
             return
@@ -350,7 +348,7 @@ class OpCensusSensor:
             device_type = self._counts.count(call, phase, module)
             if device_type and phase is Phase.FORWARD:
                 self._fallbacks.see(device_type)
-        if self._is_heard:
+        if self._listeners:
             place = OpPlace(phase, module, self._stack.is_inside())
             for listener in self._listeners:
                 listener.note(call, place)

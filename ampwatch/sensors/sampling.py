@@ -101,7 +101,7 @@ class Sampler:
     def __init__(self, settings: Settings, spent_ns: Callable[[], int]) -> None:
         self._level = settings.level
         self._every = settings.sample_every
-        counts_ops = settings.op_census == "dispatch"
+        counts_ops = settings.op_census != "window"
         self._turns = (*TURNS, OPS) if counts_ops else TURNS
         self._first = FIRST | OPS if counts_ops else FIRST
         self._budget = settings.overhead_budget

@@ -73,7 +73,6 @@ def test_counted_iterations_run_eagerly_and_all_others_compiled(backend: Backend
         20,
         level="standard",
         sample_every=1000,
-        op_census="dispatch",
         compiled_census="force_eager",
     )
 

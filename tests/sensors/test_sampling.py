@@ -140,7 +140,7 @@ def test_the_opening_is_looked_at_whatever_it_costs_and_is_not_paid_back() -> No
 
 def test_each_topic_is_looked_at_in_turn_and_gradients_twice_as_often() -> None:
     """Nothing that could be measured is left out for good."""
-    training = Training(cost_s=0.0, op_census="dispatch").run(500)
+    training = Training(cost_s=0.0).run(500)
 
     counts = Counter(topic for _, wanted, _ in training.looks for topic in wanted)
     assert set(counts) == {*Topic, Look.OPS}
@@ -255,9 +255,7 @@ def test_an_unknown_duration_changes_nothing() -> None:
 @pytest.mark.parametrize("drag_s", [0.02, 0.2])
 def test_ops_cost_by_how_much_the_step_was_longer_than_usual(drag_s: float) -> None:
     """Most of it PyTorch spends, outside of our account; it is paid from the same budget."""
-    training = Training(
-        cost_s=0.001, drag_s=drag_s, overhead_budget=0.01, op_census="dispatch"
-    ).run(OPENING)
+    training = Training(cost_s=0.001, drag_s=drag_s, overhead_budget=0.01).run(OPENING)
     spent, seconds = training.spent_ns / 1e9 + training.dragged_s, training.seconds
 
     training.run(20_000)
@@ -270,14 +268,14 @@ def test_ops_cost_by_how_much_the_step_was_longer_than_usual(drag_s: float) -> N
 
 def test_a_step_whose_ops_are_counted_is_not_the_usual_one() -> None:
     """Else the second count would look free."""
-    training = Training(cost_s=0.001, drag_s=0.3, sample_every=1, op_census="dispatch").run(200)
+    training = Training(cost_s=0.001, drag_s=0.3, sample_every=1).run(200)
 
     assert training.sampler._usual_ns == pytest.approx(0.1e9, rel=0.05)
 
 
 def test_ops_are_counted_whole_and_in_their_turn() -> None:
     """A part of them has no shares."""
-    training = Training(cost_s=0.1, drag_s=0.5, overhead_budget=0.9, op_census="dispatch").run(400)
+    training = Training(cost_s=0.1, drag_s=0.5, overhead_budget=0.9).run(400)
 
     late = [(wanted, part) for step, wanted, part in training.looks if step > 100]
     parts = {part for wanted, part in late if wanted == OPS}

@@ -33,7 +33,7 @@ of_each_story = pytest.mark.parametrize("story", STORIES, ids=str)
 @of_each_story
 def test_what_is_not_gained_is_the_one_finding_of_its_kind(story: Story, level: str) -> None:
     """Its kind, its place, its phase; at most an alarm of the same kind; nothing is changed."""
-    program, monitor = watch(partial(story.build, sick=True), level, op_census="dispatch")
+    program, monitor = watch(partial(story.build, sick=True), level)
     found = [(f.kind, f.where, f.phase) for f in monitor.findings if f.root]
     expected = (story.kind, story.where, story.phase)
 
@@ -46,7 +46,7 @@ def test_what_is_not_gained_is_the_one_finding_of_its_kind(story: Story, level: 
 @of_each_story
 def test_the_twin_with_the_remedy_does_not_have_it(story: Story, level: str) -> None:
     """Not even as an info."""
-    _, monitor = watch(partial(story.build, sick=False), level, op_census="dispatch")
+    _, monitor = watch(partial(story.build, sick=False), level)
 
     assert story.kind not in {f.kind for f in monitor.findings}
     assert [(f.kind, f.where) for f in monitor.findings if f.severity in ALARMS] == []
@@ -58,7 +58,7 @@ def test_mixed_precision_as_it_is_documented_is_left_alone(
     control: Callable[[], Program], level: str
 ) -> None:
     """No finding at all but what depends on the machine, and not a bit is changed."""
-    program, monitor = watch(control, level, op_census="dispatch")
+    program, monitor = watch(control, level)
 
     assert [
         (f.kind, f.where, f.summary) for f in monitor.findings if f.kind != OF_THE_MACHINE

@@ -77,6 +77,7 @@ class OpWatch:
         self._is_host = targets.device is None or targets.device.type == "cpu"
         self._forces_eager = settings.compiled_census == "force_eager"
         self._traces_all = settings.level == "deep"
+        self._is_off = settings.level not in ("standard", "deep")
         self._scaler = targets.scaler
         self._observe = observe
         self.wants_trace: Callable[[], bool] = lambda: False
@@ -134,6 +135,8 @@ class OpWatch:
 
     def opened(self) -> None:
         """The next iteration begins; the sampler has decided what is looked at."""
+        if self._is_off:
+            return
         counts = self._one_by_one and Look.OPS in self._sampler.wanted
         # On a device the births cost a sync per op: only where something has failed already.
         follows = self._traces_all or self.wants_trace() or (counts and self._is_host)

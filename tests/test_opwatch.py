@@ -110,14 +110,14 @@ def test_standard_counts_now_and_then_where_it_is_allowed(censuses: list[OpCensu
     assert 3 <= len(steps) <= 6
 
 
-def test_standard_has_no_mode_by_itself(censuses: list[OpCensus]) -> None:
-    """Under a dispatch mode some ops round otherwise, which the default level must not do."""
-    run, depths = build("fp16-foreach"), set()
+def test_there_is_no_mode_where_the_user_wants_none(censuses: list[OpCensus]) -> None:
+    """With ``op_census="window"``, as long as nothing is wrong."""
+    run, depths = build("bf16-without-scaler"), set()
     run.after_step = lambda _: depths.add(torch._C._len_torch_dispatch_stack())
     model = run.models[0]
     forward = model.forward
     model.forward = lambda x: depths.add(torch._C._len_torch_dispatch_stack()) or forward(x)
-    with ampwatch.monitor(run.models, run.scaler, serve=False):
+    with ampwatch.monitor(run.models, run.scaler, op_census="window", serve=False):
         run.loop()
 
     assert depths == {0}

@@ -149,16 +149,16 @@ def test_each_topic_is_looked_at_in_turn_and_gradients_twice_as_often() -> None:
         assert counts[topic] == pytest.approx(counts[Topic.ACTIVATION_GRADIENT], rel=0.05)
 
 
-def test_ops_are_not_looked_at_by_themselves() -> None:
-    """Only where the setting says so."""
-    training = Training(cost_s=0.0).run(500)
+def test_ops_are_not_looked_at_where_windows_are_to_do() -> None:
+    """Not as long as all is well."""
+    training = Training(cost_s=0.0, op_census="window").run(500)
 
     assert not any(Look.OPS in wanted for _, wanted, _ in training.looks)
 
 
-def test_the_first_iteration_looks_at_gradients_and_state() -> None:
+def test_the_first_iteration_looks_at_gradients_state_and_ops() -> None:
     """A training that is broken from the start may live for two or three steps."""
-    assert Training().run(1).looks[0][1] == FIRST
+    assert Training().run(1).looks[0][1] == FIRST | {Look.OPS}
 
 
 def test_sample_every_fixes_the_interval() -> None:

@@ -89,7 +89,9 @@ class Instruments:
             run_guarded=self._diagnosing.run,
         )
         self._ranges.focus = self.diagnosis.focus
-        self._ops = OpWatch(targets, settings, self._ranges.sampler, outlet, account)
+        self._ops = OpWatch(
+            targets, settings, self._ranges.sampler, outlet, account, self.diagnosis.observe
+        )
         schedulers = SchedulerSensor(self._looking)
         self._ledger = IterationLedger(
             self._readback,

@@ -11,13 +11,14 @@ from ampwatch.sensors.guard import Account, Guard
 from ampwatch.sensors.iteration import Clock
 from ampwatch.sensors.names import Names
 from ampwatch.sensors.regions import Regions
+from ampwatch.sensors.rounding import rounding_listeners
 from ampwatch.sensors.sampling import Look
 from ampwatch.sensors.tf32 import allows_tf32
 from ampwatch.sensors.trace_requests import TraceRequests
 from ampwatch.sensors.window import WindowSensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ampwatch.attaching import Targets
     from ampwatch.diagnosis.op_evidence import OpCensus, Window
@@ -39,6 +40,7 @@ class OpWatch:
         sampler: Says which iterations are counted.
         outlet: Where records go, and beside whose ring traces are asked for.
         account: Where the time of all of them is counted, except the window's own.
+        observe: Told what is seen of single ops.
 
     Attributes:
         guards: The guards of the sensors.
@@ -52,6 +54,7 @@ class OpWatch:
         sampler: Sampler,
         outlet: Outlet,
         account: Account,
+        observe: Callable[[object], None] = lambda _observation: None,
     ) -> None:
         regions, census = (
             Guard(name, account, is_thread_safe=True) for name in ("regions", "census")
@@ -73,6 +76,9 @@ class OpWatch:
             account,
             census,
             may_force_eager=self._forces_eager,
+            listeners=rounding_listeners(Names(targets.models), observe)
+            if self._one_by_one
+            else (),
         )
         self._window: WindowSensor | None = None
         if targets.device is not None:
@@ -115,7 +121,7 @@ class OpWatch:
     def opened(self) -> None:
         """The next iteration begins; the sampler has decided what is looked at."""
         if Look.OPS in self._sampler.wanted:
-            self._is_counting = bool(self._guard.run(self._census.begin))
+            self._is_counting = bool(self._guard.run(self._census.begin, self._sampler.step))
 
     def unfinished(self, step: int) -> OpCensus | None:
         """Return what was seen of the ops of the open iteration, which will not end."""

@@ -6,16 +6,27 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ampwatch.diagnosis.accumulation import Accumulation
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.culprits import Culprits
 from ampwatch.diagnosis.forward_range import ForwardRange
+from ampwatch.diagnosis.fp8 import Fp8
 from ampwatch.diagnosis.gradient_range import GradientRange
 from ampwatch.diagnosis.loss_dtype import LossDtype
+from ampwatch.diagnosis.lossy_casts import LossyCasts
 from ampwatch.diagnosis.op_evidence import Machine
 from ampwatch.diagnosis.op_records import OpRecorder
 from ampwatch.diagnosis.performance import Performance
 from ampwatch.diagnosis.poisoned_state import PoisonedState
 from ampwatch.diagnosis.range_records import RangeRecorder
+from ampwatch.diagnosis.rounding_evidence import (
+    BrokenScale,
+    Fp8Cast,
+    GradientSum,
+    LossyCast,
+    StuckAverage,
+    StuckSum,
+)
 from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.skips import SkipClassifier
 from ampwatch.diagnosis.step_bookkeeping import StepBookkeeping
@@ -145,7 +156,15 @@ class Diagnosis:
             self.book, settings, known.machine, known.layers, known.autocast_dtypes
         )
         self.focus = self._forward.focus
-        self._observers: dict[type, Callable[[Any], None]] = {}
+        accumulation, fp8 = Accumulation(self.book), Fp8(self.book, settings)
+        self._observers: dict[type, Callable[[Any], None]] = {
+            LossyCast: LossyCasts(self.book).look,
+            Fp8Cast: fp8.look,
+            BrokenScale: fp8.look_at_scale,
+            StuckSum: accumulation.look_at_sum,
+            StuckAverage: accumulation.look_at_average,
+            GradientSum: accumulation.look_at_gradients,
+        }
 
     def deliver(self, iteration: Iteration) -> None:
         """Take in an iteration: judge it, record it, look for failures."""

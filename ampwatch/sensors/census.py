@@ -25,6 +25,7 @@ from ampwatch.sensors.fallbacks import Fallbacks
 from ampwatch.sensors.modulestack import ModuleStack
 from ampwatch.sensors.opcounts import OpCall, OpCounts, tensors_among
 from ampwatch.sensors.opinfo import OpInfo, op_info
+from ampwatch.sensors.oplistener import OpPlace
 from ampwatch.sensors.opmode import OpMode
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from ampwatch.sensors.guard import Account, Guard
     from ampwatch.sensors.names import Names
+    from ampwatch.sensors.oplistener import OpListener
     from ampwatch.sensors.regions import Regions
     from ampwatch.sensors.taps import Listener
 
@@ -85,6 +87,7 @@ class OpCensusSensor:
         guard: The fail-open boundary, a thread-safe one.
         may_force_eager: Whether compiled code may be run eagerly in a counted iteration, which
             changes its rounding there.
+        listeners: Told of each op of a counted iteration.
 
     Attributes:
         altered: Name of the op because of which nothing is counted any more; empty without.
@@ -104,8 +107,11 @@ class OpCensusSensor:
         guard: Guard,
         *,
         may_force_eager: bool = False,
+        listeners: Sequence[OpListener] = (),
     ) -> None:
         self._names = names
+        self._listeners = listeners
+        self._is_listening = False
         self._may_force_eager = may_force_eager
         self._forced: ForcedEager | None = None
         self._account = account
@@ -163,8 +169,8 @@ class OpCensusSensor:
             handle.remove()
         self._staying_handles.clear()
 
-    def begin(self) -> bool:
-        """An iteration begins whose ops are to be counted; return whether they will be."""
+    def begin(self, step: int = 0) -> bool:
+        """Iteration ``step`` begins, whose ops are to be counted; return whether they will be."""
         self.stop()
         self._clear()
         is_compiled = may_compile()
@@ -177,7 +183,10 @@ class OpCensusSensor:
         # Each time anew: modules are added and replaced while a training runs.
         self._modules = {id(m): (name, weakref.ref(m)) for name, m in self._names.modules()}
         self._module_handle = register_module_forward_pre_hook(self._before_forward)
-        if is_compiled and not _captures():
+        for listener in self._listeners:
+            self._is_listening = True
+            listener.begin(step)
+        if (is_compiled or self._listeners) and not _captures():
             # What torch.compile has wrapped leaves the thread's dispatch state as it was before:
             # a mode that is put on inside is forgotten outside.
             self._mode.put_on()
@@ -220,6 +229,10 @@ class OpCensusSensor:
 
     def stop(self) -> None:
         """See nothing any more until the next iteration that is counted begins."""
+        if self._is_listening:
+            self._is_listening = False
+            for listener in self._listeners:
+                listener.end()
         if self._module_handle is not None:
             self._module_handle.remove()
             self._module_handle = None
@@ -313,9 +326,14 @@ class OpCensusSensor:
             self._mode.silence()
         phase = self._phase(info.name, args)
         call = OpCall(func, info, args, kwargs, out)
-        device_type = self._counts.count(call, phase, self._module(phase))
+        module = self._module(phase)
+        device_type = self._counts.count(call, phase, module)
         if device_type and phase is Phase.FORWARD:
             self._fallbacks.see(device_type)
+        if self._listeners:
+            place = OpPlace(phase, module, self._stack.is_inside())
+            for listener in self._listeners:
+                listener.note(call, place)
 
     def _learn(self, func: Any) -> OpInfo:
         is_plain = isinstance(func, torch._ops.OpOverload)  # noqa: SLF001 - no public name for it

@@ -36,11 +36,11 @@ class Fp8:
 
     def look(self, cast: Fp8Cast) -> None:
         """Take in a cast."""
-        if cast.count < FEWEST:
+        if cast.num_values < FEWEST:
             return
-        if cast.clipped >= max(FEWEST_LOST, self._clipped_share * cast.count):
+        if cast.clipped >= max(FEWEST_LOST, self._clipped_share * cast.num_values):
             self._clipped(cast)
-        if cast.flushed >= max(FEWEST_LOST, self._flushed_share * cast.count):
+        if cast.flushed >= max(FEWEST_LOST, self._flushed_share * cast.num_values):
             self._flushed(cast)
 
     def look_at_scale(self, scale: BrokenScale) -> None:
@@ -52,15 +52,15 @@ class Fp8:
             site,
             scale.dtype,
             f"A scale for {scale.dtype} is not finite: {site.op} in {_place(site.where)} divided by"
-            f" zero or by next to nothing (a largest magnitude of 0), so that {scale.count} numbers"
+            f" zero or by next to nothing (a largest magnitude of 0), so that {scale.num_values} numbers"
             f" were NaN or infinite when they were cast in {_place(scale.cast_in)} in step"
             f" {site.step}",
-            {"nonfinite": float(scale.count)},
+            {"nonfinite": float(scale.num_values)},
         )
 
     def _clipped(self, cast: Fp8Cast) -> None:
         largest = FORMATS[cast.dtype].max
-        share = cast.clipped / cast.count
+        share = cast.clipped / cast.num_values
         finding = self._book.get("fp8_saturation", cast.site.where)
         # A delayed scale begins with 1 before it has seen anything: that is over after a step.
         if finding is not None and finding.severity is Severity.INFO and not cast.is_first:
@@ -77,13 +77,13 @@ class Fp8:
                 "clipped_share": share,
                 "largest": cast.largest,
                 "largest_of_format": largest,
-                "values": float(cast.count),
+                "values": float(cast.num_values),
             },
         )
 
     def _flushed(self, cast: Fp8Cast) -> None:
         fmt = FORMATS[cast.dtype]
-        share = cast.flushed / cast.count
+        share = cast.flushed / cast.num_values
         self._make(
             "fp8_underflow",
             Severity.WARNING,
@@ -93,7 +93,7 @@ class Fp8:
             f" {cast.dtype} in {_place(cast.site.where)} in step {cast.site.step}: they are"
             f" {fmt.flush_at:.3g} or less, while the largest, which sets the scale, is"
             f" {cast.largest:.4g}",
-            {"flushed_share": share, "largest": cast.largest, "values": float(cast.count)},
+            {"flushed_share": share, "largest": cast.largest, "values": float(cast.num_values)},
         )
 
     def _make(

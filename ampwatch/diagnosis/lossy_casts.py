@@ -33,7 +33,7 @@ class LossyCasts:
         severity = Severity.WARNING if cast.is_ordered else Severity.INFO
         made = self._book.of_kind(KIND)
         evidence = {
-            "values": float(cast.count),
+            "values": float(cast.num_values),
             "distinct_before": float(cast.distinct),
             "distinct_after": float(cast.kept),
             "rounded": float(cast.rounded),
@@ -78,4 +78,4 @@ def _summary(cast: LossyCast) -> str:
     )
     if cast.kept < cast.distinct:
         return f"{head}: of {cast.distinct} different ones {cast.kept} are left"
-    return f"{head}: {cast.rounded} of {cast.count} were rounded"
+    return f"{head}: {cast.rounded} of {cast.num_values} were rounded"

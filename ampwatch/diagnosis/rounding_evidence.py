@@ -29,7 +29,7 @@ class LossyCast(NamedTuple):
     Attributes:
         site: The op.
         dtype: Name of the dtype that cannot hold them.
-        count: Numbers that were compared.
+        num_values: Numbers that were compared.
         distinct: Different ones before.
         kept: Different ones after.
         rounded: Numbers that were changed.
@@ -39,7 +39,7 @@ class LossyCast(NamedTuple):
 
     site: OpSite
     dtype: str
-    count: int
+    num_values: int
     distinct: int
     kept: int
     rounded: int
@@ -53,7 +53,7 @@ class Fp8Cast(NamedTuple):
     Attributes:
         site: The op.
         dtype: Name of the format.
-        count: Finite numbers that are not zero.
+        num_values: Finite numbers that are not zero.
         clipped: How many of them are beyond the largest number of the format.
         flushed: How many of them became zero.
         largest: Largest finite magnitude, as handed to the cast.
@@ -62,7 +62,7 @@ class Fp8Cast(NamedTuple):
 
     site: OpSite
     dtype: str
-    count: int
+    num_values: int
     clipped: int
     flushed: int
     largest: float
@@ -76,13 +76,13 @@ class BrokenScale(NamedTuple):
         site: The op that made the scale out of finite numbers.
         dtype: Name of the format.
         cast_in: Place of the cast.
-        count: Numbers that were not finite.
+        num_values: Numbers that were not finite.
     """
 
     site: OpSite
     dtype: str
     cast_in: str
-    count: int
+    num_values: int
 
 
 class StuckSum(NamedTuple):

@@ -53,7 +53,8 @@ class GradientSums:
     Args:
         names: Names of the parameters.
         deferred: Reads values.
-        observe: Told of each comparison (``GradientSum``).
+        observe: Told at the end of an iteration of the newest comparison of each parameter
+            (``GradientSum``).
 
     Cost:
         Less than 1 us for an op outside of backward; 15 us for a gradient that is added.
@@ -64,6 +65,7 @@ class GradientSums:
         self._step = 0
         self._known: dict[int, str] = {}
         self._sums: dict[int, _Beside] = {}
+        self._newest: dict[str, GradientSum] = {}
 
     def begin(self, step: int) -> None:
         """Iteration ``step`` begins, and with it each sum."""
@@ -85,8 +87,12 @@ class GradientSums:
             self._add(name, gradient, call.args[1])
 
     def end(self) -> None:
-        """The iteration is over."""
+        """The iteration is over: say in the order of the parameters what became of them."""
         self._deferred.poll()
+        newest, self._newest = self._newest, {}
+        for name in self._known.values():
+            if name in newest:
+                self._observe(newest[name])
         self._sums.clear()
         self._known.clear()
 
@@ -114,6 +120,6 @@ class GradientSums:
         def judge(read: list[float]) -> None:
             error, lost, nonzero, is_finite = read
             if is_finite and nonzero:
-                self._observe(GradientSum(site, dtype, additions, error, lost / nonzero))
+                self._newest[name] = GradientSum(site, dtype, additions, error, lost / nonzero)
 
         self._deferred.read(torch.stack([c.to(torch.float32) for c in columns]), judge)

@@ -177,9 +177,11 @@ class LossyCasts:
                 self._reject(signature)
                 return
         values = head(source.detach(), MOST_COMPARED)
-        if values.device.type == "cpu" and values.abs().max().tolist() <= limit:
-            self._reject(signature)
-            return
+        if values.device.type == "cpu":
+            largest: Any = values.abs().max().tolist()
+            if largest <= limit:
+                self._reject(signature)
+                return
         judge = partial(
             self._judge,
             self._site(call, place),
@@ -264,7 +266,7 @@ class LossyCasts:
     def _inherit(self, used: Sequence[_Held], out: torch.Tensor) -> None:
         """What is computed of it elsewhere stands for it, unless it is only a summary."""
         for held in used:
-            if out.numel() >= held.cast.count and len(self._held) < MOST_HELD:
+            if out.numel() >= held.cast.num_values and len(self._held) < MOST_HELD:
                 self._held.append(_Held(weakref.ref(out), _address(out), held.cast))
 
     def _site(self, call: OpCall, place: OpPlace) -> OpSite:

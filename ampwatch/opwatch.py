@@ -13,6 +13,7 @@ from ampwatch.sensors.guard import Account, Guard
 from ampwatch.sensors.iteration import Clock
 from ampwatch.sensors.names import Names
 from ampwatch.sensors.regions import Regions
+from ampwatch.sensors.rounding import rounding_listeners
 from ampwatch.sensors.sampling import Look
 from ampwatch.sensors.tf32 import allows_tf32
 from ampwatch.sensors.trace_requests import TraceRequests
@@ -93,6 +94,7 @@ class OpWatch:
             census,
             may_force_eager=self._forces_eager,
         )
+        self._rounding = rounding_listeners(names, observe)
         self._window: WindowSensor | None = None
         if targets.device is not None:
             self._window = WindowSensor(
@@ -141,7 +143,7 @@ class OpWatch:
         # On a device the births cost a sync per op: only where something has failed already.
         follows = self._traces_all or self.wants_trace() or (counts and self._is_host)
         if counts or follows:
-            listeners = (self._births,) if follows else ()
+            listeners = (*((self._births,) if follows else ()), *self._rounding)
             self._is_counting = bool(self._guard.run(self._begin, listeners, counts))
 
     def _begin(self, listeners: Sequence[OpListener], count: bool) -> bool:  # noqa: FBT001 - of the guard

@@ -196,6 +196,18 @@ class Settings:
         low=0.0,
         high=1.0,
     )
+    fp8_clipped_share: float = _knob(
+        0.02,
+        "Share of the numbers of a cast to float8 that are clipped, from which it is reported; MXFP8 clips 0.005 by design.",
+        low=0.0,
+        high=1.0,
+    )
+    fp8_flushed_share: float = _knob(
+        0.5,
+        "Share of the non-zero numbers of a cast to float8 that become zero, from which it is reported.",
+        low=0.0,
+        high=1.0,
+    )
     scheduler_ahead_steps: int = _knob(
         3, "Scheduler steps on skipped iterations after which the finding becomes a warning.", low=1
     )

@@ -95,6 +95,40 @@ ADVICE = {
         " .bfloat16() or .half(). Else use stochastic rounding (torchao) or Kahan summation (optimi),"
         " or a larger learning rate."
     ),
+    "grad_accum_rounding": (
+        "Add gradients up in float32: keep float32 parameters and use torch.autocast, reduce in"
+        " float32 (fully_shard's MixedPrecisionPolicy(reduce_dtype=torch.float32)), or add p.grad to"
+        " a float32 buffer after each backward. Fewer, larger micro-batches lose less."
+    ),
+    "ema_rounding": (
+        "Keep the average in float32: torch.optim.swa_utils.AveragedModel(model.float(), ...), or"
+        " copy.deepcopy(model).float() and ema.lerp_(p.float(), 1 - decay); cast it to half only"
+        " where it is used."
+    ),
+    "metric_accum_rounding": (
+        "Add metrics up in float32 or as Python floats: total = torch.zeros((), dtype=torch.float32)"
+        " and total += loss.detach().float(), or total += loss.item() where a sync does not hurt."
+    ),
+    "lossy_integer_cast": (
+        "Build positions, inv_freq and what is computed of them in float32, inside of"
+        " torch.autocast(device_type, enabled=False), and cast only the result (cos and sin) to the"
+        " model's dtype. Keep ids, counts and times as integers."
+    ),
+    "fp8_saturation": (
+        "Scale by the largest magnitude of this very tensor (current scaling) or of blocks of it"
+        " (MXFP8), or give delayed scaling a margin and a shorter history with its maximum"
+        " (Transformer Engine: DelayedScaling(margin=..., amax_history_len=...,"
+        " amax_compute_algo='max')); or keep this layer in bfloat16."
+    ),
+    "fp8_underflow": (
+        "One outlier sets the scale for all: scale rows or blocks of their own (torchao:"
+        " rowwise scaling, MXFP8), smooth or clip the outlier channel, or keep this layer in"
+        " bfloat16."
+    ),
+    "fp8_scale_nonfinite": (
+        "Give the largest magnitude a lower bound before dividing by it: amax.clamp(min=1e-12)"
+        " (Transformer Engine and torchao do, by an epsilon), so that a tensor of zeros stays one."
+    ),
     "optimizer_eps_underflow": (
         "Keep parameters and optimizer state in float32 and use torch.autocast instead of .half();"
         " in pure float16 give the optimizer an eps of 1e-4 or more."

@@ -6,19 +6,30 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ampwatch.diagnosis.accumulation import Accumulation
 from ampwatch.diagnosis.birth_evidence import OpTrace
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.culprit_ops import CulpritOps
 from ampwatch.diagnosis.culprits import Culprits
 from ampwatch.diagnosis.escalation import Escalation
 from ampwatch.diagnosis.forward_range import ForwardRange
+from ampwatch.diagnosis.fp8 import Fp8
 from ampwatch.diagnosis.gradient_range import GradientRange
 from ampwatch.diagnosis.loss_dtype import LossDtype
+from ampwatch.diagnosis.lossy_casts import LossyCasts
 from ampwatch.diagnosis.op_evidence import Machine
 from ampwatch.diagnosis.op_records import OpRecorder
 from ampwatch.diagnosis.performance import Performance
 from ampwatch.diagnosis.poisoned_state import PoisonedState
 from ampwatch.diagnosis.range_records import RangeRecorder
+from ampwatch.diagnosis.rounding_evidence import (
+    BrokenScale,
+    Fp8Cast,
+    GradientSum,
+    LossyCast,
+    StuckAverage,
+    StuckSum,
+)
 from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.skips import SkipClassifier
 from ampwatch.diagnosis.step_bookkeeping import StepBookkeeping
@@ -150,7 +161,16 @@ class Diagnosis:
         self.focus = self._forward.focus
         culprit_ops = CulpritOps(self.book)
         self._escalation = Escalation(self._skips, culprit_ops)
-        self._observers: dict[type, Callable[[Any], None]] = {OpTrace: culprit_ops.look}
+        accumulation, fp8 = Accumulation(self.book), Fp8(self.book, settings)
+        self._observers: dict[type, Callable[[Any], None]] = {
+            OpTrace: culprit_ops.look,
+            LossyCast: LossyCasts(self.book).look,
+            Fp8Cast: fp8.look,
+            BrokenScale: fp8.look_at_scale,
+            StuckSum: accumulation.look_at_sum,
+            StuckAverage: accumulation.look_at_average,
+            GradientSum: accumulation.look_at_gradients,
+        }
 
     def deliver(self, iteration: Iteration) -> None:
         """Take in an iteration: judge it, record it, look for failures."""

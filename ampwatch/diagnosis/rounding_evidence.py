@@ -1,0 +1,147 @@
+"""What sensors of single ops hand to the diagnosis: values that a format could not hold. No torch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class OpSite(NamedTuple):
+    """Where and when an op ran.
+
+    Attributes:
+        step: Index of the iteration, from 0.
+        where: Its place, as of ``Finding.where``.
+        op: Base name of the ATen op.
+        phase: The part of the iteration.
+        source: ``file:line`` of the user's code; empty if unknown.
+    """
+
+    step: int
+    where: str
+    op: str
+    phase: str
+    source: str = ""
+
+
+class LossyCast(NamedTuple):
+    """Integers were made numbers of a format that cannot tell all of them apart.
+
+    Attributes:
+        site: The op.
+        dtype: Name of the dtype that cannot hold them.
+        num_values: Numbers that were compared.
+        distinct: Different ones before.
+        kept: Different ones after.
+        rounded: Numbers that were changed.
+        largest: Largest magnitude.
+        is_ordered: They run up or down, as positions and counts do.
+    """
+
+    site: OpSite
+    dtype: str
+    num_values: int
+    distinct: int
+    kept: int
+    rounded: int
+    largest: float
+    is_ordered: bool
+
+
+class Fp8Cast(NamedTuple):
+    """Numbers were cast to an FP8 format.
+
+    Attributes:
+        site: The op.
+        dtype: Name of the format.
+        num_values: Finite numbers that are not zero.
+        clipped: How many of them are beyond the largest number of the format.
+        flushed: How many of them became zero.
+        largest: Largest finite magnitude, as handed to the cast.
+        is_first: It is the first cast of the training at this place.
+    """
+
+    site: OpSite
+    dtype: str
+    num_values: int
+    clipped: int
+    flushed: int
+    largest: float
+    is_first: bool
+
+
+class BrokenScale(NamedTuple):
+    """Numbers cast to an FP8 format were not finite since their scale was not.
+
+    Attributes:
+        site: The op that made the scale out of finite numbers.
+        dtype: Name of the format.
+        cast_in: Place of the cast.
+        num_values: Numbers that were not finite.
+    """
+
+    site: OpSite
+    dtype: str
+    cast_in: str
+    num_values: int
+
+
+class StuckSum(NamedTuple):
+    """Additions to a running sum had no effect.
+
+    Attributes:
+        site: The addition.
+        dtype: Name of the dtype of the sum.
+        additions: How many in a row had none, although what was added is not zero.
+        grown: How many had one before.
+        total: The sum, its first element.
+        addend: What was added last, its first element.
+    """
+
+    site: OpSite
+    dtype: str
+    additions: int
+    grown: int
+    total: float
+    addend: float
+
+
+class StuckAverage(NamedTuple):
+    """Updates of a moving average of weights had no effect.
+
+    Attributes:
+        site: The last write to the average.
+        dtype: Name of the dtype of the average.
+        weight: Share of the parameter in the new average, one minus the decay.
+        updates: How many in a row had none.
+        compared: Elements that were compared.
+        differing: How many of them differ from the parameter, rounded to the dtype.
+        unchanged: How many of the differing ones did not change in the last update.
+        distance: Mean difference to the parameter, relative to the mean magnitude.
+    """
+
+    site: OpSite
+    dtype: str
+    weight: float
+    updates: int
+    compared: int
+    differing: int
+    unchanged: int
+    distance: float
+
+
+class GradientSum(NamedTuple):
+    """Gradients of several backward passes were added up.
+
+    Attributes:
+        site: The addition.
+        dtype: Name of the dtype of the sum.
+        additions: Gradients in the sum.
+        error: Norm of its difference to a float32 sum of the same, relative to that.
+        lost_share: Share of the non-zero elements of the newest gradient without effect.
+    """
+
+    site: OpSite
+    dtype: str
+    additions: int
+    error: float
+    lost_share: float

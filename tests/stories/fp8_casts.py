@@ -1,0 +1,131 @@
+"""Layers that multiply in float8: scales that are too large, too small, or not finite."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from tests.stories.stage import Program, Stories, backward, update
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STORIES = Stories()
+
+E4M3 = torch.float8_e4m3fn
+E5M2 = torch.float8_e5m2
+
+
+class Quantized(nn.Module):
+    """A linear layer whose input goes through float8, as ``scale_of`` and ``cast`` say."""
+
+    def __init__(
+        self,
+        sizes: tuple[int, int],
+        scale_of: Callable[[torch.Tensor], torch.Tensor],
+        cast: Callable[[torch.Tensor], torch.Tensor] = lambda x: x.to(E4M3),
+    ) -> None:
+        super().__init__()
+        self.linear = nn.Linear(*sizes)
+        self.scale_of, self.cast = scale_of, cast
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.scale_of(x.detach())
+        rounded = self.cast(x.detach() * scale).to(x.dtype) / scale
+        return self.linear(x + (rounded - x.detach()))
+
+
+def current(x: torch.Tensor) -> torch.Tensor:
+    """Return the scale that brings the largest magnitude to the end of the format."""
+    return 448.0 / x.abs().max().clamp(min=1e-12)
+
+
+def trained(layer: nn.Module, sample: Callable[[int], torch.Tensor], steps: int = 8) -> Program:
+    """Train ``layer`` behind a ReLU on samples."""
+    model = nn.Sequential()
+    model.add_module("front", nn.Identity())
+    model.add_module("fp8", layer)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def iterate(step: int) -> torch.Tensor:
+        loss = model(sample(step)).square().mean()
+        backward(None, loss)
+        update(None, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, steps=steps)
+
+
+class Delayed:
+    """The scale of the largest magnitude so far, of calls before this one."""
+
+    def __init__(self) -> None:
+        self.largest = torch.full((), 4.0)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        scale = 448.0 / self.largest
+        self.largest = torch.maximum(self.largest, x.abs().max())
+        return scale
+
+
+@STORIES.tell("fp8_saturation", "fp8", "forward")
+def a_scale_from_before_the_data_grew(*, sick: bool) -> Program:
+    """The batch of step 4 is 20 times larger than any before."""
+    layer = Quantized((32, 8), Delayed() if sick else current)
+    return trained(layer, lambda step: torch.randn(64, 32) * (20.0 if step == 4 else 1.0))
+
+
+@STORIES.tell("fp8_saturation", "fp8", "forward")
+def a_constant_scale_and_a_clamp_before_the_cast(*, sick: bool) -> Program:
+    """What is clamped to the limits never overflows, and is clipped all the same."""
+    scale = torch.tensor(30000.0 if sick else 8000.0)
+    limit = torch.finfo(E5M2).max
+    layer = Quantized((32, 8), lambda _x: scale, lambda x: x.clamp(-limit, limit).to(E5M2))
+    return trained(layer, lambda _step: torch.randn(64, 32))
+
+
+@STORIES.tell("fp8_underflow", "fp8", "forward")
+def an_outlier_channel_that_sets_the_scale(*, sick: bool) -> Program:
+    """One channel is a million times larger than the others; the twin scales channels."""
+
+    def sample(_step: int) -> torch.Tensor:
+        x = torch.randn(64, 32) * 1e-3
+        x[:, 5] *= 1e6
+        return x
+
+    def by_channel(x: torch.Tensor) -> torch.Tensor:
+        return 448.0 / x.abs().amax(0, keepdim=True).clamp(min=1e-12)
+
+    return trained(Quantized((32, 8), current if sick else by_channel), sample)
+
+
+@STORIES.tell("fp8_underflow", "fp8", "forward")
+def small_values_that_nobody_scales(*, sick: bool) -> Program:
+    """A cast of what is about 1e-4, as it is."""
+    layer = Quantized((32, 8), (lambda _x: torch.ones(())) if sick else current)
+    return trained(layer, lambda _step: torch.randn(64, 32) * 1e-4)
+
+
+@STORIES.tell("fp8_scale_nonfinite", "fp8", "forward")
+def a_batch_of_zeros(*, sick: bool) -> Program:
+    """448 divided by the largest magnitude of nothing."""
+    layer = Quantized((32, 8), (lambda x: 448.0 / x.abs().max()) if sick else current)
+    return trained(layer, lambda step: torch.randn(64, 32) * float(step != 3), steps=5)
+
+
+@STORIES.tell("fp8_scale_nonfinite", "fp8", "forward")
+def rows_of_padding(*, sick: bool) -> Program:
+    """Each row is divided by its own scale, which is zero for rows of padding."""
+
+    def quantize(x: torch.Tensor) -> torch.Tensor:
+        scale = x.abs().amax(1, keepdim=True) / 448.0
+        return (x / (scale if sick else scale + 1e-12)).to(E4M3)
+
+    def sample(_step: int) -> torch.Tensor:
+        x = torch.randn(64, 32)
+        x[60:] = 0.0
+        return x
+
+    return trained(Quantized((32, 8), lambda _x: torch.ones(()), quantize), sample, steps=2)

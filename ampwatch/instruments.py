@@ -7,6 +7,7 @@ import time
 from threading import get_ident
 from typing import TYPE_CHECKING
 
+from ampwatch.apiwatch import ApiWatch
 from ampwatch.diagnosis.evidence import SamplingCost
 from ampwatch.diagnosis.pipeline import Diagnosis, Known, LastStep, SelfCost
 from ampwatch.kernels.choice import KernelChoice
@@ -100,8 +101,12 @@ class Instruments:
             schedulers.moved,
             Clock(),
         )
+        self._api = ApiWatch(
+            targets, registry, lambda: self._ledger.step, self.diagnosis.observe, account
+        )
         # Ranges first: what they measure belongs to the iteration that the others close.
         self._sensors: list[Sensor] = [
+            *self._api.sensors,
             *((*self._ranges.sensors, *self._ops.sensors) if self._samples else ()),
             self._autocast,
             schedulers,
@@ -155,8 +160,13 @@ class Instruments:
         census = self._ops.unfinished(self._ledger.step)
         if census is not None:
             self.diagnosis.look_at(census, time.time_ns())
+        self.diagnosis.end()
         self._diagnosing.run(self.diagnosis.ops.flush, time.time_ns())
         self._diagnosing.run(self.diagnosis.book.retell_all)
+
+    def ended_by(self, error: BaseException) -> None:
+        """Explain the exception that has ended the training, if it is a known one. Never raises."""
+        self._api.ended_by(error)
 
     @property
     def census(self) -> CensusRecord | None:
@@ -207,7 +217,7 @@ class Instruments:
     @property
     def _guards(self) -> tuple[Guard, ...]:
         first = self._steps, self._entering, self._looking, self._diagnosing
-        return (*first, *self._ranges.guards, *self._ops.guards)
+        return (*first, *self._ranges.guards, *self._ops.guards, *self._api.guards)
 
     def not_seen(self) -> list[str]:
         """Return, in sentences, what was not observed."""

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ampwatch.diagnosis.api_misuse import ApiMisuse
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.culprits import Culprits
 from ampwatch.diagnosis.forward_range import ForwardRange
@@ -145,7 +146,8 @@ class Diagnosis:
             self.book, settings, known.machine, known.layers, known.autocast_dtypes
         )
         self.focus = self._forward.focus
-        self._observers: dict[type, Callable[[Any], None]] = {}
+        self._api = ApiMisuse(self.book, lambda: self.last_step.loss_scale)
+        self._observers: dict[type, Callable[[Any], None]] = {**self._api.observers}
 
     def deliver(self, iteration: Iteration) -> None:
         """Take in an iteration: judge it, record it, look for failures."""
@@ -167,6 +169,10 @@ class Diagnosis:
         if handler is not None:
             self._run_guarded(handler, observation)
 
+    def end(self) -> None:
+        """Say what was held back: nothing more will come."""
+        self._run_guarded(self._api.flush)
+
     def look_at_layers(self) -> None:
         """Look at the model before anything has run."""
         self._run_guarded(self._performance.look_at_layers)
@@ -186,6 +192,7 @@ class Diagnosis:
         self._gradients.look(iteration, verdict, self._autocast_dtypes)
         self._forward.look(iteration)
         self._updates.look(iteration)
+        self._api.look(iteration)
         self._ranges.record(iteration)
         self._performance.look(iteration)
         if iteration.census is not None:

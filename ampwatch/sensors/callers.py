@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-import ampwatch
-
 if TYPE_CHECKING:
     from types import FrameType
 
-_NOT_USERS = tuple(f"{Path(str(m.__file__)).parent}/" for m in (torch, ampwatch))
+_NOT_USERS = tuple(
+    f"{path}/" for path in (Path(torch.__file__).parent, Path(__file__).parent.parent)
+)
 
 MOST_CALLERS = 200
 """How many callers are looked at."""

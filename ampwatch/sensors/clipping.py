@@ -85,6 +85,14 @@ class _Call:
                 return True
         return False
 
+    def is_repaired(self) -> bool:
+        """Whether a norm broke gradients in host memory, and they are finite all the same."""
+        if self.norm is None or math.isfinite(self.norm):
+            return False
+        gradients = [reference() for reference, _ in self.gradients.values()]
+        here = [g for g in gradients if g is not None and g.device.type == "cpu"]
+        return bool(here) and not any(_nonfinite(g) for g in here)
+
 
 class ClippingSensor:
     """Hears of ``clip_grad_norm_``, ``clip_grad_value_`` and ``clip_grads_with_norm_``.
@@ -229,7 +237,9 @@ class ClippingSensor:
             self._send(self._remember(BY_NORM, limit, gradients, 1), norm)
         elif not math.isfinite(value := host_scalar(norm)):
             call = self._remember(BY_NORM, limit, gradients, 1)
-            call.norm, call.broken = value, self._first_broken(parameters)
+            call.norm = value
+            if self._scaler is None:  # which would skip the step, as it should
+                call.broken = self._first_broken(parameters)
         elif self._is_suspicious():
             self._remember(BY_NORM, limit, gradients, 1).norm = value
 
@@ -330,7 +340,7 @@ class ClippingSensor:
             return
         mine = _gradients_of(optimizer)
         for call in self._calls:
-            if call.is_there(mine):
+            if call.is_there(mine) and not call.is_repaired():
                 call.stepped_by = (index, self._step())
                 self._say(call)
         self._calls = [c for c in self._calls if mine.isdisjoint(c.gradients)]

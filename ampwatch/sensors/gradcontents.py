@@ -167,7 +167,7 @@ def _still(content: _Content, parameter: Tensor, gradient: Tensor) -> bool:
 
 def _version(tensor: Tensor) -> int:
     try:
-        return tensor._version
+        return tensor._version  # noqa: SLF001 - documented in PyTorch's notes on autograd
     except RuntimeError:  # made under torch.inference_mode, which counts no versions
         return 0
 

@@ -96,6 +96,8 @@ class GradientUseSensor:
         self._shapes: set[tuple[str, ...]] = set()
         self._sources: dict[int, str] = {}
         self._calls = self._walks = 0
+        self._leaves: dict[tuple[str, ...], set[int] | None] = {}
+        self._since_update: set[int] = set()
         self._follow_until = FOLLOWED
         self._waits = self._stepping = False
         self._direct: set[int] = set()
@@ -165,6 +167,7 @@ class GradientUseSensor:
         self._judged.clear()
         self._before = None
         self._branches = self._roots.branches(*call)
+        self._since_update.update(branch.kind for branch in self._branches)
         self._look_at_shape()
         if self._is_followed():
             self._before = self._contents.before(self._trained.parameters())
@@ -205,17 +208,20 @@ class GradientUseSensor:
         kinds = frozenset(branch.kind for branch in self._branches)
         if PLAIN not in kinds or len(kinds) == 1:
             return kinds or frozenset({UNKNOWN})
-        self._walks += 1
-        if self._walks > MOST_LEAF_WALKS:
-            return frozenset({UNKNOWN})
         added: dict[int, frozenset[int]] = {}
         for kind in kinds:
-            leaves = leaves_of(b.node for b in self._branches if b.kind == kind)
-            if leaves is None:
-                return frozenset({UNKNOWN})
-            for leaf in leaves:
+            for leaf in self._leaves_of(kind) or ():
                 added[leaf] = added.get(leaf, frozenset()) | {kind}
         return added
+
+    def _leaves_of(self, kind: int) -> set[int] | None:
+        """Return what the losses of a kind lead to; of a sum met before, what they led to then."""
+        nodes = [branch.node for branch in self._branches if branch.kind == kind]
+        shape = (str(min(kind, 0)), *(b.node.name() for b in self._branches if b.node is not None))
+        if self._walks < MOST_LEAF_WALKS:
+            self._walks += 1
+            self._leaves[shape] = leaves_of(nodes)
+        return self._leaves.get(shape)
 
     # The scaler.
 
@@ -260,13 +266,21 @@ class GradientUseSensor:
         """The scale is about to change: see whether gradients are waiting that it would not fit."""
         states = self._scaler._per_optimizer_states  # noqa: SLF001 - no public name for it
         stepped = {key for key, s in states.items() if s["stage"].name == STEPPED}
-        others = self._trained.others(frozenset(stepped | self._direct))
+        is_used = bool(states or self._direct)
+        stepped |= self._direct
+        others = self._trained.others(frozenset(stepped))
         self._waits = any(p.grad is not None for p in others)
+        if self._waits and not is_used and self._since_update == {self._roots.number}:
+            # Nobody has unscaled or stepped what was scaled by this scale; it is all there.
+            if not self._contents:
+                self._contents.set(others, frozenset({self._roots.number}))
+            self._scales.note(self._roots.number, self._scaler)
 
     def after_update(self, _scale: Any) -> None:
         """The scale may be another one."""
         self._roots.updated()
         self._direct.clear()
+        self._since_update.clear()
         self._sources.clear()
         if self._doubts:
             self._settle()
@@ -382,8 +396,8 @@ class GradientUseSensor:
 
     def zeroed(self, owner: Optimizer | nn.Module) -> None:
         """Gradients were set to zero or to ``None``."""
-        is_module = isinstance(owner, nn.Module)
-        self._contents.set(owner.parameters() if is_module else parameters_of(owner), frozenset())
+        owned = owner.parameters() if isinstance(owner, nn.Module) else parameters_of(owner)
+        self._contents.set(owned, frozenset())
 
     def clipped(self, gradients: Iterable[int], changes: int) -> None:
         """Gradients, by identity, are about to be clipped."""

@@ -177,19 +177,21 @@ class ScaledRoots:
 
     def _factor(self, node: Any) -> float | None:
         """Return the constant of a product if it is zero, or is or looks like a scale."""
+        mine = self._scaler._scale  # noqa: SLF001 - no public name for it
         try:
-            other = node._saved_other  # noqa: SLF001 - no public name for it
-            mine = self._scaler._scale  # noqa: SLF001 - likewise
+            # Of the two the one that is needed to go back to the other is saved.
+            constant = node._saved_other  # noqa: SLF001 - likewise
+            constant = node._saved_self if constant is None else constant  # noqa: SLF001 - likewise
         except (RuntimeError, AttributeError):
             # Freed, or changed in place meanwhile: backward itself will say so.
             return 1.0
-        if other is None or not is_plain_scalar(other):
+        if constant is None or not is_plain_scalar(constant):
             return None
-        if mine is not None and other.data_ptr() == mine.data_ptr():
+        if mine is not None and constant.data_ptr() == mine.data_ptr():
             return 1.0
-        if other.device.type != "cpu" or not other.is_floating_point():
+        if constant.device.type != "cpu" or not constant.is_floating_point():
             return None
-        factor = host_scalar(other)
+        factor = host_scalar(constant)
         scale = scale_on_host(self._scaler)
         is_scale = factor == scale or (factor >= LIKELY_SCALES and _is_power_of_two(factor))
         return factor if is_scale or factor == 0.0 else None

@@ -7,6 +7,7 @@ import time
 from threading import get_ident
 from typing import TYPE_CHECKING
 
+from ampwatch.apiwatch import ApiWatch
 from ampwatch.diagnosis.evidence import SamplingCost
 from ampwatch.diagnosis.pipeline import Diagnosis, Known, LastStep, SelfCost
 from ampwatch.kernels.choice import KernelChoice
@@ -104,8 +105,12 @@ class Instruments:
         )
         self._ops.wants_trace = lambda: self.diagnosis.wants_trace
         self._ops.loss = self._ledger.losses.known
+        self._api = ApiWatch(
+            targets, registry, lambda: self._ledger.step, self.diagnosis.observe, account
+        )
         # Ranges first: what they measure belongs to the iteration that the others close.
         self._sensors: list[Sensor] = [
+            *self._api.sensors,
             *((*self._ranges.sensors, *self._ops.sensors) if self._samples else ()),
             self._autocast,
             schedulers,
@@ -159,8 +164,13 @@ class Instruments:
         census = self._ops.unfinished(self._ledger.step)
         if census is not None:
             self.diagnosis.look_at(census, time.time_ns())
+        self.diagnosis.end()
         self._diagnosing.run(self.diagnosis.ops.flush, time.time_ns())
         self._diagnosing.run(self.diagnosis.book.retell_all)
+
+    def ended_by(self, error: BaseException) -> None:
+        """Explain the exception that has ended the training, if it is a known one. Never raises."""
+        self._api.ended_by(error)
 
     @property
     def census(self) -> CensusRecord | None:
@@ -211,7 +221,7 @@ class Instruments:
     @property
     def _guards(self) -> tuple[Guard, ...]:
         first = self._steps, self._entering, self._looking, self._diagnosing
-        return (*first, *self._ranges.guards, *self._ops.guards)
+        return (*first, *self._ranges.guards, *self._ops.guards, *self._api.guards)
 
     def not_seen(self) -> list[str]:
         """Return, in sentences, what was not observed."""

@@ -194,7 +194,7 @@ class Monitor:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._close(*_how_it_ended(error))
+        self._end(error)
 
     def __repr__(self) -> str:
         state = (
@@ -228,11 +228,16 @@ class Monitor:
             self._instruments.remove()
             self._outlet.close(state, reason)
 
+    def _end(self, error: BaseException | None) -> None:
+        if error is not None and not self._closed:
+            self._instruments.ended_by(error)
+        self._close(*_how_it_ended(error))
+
     def _at_exit(self) -> None:
         # The interpreter leaves an uncaught exception here before it runs us; an
         # interactive one leaves there every error the user has ever made.
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-        self._close(*_how_it_ended(error))
+        self._end(error)
 
     def _make_room_for(self, targets: Targets) -> None:
         """Close if the watched models are gone, or if one of them is asked for again."""

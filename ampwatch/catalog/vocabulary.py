@@ -74,6 +74,13 @@ KINDS = (
     "matmul_is_gemv",
     "kernels_outdated",
     "tensor_views_disagree",
+    "clip_before_unscale",
+    "unscaled_step",
+    "mixed_scaled_backward",
+    "scale_changed_mid_accumulation",
+    "clip_nonfinite_norm",
+    "backward_under_autocast",
+    "api_error",
 )
 """The kinds of findings that this release makes; a ring of another release may hold more."""
 

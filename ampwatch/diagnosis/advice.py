@@ -202,5 +202,33 @@ ADVICE = {
         " the device knows, compare scaler.get_scale() before and after scaler.update()"
         " (accelerate: accelerator.optimizer_step_was_skipped)."
     ),
+    "clip_before_unscale": (
+        "Call scaler.unscale_(optimizer) between backward and torch.nn.utils.clip_grad_norm_ (or"
+        " clip_grad_value_), once per step and optimizer, after the last micro-batch."
+    ),
+    "unscaled_step": (
+        "Call scaler.step(optimizer) and then scaler.update() instead of optimizer.step(): it"
+        " divides the gradients by the scale and skips the step if they are not finite."
+    ),
+    "mixed_scaled_backward": (
+        "Call scaler.scale(loss).backward() for every loss that feeds this optimizer, and"
+        " scaler.unscale_(optimizer) only after the last of them; give losses that have to stay"
+        " unscaled an optimizer of their own."
+    ),
+    "scale_changed_mid_accumulation": (
+        "Call scaler.update() once per effective batch, after the steps of all optimizers; where"
+        " optimizers step at different times, give each its own torch.amp.GradScaler."
+    ),
+    "clip_nonfinite_norm": (
+        "Skip the step when the norm is not finite: `norm = clip_grad_norm_(...)`, then `if"
+        " torch.isfinite(norm): optimizer.step()`; or have it raised with"
+        " error_if_nonfinite=True. Then find what made this gradient non-finite."
+    ),
+    "backward_under_autocast": (
+        "Leave the torch.autocast block before backward(): only the forward pass and the loss belong"
+        " into it; backward uses the dtypes of the forward by itself. A torch.autograd.Function of"
+        " your own needs torch.amp.custom_fwd and torch.amp.custom_bwd."
+    ),
+    "api_error": "ampwatch has left the exception as it was.",
 }
 """Kind of finding to advice. The kinds are frozen: they are labels, links and page names."""

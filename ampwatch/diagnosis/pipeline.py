@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.diagnosis.accumulation import Accumulation
+from ampwatch.diagnosis.api_misuse import ApiMisuse
 from ampwatch.diagnosis.birth_evidence import OpTrace
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.culprit_ops import CulpritOps
@@ -161,6 +162,7 @@ class Diagnosis:
         self.focus = self._forward.focus
         culprit_ops = CulpritOps(self.book)
         self._escalation = Escalation(self._skips, culprit_ops)
+        self._api = ApiMisuse(self.book, lambda: self.last_step.loss_scale)
         accumulation, fp8 = Accumulation(self.book), Fp8(self.book, settings)
         self._observers: dict[type, Callable[[Any], None]] = {
             OpTrace: culprit_ops.look,
@@ -170,6 +172,7 @@ class Diagnosis:
             StuckSum: accumulation.look_at_sum,
             StuckAverage: accumulation.look_at_average,
             GradientSum: accumulation.look_at_gradients,
+            **self._api.observers,
         }
 
     def deliver(self, iteration: Iteration) -> None:
@@ -197,6 +200,10 @@ class Diagnosis:
         """Whether the next iteration should be traced op by op."""
         return self._escalation.wants_trace
 
+    def end(self) -> None:
+        """Say what was held back: nothing more will come."""
+        self._run_guarded(self._api.flush)
+
     def look_at_layers(self) -> None:
         """Look at the model before anything has run."""
         self._run_guarded(self._performance.look_at_layers)
@@ -217,6 +224,7 @@ class Diagnosis:
         self._gradients.look(iteration, verdict, self._autocast_dtypes)
         self._forward.look(iteration)
         self._updates.look(iteration)
+        self._api.look(iteration)
         self._ranges.record(iteration)
         self._performance.look(iteration)
         if iteration.census is not None:

@@ -1,9 +1,11 @@
-"""Listening to the methods of a class, for chosen instances, without a trace on them.
+"""Listening to the methods of a class, for chosen instances, and to the functions of a module.
 
 A tap replaces a method on the class that defines it, once, however many
 listeners there are; the last listener to leave puts the original back. Nothing
 is stored on an instance, so a copied, pickled or saved instance is exactly what
-it would be without ampwatch, and the copy is not listened to.
+it would be without ampwatch, and the copy is not listened to. A function is
+replaced under its name in its module: whoever has imported it by name goes by
+unheard, unless it is one that another function looks up when it is called.
 """
 
 from __future__ import annotations
@@ -16,23 +18,25 @@ import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
 
 _lock = threading.Lock()
-_taps: dict[tuple[type, str], _Tap] = {}
+_taps: dict[tuple[type | ModuleType, str], _Tap] = {}
 
 
 class Listener:
-    """One pair of advices on one method, for one instance or for all.
+    """One set of advices on one method, for one instance or for all, or on one function.
 
     Attributes:
         instance: The instance listened to, or ``None`` for every instance. Held, so
             that its ``id`` is not given to another object meanwhile.
         before: Called before the method, or ``None``.
         after: Called after the method returned, or ``None``; not called if it raised.
+        returned: Called with what the method returned, or ``None``; not called if it raised.
     """
 
-    __slots__ = ("_tap", "after", "before", "instance")
+    __slots__ = ("_tap", "after", "before", "instance", "returned")
 
     def __init__(
         self,
@@ -40,11 +44,13 @@ class Listener:
         instance: object | None,
         before: Callable[..., None] | None,
         after: Callable[..., None] | None,
+        returned: Callable[..., None] | None = None,
     ) -> None:
         self._tap = tap
         self.instance = instance
         self.before = before
         self.after = after
+        self.returned = returned
 
     def remove(self) -> None:
         """Stop listening; the last listener of a method restores it. Idempotent."""
@@ -57,7 +63,7 @@ class _Tap:
 
     __slots__ = ("_listeners", "_name", "_original", "_owner", "_wrapper")
 
-    def __init__(self, owner: type, name: str) -> None:
+    def __init__(self, owner: type | ModuleType, name: str) -> None:
         self._owner = owner
         self._name = name
         self._original = owner.__dict__[name]
@@ -87,6 +93,10 @@ class _Tap:
                     listener.instance is None or listener.instance is instance
                 ):
                     listener.after(instance, args, kwargs)
+                if listener.returned is not None and (
+                    listener.instance is None or listener.instance is instance
+                ):
+                    listener.returned(instance, result)
             return result
 
         return wrapper
@@ -111,6 +121,31 @@ class _Tap:
             _taps.pop((self._owner, self._name), None)
 
 
+class _FunctionTap(_Tap):
+    """One replaced function of a module."""
+
+    __slots__ = ()
+
+    def _wrap(self) -> Callable[..., Any]:
+        original = self._original
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            listeners = self._listeners
+            for listener in listeners:
+                if listener.before is not None:
+                    listener.before(args, kwargs)
+            result = original(*args, **kwargs)
+            for listener in listeners:
+                if listener.after is not None:
+                    listener.after(args, kwargs)
+            return result
+
+        return wrapper
+
+
 def listen(
     owner: type,
     name: str,
@@ -118,6 +153,7 @@ def listen(
     instance: object | None = None,
     before: Callable[..., None] | None = None,
     after: Callable[..., None] | None = None,
+    returned: Callable[..., None] | None = None,
 ) -> Listener:
     """Call ``before`` and ``after`` around a method until the listener is removed.
 
@@ -128,6 +164,7 @@ def listen(
         instance: Listen to this instance only; ``None`` listens to all of them.
         before: Called with ``(instance, args, kwargs)`` before the method. Must not raise.
         after: Likewise after the method has returned.
+        returned: Called with ``(instance, result)`` after that. Must not raise.
 
     Returns:
         The handle that ends it: ``listener.remove()``.
@@ -146,6 +183,42 @@ def listen(
         tap = _taps.get((definer, name))
         if tap is None or not tap.is_in_place:
             tap = _taps[definer, name] = _Tap(definer, name)
-        listener = Listener(tap, instance, before, after)
+        listener = Listener(tap, instance, before, after, returned)
+        tap.add(listener)
+    return listener
+
+
+def listen_to_function(
+    module: ModuleType,
+    name: str,
+    *,
+    before: Callable[..., None] | None = None,
+    after: Callable[..., None] | None = None,
+) -> Listener:
+    """Call ``before`` and ``after`` around a function until the listener is removed.
+
+    Args:
+        module: The module in which it is looked up.
+        name: Its name there.
+        before: Called with ``(args, kwargs)`` before the function. Must not raise.
+        after: Likewise after the function has returned.
+
+    Returns:
+        The handle that ends it: ``listener.remove()``.
+
+    Raises:
+        AttributeError: If the module has no such name.
+
+    Cost:
+        About 0.3 us a call of the function, on the caller's thread.
+    """
+    if name not in vars(module):
+        msg = f"expected a function of {module.__name__}, got {name!r}"
+        raise AttributeError(msg)
+    with _lock:
+        tap = _taps.get((module, name))
+        if tap is None or not tap.is_in_place:
+            tap = _taps[module, name] = _FunctionTap(module, name)
+        listener = Listener(tap, None, before, after)
         tap.add(listener)
     return listener

@@ -1,0 +1,157 @@
+"""What the sensors of API use observe, as soon as they do: plain names and numbers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class ScaledClip(NamedTuple):
+    """Gradients were clipped while they were multiplied by the loss scale, and unscaled after that.
+
+    Attributes:
+        step: Index of the iteration.
+        optimizer: Number of the optimizer whose gradients they are.
+        function: Name of the function that clipped.
+        limit: Its ``max_norm`` or ``clip_value``.
+        norm: Norm of the gradients, NaN if there is none.
+        scale: The loss scale, NaN where the host does not know it.
+        source: ``file:line`` of the call.
+    """
+
+    step: int
+    optimizer: int
+    function: str
+    limit: float
+    norm: float
+    scale: float
+    source: str
+
+
+class NonfiniteClip(NamedTuple):
+    """Gradients were clipped by a norm that is not finite, and the step was taken.
+
+    Attributes:
+        step: Index of the iteration.
+        optimizer: Number of the optimizer that stepped.
+        parameter: Name of the parameter whose gradient was not finite before; empty if unknown.
+        broken: Elements of its gradient that were not finite.
+        norm: The norm.
+        limit: ``max_norm``.
+        source: ``file:line`` of the call.
+    """
+
+    step: int
+    optimizer: int
+    parameter: str
+    broken: int
+    norm: float
+    limit: float
+    source: str
+
+
+class ScaledStep(NamedTuple):
+    """An optimizer was stepped, not through the scaler, with gradients of scaled losses.
+
+    Attributes:
+        step: Index of the iteration.
+        optimizer: Number of the optimizer.
+        scale: The loss scale, NaN where the host does not know it.
+        parameters: How many parameters have such gradients.
+        source: ``file:line`` of the step.
+    """
+
+    step: int
+    optimizer: int
+    scale: float
+    parameters: int
+    source: str
+
+
+class MixedGradients(NamedTuple):
+    """Gradients of scaled and of unscaled losses are about to be unscaled, or stepped, together.
+
+    Attributes:
+        step: Index of the iteration.
+        optimizer: Number of the optimizer.
+        scale: The loss scale, NaN where the host does not know it.
+        parameter: Name of a parameter whose gradient is not, or not only, of scaled losses.
+        parameters: How many such parameters there are.
+        any_scaled: Whether any gradient of this optimizer is of a scaled loss.
+        after_unscale: The scaled loss came after ``unscale_``.
+        source: ``file:line`` of the backward that does not fit.
+    """
+
+    step: int
+    optimizer: int
+    scale: float
+    parameter: str
+    parameters: int
+    any_scaled: bool
+    after_unscale: bool
+    source: str
+
+
+class MixedScales(NamedTuple):
+    """Gradients of losses that were multiplied by another scale than they are divided by.
+
+    Attributes:
+        step: Index of the iteration in which they are unscaled.
+        optimizer: Number of the optimizer.
+        scale: The scale they are divided by.
+        other: The scale, of those they were multiplied by, that is farthest from it.
+        updates: Updates of the scaler between the first of them and the end.
+        parameters: How many parameters have such gradients.
+        source: ``file:line`` of the call that unscales them.
+    """
+
+    step: int
+    optimizer: int
+    scale: float
+    other: float
+    updates: int
+    parameters: int
+    source: str
+
+
+class AutocastBackward(NamedTuple):
+    """``backward`` was called inside an autocast region.
+
+    Attributes:
+        step: Index of the iteration.
+        dtype: Name of the dtype of the region.
+        source: ``file:line`` of the call.
+    """
+
+    step: int
+    dtype: str
+    source: str
+
+
+class Raised(NamedTuple):
+    """The exception that ended the training.
+
+    Attributes:
+        step: Index of the open iteration.
+        type_name: Name of its class.
+        message: What it says.
+        module: Qualified name of the watched module that was running, ``None`` outside of all.
+        module_type: Name of that module's class.
+        op: Name of the function, method or operator that raised it; empty if unknown.
+        optimizer: Number of the optimizer that PyTorch was at work with, -1 without.
+        in_backward: It was raised while going back.
+        without_gradient: Parameters of the optimizer without a gradient, by reason.
+        parameters: How many parameters the optimizer has.
+        source: ``file:line`` of the user's innermost line.
+    """
+
+    step: int
+    type_name: str
+    message: str
+    module: str | None
+    module_type: str
+    op: str
+    optimizer: int
+    in_backward: bool
+    without_gradient: tuple[tuple[str, tuple[str, ...]], ...]
+    parameters: int
+    source: str

@@ -1,0 +1,413 @@
+"""How the gradients of scaled losses are used: what backward adds up, what is stepped with it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ampwatch.diagnosis.api_evidence import MixedGradients, MixedScales, ScaledStep
+from ampwatch.sensors.backward import BackwardCall, listen_to_backward
+from ampwatch.sensors.callers import users_line
+from ampwatch.sensors.compiling import is_traced
+from ampwatch.sensors.gradcontents import GradContents, Seen
+from ampwatch.sensors.scaledroots import PLAIN, UNKNOWN, Branch, ScaledRoots, leaves_of
+from ampwatch.sensors.scalelog import ScaleLog
+from ampwatch.sensors.scalerstate import READY, STEPPED, UNSCALED, scale_on_host, stage_of, stages
+from ampwatch.sensors.taps import Listener, listen
+from ampwatch.sensors.trained import parameters_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import torch
+    from torch import Tensor
+    from torch.utils.hooks import RemovableHandle
+
+    from ampwatch.sensors.guard import Guard
+    from ampwatch.sensors.names import Names
+    from ampwatch.sensors.optimizers import OptimizerRegistry
+    from ampwatch.sensors.trained import Trained
+
+FOLLOWED = 24
+"""Calls of backward that are followed after something was out of the ordinary, and at the start."""
+
+LOOK_AGAIN = 64
+"""Where unscaled losses are the order of the day, one in so many calls of backward begins another
+``FOLLOWED``: a loss may begin to reach the parameters of another optimizer later."""
+
+MOST_LEAF_WALKS = 8
+"""Roots that are sums of scaled and unscaled losses whose graphs are walked through."""
+
+
+class _Doubt(NamedTuple):
+    """Gradients whose scales have to be known before anything can be said of them."""
+
+    numbers: frozenset[int]
+    newest: int
+    observed: MixedScales
+
+
+class GradientUseSensor:
+    """Follows what is in ``.grad`` from ``backward`` to the step.
+
+    Following costs two looks at every gradient per call of ``backward``. It is done for the first
+    ``FOLLOWED`` calls, and after that only while something is out of the ordinary: a loss that was
+    not scaled although others are, a step around the scaler, a backward after ``unscale_``, an
+    update that leaves gradients of another optimizer waiting.
+
+    Args:
+        scaler: The watched scaler, enabled.
+        registry: Numbers the optimizers.
+        names: Names of the parameters.
+        trained: The parameters.
+        step: Returns the index of the open iteration.
+        observe: Takes what was found.
+        guard: The fail-open boundary.
+    """
+
+    name = "gradient_use"
+
+    def __init__(
+        self,
+        scaler: torch.amp.GradScaler,
+        registry: OptimizerRegistry,
+        names: Names,
+        trained: Trained,
+        step: Callable[[], int],
+        observe: Callable[[object], None],
+        guard: Guard,
+    ) -> None:
+        self._scaler = scaler
+        self._registry = registry
+        self._names = names
+        self._trained = trained
+        self._step = step
+        self._observe = observe
+        self._guard = guard
+        self._listeners: list[Listener | RemovableHandle] = []
+        self._contents = GradContents()
+        self._roots = ScaledRoots(scaler)
+        self._scales = ScaleLog()
+        self._doubts: list[_Doubt] = []
+        self._shapes: set[tuple[str, ...]] = set()
+        self._sources: dict[int, str] = {}
+        self._calls = self._walks = 0
+        self._leaves: dict[tuple[str, ...], set[int] | None] = {}
+        self._since_update: set[int] = set()
+        self._follow_until = FOLLOWED
+        self._waits = self._stepping = False
+        self._direct: set[int] = set()
+        self._judged: set[int] = set()
+        self._unscaling: set[int] = set()
+        self._before: list[Seen] | None = None
+        self._branches: Sequence[Branch] = ()
+
+    def install(self) -> None:
+        """Listen to backward, to the scaler, and to what empties and uses gradients."""
+        scaler, owner = self._scaler, type(self._scaler)
+        self._listeners = [
+            listen_to_backward(self._guard, self.before_backward, self.after_backward),
+            listen(owner, "scale", instance=scaler, returned=self._on_scaled),
+            listen(owner, "get_scale", instance=scaler, before=self._on_asked),
+            self._listen("unscale_", self.before_unscale, self.after_unscale),
+            self._listen("step", self.before_step, self.after_step),
+            self._listen("update", self.before_update, self.after_update),
+            listen(Optimizer, "zero_grad", after=self._on_zeroed),
+            listen(nn.Module, "zero_grad", after=self._on_zeroed),
+            register_optimizer_step_post_hook(self._on_stepped),
+        ]
+
+    def _listen(
+        self, name: str, before: Callable[[Any], None], after: Callable[[Any], None]
+    ) -> Listener:
+        def guarded(work: Callable[[Any], None]) -> Callable[..., None]:
+            return lambda _self, args, kwargs: self._guard.run(work, _first(args, kwargs))
+
+        return listen(
+            type(self._scaler),
+            name,
+            instance=self._scaler,
+            before=guarded(before),
+            after=guarded(after),
+        )
+
+    def remove(self) -> None:
+        """Stop listening; forget all."""
+        for listener in self._listeners:
+            listener.remove()
+        self._listeners.clear()
+        self._contents.clear()
+        self._doubts.clear()
+
+    def _on_scaled(self, _scaler: Any, result: object) -> None:
+        if not is_traced():
+            self._guard.run(self.scaled, result)
+
+    def _on_asked(self, _scaler: Any, _args: Any, _kwargs: Any) -> None:
+        self._roots.asked = True
+
+    def _on_zeroed(self, owner: Any, _args: Any, _kwargs: Any) -> None:
+        if self._contents:
+            self._guard.run(self.zeroed, owner)
+
+    def _on_stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if not self._stepping and not is_traced():
+            self._guard.run(self.stepped, optimizer)
+
+    # Backward.
+
+    def before_backward(self, call: BackwardCall) -> None:
+        """A backward begins."""
+        self._calls += 1
+        self._stepping = False  # a step that raised does not say that it is over
+        self._judged.clear()
+        self._before = None
+        self._branches = self._roots.branches(*call)
+        self._since_update.update(branch.kind for branch in self._branches)
+        self._look_at_shape()
+        if self._is_followed():
+            self._before = self._contents.before(self._trained.parameters())
+        elif self._contents:
+            self._contents.clear()
+
+    def _look_at_shape(self) -> None:
+        """Follow for a while if a kind of loss is not scaled that was not met before."""
+        plain = tuple(b.node.name() for b in self._branches if b.kind == PLAIN)
+        if not plain or not self._roots.any_scaled:
+            return
+        if plain not in self._shapes and len(self._shapes) < LOOK_AGAIN:
+            self._shapes.add(plain)
+            self._follow()
+        elif self._calls % LOOK_AGAIN == 0:
+            self._follow()
+
+    def _follow(self) -> None:
+        self._follow_until = self._calls + FOLLOWED
+
+    def _is_followed(self) -> bool:
+        return self._calls <= self._follow_until or self._waits or UNSCALED in stages(self._scaler)
+
+    def after_backward(self) -> None:
+        """A backward has ended."""
+        self._roots.asked = False
+        seen, self._before = self._before, None
+        if seen is not None:
+            self._contents.after(seen, self._added())
+            kinds = {branch.kind for branch in self._branches}
+            # Scaled losses are the many; the line of one matters only after ``unscale_``.
+            if PLAIN in kinds or UNSCALED in stages(self._scaler):
+                self._sources.update(dict.fromkeys(kinds, users_line()))
+        self._branches = ()
+
+    def _added(self) -> dict[int, frozenset[int]] | frozenset[int]:
+        """Return what backward adds: to every parameter, or, of a sum of losses, to each."""
+        kinds = frozenset(branch.kind for branch in self._branches)
+        if PLAIN not in kinds or len(kinds) == 1:
+            return kinds or frozenset({UNKNOWN})
+        added: dict[int, frozenset[int]] = {}
+        for kind in kinds:
+            for leaf in self._leaves_of(kind) or ():
+                added[leaf] = added.get(leaf, frozenset()) | {kind}
+        return added
+
+    def _leaves_of(self, kind: int) -> set[int] | None:
+        """Return what the losses of a kind lead to; of a sum met before, what they led to then."""
+        nodes = [branch.node for branch in self._branches if branch.kind == kind]
+        shape = (str(min(kind, 0)), *(b.node.name() for b in self._branches if b.node is not None))
+        if self._walks < MOST_LEAF_WALKS:
+            self._walks += 1
+            self._leaves[shape] = leaves_of(nodes)
+        return self._leaves.get(shape)
+
+    # The scaler.
+
+    def scaled(self, result: object) -> None:
+        """``scaler.scale`` has returned ``result``."""
+        is_first = not self._roots.num_scaled
+        self._roots.scaled(result)
+        if is_first and (self._waits or self._calls < self._follow_until):
+            self._scales.note(self._roots.number, self._scaler)
+        if self._doubts:
+            self._settle()
+
+    def before_unscale(self, optimizer: Optimizer) -> None:
+        """``unscale_`` begins, called by the user or by ``step``."""
+        if not self._stepping:
+            self._judge(optimizer)
+
+    def after_unscale(self, optimizer: Optimizer) -> None:
+        """Gradients have been divided by the scale."""
+        if not self._stepping and self._contents:
+            # What was of known content before is so no more for following its version.
+            parameters = [p for p in parameters_of(optimizer) if id(p) in self._unscaling]
+            self._contents.set(parameters, frozenset({PLAIN}))
+            self._unscaling.clear()
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """``scaler.step`` begins."""
+        self._judge(optimizer)
+        self._stepping = True
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """``scaler.step`` has returned."""
+        self._stepping = False
+        self._use_up(optimizer)
+
+    def _use_up(self, optimizer: Optimizer) -> None:
+        # What is left in .grad after a step is not to be added to: nobody knows what it is.
+        if self._contents:
+            self._contents.forget(parameters_of(optimizer))
+
+    def before_update(self, _scale: Any) -> None:
+        """The scale is about to change: see whether gradients are waiting that it would not fit."""
+        states = self._scaler._per_optimizer_states  # noqa: SLF001 - no public name for it
+        stepped = {key for key, s in states.items() if s["stage"].name == STEPPED}
+        is_used = bool(states or self._direct)
+        stepped |= self._direct
+        others = self._trained.others(frozenset(stepped))
+        self._waits = any(p.grad is not None for p in others)
+        if self._waits and not is_used and self._since_update == {self._roots.number}:
+            # Nobody has unscaled or stepped what was scaled by this scale; it is all there.
+            if not self._contents:
+                self._contents.set(others, frozenset({self._roots.number}))
+            self._scales.note(self._roots.number, self._scaler)
+
+    def after_update(self, _scale: Any) -> None:
+        """The scale may be another one."""
+        self._roots.updated()
+        self._direct.clear()
+        self._since_update.clear()
+        self._sources.clear()
+        if self._doubts:
+            self._settle()
+
+    # What is in the gradients when they are used.
+
+    def _judge(self, optimizer: Optimizer) -> None:
+        """Look at what is about to be unscaled, or, after ``unscale_``, stepped."""
+        self._trained.meet(optimizer)
+        stage = stage_of(self._scaler, optimizer)
+        if not self._contents or stage not in (READY, UNSCALED):
+            return
+        found = self._contents.of(parameters_of(optimizer))
+        self._unscaling = {id(p) for p, _ in found}
+        kinds: frozenset[int] = frozenset()
+        for _, of_one in found:
+            kinds |= of_one
+        any_scaled = _is_scaled(kinds)
+        if stage == UNSCALED:
+            if any_scaled:
+                self._say_mixed(
+                    optimizer, [p for p, k in found if _is_scaled(k)], after_unscale=True
+                )
+        elif PLAIN in kinds and self._roots.any_scaled:
+            plain = [p for p, k in found if PLAIN in k]
+            self._say_mixed(optimizer, plain, any_scaled=any_scaled)
+        elif any_scaled:
+            self._doubt(optimizer, kinds | {self._roots.number}, len(found))
+
+    def _say_mixed(
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[Tensor],
+        *,
+        any_scaled: bool = True,
+        after_unscale: bool = False,
+    ) -> None:
+        index = self._registry.admit(optimizer)
+        names = {id(p): name for name, p in self._names.of_optimizer(optimizer, index)}
+        # As long as it lasts it is counted.
+        self._follow()
+        self._observe(
+            MixedGradients(
+                step=self._step(),
+                optimizer=index,
+                scale=scale_on_host(self._scaler),
+                parameter=names.get(id(parameters[0]), ""),
+                parameters=len(parameters),
+                any_scaled=any_scaled,
+                after_unscale=after_unscale,
+                source=self._sources.get(self._roots.number if after_unscale else PLAIN, ""),
+            )
+        )
+
+    def _doubt(self, optimizer: Optimizer, numbers: frozenset[int], parameters: int) -> None:
+        if len(numbers) < 2:
+            return
+        newest = self._roots.number
+        self._scales.note(newest, self._scaler)
+        observed = MixedScales(
+            step=self._step(),
+            optimizer=self._registry.admit(optimizer),
+            scale=math.nan,
+            other=math.nan,
+            updates=newest - min(numbers),
+            parameters=parameters,
+            source=users_line(),
+        )
+        self._doubts.append(_Doubt(numbers, newest, observed))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Say what is known by now of gradients that were scaled by several scales."""
+        self._scales.take_arrived()
+        waiting = []
+        for doubt in self._doubts:
+            scales = [self._scales.of(number) for number in doubt.numbers]
+            newest = self._scales.of(doubt.newest)
+            if None in scales or newest is None:
+                waiting.append(doubt)
+                continue
+            known = [s for s in scales if s is not None and s > 0.0]
+            if not known or not newest > 0.0:
+                continue
+            other = max(known, key=lambda s: abs(math.log2(s / newest)))
+            if other != newest:
+                self._observe(doubt.observed._replace(scale=newest, other=other))
+        self._doubts = waiting[-FOLLOWED:]
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """``optimizer.step`` has run, and the scaler did not call it."""
+        scaler, roots = self._scaler, self._roots
+        index = self._registry.index_of(optimizer)
+        if index is None:
+            return
+        self._trained.meet(optimizer)
+        self._direct.add(id(optimizer))
+        if not self._contents:
+            # Which gradients it had is not known; of the next ones it will be.
+            if roots.num_scaled and stage_of(scaler, optimizer) == READY:
+                self._follow()
+            return
+        parameters = [p for p in parameters_of(optimizer) if id(p) not in self._judged]
+        found = [p for p, kinds in self._contents.of(parameters) if _is_scaled(kinds)]
+        self._judged.update(id(p) for p in parameters)
+        # Who asks for the scale after backward may have divided by it.
+        if found and not roots.asked:
+            self._follow()
+            self._observe(
+                ScaledStep(self._step(), index, scale_on_host(scaler), len(found), users_line())
+            )
+        self._use_up(optimizer)
+
+    def zeroed(self, owner: Optimizer | nn.Module) -> None:
+        """Gradients were set to zero or to ``None``."""
+        owned = owner.parameters() if isinstance(owner, nn.Module) else parameters_of(owner)
+        self._contents.set(owned, frozenset())
+
+    def clipped(self, gradients: Iterable[int], changes: int) -> None:
+        """Gradients, by identity, are about to be clipped."""
+        if self._contents:
+            self._contents.bear(gradients, changes)
+
+
+def _is_scaled(kinds: frozenset[int]) -> bool:
+    return any(kind >= 0 for kind in kinds)
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0] if args else next(iter(kwargs.values()), None)

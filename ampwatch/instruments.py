@@ -25,6 +25,7 @@ from ampwatch.sensors.optimizers import OptimizerRegistry
 from ampwatch.sensors.readback import Readback
 from ampwatch.sensors.run_facts import run_facts
 from ampwatch.sensors.schedulers import SchedulerSensor
+from ampwatch.sensors.succession import ScalerSuccession
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +68,7 @@ class Instruments:
         self._account = account = Account()
         self._steps, self._entering = Guard("steps", account), Guard("autocast", account)
         self._looking = Guard("schedulers", account)
+        self._succeeding = Guard("succession", account)
         self._diagnosing = Guard("diagnosis", account)
         self._autocast = AutocastSensor(self._entering, self.tell_facts)
         scaled = targets.scaler is not None and targets.scaler.is_enabled()
@@ -108,11 +110,20 @@ class Instruments:
             OptimizerStepSensor(targets.scaler, self._ledger, self._steps),
         ]
         if targets.scaler is not None:
-            self._sensors.append(
-                LossScaleSensor(
-                    targets.scaler, self._ledger, registry, self._steps, self.tell_facts
-                )
+            follower = LossScaleSensor(
+                targets.scaler, self._ledger, registry, self._steps, self.tell_facts
             )
+            self._sensors += [
+                follower,
+                ScalerSuccession(
+                    targets.scaler,
+                    follower,
+                    self._ledger,
+                    self._succeeding,
+                    self.diagnosis.observe,
+                    self._ranges.follow,
+                ),
+            ]
 
     def install(self) -> None:
         """Place the hooks; if one cannot be placed, none stays."""
@@ -206,7 +217,10 @@ class Instruments:
 
     @property
     def _guards(self) -> tuple[Guard, ...]:
-        first = self._steps, self._entering, self._looking, self._diagnosing
+        first = (
+            *(self._steps, self._entering, self._looking, self._diagnosing),
+            *(self._succeeding,),
+        )
         return (*first, *self._ranges.guards, *self._ops.guards)
 
     def not_seen(self) -> list[str]:

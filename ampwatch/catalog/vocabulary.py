@@ -67,6 +67,13 @@ KINDS = (
     "matmul_is_gemv",
     "kernels_outdated",
     "tensor_views_disagree",
+    "scale_reset",
+    "periodic_skip",
+    "shared_scaler_desync",
+    "rank_found_inf_mismatch",
+    "divergence",
+    "stale_autocast_cache",
+    "compile_backward_autocast",
 )
 """The kinds of findings that this release makes; a ring of another release may hold more."""
 

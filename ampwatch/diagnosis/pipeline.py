@@ -7,17 +7,30 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.compiled_backward import CompiledBackward
 from ampwatch.diagnosis.culprits import Culprits
+from ampwatch.diagnosis.divergence import Divergence
 from ampwatch.diagnosis.forward_range import ForwardRange
 from ampwatch.diagnosis.gradient_range import GradientRange
 from ampwatch.diagnosis.loss_dtype import LossDtype
+from ampwatch.diagnosis.observations import (
+    CompiledGradients,
+    ReplicaVerdicts,
+    ScalerChange,
+    StaleCast,
+)
 from ampwatch.diagnosis.op_evidence import Machine
 from ampwatch.diagnosis.op_records import OpRecorder
 from ampwatch.diagnosis.performance import Performance
+from ampwatch.diagnosis.periodic_skips import PeriodicSkips
 from ampwatch.diagnosis.poisoned_state import PoisonedState
 from ampwatch.diagnosis.range_records import RangeRecorder
+from ampwatch.diagnosis.replicas import Replicas
 from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
+from ampwatch.diagnosis.scale_reset import ScaleReset
+from ampwatch.diagnosis.shared_scaler import SharedScaler
 from ampwatch.diagnosis.skips import SkipClassifier
+from ampwatch.diagnosis.stale_casts import StaleCasts
 from ampwatch.diagnosis.step_bookkeeping import StepBookkeeping
 from ampwatch.diagnosis.steps import StepJudge, Totals, Verdict
 from ampwatch.diagnosis.update_precision import UpdatePrecision
@@ -145,7 +158,17 @@ class Diagnosis:
             self.book, settings, known.machine, known.layers, known.autocast_dtypes
         )
         self.focus = self._forward.focus
-        self._observers: dict[type, Callable[[Any], None]] = {}
+        self._reset = ScaleReset(self.book)
+        self._periodic = PeriodicSkips(self.book)
+        self._shared = SharedScaler(self.book)
+        self._compiled = CompiledBackward(self.book)
+        self._divergence = Divergence(self.book)
+        self._observers: dict[type, Callable[[Any], None]] = {
+            ScalerChange: self._reset.announce,
+            CompiledGradients: self._compiled.observe,
+            ReplicaVerdicts: Replicas(self.book).observe,
+            StaleCast: StaleCasts(self.book).observe,
+        }
 
     def deliver(self, iteration: Iteration) -> None:
         """Take in an iteration: judge it, record it, look for failures."""
@@ -188,6 +211,12 @@ class Diagnosis:
         self._updates.look(iteration)
         self._ranges.record(iteration)
         self._performance.look(iteration)
+        # Last: to these the findings of others are symptoms.
+        self._reset.look(iteration, verdict)
+        self._periodic.look(iteration, verdict)
+        self._shared.look(iteration, verdict)
+        self._compiled.look(iteration, verdict)
+        self._divergence.look(iteration, verdict)
         if iteration.census is not None:
             self.ops.record(iteration.census, iteration.time_ns)
         self.ops.pass_on(iteration.time_ns)

@@ -14,6 +14,8 @@ from ampwatch.opwatch import OpWatch
 from ampwatch.rangewatch import RangeWatch
 from ampwatch.records import FactsRecord
 from ampwatch.sensors.autocast import AutocastSensor
+from ampwatch.sensors.backwards import BackwardSensor
+from ampwatch.sensors.compiled_backward import CompiledBackwardSensor
 from ampwatch.sensors.guard import Account, Guard
 from ampwatch.sensors.iteration import ROW_WIDTH, Clock, IterationLedger
 from ampwatch.sensors.layers import layer_shapes
@@ -25,6 +27,7 @@ from ampwatch.sensors.optimizers import OptimizerRegistry
 from ampwatch.sensors.readback import Readback
 from ampwatch.sensors.run_facts import run_facts
 from ampwatch.sensors.schedulers import SchedulerSensor
+from ampwatch.sensors.stale_casts import StaleCastSensor
 from ampwatch.sensors.succession import ScalerSuccession
 
 if TYPE_CHECKING:
@@ -68,7 +71,7 @@ class Instruments:
         self._account = account = Account()
         self._steps, self._entering = Guard("steps", account), Guard("autocast", account)
         self._looking = Guard("schedulers", account)
-        self._succeeding = Guard("succession", account)
+        self._succeeding, self._going_back = Guard("succession", account), Guard("backward", account)
         self._diagnosing = Guard("diagnosis", account)
         self._autocast = AutocastSensor(self._entering, self.tell_facts)
         scaled = targets.scaler is not None and targets.scaler.is_enabled()
@@ -109,6 +112,15 @@ class Instruments:
             schedulers,
             OptimizerStepSensor(targets.scaler, self._ledger, self._steps),
         ]
+        names, observe = Names(targets.models), self.diagnosis.observe
+        stale = StaleCastSensor(names, self._ledger, self._going_back, observe)
+        compiled = CompiledBackwardSensor(
+            names, self._ledger, self._going_back, observe, is_scaled=scaled
+        )
+        backwards = BackwardSensor(
+            targets.scaler, self._ledger, stale, compiled, self._going_back
+        )
+        self._sensors += [stale, compiled, backwards]
         if targets.scaler is not None:
             follower = LossScaleSensor(
                 targets.scaler, self._ledger, registry, self._steps, self.tell_facts
@@ -120,7 +132,7 @@ class Instruments:
                     follower,
                     self._ledger,
                     self._succeeding,
-                    self.diagnosis.observe,
+                    observe,
                     self._ranges.follow,
                 ),
             ]
@@ -219,7 +231,7 @@ class Instruments:
     def _guards(self) -> tuple[Guard, ...]:
         first = (
             *(self._steps, self._entering, self._looking, self._diagnosing),
-            *(self._succeeding,),
+            *(self._succeeding, self._going_back),
         )
         return (*first, *self._ranges.guards, *self._ops.guards)
 

@@ -25,6 +25,7 @@ from ampwatch.sensors.names import Names
 from ampwatch.sensors.optimizer_steps import OptimizerStepSensor
 from ampwatch.sensors.optimizers import OptimizerRegistry
 from ampwatch.sensors.readback import Readback
+from ampwatch.sensors.replicas import ReplicaSensor
 from ampwatch.sensors.run_facts import run_facts
 from ampwatch.sensors.schedulers import SchedulerSensor
 from ampwatch.sensors.stale_casts import StaleCastSensor
@@ -71,8 +72,12 @@ class Instruments:
         self._account = account = Account()
         self._steps, self._entering = Guard("steps", account), Guard("autocast", account)
         self._looking = Guard("schedulers", account)
-        self._succeeding, self._going_back = Guard("succession", account), Guard("backward", account)
+        self._succeeding, self._going_back = (
+            Guard("succession", account),
+            Guard("backward", account),
+        )
         self._diagnosing = Guard("diagnosis", account)
+        self._replicating = Guard("replicas", account, is_thread_safe=True)
         self._autocast = AutocastSensor(self._entering, self.tell_facts)
         scaled = targets.scaler is not None and targets.scaler.is_enabled()
         registry = OptimizerRegistry(targets.optimizers, targets.models, scaled=scaled)
@@ -118,7 +123,12 @@ class Instruments:
             names, self._ledger, self._going_back, observe, is_scaled=scaled
         )
         backwards = BackwardSensor(
-            targets.scaler, self._ledger, stale, compiled, self._going_back
+            targets.scaler,
+            self._ledger,
+            self._going_back,
+            before=stale.backward,
+            after=compiled.after_backward,
+            stepped=stale.stepped,
         )
         self._sensors += [stale, compiled, backwards]
         if targets.scaler is not None:
@@ -135,6 +145,7 @@ class Instruments:
                     observe,
                     self._ranges.follow,
                 ),
+                ReplicaSensor(targets.scaler, self._ledger, registry, self._replicating, observe),
             ]
 
     def install(self) -> None:
@@ -231,7 +242,7 @@ class Instruments:
     def _guards(self) -> tuple[Guard, ...]:
         first = (
             *(self._steps, self._entering, self._looking, self._diagnosing),
-            *(self._succeeding, self._going_back),
+            *(self._succeeding, self._going_back, self._replicating),
         )
         return (*first, *self._ranges.guards, *self._ops.guards)
 

@@ -25,8 +25,7 @@ SKIPS_UNKNOWN = 3
 
 
 class ScaleReset:
-    """Looks for a new state of the scaler, far above the scale that had been found, and a burst
-    of skips until it is found again.
+    """Looks for a new state of the scaler, and the skips until its scale fits again.
 
     Args:
         book: Where findings go.

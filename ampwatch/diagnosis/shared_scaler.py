@@ -91,8 +91,9 @@ class _Account:
 
 
 class SharedScaler:
-    """Compares the optimizers of one scaler: one that keeps being skipped falls behind the other,
-    and drags the scale of both down.
+    """Compares the optimizers of one scaler.
+
+    One that keeps being skipped falls behind the other, and drags the scale of both down.
 
     Args:
         book: Where findings go.

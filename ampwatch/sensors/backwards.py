@@ -11,13 +11,13 @@ from ampwatch.sensors.compiling import is_traced
 from ampwatch.sensors.taps import Listener, listen
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
-    from ampwatch.sensors.compiled_backward import CompiledBackwardSensor
     from ampwatch.sensors.guard import Guard
     from ampwatch.sensors.iteration import IterationLedger
-    from ampwatch.sensors.stale_casts import StaleCastSensor
 
 
 class BackwardSensor:
@@ -26,9 +26,10 @@ class BackwardSensor:
     Args:
         scaler: The watched scaler or ``None``.
         ledger: Takes the losses of a training without a scaler.
-        stale: Looks for stale casts.
-        compiled: Looks at gradients of compiled code.
         guard: The fail-open boundary.
+        before: Called with the root of a backward before it begins.
+        after: Called after a backward.
+        stepped: Called with an optimizer that has stepped.
     """
 
     name = "backwards"
@@ -37,14 +38,17 @@ class BackwardSensor:
         self,
         scaler: torch.amp.GradScaler | None,
         ledger: IterationLedger,
-        stale: StaleCastSensor,
-        compiled: CompiledBackwardSensor,
         guard: Guard,
+        *,
+        before: Callable[[torch.Tensor], None],
+        after: Callable[[], None],
+        stepped: Callable[[Optimizer], None],
     ) -> None:
         self._is_scaled = scaler is not None
         self._ledger = ledger
-        self._stale = stale
-        self._compiled = compiled
+        self._look_at_graph = before
+        self._look_at_gradients = after
+        self._note_step = stepped
         self._guard = guard
         self._listeners: list[Listener] = []
         self._handle: RemovableHandle | None = None
@@ -71,11 +75,11 @@ class BackwardSensor:
         self._guard.run(self.before, root)
 
     def _after(self, _root: Any, _args: Any, _kwargs: Any) -> None:
-        self._guard.run(self._compiled.after_backward)
+        self._guard.run(self._look_at_gradients)
 
     def _step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if not is_traced():
-            self._guard.run(self._stale.stepped, optimizer)
+            self._guard.run(self._note_step, optimizer)
 
     def _scale(self, scaler: Any, _args: Any, _kwargs: Any) -> None:
         # What goes back from here is multiplied by a scale that nobody watches.
@@ -85,4 +89,4 @@ class BackwardSensor:
         """A backward from ``root`` is about to begin."""
         if not self._is_scaled:
             self._ledger.losses.add(root)
-        self._stale.backward(root)
+        self._look_at_graph(root)

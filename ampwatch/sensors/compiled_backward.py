@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +14,7 @@ from ampwatch.diagnosis.observations import CompiledGradients
 from ampwatch.sensors.compiling import BACKENDS
 from ampwatch.sensors.dtypes import name_of
 from ampwatch.sensors.readback import host_scalar
-from ampwatch.sensors.stale_casts import is_in_autocast
+from ampwatch.sensors.regions import is_in_autocast
 from ampwatch.sensors.taps import Listener, listen
 
 if TYPE_CHECKING:
@@ -120,18 +121,25 @@ class CompiledBackwardSensor:
             self._look(region)
 
     def _look(self, region: _Region) -> None:
-        bad = {id(p): (p, n) for p in _alive(region.protected) if (n := _nonfinite(p.grad))}
-        # Nothing that came back through what is behind it can have been broken in it.
-        if not bad or any(_nonfinite(p.grad) for p in _alive(region.behind)):
+        protected = _alive(region.protected)
+        bad = {id(p): n for p in protected if (n := _nonfinite(p.grad))}
+        if not bad or not math.isfinite(self._ledger.losses.on_host):
             return
-        name, op = self._describe({key: n for key, (_, n) in bad.items()})
+        # What comes in broken, from the loss or from what is behind, breaks all of it, and
+        # what breaks in float16 becomes infinite.
+        elements = sum(p.grad.numel() for p in protected if p.grad is not None)
+        if sum(bad.values()) >= elements or any(_nonfinite(p.grad) for p in _alive(region.behind)):
+            return
+        if not any(_infinite(p.grad) for p in protected if id(p) in bad):
+            return
+        name, op = self._describe(bad)
         self._observe(
             CompiledGradients(
                 step=self._ledger.step,
                 parameter=name,
                 op=op,
                 dtype=region.dtype,
-                nonfinite=sum(n for _, n in bad.values()),
+                nonfinite=sum(bad.values()),
                 parameters=len(bad),
                 is_scaled=self._is_scaled,
             )
@@ -152,9 +160,9 @@ class CompiledBackwardSensor:
 
 def _op(module: nn.Module, parameter: torch.Tensor) -> str:
     """Return the op that computes the gradient of a module's weight, where that is certain."""
-    if parameter.dim() == 2 and isinstance(module, nn.Linear):  # noqa: PLR2004 - a matrix
+    if parameter.dim() == 2 and isinstance(module, nn.Linear):
         return "mm"
-    if parameter.dim() > 2 and isinstance(module, nn.modules.conv._ConvNd):  # noqa: PLR2004, SLF001
+    if parameter.dim() > 2 and isinstance(module, nn.modules.conv._ConvNd):  # noqa: SLF001 - no public name for it
         return "convolution_backward"
     return ""
 
@@ -177,7 +185,7 @@ def _protected(graph: Any, inputs: Any, dtype: str) -> _Region:
             continue
         name = getattr(node.target, "__name__", "")
         if name == "_enter_autocast":
-            enabled = node.args[2] if len(node.args) > 2 else node.kwargs.get("enabled", True)  # noqa: PLR2004
+            enabled = node.args[2] if len(node.args) > 2 else node.kwargs.get("enabled", True)
             if enabled is False or off:
                 off.append(node)
         elif name == "_exit_autocast":
@@ -187,7 +195,7 @@ def _protected(graph: Any, inputs: Any, dtype: str) -> _Region:
             protected.update(dict.fromkeys(node.all_input_nodes))
         elif protected:
             behind.update(dict.fromkeys(node.all_input_nodes))
-    leaves = {
+    leaves: dict[Any, weakref.ref[torch.Tensor]] = {
         node: weakref.ref(value)
         for node, value in zip(placeholders, inputs, strict=False)
         if isinstance(value, nn.Parameter)
@@ -208,3 +216,10 @@ def _nonfinite(gradient: torch.Tensor | None) -> int:
         return 0
     with torch.no_grad():
         return int(host_scalar(gradient.isfinite().logical_not_().sum()))
+
+
+def _infinite(gradient: torch.Tensor | None) -> bool:
+    if gradient is None:
+        return False
+    with torch.no_grad():
+        return host_scalar(gradient.isinf().sum()) > 0

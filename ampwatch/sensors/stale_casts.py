@@ -9,7 +9,7 @@ import torch
 
 from ampwatch.diagnosis.observations import StaleCast
 from ampwatch.sensors.dtypes import name_of
-from ampwatch.sensors.regions import DEVICES
+from ampwatch.sensors.regions import is_in_autocast
 from ampwatch.sensors.taps import Listener, listen
 
 if TYPE_CHECKING:
@@ -139,11 +139,6 @@ def _cast_parameter(node: Any) -> torch.Tensor | None:
         return None
     leaf: torch.Tensor | None = getattr(node.next_functions[0][0], "variable", None)
     return leaf
-
-
-def is_in_autocast() -> bool:
-    """Whether autocast is on in the calling thread."""
-    return any(torch.is_autocast_enabled(device) for device in DEVICES)
 
 
 def _newest_node() -> int:

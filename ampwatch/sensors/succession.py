@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 
     from ampwatch.sensors.guard import Guard
     from ampwatch.sensors.iteration import IterationLedger
-    from ampwatch.sensors.loss_scale import LossScaleSensor
+
+
+class Follower(Protocol):
+    """Watches one scaler at a time."""
+
+    def follow(self, scaler: torch.amp.GradScaler) -> None:
+        """Watch another scaler from now on."""
+
+    def before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The scaler is about to step an optimizer."""
 
 
 class ScalerSuccession:
@@ -41,7 +50,7 @@ class ScalerSuccession:
     def __init__(
         self,
         scaler: torch.amp.GradScaler,
-        follower: LossScaleSensor,
+        follower: Follower,
         ledger: IterationLedger,
         guard: Guard,
         observe: Callable[[object], None],
@@ -145,9 +154,7 @@ class ScalerSuccession:
 
     def _meet(self, optimizer: Optimizer) -> None:
         if self._is_untouched and not self._optimizers and optimizer.state:
-            change = ScalerChange(
-                self._ledger.step, loaded=False, resumed=True, known_before=False
-            )
+            change = ScalerChange(self._ledger.step, loaded=False, resumed=True, known_before=False)
             self._observe(change)
         self._is_untouched = False
         self._optimizers.add(optimizer)

@@ -27,7 +27,7 @@ RISE = 1e3
 LOST = 1e8
 """How far above a loss must be for there to be no way back, though everything is finite yet."""
 
-RECORDS = 4
+RECORDS = 3
 """Times that the loss was larger than ever since. An overflow out of the blue sets one record, a
 bad batch two."""
 

@@ -15,6 +15,8 @@ from ampwatch.opwatch import OpWatch
 from ampwatch.rangewatch import RangeWatch
 from ampwatch.records import FactsRecord
 from ampwatch.sensors.autocast import AutocastSensor
+from ampwatch.sensors.backwards import BackwardSensor
+from ampwatch.sensors.compiled_backward import CompiledBackwardSensor
 from ampwatch.sensors.guard import Account, Guard
 from ampwatch.sensors.iteration import ROW_WIDTH, Clock, IterationLedger
 from ampwatch.sensors.layers import layer_shapes
@@ -24,8 +26,11 @@ from ampwatch.sensors.names import Names
 from ampwatch.sensors.optimizer_steps import OptimizerStepSensor
 from ampwatch.sensors.optimizers import OptimizerRegistry
 from ampwatch.sensors.readback import Readback
+from ampwatch.sensors.replicas import ReplicaSensor
 from ampwatch.sensors.run_facts import run_facts
 from ampwatch.sensors.schedulers import SchedulerSensor
+from ampwatch.sensors.stale_casts import StaleCastSensor
+from ampwatch.sensors.succession import ScalerSuccession
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +73,12 @@ class Instruments:
         self._account = account = Account()
         self._steps, self._entering = Guard("steps", account), Guard("autocast", account)
         self._looking = Guard("schedulers", account)
+        self._succeeding, self._going_back = (
+            Guard("succession", account),
+            Guard("backward", account),
+        )
         self._diagnosing = Guard("diagnosis", account)
+        self._replicating = Guard("replicas", account, is_thread_safe=True)
         self._autocast = AutocastSensor(self._entering, self.tell_facts)
         scaled = targets.scaler is not None and targets.scaler.is_enabled()
         registry = OptimizerRegistry(targets.optimizers, targets.models, scaled=scaled)
@@ -116,12 +126,36 @@ class Instruments:
             schedulers,
             OptimizerStepSensor(targets.scaler, self._ledger, self._steps),
         ]
+        names, observe = Names(targets.models), self.diagnosis.observe
+        stale = StaleCastSensor(names, self._ledger, self._going_back, observe)
+        compiled = CompiledBackwardSensor(
+            names, self._ledger, self._going_back, observe, is_scaled=scaled
+        )
+        backwards = BackwardSensor(
+            targets.scaler,
+            self._ledger,
+            self._going_back,
+            before=stale.backward,
+            after=compiled.after_backward,
+            stepped=stale.stepped,
+        )
+        self._sensors += [stale, compiled, backwards]
         if targets.scaler is not None:
-            self._sensors.append(
-                LossScaleSensor(
-                    targets.scaler, self._ledger, registry, self._steps, self.tell_facts
-                )
+            follower = LossScaleSensor(
+                targets.scaler, self._ledger, registry, self._steps, self.tell_facts
             )
+            self._sensors += [
+                follower,
+                ScalerSuccession(
+                    targets.scaler,
+                    follower,
+                    self._ledger,
+                    self._succeeding,
+                    observe,
+                    self._ranges.follow,
+                ),
+                ReplicaSensor(targets.scaler, self._ledger, registry, self._replicating, observe),
+            ]
 
     def install(self) -> None:
         """Place the hooks; if one cannot be placed, none stays."""
@@ -220,7 +254,10 @@ class Instruments:
 
     @property
     def _guards(self) -> tuple[Guard, ...]:
-        first = self._steps, self._entering, self._looking, self._diagnosing
+        first = (
+            *(self._steps, self._entering, self._looking, self._diagnosing),
+            *(self._succeeding, self._going_back, self._replicating),
+        )
         return (*first, *self._ranges.guards, *self._ops.guards, *self._api.guards)
 
     def not_seen(self) -> list[str]:

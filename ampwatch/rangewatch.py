@@ -103,6 +103,10 @@ class RangeWatch:
             )
         return sentences
 
+    def follow(self, scaler: torch.amp.GradScaler) -> None:
+        """Measure the gradients of another scaler from now on: it has taken over."""
+        self._gradients.follow(scaler)
+
     def closing(self, *, nonfinite: bool) -> None:
         """The iteration is about to end."""
         self._weights.closing(nonfinite=nonfinite)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ampwatch.aggregate.gpus import Gpus
 from ampwatch.aggregate.jobs import jobs_of, label
 from ampwatch.aggregate.rank import RankView
+from ampwatch.aggregate.rank_verdicts import VerdictKeeper
 from ampwatch.aggregate.tensor_views import ViewKeeper
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Fleet:
         self.problems: dict[str, str] = {}
         self.gpus = Gpus()
         self._views_of_tensor_cores = ViewKeeper()
+        self._verdicts = VerdictKeeper()
         self._settings = settings
         self._clock = clock
         self._views: dict[str, RankView] = {}
@@ -82,9 +84,11 @@ class Fleet:
             view.pid = pid
 
     def compare_views(self) -> None:
-        """Hold what GPUs and ranks say of the tensor cores against one another."""
+        """Hold what GPUs and ranks say of the tensor cores, and of steps, against one another."""
         with self.lock:
-            self._views_of_tensor_cores.look(self.gpus.all(), self.ranks())
+            ranks = self.ranks()
+            self._views_of_tensor_cores.look(self.gpus.all(), ranks)
+            self._verdicts.look(ranks)
 
     def note_problem(self, key: str, text: str) -> None:
         """Say why the ring at path ``key`` cannot be read."""

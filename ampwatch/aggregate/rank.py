@@ -13,6 +13,7 @@ from ampwatch.aggregate.history import History
 from ampwatch.aggregate.peak import Peak
 from ampwatch.aggregate.precision import Precision
 from ampwatch.aggregate.ranges import Ranges
+from ampwatch.aggregate.rank_verdicts import Verdicts
 from ampwatch.aggregate.tensor_views import TensorViews
 from ampwatch.aggregate.text import encodable
 from ampwatch.records import (
@@ -79,6 +80,7 @@ class RankView:
         ranges: What the sampled tensors say about ranges.
         precision: What ran in which dtype, and on which units.
         tensor_views: What the three views of the tensor cores say.
+        verdicts: Which of the newest steps were skipped.
         conflict_told_ns: When a conflict among them was told last, 0 before. Unit: ns.
         records_lost: Slots of the ring overwritten or unreadable before they were read.
         ring_dropped: Records the writer could not write.
@@ -113,6 +115,7 @@ class RankView:
         self.ranges = Ranges(settings, self._counted_from_ns)
         self.precision = Precision()
         self.tensor_views = TensorViews()
+        self.verdicts = Verdicts()
         self.conflict_told_ns = 0
         self._stale_seconds = settings.stale_seconds
         self._alive = True
@@ -129,6 +132,7 @@ class RankView:
         elif isinstance(record, OptimizerRecord):
             index = record.index if 0 <= record.index < MAX_OPTIMIZERS else OTHER_OPTIMIZERS
             self.optimizers[index] = record
+            self.verdicts.put_optimizer(record)
         elif isinstance(record, (RangeRecord, SamplingRecord)):
             self.ranges.put(record)
         elif isinstance(record, (CensusRecord, WindowRecord)):
@@ -262,6 +266,7 @@ class RankView:
         if record.time_ns >= self._counted_from_ns:
             self.durations.observe(record.duration_s)
         self.history.add(record)
+        self.verdicts.put_step(record)
 
     def _apply_finding(self, finding: Finding) -> None:
         """Take in a finding as of the iteration it was last seen in, which may be long ago."""

@@ -81,6 +81,13 @@ KINDS = (
     "clip_nonfinite_norm",
     "backward_under_autocast",
     "api_error",
+    "scale_reset",
+    "periodic_skip",
+    "shared_scaler_desync",
+    "rank_found_inf_mismatch",
+    "divergence",
+    "stale_autocast_cache",
+    "compile_backward_autocast",
 )
 """The kinds of findings that this release makes; a ring of another release may hold more."""
 

@@ -230,5 +230,40 @@ ADVICE = {
         " your own needs torch.amp.custom_fwd and torch.amp.custom_bwd."
     ),
     "api_error": "ampwatch has left the exception as it was.",
+    "scale_reset": (
+        "Save scaler.state_dict() in every checkpoint, beside the model's and the optimizer's, and"
+        " restore it with scaler.load_state_dict() before the first step. Without one set the scale"
+        " by hand: GradScaler(init_scale=...)."
+    ),
+    "periodic_skip": (
+        "Find what these steps compute and the others do not: a lazy regularisation, a rare batch."
+        " Compute that term in float32 (torch.autocast(device_type, enabled=False)), or give it a"
+        " backward pass and a GradScaler of its own; a growth_interval that is much longer than the"
+        " period keeps the scale low enough for it."
+    ),
+    "shared_scaler_desync": (
+        "Find what overflows in the forward or the loss of the optimizer named here. Give each"
+        " optimizer its own GradScaler, or skip both when one is skipped."
+    ),
+    "rank_found_inf_mismatch": (
+        "Make the ranks agree before they step: all-reduce found_inf (the maximum) between"
+        " scaler.unscale_(optimizer) and scaler.step(optimizer), or use"
+        " torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, which does. From here on the"
+        " replicas are different models: restore a checkpoint."
+    ),
+    "divergence": (
+        "Lower the learning rate, warm it up for longer, or clip gradients"
+        " (torch.nn.utils.clip_grad_norm_ after scaler.unscale_(optimizer)). Another precision or"
+        " loss scale does not help. Go on from a checkpoint of before the rise."
+    ),
+    "stale_autocast_cache": (
+        "Leave torch.autocast before optimizer.step() and enter it again for the next forward. Else"
+        " call torch.clear_autocast_cache() after each step, or use"
+        " torch.autocast(device_type, dtype, cache_enabled=False)."
+    ),
+    "compile_backward_autocast": (
+        "Set torch._functorch.config.backward_pass_autocast = 'off' before anything is compiled, or"
+        " enter torch.autocast inside the compiled function instead of around it."
+    ),
 }
 """Kind of finding to advice. The kinds are frozen: they are labels, links and page names."""

@@ -10,19 +10,29 @@ from ampwatch.diagnosis.accumulation import Accumulation
 from ampwatch.diagnosis.api_misuse import ApiMisuse
 from ampwatch.diagnosis.birth_evidence import OpTrace
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.compiled_backward import CompiledBackward
 from ampwatch.diagnosis.culprit_ops import CulpritOps
 from ampwatch.diagnosis.culprits import Culprits
+from ampwatch.diagnosis.divergence import Divergence
 from ampwatch.diagnosis.escalation import Escalation
 from ampwatch.diagnosis.forward_range import ForwardRange
 from ampwatch.diagnosis.fp8 import Fp8
 from ampwatch.diagnosis.gradient_range import GradientRange
 from ampwatch.diagnosis.loss_dtype import LossDtype
 from ampwatch.diagnosis.lossy_casts import LossyCasts
+from ampwatch.diagnosis.observations import (
+    CompiledGradients,
+    ReplicaVerdicts,
+    ScalerChange,
+    StaleCast,
+)
 from ampwatch.diagnosis.op_evidence import Machine
 from ampwatch.diagnosis.op_records import OpRecorder
 from ampwatch.diagnosis.performance import Performance
+from ampwatch.diagnosis.periodic_skips import PeriodicSkips
 from ampwatch.diagnosis.poisoned_state import PoisonedState
 from ampwatch.diagnosis.range_records import RangeRecorder
+from ampwatch.diagnosis.replicas import Replicas
 from ampwatch.diagnosis.rounding_evidence import (
     BrokenScale,
     Fp8Cast,
@@ -32,7 +42,10 @@ from ampwatch.diagnosis.rounding_evidence import (
     StuckSum,
 )
 from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
+from ampwatch.diagnosis.scale_reset import ScaleReset
+from ampwatch.diagnosis.shared_scaler import SharedScaler
 from ampwatch.diagnosis.skips import SkipClassifier
+from ampwatch.diagnosis.stale_casts import StaleCasts
 from ampwatch.diagnosis.step_bookkeeping import StepBookkeeping
 from ampwatch.diagnosis.steps import StepJudge, Totals, Verdict
 from ampwatch.diagnosis.update_precision import UpdatePrecision
@@ -163,6 +176,11 @@ class Diagnosis:
         culprit_ops = CulpritOps(self.book)
         self._escalation = Escalation(self._skips, culprit_ops)
         self._api = ApiMisuse(self.book, lambda: self.last_step.loss_scale)
+        self._reset = ScaleReset(self.book)
+        self._periodic = PeriodicSkips(self.book)
+        self._shared = SharedScaler(self.book)
+        self._compiled = CompiledBackward(self.book)
+        self._divergence = Divergence(self.book)
         accumulation, fp8 = Accumulation(self.book), Fp8(self.book, settings)
         self._observers: dict[type, Callable[[Any], None]] = {
             OpTrace: culprit_ops.look,
@@ -172,6 +190,10 @@ class Diagnosis:
             StuckSum: accumulation.look_at_sum,
             StuckAverage: accumulation.look_at_average,
             GradientSum: accumulation.look_at_gradients,
+            ScalerChange: self._reset.announce,
+            CompiledGradients: self._compiled.observe,
+            ReplicaVerdicts: Replicas(self.book).observe,
+            StaleCast: StaleCasts(self.book).observe,
             **self._api.observers,
         }
 
@@ -227,6 +249,12 @@ class Diagnosis:
         self._api.look(iteration)
         self._ranges.record(iteration)
         self._performance.look(iteration)
+        # Last: to these the findings of others are symptoms.
+        self._reset.look(iteration, verdict)
+        self._periodic.look(iteration, verdict)
+        self._shared.look(iteration, verdict)
+        self._compiled.look(iteration, verdict)
+        self._divergence.look(iteration, verdict)
         if iteration.census is not None:
             self.ops.record(iteration.census, iteration.time_ns)
         self.ops.pass_on(iteration.time_ns)

@@ -119,6 +119,13 @@ class GradientSensor:
                 )
             )
 
+    def follow(self, scaler: torch.amp.GradScaler) -> None:
+        """Listen to another scaler from now on: it has taken over."""
+        if self._listeners:
+            self.remove()
+            self._scaler = scaler
+            self.install()
+
     def _guarded(self, work: Callable[..., None]) -> Callable[..., None]:
         return lambda _scaler, args, kwargs: self._guard.run(work, args, kwargs)
 

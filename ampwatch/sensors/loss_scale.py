@@ -119,6 +119,13 @@ class LossScaleSensor:
             listener.remove()
         self._listeners.clear()
 
+    def follow(self, scaler: torch.amp.GradScaler) -> None:
+        """Watch another scaler from now on: it has taken over."""
+        self.remove()
+        self._scaler = scaler
+        self._numbers.clear()
+        self.install()
+
     def before_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the loss before it is scaled."""
         self._ledger.losses.add(args[0] if args else kwargs.get("outputs"))

@@ -25,6 +25,11 @@ DEVICES = ("cpu", "cuda", "xpu")
 """Types of devices for which there may be regions that nobody saw being entered."""
 
 
+def is_in_autocast() -> bool:
+    """Whether autocast is on in the calling thread, for any type of device."""
+    return any(torch.is_autocast_enabled(device) for device in DEVICES)
+
+
 class Region(NamedTuple):
     """One autocast region that has been entered and not left.
 

@@ -61,9 +61,10 @@ class Listener:
 class _Tap:
     """One replaced method."""
 
-    __slots__ = ("_listeners", "_name", "_original", "_owner", "_wrapper")
+    __slots__ = ("_in_compiler", "_listeners", "_name", "_original", "_owner", "_wrapper")
 
-    def __init__(self, owner: type | ModuleType, name: str) -> None:
+    def __init__(self, owner: type | ModuleType, name: str, *, in_compiler: bool = False) -> None:
+        self._in_compiler = in_compiler
         self._owner = owner
         self._name = name
         self._original = owner.__dict__[name]
@@ -74,12 +75,12 @@ class _Tap:
         setattr(owner, name, self._wrapper)
 
     def _wrap(self) -> Callable[..., Any]:
-        original = self._original
+        original, in_compiler = self._original, self._in_compiler
 
         @functools.wraps(original)
         def wrapper(instance: Any, *args: Any, **kwargs: Any) -> Any:
             # A call that is being compiled must not get our code into its graph.
-            if torch.compiler.is_compiling():
+            if not in_compiler and torch.compiler.is_compiling():
                 return original(instance, *args, **kwargs)
             listeners = self._listeners
             for listener in listeners:
@@ -154,6 +155,7 @@ def listen(
     before: Callable[..., None] | None = None,
     after: Callable[..., None] | None = None,
     returned: Callable[..., None] | None = None,
+    in_compiler: bool = False,
 ) -> Listener:
     """Call ``before`` and ``after`` around a method until the listener is removed.
 
@@ -165,6 +167,7 @@ def listen(
         before: Called with ``(instance, args, kwargs)`` before the method. Must not raise.
         after: Likewise after the method has returned.
         returned: Called with ``(instance, result)`` after that. Must not raise.
+        in_compiler: The method is one of the compiler's own, and called while it compiles.
 
     Returns:
         The handle that ends it: ``listener.remove()``.
@@ -182,7 +185,7 @@ def listen(
     with _lock:
         tap = _taps.get((definer, name))
         if tap is None or not tap.is_in_place:
-            tap = _taps[definer, name] = _Tap(definer, name)
+            tap = _taps[definer, name] = _Tap(definer, name, in_compiler=in_compiler)
         listener = Listener(tap, instance, before, after, returned)
         tap.add(listener)
     return listener

@@ -556,3 +556,153 @@ def three_micro_batches_and_a_start_that_is_skipped() -> Program:
         return total
 
     return Program([model], [optimizer], iterate, scaler, steps=40)
+
+
+@control
+def a_checkpoint_with_everything_in_it() -> Program:
+    """A new scaler that was given the state of the old one."""
+    model = nn.Linear(16, 4)
+    held: dict[str, Any] = {"optimizer": adamw(model), "scaler": gradscaler(2.0**20)}
+
+    def iterate(step: int) -> torch.Tensor:
+        if step == 30:
+            state = held["scaler"].state_dict()
+            held["scaler"] = gradscaler(2.0**20)
+            held["scaler"].load_state_dict(state)
+        with half():
+            loss = 50.0 * model(torch.randn(8, 16)).float().square().sum()
+        backward(held["scaler"], loss)
+        update(held["scaler"], held["optimizer"])
+        return loss
+
+    return Program([model], [held["optimizer"]], iterate, held["scaler"], steps=50)
+
+
+@control
+def two_scalers_one_for_each_player() -> Program:
+    """From the beginning; each calibrates by itself."""
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    optimizers = [adamw(first), adamw(second)]
+    scalers = [gradscaler(2.0**10), gradscaler(2.0**26)]
+
+    def iterate(_step: int) -> torch.Tensor:
+        total = torch.zeros(())
+        for model, optimizer, scaler in zip((first, second), optimizers, scalers, strict=True):
+            with half():
+                loss = model(torch.randn(8, 8)).float().square().mean()
+            backward(scaler, loss)
+            update(scaler, optimizer)
+            total += loss.detach()
+        return total
+
+    return Program([first, second], optimizers, iterate, scalers[0], steps=40)
+
+
+@control
+def an_ensemble_that_began_alike() -> Program:
+    """Copies of one model, each with batches of its own: that one of them skips is its own affair."""
+    first = nn.Linear(8, 4)
+    models = [first, copy.deepcopy(first), copy.deepcopy(first)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-3) for m in models]
+    scalers = [gradscaler(2.0**14, growth_interval=6) for _ in models]
+
+    def iterate(_step: int) -> torch.Tensor:
+        total = torch.zeros(())
+        for model, optimizer, scaler in zip(models, optimizers, scalers, strict=True):
+            with half():
+                loss = 40.0 * model(torch.randn(8, 8)).float().square().mean()
+            backward(scaler, loss)
+            update(scaler, optimizer)
+            total += loss.detach()
+        return total
+
+    return Program(models, optimizers, iterate, scalers[0], steps=60, watched=first)
+
+
+@control
+def probes_that_lock_to_the_order_of_the_batches() -> Program:
+    """Five batches in the same order, one of them with larger gradients than the others."""
+    model = nn.Linear(8, 4)
+    batches = [torch.randn(16, 8) * (1.0 if n else 1.5) for n in range(5)]
+    scaler = gradscaler(2.0**18, growth_interval=7)
+
+    turn = iter(range(1000))
+
+    def forward() -> torch.Tensor:
+        return model(batches[next(turn) % 5]).float().square().mean()
+
+    return simple(model, forward, scaler=scaler, steps=150)
+
+
+@control
+def two_optimizers_of_which_one_is_louder() -> Program:
+    """The probes are all those of one optimizer: one step in a growth interval."""
+    loud, quiet = nn.Linear(8, 8), nn.Linear(8, 2)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-4) for m in (loud, quiet)]
+    scaler = gradscaler(2.0**20, growth_interval=10)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(16, 8)
+        with half():
+            loss = 100.0 * loud(x).float().square().mean() + quiet(x).float().square().mean()
+        backward(scaler, loss)
+        update(scaler, *optimizers)
+        return loss
+
+    return Program([loud, quiet], optimizers, iterate, scaler, steps=120)
+
+
+@control
+def a_loss_that_leaps_and_comes_back() -> Program:
+    """A few steps with too high a rate, and clipping that holds it."""
+    model = nn.Linear(16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    target = torch.randn(16, 1)
+
+    def iterate(step: int) -> torch.Tensor:
+        optimizer.param_groups[0]["lr"] = 0.8 if 20 <= step < 26 else 1e-2
+        x = torch.randn(64, 16)
+        loss = (model(x) - x @ target).square().mean()
+        backward(None, loss)
+        update(None, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, None, steps=80)
+
+
+@control
+def a_step_inside_of_a_region_that_is_left() -> Program:
+    """Forward, backward and step all under autocast, entered anew each time."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    optimizer = adamw(model)
+
+    def iterate(_step: int) -> torch.Tensor:
+        with brain():
+            loss = model(torch.randn(8, 8)).float().square().mean()
+            backward(None, loss)
+            update(None, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, None, steps=24)
+
+
+@control
+def two_losses_whose_forwards_come_first() -> Program:
+    """In one region: casts from before the first step, but forwards from before it as well."""
+    first, second = nn.Linear(8, 4), nn.Linear(8, 4)
+    optimizers = [adamw(first), adamw(second)]
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(8, 8)
+        with brain():
+            one = first(x).float().square().mean()
+            two = (first(x) + second(x)).float().square().mean()
+            backward(None, one)
+            optimizers[1].step()
+            backward(None, two)
+            optimizers[0].step()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        return two
+
+    return Program([first, second], optimizers, iterate, None, steps=24)

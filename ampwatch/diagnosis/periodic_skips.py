@@ -1,0 +1,203 @@
+"""Findings about skips that come back with a period."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from ampwatch.diagnosis.advice import ADVICE
+from ampwatch.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence import Iteration
+    from ampwatch.diagnosis.steps import Verdict
+
+RECURRENCES = 3
+"""Equal distances between skips that nothing else explains: chance makes three of them once in
+the square of the distance."""
+
+SHORTEST = 3
+"""Every second step may be skipped by a scale that is far too high, with a growth interval of 1."""
+
+RISES = 2.0
+"""Losses that rise by so much from the first to the last distance are a training that gets worse
+step by step: its skips come at even distances because its gradients grow evenly."""
+
+STANDS_OUT = 1.5
+"""A loss this much above all those between the skips has a term in it that they have not."""
+
+REMEMBERED = 4096
+"""Iterations whose losses are remembered, so the longest period that is looked for. Unit: steps."""
+
+SYMPTOMS = (
+    "scale_collapse",
+    "scale_below_one",
+    "scale_stuck_low",
+    "grad_underflow",
+    "range_too_wide",
+)
+"""What skips do to the scale, and a low scale to gradients."""
+
+
+class _Skip(NamedTuple):
+    """One skipped step.
+
+    Attributes:
+        step: The iteration.
+        since_growth: Steps taken since the scale has grown; infinite without a growth since
+            the skip before.
+        growths: Growths since the skip before.
+        stands_out: Its loss is unlike all those since the skip before.
+        level: Largest loss since the skip before.
+    """
+
+    step: int
+    since_growth: float
+    growths: int
+    stands_out: bool
+    level: float
+
+
+class PeriodicSkips:
+    """Looks at the distances between the skipped steps of each optimizer.
+
+    A skip right after a growth is the scaler's own search, and comes back every
+    ``growth_interval + 1`` steps. Where a small set of batches is gone through in the same order
+    the search locks to it, so where the scale grows once between two skips, the losses of the
+    skipped steps must stand out as well.
+
+    Args:
+        book: Where findings go.
+    """
+
+    def __init__(self, book: FindingBook) -> None:
+        self._book = book
+        self._skips: dict[int, deque[_Skip]] = {}
+        self._losses: deque[tuple[float, int]] = deque(maxlen=REMEMBERED)
+        self._growths = 0
+        self._since_growth = math.inf
+        self._attached = 0
+
+    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+        """Take in one judged iteration."""
+        if iteration.scaler is None:
+            return
+        if verdict.set_by_hand:
+            self._skips.clear()
+        if verdict.skipped:
+            stands_out = self._stands_out(iteration)
+            for index, found_inf in iteration.found_inf.items():
+                if found_inf:
+                    self._look_at(index, iteration, stands_out=stands_out)
+            self._losses.clear()
+            self._growths, self._since_growth = 0, math.inf
+        else:
+            self._losses.append((abs(iteration.loss), iteration.num_losses))
+            self._since_growth += 1
+            if verdict.grew:
+                self._growths, self._since_growth = self._growths + 1, 0
+        self._attach_symptoms()
+
+    def _stands_out(self, iteration: Iteration) -> bool:
+        """Whether the loss is unlike those since the last skip."""
+        if not iteration.num_losses or not self._losses:
+            return False
+        loss = abs(iteration.loss)
+        return iteration.num_losses > max(n for _, n in self._losses) or not (
+            loss <= STANDS_OUT * max(value for value, _ in self._losses)
+        )
+
+    def _look_at(self, index: int, iteration: Iteration, *, stands_out: bool) -> None:
+        skips = self._skips.setdefault(index, deque(maxlen=RECURRENCES + 1))
+        level = max([value for value, _ in self._losses], default=math.nan)
+        skip = _Skip(iteration.step, self._since_growth, self._growths, stands_out, level)
+        if _is_search(skip) and not _continues(skips, skip):
+            return
+        skips.append(skip)
+        period = _period(list(skips))
+        if period is None or iteration.scaler is None:
+            return
+        if period == iteration.scaler.growth_interval + 1 or self._is_data_fault(skips):
+            return
+        if not (_is_not_scale(skips) or all(s.stands_out for s in list(skips)[1:])):
+            return
+        self._say(index, iteration, period)
+
+    def _is_data_fault(self, skips: Sequence[_Skip]) -> bool:
+        return any(
+            f.first_step <= skips[-1].step and f.last_step >= skips[-2].step
+            for f in self._book.of_kind("nonfinite_input")
+        )
+
+    def _say(self, index: int, iteration: Iteration, period: int) -> None:
+        where, step = f"optimizer:{index}", iteration.step
+        evidence = {
+            "period": float(period),
+            "residue": float(step % period),
+            "loss_scale": iteration.loss_scale,
+        }
+        if self._book.again("periodic_skip", where, step, **evidence):
+            return
+        first = self._skips[index][0].step
+        self._book.make(
+            Finding(
+                kind="periodic_skip",
+                severity=Severity.WARNING,
+                where=where,
+                summary=(
+                    f"Every {period}th step of optimizer {index} is skipped, since step {first}, and"
+                    f" none in between: what the loss contains in those steps only is never"
+                    f" learnt from"
+                ),
+                advice=ADVICE["periodic_skip"],
+                phase="backward",
+                first_step=first,
+                last_step=step,
+                count=len(self._skips[index]),
+                evidence=evidence,
+            )
+        )
+
+    def _attach_symptoms(self) -> None:
+        made = self._book.of_kind("periodic_skip")
+        if not made or len(self._book.findings) == self._attached:
+            return
+        self._attached = len(self._book.findings)
+        for kind in SYMPTOMS:
+            for symptom in self._book.of_kind(kind):
+                if symptom.last_step >= made[0].first_step:
+                    self._book.explain(symptom, made[0])
+
+
+def _is_search(skip: _Skip) -> bool:
+    """Whether it is the first step with a scale that has just grown."""
+    return skip.since_growth == 0
+
+
+def _continues(skips: Sequence[_Skip], skip: _Skip) -> bool:
+    """Whether a skip comes when the distance of those before it says."""
+    newest = list(skips)[-2:]
+    return len(newest) == 2 and skip.step - newest[1].step == newest[1].step - newest[0].step
+
+
+def _period(skips: Sequence[_Skip]) -> int | None:
+    """Return the distance of the skips if all distances are the same, and there are enough."""
+    distances = {later.step - earlier.step for earlier, later in pairwise(skips)}
+    if len(skips) <= RECURRENCES or len(distances) != 1:
+        return None
+    (period,) = distances
+    return period if period >= SHORTEST else None
+
+
+def _is_not_scale(skips: Sequence[_Skip]) -> bool:
+    """Whether the scale cannot be why: it never grew in between, or grew more than it fell."""
+    first, *_, last = followers = list(skips)[1:]
+    growths = [skip.growths for skip in followers]
+    if any(growths):
+        return min(growths) > 1
+    return not last.level > RISES * first.level

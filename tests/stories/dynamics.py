@@ -1,0 +1,303 @@
+"""Scales that begin anew, steps that only some take, trainings that diverge, casts that are old."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._functorch.config
+from torch import nn
+
+from tests.stories.stage import Program, Stories, backward, gradscaler, half, update
+
+STORIES = Stories()
+
+
+def large(model: nn.Module, x: torch.Tensor, factor: float) -> torch.Tensor:
+    """Return a loss whose gradients only fit float16 at a small scale."""
+    with half():
+        out = model(x)
+    return factor * out.float().square().sum()
+
+
+@STORIES.tell("scale_reset", "api", "config")
+def a_checkpoint_without_the_scaler(*, sick: bool) -> Program:
+    """Another Adam over the same weights gets its moments back, another scaler gets nothing."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    held: dict[str, Any] = {
+        "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-5),
+        "scaler": gradscaler(),
+    }
+    program = Program([model], [], lambda _step: torch.zeros(()), held["scaler"], steps=44)
+
+    def iterate(step: int) -> torch.Tensor:
+        if step == 30:
+            saved = copy.deepcopy(
+                (model.state_dict(), held["optimizer"].state_dict(), held["scaler"].state_dict())
+            )
+            held["optimizer"] = torch.optim.AdamW(model.parameters(), lr=1e-5)
+            held["scaler"] = gradscaler()
+            model.load_state_dict(saved[0])
+            held["optimizer"].load_state_dict(saved[1])
+            if not sick:
+                held["scaler"].load_state_dict(saved[2])
+        loss = large(model, torch.randn(16, 16), 300.0)
+        backward(held["scaler"], loss)
+        update(held["scaler"], held["optimizer"])
+        program.trace.append((held["scaler"].get_scale(), 0.0))
+        return loss
+
+    program.iterate = iterate
+    return program
+
+
+@STORIES.tell("scale_reset", "api", "config")
+def a_fresh_state_loaded_into_the_scaler(*, sick: bool) -> Program:
+    """A resume that hands the scaler what a new scaler says of itself; two optimizers, clipping."""
+    front, back = nn.Linear(12, 24), nn.Linear(24, 3)
+    optimizers = [
+        torch.optim.SGD(front.parameters(), lr=1e-7, momentum=0.9),
+        torch.optim.Adam(back.parameters(), lr=1e-5, fused=True),
+    ]
+    scaler = gradscaler()
+
+    def iterate(step: int) -> torch.Tensor:
+        if step == 28:
+            scaler.load_state_dict((gradscaler() if sick else scaler).state_dict())
+        loss = large(nn.Sequential(front, back), torch.randn(8, 12), 1000.0)
+        backward(scaler, loss)
+        update(scaler, *optimizers, clip=1.0)
+        return loss
+
+    return Program([front, back], optimizers, iterate, scaler, steps=40)
+
+
+def _lazy_term(*, sick: bool, every: int, growth_interval: int, alone: bool) -> Program:
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    scaler = gradscaler(1024.0, growth_interval=growth_interval)
+
+    def iterate(step: int) -> torch.Tensor:
+        x = torch.randn(32, 16)
+        with half():
+            loss = (model(x).float() - 1.0).square().mean()
+        if step % every == every - 1:
+            with half():
+                term = (1e9 if sick else 1e-2) * model(x).float().square().mean()
+            if alone:
+                backward(scaler, term)
+            else:
+                loss = loss + term
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler, steps=5 * every)
+
+
+@STORIES.tell("periodic_skip", "optimizer:0", "backward")
+def a_regularisation_every_16_steps(*, sick: bool) -> Program:
+    """The scale recovers in between, and meets it again."""
+    return _lazy_term(sick=sick, every=16, growth_interval=10, alone=False)
+
+
+@STORIES.tell("periodic_skip", "optimizer:0", "backward")
+def a_penalty_with_a_backward_of_its_own(*, sick: bool) -> Program:
+    """No growth in between: the scale is halved each time."""
+    return _lazy_term(sick=sick, every=9, growth_interval=2000, alone=True)
+
+
+def _players(*, sick: bool, together: bool, adam: bool) -> Program:
+    maker, judge = nn.Linear(8, 16), nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+    kind: Any = torch.optim.Adam if adam else torch.optim.SGD
+    optimizers = [kind(judge.parameters(), lr=1e-5), kind(maker.parameters(), lr=1e-5)]
+    scaler = gradscaler(4096.0)
+    loud = nn.functional.softplus
+
+    def iterate(step: int) -> torch.Tensor:
+        noise = torch.randn(16, 8)
+        with half():
+            fake = maker(noise)
+            real = judge(torch.randn(16, 16)).float()
+            loss = loud(-real).mean() + loud(judge(fake.detach()).float()).mean()
+        backward(scaler, loss)
+        if not together:
+            update(scaler, optimizers[0])
+        judge.requires_grad_(requires_grad=False)
+        with half():
+            made = loud(-judge(maker(noise)).float()).mean()
+        if sick and step % 3:
+            made = made * 1e12
+        backward(scaler, made)
+        judge.requires_grad_(requires_grad=True)
+        update(scaler, *(optimizers if together else optimizers[1:]))
+        return loss
+
+    return Program([judge, maker], optimizers, iterate, scaler, steps=24)
+
+
+@STORIES.tell("shared_scaler_desync", "optimizer:1", "optimizer")
+def a_generator_that_is_skipped_while_its_judge_learns(*, sick: bool) -> Program:
+    """One update for both."""
+    return _players(sick=sick, together=True, adam=True)
+
+
+@STORIES.tell("shared_scaler_desync", "optimizer:1", "optimizer")
+def two_updates_of_one_scaler(*, sick: bool) -> Program:
+    """Each player has an update of its own, of the same scaler."""
+    return _players(sick=sick, together=False, adam=False)
+
+
+def _copies(*, sick: bool, count: int, adam: bool) -> Program:
+    first = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 2))
+    models = [first, *(copy.deepcopy(first) for _ in range(count - 1))]
+    kind: Any = torch.optim.AdamW if adam else torch.optim.SGD
+    optimizers = [kind(m.parameters(), lr=1e-2) for m in models]
+    scalers = [gradscaler(256.0) for _ in models]
+
+    def iterate(step: int) -> torch.Tensor:
+        batch, total = torch.randn(8, 6), torch.zeros(())
+        for number, (model, optimizer, scaler) in enumerate(
+            zip(models, optimizers, scalers, strict=True)
+        ):
+            with half():
+                out = model(batch)
+            loss = out.float().square().mean()
+            bad = sick and step == 6 and number == count - 1
+            backward(scaler, loss * 1e12 if bad else loss)
+            update(scaler, optimizer)
+            total += loss.detach()
+        return total
+
+    return Program(models, optimizers, iterate, scalers[0], steps=10, watched=first)
+
+
+@STORIES.tell("rank_found_inf_mismatch", "optimizer:0", "optimizer")
+def a_copy_that_skips_alone(*, sick: bool) -> Program:
+    """Two copies of a model, one batch."""
+    return _copies(sick=sick, count=2, adam=False)
+
+
+@STORIES.tell("rank_found_inf_mismatch", "optimizer:0", "optimizer")
+def one_of_four_copies_that_skips(*, sick: bool) -> Program:
+    """Nothing is watched of the one that skips."""
+    return _copies(sick=sick, count=4, adam=True)
+
+
+@STORIES.tell("divergence", "loss", "forward")
+def a_rate_that_is_too_high_in_float32(*, sick: bool) -> Program:
+    """No autocast, no scaler: the loss is only seen where backward is called."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2 if sick else 0.01)
+    x, y = torch.randn(32, 8), torch.randn(32, 1)
+
+    def iterate(_step: int) -> torch.Tensor:
+        loss = (model(3.0 * x) - y).square().mean()
+        backward(None, loss)
+        update(None, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, steps=24)
+
+
+@STORIES.tell("divergence", "loss", "forward")
+def a_rate_that_is_too_high_under_autocast(*, sick: bool) -> Program:
+    """Step by step the weights grow, until the activations leave float16."""
+    model = nn.Linear(16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.16 if sick else 0.01)
+    scaler = gradscaler(64.0)
+    x, y = torch.randn(64, 16), torch.randn(64, 1)
+
+    def iterate(_step: int) -> torch.Tensor:
+        with half():
+            out = model(2.0 * x)
+        loss = (out.float() - y).square().mean()
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler, steps=60)
+
+
+def _one_region(model: nn.Module, optimizer: Any, scaler: Any, *, how: str) -> Program:
+    x, y = torch.randn(16, 8), torch.randn(16, 1)
+
+    def several(_step: int) -> torch.Tensor:
+        kept = torch.autocast("cpu", dtype=torch.float16, cache_enabled=how != "no cache")
+        with kept:
+            for _ in range(4):
+                loss = (model(x).float() - y).square().mean()
+                backward(scaler, loss)
+                update(scaler, optimizer)
+                if how == "cleared":
+                    torch.clear_autocast_cache()
+        return loss
+
+    return Program([model], [optimizer], several, scaler, steps=3)
+
+
+@STORIES.tell("stale_autocast_cache", "param:weight", "forward")
+def an_epoch_in_one_region(*, sick: bool) -> Program:
+    """The twin clears the cache after each step."""
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    return _one_region(model, optimizer, gradscaler(64.0), how="stale" if sick else "cleared")
+
+
+@STORIES.tell("stale_autocast_cache", "param:0.weight", "forward")
+def an_epoch_of_a_deeper_model_in_one_region(*, sick: bool) -> Program:
+    """Without a scaler, a fused optimizer; the twin does not let autocast keep casts."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    return _one_region(model, optimizer, None, how="stale" if sick else "no cache")
+
+
+class Protected(nn.Module):
+    """A body under autocast, and a head that is kept out of it."""
+
+    def __init__(self, *, bias: bool) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 2, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.body(x))
+        with torch.autocast("cpu", enabled=False):
+            return self.head(hidden.float())
+
+
+def _compiled(*, sick: bool, bias: bool, steps: int) -> Program:
+    model = Protected(bias=bias)
+    with torch.no_grad():
+        model.body.weight.fill_(0.5)
+        model.body.weight[4:].fill_(1e-3)
+        model.body.bias.zero_()
+    optimizer = torch.optim.SGD([torch.zeros((), requires_grad=True)], lr=0.0)
+
+    def iterate(_step: int) -> torch.Tensor:
+        torch._dynamo.reset()
+        with torch._functorch.config.patch(
+            backward_pass_autocast="off" if sick is False else "same_as_forward"
+        ):
+            compiled = torch.compile(model, backend="aot_eager")
+            with half():
+                out = compiled(torch.ones(2, 8))
+            loss = 9000.0 * out.sum()
+            loss.backward()
+        return loss
+
+    return Program([model], [optimizer], iterate, None, steps=steps)
+
+
+@STORIES.tell("compile_backward_autocast", "param:head.weight", "backward")
+def a_compiled_model_with_a_head_in_float32(*, sick: bool) -> Program:
+    """Nothing but a backward."""
+    return _compiled(sick=sick, bias=True, steps=1)
+
+
+@STORIES.tell("compile_backward_autocast", "param:head.weight", "backward")
+def a_head_without_a_bias(*, sick: bool) -> Program:
+    """Some of its weights get a gradient that fits."""
+    return _compiled(sick=sick, bias=False, steps=2)

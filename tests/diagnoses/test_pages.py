@@ -105,9 +105,8 @@ def test_the_program_has_the_one_finding_that_its_page_promises(page: Path) -> N
     roots = [f for f in findings if f.root]
     of_kind = [f for f in roots if f.kind == promise.kind]
     assert promise.kind == page.stem
-    assert [(f.kind, f.where, f.phase) for f in of_kind] == [
-        (promise.kind, promise.where, promise.phase)
-    ], places(findings)
+    assert [(f.kind, f.where) for f in of_kind] == [(promise.kind, promise.where)], places(findings)
+    assert of_kind[0].phase == (promise.phase or of_kind[0].phase)
     assert places([f for f in roots if f.severity in ALARMS and f.kind != promise.kind]) == []
     assert of_kind[0].severity == (promise.severity or of_kind[0].severity)
     assert of_kind[0].severity in ALARMS or promise.severity == "info"

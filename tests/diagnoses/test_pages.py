@@ -78,7 +78,7 @@ def run(page: Path, heading: str) -> list[Finding]:
     """Run a program of a page as a user would: from the top, in a process that is seeded."""
     torch.manual_seed(0)
     names: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(program_of(page, heading), f"{page.name}: {heading}", "exec"), names)  # noqa: S102
+    exec(compile(program_of(page, heading), f"{page.name}: {heading}", "exec"), names)
     watch = names["watch"]
     assert isinstance(watch, ampwatch.Monitor)
     return list(watch.findings)

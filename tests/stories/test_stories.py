@@ -9,8 +9,22 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.sensors import sampling
-from tests.stories import gradients, losses, outputs, scale, state, updates
-from tests.stories.healthy import CONTROLS
+from tests.stories import (
+    backward,
+    communication,
+    forward,
+    fp8,
+    gradients,
+    losses,
+    not_amp,
+    outputs,
+    rounding,
+    scale,
+    small_numbers,
+    state,
+    updates,
+)
+from tests.stories.healthy import CONTROLS as HEALTHY
 from tests.stories.stage import ALARMS, LEVELS, alarms, bare_digest, watch
 
 if TYPE_CHECKING:
@@ -18,10 +32,21 @@ if TYPE_CHECKING:
 
     from tests.stories.stage import Program, Story
 
-STORIES = [
-    story
-    for programs in (gradients, scale, losses, outputs, updates, state)
-    for story in programs.STORIES
+OF_SAMPLES = (gradients, scale, losses, outputs, updates, state)
+"""What the ranges of tensors tell, taken now and then."""
+
+OF_OPS = (forward, small_numbers, backward, rounding, fp8, communication, not_amp)
+"""What only the ops themselves tell."""
+
+STORIES = [story for programs in (*OF_SAMPLES, *OF_OPS) for story in programs.STORIES]
+
+CONTROLS = [
+    *HEALTHY,
+    *(
+        control
+        for programs in (forward, small_numbers, rounding, fp8, not_amp)
+        for control in programs.CONTROLS
+    ),
 ]
 
 # torch says so where the first step of a training is skipped; that is as it should be.

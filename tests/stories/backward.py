@@ -93,3 +93,27 @@ def a_root_with_a_backward_of_ones_own(*, sick: bool) -> Program:
         scaler,
         shows=lambda: all(map(math.isfinite, losses)) and scaler.get_scale() < 1e-2,
     )
+
+
+def norms_of_vectors_that_are_zero() -> Program:
+    """PyTorch divides by the zero length in backward, and says that the slope is 0 there."""
+    model = nn.Linear(6, 8, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = gradscaler(2.0**8)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(12, 6)
+        x[4:7] = 0.0
+        with half():
+            h = model(x)
+            penalty = (h.norm(dim=1).float() - 1.0).square().mean()
+            spread = h.float().std(1).mean()
+        loss = penalty + spread
+        go_back(scaler, loss)
+        update(scaler, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler)
+
+
+CONTROLS = (norms_of_vectors_that_are_zero,)

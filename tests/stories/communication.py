@@ -6,7 +6,9 @@ import copy
 import math
 
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.stories.stage import Program, Stories, backward, update
 
@@ -74,3 +76,40 @@ def a_norm_of_the_gradients_computed_in_float16(*, sick: bool) -> Program:
         return stays and not any(map(math.isfinite, norms))
 
     return Program([model], [optimizer], iterate, shows=shows)
+
+
+@STORIES.tell("reduce_overflow", "param:weight", "backward", "_to_copy")
+def gradients_that_ddp_compresses_to_float16(*, sick: bool) -> Program:
+    """PyTorch's own hook, and nothing that scales: 2e5 is finite until it is sent."""
+    _leave_the_group()
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    model = nn.Linear(6, 1, bias=False)
+    parallel = DistributedDataParallel(model)
+    parallel.register_comm_hook(
+        None, default_hooks.fp16_compress_hook if sick else default_hooks.allreduce_hook
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    local: list[bool] = []
+    lost: list[bool] = []
+    steps = 24
+
+    def iterate(step: int) -> torch.Tensor:
+        x = 30.0 + torch.rand(16, 6)
+        if step == 0:
+            alone = (nn.functional.linear(x, model.weight) - 3000.0).square().mean()
+            (gradient,) = torch.autograd.grad(alone, [model.weight])
+            local.append(bool(gradient.isfinite().all()))
+        loss = (parallel(x) - 3000.0).square().mean()
+        backward(None, loss)
+        lost.append(not bool(model.weight.grad.isfinite().all()))
+        update(None, optimizer)
+        if step == steps - 1:
+            _leave_the_group()
+        return loss
+
+    return Program([model], [optimizer], iterate, steps=steps, shows=lambda: all(local) and lost[0])
+
+
+def _leave_the_group() -> None:
+    if distributed.is_initialized():
+        distributed.destroy_process_group()

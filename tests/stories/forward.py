@@ -327,7 +327,48 @@ def a_swish_written_with_exp() -> Program:
     return Program([model], [optimizer], iterate, scaler)
 
 
+def a_running_maximum_that_begins_at_minus_infinity() -> Program:
+    """A pooling written by hand, over segments; the sentinel is gone after the first element."""
+    model = nn.Sequential(nn.Linear(6, 12), nn.Linear(12, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = gradscaler(2.0**8)
+
+    def iterate(_step: int) -> torch.Tensor:
+        sequence, labels = torch.randn(8, 5, 6), torch.randint(0, 2, (8,))
+        with half():
+            best = torch.full((8, 12), float("-inf"), dtype=torch.float16)
+            for t in range(5):
+                best = torch.maximum(best, model[0](sequence[:, t]))
+            loss = nn.functional.cross_entropy(model[1](best), labels)
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler)
+
+
+def large_and_steady_activations() -> Program:
+    """30000 from the first step to the last: no room to spare, and none needed."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 2))
+    nn.init.constant_(model[0].bias, 30000.0)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=1e-2)
+    scaler = gradscaler(2.0**8)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x, labels = torch.randn(16, 8), torch.randint(0, 2, (16,))
+        with half():
+            h = model[0](x)
+            loss = nn.functional.cross_entropy(model[2](model[1](h.float())), labels)
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler)
+
+
 CONTROLS = (
     adjacency_as_a_logarithm_with_a_neighbour_in_each_row,
     a_swish_written_with_exp,
+    a_running_maximum_that_begins_at_minus_infinity,
+    large_and_steady_activations,
 )

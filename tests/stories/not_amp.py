@@ -129,4 +129,42 @@ def a_loss_that_rises_and_falls_with_a_warm_up() -> Program:
     return Program([model], [optimizer], iterate, scaler, steps=40)
 
 
-CONTROLS = (a_loss_that_rises_and_falls_with_a_warm_up,)
+class _Mending(nn.Module):
+    """Knows that values are missing, and says so to the layers behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        known = x.isfinite()
+        x = torch.cat([torch.where(known, x, 0.0), known.to(x.dtype)], dim=1)
+        out: torch.Tensor = self.body(x) + bias.softmax(dim=1).sum(1, keepdim=True)
+        return out
+
+
+def missing_values_and_masks_that_the_model_knows_about() -> Program:
+    """NaN where nothing was measured, minus infinity where nothing may be looked at."""
+    model = _Mending()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = gradscaler(2.0**8)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(16, 5)
+        x[torch.rand(16, 5) < 0.2] = float("nan")
+        bias = torch.zeros(16, 4)
+        bias[:, 2:] = float("-inf")
+        with half():
+            out = model(x, bias)
+        loss = (out.float() - 2.0).square().mean()
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler)
+
+
+CONTROLS = (
+    a_loss_that_rises_and_falls_with_a_warm_up,
+    missing_values_and_masks_that_the_model_knows_about,
+)

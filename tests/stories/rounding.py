@@ -153,4 +153,29 @@ def eight_micro_batches_in_bfloat16() -> Program:
     return Program([model], [optimizer], iterate)
 
 
-CONTROLS = (a_target_network_that_is_copied_now_and_then, eight_micro_batches_in_bfloat16)
+def an_average_that_has_arrived() -> Program:
+    """The weights are frozen, and the bfloat16 average is equal to them."""
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 2))
+    model[0].requires_grad_(requires_grad=False)
+    with torch.no_grad():
+        model[0].weight.copy_(model[0].weight.bfloat16())
+    average = copy.deepcopy(model[0]).bfloat16()
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(16, 8)
+        loss = (model(x) - 1.0).square().mean()
+        backward(None, loss)
+        update(None, optimizer)
+        with torch.no_grad():
+            average.weight.lerp_(model[0].weight.bfloat16(), 1e-3)
+        return loss
+
+    return Program([model], [optimizer], iterate, steps=32)
+
+
+CONTROLS = (
+    a_target_network_that_is_copied_now_and_then,
+    eight_micro_batches_in_bfloat16,
+    an_average_that_has_arrived,
+)

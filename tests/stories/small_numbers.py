@@ -280,7 +280,28 @@ def whole_numbers_that_bfloat16_can_count() -> Program:
     return Program([model], [optimizer], iterate)
 
 
+def a_sum_in_bfloat16_that_nothing_is_added_to() -> Program:
+    """Penalties that are mostly zero, in the dtype of the model."""
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    total = torch.zeros((), dtype=torch.bfloat16)
+
+    def iterate(step: int) -> torch.Tensor:
+        with brain():
+            out = model(torch.randn(16, 6))
+        loss = (out.float() - 1.0).square().mean()
+        backward(None, loss)
+        update(None, optimizer)
+        for penalty in torch.relu(out.detach().mean(0) - 100.0):
+            total.add_(penalty)
+        total.add_(1.0 if step % 4 == 0 else 0.0)
+        return loss
+
+    return Program([model], [optimizer], iterate, steps=32)
+
+
 CONTROLS = (
     a_constant_feature_whose_spread_is_computed_in_float32,
     whole_numbers_that_bfloat16_can_count,
+    a_sum_in_bfloat16_that_nothing_is_added_to,
 )

@@ -44,7 +44,7 @@ CONTROLS = [
     *HEALTHY,
     *(
         control
-        for programs in (forward, small_numbers, rounding, fp8, not_amp)
+        for programs in (forward, small_numbers, backward, rounding, fp8, not_amp)
         for control in programs.CONTROLS
     ),
 ]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ampwatch
-from ampwatch.sensors import sampling
+from ampwatch.sensors import machine, sampling
 from tests.stories.stage import ALARMS
 
 if TYPE_CHECKING:
@@ -36,10 +36,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda':UserWarning"),
     pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*GradScaler is enabled, but CUDA:UserWarning"),
-    pytest.mark.usefixtures("one_thread", "nothing_compiled"),
+    pytest.mark.usefixtures("one_thread"),
 ]
 
+WITH_A_PROGRAM = [page for page in PAGES if "```python" in page.read_text()]
+"""The others need a GPU, and say so."""
+
 of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+of_each_program = pytest.mark.parametrize("page", WITH_A_PROGRAM, ids=lambda page: page.stem)
 
 
 @dataclass(frozen=True)
@@ -90,12 +94,18 @@ def places(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
 
 
 @pytest.fixture(autouse=True)
-def samples_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many pieces a sample is split into depends on how busy this machine is."""
+def machine_of_the_page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What depends on the machine, or on the tests before, is as the page has it."""
+    # How many pieces a sample is split into depends on how busy this machine is.
     monkeypatch.setattr(sampling, "WORST_SHARE", math.inf)
+    page = request.getfixturevalue("page").stem if "page" in request.fixturenames else ""
+    if page == "cpu_isa_missing":
+        monkeypatch.setattr(machine, "cpu_dtypes", lambda _=None: frozenset())
+    if not page.startswith("compile_"):
+        request.getfixturevalue("nothing_compiled")
 
 
-@of_each_page
+@of_each_program
 def test_the_program_has_the_one_finding_that_its_page_promises(page: Path) -> None:
     """One root of the kind of the page, at its place, and no other root that is an alarm."""
     promise = promise_of(page)
@@ -114,7 +124,7 @@ def test_the_program_has_the_one_finding_that_its_page_promises(page: Path) -> N
     assert of_kind[0].advice
 
 
-@of_each_page
+@of_each_program
 def test_the_finding_names_the_op_of_the_page(page: Path) -> None:
     """Where the page names one."""
     promise = promise_of(page)
@@ -126,7 +136,7 @@ def test_the_finding_names_the_op_of_the_page(page: Path) -> None:
     assert [f.op for f in findings if f.root and f.kind == promise.kind] == [promise.op]
 
 
-@of_each_page
+@of_each_program
 def test_the_program_with_the_remedy_is_left_alone(page: Path) -> None:
     """Neither a warning nor a critical, root or not; nor the kind of the page as an info."""
     findings = run(page, REMEDY)
@@ -135,7 +145,7 @@ def test_the_program_with_the_remedy_is_left_alone(page: Path) -> None:
     assert places([f for f in findings if f.kind == promise_of(page).kind]) == []
 
 
-@of_each_page
+@of_each_program
 @pytest.mark.parametrize("heading", [PROGRAM, REMEDY])
 def test_a_program_of_a_page_is_minimal_and_ends_with_the_report(page: Path, heading: str) -> None:
     """A reader takes it in at a glance, and sees the words when running it."""
@@ -157,6 +167,13 @@ def test_a_page_has_every_section(page: Path) -> None:
         "What it is not",
         "How the finding reads",
     ]
+
+
+@of_each_page
+def test_a_page_without_a_program_says_that_it_takes_a_gpu(page: Path) -> None:
+    """A reader on a laptop does not look for it."""
+    if page not in WITH_A_PROGRAM:
+        assert "It takes a GPU" in page.read_text()
 
 
 def test_the_list_of_pages_names_each_page() -> None:

@@ -273,7 +273,7 @@ def a_node_of_a_graph_without_a_neighbour(*, sick: bool) -> Program:
 
 @STORIES.tell("masked_row_nan", "loss", "forward", "_log_softmax")
 def a_game_that_is_over_and_has_no_legal_move(*, sick: bool) -> Program:
-    """Policy gradient; bfloat16, no scaler: NaN reaches the weights in the first step."""
+    """Policy gradient in bfloat16. ``masked_fill`` keeps NaN out of the gradients: only the loss is lost."""
     policy = nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 6))
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
     losses: list[float] = []

@@ -40,7 +40,7 @@ class Program:
         watched: What the user hands to ``monitor`` as the model.
         settings: What else the user hands to it.
         overflowed_at: The iteration in which an output left the format first; -1 if none.
-        shows: Says, after the run and without ampwatch, whether it went wrong.
+        shows: Whether it fails as its story says, asked after the run; without ampwatch's help.
     """
 
     models: Sequence[nn.Module]
@@ -90,7 +90,7 @@ class Story:
         where: Its place.
         phase: Its phase.
         build: Builds the program, sick or healthy.
-        op: The ATen op at fault; empty where none is.
+        op: Its op, if one is to be named.
     """
 
     kind: str

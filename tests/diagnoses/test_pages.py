@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,10 +15,13 @@ import torch
 
 import ampwatch
 from ampwatch.sensors import machine, sampling
+from tests.stories.births import BORN, Birth, Births
 from tests.stories.stage import ALARMS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from torch import nn
 
     from ampwatch.records import Finding
 
@@ -78,14 +82,36 @@ def program_of(page: Path, heading: str) -> str:
     return str(block)
 
 
-def run(page: Path, heading: str) -> list[Finding]:
-    """Run a program of a page as a user would: from the top, in a process that is seeded."""
+def execute(page: Path, heading: str) -> Any:
+    """Run a program of a page as a user would, from the top; return its ``watch``."""
     torch.manual_seed(0)
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(program_of(page, heading), f"{page.name}: {heading}", "exec"), names)
-    watch = names["watch"]
+    return names["watch"]
+
+
+def run(page: Path, heading: str) -> list[Finding]:
+    """Run a program of a page; return what ampwatch has found."""
+    watch = execute(page, heading)
     assert isinstance(watch, ampwatch.Monitor)
     return list(watch.findings)
+
+
+class Unwatched:
+    """Stands where a monitor would, and only lists births, by a reference that is slow."""
+
+    def __init__(self, births: Births) -> None:
+        self.births = births
+
+    def report(self) -> str:
+        return ""
+
+
+@contextmanager
+def unwatched(models: nn.Module | list[nn.Module], *_: Any, **__: Any) -> Iterator[Unwatched]:
+    """Stand in for ``ampwatch.monitor``."""
+    with Births(models if isinstance(models, list) else [models]) as births:
+        yield Unwatched(births)
 
 
 def places(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
@@ -143,6 +169,27 @@ def test_the_program_with_the_remedy_is_left_alone(page: Path) -> None:
 
     assert places([f for f in findings if f.severity in ALARMS]) == []
     assert places([f for f in findings if f.kind == promise_of(page).kind]) == []
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in WITH_A_PROGRAM if p.stem in BORN], ids=lambda page: page.stem
+)
+def test_the_failure_of_a_page_is_there_without_ampwatch(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the op and place that the page names; and the remedy takes it away."""
+    promise = promise_of(page)
+    monkeypatch.setattr(ampwatch, "monitor", unwatched)
+
+    sick = execute(page, PROGRAM).births.seen
+    well = execute(page, REMEDY).births.seen
+
+    # What the remedy has as well is taken out by what comes after it.
+    first = next(birth for birth in sick if birth not in well)
+    assert first.op == (promise.op or first.op)
+    if promise.phase in {"forward", "eval"}:
+        assert first == Birth(promise.where, first.op, promise.phase)
+        assert [birth for birth in well if birth.phase == promise.phase] == []
 
 
 @of_each_program

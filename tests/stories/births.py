@@ -17,6 +17,20 @@ WRITTEN = ("masked_fill", "full", "fill", "where", "empty", "new_empty", "scalar
 """Ops that put an infinity where the program says so."""
 
 
+BORN = frozenset(
+    {
+        "forward_overflow",
+        "silent_overflow",
+        "masked_row_nan",
+        "forward_nan_underflow",
+        "backward_nonfinite_any_scale",
+        "fp8_scale_nonfinite",
+        "reduce_overflow",
+    }
+)
+"""Kinds of findings in which one op makes something that is not finite of what is."""
+
+
 class Birth(NamedTuple):
     """An op with finite inputs and an output that is not; backward has no place in a module."""
 

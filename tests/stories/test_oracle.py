@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.stories import backward, communication, forward, fp8, not_amp, rounding, small_numbers
-from tests.stories.births import Birth, Births
+from tests.stories.births import BORN, Birth, Births
 from tests.stories.stage import seed
 
 if TYPE_CHECKING:
@@ -18,17 +18,6 @@ STORIES = [
     for programs in (forward, small_numbers, backward, rounding, fp8, communication, not_amp)
     for story in programs.STORIES
 ]
-
-BORN = {
-    "forward_overflow",
-    "silent_overflow",
-    "masked_row_nan",
-    "forward_nan_underflow",
-    "backward_nonfinite_any_scale",
-    "fp8_scale_nonfinite",
-    "reduce_overflow",
-}
-"""Kinds in which one op makes something that is not finite of what is."""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),

@@ -9,20 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.sensors import sampling
-from tests.stories import dynamics, gradients, losses, outputs, scale, state, updates
-from tests.stories.healthy import CONTROLS
+from tests.stories import outputs
+from tests.stories.collection import CONTROLS, STORIES
 from tests.stories.stage import ALARMS, LEVELS, alarms, bare_digest, watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from ampwatch.records import Finding
     from tests.stories.stage import Program, Story
-
-STORIES = [
-    story
-    for programs in (gradients, scale, losses, outputs, updates, state, dynamics)
-    for story in programs.STORIES
-]
 
 # torch says so where the first step of a training is skipped; that is as it should be.
 pytestmark = [
@@ -40,6 +35,11 @@ def samples_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "WORST_SHARE", math.inf)
 
 
+def ops(findings: Sequence[Finding], kind: str) -> list[str]:
+    """Return the op of each root of a kind."""
+    return [f.op for f in findings if f.root and f.kind == kind]
+
+
 @at_each_level
 @of_each_story
 def test_what_is_wrong_is_the_one_root_finding(story: Story, level: str) -> None:
@@ -48,6 +48,7 @@ def test_what_is_wrong_is_the_one_root_finding(story: Story, level: str) -> None
 
     assert alarms(monitor.findings) == [(story.kind, story.where, story.phase)]
     assert all(f.root or f.caused_by for f in monitor.findings)
+    assert not story.op or ops(monitor.findings, story.kind) == [story.op]
     assert program.digest() == bare_digest(story.build, sick=True)
 
 

@@ -1,0 +1,119 @@
+"""Slopes that are infinite, whatever the loss is multiplied by."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from tests.stories.stage import Program, Stories, gradscaler, half, update
+from tests.stories.stage import backward as go_back
+
+STORIES = Stories()
+
+
+@STORIES.tell("backward_nonfinite_any_scale", "param:render.weight", "backward", "pow")
+def a_renderer_whose_gamma_is_applied_to_black(*, sick: bool) -> Program:
+    """``sigmoid(-20)`` is 0 in float16, and x ** 0.45 is vertical there. Only the last layer learns."""
+    model = nn.Module()
+    model.field = nn.Sequential(nn.Linear(3, 16), nn.ReLU())
+    model.render = nn.Linear(16, 3, bias=False)
+    model.field.requires_grad_(requires_grad=False)
+    with torch.no_grad():
+        model.field[0].bias.fill_(2.0)
+        model.render.weight.fill_(-1.0)
+    optimizer = torch.optim.Adam([model.render.weight], lr=1e-4)
+    scaler = gradscaler(2.0**12)
+    losses: list[float] = []
+
+    def iterate(_step: int) -> torch.Tensor:
+        rays = torch.rand(32, 3)
+        with half():
+            density = model.render(model.field(rays))
+            light = torch.sigmoid(density if sick else density.float()) + (0.0 if sick else 1e-3)
+            colour = light.pow(1.0 / 2.2)
+        loss = (colour.float() - 0.2).square().mean()
+        go_back(scaler, loss)
+        update(scaler, optimizer)
+        losses.append(float(loss.detach()))
+        return loss
+
+    return Program(
+        [model],
+        [optimizer],
+        iterate,
+        scaler,
+        shows=lambda: all(map(math.isfinite, losses)) and scaler.get_scale() < 1e-2,
+    )
+
+
+class _Scores(torch.autograd.Function):
+    """The root of a score, with a backward of its own."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor) -> torch.Tensor:
+        root = x.sqrt()
+        ctx.save_for_backward(root)
+        return root
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> torch.Tensor:
+        (root,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return grad * torch.reciprocal(2.0 * root)
+
+
+@STORIES.tell("backward_nonfinite_any_scale", "param:1.weight", "backward", "reciprocal")
+def a_root_with_a_backward_of_ones_own(*, sick: bool) -> Program:
+    """Squares of small activations are 0 in float16; an autograd.Function divides by their root."""
+    model = nn.Sequential(nn.LayerNorm(12, elementwise_affine=False), nn.Linear(12, 6, bias=False))
+    with torch.no_grad():
+        model[1].weight.mul_(1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-8, momentum=0.9)
+    scaler = gradscaler(2.0**10)
+    losses: list[float] = []
+
+    def iterate(_step: int) -> torch.Tensor:
+        total = torch.zeros(())
+        for _ in range(2):
+            with half():
+                h = model(torch.randn(16, 12))
+                energy = h * h if sick else h.float() ** 2 + 1e-6
+                loss = _Scores.apply(energy).float().mean() / 2
+            go_back(scaler, loss)
+            total += loss.detach()
+        update(scaler, optimizer)
+        losses.append(float(total))
+        return total
+
+    return Program(
+        [model],
+        [optimizer],
+        iterate,
+        scaler,
+        shows=lambda: all(map(math.isfinite, losses)) and scaler.get_scale() < 1e-2,
+    )
+
+
+def norms_of_vectors_that_are_zero() -> Program:
+    """PyTorch divides by the zero length in backward, and says that the slope is 0 there."""
+    model = nn.Linear(6, 8, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = gradscaler(2.0**8)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(12, 6)
+        x[4:7] = 0.0
+        with half():
+            h = model(x)
+            penalty = (h.norm(dim=1).float() - 1.0).square().mean()
+            spread = h.float().std(1).mean()
+        loss = penalty + spread
+        go_back(scaler, loss)
+        update(scaler, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler)
+
+
+CONTROLS = (norms_of_vectors_that_are_zero,)

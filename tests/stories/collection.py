@@ -1,0 +1,31 @@
+"""All programs there are, from all modules beside this one."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
+
+import tests.stories
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.stories.stage import Program, Story
+
+APART = ("collection", "stage", "precision")
+"""Modules that hold none, and one whose programs have a test of their own."""
+
+_MODULES = [
+    import_module(f"tests.stories.{module.name}")
+    for module in iter_modules(tests.stories.__path__)
+    if not module.name.startswith("test_") and module.name not in APART
+]
+
+
+def _all(name: str) -> list[Any]:
+    return [thing for module in _MODULES for thing in getattr(module, name, ())]
+
+
+STORIES: list[Story] = _all("STORIES")
+CONTROLS: list[Callable[[], Program]] = _all("CONTROLS")

@@ -1,0 +1,374 @@
+"""Forwards that leave float16, loudly or not, and softmax without anything to choose from."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, update
+
+STORIES = Stories()
+
+
+class _Residual(nn.Module):
+    """A residual block without normalisation."""
+
+    def __init__(self, width: int, gain: float) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        with torch.no_grad():
+            self.conv.weight.mul_(gain)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(self.conv(x))
+
+
+@STORIES.tell("forward_overflow", "blocks.3.conv", "forward", "convolution")
+def a_convnet_without_norms_that_is_twelve_times_louder_in_each_block(*, sick: bool) -> Program:
+    """Images of ordinary size; the fourth convolution leaves float16. Nesterov, two groups."""
+    model = nn.Module()
+    model.stem = nn.Conv2d(3, 8, 3, padding=1)
+    model.blocks = nn.ModuleList(_Residual(8, 40.0 if sick else 1.0) for _ in range(5))
+    model.head = nn.Linear(8, 5)
+    optimizer = torch.optim.SGD(
+        [{"params": model.blocks.parameters(), "lr": 1e-6}, {"params": model.head.parameters()}],
+        lr=1e-3,
+        momentum=0.9,
+        nesterov=True,
+    )
+    scaler = gradscaler(2.0**8)
+    losses: list[float] = []
+
+    def iterate(_step: int) -> torch.Tensor:
+        images, labels = torch.randn(4, 3, 8, 8), torch.randint(0, 5, (4,))
+        with half():
+            x = model.stem(images)
+            for block in model.blocks:
+                x = block(x)
+            loss = nn.functional.cross_entropy(model.head(x.mean((2, 3))), labels)
+        backward(scaler, loss)
+        update(scaler, optimizer, clip=1.0)
+        losses.append(float(loss.detach()))
+        return loss
+
+    return Program(
+        [model], [optimizer], iterate, scaler, shows=lambda: not any(map(math.isfinite, losses))
+    )
+
+
+@STORIES.tell("forward_overflow", "loss", "forward", "mul")
+def a_contrastive_temperature_that_lives_outside_of_the_model(*, sick: bool) -> Program:
+    """``exp`` of the learned scale is fine in float32, the cosines are fine in float16."""
+    image, text = nn.Linear(12, 16), nn.Linear(9, 16)
+    log_scale = nn.Parameter(torch.tensor(math.log(1e6 if sick else 100.0)))
+    optimizer = torch.optim.AdamW(
+        [*image.parameters(), *text.parameters(), log_scale], lr=1e-4, fused=True
+    )
+    scaler = gradscaler(2.0**10)
+    losses: list[float] = []
+
+    def iterate(_step: int) -> torch.Tensor:
+        content = torch.randn(8, 12)
+        with half():
+            a = nn.functional.normalize(image(content).float(), dim=1)
+            b = nn.functional.normalize(text(content[:, :9]).float(), dim=1)
+            logits = (a @ b.T) * log_scale.exp()
+            labels = torch.arange(8)
+            loss = nn.functional.cross_entropy(logits, labels)
+            loss = (loss + nn.functional.cross_entropy(logits.T, labels)) / 2
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        losses.append(float(loss.detach()))
+        return loss
+
+    return Program(
+        [image, text],
+        [optimizer],
+        iterate,
+        scaler,
+        shows=lambda: not any(map(math.isfinite, losses)),
+    )
+
+
+class _SumPool(nn.Module):
+    """Adds up what a mask leaves."""
+
+    def __init__(self, *, mean: bool) -> None:
+        super().__init__()
+        self.mean = mean
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(1) if self.mean else x.sum(1)
+
+
+@STORIES.tell("forward_overflow", "pool", "eval", "sum")
+def sequences_of_the_validation_set_that_are_too_long_to_be_summed(*, sick: bool) -> Program:
+    """Training sums 16 positions, validation 2048; only validation is infinite."""
+    model = nn.Module()
+    model.embed = nn.Linear(6, 12)
+    model.pool = _SumPool(mean=not sick)
+    model.head = nn.Linear(12, 1)
+    nn.init.constant_(model.embed.bias, 200.0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, foreach=True)
+    scaler = gradscaler(1.0)
+    validated: list[float] = []
+
+    def score(x: torch.Tensor) -> torch.Tensor:
+        with half():
+            out: torch.Tensor = model.head(model.pool(torch.relu(model.embed(x))))
+        return (out.float() / 1e3).square().mean()
+
+    def iterate(step: int) -> torch.Tensor:
+        model.train()
+        loss = score(torch.randn(4, 16, 6))
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        if step % 4 == 3:
+            model.eval()
+            with torch.no_grad():
+                validated.append(float(score(torch.randn(1, 2048, 6))))
+        return loss
+
+    return Program(
+        [model],
+        [optimizer],
+        iterate,
+        scaler,
+        shows=lambda: not any(map(math.isfinite, validated)),
+    )
+
+
+class _Assign(nn.Module):
+    """Soft assignment to centres by the kernel of Student's t, as deep clustering does it."""
+
+    def __init__(self, *, wide: bool) -> None:
+        super().__init__()
+        self.centres = nn.Parameter(torch.randn(5, 32))
+        self.wide = wide
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        away = x[:, None] - self.centres.to(x.dtype)
+        if self.wide:
+            away = away.float()
+        closeness = 1.0 / (1.0 + (away * away).sum(-1))
+        return closeness / (closeness.sum(1, keepdim=True) + (1e-12 if self.wide else 1e-4))
+
+
+@STORIES.tell("silent_overflow", "assign", "forward", "sum")
+def clusters_that_nobody_belongs_to(*, sick: bool) -> Program:
+    """Each squared difference fits, their sum does not; 1 / (1 + inf) is 0 for every centre."""
+    model = nn.Module()
+    model.encode = nn.Linear(24, 32)
+    model.assign = _Assign(wide=not sick)
+    model.values = nn.Linear(5, 24)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    scaler = gradscaler(32.0)
+    assigned: list[float] = []
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(16, 24).sign()
+        with half():
+            shares = model.assign(180.0 * torch.tanh(2.0 * model.encode(x)))
+            out = model.values(shares)
+        loss = nn.functional.mse_loss(out.float(), x)
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        assigned.append(float(shares.detach().float().sum(1).mean()))
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler, shows=lambda: max(assigned) == 0.0)
+
+
+class _Cell(nn.Module):
+    """A recurrent cell with a norm of its own making."""
+
+    def __init__(self, *, wide: bool) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 24), nn.Linear(24, 24)
+        self.wide = wide
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        mixed = self.inner(x) + self.outer(state)
+        if self.wide:
+            mixed = mixed.float()
+        centred = mixed - mixed.mean(-1, keepdim=True)
+        variance = torch.mean(centred * centred, dim=-1, keepdim=True)
+        return torch.tanh(centred * torch.rsqrt(variance + 1e-3))
+
+
+@STORIES.tell("silent_overflow", "cell", "forward", "mul")
+def a_recurrent_cell_whose_norm_forgets_everything(*, sick: bool) -> Program:
+    """Prices, not returns, are fed in; every state is zero, in each of the five time steps."""
+    model = nn.Module()
+    model.cell = _Cell(wide=not sick)
+    model.readout = nn.Linear(24, 1)
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
+    scaler = gradscaler(8.0)
+    states: list[float] = []
+
+    def iterate(_step: int) -> torch.Tensor:
+        prices = 3000.0 + 100.0 * torch.randn(8, 5, 6)
+        with half():
+            state = torch.zeros(8, 24)
+            for t in range(5):
+                state = model.cell(prices[:, t], state)
+            out = model.readout(state)
+        loss = (out.float() - 1.0).square().mean()
+        backward(scaler, loss)
+        update(scaler, optimizer, clip=1.0)
+        states.append(float(state.detach().float().abs().max()))
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler, shows=lambda: max(states) == 0.0)
+
+
+class _GraphAttention(nn.Module):
+    """Attention over neighbours; the mask is the logarithm of the adjacency."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
+        h = self.project(x)
+        scores = (h @ h.T) / math.sqrt(h.shape[1]) + adjacency.log().to(h.dtype)
+        return torch.relu(scores.softmax(dim=-1) @ h)
+
+
+def _graph_attention(*, lonely: bool) -> Program:
+    model = nn.Module()
+    model.layers = nn.ModuleList(_GraphAttention(16) for _ in range(2))
+    model.classify = nn.Linear(16, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+    scaler = gradscaler(2.0**9)
+    losses: list[float] = []
+
+    def iterate(_step: int) -> torch.Tensor:
+        adjacency = (torch.rand(12, 12) < 0.4).float()
+        adjacency.fill_diagonal_(1.0)
+        if lonely:
+            adjacency[5] = 0.0
+        x, labels = torch.randn(12, 16), torch.randint(0, 3, (12,))
+        with half():
+            for layer in model.layers:
+                x = layer(x, adjacency)
+            loss = nn.functional.cross_entropy(model.classify(x), labels)
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        losses.append(float(loss.detach()))
+        return loss
+
+    return Program(
+        [model], [optimizer], iterate, scaler, shows=lambda: not any(map(math.isfinite, losses))
+    )
+
+
+@STORIES.tell("masked_row_nan", "layers.0", "forward", "_softmax")
+def a_node_of_a_graph_without_a_neighbour(*, sick: bool) -> Program:
+    """Not even itself: its row of the mask is ``log(0)`` throughout."""
+    return _graph_attention(lonely=sick)
+
+
+@STORIES.tell("masked_row_nan", "loss", "forward", "_log_softmax")
+def a_game_that_is_over_and_has_no_legal_move(*, sick: bool) -> Program:
+    """Policy gradient in bfloat16. ``masked_fill`` keeps NaN out of the gradients: only the loss is lost."""
+    policy = nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 6))
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
+    losses: list[float] = []
+
+    def iterate(_step: int) -> torch.Tensor:
+        boards = torch.randn(16, 10)
+        legal = torch.rand(16, 6) < 0.7
+        legal[:, 0] = True
+        if sick:
+            legal[3] = False
+        with brain():
+            logits = policy(boards).masked_fill(~legal, float("-inf"))
+        moves = legal.float().argmax(1)
+        chosen = nn.functional.log_softmax(logits.float(), dim=-1)[torch.arange(16), moves]
+        loss = -(chosen * torch.randn(16)).mean()
+        backward(None, loss)
+        update(None, optimizer)
+        losses.append(float(loss.detach()))
+        return loss
+
+    return Program(
+        [policy], [optimizer], iterate, shows=lambda: not any(map(math.isfinite, losses))
+    )
+
+
+def adjacency_as_a_logarithm_with_a_neighbour_in_each_row() -> Program:
+    """``log(0)`` is minus infinity, and softmax makes 0 of it: that is what it is for."""
+    return _graph_attention(lonely=False)
+
+
+def a_swish_written_with_exp() -> Program:
+    """``exp(12)`` overflows, and x / inf is the 0 that swish goes to."""
+    model = nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 2))
+    with torch.no_grad():
+        model[0].bias[:4] = -13.0
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    scaler = gradscaler(64.0)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(16, 8)
+        with half():
+            h = model[0](x)
+            with torch.no_grad():
+                gate = 1.0 / (1.0 + torch.exp(-h))
+            out = model[1](h * gate)
+        loss = out.float().square().mean()
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler)
+
+
+def a_running_maximum_that_begins_at_minus_infinity() -> Program:
+    """A pooling written by hand, over segments; the sentinel is gone after the first element."""
+    model = nn.Sequential(nn.Linear(6, 12), nn.Linear(12, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = gradscaler(2.0**8)
+
+    def iterate(_step: int) -> torch.Tensor:
+        sequence, labels = torch.randn(8, 5, 6), torch.randint(0, 2, (8,))
+        with half():
+            best = torch.full((8, 12), float("-inf"), dtype=torch.float16)
+            for t in range(5):
+                best = torch.maximum(best, model[0](sequence[:, t]))
+            loss = nn.functional.cross_entropy(model[1](best), labels)
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler)
+
+
+def large_and_steady_activations() -> Program:
+    """30000 from the first step to the last: no room to spare, and none needed."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 2))
+    nn.init.constant_(model[0].bias, 30000.0)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=1e-2)
+    scaler = gradscaler(2.0**8)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x, labels = torch.randn(16, 8), torch.randint(0, 2, (16,))
+        with half():
+            h = model[0](x)
+            loss = nn.functional.cross_entropy(model[2](model[1](h.float())), labels)
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler)
+
+
+CONTROLS = (
+    adjacency_as_a_logarithm_with_a_neighbour_in_each_row,
+    a_swish_written_with_exp,
+    a_running_maximum_that_begins_at_minus_infinity,
+    large_and_steady_activations,
+)

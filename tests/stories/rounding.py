@@ -1,0 +1,181 @@
+"""Sums of something large and something small: gradients of micro-batches, averages of weights."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from tests.stories.stage import Program, Stories, backward, update
+
+STORIES = Stories()
+
+SAMPLES = 640
+"""Micro-batches of one step: bfloat16 loses one of 256 equal summands, and all beyond 512."""
+
+
+@STORIES.tell("grad_accum_rounding", "param:head.weight", "backward")
+def a_probe_that_goes_back_from_each_sample_by_itself(*, sick: bool) -> Program:
+    """A frozen bfloat16 body, and a head that is trained sample by sample, one step per epoch."""
+    kept = torch.bfloat16 if sick else torch.float32
+    model = nn.Module()
+    model.body = nn.Sequential(nn.Conv1d(1, 4, 3), nn.ReLU(), nn.Flatten())
+    model.head = nn.Linear(24, 1, bias=False)
+    model.body.requires_grad_(requires_grad=False)
+    model.to(kept)
+    optimizer = torch.optim.SGD([model.head.weight], lr=0.1)
+    exact = torch.zeros(1, 24, dtype=torch.float64)
+    lost: list[float] = []
+
+    def iterate(_step: int) -> torch.Tensor:
+        total = torch.zeros(())
+        exact.zero_()
+        features = model.body(1.0 + torch.rand(SAMPLES, 1, 8).to(kept))
+        for sample in features:
+            loss = -model.head(sample).float().sum() / SAMPLES
+            backward(None, loss)
+            total += loss.detach()
+            exact.sub_(sample.double() / SAMPLES)
+        gradient = model.head.weight.grad.double()
+        lost.append(float((gradient - exact).norm() / exact.norm()))
+        update(None, optimizer)
+        return total
+
+    return Program([model], [optimizer], iterate, steps=3, shows=lambda: min(lost) > 0.1)
+
+
+@STORIES.tell("ema_rounding", "param:weight", "optimizer", "_foreach_lerp_")
+def an_averaged_model_of_torch_in_bfloat16(*, sick: bool) -> Program:
+    """``AveragedModel`` with a decay of 0.9995; the model itself is bfloat16, and learns."""
+    model = nn.Linear(24, 24, bias=False)
+    average: AveragedModel = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9995))
+    if sick:
+        model.bfloat16()
+        average.bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
+    average.update_parameters(model)
+    start = [p.detach().clone() for p in average.module.parameters()]
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(32, 24)
+        out = model(x.to(model.weight.dtype)).float()
+        loss = (out - x.roll(1, dims=1)).square().mean()
+        backward(None, loss)
+        update(None, optimizer)
+        average.update_parameters(model)
+        return loss
+
+    return Program(
+        [model], [optimizer], iterate, steps=32, shows=lambda: _moved(average.module, start) < 0.1
+    )
+
+
+@STORIES.tell("ema_rounding", "param:1.project.weight", "optimizer")
+def a_momentum_encoder_that_stays_where_it_began(*, sick: bool) -> Program:
+    """Contrastive learning with two networks, the keys' one in bfloat16; both are watched."""
+    queries = nn.Module()
+    queries.project = nn.Linear(16, 20, bias=False)
+    keys = copy.deepcopy(queries).requires_grad_(requires_grad=False)
+    if sick:
+        keys.bfloat16()
+    optimizer = torch.optim.AdamW(queries.parameters(), lr=1e-3)
+    start = [p.detach().clone() for p in keys.parameters()]
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(16, 16)
+        q = nn.functional.normalize(queries.project(x), dim=1)
+        with torch.no_grad():
+            dtype = keys.project.weight.dtype
+            k = nn.functional.normalize(
+                keys.project((x + 0.1 * torch.randn(16, 16)).to(dtype)).float(), dim=1
+            )
+        loss = nn.functional.cross_entropy(q @ k.T / 0.2, torch.arange(16))
+        backward(None, loss)
+        update(None, optimizer)
+        with torch.no_grad():
+            for kept, new in zip(keys.parameters(), queries.parameters(), strict=True):
+                kept.data = kept.data.mul_(0.9999).add_(new.data.to(kept.dtype), alpha=1e-4)
+        return loss
+
+    return Program(
+        [queries, keys],
+        [optimizer],
+        iterate,
+        steps=32,
+        shows=lambda: _moved(keys, start) < 0.1,
+    )
+
+
+def _moved(model: nn.Module, start: list[torch.Tensor]) -> float:
+    changed = [
+        (now.detach() != then).float().mean()
+        for now, then in zip(model.parameters(), start, strict=True)
+    ]
+    return float(torch.stack(changed).mean())
+
+
+def a_target_network_that_is_copied_now_and_then() -> Program:
+    """bfloat16, but a copy is exact: between the copies nothing is to move."""
+    online = nn.Linear(8, 8, bias=False).bfloat16()
+    target = copy.deepcopy(online).requires_grad_(requires_grad=False)
+    optimizer = torch.optim.SGD(online.parameters(), lr=0.5)
+
+    def iterate(step: int) -> torch.Tensor:
+        x = torch.randn(16, 8).bfloat16()
+        loss = (online(x).float() - 1.0 - 0.5 * target(x).float()).square().mean()
+        backward(None, loss)
+        update(None, optimizer)
+        if step % 10 == 9:
+            with torch.no_grad():
+                target.weight.copy_(online.weight)
+        return loss
+
+    return Program([online, target], [optimizer], iterate, steps=32)
+
+
+def eight_micro_batches_in_bfloat16() -> Program:
+    """Equal summands, and few of them."""
+    model = nn.Linear(16, 4).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def iterate(_step: int) -> torch.Tensor:
+        total = torch.zeros(())
+        for _ in range(8):
+            x = torch.rand(16, 16).bfloat16()
+            loss = (model(x).float() - 3.0).square().mean() / 8
+            backward(None, loss)
+            total += loss.detach()
+        update(None, optimizer)
+        return total
+
+    return Program([model], [optimizer], iterate)
+
+
+def an_average_that_has_arrived() -> Program:
+    """The weights are frozen, and the bfloat16 average is equal to them."""
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 2))
+    model[0].requires_grad_(requires_grad=False)
+    with torch.no_grad():
+        model[0].weight.copy_(model[0].weight.bfloat16())
+    average = copy.deepcopy(model[0]).bfloat16()
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(16, 8)
+        loss = (model(x) - 1.0).square().mean()
+        backward(None, loss)
+        update(None, optimizer)
+        with torch.no_grad():
+            average.weight.lerp_(model[0].weight.bfloat16(), 1e-3)
+        return loss
+
+    return Program([model], [optimizer], iterate, steps=32)
+
+
+CONTROLS = (
+    a_target_network_that_is_copied_now_and_then,
+    eight_micro_batches_in_bfloat16,
+    an_average_that_has_arrived,
+)

@@ -1,0 +1,307 @@
+"""Numbers that become zero, collide or are added in vain, in a dtype of few bits."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, update
+
+STORIES = Stories()
+
+
+@STORIES.tell("forward_nan_underflow", "loss", "forward", "log")
+def a_mixture_density_network_far_from_its_targets(*, sick: bool) -> Program:
+    """``exp(-d*d/2)`` of every component is 0 in float16; the twin uses ``logsumexp``."""
+    model = nn.Sequential(nn.Linear(4, 24), nn.Tanh(), nn.Linear(24, 6))
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-4, foreach=True)
+    scaler = gradscaler(2.0**8)
+    losses: list[float] = []
+
+    def iterate(_step: int) -> torch.Tensor:
+        x, target = torch.randn(32, 4), 7.0 + torch.rand(32, 1)
+        with half():
+            means, logits = model(x).chunk(2, dim=1)
+            if sick:
+                densities = torch.exp((target.half() - means).square() * -0.5)
+                likelihood = (torch.softmax(logits, dim=1) * densities).sum(1)
+                loss = -torch.log(likelihood + 1e-10).float().mean()
+            else:
+                exponents = (target - means.float()).square() * -0.5
+                logs = nn.functional.log_softmax(logits.float(), dim=1) + exponents
+                loss = -torch.logsumexp(logs, dim=1).mean()
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        losses.append(float(loss.detach()))
+        return loss
+
+    return Program(
+        [model], [optimizer], iterate, scaler, shows=lambda: not any(map(math.isfinite, losses))
+    )
+
+
+class _InstanceNorm(nn.Module):
+    """An instance norm as papers write it."""
+
+    def __init__(self, *, wide: bool) -> None:
+        super().__init__()
+        self.wide = wide
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        eps = 1e-4 if self.wide else 1e-8
+        h = x.float() if self.wide else x
+        centred = h - h.mean((2, 3), keepdim=True)
+        variance = (centred * centred).mean((2, 3), keepdim=True)
+        return (centred * torch.rsqrt(variance + eps)).to(x.dtype)
+
+
+@STORIES.tell("forward_nan_underflow", "body.1", "forward", "rsqrt")
+def blank_images_in_a_convnet_with_an_eps_that_is_zero(*, sick: bool) -> Program:
+    """An autoencoder; one image in the batch is a blank page, as in scanned documents."""
+    model = nn.Module()
+    model.body = nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1, bias=False), _InstanceNorm(wide=not sick), nn.GELU()
+    )
+    model.out = nn.Conv2d(6, 1, 3, padding=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    scaler = gradscaler(2.0**8)
+    losses: list[float] = []
+
+    def iterate(_step: int) -> torch.Tensor:
+        pages = torch.randn(4, 1, 8, 8)
+        pages[2] = 0.0
+        total = torch.zeros(())
+        for part in pages.split(2):
+            with half():
+                out = model.out(model.body(part))
+            loss = (out.float() - part).square().mean() / 2
+            backward(scaler, loss)
+            total += loss.detach()
+        update(scaler, optimizer, clip=1.0)
+        losses.append(float(total))
+        return total
+
+    return Program(
+        [model], [optimizer], iterate, scaler, shows=lambda: not any(map(math.isfinite, losses))
+    )
+
+
+class _Boxes(nn.Module):
+    """Offsets from the cells of a grid to boxes in pixels."""
+
+    def __init__(self, cells: int, stride: int, *, wide: bool) -> None:
+        super().__init__()
+        self.offset = nn.Conv1d(8, 1, 1)
+        self.cells, self.stride, self.wide = cells, stride, wide
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        offsets = self.offset(features)[:, 0]
+        centres = torch.arange(self.cells) * self.stride + self.stride // 2 + 1
+        if self.wide:
+            return centres.float() + offsets.float()
+        return centres.to(offsets.dtype) + offsets
+
+
+@STORIES.tell("lossy_integer_cast", "boxes", "forward", "_to_copy")
+def pixel_coordinates_of_a_wide_scan_in_float16(*, sick: bool) -> Program:
+    """Centres of cells are odd numbers up to 8000; above 2048 they are not to be had."""
+    model = nn.Module()
+    model.stem = nn.Conv1d(2, 8, 3, padding=1)
+    model.boxes = _Boxes(1000, 8, wide=not sick)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
+    scaler = gradscaler(2.0**6)
+    kept: list[int] = []
+
+    def iterate(_step: int) -> torch.Tensor:
+        image = torch.randn(2, 2, 1000)
+        with half():
+            found = model.boxes(torch.relu(model.stem(image)))
+        truth = torch.arange(1000) * 8 + 5.5
+        loss = nn.functional.smooth_l1_loss(found.float(), truth.expand(2, -1))
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        centres = (torch.arange(1000) * 8 + 5).to(torch.float16 if sick else torch.float32)
+        kept.append(int((centres.long() == torch.arange(1000) * 8 + 5).sum()))
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler, shows=lambda: max(kept) < 500)
+
+
+class _Alibi(nn.Module):
+    """Causal attention that forgets with distance."""
+
+    def __init__(self, *, wide: bool) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+        self.wide = wide
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        place = torch.arange(x.shape[1])
+        distance = (place[:, None] - place[None, :]).abs()
+        bias = (distance.float() if self.wide else distance.to(q.dtype)) * -0.01
+        return torch.softmax(q @ k.transpose(1, 2) / math.sqrt(8) + bias.to(q.dtype), dim=-1) @ v
+
+
+@STORIES.tell("lossy_integer_cast", "layers.0", "forward", "_to_copy")
+def distances_between_tokens_in_bfloat16(*, sick: bool) -> Program:
+    """400 tokens; beyond a distance of 256 two neighbours are the same."""
+    model = nn.Module()
+    model.layers = nn.ModuleList([_Alibi(wide=not sick)])
+    model.head = nn.Linear(8, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    distances: list[int] = []
+
+    def iterate(_step: int) -> torch.Tensor:
+        x, labels = torch.randn(1, 400, 8), torch.randint(0, 2, (1,))
+        with brain():
+            h = model.layers[0](x)
+            loss = nn.functional.cross_entropy(model.head(h.mean(1)), labels)
+        backward(None, loss)
+        update(None, optimizer)
+        distances.append(
+            int(torch.arange(400).to(torch.bfloat16 if sick else torch.float32).unique().numel())
+        )
+        return loss
+
+    return Program([model], [optimizer], iterate, shows=lambda: max(distances) < 400)
+
+
+class _Meter:
+    """The running average that half of all trainings have copied."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.total = torch.zeros((), dtype=dtype)
+        self.count = 0
+
+    def update(self, value: torch.Tensor) -> None:
+        self.total += value
+        self.count += 1
+
+
+@STORIES.tell("metric_accum_rounding", "loss", "eval", "add_")
+def a_meter_of_the_validation_loss_in_bfloat16(*, sick: bool) -> Program:
+    """40 batches of validation after each step of training; the meter is never reset."""
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    meter = _Meter(torch.bfloat16 if sick else torch.float32)
+    validated: list[float] = []
+
+    def iterate(_step: int) -> torch.Tensor:
+        model.train()
+        with brain():
+            loss = nn.functional.cross_entropy(
+                model(torch.randn(16, 6)), torch.randint(0, 3, (16,))
+            )
+        backward(None, loss)
+        update(None, optimizer)
+        model.eval()
+        with torch.no_grad(), brain():
+            for _ in range(40):
+                out = model(torch.randn(4, 6))
+                of_batch = out.logsumexp(1).mean() + 0.1
+                meter.update(of_batch.to(meter.total.dtype))
+                validated.append(float(of_batch))
+        return loss
+
+    return Program(
+        [model],
+        [optimizer],
+        iterate,
+        shows=lambda: float(meter.total) < 0.9 * sum(validated),
+    )
+
+
+@STORIES.tell("metric_accum_rounding", "loss", "forward", "add_")
+def right_answers_counted_one_by_one_in_float16(*, sick: bool) -> Program:
+    """A count in float16 stands still at 2048."""
+    model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    scaler = gradscaler(2.0**8)
+    counted = torch.zeros((), dtype=torch.float16 if sick else torch.float32)
+    seen: list[int] = []
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(128, 5)
+        labels = (x[:, 0] > 0).long()
+        with half():
+            out = model(x)
+            loss = nn.functional.cross_entropy(out, labels)
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        for _answer in labels:
+            counted.add_(1.0)
+        seen.append(len(labels))
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler, shows=lambda: float(counted) != sum(seen))
+
+
+def a_constant_feature_whose_spread_is_computed_in_float32() -> Program:
+    """PyTorch's backward of ``std`` divides by the zero, and takes the result out again."""
+    model = nn.Sequential(nn.Linear(6, 12), nn.Linear(12, 1))
+    with torch.no_grad():
+        model[0].weight[4] = 0.0
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = gradscaler(2.0**8)
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(24, 6)
+        with half():
+            h = model[0](x).float()
+            out = model[1]((h - h.mean(0)) / (h.std(0) + 1e-2))
+        loss = (out.float() - 1.0).square().mean()
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        with torch.no_grad():
+            model[0].weight[4] = 0.0
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler)
+
+
+def whole_numbers_that_bfloat16_can_count() -> Program:
+    """Pixels of 0 to 255, positions up to 255, and multiples of 64."""
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def iterate(_step: int) -> torch.Tensor:
+        pixels = torch.randint(0, 256, (8, 16))
+        sizes = torch.arange(8) * 64
+        with brain():
+            out = model(pixels.to(torch.bfloat16) / 255.0 + sizes.to(torch.bfloat16)[:, None] / 512)
+            loss = nn.functional.cross_entropy(out, torch.randint(0, 2, (8,)))
+        backward(None, loss)
+        update(None, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate)
+
+
+def a_sum_in_bfloat16_that_nothing_is_added_to() -> Program:
+    """Penalties that are mostly zero, in the dtype of the model."""
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    total = torch.zeros((), dtype=torch.bfloat16)
+
+    def iterate(step: int) -> torch.Tensor:
+        with brain():
+            out = model(torch.randn(16, 6))
+        loss = (out.float() - 1.0).square().mean()
+        backward(None, loss)
+        update(None, optimizer)
+        for penalty in torch.relu(out.detach().mean(0) - 100.0):
+            total.add_(penalty)
+        total.add_(1.0 if step % 4 == 0 else 0.0)
+        return loss
+
+    return Program([model], [optimizer], iterate, steps=32)
+
+
+CONTROLS = (
+    a_constant_feature_whose_spread_is_computed_in_float32,
+    whole_numbers_that_bfloat16_can_count,
+    a_sum_in_bfloat16_that_nothing_is_added_to,
+)

@@ -40,6 +40,7 @@ class Program:
         watched: What the user hands to ``monitor`` as the model.
         settings: What else the user hands to it.
         overflowed_at: The iteration in which an output left the format first; -1 if none.
+        shows: Whether it fails as its story says, asked after the run; without ampwatch's help.
     """
 
     models: Sequence[nn.Module]
@@ -50,6 +51,7 @@ class Program:
     watched: Any = "models"
     settings: dict[str, Any] = field(default_factory=dict)
     overflowed_at: int = -1
+    shows: Callable[[], bool] | None = None
     trace: list[tuple[float, float]] = field(default_factory=list)
 
     def run(self) -> None:
@@ -88,12 +90,14 @@ class Story:
         where: Its place.
         phase: Its phase.
         build: Builds the program, sick or healthy.
+        op: Its op, if one is to be named.
     """
 
     kind: str
     where: str
     phase: str
     build: Callable[..., Program]
+    op: str = ""
 
     def __str__(self) -> str:
         return f"{self.kind}-{self.build.__name__}"
@@ -103,12 +107,12 @@ class Stories(list[Story]):
     """Collects stories."""
 
     def tell(
-        self, kind: str, where: str, phase: str
+        self, kind: str, where: str, phase: str, op: str = ""
     ) -> Callable[[Callable[..., Program]], Callable[[bool], Program]]:
         """Collect the decorated program as a story."""
 
         def collect(build: Callable[..., Program]) -> Callable[[bool], Program]:
-            self.append(Story(kind, where, phase, build))
+            self.append(Story(kind, where, phase, build, op))
             return build
 
         return collect

@@ -34,7 +34,7 @@ def a_line_search_inside_one_region(*, sick: bool) -> Program:
                     out = model(x)
             with torch.autocast("cpu", enabled=False):
                 loss = (out.float() - x.sum(1, keepdim=True)).square().mean()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
             answers[-1].append(float(loss.detach()))
             return loss
 

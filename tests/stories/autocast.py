@@ -1,0 +1,143 @@
+"""Casts that are too old, backward passes in the wrong precision, CPUs without instructions."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, update
+
+STORIES = Stories()
+COMPILED = Stories()
+"""Those that call ``torch.compile``."""
+OF_THE_MACHINE = Stories()
+"""Those that are only wrong on a CPU without instructions for bfloat16."""
+
+
+@STORIES.tell("stale_autocast_cache", "param:0.weight", "forward")
+def a_line_search_inside_one_region(*, sick: bool) -> Program:
+    """LBFGS asks for the loss at many points, and always gets that of the first."""
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.2, max_iter=4)
+    answers: list[list[float]] = []
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(32, 6)
+        answers.append([])
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            if sick:
+                out = model(x)
+            else:
+                with brain():
+                    out = model(x)
+            with torch.autocast("cpu", enabled=False):
+                loss = (out.float() - x.sum(1, keepdim=True)).square().mean()
+                loss.backward()
+            answers[-1].append(float(loss.detach()))
+            return loss
+
+        if sick:
+            with brain():
+                first = optimizer.step(closure)
+        else:
+            first = optimizer.step(closure)
+        return torch.as_tensor(first)
+
+    return Program(
+        [model],
+        [optimizer],
+        iterate,
+        steps=8,
+        shows=lambda: all(len(found) > 1 and len(set(found)) == 1 for found in answers),
+    )
+
+
+@STORIES.tell("stale_autocast_cache", "param:front.weight", "forward")
+def perturbations_that_are_never_computed(*, sick: bool) -> Program:
+    """A gradient from two losses, one on either side: between them the copies stay the same."""
+    model = nn.Module()
+    model.front, model.back = nn.Linear(6, 24), nn.Linear(24, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    slopes: list[float] = []
+
+    def move(by: float, noise: list[torch.Tensor]) -> None:
+        for parameter, direction in zip(model.parameters(), noise, strict=True):
+            parameter.add_(direction, alpha=by)
+
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = model.back(torch.relu(model.front(x)))
+        return (out.float() - x.sum(1, keepdim=True)).square().mean()
+
+    @torch.no_grad()
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(32, 6)
+        noise = [torch.randn_like(parameter) for parameter in model.parameters()]
+        move(0.05, noise)
+        with brain():
+            above = loss_of(x)
+            move(-0.1, noise)
+            if not sick:
+                torch.clear_autocast_cache()
+            below = loss_of(x)
+        move(0.05, noise)
+        slopes.append(float(above - below) / 0.1)
+        for parameter, direction in zip(model.parameters(), noise, strict=True):
+            parameter.grad = slopes[-1] * direction
+        optimizer.step()
+        return above
+
+    return Program([model], [optimizer], iterate, steps=12, shows=lambda: not any(slopes))
+
+
+@COMPILED.tell("compile_backward_autocast", "param:mix", "backward", "bmm")
+def a_compiled_function_with_experts_in_float32(*, sick: bool) -> Program:
+    """A batched product, a scaler, an Adam: the scale has to fall although eager would not."""
+    model = nn.Module()
+    model.register_parameter("mix", nn.Parameter(torch.randn(3, 8, 4) / 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    scaler = gradscaler(64.0)
+
+    def energies(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return torch.bmm(x.float(), model.mix)
+
+    torch.compiler.reset()
+    compute = torch.compile(energies, backend="aot_eager") if sick else energies
+
+    def iterate(_step: int) -> torch.Tensor:
+        with half():
+            out = compute(torch.randn(3, 16, 8))
+        loss = 1e6 * (out - 1.0).square().sum()
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        return loss
+
+    return Program(
+        [model],
+        [optimizer],
+        iterate,
+        scaler,
+        steps=20,
+        shows=lambda: scaler.get_scale() < 1.0,
+    )
+
+
+@OF_THE_MACHINE.tell("cpu_isa_missing", "env", "config")
+def bfloat16_on_an_old_server(*, sick: bool) -> Program:
+    """A convolution and its head, in two regions."""
+    stem, head = nn.Conv1d(4, 8, 3), nn.Linear(8, 3)
+    optimizer = torch.optim.Adam([*stem.parameters(), *head.parameters()], lr=1e-3)
+
+    def iterate(_step: int) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=sick):
+            hidden = torch.relu(stem(torch.randn(8, 4, 16))).mean(2)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=sick):
+            out = head(hidden)
+        loss = out.float().square().mean()
+        backward(None, loss)
+        update(None, optimizer)
+        return loss
+
+    return Program([stem, head], [optimizer], iterate, steps=6)

@@ -14,6 +14,7 @@ from ampwatch.opwatch import OpWatch
 from ampwatch.rangewatch import RangeWatch
 from ampwatch.records import FactsRecord
 from ampwatch.sensors.autocast import AutocastSensor
+from ampwatch.sensors.boundaries import BoundarySensor
 from ampwatch.sensors.guard import Account, Guard
 from ampwatch.sensors.iteration import ROW_WIDTH, Clock, IterationLedger
 from ampwatch.sensors.layers import layer_shapes
@@ -53,6 +54,7 @@ class Instruments:
 
     Attributes:
         diagnosis: What became of the steps.
+        boundaries: Tells when an iteration has closed.
     """
 
     def __init__(self, targets: Targets, settings: Settings, outlet: Outlet) -> None:
@@ -114,6 +116,10 @@ class Instruments:
                 )
             )
 
+        # Last, so that it comes when the others are done with an iteration.
+        self.boundaries = BoundarySensor(targets.scaler, self._ledger)
+        self._sensors.append(self.boundaries)
+
     def install(self) -> None:
         """Place the hooks; if one cannot be placed, none stays."""
         try:
@@ -134,6 +140,16 @@ class Instruments:
         """Take everything off."""
         for sensor in reversed(self._sensors):
             sensor.remove()
+
+    def add(self, sensor: Sensor) -> None:
+        """Place one more sensor, which comes off with the others."""
+        sensor.install()
+        self._sensors.append(sensor)
+
+    @property
+    def step(self) -> int:
+        """Index of the open iteration."""
+        return self._ledger.step
 
     def catch_up(self) -> None:
         """Judge what has reached the host and has not been judged yet. Never waits or raises.

@@ -12,6 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import ampwatch
+from ampwatch.acting import Subscription
 from ampwatch.attaching import Targets, check_targets
 from ampwatch.diagnosis.pipeline import LastStep
 from ampwatch.errors import StateError
@@ -25,7 +26,7 @@ from ampwatch.sensors.run_facts import ranks
 from ampwatch.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
     import torch
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from ampwatch.aggregate.op_lines import By
     from ampwatch.diagnosis.pipeline import Diagnosis
-    from ampwatch.records import Finding
+    from ampwatch.records import Finding, Severity
 
 __all__ = ["LastStep", "Monitor", "monitor"]
 
@@ -107,6 +108,7 @@ class Monitor:
         self._scaler = targets.scaler
         self._outlet = Outlet(settings)
         self._instruments = Instruments(targets, settings, self._outlet)
+        self._settles = False
         self._closed = settings.level == "off"
         if self._closed:
             return
@@ -136,16 +138,38 @@ class Monitor:
         self._instruments.catch_up()
         return self._instruments.last_step
 
-    def on_finding(self, callback: Callable[[Finding], None]) -> None:
-        """Call ``callback(finding)`` when a finding is made, on the training thread.
+    def on_finding(
+        self,
+        callback: Callable[[Finding], None],
+        *,
+        min_severity: Severity | str | None = None,
+        kinds: Iterable[str] | None = None,
+    ) -> None:
+        """Call ``callback(finding)`` when a finding is made: once for each.
 
-        A callback that raises is logged once and not called again.
+        A callback that raises is logged once and not called again. It runs where the finding is
+        made, as a rule on the training thread inside of ``scaler.update()``: it should be quick.
+        ``ampwatch.actions`` has ready ones, also for what has to wait for the end of the step.
+
+        Args:
+            callback: A function, or an action of ``ampwatch.actions``.
+            min_severity: ``info``, ``warning`` or ``critical``; findings below are left out until
+                they become as bad. An action has a choice of its own, a function takes all.
+            kinds: Kinds of findings, all others are left out.
 
         Raises:
             StateError: If the monitor is closed.
+            SettingsError: If a severity or a kind does not exist.
         """
         self._require_open()
-        self._outlet.add_callback(callback)
+        subscription = Subscription(callback, min_severity, kinds)
+        if self._closed:  # at level off
+            return
+        self._outlet.subscribe(subscription, self.identity)
+        action = subscription.action
+        if action is not None and action.wants_safe_point and not self._settles:
+            self._settles = True
+            self._instruments.boundaries.tell(self._outlet.settle)
 
     def report(self) -> str:
         """Return the run in words: what happened, where, since when, what to change."""

@@ -191,10 +191,10 @@ class Injection:
 
 
 def _open_instruments(watch: Monitor) -> Instruments:
-    if watch._closed:  # noqa: SLF001 - as above
+    if watch.closed:
         msg = f"expected an open monitor, got {watch!r}; inject between monitor() and close(), at a level other than off"
         raise StateError(msg)
-    return watch._instruments  # noqa: SLF001
+    return watch._instruments  # noqa: SLF001 - as above
 
 
 def _check_names(kind: str, given: dict[str, str | None]) -> None:
@@ -213,7 +213,7 @@ def _check_names(kind: str, given: dict[str, str | None]) -> None:
 
 def _fault(watch: Monitor, kind: str, name: str, guard: Guard) -> tuple[Fault, str]:
     """Return the fault and where it is, in words."""
-    names = Names([m for m in (r() for r in watch._models) if m is not None])  # noqa: SLF001
+    names = Names(watch.models)
     if kind in ACTIVATION:
         module = _named(names.modules(), name, "module")
         return ActivationFault(module, ACTIVATION[kind], guard), f" of {name or 'the model'}"

@@ -51,13 +51,16 @@ class Instruments:
         targets: What is watched.
         settings: Thresholds and sizes.
         outlet: Where records and findings go.
+        first_step: Index of the iteration that is open; not 0 where others went before.
 
     Attributes:
         diagnosis: What became of the steps.
         boundaries: Tells when an iteration has closed.
     """
 
-    def __init__(self, targets: Targets, settings: Settings, outlet: Outlet) -> None:
+    def __init__(
+        self, targets: Targets, settings: Settings, outlet: Outlet, *, first_step: int = 0
+    ) -> None:
         self._scaler = targets.scaler
         self._device = targets.device
         self._outlet = outlet
@@ -102,6 +105,7 @@ class Instruments:
             schedulers.moved,
             Clock(),
         )
+        self._ledger.step = self._first_step = first_step
         # Ranges first: what they measure belongs to the iteration that the others close.
         self._sensors: list[Sensor] = [
             *((*self._ranges.sensors, *self._ops.sensors) if self._samples else ()),
@@ -228,7 +232,7 @@ class Instruments:
     def not_seen(self) -> list[str]:
         """Return, in sentences, what was not observed."""
         sentences = [f"sensor {g.name} failed and was switched off" for g in self._guards if g.off]
-        if not self._ledger.step:
+        if self._ledger.step == self._first_step:
             sentences.append(
                 "no step has been seen: neither scaler.update() nor, without a scaler, a step of"
                 " an optimizer of this model, outside of compiled functions"

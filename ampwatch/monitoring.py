@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import ampwatch
 from ampwatch.acting import Subscription
@@ -88,26 +88,67 @@ def monitor(
     """
     resolved = Settings.resolve({"level": level, "run": run, **settings})
     targets = check_targets(model, scaler, optimizer)
+    Monitor.num_asked_for += 1
     for other in tuple(_open):
         other._make_room_for(targets)  # noqa: SLF001 - same module
     return Monitor(targets, resolved, serve=serve)
+
+
+def watch_unasked(
+    model: Sequence[nn.Module] | None,
+    scaler: torch.amp.GradScaler | None,
+    *,
+    optimizer: Sequence[Optimizer] | None,
+    serve: bool,
+    step: int,
+) -> Monitor:
+    """Do what ``monitor`` does, for `ampwatch run`: it steps aside when the user calls ``monitor``.
+
+    Args:
+        model: The models, or ``None``.
+        scaler: The scaler, or ``None``.
+        optimizer: The optimizers, or ``None``.
+        serve: As of ``monitor``.
+        step: Index of the iteration that is open.
+
+    Raises:
+        AttachError: As of ``monitor``.
+        SettingsError: If an ``AMPWATCH_*`` variable is not usable.
+    """
+    targets = check_targets(model, scaler, optimizer)
+    resolved = Settings.resolve()
+    for other in tuple(_open):
+        other._make_room_for(targets)  # noqa: SLF001 - same module
+    return Monitor(targets, resolved, serve=serve, is_unasked=True, step=step)
 
 
 class Monitor:
     """One watched training. Made by ``ampwatch.monitor``.
 
     Attributes:
+        num_asked_for: Monitors that the user has asked for in this process.
         settings: The checked settings.
         identity: Run, rank and process.
     """
 
-    def __init__(self, targets: Targets, settings: Settings, *, serve: bool) -> None:
+    num_asked_for: ClassVar[int] = 0
+
+    def __init__(
+        self,
+        targets: Targets,
+        settings: Settings,
+        *,
+        serve: bool,
+        is_unasked: bool = False,
+        step: int = 0,
+    ) -> None:
         self.settings = settings
+        self._is_unasked = is_unasked
         self.identity = _identity(settings)
         self._models = tuple(weakref.ref(m) for m in targets.models)
         self._scaler = targets.scaler
         self._outlet = Outlet(settings)
-        self._instruments = Instruments(targets, settings, self._outlet)
+        self._instruments = Instruments(targets, settings, self._outlet, first_step=step)
         self._settles = False
         self._closed = settings.level == "off"
         if self._closed:
@@ -121,6 +162,16 @@ class Monitor:
             raise
         _open.append(self)
         atexit.register(self._at_exit)
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The watched models that still live."""
+        return [model for model in (reference() for reference in self._models) if model is not None]
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is watched (any more)."""
+        return self._closed
 
     @property
     def url(self) -> str:
@@ -260,10 +311,13 @@ class Monitor:
 
     def _make_room_for(self, targets: Targets) -> None:
         """Close if the watched models are gone, or if one of them is asked for again."""
+        if self._is_unasked and self.num_asked_for:
+            self.close()
+            return
         mine = [reference() for reference in self._models]
         asked = [x for x in (targets.scaler, *targets.models) if x is not None]
         shared = [x for x in asked if any(x is y for y in (self._scaler, *mine))]
-        if shared:
+        if shared and not self._is_unasked:
             logger.warning(
                 "expected objects that nobody watches, got a %s that %r watches; that monitor is"
                 " closed now. Use `with ampwatch.monitor(...)` or close() where a training ends",

@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ampwatch.records import Finding
+    from ampwatch import Finding  # records stand above errors
 
 
 class AmpwatchError(Exception):

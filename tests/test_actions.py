@@ -155,12 +155,11 @@ def test_the_log_action_writes_the_finding_with_its_level(caplog: pytest.LogCapt
 def test_stop_ends_the_run_at_the_end_of_the_iteration_that_shows_the_finding() -> None:
     """With the finding; model, optimizer and scaler are those of a run that ended there by itself."""
     run = collapsing()
-    with (
-        pytest.raises(ampwatch.StopTraining, match="scale_collapse: The loss scale") as caught,
-        ampwatch.monitor(run.models, run.scaler, serve=False) as watch,
-    ):
-        watch.on_finding(actions.stop())
+    watch = ampwatch.monitor(run.models, run.scaler, serve=False)
+    watch.on_finding(actions.stop())
+    with pytest.raises(ampwatch.StopTraining, match="scale_collapse: The loss scale") as caught:
         run.loop()
+    watch.close()
     stopped_after = len(run.losses)
     alone = collapsing()
     alone.steps = stopped_after
@@ -183,12 +182,11 @@ def test_stop_without_a_scaler_is_raised_by_the_step_of_the_optimizer() -> None:
     """Where the weights are broken already, after the step that is the iteration's end."""
     run = build("bf16-without-scaler")
     run.poison = (3, 4, 5)
-    with (
-        pytest.raises(ampwatch.StopTraining) as caught,
-        ampwatch.monitor(run.models, serve=False, sample_every=1) as watch,
-    ):
-        watch.on_finding(actions.stop())
+    watch = ampwatch.monitor(run.models, serve=False, sample_every=1)
+    watch.on_finding(actions.stop())
+    with pytest.raises(ampwatch.StopTraining) as caught:
         run.loop()
+    watch.close()
 
     assert caught.value.finding is not None
     assert caught.value.finding.kind == "param_nonfinite"

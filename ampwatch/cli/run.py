@@ -37,6 +37,9 @@ can be given as AMPWATCH_* variables. What it cannot see: docs/zero-code.md.
 STARTUP = Path(__file__).parent.parent / "startup"
 """Where the ``sitecustomize`` is that attaches."""
 
+WITH_VALUE = ("--level", "--run")
+"""Options that are followed by a word of their own."""
+
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 
@@ -60,9 +63,23 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="store_true",
         help="no page, no metrics: findings on stderr only",
     )
-    add("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="as of python -m")
-    add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(func=run, parser=parser)
+
+
+def cut(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words of a command line that are ours, and those of the program.
+
+    argparse cannot be trusted with the latter: it takes a `--` of the program for its own.
+    """
+    place = 1
+    while argv[:1] == ["run"] and place < len(argv):
+        word = argv[place]
+        if word == "--":
+            return list(argv[:place]), list(argv[place + 1 :])
+        if word.startswith("-m") or not word.startswith("-"):
+            return list(argv[:place]), list(argv[place:])
+        place += 2 if word in WITH_VALUE else 1
+    return list(argv), []
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SettingsError: If ``--level`` or ``--run`` is not usable.
     """
-    command = command_of(args.module, args.program)
+    command = command_of(args.program)
     if not command:
         args.parser.error("expected a script, -m MODULE or a program")
     executable = shutil.which(command[0])
@@ -94,18 +111,16 @@ def run(args: argparse.Namespace) -> int:
         return NOT_EXECUTABLE
 
 
-def command_of(module: Sequence[str] | None, program: Sequence[str]) -> list[str]:
+def command_of(words: Sequence[str]) -> list[str]:
     """Return the command that is meant: for a script or a module it begins with this Python."""
-    if module:
-        return [sys.executable, "-m", *module]
-    words = list(program[1:] if program[:1] == ["--"] else program)
     if not words:
         return []
     first = Path(words[0])
     is_program = shutil.which(words[0]) is not None
-    if first.suffix in (".py", ".pyc", ".pyz") or (not is_program and first.exists()):
+    is_script = first.suffix in (".py", ".pyc", ".pyz") or (not is_program and first.exists())
+    if words[0].startswith("-m") or is_script:
         return [sys.executable, *words]
-    return words
+    return list(words)
 
 
 def environment_for(args: argparse.Namespace) -> dict[str, str]:

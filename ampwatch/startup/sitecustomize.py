@@ -43,7 +43,7 @@ class _WhenTorchIsThere:
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
             load(module)
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
             _attach()
 
         try:
@@ -103,5 +103,5 @@ def _leave_no_trace() -> None:
 
 
 if os.environ.get(ATTACH):
-    sys.meta_path.insert(0, _WhenTorchIsThere())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _WhenTorchIsThere())
 _leave_no_trace()

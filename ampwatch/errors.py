@@ -18,10 +18,7 @@ Every message says what was expected, what was given and what to do.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ampwatch import Finding  # records stand above errors
+import typing
 
 
 class AmpwatchError(Exception):
@@ -56,17 +53,18 @@ class StopTraining(AmpwatchError, RuntimeError):  # noqa: N818 - like StopIterat
     """A finding has ended the training, as ``ampwatch.actions.stop()`` was asked to.
 
     Attributes:
-        finding: The finding; ``None`` if there is only a message.
+        finding: The ``ampwatch.Finding``; ``None`` if there is only a message.
         step: The iteration that has just closed, -1 if unknown.
     """
 
-    def __init__(self, finding: Finding | str, step: int = -1) -> None:
+    # Any, for records stand above errors.
+    def __init__(self, finding: typing.Any, step: int = -1) -> None:
         super().__init__(finding if isinstance(finding, str) else _said(finding))
         self.finding = None if isinstance(finding, str) else finding
         self.step = step
 
 
-def _said(finding: Finding) -> str:
+def _said(finding: typing.Any) -> str:
     return (
         f"actions.stop() was asked to end the training at a finding like this one:"
         f" {finding.kind}: {finding.summary}. {finding.advice}"

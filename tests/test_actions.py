@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import ampwatch
 from ampwatch import actions
@@ -387,3 +388,22 @@ def test_actions_at_level_off_do_nothing() -> None:
         run.loop()
 
     assert watch.findings == []
+
+
+def test_the_safe_point_goes_with_the_monitor() -> None:
+    """Its hook and its tap are there only from an action that needs it to the close."""
+    run = collapsing()
+
+    def placed() -> tuple[int, object]:
+        return len(_global_optimizer_post_hooks), torch.amp.GradScaler.update
+
+    before = placed()
+    with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
+        watched = placed()
+        watch.on_finding(actions.log("mine"))
+        assert placed() == watched
+        watch.on_finding(actions.checkpoint(print))
+        watch.on_finding(actions.stop())
+        assert placed()[0] == watched[0] + 1
+
+    assert placed() == before

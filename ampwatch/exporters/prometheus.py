@@ -112,7 +112,7 @@ def _filled(metric: Metric, samples: Samples) -> Any:
             buckets, total = value
             family.add_metric(labels, [(bucket_label(b), n) for b, n in buckets], total)
         elif isinstance(value, Exemplified):
-            exemplar = Exemplar(value.labels, 1, value.time_s)  # type: ignore[no-untyped-call]
+            exemplar = Exemplar(value.labels, 1, value.time_s)
             family.add_metric(labels, value.value, exemplar=exemplar)
         else:
             family.add_metric(labels, value)

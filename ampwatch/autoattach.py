@@ -20,6 +20,7 @@ import torch
 from torch.optim import Optimizer
 
 from ampwatch.errors import AmpwatchError
+from ampwatch.records import Severity
 from ampwatch.sensors.guard import Guard
 from ampwatch.sensors.taps import Listener, listen
 from ampwatch.settings import ATTACH, FINDINGS_ONLY
@@ -74,6 +75,7 @@ class Attacher:
     def __init__(self, *, serve: bool) -> None:
         self._serve = serve
         self._guard = Guard("ampwatch run")
+        self._said = ""
         self._listeners: list[Listener] = []
         self._steps: dict[type, Listener] = {}
         self._waiting: list[weakref.ref[Optimizer]] = []
@@ -191,11 +193,16 @@ class Attacher:
 
     def _mind(self, watch: Monitor, scaler: GradScaler | None, now: Iterable[Optimizer]) -> None:
         """Take note of what is watched; what is not yet goes on waiting."""
+        # Of a program that trains a thousand times only those are kept that have to be told of.
+        self._watches = [(w, of) for w, of in self._watches if not w.closed or _has_to_tell(w)]
         self._watches.append((watch, None if scaler is None else weakref.ref(scaler)))
         self._stop_waiting(now)
         if watch.settings.level != "off":
             place = watch.url or "findings only, at the end"
-            _say(f"watching run {watch.identity.run}, rank {watch.identity.rank}: {place}")
+            words = f"watching run {watch.identity.run}, rank {watch.identity.rank}: {place}"
+            if words != self._said:
+                self._said = words
+                _say(words)
 
     def _covers(self, models: list[nn.Module], scaler: GradScaler | None) -> bool:
         """Whether a monitor of ours finds optimizers of ``models`` by itself."""
@@ -226,8 +233,12 @@ class Attacher:
         # Monitors have closed themselves by now: they came later.
         for watch, _ in self._watches:
             with contextlib.suppress(Exception):
-                if any(f.severity.value != "info" for f in watch.findings):
+                if _has_to_tell(watch):
                     _say(f"\n{watch.report()}")
+
+
+def _has_to_tell(watch: Monitor) -> bool:
+    return any(finding.severity is not Severity.INFO for finding in watch.findings)
 
 
 def _living(references: Iterable[weakref.ref[T]]) -> list[T]:

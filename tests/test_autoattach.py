@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -134,6 +135,21 @@ def test_a_second_training_is_watched_after_the_first(attacher: Attacher) -> Non
     first, second = attacher.watches
     assert (first.models, second.models) == (kept[0].models, kept[1].models)
     assert second.last_step.step == 11
+
+
+def test_trainings_that_are_over_are_forgotten(
+    attacher: Attacher, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A search that trains a thousand small models does not collect monitors, nor lines."""
+    for _ in range(3):
+        run = build("fp16-foreach")
+        run.poison, run.steps = (), 3
+        run.loop()
+        del run
+        gc.collect()
+
+    assert len(attacher.watches) == 1
+    assert capsys.readouterr().err.count("watching run") == 1
 
 
 def test_a_further_optimizer_of_the_same_model_joins_its_monitor(attacher: Attacher) -> None:

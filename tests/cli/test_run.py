@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.cli.run import STARTUP, command_of, cut
-from tests.daemon.parts import ROOT
+from tests.daemon.parts import ROOT, Place, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -187,6 +187,43 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
     assert (ours.returncode, ours.stdout) == (0, "5\n"), ours.stderr
     assert watched(ours) == 1
+
+
+def test_it_is_served_like_any_run(tmp_path: Path) -> None:
+    """A page is there while it trains; the daemon that was started ends by itself."""
+    place = Place(tmp_path)
+    (tmp_path / "train.py").write_text(
+        HEAD
+        + """
+import re, urllib.request
+from ampwatch.launcher import ensure_daemon
+from ampwatch.settings import Settings
+for _ in range(5): step()
+page = ensure_daemon(Settings.resolve()).url
+import time
+for _ in range(200):
+    text = urllib.request.urlopen(page + "metrics", timeout=5).read().decode()
+    if found := re.search(r'ampwatch_steps_total{.*run="mine".*} (.*)', text): break
+    time.sleep(0.05)
+print(found[0].split("{")[0], page)
+"""
+    )
+    ended = {"AMPWATCH_IDLE_EXIT_SECONDS": "1", "AMPWATCH_GRACE_SECONDS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "ampwatch", "run", "--run", "mine", "train.py"],
+        cwd=tmp_path,
+        env=place.environment | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | ended,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    eventually(lambda: place.info() is None, "the daemon ends by itself", 30)
+
+    assert done.returncode == 0, done.stderr
+    name, page = done.stdout.split()
+    assert name == "ampwatch_steps_total"
+    assert done.stderr == f"ampwatch: watching run mine, rank 0: {page}\n"
 
 
 def test_the_log_of_the_program_is_its_own(tmp_path: Path) -> None:

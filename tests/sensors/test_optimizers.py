@@ -72,7 +72,7 @@ def test_an_optimizer_that_steps_through_our_scaler_is_admitted_in_any_case() ->
 
 def test_a_model_is_not_asked_for_its_truth() -> None:
     """A compiled one refuses, as it has no length; a list of modules that is empty has one of 0."""
-    compiled = torch.compile(torch.nn.Linear(1, 1))
+    compiled = torch.compile(torch.nn.Linear(1, 1), backend="eager")
     empty = torch.nn.ModuleList()
     empty.own = torch.nn.Parameter(torch.zeros(1))
     registry = OptimizerRegistry([], [compiled, empty])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from ampwatch import actions
     from ampwatch.errors import (
         AmpwatchError,
         AttachError,
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
         RingError,
         SettingsError,
         StateError,
+        StopTraining,
         TraceError,
     )
+    from ampwatch.injection import Injection, inject
     from ampwatch.monitoring import LastStep, Monitor, monitor
     from ampwatch.records import Finding, Severity, SkipClass
 
@@ -31,6 +34,7 @@ __all__ = [
     "AttachError",
     "DaemonError",
     "Finding",
+    "Injection",
     "LastStep",
     "Monitor",
     "RingError",
@@ -38,8 +42,11 @@ __all__ = [
     "Severity",
     "SkipClass",
     "StateError",
+    "StopTraining",
     "TraceError",
     "__version__",
+    "actions",
+    "inject",
     "monitor",
 ]
 
@@ -50,10 +57,13 @@ _HOME = {
     "RingError": "errors",
     "SettingsError": "errors",
     "StateError": "errors",
+    "StopTraining": "errors",
     "TraceError": "errors",
     "Finding": "records",
     "Severity": "records",
     "SkipClass": "records",
+    "Injection": "injection",
+    "inject": "injection",
     "LastStep": "monitoring",
     "Monitor": "monitoring",
     "monitor": "monitoring",
@@ -62,6 +72,8 @@ _HOME = {
 
 def __getattr__(name: str) -> object:
     """Load a public name from the module it lives in."""
+    if name == "actions":
+        return import_module("ampwatch.actions")
     home = _HOME.get(name)
     if home is None:
         msg = f"module 'ampwatch' has no attribute {name!r}; it has {', '.join(__all__)}"

@@ -1,5 +1,7 @@
 """Exceptions of ampwatch, raised at set-up or by the command line and never in a training step.
 
+But for one, which is for those who ask for it: ``StopTraining``.
+
 The tree, each class also a built-in so that ordinary ``except`` clauses work::
 
     AmpwatchError
@@ -8,10 +10,15 @@ The tree, each class also a built-in so that ordinary ``except`` clauses work::
     ├── StateError      (RuntimeError)  right call, wrong moment: the monitor is closed
     ├── RingError       (OSError)       a ring file cannot be created or understood
     ├── DaemonError     (RuntimeError)  the daemon cannot start or keep its promises
-    └── TraceError      (RuntimeError)  a trace that was asked for cannot be had
+    ├── TraceError      (RuntimeError)  a trace that was asked for cannot be had
+    └── StopTraining    (RuntimeError)  actions.stop() was asked for, and there is a finding
 
 Every message says what was expected, what was given and what to do.
 """
+
+from __future__ import annotations
+
+import typing
 
 
 class AmpwatchError(Exception):
@@ -40,3 +47,25 @@ class DaemonError(AmpwatchError, RuntimeError):
 
 class TraceError(AmpwatchError, RuntimeError):
     """A trace of a running training cannot be had."""
+
+
+class StopTraining(AmpwatchError, RuntimeError):  # noqa: N818 - like StopIteration, it asks for an end
+    """A finding has ended the training, as ``ampwatch.actions.stop()`` was asked to.
+
+    Attributes:
+        finding: The ``ampwatch.Finding``; ``None`` if there is only a message.
+        step: The iteration that has just closed, -1 if unknown.
+    """
+
+    # Any, for records stand above errors.
+    def __init__(self, finding: typing.Any, step: int = -1) -> None:
+        super().__init__(finding if isinstance(finding, str) else _said(finding))
+        self.finding = None if isinstance(finding, str) else finding
+        self.step = step
+
+
+def _said(finding: typing.Any) -> str:
+    return (
+        f"actions.stop() was asked to end the training at a finding like this one:"
+        f" {finding.kind}: {finding.summary}. {finding.advice}"
+    )

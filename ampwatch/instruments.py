@@ -16,6 +16,7 @@ from ampwatch.rangewatch import RangeWatch
 from ampwatch.records import FactsRecord
 from ampwatch.sensors.autocast import AutocastSensor
 from ampwatch.sensors.backwards import BackwardSensor
+from ampwatch.sensors.boundaries import BoundarySensor
 from ampwatch.sensors.compiled_backward import CompiledBackwardSensor
 from ampwatch.sensors.guard import Account, Guard
 from ampwatch.sensors.iteration import ROW_WIDTH, Clock, IterationLedger
@@ -56,12 +57,16 @@ class Instruments:
         targets: What is watched.
         settings: Thresholds and sizes.
         outlet: Where records and findings go.
+        first_step: Index of the iteration that is open; not 0 where others went before.
 
     Attributes:
         diagnosis: What became of the steps.
+        boundaries: Tells when an iteration has closed.
     """
 
-    def __init__(self, targets: Targets, settings: Settings, outlet: Outlet) -> None:
+    def __init__(
+        self, targets: Targets, settings: Settings, outlet: Outlet, *, first_step: int = 0
+    ) -> None:
         self._scaler = targets.scaler
         self._device = targets.device
         self._outlet = outlet
@@ -118,6 +123,7 @@ class Instruments:
         self._api = ApiWatch(
             targets, registry, lambda: self._ledger.step, self.diagnosis.observe, account
         )
+        self._ledger.step = self._first_step = first_step
         # Ranges first: what they measure belongs to the iteration that the others close.
         self._sensors: list[Sensor] = [
             *self._api.sensors,
@@ -157,6 +163,10 @@ class Instruments:
                 ReplicaSensor(targets.scaler, self._ledger, registry, self._replicating, observe),
             ]
 
+        # Last, so that it comes when the others are done with an iteration.
+        self.boundaries = BoundarySensor(targets.scaler, self._ledger)
+        self._sensors.append(self.boundaries)
+
     def install(self) -> None:
         """Place the hooks; if one cannot be placed, none stays."""
         try:
@@ -177,6 +187,16 @@ class Instruments:
         """Take everything off."""
         for sensor in reversed(self._sensors):
             sensor.remove()
+
+    def add(self, sensor: Sensor) -> None:
+        """Place one more sensor, which comes off with the others."""
+        sensor.install()
+        self._sensors.append(sensor)
+
+    @property
+    def step(self) -> int:
+        """Index of the open iteration."""
+        return self._ledger.step
 
     def catch_up(self) -> None:
         """Judge what has reached the host and has not been judged yet. Never waits or raises.
@@ -263,7 +283,7 @@ class Instruments:
     def not_seen(self) -> list[str]:
         """Return, in sentences, what was not observed."""
         sentences = [f"sensor {g.name} failed and was switched off" for g in self._guards if g.off]
-        if not self._ledger.step:
+        if self._ledger.step == self._first_step:
             sentences.append(
                 "no step has been seen: neither scaler.update() nor, without a scaler, a step of"
                 " an optimizer of this model, outside of compiled functions"

@@ -22,7 +22,7 @@ from ampwatch.daemon.lock import DaemonInfo, DaemonLock, read_info
 from ampwatch.errors import AmpwatchError
 from ampwatch.ring.layout import LAYOUT
 from ampwatch.runtime import DAEMON_LOG, ring_directories, runtime_directory
-from ampwatch.settings import ENVIRONMENT_PREFIX
+from ampwatch.settings import ATTACH, ENVIRONMENT_PREFIX
 
 if TYPE_CHECKING:
     from ampwatch.daemon.probe import Answer
@@ -33,7 +33,9 @@ START_SECONDS = 20.0
 
 ASK_AGAIN_SECONDS = 0.05
 
-HARMFUL_VARIABLES = frozenset({"LD_PRELOAD", "PYTHONINSPECT", "PYTHONSTARTUP", "PYTHONWARNINGS"})
+HARMFUL_VARIABLES = frozenset(
+    {ATTACH, "LD_PRELOAD", "PYTHONINSPECT", "PYTHONSTARTUP", "PYTHONWARNINGS"}
+)
 """What is meant for the training process and would profile, stop or break the daemon."""
 
 

@@ -9,9 +9,10 @@ import socket
 import sys
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import ampwatch
+from ampwatch.acting import Subscription
 from ampwatch.attaching import Targets, check_targets
 from ampwatch.diagnosis.pipeline import LastStep
 from ampwatch.errors import StateError
@@ -25,7 +26,7 @@ from ampwatch.sensors.run_facts import ranks
 from ampwatch.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
     import torch
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from ampwatch.aggregate.op_lines import By
     from ampwatch.diagnosis.pipeline import Diagnosis
-    from ampwatch.records import Finding
+    from ampwatch.records import Finding, Severity
 
 __all__ = ["LastStep", "Monitor", "monitor"]
 
@@ -87,26 +88,68 @@ def monitor(
     """
     resolved = Settings.resolve({"level": level, "run": run, **settings})
     targets = check_targets(model, scaler, optimizer)
+    Monitor.num_asked_for += 1
     for other in tuple(_open):
         other._make_room_for(targets)  # noqa: SLF001 - same module
     return Monitor(targets, resolved, serve=serve)
+
+
+def watch_unasked(
+    model: Sequence[nn.Module] | None,
+    scaler: torch.amp.GradScaler | None,
+    *,
+    optimizer: Sequence[Optimizer] | None,
+    serve: bool,
+    step: int,
+) -> Monitor:
+    """Do what ``monitor`` does, for `ampwatch run`: it steps aside when the user calls ``monitor``.
+
+    Args:
+        model: The models, or ``None``.
+        scaler: The scaler, or ``None``.
+        optimizer: The optimizers, or ``None``.
+        serve: As of ``monitor``.
+        step: Index of the iteration that is open.
+
+    Raises:
+        AttachError: As of ``monitor``.
+        SettingsError: If an ``AMPWATCH_*`` variable is not usable.
+    """
+    targets = check_targets(model, scaler, optimizer)
+    resolved = Settings.resolve()
+    for other in tuple(_open):
+        other._make_room_for(targets)  # noqa: SLF001 - same module
+    return Monitor(targets, resolved, serve=serve, is_unasked=True, step=step)
 
 
 class Monitor:
     """One watched training. Made by ``ampwatch.monitor``.
 
     Attributes:
+        num_asked_for: Monitors that the user has asked for in this process.
         settings: The checked settings.
         identity: Run, rank and process.
     """
 
-    def __init__(self, targets: Targets, settings: Settings, *, serve: bool) -> None:
+    num_asked_for: ClassVar[int] = 0
+
+    def __init__(
+        self,
+        targets: Targets,
+        settings: Settings,
+        *,
+        serve: bool,
+        is_unasked: bool = False,
+        step: int = 0,
+    ) -> None:
         self.settings = settings
+        self._is_unasked = is_unasked
         self.identity = _identity(settings)
         self._models = tuple(weakref.ref(m) for m in targets.models)
         self._scaler = targets.scaler
         self._outlet = Outlet(settings)
-        self._instruments = Instruments(targets, settings, self._outlet)
+        self._instruments = Instruments(targets, settings, self._outlet, first_step=step)
+        self._settles = False
         self._closed = settings.level == "off"
         if self._closed:
             return
@@ -119,6 +162,16 @@ class Monitor:
             raise
         _open.append(self)
         atexit.register(self._at_exit)
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The watched models that still live."""
+        return [model for model in (reference() for reference in self._models) if model is not None]
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is watched (any more)."""
+        return self._closed
 
     @property
     def url(self) -> str:
@@ -136,16 +189,38 @@ class Monitor:
         self._instruments.catch_up()
         return self._instruments.last_step
 
-    def on_finding(self, callback: Callable[[Finding], None]) -> None:
-        """Call ``callback(finding)`` when a finding is made, on the training thread.
+    def on_finding(
+        self,
+        callback: Callable[[Finding], None],
+        *,
+        min_severity: Severity | str | None = None,
+        kinds: Iterable[str] | None = None,
+    ) -> None:
+        """Call ``callback(finding)`` when a finding is made: once for each.
 
-        A callback that raises is logged once and not called again.
+        A callback that raises is logged once and not called again. It runs where the finding is
+        made, as a rule on the training thread inside of ``scaler.update()``: it should be quick.
+        ``ampwatch.actions`` has ready ones, also for what has to wait for the end of the step.
+
+        Args:
+            callback: A function, or an action of ``ampwatch.actions``.
+            min_severity: ``info``, ``warning`` or ``critical``; findings below are left out until
+                they become as bad. An action has a choice of its own, a function takes all.
+            kinds: Kinds of findings, all others are left out.
 
         Raises:
             StateError: If the monitor is closed.
+            SettingsError: If a severity or a kind does not exist.
         """
         self._require_open()
-        self._outlet.add_callback(callback)
+        subscription = Subscription(callback, min_severity, kinds)
+        if self._closed:  # at level off
+            return
+        self._outlet.subscribe(subscription, self.identity)
+        action = subscription.action
+        if action is not None and action.wants_safe_point and not self._settles:
+            self._settles = True
+            self._instruments.boundaries.tell(self._outlet.settle)
 
     def report(self) -> str:
         """Return the run in words: what happened, where, since when, what to change."""
@@ -241,10 +316,13 @@ class Monitor:
 
     def _make_room_for(self, targets: Targets) -> None:
         """Close if the watched models are gone, or if one of them is asked for again."""
+        if self._is_unasked and self.num_asked_for:
+            self.close()
+            return
         mine = [reference() for reference in self._models]
         asked = [x for x in (targets.scaler, *targets.models) if x is not None]
         shared = [x for x in asked if any(x is y for y in (self._scaler, *mine))]
-        if shared:
+        if shared and not self._is_unasked:
             logger.warning(
                 "expected objects that nobody watches, got a %s that %r watches; that monitor is"
                 " closed now. Use `with ampwatch.monitor(...)` or close() where a training ends",

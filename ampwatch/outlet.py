@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ampwatch.acting import Action, Subscription
     from ampwatch.records import Record, RunIdentity
     from ampwatch.settings import Settings
 
@@ -31,14 +32,16 @@ class Outlet:
 
     Attributes:
         url: Where the page and ``/metrics`` are; empty without a daemon.
+        marks: Called with each finding before anybody else is told of it; may add to it.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.url = ""
         self._settings = settings
         self._ring: RingWriter | None = None
-        self._log = Guard("log")
-        self._callbacks: list[tuple[Guard, Callable[[Finding], None]]] = []
+        self._log, self._acting = Guard("log"), Guard("actions")
+        self._subscriptions: list[Subscription] = []
+        self.marks: list[Callable[[Finding], None]] = []
 
     def serve(self, identity: RunIdentity) -> None:
         """Make the ring and see that a daemon reads it; trouble is a warning, not an error.
@@ -71,23 +74,46 @@ class Outlet:
             self._ring.put(record)
 
     def tell(self, finding: Finding, *, new: bool) -> None:
-        """Pass on a finding; a new one also to the log and to the callbacks."""
+        """Pass on a finding; a new one also to the log, and to the callbacks that want it."""
+        for mark in self.marks:
+            mark(finding)
         self.put(FindingRecord(finding))
-        if not new:
-            return
-        if finding.severity is not Severity.INFO:
+        if new and finding.severity is not Severity.INFO:
             # A log handler is user code and may raise.
             text = (finding.kind, finding.summary, finding.advice)
             self._log.run(logger.warning, "%s: %s. %s", *text)
-        for guard, callback in self._callbacks:
-            guard.run(callback, finding)
+        for subscription in self._subscriptions:
+            subscription.tell(finding, new=new)
 
-    def add_callback(self, callback: Callable[[Finding], None]) -> None:
-        """Call ``callback`` with every new finding, until it raises."""
-        self._callbacks.append((Guard(f"on_finding {callback!r}"), callback))
+    def subscribe(self, subscription: Subscription, identity: RunIdentity) -> None:
+        """Tell ``subscription`` of the findings it wants, until it raises."""
+        if subscription.action is not None:
+            subscription.action.open(identity)
+        self._subscriptions.append(subscription)
+
+    def settle(self, step: int) -> None:
+        """Iteration ``step`` has closed: let the actions do what waited for that.
+
+        Raises:
+            StopTraining: If the user has asked for it, after all other actions were asked.
+        """
+        stops = [self._acting.run(action.settle, step) for action in self._actions()]
+        if stop := next(filter(None, stops), None):
+            raise stop
+
+    def _actions(self) -> list[Action]:
+        return [s.action for s in self._subscriptions if s.action is not None]
 
     def close(self, state: RunState, reason: str) -> None:
-        """Write the last record and let go of the ring."""
+        """Write the last record, let go of the ring, and have the actions finish."""
+        try:
+            self._close_ring(state, reason)
+        finally:
+            for action in self._actions():
+                self._acting.run(action.close)
+            self._subscriptions.clear()
+
+    def _close_ring(self, state: RunState, reason: str) -> None:
         if self._ring is not None:
             # A daemon that runs takes the rest and removes the file; without one
             # nobody would.

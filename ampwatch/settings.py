@@ -28,7 +28,13 @@ DEFAULT_PORT = 10917
 """The daemon's port. Outside 9100-9999, which is allocated in full; not registered yet."""
 
 REQUIRE_SERVICES = "AMPWATCH_REQUIRE_SERVICES"
-"""The one variable that is no setting: it belongs to the tests."""
+"""No setting: it belongs to the tests."""
+
+ATTACH = "AMPWATCH_ATTACH"
+"""Nor is this: with it `ampwatch run` tells the program's processes to attach by themselves."""
+
+SERVE, FINDINGS_ONLY = "serve", "findings-only"
+"""What it says."""
 
 LEVELS = ("off", "light", "standard", "deep")
 CPU_KERNELS = ("auto", "torch")
@@ -277,7 +283,11 @@ def _checked(label: str, value: Any, default: Any, limits: Mapping[str, Any]) ->
 def _warn_of_strangers(environ: Mapping[str, str], known: Iterable[str]) -> None:
     variables = [ENVIRONMENT_PREFIX + name.upper() for name in known]
     for name in sorted(environ):
-        if name.startswith(ENVIRONMENT_PREFIX) and name not in (*variables, REQUIRE_SERVICES):
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in (
+            *variables,
+            REQUIRE_SERVICES,
+            ATTACH,
+        ):
             near = get_close_matches(name, variables, n=1)
             hint = f"did you mean {near[0]}?" if near else "see docs/settings.md"
             logger.warning("expected settings in AMPWATCH_* variables, got %s; %s", name, hint)

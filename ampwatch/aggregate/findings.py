@@ -83,6 +83,15 @@ class Findings:
             total.last_seen_ns = max(total.last_seen_ns, self._last_seen_ns[key])
         return totals
 
+    def newest_by_kind(self) -> dict[str, tuple[Finding, int]]:
+        """Return the finding of each kind that was seen last, and when in Unix time. Unit: ns."""
+        newest: dict[str, tuple[Finding, int]] = {}
+        for key, finding in self.by_key.items():
+            seen_ns = self._last_seen_ns[key]
+            if finding.kind not in newest or seen_ns >= newest[finding.kind][1]:
+                newest[finding.kind] = finding, seen_ns
+        return newest
+
     def steps_by_kind(self) -> Counter[str]:
         """Return in how many iterations a finding was seen, per kind, added up over its places."""
         steps: Counter[str] = Counter()

@@ -23,7 +23,7 @@ FINDINGS: tuple[Metric, ...] = (
         "ampwatch_finding_steps_total",
         "counter",
         (*RANK, "kind"),
-        "Iterations in which a finding of this kind was seen, added up over its places; 0 for the known kinds before.",
+        "Iterations in which a finding of this kind was seen, added up over its places; 0 for the known kinds before. In OpenMetrics with the newest iteration as exemplar (step).",
     ),
     Metric(
         "ampwatch_finding_records_left_out_total",

@@ -17,7 +17,7 @@ from ampwatch.errors import AmpwatchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-VERBS = ("daemon", "demo", "doctor", "ops", "trace")
+VERBS = ("daemon", "demo", "doctor", "ops", "run", "trace")
 
 DESCRIPTION = """\
 Watch the numerical health of PyTorch mixed-precision training.
@@ -45,8 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, 1 after an error that was explained, 130 after Ctrl-C.
     """
+    from ampwatch.cli.run import cut  # noqa: PLC0415 - a verb like the others
+
+    ours, program = cut(sys.argv[1:] if argv is None else argv)
     parser = make_parser()
-    args = parser.parse_args(argv)
+    args = parser.parse_args(ours, argparse.Namespace(program=program))
     if "func" not in args:
         parser.print_help()
         return 0

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.utils import floatToGoString
 
+from ampwatch.exporters.reading import Exemplified
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ampwatch.catalog import Metric
 
     Collected = Iterable[tuple[Metric, Iterable[tuple[tuple[str, ...], Any]]]]
-    Lines = Iterator[tuple[str, tuple[str, ...], str, float]]
+    Lines = Iterator[tuple[str, tuple[str, ...], str, float | Exemplified]]
 
 END = "# EOF\n"
 
@@ -27,13 +29,15 @@ class Exposition:
 
     Args:
         header: Returns what the library writes for a family without samples.
+        exemplars: Whether the format has exemplars.
 
     Cost:
         About 2 us a series, and 0.2 KB for each of the newest scrape.
     """
 
-    def __init__(self, header: Callable[[Metric], str]) -> None:
+    def __init__(self, header: Callable[[Metric], str], *, exemplars: bool) -> None:
         self._header = header
+        self._has_exemplars = exemplars
         self._headers: dict[str, str] = {}
         self._beginnings: dict[tuple[str, tuple[str, ...], str], str] = {}
 
@@ -57,8 +61,12 @@ class Exposition:
                 if beginning is None:
                     beginning = _beginning(name, metric.labels, values, bound)
                 used[key] = beginning
+                tail = ""
+                if isinstance(value, Exemplified):
+                    tail = _exemplar(value) if self._has_exemplars else ""
+                    value = value.value  # noqa: PLW2901 - the number that it carries
                 number = floatToGoString(value)  # type: ignore[no-untyped-call]
-                text.append(f"{beginning} {number}\n")
+                text.append(f"{beginning} {number}{tail}\n")
         self._beginnings = used
         return "".join(text)
 
@@ -85,6 +93,11 @@ def _beginning(name: str, labels: tuple[str, ...], values: tuple[str, ...], boun
         return name
     words = ",".join(f'{label}="{_escaped(value)}"' for label, value in sorted(pairs))
     return f"{name}{{{words}}}"
+
+
+def _exemplar(value: Exemplified) -> str:
+    words = ",".join(f'{label}="{_escaped(text)}"' for label, text in sorted(value.labels.items()))
+    return f" # {{{words}}} 1.0 {value.time_s}"
 
 
 def _escaped(value: str) -> str:

@@ -17,9 +17,11 @@ from prometheus_client.core import (
     InfoMetricFamily,
 )
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.samples import Exemplar
 
 from ampwatch.catalog import CATALOG
 from ampwatch.exporters.exposition import END, Exposition, bucket_label
+from ampwatch.exporters.reading import Exemplified
 from ampwatch.exporters.samples import OF_DAEMON, OF_RANK
 
 if TYPE_CHECKING:
@@ -109,6 +111,9 @@ def _filled(metric: Metric, samples: Samples) -> Any:
         elif metric.type == "histogram":
             buckets, total = value
             family.add_metric(labels, [(bucket_label(b), n) for b, n in buckets], total)
+        elif isinstance(value, Exemplified):
+            exemplar = Exemplar(value.labels, 1, value.time_s)
+            family.add_metric(labels, value.value, exemplar=exemplar)
         else:
             family.add_metric(labels, value)
     return family
@@ -137,7 +142,8 @@ class PrometheusExporter:
         self._registry = CollectorRegistry()
         self._registry.register(self._collector)
         self._text, self._openmetrics = (
-            Exposition(_header_by(choose_encoder(accept)[0])) for accept in ("", _OPENMETRICS)
+            Exposition(_header_by(choose_encoder(accept)[0]), exemplars=bool(accept))
+            for accept in ("", _OPENMETRICS)
         )
 
     def render(self, accept: str = "", names: Sequence[str] = ()) -> tuple[bytes, str]:

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ampwatch.aggregate import RankView
 
 Samples = Iterable[tuple[tuple[str, ...], Any]]
 """Values of further labels, and the number or histogram that belongs to them."""
+
+
+class Exemplified(NamedTuple):
+    """A value with an example of what it counts; OpenMetrics carries it, the text format does not.
+
+    Attributes:
+        value: The value.
+        labels: What identifies the example.
+        time_s: Unix time of the example. Unit: s.
+    """
+
+    value: float
+    labels: dict[str, str]
+    time_s: float
+
 
 OfRank = Callable[[RankView], Samples]
 """Gives the samples of one family of one rank."""

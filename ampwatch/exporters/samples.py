@@ -15,7 +15,7 @@ from ampwatch.catalog import KINDS, RUN_FACTS
 from ampwatch.exporters.gpu_samples import OF_GPUS
 from ampwatch.exporters.precision_samples import OF_PRECISION
 from ampwatch.exporters.range_samples import OF_RANGES
-from ampwatch.exporters.reading import one
+from ampwatch.exporters.reading import Exemplified, one
 from ampwatch.records import OTHER_OPTIMIZERS, SKIP_CLASSES, OptimizerRecord, RunState
 
 if TYPE_CHECKING:
@@ -92,9 +92,13 @@ def _sort_labels(sort: Sort) -> tuple[str, str, str]:
 
 
 def _finding_steps(rank: RankView) -> Samples:
-    steps = rank.finding_totals.steps_by_kind()
+    steps, newest = rank.finding_totals.steps_by_kind(), rank.finding_totals.newest_by_kind()
     for kind in dict.fromkeys((*KINDS, *steps)):  # born at 0, so that the first is an increase
-        yield (kind,), steps[kind]
+        if kind not in newest:
+            yield (kind,), 0
+            continue
+        finding, seen_ns = newest[kind]
+        yield (kind,), Exemplified(steps[kind], {"step": str(finding.last_step)}, seen_ns / 1e9)
 
 
 def _newest(name: str) -> OfRank:

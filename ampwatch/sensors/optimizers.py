@@ -71,8 +71,8 @@ class OptimizerRegistry:
 
     def _owns(self, optimizer: Optimizer) -> bool:
         # Asked once per optimizer, and not before: sharding replaces parameters.
-        models = [model for model in (reference() for reference in self._models) if model]
-        ours = {id(p) for model in models for p in model.parameters()}
+        models = [m for m in (reference() for reference in self._models) if m is not None]
+        ours = {id(p) for m in models for p in m.parameters()}
         theirs = (p for group in optimizer.param_groups for p in group["params"])
         return not self._models or any(id(p) in ours for p in theirs)
 

@@ -8,11 +8,12 @@ learning rate moves that no known scheduler has moved.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import LRScheduler
+
+from ampwatch.sensors.living import instances_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -55,7 +56,7 @@ class SchedulerSensor:
         self._searches += 1
         self._found = [
             (weakref.ref(scheduler), weakref.ref(scheduler.optimizer))
-            for scheduler in _instances_of(LRScheduler)
+            for scheduler in instances_of(LRScheduler)
             if getattr(scheduler, "optimizer", None) is not None
         ]
 
@@ -99,16 +100,3 @@ class SchedulerSensor:
         self._counts[id(scheduler)] = count
         # A count that fell was loaded or restarted by the user, which is no step.
         return before is not None and count > before
-
-
-def _instances_of(base: type) -> list[Any]:
-    # By the identity of the class: isinstance() asks the object, and lazy proxies
-    # among the collector's objects may run code or raise when they are asked.
-    wanted: set[int] = set()
-    queue = [base]
-    while queue:
-        kind = queue.pop()
-        if id(kind) not in wanted:
-            wanted.add(id(kind))
-            queue.extend(type.__subclasses__(kind))
-    return [x for x in gc.get_objects() if id(type(x)) in wanted]

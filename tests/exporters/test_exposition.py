@@ -99,3 +99,22 @@ def test_memory_is_that_of_the_newest_scrape() -> None:
         clock.now += 1
 
     assert sizes == [sizes[0]] * 5
+
+
+def test_a_finding_carries_its_newest_step_as_exemplar() -> None:
+    """In OpenMetrics, on the counter of its kind; not in the text format, which has none."""
+    fleet = Fleet(Settings(), Clock(START + 5))
+    records = [step(7), finding("scale_collapse", last_step=7), finding("update_rounding")]
+    put(fleet, "a", identity(), records)
+    exporter = PrometheusExporter(fleet, PASSES)
+
+    def line(accept: str) -> str:
+        text = exporter.render(accept)[0].decode()
+        start = 'ampwatch_finding_steps_total{kind="scale_collapse"'
+        return next(line for line in text.splitlines() if line.startswith(start))
+
+    labels, exemplar = line("application/openmetrics-text").split(" # ")
+    words, value, timestamp = exemplar.split()
+    assert (words, value) == ('{step="7"}', "1.0")
+    assert START <= float(timestamp) <= START + 10
+    assert line("") == labels

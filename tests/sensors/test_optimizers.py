@@ -68,3 +68,13 @@ def test_an_optimizer_that_steps_through_our_scaler_is_admitted_in_any_case() ->
 
     assert registry.admit(wrapped) == 1
     assert registry.index_of(wrapped) == 1
+
+
+def test_a_model_is_not_asked_for_its_truth() -> None:
+    """A compiled one refuses, as it has no length; a list of modules that is empty has one of 0."""
+    compiled = torch.compile(torch.nn.Linear(1, 1), backend="eager")
+    empty = torch.nn.ModuleList()
+    empty.own = torch.nn.Parameter(torch.zeros(1))
+    registry = OptimizerRegistry([], [compiled, empty])
+
+    assert [registry.index_of(_sgd(m)) for m in (compiled, empty)] == [0, 1]

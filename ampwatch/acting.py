@@ -1,0 +1,117 @@
+"""What is done about a finding: the contract of an action, and who is told of which findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, ClassVar
+
+from ampwatch.catalog.vocabulary import KINDS
+from ampwatch.errors import SettingsError
+from ampwatch.records import Finding, Severity
+from ampwatch.sensors.guard import Guard
+
+if TYPE_CHECKING:
+    from ampwatch.errors import StopTraining
+    from ampwatch.records import RunIdentity
+
+Callback = Callable[[Finding], None]
+
+SEVERITIES = tuple(Severity)
+"""From harmless to bad."""
+
+
+class Action:
+    """Something that is done about findings, at its own pace.
+
+    A plain function is enough for ``on_finding``; an action also knows the run, and may wait for
+    the safe point: right after an iteration has closed, when model, optimizer and scaler agree.
+
+    Attributes:
+        min_severity: What it is told of, where ``on_finding`` does not say.
+        wants_safe_point: Whether ``settle`` has anything to do.
+    """
+
+    min_severity: ClassVar[Severity] = Severity.INFO
+    wants_safe_point: ClassVar[bool] = False
+
+    def open(self, identity: RunIdentity) -> None:
+        """It was handed to ``on_finding`` of this run. Raises nothing."""
+
+    def __call__(self, finding: Finding) -> None:
+        """A finding was made, perhaps in the middle of a step: take note, and return at once."""
+        raise NotImplementedError
+
+    def settle(self, step: int) -> StopTraining | None:  # noqa: ARG002 - for those that override it
+        """Iteration ``step`` has closed: do what has to be done on the training thread.
+
+        Returns:
+            What is to be raised out of the user's call, if that is what the action is for.
+        """
+        return None
+
+    def close(self) -> None:
+        """The monitor is closed: finish, within a bound, and leave nothing behind."""
+
+
+class Subscription:
+    """One callback and the findings that it wants.
+
+    Args:
+        callback: A function or an action.
+        min_severity: The least severity it is told of; its own choice if ``None``.
+        kinds: The kinds it is told of; all if ``None``.
+
+    Raises:
+        SettingsError: If a severity or a kind does not exist.
+    """
+
+    def __init__(
+        self,
+        callback: Callback,
+        min_severity: Severity | str | None = None,
+        kinds: Iterable[str] | None = None,
+    ) -> None:
+        self.action = callback if isinstance(callback, Action) else None
+        default = Action if self.action is None else type(self.action)
+        self._callback = callback
+        self._guard = Guard(f"on_finding {callback!r}")
+        self._least = SEVERITIES.index(_severity(min_severity or default.min_severity))
+        self._kinds = None if kinds is None else _checked_kinds(kinds)
+        self._told: set[str] = set()
+
+    def tell(self, finding: Finding, *, new: bool) -> None:
+        """Pass on a finding that is wanted, once: when it is made, or has become bad enough.
+
+        Cost: three look-ups, and the callback's own. Thread: that of the finding.
+        """
+        if not new and finding.key in self._told:
+            return
+        if SEVERITIES.index(finding.severity) < self._least:
+            return
+        if self._kinds is not None and finding.kind not in self._kinds:
+            return
+        self._told.add(finding.key)
+        self._guard.run(self._callback, finding)
+
+
+def _severity(given: Severity | str) -> Severity:
+    try:
+        return Severity(given)
+    except ValueError:
+        those = ", ".join(severity.value for severity in SEVERITIES)
+        msg = f"`min_severity`: expected one of {those}, got {given!r}"
+        raise SettingsError(msg) from None
+
+
+def _checked_kinds(given: Iterable[str]) -> frozenset[str]:
+    if isinstance(given, str):
+        msg = f"`kinds`: expected several kinds of findings, got {given!r}; write kinds=[{given!r}]"
+        raise SettingsError(msg)
+    kinds = frozenset(given)
+    for kind in sorted(kinds - set(KINDS)):
+        near = get_close_matches(kind, KINDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "README.md lists them"
+        msg = f"`kinds`: expected kinds of findings, got {kind!r}; {hint}"
+        raise SettingsError(msg)
+    return kinds

@@ -111,7 +111,14 @@ class Fp8Casts:
 
     def _look(self, call: OpCall, place: OpPlace, source: Any, out: Any) -> None:
         fmt = FP8.get(getattr(out, "dtype", None))  # type: ignore[arg-type]
-        if fmt is None or not is_plain(source) or source.dtype in FP8:
+        if fmt is None:
+            if self._clamped and id(source) in self._clamped and is_plain(out):
+                # To another format on the way.
+                reference, beyond = self._clamped.pop(id(source))
+                if reference() is source:
+                    self._clamped[id(out)] = weakref.ref(out), beyond
+            return
+        if not is_plain(source) or source.dtype in FP8:
             return
         self._has_cast = True
         values = source.detach()

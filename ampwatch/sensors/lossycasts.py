@@ -248,7 +248,8 @@ class LossyCasts:
         lost = distinct - kept
         collides = lost >= max(FEWEST_LOST, LOST_SHARE * distinct)
         is_far = largest > 2 * LARGEST_INTEGER[dtype] and dtype in HALF
-        rounds = is_integer and is_far and rounded >= ROUNDED_SHARE * count
+        is_varied = is_integer and distinct >= FEWEST
+        rounds = is_varied and is_far and rounded >= ROUNDED_SHARE * count
         if not (collides or rounds):
             self._reject(signature)
             return
@@ -287,7 +288,9 @@ class LossyCasts:
         if not used:
             return
         if place.is_inside or has_grad(*tensors):
-            self._held = [held for held in self._held if held not in used]
+            # By identity: weak references compare what they refer to.
+            done = {id(held) for held in used}
+            self._held = [held for held in self._held if id(held) not in done]
             for held in used:
                 self._observe(held.cast)
         elif is_plain(call.out) and call.out.is_floating_point():

@@ -273,6 +273,8 @@ class WeightAverages:
         parameter = part.parameter()
         if out.dtype not in HALF or parameter is None or is_in_optimizer():
             return
+        if parameter.device != out.device or parameter.shape != out.shape:
+            return  # an average on the host cannot be compared without waiting for the device
         # One that is replaced in each update is known by its parameter alone.
         key = part.name, out.data_ptr() if in_place else 0
         elements = thinned(out.detach(), SAMPLED).clone()

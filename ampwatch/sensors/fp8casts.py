@@ -137,7 +137,7 @@ class Fp8Casts:
             torch.where(finite, magnitude, 0.0).max(),
             (~finite).sum(),
         )
-        divisions = [d for d in self._divisions if d.is_broken.device == values.device]
+        divisions = [d for d in list(self._divisions) if d.is_broken.device == values.device]
         flags = torch.stack([d.is_broken for d in divisions]) if divisions else columns[0][None][:0]
         read = torch.stack([column.to(torch.float32) for column in columns])
         site = self._site(call, place)

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.precision.ops import OpKind
+from ampwatch.roundingwatch import rounding_listeners
 from ampwatch.sensors.births import BirthListener
 from ampwatch.sensors.census import OpCensusSensor
 from ampwatch.sensors.compiling import may_compile
@@ -13,7 +14,6 @@ from ampwatch.sensors.guard import Account, Guard
 from ampwatch.sensors.iteration import Clock
 from ampwatch.sensors.names import Names
 from ampwatch.sensors.regions import Regions
-from ampwatch.sensors.rounding import rounding_listeners
 from ampwatch.sensors.sampling import Look
 from ampwatch.sensors.tf32 import allows_tf32
 from ampwatch.sensors.trace_requests import TraceRequests

@@ -62,7 +62,7 @@ class PoisonedState:
         return bool(spreads) and r.name not in self._sentinels
 
     def _say_parameters(self, iteration: Iteration, bad: Sequence[TensorRange]) -> None:
-        root = self._lost_eps_of(iteration, bad)
+        root = self._broken_scale() or self._lost_eps_of(iteration, bad)
         worst = max(bad, key=lambda r: r.histogram.nonfinite)
         where = f"param:{worst.name}"
         evidence = _evidence(worst, bad)
@@ -89,6 +89,11 @@ class PoisonedState:
         self._book.make(finding)
         for symptom in self._book.of_kind("scale_collapse"):
             self._book.explain(symptom, root or finding)
+
+    def _broken_scale(self) -> Finding | None:
+        """Return the finding about an infinite scale for FP8: all that is multiplied by it is NaN."""
+        made = self._book.of_kind("fp8_scale_nonfinite")
+        return made[0] if made else None
 
     def _lost_eps_of(self, iteration: Iteration, bad: Sequence[TensorRange]) -> Finding | None:
         """Say that ``eps`` is zero in the dtype, if finite gradients have broken the weights."""
@@ -131,10 +136,12 @@ class PoisonedState:
         if self._book.again_anywhere("buffer_nonfinite", iteration.step, **evidence) is not None:
             return
         weights = self._book.of_kind("param_nonfinite")
+        scale = self._broken_scale()
         cause = weights[-1].caused_by or weights[-1].key if weights else ""
         # A batch that was not finite is to blame, and more than this comes of it.
         batches = [f for f in self._book.of_kind("nonfinite_input") if f.root]
         cause = cause or (batches[-1].key if batches else "")
+        cause = cause if scale is None else scale.key
         finding = Finding(
             kind="buffer_nonfinite",
             severity=Severity.CRITICAL,

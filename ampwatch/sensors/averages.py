@@ -245,8 +245,11 @@ class WeightAverages:
                 self._update(call.out, part, in_place=False)
 
     def _followed(self, tensor: Any) -> _Part | None:
-        part = self._parts.get(id(tensor))
-        return part if part is not None and part.tensor() is tensor else None
+        """Return what is known of what was computed, seen through a view or not."""
+        part = self._parts.get(tensor.data_ptr()) if is_plain(tensor) else None
+        known = None if part is None else part.tensor()
+        # Who lives holds its memory: nobody else is there.
+        return part if known is not None and known.shape == tensor.shape else None
 
     def _part(self, tensor: Any) -> _Part | None:
         """Return what a tensor has of a parameter, ``None`` if nothing."""
@@ -263,13 +266,15 @@ class WeightAverages:
 
     def _enter(self, out: Any, part: _Part) -> None:
         if is_plain(out) and len(self._parts) < MOST_PARTS:
-            self._parts[id(out)] = part._replace(tensor=weakref.ref(out))
+            self._parts[out.data_ptr()] = part._replace(tensor=weakref.ref(out))
 
     def _update(self, out: torch.Tensor, part: _Part, *, in_place: bool) -> None:
         """``out`` is the new value of an average, a share ``part.factor`` of it the parameter."""
         parameter = part.parameter()
         if out.dtype not in HALF or parameter is None or is_in_optimizer():
             return
+        if parameter.device != out.device or parameter.shape != out.shape:
+            return  # an average on the host cannot be compared without waiting for the device
         # One that is replaced in each update is known by its parameter alone.
         key = part.name, out.data_ptr() if in_place else 0
         elements = thinned(out.detach(), SAMPLED).clone()

@@ -37,6 +37,9 @@ DIVISIONS = ("reciprocal", "reciprocal_", "div", "div_", "true_divide")
 LARGEST_SCALE = 4096
 """Elements of a tensor of scales, one per row or block, at most."""
 
+PATIENCE = 2
+"""Iterations in which divisions are looked at although nothing has been cast yet."""
+
 MOST_PLACES = 4096
 
 MOST_SCALES = 16
@@ -75,6 +78,7 @@ class Fp8Casts:
         self._deferred, self._observe = deferred, observe
         self._step = 0
         self._has_cast = False
+        self._num_iterations = 0
         self._casts: set[tuple[str, str]] = set()
         self._divisions: deque[_Division] = deque(maxlen=MOST_SCALES)
         self._clamped: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
@@ -89,6 +93,7 @@ class Fp8Casts:
     def begin(self, step: int) -> None:
         """Iteration ``step`` begins. Scales of the one before may be used in this one."""
         self._step = step
+        self._num_iterations += 1
         self._clamped.clear()
         self._deferred.poll()
 
@@ -111,7 +116,14 @@ class Fp8Casts:
 
     def _look(self, call: OpCall, place: OpPlace, source: Any, out: Any) -> None:
         fmt = FP8.get(getattr(out, "dtype", None))  # type: ignore[arg-type]
-        if fmt is None or not is_plain(source) or source.dtype in FP8:
+        if fmt is None:
+            if self._clamped and id(source) in self._clamped and is_plain(out):
+                # To another format on the way.
+                reference, beyond = self._clamped.pop(id(source))
+                if reference() is source:
+                    self._clamped[id(out)] = weakref.ref(out), beyond
+            return
+        if not is_plain(source) or source.dtype in FP8:
             return
         self._has_cast = True
         values = source.detach()
@@ -130,7 +142,7 @@ class Fp8Casts:
             torch.where(finite, magnitude, 0.0).max(),
             (~finite).sum(),
         )
-        divisions = [d for d in self._divisions if d.is_broken.device == values.device]
+        divisions = [d for d in list(self._divisions) if d.is_broken.device == values.device]
         flags = torch.stack([d.is_broken for d in divisions]) if divisions else columns[0][None][:0]
         read = torch.stack([column.to(torch.float32) for column in columns])
         site = self._site(call, place)
@@ -178,14 +190,16 @@ class Fp8Casts:
     def _divide(self, call: OpCall, place: OpPlace) -> None:
         """Note whether finite numbers were divided by zero, or by too little."""
         out = call.out
+        if not self._has_cast and self._num_iterations > PATIENCE:
+            return  # a training without FP8
         if not is_plain(out) or not out.is_floating_point():
             return
         divisor: Any = call.args[-1] if call.info.name.startswith("reciprocal") else call.args[1]
         if divisor is out:
             divisor = None  # its old value is gone
+        elif not isinstance(divisor, torch.Tensor):
+            return  # a number
         on_host = out.device.type == "cpu"
-        if not (on_host or self._has_cast):
-            return  # on a device each look is a launch
         is_broken = None
         if is_plain(divisor) and divisor.device == out.device and divisor.numel() <= LARGEST_SCALE:
             is_broken = (divisor.detach() == 0).any()

@@ -99,6 +99,7 @@ class LossyCasts:
             "to": self._cast,
             "copy_": self._copy,
             "arange": self._range,
+            "cumsum": self._count_up,
             **dict.fromkeys(("mul", "div", "add", "sub", "pow"), self._promote),
         }
 
@@ -155,6 +156,35 @@ class LossyCasts:
                 self._tell(cast, result, place)
 
         self._deferred.read((values[1:] != values[:-1]).sum(), judge)
+
+    def _count_up(self, call: OpCall, place: OpPlace) -> None:
+        """A running count in half precision stands still where a one is nothing any more."""
+        given, out = call.args[0], call.out
+        if not (is_plain(given) and is_plain(out)) or out.dtype not in HALF:
+            return
+        limit = LARGEST_INTEGER[out.dtype]
+        dim = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim", 0)
+        if not given.ndim or given.shape[dim] <= limit or has_grad(given):
+            return
+        one = head(given.detach().movedim(dim, -1), MOST_COMPARED)
+        counted = head(out.detach().movedim(dim, -1), MOST_COMPARED)
+        columns = (
+            (one == one.round()).all() if one.is_floating_point() else one.new_ones(()),
+            counted.abs().max(),
+            (one[1:] != 0).sum() + 1,
+            ((counted[1:] != counted[:-1]) & (one[1:] != 0)).sum() + 1,
+        )
+        count, site, dtype = len(one), self._site(call, place), name_of(out.dtype)
+        result = weakref.ref(out), _address(out)
+
+        def judge(read: list[float]) -> None:
+            whole, largest, distinct, kept = read
+            if whole and largest >= limit and distinct - kept >= LOST_SHARE * count:
+                numbers = int(distinct), int(kept), int(distinct - kept)
+                cast = LossyCast(site, dtype, count, *numbers, largest, is_ordered=True)
+                self._tell(cast, result, place)
+
+        self._deferred.read(torch.stack([c.to(torch.float32) for c in columns]), judge)
 
     def _compare(self, call: OpCall, place: OpPlace, source: Any, out: Any) -> None:
         if not (is_plain(source) and is_plain(out)):
@@ -218,7 +248,8 @@ class LossyCasts:
         lost = distinct - kept
         collides = lost >= max(FEWEST_LOST, LOST_SHARE * distinct)
         is_far = largest > 2 * LARGEST_INTEGER[dtype] and dtype in HALF
-        rounds = is_integer and is_far and rounded >= ROUNDED_SHARE * count
+        is_varied = is_integer and distinct >= FEWEST
+        rounds = is_varied and is_far and rounded >= ROUNDED_SHARE * count
         if not (collides or rounds):
             self._reject(signature)
             return
@@ -257,7 +288,9 @@ class LossyCasts:
         if not used:
             return
         if place.is_inside or has_grad(*tensors):
-            self._held = [held for held in self._held if held not in used]
+            # By identity: weak references compare what they refer to.
+            done = {id(held) for held in used}
+            self._held = [held for held in self._held if id(held) not in done]
             for held in used:
                 self._observe(held.cast)
         elif is_plain(call.out) and call.out.is_floating_point():

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 LARGEST_SUM = 1024
 """Elements of a running sum outside of modules; what is longer is something else."""
 
+LARGEST_INSIDE = 64
+"""Elements of one inside of modules, that is added to in place."""
+
 MOST_SUMS = 64
 
 
@@ -84,7 +87,7 @@ class MetricSums:
         if getattr(out, "dtype", None) not in HALF or out.numel() > LARGEST_SUM:
             return
         in_place = name == "add_"
-        if place.is_inside and not in_place and out.numel() > 1:
+        if place.is_inside and out.numel() > (LARGEST_INSIDE if in_place else 1):
             return
         if len(call.args) > 1 and is_plain(out) and is_plain(call.args[0]):
             self._add(call, place, in_place=in_place)
@@ -118,7 +121,7 @@ class MetricSums:
 
     def _remember(self, out: torch.Tensor) -> None:
         if len(self._sums) >= MOST_SUMS:
-            self._sums = {key: s for key, s in self._sums.items() if s.tensor() is not None}
+            self._sums = {key: s for key, s in list(self._sums.items()) if s.tensor() is not None}
         if len(self._sums) < MOST_SUMS:
             self._sums[id(out)] = _Sum(out)
 
@@ -127,11 +130,21 @@ class MetricSums:
             return
         out = call.out.detach()
         alpha = call.kwargs.get("alpha", 1)
+        if isinstance(addend, torch.Tensor) and addend.device != out.device:
+            addend = (
+                addend.detach().tolist()
+                if addend.ndim == 0 and addend.device.type == "cpu"
+                else None
+            )
         if isinstance(addend, torch.Tensor):
-            addend = addend.detach()
+            given = addend.detach().expand(out.shape) * alpha
+        elif isinstance(addend, (int, float)):
+            # ``torch.as_tensor`` would wait for the device.
+            given = torch.full_like(out, addend * alpha, dtype=torch.float32)
+        else:
+            return
         # Where nothing has changed, adding once more changes nothing either.
         same = torch.add(out, addend, alpha=alpha).to(out.dtype) == out
-        given = torch.as_tensor(addend, device=out.device).expand(out.shape) * alpha
         added = (given != 0) & given.isfinite() & out.isfinite() & (out != 0)
         columns = added.sum(), (added & same).sum(), out.reshape(-1)[0], given.reshape(-1)[0]
         phase = Phase.EVAL if place.phase is Phase.EVAL else Phase.FORWARD

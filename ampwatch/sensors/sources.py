@@ -26,7 +26,7 @@ def _folder(path: str | None) -> str:
 
 _FOREIGN = (
     _folder(str(Path(torch.__file__).parent)),
-    _folder(str(Path(__file__).parent.parent)),
+    _folder(str(Path(__file__).parents[1])),
 )
 _STANDARD = tuple(
     {_folder(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")} - {""},

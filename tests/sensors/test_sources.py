@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import ampwatch
-from ampwatch.sensors.sources import is_users_file, user_source
+from ampwatch.sensors.sources import is_in_optimizer, is_users_file, user_source
 
 
 def _line_of(text: str) -> int:
@@ -69,3 +69,24 @@ def test_a_thread_without_a_frame_of_the_user_has_no_source() -> None:
 def test_whose_a_file_is(name: str, *, is_users: bool) -> None:
     """PyTorch, ampwatch, the standard library and generated code are not the user's."""
     assert is_users_file(name) is is_users
+
+
+class Plain(torch.optim.Optimizer):
+    """An optimizer of a user: neither its step nor its base's is PyTorch's own."""
+
+    def __init__(self, parameters: list[nn.Parameter], seen: list[bool]) -> None:
+        super().__init__(parameters, {})
+        self.seen = seen
+
+    def step(self, closure: object = None) -> None:
+        self.seen.append(is_in_optimizer())
+
+
+def test_the_step_of_any_optimizer_is_known_from_inside() -> None:
+    """Of a user's class as well, and only while it runs."""
+    seen: list[bool] = []
+    optimizer = Plain([nn.Parameter(torch.ones(1))], seen)
+    optimizer.step()
+    seen.append(is_in_optimizer())
+
+    assert seen == [True, False]

@@ -1,0 +1,65 @@
+"""One listener of ops, in an iteration whose places the test names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ampwatch.precision.ops import Phase
+from ampwatch.sensors.deferred import Deferred
+from ampwatch.sensors.opcounts import OpCall
+from ampwatch.sensors.opinfo import op_info
+from ampwatch.sensors.oplistener import OpPlace
+from ampwatch.sensors.opmode import OpMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self
+
+    from ampwatch.sensors.oplistener import OpListener
+
+OUTSIDE = OpPlace(Phase.FORWARD, "", is_inside=False)
+STEPPED = OpPlace(Phase.OPTIMIZER, "", is_inside=False)
+EVALUATED = OpPlace(Phase.EVAL, "", is_inside=False)
+
+
+def inside(module: str, phase: Phase = Phase.FORWARD) -> OpPlace:
+    """Return the place of an op of a module."""
+    return OpPlace(phase, module, is_inside=True)
+
+
+class Listening:
+    """Has a listener hear every op of an iteration.
+
+    Args:
+        make: Makes the listener of how values are read and who is told.
+        deferred: How values are read.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Deferred, Callable[[object], None]], OpListener],
+        deferred: Deferred | None = None,
+    ) -> None:
+        self.seen: list[Any] = []
+        self.place = OUTSIDE
+        self.step = 0
+        self._listener = make(deferred or Deferred(), self.seen.append)
+        self._mode: OpMode | None = None
+
+    def __enter__(self) -> Self:
+        self._listener.begin(self.step)
+        self._mode = OpMode(self._note)
+        self._mode.put_on()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._mode is not None
+        self._mode.take_off()
+        self._listener.end()
+        self.step += 1
+
+    def _note(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        info = op_info(func)
+        if not info.is_ignored:
+            self._listener.note(OpCall(func, info, args, kwargs, out), self.place)

@@ -299,6 +299,49 @@ def a_game_that_is_over_and_has_no_legal_move(*, sick: bool) -> Program:
     )
 
 
+class _Additive(nn.Module):
+    """Cross-attention with an additive mask, its scores not scaled, as in T5."""
+
+    def __init__(self, *, finite: bool) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(12, 12), nn.Linear(12, 12)
+        self.finite = finite
+        nn.init.constant_(self.query.bias, 3.0)
+        nn.init.constant_(self.key.bias, -3.0)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor, empty: torch.Tensor) -> torch.Tensor:
+        scores = self.query(x) @ self.key(memory).transpose(1, 2)
+        lowest = torch.finfo(scores.dtype).min / (2 if self.finite else 1)
+        mask = torch.zeros(empty.shape, dtype=scores.dtype).masked_fill(empty, lowest)
+        return torch.softmax(scores + mask[:, None, :], dim=-1) @ memory.to(scores.dtype)
+
+
+@STORIES.tell("masked_row_nan", "decoder.attend", "forward", "_softmax")
+def a_lowest_number_that_is_made_infinite_by_what_it_is_added_to(*, sick: bool) -> Program:
+    """A retrieval that found nothing: finfo.min, and scores of -100 are added to it."""
+    model = nn.Module()
+    model.decoder = nn.ModuleDict({"attend": _Additive(finite=not sick), "out": nn.Linear(12, 4)})
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+    scaler = gradscaler(2.0**8)
+    losses: list[float] = []
+
+    def iterate(_step: int) -> torch.Tensor:
+        x, memory = torch.randn(3, 5, 12), torch.randn(3, 7, 12)
+        empty = torch.arange(7) >= torch.tensor([[7], [0], [3]])
+        with half():
+            h = model.decoder["attend"](x, memory, empty)
+            logits = model.decoder["out"](h).flatten(0, 1)
+            loss = nn.functional.cross_entropy(logits, torch.randint(0, 4, (15,)))
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        losses.append(float(loss.detach()))
+        return loss
+
+    return Program(
+        [model], [optimizer], iterate, scaler, shows=lambda: not any(map(math.isfinite, losses))
+    )
+
+
 def adjacency_as_a_logarithm_with_a_neighbour_in_each_row() -> Program:
     """``log(0)`` is minus infinity, and softmax makes 0 of it: that is what it is for."""
     return _graph_attention(lonely=False)

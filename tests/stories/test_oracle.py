@@ -44,6 +44,9 @@ def test_a_story_goes_wrong_where_it_says_and_its_twin_does_not(story: Story) ->
     assert well.shows is not None
     assert (sick.shows(), well.shows()) == (True, False)
     if story.kind in BORN:
+        if story.kind == "masked_row_nan":
+            # Minus infinity is what a mask is made of; NaN is the failure.
+            of_sick = [birth for birth in of_sick if "softmax" in birth.op]
         # What the twin has as well is meant: the logarithm of a mask.
         first = next(birth for birth in of_sick if birth not in of_well)
         assert first.op == story.op

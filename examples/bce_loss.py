@@ -33,17 +33,18 @@ def main() -> None:
     watch = ampwatch.monitor(model, scaler, serve=args.page)
 
     try:
-        for step in range(args.steps):
-            x, y = batch(step, 32, measures, answers)
-            optimizer.zero_grad()
-            with torch.autocast(device.type, dtype=torch.float16):
-                loss = loss_fn(model(x), y)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
+        with watch:
+            for step in range(args.steps):
+                x, y = batch(step, 32, measures, answers)
+                optimizer.zero_grad()
+                with torch.autocast(device.type, dtype=torch.float16):
+                    loss = loss_fn(model(x), y)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
         print(f"loss {loss.item():.3f}")
     finally:
-        conclude(args.json, watch)  # also of a run that an exception ends, as on a GPU
+        conclude(args.json, watch)  # also where an exception ends it, as on a GPU
 
 
 if __name__ == "__main__":

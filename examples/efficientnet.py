@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from itertools import count
-from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -154,10 +153,14 @@ class Training:
         self.steps = count()
         self.seconds: list[float] = []
 
-    def turn(self) -> None:
-        """Take some steps, and the time."""
+    def switch(self) -> None:
+        """Set the switches for this one."""
         for i, (owner, name) in enumerate(SWITCHES.values()):
             setattr(owner, name, i < self.configuration.switches)
+
+    def turn(self) -> None:
+        """Take some steps, and the time."""
+        self.switch()
         started = time.perf_counter()
         for _ in range(TURN):
             x, y = batch(next(self.steps), BATCH, self.images[:LEARNT], self.labels[:LEARNT])
@@ -167,7 +170,8 @@ class Training:
             self.scaler.scale(loss).backward()
             self.scaler.step(self.optimizer)
             self.scaler.update()
-        loss.item()  # waits for the device
+        if self.images.is_cuda:
+            torch.cuda.synchronize()
         self.seconds.append((time.perf_counter() - started) / TURN)
 
     @torch.no_grad()
@@ -189,26 +193,28 @@ def main() -> None:
     configurations = ON_CUDA if args.device.type == "cuda" else ELSEWHERE
     trainings = [Training(c, efficientnet(args.width), images, labels) for c in configurations]
 
-    for _ in range(args.steps // TURN):
+    for _ in range(max(2, args.steps // TURN)):
         for training in trainings:
             training.turn()
-    # The first turn compiles, searches algorithms, and finds the loss scale.
-    times = {t.configuration.name: median(t.seconds[1:]) for t in trainings}
+    # Whatever else the machine does can only add to a time: the best turn is the least disturbed.
+    times = {t.configuration.name: min(t.seconds) for t in trainings}
 
-    watches = []
+    watches = {}
     for training in trainings:
         name, _, switches, before = training.configuration
+        training.switch()
         with ampwatch.monitor(
             training.model, training.scaler, level="deep", run=name, serve=args.page
         ) as watch:
             training.turn()
-        watches.append(watch)
+        watches[name] = watch
         print(f"{name}: {1000 * times[name]:.1f} ms a step, accuracy {training.accuracy():.1%}")
         print(f"  switches: {', '.join(list(SWITCHES)[:switches]) or 'none'}")
         if before:
             print(f"  {verdict(watch, times[before] / times[name], before)}")
-        print(watch.op_table(by="dtype"))
-    conclude(args.json, *watches)
+    for name, watch in watches.items():
+        print(f"\nOps of {name}:\n{watch.op_table(by='dtype')}")
+    conclude(args.json, *watches.values())
 
 
 def verdict(watch: ampwatch.Monitor, ratio: float, before: str) -> str:

@@ -1,8 +1,8 @@
 """The mistake: a ResNet-18 is fine-tuned under float16 autocast, and nobody scales the loss.
 
 It has learnt the digits 0 to 4 in float32, and is to tell 5 to 9 apart with a new head. It runs, and
-the loss falls. But gradients below 6e-8 are zero in float16, and those of a model that is nearly
-right are small: it learns with what is left of them.
+the loss falls; but below 6e-8 a gradient is zero in float16, and nobody knows how many are. ampwatch
+measures it: an ``info`` while they are large enough by luck, a ``warning`` once they are not.
 """
 
 from __future__ import annotations

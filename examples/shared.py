@@ -84,5 +84,5 @@ def text(device: torch.device) -> torch.Tensor:
 
 def batch(step: int, size: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
     """Return the rows of this step, starting over where the data ends."""
-    rows = torch.arange(step * size, (step + 1) * size) % len(tensors[0])
-    return [tensor[rows.to(tensor.device)] for tensor in tensors]
+    rows = torch.arange(step * size, (step + 1) * size, device=tensors[0].device)
+    return [tensor[rows % len(tensor)] for tensor in tensors]

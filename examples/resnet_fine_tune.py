@@ -67,10 +67,10 @@ class ResNet18(nn.Module):
 
 def pretrained(images: torch.Tensor, labels: torch.Tensor, steps: int) -> ResNet18:
     """Return a model that has learnt from these digits, in float32."""
-    model = ResNet18(classes=5).to(images.device)
+    model = ResNet18(classes=5).to(images.device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for step in range(steps):
-        x, y = batch(step, 32, images, labels)
+        x, y = batch(step, 64, images, labels)
         functional.cross_entropy(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -85,6 +85,7 @@ def main() -> None:
     device = args.device
     torch.manual_seed(0)
     images, labels = digits(device)
+    images = images.to(memory_format=torch.channels_last)
     old = labels < 5
 
     model = pretrained(images[old], labels[old], args.pretraining)
@@ -95,7 +96,7 @@ def main() -> None:
     watch = ampwatch.monitor(model, scaler, serve=args.page)
 
     for step in range(args.steps):
-        x, y = batch(step, 32, images[~old], labels[~old] - 5)
+        x, y = batch(step, 64, images[~old], labels[~old] - 5)
         optimizer.zero_grad()
         with torch.autocast(device.type, dtype=torch.float16):
             loss = loss_fn(model(x), y)

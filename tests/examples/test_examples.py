@@ -38,7 +38,7 @@ class Mistake(NamedTuple):
 
 
 MISTAKES = (
-    Mistake("resnet_fine_tune --steps 10 --pretraining 20", "fp16_without_scaler", {"api"}),
+    Mistake("resnet_fine_tune --steps 8 --pretraining 10", "fp16_without_scaler", {"api"}),
     Mistake("backward_in_autocast --steps 12", "backward_under_autocast", {"api"}),
     Mistake(
         "bce_loss --steps 12", "api_error", {"", "5", "loss"}, "binary_cross_entropy", "forward"

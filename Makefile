@@ -8,8 +8,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-CODE := ampwatch tests benchmarks
-PROSE := README.md CHANGELOG.md CONTRIBUTING.md docs
+CODE := ampwatch tests benchmarks examples
+PROSE := README.md CHANGELOG.md CONTRIBUTING.md docs examples/README.md
 
 .PHONY: help
 help: ## List the targets
@@ -46,7 +46,7 @@ check: $(INSTALLED) ## Check format, lint, types, layers, spelling, and that gen
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/codespell ampwatch tests benchmarks $(PROSE)
+	$(BIN)/codespell $(CODE) $(PROSE)
 	@for page in catalog:metrics settings:settings; do \
 		$(BIN)/python -m ampwatch.$${page%:*} | diff -u docs/$${page#*:}.md - || { \
 			echo "expected docs/$${page#*:}.md as generated, got the above; run: make docs"; exit 1; }; \

@@ -1,0 +1,140 @@
+"""Each example is run as a user runs it: its mistake is named, the remedy silences it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+OF_THE_MACHINE = {"cpu_isa_missing"}
+"""Depends on the CPU that the tests run on."""
+
+
+class Mistake(NamedTuple):
+    """What an example does wrong.
+
+    Attributes:
+        command: The example, at a size for tests.
+        kind: Kind of the finding that names it.
+        places: Where it may say that it is.
+        op: The op it names.
+        phase: The phase it names.
+    """
+
+    command: str
+    kind: str
+    places: set[str]
+    op: str = ""
+    phase: str = "backward"
+
+
+MISTAKES = (
+    Mistake("resnet_fine_tune --steps 8 --pretraining 10", "fp16_without_scaler", {"api"}),
+    Mistake("backward_in_autocast --steps 12", "backward_under_autocast", {"api"}),
+    Mistake(
+        "bce_loss --steps 12", "api_error", {"", "5", "loss"}, "binary_cross_entropy", "forward"
+    ),
+    Mistake("mnist_cnn --steps 4 --channels 420", "dims_unaligned", {"3"}, "convolution", "config"),
+)
+
+HEALTHY = (
+    "sgd --steps 40",
+    "accumulation --steps 20",
+    "gpt --steps 20",
+    "mnist_cnn --steps 4 --channels 1000",
+    "efficientnet --steps 10",
+    *(f"{mistake.command} --fixed" for mistake in MISTAKES),
+)
+
+of_each_mistake = pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.command)
+
+
+class Run(NamedTuple):
+    """What an example has said.
+
+    Attributes:
+        output: What it has printed.
+        findings: What it has found, apart from what depends on the machine.
+    """
+
+    output: str
+    findings: list[dict[str, Any]]
+
+
+@cache
+def run(command: str) -> Run:
+    """Run an example on the CPU, each step sampled, however slow this machine is."""
+    name, *options = command.split()
+    with TemporaryDirectory() as directory:
+        file = Path(directory) / "findings.json"
+        done = subprocess.run(
+            [sys.executable, EXAMPLES / f"{name}.py", *options, "--device", "cpu", "--json", file],
+            env=os.environ
+            | {
+                "AMPWATCH_SAMPLE_EVERY": "1",
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(EXAMPLES.parent),
+                "PYTHONWARNINGS": "error",
+            },
+            capture_output=True,
+            check=False,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        findings = json.loads(file.read_text())
+    return Run(done.stdout, [f for f in findings if f["kind"] not in OF_THE_MACHINE])
+
+
+@of_each_mistake
+def test_the_mistake_is_named(mistake: Mistake) -> None:
+    """One finding: the kind, a place that makes sense, the op and the phase; the report says it."""
+    output, findings = run(mistake.command)
+
+    assert [(f["kind"], f["op"], f["phase"]) for f in findings] == [
+        (mistake.kind, mistake.op, mistake.phase)
+    ]
+    assert findings[0]["where"] in mistake.places
+    report = output[output.rindex("ampwatch report: run") :]
+    assert mistake.kind in report
+    assert "What to change: " in report
+
+
+@pytest.mark.parametrize("command", HEALTHY)
+def test_what_is_done_right_is_left_alone(command: str) -> None:
+    """Nothing is found, not even an info."""
+    output, findings = run(command)
+
+    assert [(f["kind"], f["where"], f["summary"]) for f in findings] == []
+    assert "ampwatch report: run" in output
+
+
+def test_the_efficientnet_says_what_came_of_each_precision() -> None:
+    """Per precision: time, accuracy, a verdict against float32, and what the FLOPs ran in."""
+    output, _ = run("efficientnet --steps 10")
+
+    for dtype in ("float32", "float16", "bfloat16"):
+        _, _, said = output.partition(f"\n{dtype}: ") if dtype != "float32" else ("", "", output)
+        heading, switches, verdict = said.splitlines()[:3]
+        assert " ms a step, accuracy " in heading
+        assert switches == "  switches: none"
+        assert ("times as fast as float32" in verdict) == (dtype != "float32")
+        _, _, table = output.partition(f"Ops of {dtype}:")
+        assert table.splitlines()[2] == f"FLOPs: 100 % in {dtype}."
+
+
+def test_every_example_is_here_and_in_the_readme() -> None:
+    """An example that nobody runs rots."""
+    names = {path.stem for path in EXAMPLES.glob("*.py")} - {"shared"}
+
+    assert {command.split()[0] for command in HEALTHY} == names
+    readme = (EXAMPLES / "README.md").read_text()
+    assert [name for name in sorted(names) if f"`{name}.py`" not in readme] == []

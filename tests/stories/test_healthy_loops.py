@@ -1,0 +1,42 @@
+"""A training that is well is left alone, and not a bit of it is changed, at every level."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch.sensors import sampling
+from tests.stories.healthy_loops import CONTROLS
+from tests.stories.stage import ALARMS, bare_digest, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.stories.stage import Program
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:This process:DeprecationWarning"
+    ),  # of fork, in a DataLoader
+    pytest.mark.usefixtures("one_thread", "nothing_compiled"),
+]
+
+
+@pytest.fixture(autouse=True)
+def samples_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many pieces a sample is split into depends on how busy this machine is."""
+    monkeypatch.setattr(sampling, "WORST_SHARE", math.inf)
+
+
+@pytest.mark.parametrize("level", ["light", "standard", "deep"])
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda build: build.__name__)
+def test_a_loop_that_is_right_is_left_alone(control: Callable[[], Program], level: str) -> None:
+    """Neither a warning nor a critical, in samples of every step, and the same training."""
+    program, monitor = watch(control, level, sample_every=1)
+
+    assert [(f.kind, f.where, f.summary) for f in monitor.findings if f.severity in ALARMS] == []
+    assert program.digest() == bare_digest(control)
+    assert all(math.isfinite(loss) for loss, _ in program.trace)

@@ -227,21 +227,20 @@ class ClippingSensor:
         if not isinstance(parameters, (list, tuple)):
             return  # an iterator can be gone through only once
         self._take_arrived()
-        gradients = [p.grad for p in parameters if p.grad is not None]
         if self._clipped is not None:
-            self._clipped([id(g) for g in gradients], 1)
+            self._clipped((id(p.grad) for p in parameters if p.grad is not None), 1)
         if not isinstance(norm, torch.Tensor) or not is_plain_scalar(norm) or is_capturing(norm):
             if self._is_suspicious():
-                self._remember(BY_NORM, limit, gradients, 1)
+                self._remember(BY_NORM, limit, _all_of(parameters), 1)
         elif norm.device.type != "cpu":
-            self._send(self._remember(BY_NORM, limit, gradients, 1), norm)
+            self._send(self._remember(BY_NORM, limit, _all_of(parameters), 1), norm)
         elif not math.isfinite(value := host_scalar(norm)):
-            call = self._remember(BY_NORM, limit, gradients, 1)
+            call = self._remember(BY_NORM, limit, _all_of(parameters), 1)
             call.norm = value
             if self._scaler is None:  # which would skip the step, as it should
                 call.broken = self._first_broken(parameters)
         elif self._is_suspicious():
-            self._remember(BY_NORM, limit, gradients, 1).norm = value
+            self._remember(BY_NORM, limit, _all_of(parameters), 1).norm = value
 
     def by_value(self, gradients: Sequence[Tensor], limit: object) -> None:
         """Gradients are about to be limited one by one."""
@@ -367,6 +366,10 @@ class ClippingSensor:
                     )
                 )
         call.scaled_for.clear()
+
+
+def _all_of(parameters: Sequence[Tensor]) -> list[Tensor]:
+    return [p.grad for p in parameters if p.grad is not None]
 
 
 def _gradients_of(optimizer: Optimizer) -> set[int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.sensors import sampling
-from tests.stories import gradients, losses, outputs, scale, state, updates
+from tests.stories import api, gradients, losses, outputs, scale, state, updates
 from tests.stories.healthy import CONTROLS
 from tests.stories.stage import ALARMS, LEVELS, alarms, bare_digest, watch
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STORIES = [
     story
-    for programs in (gradients, scale, losses, outputs, updates, state)
+    for programs in (gradients, scale, losses, outputs, updates, state, api)
     for story in programs.STORIES
 ]
 

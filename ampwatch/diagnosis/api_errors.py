@@ -337,7 +337,7 @@ def _gradients(seen: Raised) -> tuple[str, dict[str, float]]:
     for reason, parameters in seen.without_gradient:
         more = f" and {len(parameters) - MOST_NAMES} more" if len(parameters) > MOST_NAMES else ""
         parts.append(f"{', '.join(parameters[:MOST_NAMES])}{more} ({reason})")
-        evidence[f"without_gradient_{reason.split()[0]}"] = float(len(parameters))
+        evidence[f"without_gradient_{reason.split()[0].rstrip(',')}"] = float(len(parameters))
     return f". Without a gradient: {'; '.join(parts)}", evidence
 
 

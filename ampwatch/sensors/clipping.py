@@ -19,7 +19,7 @@ from ampwatch.sensors.callers import users_line
 from ampwatch.sensors.compiling import is_traced
 from ampwatch.sensors.losses import is_capturing
 from ampwatch.sensors.names import module_of
-from ampwatch.sensors.readback import Readback, host_scalar, is_plain_scalar
+from ampwatch.sensors.readback import Link, Readback, host_scalar, is_plain_scalar
 from ampwatch.sensors.scalerstate import READY, scale_on_host, stage_of, stages
 from ampwatch.sensors.taps import Listener, listen, listen_to_function
 from ampwatch.sensors.trained import parameters_of
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ampwatch.sensors.guard import Guard
     from ampwatch.sensors.names import Names
     from ampwatch.sensors.optimizers import OptimizerRegistry
-    from ampwatch.sensors.readback import Link
 
 SLOTS = 16
 """Norms that may be on their way from the device at a time."""
@@ -75,15 +74,24 @@ class _Call:
     scaled_for: list[tuple[int, int]] = field(default_factory=list)
     stepped_by: tuple[int, int] | None = None
 
-    def is_there(self, mine: set[int] | None = None) -> bool:
-        """Whether clipped gradients are still there, unchanged; of ``mine``, by identity, if given."""
-        for key, (reference, version) in self.gradients.items():
-            gradient = reference()
-            if gradient is None or not (mine is None or key in mine):
-                continue
-            if version <= gradient._version <= version + self.changes:  # noqa: SLF001 - documented in PyTorch's notes on autograd
-                return True
-        return False
+    def is_there(self) -> bool:
+        """Whether clipped gradients are still there, and nobody has changed them since."""
+        return any(map(self._is_unchanged, self.gradients))
+
+    def is_stepped_with(self, mine: set[int]) -> bool:
+        """Whether some of ``mine``, by identity, are clipped gradients, unchanged since."""
+        return any(self._is_unchanged(key) for key in mine & self.gradients.keys())
+
+    def is_unscaled_with(self, mine: set[int]) -> bool:
+        """Whether some of ``mine``, by identity, were clipped; another loss may be on top."""
+        return any(self.gradients[key][0]() is not None for key in mine & self.gradients.keys())
+
+    def _is_unchanged(self, key: int) -> bool:
+        reference, version = self.gradients[key]
+        gradient = reference()
+        if gradient is None:
+            return False
+        return version <= gradient._version <= version + self.changes  # noqa: SLF001 - documented in PyTorch's notes on autograd
 
     def is_repaired(self) -> bool:
         """Whether a norm broke gradients in host memory, and they are finite all the same."""
@@ -135,7 +143,8 @@ class ClippingSensor:
         self._observe = observe
         self._clipped = clipped
         self._guard = guard
-        self._readback = Readback(SLOTS, 1, link)
+        self._link = link or Link()
+        self._readback = Readback(SLOTS, 1, self._link)
         self._listeners: list[Listener | RemovableHandle] = []
         self._calls: list[_Call] = []
         self._stepping = False
@@ -227,12 +236,13 @@ class ClippingSensor:
         if not isinstance(parameters, (list, tuple)):
             return  # an iterator can be gone through only once
         self._take_arrived()
+        self._stepping = False  # a step that raised does not say that it is over
         if self._clipped is not None:
             self._clipped((id(p.grad) for p in parameters if p.grad is not None), 1)
         if not isinstance(norm, torch.Tensor) or not is_plain_scalar(norm) or is_capturing(norm):
             if self._is_suspicious():
                 self._remember(BY_NORM, limit, _all_of(parameters), 1)
-        elif norm.device.type != "cpu":
+        elif not self._link.on_host(norm):
             self._send(self._remember(BY_NORM, limit, _all_of(parameters), 1), norm)
         elif not math.isfinite(value := host_scalar(norm)):
             call = self._remember(BY_NORM, limit, _all_of(parameters), 1)
@@ -278,7 +288,7 @@ class ClippingSensor:
         if row is not None:
             call.norm = None
             # What comes from a device lands in float32.
-            self._readback.put(row, 0, norm.detach().float())
+            self._readback.put(row, 0, norm if norm.dtype is torch.float32 else norm.float())
             self._readback.seal(row, call)
 
     def _take_arrived(self) -> None:
@@ -306,11 +316,16 @@ class ClippingSensor:
         """``unscale_`` begins, called by the user or by ``step``."""
         optimizer = args[0] if args else kwargs["optimizer"]
         scaler = self._scaler
-        if not self._calls or scaler is None or stage_of(scaler, optimizer) != READY:
+        if (
+            not self._calls
+            or self._stepping
+            or scaler is None
+            or stage_of(scaler, optimizer) != READY
+        ):
             return
         mine = _gradients_of(optimizer)
         for call in self._calls:
-            if call.is_there(mine):
+            if call.is_unscaled_with(mine):
                 call.scaled_for.append((self._registry.admit(optimizer), self._step()))
                 self._say(call)
 
@@ -339,7 +354,7 @@ class ClippingSensor:
             return
         mine = _gradients_of(optimizer)
         for call in self._calls:
-            if call.is_there(mine) and not call.is_repaired():
+            if call.is_stepped_with(mine) and not call.is_repaired():
                 call.stepped_by = (index, self._step())
                 self._say(call)
         self._calls = [c for c in self._calls if mine.isdisjoint(c.gradients)]

@@ -151,7 +151,8 @@ class GradientUseSensor:
         self._roots.asked = True
 
     def _on_zeroed(self, owner: Any, _args: Any, _kwargs: Any) -> None:
-        if self._contents:
+        # Where nothing follows, nobody asks what is left.
+        if self._waits or self._calls < self._follow_until or self._contents:
             self._guard.run(self.zeroed, owner)
 
     def _on_stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

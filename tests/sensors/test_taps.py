@@ -198,7 +198,7 @@ def inner(x, *, times=1):
 def outer(x):
     return inner(x, times=3) + 1
 """
-    exec(code, vars(module))  # noqa: S102 - a module without a file
+    exec(code, vars(module))
     return module
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import ampwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -32,10 +34,8 @@ def ended(
 ) -> tuple[Exception, list[ampwatch.Finding]]:
     """Run a loop that raises; return what reached the user and the findings."""
     with (
-        pytest.raises(Exception) as info,
-        ampwatch.monitor(  # noqa: PT011, PT012 - any of them
-            model, made, level=level, serve=False
-        ) as watch,
+        pytest.raises(Exception) as info,  # noqa: PT011 - any of them
+        ampwatch.monitor(model, made, level=level, serve=False) as watch,
     ):
         loop()
     return info.value, [f for f in watch.findings if f.kind == "api_error"]
@@ -118,7 +118,7 @@ def _twice(call: str) -> None:
     error, (finding,) = ended(model, made, loop)
 
     assert (finding.where, finding.phase) == ("optimizer:0", "optimizer")
-    assert finding.op == call.split()[-1]
+    assert finding.op == call.rsplit(maxsplit=1)[-1]
     assert str(error)[:20] in finding.summary
 
 
@@ -240,3 +240,27 @@ def test_what_the_user_has_caught_is_no_finding() -> None:
         raise KeyboardInterrupt
 
     assert [f.kind for f in (*watch.findings, *interrupted.findings) if f.kind == "api_error"] == []
+
+
+PROGRAM = """
+import torch, ampwatch
+model = torch.nn.Linear(4, 1)
+scaler = torch.amp.GradScaler("cpu")
+ampwatch.monitor(model, scaler, serve=False, level="light")
+scaler.scale(model(torch.randn(2, 4)).mean()).backward()
+scaler.update()
+"""
+
+
+def test_a_program_that_dies_of_it_is_told_beside_its_traceback(tmp_path: Path) -> None:
+    """Without a with-block: the interpreter ends, the traceback is as always."""
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=100
+    )
+
+    assert done.returncode == 1
+    assert "AssertionError: No inf checks were recorded prior to update." in done.stderr
+    assert "api_error: Training ended at step 0" in done.stderr
+    assert "Call scaler.step(optimizer) before scaler.update()" in done.stderr

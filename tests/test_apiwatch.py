@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -493,3 +494,48 @@ def test_a_nonfinite_norm_names_the_parameter_where_backward_met_it() -> None:
 
     assert isinstance(seen, NonfiniteClip)
     assert (seen.step, seen.optimizer, seen.parameter, seen.broken) == (2, 0, "0.0.weight", 64)
+
+
+def test_a_training_of_another_thread_is_not_mixed_with_ours() -> None:
+    """Its backward begins and ends while ours runs; its losses are not scaled."""
+    aside = nn.Linear(8, 1)
+
+    class Meanwhile(torch.autograd.Function):
+        """Runs another training's backward in the middle of ours."""
+
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            other = threading.Thread(target=lambda: aside(X).mean().backward())
+            other.start()
+            other.join()
+            return gradient
+
+    def program(t: Training) -> None:
+        t.optimizer.zero_grad()
+        t.scaler.scale(Meanwhile.apply(t.loss())).backward()
+        if t.step >= 4:
+            t.optimizer.step()
+        else:
+            t.finish()
+
+    assert {type(o) for o in observations(program, steps=6)} == {ScaledStep}
+
+
+def test_a_backward_that_raised_does_not_end_the_watch() -> None:
+    """The next one is seen."""
+
+    def program(t: Training) -> None:
+        t.optimizer.zero_grad()
+        loss = t.loss()
+        t.scaler.scale(loss).backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+        t.optimizer.zero_grad()
+        t.scaler.scale(t.loss()).backward()
+        t.optimizer.step()
+
+    assert [type(o) for o in observations(program, steps=2)] == [ScaledStep] * 2

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import weakref
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ampwatch.diagnosis.api_evidence import NonfiniteClip, ScaledClip
 from ampwatch.sensors.callers import users_line
+from ampwatch.sensors.clipcalls import BY_NORM, BY_VALUE, ClipCall, num_nonfinite, witnesses
 from ampwatch.sensors.compiling import is_traced
 from ampwatch.sensors.losses import is_capturing
 from ampwatch.sensors.names import module_of
@@ -39,67 +38,6 @@ SLOTS = 16
 
 MOST_CALLS = 16
 """Calls whose gradients have not been stepped with yet."""
-
-MOST_WITNESSES = 64
-"""Gradients by which it is told whether what was clipped is still there; of more every k-th."""
-
-BY_NORM, BY_VALUE = "clip_grad_norm_", "clip_grad_value_"
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """One call of a clipping function.
-
-    Attributes:
-        function: Its name.
-        limit: ``max_norm`` or ``clip_value``; NaN where that is a tensor.
-        gradients: By identity the gradients, and their versions before the call.
-        changes: How many operations in place the call may take.
-        scale: The scale, NaN unless it lies in host memory.
-        source: ``file:line`` of the call.
-        norm: The norm, NaN where it cannot be read, ``None`` while it is on its way.
-        broken: Name of the parameter whose gradient was not finite, and how many of its elements.
-        scaled_for: Optimizers, by number, whose gradients were unscaled after it, and when.
-        stepped_by: The optimizer that stepped with the gradients, and when.
-    """
-
-    function: str
-    limit: float
-    gradients: dict[int, tuple[weakref.ref[Tensor], int]]
-    changes: int
-    scale: float
-    source: str
-    norm: float | None = math.nan
-    broken: tuple[str, int] = ("", 0)
-    scaled_for: list[tuple[int, int]] = field(default_factory=list)
-    stepped_by: tuple[int, int] | None = None
-
-    def is_there(self) -> bool:
-        """Whether clipped gradients are still there, and nobody has changed them since."""
-        return any(map(self._is_unchanged, self.gradients))
-
-    def is_stepped_with(self, mine: set[int]) -> bool:
-        """Whether some of ``mine``, by identity, are clipped gradients, unchanged since."""
-        return any(self._is_unchanged(key) for key in mine & self.gradients.keys())
-
-    def is_unscaled_with(self, mine: set[int]) -> bool:
-        """Whether some of ``mine``, by identity, were clipped; another loss may be on top."""
-        return any(self.gradients[key][0]() is not None for key in mine & self.gradients.keys())
-
-    def _is_unchanged(self, key: int) -> bool:
-        reference, version = self.gradients[key]
-        gradient = reference()
-        if gradient is None:
-            return False
-        return version <= gradient._version <= version + self.changes  # noqa: SLF001 - documented in PyTorch's notes on autograd
-
-    def is_repaired(self) -> bool:
-        """Whether a norm broke gradients in host memory, and they are finite all the same."""
-        if self.norm is None or math.isfinite(self.norm):
-            return False
-        gradients = [reference() for reference, _ in self.gradients.values()]
-        here = [g for g in gradients if g is not None and g.device.type == "cpu"]
-        return bool(here) and not any(_nonfinite(g) for g in here)
 
 
 class ClippingSensor:
@@ -146,7 +84,7 @@ class ClippingSensor:
         self._link = link or Link()
         self._readback = Readback(SLOTS, 1, self._link)
         self._listeners: list[Listener | RemovableHandle] = []
-        self._calls: list[_Call] = []
+        self._calls: list[ClipCall] = []
         self._stepping = False
 
     def install(self) -> None:
@@ -269,12 +207,11 @@ class ClippingSensor:
 
     def _remember(
         self, function: str, limit: object, gradients: Sequence[Tensor], changes: int
-    ) -> _Call:
-        some = gradients[:: -(-len(gradients) // MOST_WITNESSES) or 1]
-        call = _Call(
+    ) -> ClipCall:
+        call = ClipCall(
             function,
             float(limit) if isinstance(limit, (int, float)) else math.nan,
-            {id(g): (weakref.ref(g), g._version) for g in some},  # noqa: SLF001 - as above
+            witnesses(gradients),
             changes,
             math.nan if self._scaler is None else scale_on_host(self._scaler),
             users_line(),
@@ -283,7 +220,7 @@ class ClippingSensor:
         self._calls.append(call)
         return call
 
-    def _send(self, call: _Call, norm: Tensor) -> None:
+    def _send(self, call: ClipCall, norm: Tensor) -> None:
         row = self._readback.open()
         if row is not None:
             call.norm = None
@@ -302,7 +239,7 @@ class ClippingSensor:
         Backward goes from the last layers to the first and takes what is not finite along, so it
         is looked for in the last module that has any. Only done for a norm that is not finite.
         """
-        counts = {id(p): _nonfinite(p.grad) for p in parameters if p.grad is not None}
+        counts = {id(p): num_nonfinite(p.grad) for p in parameters if p.grad is not None}
         broken = [(name, counts.get(id(p), 0)) for name, p in self._names.parameters()]
         broken = [(name, count) for name, count in broken if count]
         if not broken:
@@ -363,7 +300,7 @@ class ClippingSensor:
         """Gradients were set to zero or to ``None``."""
         self._calls = [c for c in self._calls if c.is_there()]
 
-    def _say(self, call: _Call) -> None:
+    def _say(self, call: ClipCall) -> None:
         """Tell of a call once its norm has arrived and its gradients have been used."""
         norm = call.norm
         if norm is None:
@@ -389,12 +326,3 @@ def _all_of(parameters: Sequence[Tensor]) -> list[Tensor]:
 
 def _gradients_of(optimizer: Optimizer) -> set[int]:
     return {id(p.grad) for p in parameters_of(optimizer) if p.grad is not None}
-
-
-def _nonfinite(gradient: Tensor) -> int:
-    """Return how many elements of a gradient in host memory are not finite. No sync."""
-    if gradient.device.type != "cpu":
-        return 0
-    with torch.no_grad():
-        values = gradient.coalesce().values() if gradient.is_sparse else gradient.detach()
-        return int(host_scalar((~torch.isfinite(values)).sum()))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.advice import ADVICE
+from ampwatch.diagnosis.known_errors import KNOWN, RECURRENT, Known
 from ampwatch.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -15,245 +16,6 @@ MOST_NAMES = 4
 """Parameters named in a sentence."""
 
 
-class _Known(NamedTuple):
-    """One exception.
-
-    Attributes:
-        types: Names of its class.
-        message: What its message matches.
-        op: The op or method at fault; empty if the message or the traceback names it.
-        phase: Its phase; empty if it is where it was raised.
-        meaning: What it means.
-        remedy: What to do, naming the API.
-    """
-
-    types: tuple[str, ...]
-    message: re.Pattern[str]
-    op: str
-    phase: str
-    meaning: str
-    remedy: str
-
-
-def _known(types: str, message: str, op: str, phase: str, meaning: str, remedy: str) -> _Known:
-    return _Known(tuple(types.split()), re.compile(message), op, phase, meaning, remedy)
-
-
-_UNSCALE_ONCE = (
-    "Call scaler.unscale_(optimizer) once per optimizer and step, after the backward of the last"
-    " micro-batch, and scaler.update() once after the steps of all optimizers, also where"
-    " scaler.step was left out."
-)
-_ONE_DTYPE = (
-    "Run this layer inside torch.autocast(device_type, dtype), which casts both; or cast what comes"
-    " out of the autocast region with .float() before it goes into a layer outside."
-)
-
-KNOWN = (
-    _known(
-        "RuntimeError",
-        r"value cannot be converted to type .* without overflow",
-        "",
-        "",
-        "a constant does not fit into the half-precision tensor it is to be written into: float16"
-        " ends at 65504, and -1e9 is far beyond",
-        "Use torch.finfo(scores.dtype).min or float('-inf') for the mask, or do the masking in"
-        " float32: scores.float().masked_fill(...).",
-    ),
-    _known(
-        "AssertionError",
-        r"No inf checks were recorded for this optimizer",
-        "step",
-        "optimizer",
-        "no parameter of this optimizer has a gradient, so there is nothing that the scaler could"
-        " have checked",
-        "Call scaler.step only for optimizers whose parameters took part in the backward pass, or"
-        " find what cut them off: a detach(), a torch.no_grad(), requires_grad=False, a branch of"
-        " the model that was not used.",
-    ),
-    _known(
-        "AssertionError",
-        r"No inf checks were recorded prior to update",
-        "update",
-        "optimizer",
-        "scaler.update() was called although no optimizer has been unscaled or stepped through the"
-        " scaler since the update before",
-        "Call scaler.step(optimizer) before scaler.update(), and update() only in the iterations in"
-        " which an optimizer steps: with gradient accumulation, inside the same `if`.",
-    ),
-    _known(
-        "RuntimeError",
-        r"unscale_\(\) has already been called on this optimizer",
-        "unscale_",
-        "optimizer",
-        "unscale_ was called twice for this optimizer without an update() in between; its gradients"
-        " have been divided by the scale already",
-        _UNSCALE_ONCE,
-    ),
-    _known(
-        "RuntimeError",
-        r"unscale_\(\) is being called after step\(\)",
-        "unscale_",
-        "optimizer",
-        "unscale_ was called for an optimizer whose step has been taken already in this iteration",
-        "Call scaler.unscale_(optimizer), then clip, then scaler.step(optimizer), then"
-        " scaler.update(), in this order.",
-    ),
-    _known(
-        "RuntimeError",
-        r"step\(\) has already been called since the last update",
-        "step",
-        "optimizer",
-        "scaler.step was called twice for this optimizer without scaler.update() in between",
-        "Call scaler.update() once at the end of each iteration, after the steps of all optimizers;"
-        " an optimizer that steps twice per iteration needs an update() after each.",
-    ),
-    _known(
-        "ValueError",
-        r"Attempting to unscale FP16 gradients",
-        "unscale_",
-        "optimizer",
-        "the parameters themselves are in float16, and so are their gradients; the scaler unscales"
-        " float32 gradients only, because float16 would flush them to zero",
-        "Keep the parameters in float32 (take .half() and torch_dtype=torch.float16 away) and let"
-        " torch.autocast cast in the forward pass; train adapters in float32. bfloat16 weights need"
-        " no scaler.",
-    ),
-    _known(
-        "RuntimeError",
-        r"Closure use is not currently supported if GradScaler is enabled",
-        "step",
-        "optimizer",
-        "the optimizer wants a closure that it calls several times, and the scaler cannot check the"
-        " gradients in between",
-        "Compute the loss and backward before scaler.step(optimizer) without a closure; for LBFGS"
-        " use bfloat16 autocast or float32 without a GradScaler.",
-    ),
-    _known(
-        "AssertionError",
-        r"Attempted (\w+) but _(scale|growth_tracker) is None",
-        "",
-        "optimizer",
-        "the scaler was used although no loss has been scaled yet",
-        "Scale the loss before backward: scaler.scale(loss).backward().",
-    ),
-    _known(
-        "AssertionError",
-        r"A GradScaler instance may only be pickled at the beginning of an iteration",
-        "state_dict",
-        "optimizer",
-        "the scaler was pickled or copied between unscale_ or step and update()",
-        "Save scaler.state_dict() after scaler.update().",
-    ),
-    _known(
-        "RuntimeError",
-        r"The source state dict is empty, possibly because it was saved from a disabled instance",
-        "load_state_dict",
-        "config",
-        "the checkpoint was written by a scaler that was disabled, and this one is enabled",
-        "Load it only if it is not empty: `if state: scaler.load_state_dict(state)`.",
-    ),
-    _known(
-        "AssertionError",
-        r"new_scale should be a float or a 1-element",
-        "update",
-        "optimizer",
-        "scaler.update was handed a scale that is no float and no one-element tensor on its device",
-        "Call scaler.update(float(new_scale)).",
-    ),
-    _known(
-        "ValueError",
-        r"outputs must be a Tensor or an iterable of Tensors",
-        "scale",
-        "backward",
-        "scaler.scale was handed something that is neither a tensor nor an iterable of tensors",
-        "Hand the loss tensor to it: scaler.scale(output.loss).backward().",
-    ),
-    _known(
-        "AssertionError",
-        r"The (growth|backoff) factor must be",
-        "",
-        "config",
-        "the scale would not grow, or not shrink, by such a factor",
-        "Make GradScaler(growth_factor=2.0, backoff_factor=0.5): one above 1, the other below.",
-    ),
-    _known(
-        "RuntimeError",
-        r"binary_cross_entropy and .*BCELoss are unsafe to autocast",
-        "binary_cross_entropy",
-        "forward",
-        "the logarithm of a float16 probability overflows or is NaN, so autocast refuses it",
-        "Leave the sigmoid out of the model and use"
-        " torch.nn.functional.binary_cross_entropy_with_logits or torch.nn.BCEWithLogitsLoss; or"
-        " compute the loss inside torch.autocast(device_type, enabled=False) from output.float().",
-    ),
-    _known(
-        "RuntimeError",
-        r"expected (m1 and m2|mat1 and mat2|self and mat2|.* and .*) to have the same dtype"
-        r"|mat1 and mat2 must have the same dtype"
-        r"|expected scalar type (Half|BFloat16|Float|Double) but found (Half|BFloat16|Float|Double)"
-        r"|Input type .* and (weight|bias) type .* should be the same"
-        r"|Found dtype \w+ but expected (Half|BFloat16|Float)"
-        r"|expected .*same dtype.*(Half|BFloat16|c10::)"
-        r"|(Index put|Tensors? .*|.*) requires? the source and destination dtypes match",
-        "",
-        "",
-        "an op was handed tensors of two dtypes: something half-precision meets something in float32"
-        " where no autocast casts them",
-        _ONE_DTYPE,
-    ),
-    _known(
-        "RuntimeError NotImplementedError",
-        r"\"(?P<op>[\w:]+?)(_\w*)?\" not implemented for '(Half|BFloat16|Float8_\w+)'",
-        "",
-        "",
-        "there is no kernel of this op for this dtype on this device",
-        "Run the op in float32: x.float() before it, inside torch.autocast(device_type,"
-        " enabled=False); or use the other half-precision dtype.",
-    ),
-    _known(
-        "RuntimeError",
-        r"element \d+ of tensors does not require grad and does not have a grad_fn",
-        "backward",
-        "backward",
-        "the loss does not depend on any parameter by a recorded computation",
-        "Look for a detach(), .item(), .data, a torch.no_grad() or torch.inference_mode() around the"
-        " forward pass, or parameters that are all frozen (requires_grad=False).",
-    ),
-    _known(
-        "RuntimeError ValueError",
-        r"(Current CUDA Device does not support bfloat16|bfloat16 is not supported|"
-        r"[Bb]float16 .*not supported on)",
-        "autocast",
-        "config",
-        "this device has no bfloat16 arithmetic",
-        "Use torch.autocast(device_type, dtype=torch.float16) with a torch.amp.GradScaler; bfloat16"
-        " needs compute capability 8.0 or newer: torch.cuda.is_bf16_supported().",
-    ),
-    _known(
-        "RuntimeError",
-        r"The total norm of order .* for gradients from .* is non-finite, so it cannot be clipped",
-        "clip_grad_norm_",
-        "optimizer",
-        "the norm of the gradients is NaN or infinite, and clipping was asked to say so",
-        "Find the first non-finite gradient. With a GradScaler clip after scaler.unscale_(optimizer)"
-        " without error_if_nonfinite=True: the scaler skips such steps by itself.",
-    ),
-    _known(
-        "RuntimeError",
-        r"one of the variables needed for gradient computation has been modified by an inplace"
-        r" operation: \[torch\.(\w+\.)?FloatTensor \[\]\]",
-        "update",
-        "backward",
-        "a scaled loss went back after scaler.update() had changed the scale it was multiplied by",
-        "Call backward() of every scaled loss before scaler.update().",
-    ),
-)
-"""The exceptions that are explained, the more special before the more general."""
-
-_RNN = re.compile(r"(lstm|gru|rnn|mkldnn_rnn)", re.IGNORECASE)
-
-
 def explain_error(seen: Raised) -> Finding | None:
     """Return what is known of an exception; ``None`` if it has nothing to do with AMP."""
     for known in KNOWN:
@@ -261,19 +23,8 @@ def explain_error(seen: Raised) -> Finding | None:
         if match is not None and seen.type_name in known.types:
             return _finding(seen, known, match)
     if seen.type_name == "RuntimeError" and _is_recurrent(seen):
-        return _finding(seen, _RECURRENT, None)
+        return _finding(seen, RECURRENT, None)
     return None
-
-
-_RECURRENT = _known(
-    "RuntimeError",
-    "",
-    "rnn",
-    "forward",
-    "recurrent layers have no float16 kernels on this device",
-    "Run it outside: with torch.autocast(device_type, enabled=False): out = rnn(x.float()); or use"
-    " bfloat16 autocast.",
-)
 
 
 def _is_recurrent(seen: Raised) -> bool:
@@ -281,7 +32,7 @@ def _is_recurrent(seen: Raised) -> bool:
     return bool(half and seen.module_type in ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell"))
 
 
-def _finding(seen: Raised, known: _Known, match: re.Match[str] | None) -> Finding:
+def _finding(seen: Raised, known: Known, match: re.Match[str] | None) -> Finding:
     phase = known.phase or ("backward" if seen.in_backward else "forward")
     where = _where(seen, phase)
     op = known.op or _op_of(seen, match)
@@ -337,7 +88,7 @@ def _gradients(seen: Raised) -> tuple[str, dict[str, float]]:
     for reason, parameters in seen.without_gradient:
         more = f" and {len(parameters) - MOST_NAMES} more" if len(parameters) > MOST_NAMES else ""
         parts.append(f"{', '.join(parameters[:MOST_NAMES])}{more} ({reason})")
-        evidence[f"without_gradient_{reason.split()[0]}"] = float(len(parameters))
+        evidence[f"without_gradient_{reason.split()[0].rstrip(',')}"] = float(len(parameters))
     return f". Without a gradient: {'; '.join(parts)}", evidence
 
 

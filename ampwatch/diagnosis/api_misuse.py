@@ -28,14 +28,18 @@ WAIT_FOR_NAME = 8
 """Iterations in which it may turn out, from the weights that broke, whose gradient was not finite
 when a device clipped it."""
 
-DIVERGED = (
-    "param_nonfinite",
-    "buffer_nonfinite",
-    "headroom_low",
-    "scale_collapse",
-    "scale_below_one",
-)
-"""What becomes of a training whose steps are too large by the loss scale."""
+CONSEQUENCES = {
+    "clip_nonfinite_norm": ("param_nonfinite", "buffer_nonfinite"),
+    # A training whose steps are too large by the loss scale.
+    "unscaled_step": (
+        *("param_nonfinite", "buffer_nonfinite", "headroom_low", "scale_collapse"),
+        *("scale_below_one", "forward_overflow", "silent_overflow", "range_too_wide"),
+        *("backward_nonfinite_any_scale", "grad_underflow"),
+    ),
+    # Ops of backward in half precision whose forward was in float32.
+    "backward_under_autocast": ("grad_underflow", "backward_nonfinite_any_scale"),
+}
+"""What becomes of a training in which a call is misused, by kind of the misuse."""
 
 
 class ApiMisuse:
@@ -67,13 +71,12 @@ class ApiMisuse:
     def look(self, iteration: Iteration) -> None:
         """Attach what has gone wrong since to what was misused."""
         self._name(iteration.step)
-        for root in (
-            *self._book.of_kind("clip_nonfinite_norm")[:1],
-            *self._book.of_kind("unscaled_step")[:1],
-        ):
-            kinds = DIVERGED if root.kind == "unscaled_step" else DIVERGED[:2]
-            for kind in kinds:
-                for symptom in self._book.of_kind(kind):
+        self._attach()
+
+    def _attach(self) -> None:
+        for kind, kinds in CONSEQUENCES.items():
+            for root in self._book.of_kind(kind)[:1]:
+                for symptom in (f for name in kinds for f in self._book.of_kind(name)):
                     if symptom.root and symptom.first_step >= root.first_step:
                         self._book.explain(symptom, self._book.root_of(root))
 
@@ -129,6 +132,7 @@ class ApiMisuse:
         """Say what was held back: the run ends."""
         if self._unnamed is not None:
             self._name(self._unnamed.step + WAIT_FOR_NAME)
+        self._attach()
 
     def _say_nonfinite(self, seen: NonfiniteClip, where: str) -> None:
         count = f" ({seen.broken} elements)" if seen.broken else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -33,20 +34,26 @@ def listen_to_backward(
     """Have ``before`` and ``after`` called around every backward that a user calls.
 
     Every ``Tensor.backward`` goes through ``torch.autograd.backward``. One within another one is
-    part of that: activation checkpointing computes its piece of the forward pass again there.
+    part of that: activation checkpointing computes its piece of the forward pass again there. One
+    of another thread at the same time goes by unheard: it is another training's.
 
     Args:
         guard: The fail-open boundary.
         before: Called with what is handed to it.
         after: Called once it has returned.
     """
+    busy: list[int] = []
 
     def on_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if _is_outermost():
+        me = get_ident()
+        # Where one has raised, it has not returned: the thread begins another.
+        if busy in ([], [me]) and _is_outermost():
+            busy[:] = [me]
             guard.run(_unpack, before, args, kwargs)
 
     def on_return(_args: Any, _kwargs: Any) -> None:
-        if _is_outermost():
+        if busy == [get_ident()] and _is_outermost():
+            busy.clear()
             guard.run(after)
 
     return listen_to_function(torch.autograd, "backward", before=on_call, after=on_return)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import weakref
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,10 +14,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ampwatch.diagnosis.api_evidence import NonfiniteClip, ScaledClip
 from ampwatch.sensors.callers import users_line
+from ampwatch.sensors.clipcalls import BY_NORM, BY_VALUE, ClipCall, num_nonfinite, witnesses
 from ampwatch.sensors.compiling import is_traced
 from ampwatch.sensors.losses import is_capturing
 from ampwatch.sensors.names import module_of
-from ampwatch.sensors.readback import Readback, host_scalar, is_plain_scalar
+from ampwatch.sensors.readback import Link, Readback, host_scalar, is_plain_scalar
 from ampwatch.sensors.scalerstate import READY, scale_on_host, stage_of, stages
 from ampwatch.sensors.taps import Listener, listen, listen_to_function
 from ampwatch.sensors.trained import parameters_of
@@ -33,65 +32,12 @@ if TYPE_CHECKING:
     from ampwatch.sensors.guard import Guard
     from ampwatch.sensors.names import Names
     from ampwatch.sensors.optimizers import OptimizerRegistry
-    from ampwatch.sensors.readback import Link
 
 SLOTS = 16
 """Norms that may be on their way from the device at a time."""
 
 MOST_CALLS = 16
 """Calls whose gradients have not been stepped with yet."""
-
-MOST_WITNESSES = 64
-"""Gradients by which it is told whether what was clipped is still there; of more every k-th."""
-
-BY_NORM, BY_VALUE = "clip_grad_norm_", "clip_grad_value_"
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """One call of a clipping function.
-
-    Attributes:
-        function: Its name.
-        limit: ``max_norm`` or ``clip_value``; NaN where that is a tensor.
-        gradients: By identity the gradients, and their versions before the call.
-        changes: How many operations in place the call may take.
-        scale: The scale, NaN unless it lies in host memory.
-        source: ``file:line`` of the call.
-        norm: The norm, NaN where it cannot be read, ``None`` while it is on its way.
-        broken: Name of the parameter whose gradient was not finite, and how many of its elements.
-        scaled_for: Optimizers, by number, whose gradients were unscaled after it, and when.
-        stepped_by: The optimizer that stepped with the gradients, and when.
-    """
-
-    function: str
-    limit: float
-    gradients: dict[int, tuple[weakref.ref[Tensor], int]]
-    changes: int
-    scale: float
-    source: str
-    norm: float | None = math.nan
-    broken: tuple[str, int] = ("", 0)
-    scaled_for: list[tuple[int, int]] = field(default_factory=list)
-    stepped_by: tuple[int, int] | None = None
-
-    def is_there(self, mine: set[int] | None = None) -> bool:
-        """Whether clipped gradients are still there, unchanged; of ``mine``, by identity, if given."""
-        for key, (reference, version) in self.gradients.items():
-            gradient = reference()
-            if gradient is None or not (mine is None or key in mine):
-                continue
-            if version <= gradient._version <= version + self.changes:  # noqa: SLF001 - documented in PyTorch's notes on autograd
-                return True
-        return False
-
-    def is_repaired(self) -> bool:
-        """Whether a norm broke gradients in host memory, and they are finite all the same."""
-        if self.norm is None or math.isfinite(self.norm):
-            return False
-        gradients = [reference() for reference, _ in self.gradients.values()]
-        here = [g for g in gradients if g is not None and g.device.type == "cpu"]
-        return bool(here) and not any(_nonfinite(g) for g in here)
 
 
 class ClippingSensor:
@@ -135,9 +81,10 @@ class ClippingSensor:
         self._observe = observe
         self._clipped = clipped
         self._guard = guard
-        self._readback = Readback(SLOTS, 1, link)
+        self._link = link or Link()
+        self._readback = Readback(SLOTS, 1, self._link)
         self._listeners: list[Listener | RemovableHandle] = []
-        self._calls: list[_Call] = []
+        self._calls: list[ClipCall] = []
         self._stepping = False
 
     def install(self) -> None:
@@ -227,21 +174,21 @@ class ClippingSensor:
         if not isinstance(parameters, (list, tuple)):
             return  # an iterator can be gone through only once
         self._take_arrived()
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        self._stepping = False  # a step that raised does not say that it is over
         if self._clipped is not None:
-            self._clipped([id(g) for g in gradients], 1)
+            self._clipped((id(p.grad) for p in parameters if p.grad is not None), 1)
         if not isinstance(norm, torch.Tensor) or not is_plain_scalar(norm) or is_capturing(norm):
             if self._is_suspicious():
-                self._remember(BY_NORM, limit, gradients, 1)
-        elif norm.device.type != "cpu":
-            self._send(self._remember(BY_NORM, limit, gradients, 1), norm)
+                self._remember(BY_NORM, limit, _all_of(parameters), 1)
+        elif not self._link.on_host(norm):
+            self._send(self._remember(BY_NORM, limit, _all_of(parameters), 1), norm)
         elif not math.isfinite(value := host_scalar(norm)):
-            call = self._remember(BY_NORM, limit, gradients, 1)
+            call = self._remember(BY_NORM, limit, _all_of(parameters), 1)
             call.norm = value
             if self._scaler is None:  # which would skip the step, as it should
                 call.broken = self._first_broken(parameters)
         elif self._is_suspicious():
-            self._remember(BY_NORM, limit, gradients, 1).norm = value
+            self._remember(BY_NORM, limit, _all_of(parameters), 1).norm = value
 
     def by_value(self, gradients: Sequence[Tensor], limit: object) -> None:
         """Gradients are about to be limited one by one."""
@@ -260,12 +207,11 @@ class ClippingSensor:
 
     def _remember(
         self, function: str, limit: object, gradients: Sequence[Tensor], changes: int
-    ) -> _Call:
-        some = gradients[:: -(-len(gradients) // MOST_WITNESSES) or 1]
-        call = _Call(
+    ) -> ClipCall:
+        call = ClipCall(
             function,
             float(limit) if isinstance(limit, (int, float)) else math.nan,
-            {id(g): (weakref.ref(g), g._version) for g in some},  # noqa: SLF001 - as above
+            witnesses(gradients),
             changes,
             math.nan if self._scaler is None else scale_on_host(self._scaler),
             users_line(),
@@ -274,12 +220,12 @@ class ClippingSensor:
         self._calls.append(call)
         return call
 
-    def _send(self, call: _Call, norm: Tensor) -> None:
+    def _send(self, call: ClipCall, norm: Tensor) -> None:
         row = self._readback.open()
         if row is not None:
             call.norm = None
             # What comes from a device lands in float32.
-            self._readback.put(row, 0, norm.detach().float())
+            self._readback.put(row, 0, norm if norm.dtype is torch.float32 else norm.float())
             self._readback.seal(row, call)
 
     def _take_arrived(self) -> None:
@@ -293,7 +239,7 @@ class ClippingSensor:
         Backward goes from the last layers to the first and takes what is not finite along, so it
         is looked for in the last module that has any. Only done for a norm that is not finite.
         """
-        counts = {id(p): _nonfinite(p.grad) for p in parameters if p.grad is not None}
+        counts = {id(p): num_nonfinite(p.grad) for p in parameters if p.grad is not None}
         broken = [(name, counts.get(id(p), 0)) for name, p in self._names.parameters()]
         broken = [(name, count) for name, count in broken if count]
         if not broken:
@@ -307,11 +253,16 @@ class ClippingSensor:
         """``unscale_`` begins, called by the user or by ``step``."""
         optimizer = args[0] if args else kwargs["optimizer"]
         scaler = self._scaler
-        if not self._calls or scaler is None or stage_of(scaler, optimizer) != READY:
+        if (
+            not self._calls
+            or self._stepping
+            or scaler is None
+            or stage_of(scaler, optimizer) != READY
+        ):
             return
         mine = _gradients_of(optimizer)
         for call in self._calls:
-            if call.is_there(mine):
+            if call.is_unscaled_with(mine):
                 call.scaled_for.append((self._registry.admit(optimizer), self._step()))
                 self._say(call)
 
@@ -340,7 +291,7 @@ class ClippingSensor:
             return
         mine = _gradients_of(optimizer)
         for call in self._calls:
-            if call.is_there(mine) and not call.is_repaired():
+            if call.is_stepped_with(mine) and not call.is_repaired():
                 call.stepped_by = (index, self._step())
                 self._say(call)
         self._calls = [c for c in self._calls if mine.isdisjoint(c.gradients)]
@@ -349,7 +300,7 @@ class ClippingSensor:
         """Gradients were set to zero or to ``None``."""
         self._calls = [c for c in self._calls if c.is_there()]
 
-    def _say(self, call: _Call) -> None:
+    def _say(self, call: ClipCall) -> None:
         """Tell of a call once its norm has arrived and its gradients have been used."""
         norm = call.norm
         if norm is None:
@@ -369,14 +320,9 @@ class ClippingSensor:
         call.scaled_for.clear()
 
 
+def _all_of(parameters: Sequence[Tensor]) -> list[Tensor]:
+    return [p.grad for p in parameters if p.grad is not None]
+
+
 def _gradients_of(optimizer: Optimizer) -> set[int]:
     return {id(p.grad) for p in parameters_of(optimizer) if p.grad is not None}
-
-
-def _nonfinite(gradient: Tensor) -> int:
-    """Return how many elements of a gradient in host memory are not finite. No sync."""
-    if gradient.device.type != "cpu":
-        return 0
-    with torch.no_grad():
-        values = gradient.coalesce().values() if gradient.is_sparse else gradient.detach()
-        return int(host_scalar((~torch.isfinite(values)).sum()))

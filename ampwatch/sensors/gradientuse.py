@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -14,7 +14,8 @@ from ampwatch.sensors.backward import BackwardCall, listen_to_backward
 from ampwatch.sensors.callers import users_line
 from ampwatch.sensors.compiling import is_traced
 from ampwatch.sensors.gradcontents import GradContents, Seen
-from ampwatch.sensors.scaledroots import PLAIN, UNKNOWN, Branch, ScaledRoots, leaves_of
+from ampwatch.sensors.scaledoubts import Doubt, Doubts
+from ampwatch.sensors.scaledroots import PLAIN, Branch, ScaledRoots
 from ampwatch.sensors.scalelog import ScaleLog
 from ampwatch.sensors.scalerstate import READY, STEPPED, UNSCALED, scale_on_host, stage_of, stages
 from ampwatch.sensors.taps import Listener, listen
@@ -38,17 +39,6 @@ FOLLOWED = 24
 LOOK_AGAIN = 64
 """Where unscaled losses are the order of the day, one in so many calls of backward begins another
 ``FOLLOWED``: a loss may begin to reach the parameters of another optimizer later."""
-
-MOST_LEAF_WALKS = 8
-"""Roots that are sums of scaled and unscaled losses whose graphs are walked through."""
-
-
-class _Doubt(NamedTuple):
-    """Gradients whose scales have to be known before anything can be said of them."""
-
-    numbers: frozenset[int]
-    newest: int
-    observed: MixedScales
 
 
 class GradientUseSensor:
@@ -92,11 +82,10 @@ class GradientUseSensor:
         self._contents = GradContents()
         self._roots = ScaledRoots(scaler)
         self._scales = ScaleLog()
-        self._doubts: list[_Doubt] = []
+        self._doubts = Doubts(self._scales, observe)
         self._shapes: set[tuple[str, ...]] = set()
         self._sources: dict[int, str] = {}
-        self._calls = self._walks = 0
-        self._leaves: dict[tuple[str, ...], set[int] | None] = {}
+        self._calls = 0
         self._since_update: set[int] = set()
         self._follow_until = FOLLOWED
         self._waits = self._stepping = False
@@ -151,7 +140,8 @@ class GradientUseSensor:
         self._roots.asked = True
 
     def _on_zeroed(self, owner: Any, _args: Any, _kwargs: Any) -> None:
-        if self._contents:
+        # Where nothing follows, nobody asks what is left.
+        if self._waits or self._calls < self._follow_until or self._contents:
             self._guard.run(self.zeroed, owner)
 
     def _on_stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -196,32 +186,12 @@ class GradientUseSensor:
         self._roots.asked = False
         seen, self._before = self._before, None
         if seen is not None:
-            self._contents.after(seen, self._added())
+            self._contents.after(seen, self._roots.reach(self._branches))
             kinds = {branch.kind for branch in self._branches}
             # Scaled losses are the many; the line of one matters only after ``unscale_``.
             if PLAIN in kinds or UNSCALED in stages(self._scaler):
                 self._sources.update(dict.fromkeys(kinds, users_line()))
         self._branches = ()
-
-    def _added(self) -> dict[int, frozenset[int]] | frozenset[int]:
-        """Return what backward adds: to every parameter, or, of a sum of losses, to each."""
-        kinds = frozenset(branch.kind for branch in self._branches)
-        if PLAIN not in kinds or len(kinds) == 1:
-            return kinds or frozenset({UNKNOWN})
-        added: dict[int, frozenset[int]] = {}
-        for kind in kinds:
-            for leaf in self._leaves_of(kind) or ():
-                added[leaf] = added.get(leaf, frozenset()) | {kind}
-        return added
-
-    def _leaves_of(self, kind: int) -> set[int] | None:
-        """Return what the losses of a kind lead to; of a sum met before, what they led to then."""
-        nodes = [branch.node for branch in self._branches if branch.kind == kind]
-        shape = (str(min(kind, 0)), *(b.node.name() for b in self._branches if b.node is not None))
-        if self._walks < MOST_LEAF_WALKS:
-            self._walks += 1
-            self._leaves[shape] = leaves_of(nodes)
-        return self._leaves.get(shape)
 
     # The scaler.
 
@@ -231,8 +201,7 @@ class GradientUseSensor:
         self._roots.scaled(result)
         if is_first and (self._waits or self._calls < self._follow_until):
             self._scales.note(self._roots.number, self._scaler)
-        if self._doubts:
-            self._settle()
+        self._doubts.settle()
 
     def before_unscale(self, optimizer: Optimizer) -> None:
         """``unscale_`` begins, called by the user or by ``step``."""
@@ -282,8 +251,7 @@ class GradientUseSensor:
         self._direct.clear()
         self._since_update.clear()
         self._sources.clear()
-        if self._doubts:
-            self._settle()
+        self._doubts.settle()
 
     # What is in the gradients when they are used.
 
@@ -349,26 +317,7 @@ class GradientUseSensor:
             parameters=parameters,
             source=users_line(),
         )
-        self._doubts.append(_Doubt(numbers, newest, observed))
-        self._settle()
-
-    def _settle(self) -> None:
-        """Say what is known by now of gradients that were scaled by several scales."""
-        self._scales.take_arrived()
-        waiting = []
-        for doubt in self._doubts:
-            scales = [self._scales.of(number) for number in doubt.numbers]
-            newest = self._scales.of(doubt.newest)
-            if None in scales or newest is None:
-                waiting.append(doubt)
-                continue
-            known = [s for s in scales if s is not None and s > 0.0]
-            if not known or not newest > 0.0:
-                continue
-            other = max(known, key=lambda s: abs(math.log2(s / newest)))
-            if other != newest:
-                self._observe(doubt.observed._replace(scale=newest, other=other))
-        self._doubts = waiting[-FOLLOWED:]
+        self._doubts.add(Doubt(numbers, newest, observed))
 
     def stepped(self, optimizer: Optimizer) -> None:
         """``optimizer.step`` has run, and the scaler did not call it."""

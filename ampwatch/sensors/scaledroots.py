@@ -25,6 +25,9 @@ MOST_NODES = 256
 MOST_TO_LEAVES = 20_000
 """Nodes looked at to find the parameters that a part of a root leads to."""
 
+MOST_LEAF_WALKS = 8
+"""Roots that are sums of scaled and unscaled losses whose graphs are walked through."""
+
 LIKELY_SCALES = 128.0
 """A power of two from here on that a loss is multiplied by is taken for a scale; see
 ``ScaledRoots``."""
@@ -74,6 +77,8 @@ class ScaledRoots:
         self._scaler = scaler
         self._numbers: dict[int, int] = {}
         self._first = 0
+        self._walks = 0
+        self._leaves: dict[tuple[str, ...], set[int] | None] = {}
         self.number = 0
         self.asked = False
         self.num_scaled = 0
@@ -118,6 +123,28 @@ class ScaledRoots:
                 is_known = branch.kind >= 0 or gradient is None
                 found.append(branch if is_known else Branch(UNKNOWN, branch.node))
         return found
+
+    def reach(self, branches: Sequence[Branch]) -> dict[int, frozenset[int]] | frozenset[int]:
+        """Return the kinds that backward adds: to every parameter, or by identity to each.
+
+        The graph is walked through only where scaled and plain losses are added up in one root.
+        """
+        kinds = frozenset(branch.kind for branch in branches)
+        if PLAIN not in kinds or len(kinds) == 1:
+            return kinds or frozenset({UNKNOWN})
+        added: dict[int, frozenset[int]] = {}
+        for kind in kinds:
+            for leaf in self._leaves_of(kind, branches) or ():
+                added[leaf] = added.get(leaf, frozenset()) | {kind}
+        return added
+
+    def _leaves_of(self, kind: int, branches: Sequence[Branch]) -> set[int] | None:
+        """Return what the losses of a kind lead to; of a sum met before, what they led to then."""
+        shape = (str(min(kind, 0)), *(b.node.name() for b in branches if b.node is not None))
+        if self._walks < MOST_LEAF_WALKS:
+            self._walks += 1
+            self._leaves[shape] = leaves_of(b.node for b in branches if b.kind == kind)
+        return self._leaves.get(shape)
 
     def _branches_of(self, root: Any) -> Iterator[Branch]:
         stack, left = [root], MOST_NODES

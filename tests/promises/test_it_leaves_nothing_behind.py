@@ -56,10 +56,17 @@ def _residue(run: Run) -> dict[str, Any]:
                 torch.optim.Optimizer,
                 torch.optim.lr_scheduler.LRScheduler,
                 torch.Tensor,
+                torch.nn.Module,
                 torch._TorchCompileWrapper,
                 torch._TorchCompileInductorWrapper,
             )
             for name, value in vars(owner).items()
+        },
+        "functions": {
+            f"{module.__name__}.{name}": id(value)
+            for module in (torch.autograd, torch.nn.utils, torch.nn.utils.clip_grad)
+            for name, value in vars(module).items()
+            if callable(value)
         },
         "instances": [sorted(vars(x)) for x in (*run.optimizers, run.scaler) if x is not None],
         "classes": [type(x) for x in (*run.models, *run.optimizers, run.scaler)],

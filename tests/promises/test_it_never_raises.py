@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ampwatch
+from ampwatch.diagnosis.api_misuse import ApiMisuse
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.culprits import Culprits
 from ampwatch.diagnosis.forward_range import ForwardRange
@@ -25,9 +26,13 @@ from ampwatch.diagnosis.steps import StepJudge
 from ampwatch.diagnosis.update_precision import UpdatePrecision
 from ampwatch.sensors.activations import ActivationSensor
 from ampwatch.sensors.autocast import AutocastSensor
+from ampwatch.sensors.autocastbackward import AutocastBackwardSensor
 from ampwatch.sensors.census import OpCensusSensor
+from ampwatch.sensors.clipping import ClippingSensor
 from ampwatch.sensors.fallbacks import Fallbacks
+from ampwatch.sensors.gradcontents import GradContents
 from ampwatch.sensors.gradients import GradientSensor
+from ampwatch.sensors.gradientuse import GradientUseSensor
 from ampwatch.sensors.iteration import IterationLedger
 from ampwatch.sensors.loss_scale import LossScaleSensor
 from ampwatch.sensors.losses import LossSum
@@ -41,6 +46,7 @@ from ampwatch.sensors.optimizers import OptimizerRegistry
 from ampwatch.sensors.readback import Readback
 from ampwatch.sensors.regions import Regions
 from ampwatch.sensors.sampling import Sampler
+from ampwatch.sensors.scaledroots import ScaledRoots
 from ampwatch.sensors.schedulers import SchedulerSensor
 from ampwatch.sensors.updates import UpdateSensor
 from ampwatch.sensors.weights import WeightSensor
@@ -116,6 +122,24 @@ IN_STEP = [
     (OpRecorder, "record"),
     (OpRecorder, "pass_on"),
     (Performance, "look_at"),
+    (ApiMisuse, "look"),
+    (AutocastBackwardSensor, "before"),
+    (AutocastBackwardSensor, "after"),
+    (ClippingSensor, "by_norm"),
+    (ClippingSensor, "before_step"),
+    (ClippingSensor, "after_step"),
+    (ClippingSensor, "after_update"),
+    (GradContents, "before"),
+    (GradContents, "after"),
+    (GradientUseSensor, "before_backward"),
+    (GradientUseSensor, "after_backward"),
+    (GradientUseSensor, "scaled"),
+    (GradientUseSensor, "before_step"),
+    (GradientUseSensor, "after_step"),
+    (GradientUseSensor, "before_update"),
+    (GradientUseSensor, "after_update"),
+    (GradientUseSensor, "zeroed"),
+    (ScaledRoots, "branches"),
 ]
 
 
@@ -143,6 +167,8 @@ def _faulty_run(method: str = "") -> Run:
     """A run with two findings, so that every part has something to do."""
     if method == "before_direct_step":
         return build("bf16-without-scaler")
+    if method == "by_norm":
+        return build("fp16-accumulated-clipped")
     run = build("fp16-scheduled")
     run.steps, run.poison = 20, tuple(range(12, 20))
     return run

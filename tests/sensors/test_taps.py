@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import threading
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from ampwatch.sensors.taps import listen
+from ampwatch.sensors.taps import listen, listen_to_function
 
 
 class Base:
@@ -167,3 +168,94 @@ def test_a_tap_that_somebody_tore_out_is_made_anew() -> None:
 
     assert heard == [1]
     assert Base.__dict__["greet"] is original
+
+
+def test_what_a_method_returns_can_be_heard() -> None:
+    """After it has returned, with the very object; not at all when it raises."""
+    heard: list[Any] = []
+    mine, other = Base(), Base()
+    listener = listen(Base, "greet", instance=mine, returned=lambda *a: heard.append(a))
+    other.greet("x")
+    said = mine.greet("y")
+    with pytest.raises(TypeError):
+        mine.greet()  # type: ignore[call-arg]
+    listener.remove()
+
+    assert heard == [(mine, said)]
+    assert heard[0][1] is said
+
+
+def _module() -> ModuleType:
+    """A module of a function, and one that looks it up when it is called."""
+    module = ModuleType("made_up")
+    code = """
+def inner(x, *, times=1):
+    'Multiply.'
+    if times < 0:
+        raise ValueError(times)
+    return x * times
+
+def outer(x):
+    return inner(x, times=3) + 1
+"""
+    exec(code, vars(module))
+    return module
+
+
+def test_a_function_is_heard_wherever_it_is_looked_up() -> None:
+    """Also where the function that calls it was imported by name before."""
+    module, heard = _module(), []
+    outer = module.outer
+    listener = listen_to_function(
+        module,
+        "inner",
+        before=lambda args, kwargs: heard.append(("before", args, kwargs)),
+        after=lambda args, kwargs: heard.append(("after", args, kwargs)),
+    )
+    result = outer(2)
+    with pytest.raises(ValueError, match="-1"):
+        module.inner(1, times=-1)
+    listener.remove()
+    outer(2)
+
+    assert result == 7
+    assert heard == [
+        ("before", (2,), {"times": 3}),
+        ("after", (2,), {"times": 3}),
+        ("before", (1,), {"times": -1}),
+    ]
+
+
+def test_a_function_is_restored_with_its_last_listener() -> None:
+    """The module ends with the very function it had; meanwhile it looks like that one."""
+    module = _module()
+    original = module.inner
+    first = listen_to_function(module, "inner", before=lambda *_: None)
+    second = listen_to_function(module, "inner", after=lambda *_: None)
+    seen = (module.inner.__name__, module.inner.__doc__, inspect.signature(module.inner))
+    first.remove()
+    between = module.inner
+    second.remove()
+
+    assert seen == ("inner", "Multiply.", inspect.signature(original))
+    assert between is not original
+    assert module.inner is original
+
+
+def test_a_missing_function_is_refused_with_its_name() -> None:
+    """The error says which module and which function."""
+    with pytest.raises(AttributeError, match=r"function of made_up, got 'outermost'"):
+        listen_to_function(_module(), "outermost")
+
+
+def test_a_compiled_call_of_a_function_is_passed_through() -> None:
+    """Inside torch.compile a tapped function is the function itself."""
+    heard: list[int] = []
+    module = _module()
+    listener = listen_to_function(module, "inner", before=lambda *_: heard.append(1))
+    compiled = torch.compile(lambda x: module.inner(x, times=2), backend="eager", fullgraph=True)
+    result = compiled(torch.ones(2))
+    listener.remove()
+
+    assert result.tolist() == [2.0, 2.0]
+    assert heard == []

@@ -21,6 +21,9 @@ CALM = 16
 """So many losses in a row, the largest of them, say where it was later. Losses of critics pass
 through zero, but do not stay there. Unit: steps."""
 
+LEAST = 0.01
+"""A level below this counts as this: many a loss begins at nothing, and a hundred is not much then."""
+
 RISE = 1e3
 """How far above the lowest such level a loss must be, when something stops being finite."""
 
@@ -118,9 +121,9 @@ class Divergence:
     def _is_diverging(self, *, broke: bool) -> bool:
         records, rise = (RECORDS, RISE) if broke else (RECORDS_FINITE, LOST)
         return (
-            0.0 < self._level < math.inf
+            self._level < math.inf
             and self._records >= records
-            and self._newest >= rise * self._level
+            and self._newest >= rise * max(self._level, LEAST)
             and self._newest >= NEAR_TOP * self._largest
             and self._weights_grow()
         )

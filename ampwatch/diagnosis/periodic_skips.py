@@ -62,15 +62,12 @@ class _Skip(NamedTuple):
 
     Attributes:
         step: The iteration.
-        since_growth: Steps taken since the scale has grown; infinite without a growth since
-            the skip before.
         growths: Growths since the skip before.
         stands_out: Its loss is unlike all those since the skip before.
         level: Largest loss since the skip before.
     """
 
     step: int
-    since_growth: float
     growths: int
     stands_out: bool
     level: float
@@ -90,7 +87,7 @@ class PeriodicSkips:
 
     def __init__(self, book: FindingBook) -> None:
         self._book = book
-        self._skips: dict[int, deque[_Skip]] = {}
+        self._skips: dict[tuple[int, bool], deque[_Skip]] = {}
         self._losses: deque[tuple[float, int]] = deque(maxlen=REMEMBERED)
         self._growths = 0
         self._since_growth = math.inf
@@ -106,7 +103,12 @@ class PeriodicSkips:
             stands_out = self._stands_out(iteration)
             for index, found_inf in iteration.found_inf.items():
                 if found_inf:
-                    self._look_at(index, iteration, stands_out=stands_out)
+                    level = max([value for value, _ in self._losses], default=math.nan)
+                    skip = _Skip(iteration.step, self._growths, stands_out, level)
+                    # Some skips are those of the search, or all are not.
+                    said = self._look_at(index, iteration, skip, every=True)
+                    if self._since_growth and not said:
+                        self._look_at(index, iteration, skip, every=False)
             self._losses.clear()
             self._growths, self._since_growth = 0, math.inf
         else:
@@ -125,24 +127,30 @@ class PeriodicSkips:
             loss <= STANDS_OUT * max(value for value, _ in self._losses)
         )
 
-    def _look_at(self, index: int, iteration: Iteration, *, stands_out: bool) -> None:
-        skips = self._skips.setdefault(index, deque(maxlen=NEWEST + 1))
-        level = max([value for value, _ in self._losses], default=math.nan)
-        skip = _Skip(iteration.step, self._since_growth, self._growths, stands_out, level)
-        if _is_search(skip) and not _continues(skips, skip):
-            return
+    def _look_at(self, index: int, iteration: Iteration, skip: _Skip, *, every: bool) -> bool:
+        """Take in a skip; return whether it is one of a periodic kind.
+
+        Args:
+            index: The optimizer.
+            iteration: The iteration.
+            skip: The skip.
+            every: It is held against every skip; else against those that do not come in the
+                first step after a growth.
+        """
+        skips = self._skips.setdefault((index, every), deque(maxlen=NEWEST + 1))
         if skips and skip.step - skips[-1].step == 1:
             skips.pop()
         skips.append(skip)
         period = _period(list(skips))
         if period is None or iteration.scaler is None:
-            return
+            return False
         if period == iteration.scaler.growth_interval + 1 or self._is_data_fault(skips):
-            return
+            return False
         newest = list(skips)[-RECURRENCES:]
         if not (_is_not_scale(newest) or all(s.stands_out for s in newest)):
-            return
+            return False
         self._say(index, iteration, period)
+        return True
 
     def _is_data_fault(self, skips: Sequence[_Skip]) -> bool:
         return any(
@@ -188,17 +196,6 @@ class PeriodicSkips:
             for symptom in self._book.of_kind(kind):
                 if symptom.last_step >= made[0].first_step:
                     self._book.explain(symptom, made[0])
-
-
-def _is_search(skip: _Skip) -> bool:
-    """Whether it is the first step with a scale that has just grown."""
-    return skip.since_growth == 0
-
-
-def _continues(skips: Sequence[_Skip], skip: _Skip) -> bool:
-    """Whether a skip comes when the distance of those before it says."""
-    newest = list(skips)[-2:]
-    return len(newest) == 2 and skip.step - newest[1].step == newest[1].step - newest[0].step
 
 
 def _period(skips: Sequence[_Skip]) -> int | None:

@@ -41,6 +41,13 @@ MIG = (*GPU, "gpu_instance")
 """Labels of everything a GPU instance reports."""
 
 KINDS = (
+    "forward_overflow",
+    "silent_overflow",
+    "masked_row_nan",
+    "forward_nan_underflow",
+    "nonfinite_input",
+    "backward_nonfinite_any_scale",
+    "reduce_overflow",
     "scale_collapse",
     "scale_below_one",
     "scale_runaway",

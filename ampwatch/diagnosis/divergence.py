@@ -21,6 +21,9 @@ CALM = 16
 """So many losses in a row, the largest of them, say where it was later. Losses of critics pass
 through zero, but do not stay there. Unit: steps."""
 
+LEAST = 0.01
+"""A level below this counts as this: many a loss begins at nothing, and a hundred is not much then."""
+
 RISE = 1e3
 """How far above the lowest such level a loss must be, when something stops being finite."""
 
@@ -30,6 +33,10 @@ LOST = 1e8
 RECORDS = 3
 """Times that the loss was larger than ever since. An overflow out of the blue sets one record, a
 bad batch two."""
+
+FAST_RECORDS = 2
+FAST_RISE = 1e6
+"""And where it rises by so much: rates that are far too high need two steps."""
 
 RECORDS_FINITE = 8
 """The same where everything is finite yet."""
@@ -116,11 +123,11 @@ class Divergence:
             self._records = 0
 
     def _is_diverging(self, *, broke: bool) -> bool:
-        records, rise = (RECORDS, RISE) if broke else (RECORDS_FINITE, LOST)
+        ways = ((RECORDS, RISE), (FAST_RECORDS, FAST_RISE)) if broke else ((RECORDS_FINITE, LOST),)
+        level = max(self._level, LEAST)
         return (
-            0.0 < self._level < math.inf
-            and self._records >= records
-            and self._newest >= rise * self._level
+            self._level < math.inf
+            and any(self._records >= n and self._newest >= rise * level for n, rise in ways)
             and self._newest >= NEAR_TOP * self._largest
             and self._weights_grow()
         )

@@ -21,12 +21,25 @@ RECURRENCES = 3
 """Equal distances between skips that nothing else explains: chance makes three of them once in
 the square of the distance."""
 
-SHORTEST = 3
-"""Every second step may be skipped by a scale that is far too high, with a growth interval of 1."""
+SHORTEST = 9
+"""Shorter distances come out equal by chance more often: a scaler that probes often, and gradients
+that vary, make many skips. Unit: steps."""
+
+RECURRENCES_OF_SHORT = 6
+"""Equal distances where they are shorter than that."""
+
+FEWEST_GROWTHS = 3
+"""Growths between two skips, of which a skip takes back one, from which the scale cannot be why."""
 
 RISES = 2.0
 """Losses that rise by so much from the first to the last distance are a training that gets worse
 step by step: its skips come at even distances because its gradients grow evenly."""
+
+NEWEST = 12
+"""Newest distances that are looked at."""
+
+ODD = 0.2
+"""Share of them that may be others."""
 
 STANDS_OUT = 1.5
 """A loss this much above all those between the skips has a term in it that they have not."""
@@ -49,15 +62,12 @@ class _Skip(NamedTuple):
 
     Attributes:
         step: The iteration.
-        since_growth: Steps taken since the scale has grown; infinite without a growth since
-            the skip before.
         growths: Growths since the skip before.
         stands_out: Its loss is unlike all those since the skip before.
         level: Largest loss since the skip before.
     """
 
     step: int
-    since_growth: float
     growths: int
     stands_out: bool
     level: float
@@ -77,7 +87,7 @@ class PeriodicSkips:
 
     def __init__(self, book: FindingBook) -> None:
         self._book = book
-        self._skips: dict[int, deque[_Skip]] = {}
+        self._skips: dict[tuple[int, bool], deque[_Skip]] = {}
         self._losses: deque[tuple[float, int]] = deque(maxlen=REMEMBERED)
         self._growths = 0
         self._since_growth = math.inf
@@ -93,7 +103,12 @@ class PeriodicSkips:
             stands_out = self._stands_out(iteration)
             for index, found_inf in iteration.found_inf.items():
                 if found_inf:
-                    self._look_at(index, iteration, stands_out=stands_out)
+                    level = max([value for value, _ in self._losses], default=math.nan)
+                    skip = _Skip(iteration.step, self._growths, stands_out, level)
+                    # Some skips are those of the search, or all are not.
+                    said = self._look_at(index, iteration, skip, every=True)
+                    if self._since_growth and not said:
+                        self._look_at(index, iteration, skip, every=False)
             self._losses.clear()
             self._growths, self._since_growth = 0, math.inf
         else:
@@ -112,21 +127,30 @@ class PeriodicSkips:
             loss <= STANDS_OUT * max(value for value, _ in self._losses)
         )
 
-    def _look_at(self, index: int, iteration: Iteration, *, stands_out: bool) -> None:
-        skips = self._skips.setdefault(index, deque(maxlen=RECURRENCES + 1))
-        level = max([value for value, _ in self._losses], default=math.nan)
-        skip = _Skip(iteration.step, self._since_growth, self._growths, stands_out, level)
-        if _is_search(skip) and not _continues(skips, skip):
-            return
+    def _look_at(self, index: int, iteration: Iteration, skip: _Skip, *, every: bool) -> bool:
+        """Take in a skip; return whether it is one of a periodic kind.
+
+        Args:
+            index: The optimizer.
+            iteration: The iteration.
+            skip: The skip.
+            every: It is held against every skip; else against those that do not come in the
+                first step after a growth.
+        """
+        skips = self._skips.setdefault((index, every), deque(maxlen=NEWEST + 1))
+        if skips and skip.step - skips[-1].step == 1:
+            skips.pop()
         skips.append(skip)
         period = _period(list(skips))
         if period is None or iteration.scaler is None:
-            return
+            return False
         if period == iteration.scaler.growth_interval + 1 or self._is_data_fault(skips):
-            return
-        if not (_is_not_scale(skips) or all(s.stands_out for s in list(skips)[1:])):
-            return
+            return False
+        newest = list(skips)[-RECURRENCES:]
+        if not (_is_not_scale(newest) or all(s.stands_out for s in newest)):
+            return False
         self._say(index, iteration, period)
+        return True
 
     def _is_data_fault(self, skips: Sequence[_Skip]) -> bool:
         return any(
@@ -143,7 +167,7 @@ class PeriodicSkips:
         }
         if self._book.again("periodic_skip", where, step, **evidence):
             return
-        first = self._skips[index][0].step
+        first = step - RECURRENCES * period
         self._book.make(
             Finding(
                 kind="periodic_skip",
@@ -158,7 +182,7 @@ class PeriodicSkips:
                 phase="backward",
                 first_step=first,
                 last_step=step,
-                count=len(self._skips[index]),
+                count=RECURRENCES + 1,
                 evidence=evidence,
             )
         )
@@ -174,30 +198,23 @@ class PeriodicSkips:
                     self._book.explain(symptom, made[0])
 
 
-def _is_search(skip: _Skip) -> bool:
-    """Whether it is the first step with a scale that has just grown."""
-    return skip.since_growth == 0
-
-
-def _continues(skips: Sequence[_Skip], skip: _Skip) -> bool:
-    """Whether a skip comes when the distance of those before it says."""
-    newest = list(skips)[-2:]
-    return len(newest) == 2 and skip.step - newest[1].step == newest[1].step - newest[0].step
-
-
 def _period(skips: Sequence[_Skip]) -> int | None:
-    """Return the distance of the skips if all distances are the same, and there are enough."""
-    distances = {later.step - earlier.step for earlier, later in pairwise(skips)}
-    if len(skips) <= RECURRENCES or len(distances) != 1:
+    """Return the distance of the newest skips if it is that of most, and there are enough."""
+    distances = [later.step - earlier.step for earlier, later in pairwise(skips)]
+    if not distances or distances[-1] < 2:
         return None
-    (period,) = distances
-    return period if period >= SHORTEST else None
+    needed = RECURRENCES if distances[-1] >= SHORTEST else RECURRENCES_OF_SHORT
+    newest = distances[-needed:]
+    if len(newest) < needed or len(set(newest)) != 1:
+        return None
+    odd = sum(d != newest[0] for d in distances)
+    return newest[0] if odd <= ODD * len(distances) else None
 
 
 def _is_not_scale(skips: Sequence[_Skip]) -> bool:
     """Whether the scale cannot be why: it never grew in between, or grew more than it fell."""
-    first, *_, last = followers = list(skips)[1:]
-    growths = [skip.growths for skip in followers]
+    first, last = skips[0], skips[-1]
+    growths = [skip.growths for skip in skips]
     if any(growths):
-        return min(growths) > 1
+        return min(growths) >= FEWEST_GROWTHS
     return not last.level > RISES * first.level

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence import Iteration
     from ampwatch.diagnosis.steps import Verdict
 
-RELAPSES = 4
+RELAPSES = 5
 """Skips below a scale at which the optimizer has already stepped, since it was first seen or the
 scale set by hand. Gradients that vary around the limit make one or two of them, those that grow at
 the start of a training another one or two."""
 
-RATE = 0.1
+RATE = 0.25
 """Share of its steps that an optimizer is skipped in, from which it is no noise."""
 
 RATE_RATIO = 3.0
@@ -35,7 +35,13 @@ that is not finite, no scale is being looked for."""
 FORGET_AFTER = 200
 """Steps of an optimizer in a row that end what was held against it. Unit: steps."""
 
-SYMPTOMS = ("scale_collapse", "scale_below_one", "scale_stuck_low", "grad_underflow")
+SYMPTOMS = (
+    "scale_collapse",
+    "scale_below_one",
+    "scale_stuck_low",
+    "grad_underflow",
+    "periodic_skip",
+)
 
 
 @dataclass(slots=True)
@@ -102,6 +108,7 @@ class SharedScaler:
     def __init__(self, book: FindingBook) -> None:
         self._book = book
         self._accounts: dict[int, _Account] = {}
+        self._attached = 0
 
     def look(self, iteration: Iteration, verdict: Verdict) -> None:
         """Take in one judged iteration."""
@@ -118,6 +125,7 @@ class SharedScaler:
             for index, found_inf in iteration.found_inf.items():
                 if found_inf and index != OTHER_OPTIMIZERS:
                     self._compare(index, iteration)
+        self._attach_symptoms()
 
     def _compare(self, index: int, iteration: Iteration) -> None:
         account = self._accounts[index]
@@ -142,9 +150,7 @@ class SharedScaler:
             "skipped_of_other": float(min(a.skips for a in others)),
             "loss_scale": iteration.loss_scale,
         }
-        finding = self._book.get("shared_scaler_desync", where)
         if self._book.again("shared_scaler_desync", where, step, **evidence):
-            self._attach(finding)
             return
         roots = [
             f
@@ -172,15 +178,16 @@ class SharedScaler:
             evidence=evidence,
         )
         self._book.make(finding)
-        self._attach(finding)
 
-    def _attach(self, finding: Finding | None) -> None:
-        if finding is None:
+    def _attach_symptoms(self) -> None:
+        made = self._book.of_kind("shared_scaler_desync")
+        if not made or len(self._book.findings) == self._attached:
             return
-        root = self._book.root_of(finding)
+        self._attached = len(self._book.findings)
+        root = self._book.root_of(made[0])
         for kind in SYMPTOMS:
             for symptom in self._book.of_kind(kind):
-                if symptom.last_step >= finding.first_step:
+                if symptom.last_step >= made[0].first_step:
                     self._book.explain(symptom, root)
 
 

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.culprits import Culprits
+from ampwatch.diagnosis.divergence import Divergence
 from ampwatch.diagnosis.evidence import Iteration, ScalerSettings
+from ampwatch.diagnosis.periodic_skips import PeriodicSkips
 from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
+from ampwatch.diagnosis.scale_reset import ScaleReset
+from ampwatch.diagnosis.shared_scaler import SharedScaler
 from ampwatch.diagnosis.skips import SkipClassifier
 from ampwatch.diagnosis.step_bookkeeping import StepBookkeeping
 from ampwatch.diagnosis.steps import StepJudge
@@ -44,6 +48,10 @@ class Simulation:
         self.judge = StepJudge(skips)
         self.dynamics = ScaleDynamics(self.book, self.settings, skips, Culprits())
         self.bookkeeping = StepBookkeeping(self.book, self.settings)
+        self.reset = ScaleReset(self.book)
+        self.periodic = PeriodicSkips(self.book)
+        self.shared = SharedScaler(self.book)
+        self.divergence = Divergence(self.book)
 
     def _tell(self, finding: Finding, *, new: bool) -> None:
         self.told.append((finding.kind, new))
@@ -69,6 +77,10 @@ class Simulation:
         self.scales.append(iteration.loss_scale)
         self.dynamics.look(iteration, verdict, self.dtypes)
         self.bookkeeping.look(iteration, verdict)
+        self.reset.look(iteration, verdict)
+        self.periodic.look(iteration, verdict)
+        self.shared.look(iteration, verdict)
+        self.divergence.look(iteration, verdict)
         self.step = iteration.step + 1
 
     def _move(self, *, found_inf: bool) -> None:

@@ -93,7 +93,7 @@ def test_the_collapse_is_told_with_its_numbers_at_every_step() -> None:
 
 def test_more_skips_than_growth_makes_up_for_are_a_slow_collapse() -> None:
     """1 step in 200 skipped, spread out: the scale is on its way to zero."""
-    run = Simulation().run(([OK] * 199 + [INF]) * 10)
+    run = Simulation().run(([OK] * 189 + [INF] + [OK] * 209 + [INF]) * 5)
     (finding,) = run.book.findings
 
     assert (finding.kind, finding.severity) == ("scale_collapse", Severity.WARNING)
@@ -103,7 +103,7 @@ def test_more_skips_than_growth_makes_up_for_are_a_slow_collapse() -> None:
 
 def test_a_slow_collapse_that_turns_into_a_storm_becomes_critical() -> None:
     """It is one finding that gets worse."""
-    run = Simulation().run([*([OK] * 199 + [INF]) * 10, *[OK] * 20, *[INF] * 8])
+    run = Simulation().run([*([OK] * 189 + [INF] + [OK] * 209 + [INF]) * 5, *[OK] * 20, *[INF] * 8])
 
     assert [(f.kind, f.severity) for f in run.book.findings] == [
         ("scale_collapse", Severity.CRITICAL)

@@ -1,0 +1,69 @@
+"""Findings about trainings that diverge."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from tests.diagnosis.simulated import Simulation
+
+OK, INF = False, True
+
+
+def train(*losses: float) -> Simulation:
+    """Take a step with each loss."""
+    run = Simulation(scale=1024.0)
+    for loss in losses:
+        run.run([OK], loss=loss)
+    return run
+
+
+def test_a_loss_that_grows_until_it_is_not_finite_diverges() -> None:
+    """Told at the first non-finite loss, with where it began."""
+    rising = [10.0**n for n in range(8)]
+    assert train(*[1.0] * 20, *rising).kinds == []
+    (finding,) = train(*[1.0] * 20, *rising, math.inf).book.findings
+
+    assert (finding.kind, finding.where, finding.phase) == ("divergence", "loss", "forward")
+    assert (finding.first_step, finding.last_step) == (21, 28)
+    assert finding.evidence["loss"] == 1e7
+    assert "learning rate" in finding.advice
+
+
+def test_a_loss_without_end_is_told_although_it_is_finite() -> None:
+    """In float32 it takes long to leave the format, and nothing gets better meanwhile."""
+    assert train(*[2.0] * 5, *[4.0**n for n in range(1, 20)]).kinds == ["divergence"]
+
+
+def test_what_follows_is_its_symptom() -> None:
+    """The skips of a scale that falls because nothing is finite any more."""
+    run = train(*[1.0] * 30, *[30.0**n for n in range(8)]).run([INF] * 8, loss=math.nan)
+
+    assert {"divergence", "scale_collapse"} <= set(run.kinds)
+    assert [f.kind for f in run.book.findings if f.root] == ["divergence"]
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [1.0] * 30 + [math.inf] * 3,
+        [1.0] * 30 + [1e9, math.nan],
+        [1.0] * 30 + [5.0, 50.0, 5e3, 5e6, 10.0, 1.0, math.inf],
+        [3.0, 2.0, 1.0, 0.5, 0.6, 0.7, 0.8, 0.9, math.nan],
+        [0.0] * 5 + [math.nan],
+        [1e-12 * 10.0**n for n in range(12)] + [math.nan],
+    ],
+    ids=["out of the blue", "one bad batch", "a spike", "a slow rise", "nothing", "from nothing"],
+)
+def test_what_did_not_grow_before_it_broke_did_not_diverge(losses: list[float]) -> None:
+    """An overflow is another failure."""
+    assert "divergence" not in train(*losses).kinds
+
+
+def test_the_loss_of_a_critic_passes_through_zero_and_is_left_alone() -> None:
+    """It wanders about zero and away from it, over four orders of magnitude."""
+    draw = random.Random(0)
+    losses = [draw.gauss(0.0, 1e-3 + step) for step in range(400)]
+    assert train(*losses).kinds == []

@@ -8,7 +8,8 @@ The tree, each class also a built-in so that ordinary ``except`` clauses work::
     ├── StateError      (RuntimeError)  right call, wrong moment: the monitor is closed
     ├── RingError       (OSError)       a ring file cannot be created or understood
     ├── DaemonError     (RuntimeError)  the daemon cannot start or keep its promises
-    └── TraceError      (RuntimeError)  a trace that was asked for cannot be had
+    ├── TraceError      (RuntimeError)  a trace that was asked for cannot be had
+    └── ReportError     (OSError)       a report cannot be found, read or written
 
 Every message says what was expected, what was given and what to do.
 """
@@ -40,3 +41,7 @@ class DaemonError(AmpwatchError, RuntimeError):
 
 class TraceError(AmpwatchError, RuntimeError):
     """A trace of a running training cannot be had."""
+
+
+class ReportError(AmpwatchError, OSError):
+    """A report that a run has left behind cannot be found, read or written."""

@@ -6,6 +6,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from ampwatch.blackbox import Recorder
+from ampwatch.blackbox.writer import BoxWriter
 from ampwatch.errors import RingError
 from ampwatch.launcher import daemon_is_running, ensure_daemon
 from ampwatch.records import EndRecord, Finding, FindingRecord, RunState, Severity
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ampwatch.blackbox import Box
     from ampwatch.records import Record, RunIdentity
     from ampwatch.settings import Settings
 
@@ -38,6 +41,10 @@ class Outlet:
         self._settings = settings
         self._ring: RingWriter | None = None
         self._log = Guard("log")
+        self._remembering = Guard("black box")
+        self._recorder: Recorder | None = None
+        self._remember: Callable[[Record], None] | None = None
+        self._box: BoxWriter | None = None
         self._callbacks: list[tuple[Guard, Callable[[Finding], None]]] = []
 
     def serve(self, identity: RunIdentity) -> None:
@@ -60,15 +67,45 @@ class Outlet:
             logger.warning("%s", status.message)
         logger.info("watching run %s: %s", identity.run, self.url)
 
+    def remember(
+        self, identity: RunIdentity, *, is_durable: bool, describe: Callable[[Box], None]
+    ) -> None:
+        """Keep the newest evidence, for reports; on disk as well when something goes wrong.
+
+        Args:
+            identity: Who is watched.
+            is_durable: Write a report into ``report_dir`` when a finding is made, and at the
+                end of a run that has findings or has failed.
+            describe: Adds to a report what is not in the records.
+        """
+        self._recorder = Recorder(identity, self._settings.report_steps)
+        self._remember = self._recorder.put
+        if is_durable:
+            self._box = BoxWriter(self._recorder, self._settings, describe)
+            self._remember = self._box.put
+
+    def evidence(self) -> Box | None:
+        """Return what is remembered now; ``None`` if that failed, or nothing is."""
+        if self._recorder is None:
+            return None
+        return self._remembering.run(self._recorder.box, "training", time.time_ns())
+
+    @property
+    def reports_failed(self) -> int:
+        """How often a report could not be written to disk."""
+        return 0 if self._box is None else self._box.failures
+
     @property
     def ring_path(self) -> Path | None:
         """The ring file, ``None`` without one."""
         return None if self._ring is None else self._ring.path
 
     def put(self, record: Record) -> None:
-        """Write a record to the ring, if there is one. Never raises."""
+        """Write a record to the ring, if there is one, and remember it. Never raises."""
         if self._ring is not None:
             self._ring.put(record)
+        if self._remember is not None:
+            self._remembering.run(self._remember, record)
 
     def tell(self, finding: Finding, *, new: bool) -> None:
         """Pass on a finding; a new one also to the log and to the callbacks."""
@@ -87,9 +124,14 @@ class Outlet:
         self._callbacks.append((Guard(f"on_finding {callback!r}"), callback))
 
     def close(self, state: RunState, reason: str) -> None:
-        """Write the last record and let go of the ring."""
+        """Write the last record and the last report, and let go of the ring."""
+        end = EndRecord(state, reason, time.time_ns())
+        if self._remember is not None:
+            self._remembering.run(self._remember, end)
+        if self._box is not None:
+            self._remembering.run(self._box.close)
         if self._ring is not None:
             # A daemon that runs takes the rest and removes the file; without one
             # nobody would.
             keep = daemon_is_running(self._settings)
-            self._ring.close(EndRecord(state, reason, time.time_ns()), keep=keep)
+            self._ring.close(end, keep=keep)

@@ -15,6 +15,7 @@ TREE = {
     "RingError": OSError,
     "DaemonError": RuntimeError,
     "TraceError": RuntimeError,
+    "ReportError": OSError,
 }
 
 

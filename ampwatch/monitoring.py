@@ -16,7 +16,7 @@ import ampwatch
 from ampwatch.attaching import Targets, check_targets
 from ampwatch.blackbox import Box
 from ampwatch.blackbox.document import to_json
-from ampwatch.blackbox.exception import traceback_of
+from ampwatch.blackbox.exception import traceback_of, words_of
 from ampwatch.diagnosis.pipeline import LastStep
 from ampwatch.errors import StateError
 from ampwatch.exporters.html_report import render_html
@@ -245,10 +245,7 @@ class Monitor:
 
     def _not_seen(self) -> list[str]:
         """Return, in sentences, what was not observed or kept."""
-        sentences = self._instruments.not_seen()
-        if failed := self._outlet.reports_failed:
-            sentences.append(f"a report could not be written to disk, {failed} times so far")
-        return sentences
+        return [*self._instruments.not_seen(), *self._outlet.not_kept()]
 
     def _describe(self, box: Box) -> None:
         """Add to a report what is not in the records."""
@@ -304,7 +301,7 @@ def _how_it_ended(error: BaseException | None) -> tuple[RunState, str]:
         return RunState.FINISHED, ""
     if isinstance(error, KeyboardInterrupt):
         return RunState.FINISHED, "interrupted from the keyboard"
-    return RunState.FAILED, f"{type(error).__name__}: {error}"
+    return RunState.FAILED, words_of(error)
 
 
 def _identity(settings: Settings) -> RunIdentity:

@@ -90,10 +90,14 @@ class Outlet:
             return None
         return self._remembering.run(self._recorder.box, "training", time.time_ns())
 
-    @property
-    def reports_failed(self) -> int:
-        """How often a report could not be written to disk."""
-        return 0 if self._box is None else self._box.failures
+    def not_kept(self) -> list[str]:
+        """Return, in sentences, what could not be remembered or written to disk."""
+        sentences = []
+        if self._remembering.off:
+            sentences.append("sensor black box failed and was switched off")
+        if self._box is not None and self._box.failures:
+            sentences.append(f"{self._box.failures} reports could not be written to disk")
+        return sentences
 
     @property
     def ring_path(self) -> Path | None:

@@ -54,6 +54,7 @@ A daemon that was restarted finds thousands of steps in the ring that its predec
 counted, and to Prometheus all that it counts at its first look happened just then. Long
 enough for the steps in which the run's own daemon starts. Unit: s."""
 
+
 class RankView:
     """One rank of one run, as its ring tells it.
 

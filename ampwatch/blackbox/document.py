@@ -40,6 +40,8 @@ from ampwatch.ring.forms import FINDING, IDENTITY, refuse
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from ampwatch.ring.forms import Form
+
 FORMAT = "ampwatch-report"
 VERSION = 1
 
@@ -146,7 +148,7 @@ def _read_box(value: object) -> Box:
     given = _object(value)
     sampling = given.get("sampling")
     return Box(
-        identity=RunIdentity(**{k: check(_object(given["identity"])[k]) for k, check in _IDENTITY}),
+        identity=_formed(RunIdentity, IDENTITY, _object(given["identity"])),
         state=RunState(given["state"]),
         reason=_text(given["reason"]),
         traceback=_text(given["traceback"]),
@@ -166,7 +168,12 @@ def _read_box(value: object) -> Box:
 def _read_finding(value: object) -> Finding:
     given = _object(value)
     evidence = {k: _number(v) for k, v in _object(given["evidence"]).items()}
-    return Finding(**{k: check(evidence if k == "evidence" else given[k]) for k, check in _FINDING})
+    return _formed(Finding, FINDING, {**given, "evidence": evidence})
+
+
+def _formed(kind: Callable[..., R], form: Form, given: Mapping[str, Any]) -> R:
+    """Return the object that ``given`` describes, checked as if it came from a ring."""
+    return kind(**{name: check(given[name]) for name, check in form.items()})
 
 
 def _rows(kind: type[R], value: object) -> list[R]:
@@ -263,8 +270,6 @@ def _histogram(value: object) -> ExponentHistogram:
     )
 
 
-_IDENTITY = tuple(IDENTITY.items())
-_FINDING = tuple(FINDING.items())
 _CHECKS: dict[str, Callable[[object], Any]] = {
     "int": _integer,
     "float": _number,

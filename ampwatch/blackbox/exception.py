@@ -8,6 +8,15 @@ MAX_FRAMES = 24
 MAX_CHARACTERS = 8000
 
 
+def words_of(error: BaseException) -> str:
+    """Return ``Type: text`` of an exception, also of one that cannot say its text."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception as other:  # noqa: BLE001 - the user's class may override anything
+        return f"{name} (its text could not be had: {type(other).__name__})"
+
+
 def traceback_of(error: BaseException | None) -> str:
     """Return where ``error`` came from, as Python prints it; empty for an ordinary end.
 
@@ -24,6 +33,6 @@ def traceback_of(error: BaseException | None) -> str:
     try:
         lines = traceback.format_exception(error, limit=-MAX_FRAMES)
     except Exception as other:  # noqa: BLE001 - the user's class may override anything
-        return f"{type(error).__name__} (its text could not be had: {type(other).__name__})"
+        return f"{words_of(error)} (no traceback: {type(other).__name__})"
     text = "".join(lines)
     return text if len(text) <= MAX_CHARACTERS else f"...\n{text[-MAX_CHARACTERS:]}"

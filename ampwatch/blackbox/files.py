@@ -39,9 +39,9 @@ def report_directory(configured: str = "") -> Path:
     """
     if configured:
         return Path(configured)
-    state = os.environ.get("XDG_STATE_HOME", "")
-    if os.path.isabs(state):  # the specification: a relative path is to be ignored
-        return Path(state) / "ampwatch" / "runs"
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if state.is_absolute():  # the specification: a relative path is to be ignored
+        return state / "ampwatch" / "runs"
     try:
         return Path.home() / ".local" / "state" / "ampwatch" / "runs"
     except RuntimeError:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ampwatch.blackbox.box import Box
 from ampwatch.blackbox.culprit import module_of
 from ampwatch.records import (
     ALL_MODULES,
-    CensusRecord,
     EndRecord,
     FactsRecord,
     FindingRecord,
@@ -20,11 +19,10 @@ from ampwatch.records import (
     SamplingRecord,
     Severity,
     StepRecord,
-    WindowRecord,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ampwatch.records import Finding, Record, RunIdentity, Topic
 
@@ -85,24 +83,9 @@ class Recorder:
 
         A record that comes again, as the ring repeats some, changes nothing.
         """
-        if isinstance(record, StepRecord):
-            self._put_step(record)
-        elif isinstance(record, OptimizerRecord):
-            self._put_optimizer(record)
-        elif isinstance(record, RangeRecord):
-            self._put_range(record)
-        elif isinstance(record, FindingRecord):
-            self._put_finding(record.finding)
-        elif isinstance(record, FactsRecord):
-            for name, value in record.facts.items():
-                if name in self._facts or len(self._facts) < MAX_FACTS:
-                    self._facts[name] = value
-        elif isinstance(record, SamplingRecord):
-            self._sampling = record
-        elif isinstance(record, EndRecord):
-            self.end = record
-        elif isinstance(record, (CensusRecord, WindowRecord)):
-            pass  # what they add up to is in the findings that rest on them
+        handler = _HANDLERS.get(type(record))
+        if handler is not None:  # what censuses and windows say is in the findings about them
+            handler(self, record)
 
     @property
     def num_alarms(self) -> int:
@@ -161,7 +144,19 @@ class Recorder:
         if since is not None and record.step >= since:
             self._pin(record)
 
-    def _put_finding(self, finding: Finding) -> None:
+    def _put_facts(self, record: FactsRecord) -> None:
+        for name, value in record.facts.items():
+            if name in self._facts or len(self._facts) < MAX_FACTS:
+                self._facts[name] = value
+
+    def _put_sampling(self, record: SamplingRecord) -> None:
+        self._sampling = record
+
+    def _put_end(self, record: EndRecord) -> None:
+        self.end = record
+
+    def _put_finding(self, record: FindingRecord) -> None:
+        finding = record.finding
         key = finding.key
         if key not in self._findings and len(self._findings) >= MAX_FINDINGS:
             return
@@ -183,9 +178,9 @@ class Recorder:
         self._keep_until = max(self._keep_until, newest + self._after)
         module = module_of(finding.where)
         self._awaited.setdefault(module, finding.first_step)
-        for (_, name), record in list(self._ranges.items()):
-            if name == module:
-                self._pin(record)
+        for measured in list(self._ranges.values()):
+            if measured.module == module:
+                self._pin(measured)
 
     def _pin(self, record: RangeRecord) -> None:
         """Keep a measurement for good: of each topic and module the last before, the first after."""
@@ -207,6 +202,17 @@ class Recorder:
             record.module != ALL_MODULES,
             -record.histogram.nonfinite,
         )
+
+
+_HANDLERS: dict[type[Any], Callable[[Recorder, Any], None]] = {
+    StepRecord: Recorder._put_step,  # noqa: SLF001 - same module
+    OptimizerRecord: Recorder._put_optimizer,  # noqa: SLF001
+    RangeRecord: Recorder._put_range,  # noqa: SLF001
+    FindingRecord: Recorder._put_finding,  # noqa: SLF001
+    FactsRecord: Recorder._put_facts,  # noqa: SLF001
+    SamplingRecord: Recorder._put_sampling,  # noqa: SLF001
+    EndRecord: Recorder._put_end,  # noqa: SLF001
+}
 
 
 def recorded(identity: RunIdentity, records: Iterable[Record], steps: int) -> Recorder:

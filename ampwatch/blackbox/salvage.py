@@ -63,14 +63,13 @@ def look_into(path: Path, steps: int, written_by: str) -> Look:
     return Look(box, is_alive)
 
 
-def with_known(box: Box, directory: Path) -> Box:
-    """Return ``box`` together with what its process has written itself, if it has."""
+def known_of(identity: RunIdentity, directory: Path) -> Box | None:
+    """Return the box that is on disk of a process, if there is one that can be read."""
     try:
-        older = files.read(files.box_path(directory, box.identity))
+        boxes = files.read(files.box_path(directory, identity))
     except ReportError:
-        return box
-    mine = [other for other in older if other.identity == box.identity]
-    return joined(mine[0], box) if mine else box
+        return None
+    return next((box for box in boxes if box.identity == identity), None)
 
 
 def salvage(path: Path, identity: RunIdentity, state: RunState, settings: Settings) -> None:
@@ -95,16 +94,15 @@ def salvage(path: Path, identity: RunIdentity, state: RunState, settings: Settin
         return
     if state is RunState.STALE and not box.has_ended:
         box.state, box.reason = state, SILENT
-    box = with_known(box, directory)
-    files.write(directory, box, settings.report_files)
+    known = known_of(identity, directory)
+    if known is not None and known.state is RunState.FAILED:
+        return  # by an earlier daemon, which has found this ring as well
+    files.write(directory, box if known is None else joined(known, box), settings.report_files)
 
 
 def forget_silence(identity: RunIdentity, settings: Settings) -> None:
     """Remove the box that said a process hangs, which has ended well after all."""
     directory = files.report_directory(settings.report_dir)
-    try:
-        boxes = files.read(files.box_path(directory, identity))
-    except ReportError:
-        return
-    if all(box.state is RunState.STALE and not box.has_alarm for box in boxes):
+    known = known_of(identity, directory)
+    if known is not None and known.state is RunState.STALE and not known.has_alarm:
         files.remove(directory, identity)

@@ -17,7 +17,7 @@ from ampwatch.errors import AmpwatchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-VERBS = ("daemon", "demo", "doctor", "ops", "trace")
+VERBS = ("daemon", "demo", "doctor", "ops", "report", "trace")
 
 DESCRIPTION = """\
 Watch the numerical health of PyTorch mixed-precision training.

@@ -111,7 +111,7 @@ def _scale_panel(
     parts += [
         _text(f"2{_raised(e)}", LEFT - 6, up(e) + 4, anchor="end") for e in _ticks(low, high, 4)
     ]
-    points = []
+    points: list[tuple[float, float]] = []
     for s, e in zip(scaled, exponents, strict=True):
         if points:  # a scale holds until it changes
             points.append((across(s.step), points[-1][1]))
@@ -123,7 +123,9 @@ def _scale_panel(
             tick = element(
                 *("line", element("title", f"step {s.step}: skipped, {s.skip_class.label}")),
                 class_=f"skip {s.skip_class.label}",
-                x1=x, x2=x, y1=float(top + SCALE_HEIGHT - 11),
+                x1=x,
+                x2=x,
+                y1=float(top + SCALE_HEIGHT - 11),
                 y2=float(top + SCALE_HEIGHT - 1),
             )
             parts.append(tick)
@@ -235,7 +237,11 @@ def exponents(record: RangeRecord, fmt: FloatFormat | None, width: int) -> Marku
             parts.append(
                 element(
                     *("rect", element("title", said)),
-                    class_=f"bar {sort}", x=x, y=y, width=inner, height=foot - y,
+                    class_=f"bar {sort}",
+                    x=x,
+                    y=y,
+                    width=inner,
+                    height=foot - y,
                 )
             )
     parts.append(_text("0", LEFT + 3 + column / 2, foot + 15))
@@ -268,7 +274,10 @@ def _ground(
         element(
             "rect",
             class_=f"ground {region.sort}",
-            x=x, y=float(top), width=wide, height=float(foot - top),
+            x=x,
+            y=float(top),
+            width=wide,
+            height=float(foot - top),
         )
     ]
     if region.left > span[0]:
@@ -299,7 +308,9 @@ def _frame(name: str, top: int, height: int, width: int) -> list[Markup]:
         element(
             "rect",
             class_="panel",
-            x=float(LEFT), y=float(top), width=float(width - LEFT - RIGHT),
+            x=float(LEFT),
+            y=float(top),
+            width=float(width - LEFT - RIGHT),
             height=float(height),
         ),
         _text(name, LEFT + 6, top + 14, anchor="start", kind="axis"),

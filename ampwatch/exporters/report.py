@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.blackbox import Box
+    from ampwatch.exporters.glossary import Term
     from ampwatch.records import CensusRecord, Finding, WindowRecord
 
 WIDTH = 92
@@ -199,12 +200,8 @@ def _story(story: Story, glossary: Glossary, width: int) -> list[str]:
         f = symptom.finding
         explained = f"{f.kind} at {f.where or 'the model'}, since step {f.first_step}"
         lines += _part("It explains", f"{explained}. {accounts.sentence(f.summary)}", width)
+    lines += _words(glossary.new_in(finding.summary, finding.advice), width)
     lines += _evidence([story, *all_symptoms(story)])
-    lines += [
-        line
-        for term in glossary.new_in(finding.summary, finding.advice)
-        for line in _part(f"({term.name}", f"{term.meaning}.)", width)
-    ]
     lines += _part("More", accounts.doc_page(finding.kind), width)
     return lines
 
@@ -230,6 +227,15 @@ def _evidence(told: Sequence[Story]) -> list[str]:
         if row and of:
             lines.append(f"    of {of}:")
         lines += [f"    {name:<{longest}}  {value}" for name, value in row]
+    return lines
+
+
+def _words(terms: Sequence[Term], width: int) -> list[str]:
+    """Return what the words mean that come up for the first time."""
+    lines = ["  In other words:"] if terms else []
+    for term in terms:
+        text = f"{term.name}: {accounts.sentence(term.meaning)}"
+        lines += textwrap.wrap(text, width, initial_indent=" " * 4, subsequent_indent=" " * 6)
     return lines
 
 

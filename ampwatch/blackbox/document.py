@@ -74,7 +74,7 @@ def from_json(text: str | bytes, source: str) -> list[Box]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        msg = f"expected a report of ampwatch in {source}, got something that is no JSON ({error:.80}); it may be cut short"
+        msg = f"expected a report of ampwatch in {source}, got something that is no JSON ({error!s:.80}); it may be cut short"
         raise ReportError(msg) from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         msg = f'expected a report of ampwatch in {source}, got JSON without "format": "{FORMAT}"'
@@ -91,7 +91,7 @@ def from_json(text: str | bytes, source: str) -> list[Box]:
 
 
 def _why(error: Exception) -> str:
-    return f"{error} is missing" if isinstance(error, KeyError) else f"{error:.200}"
+    return f"{error} is missing" if isinstance(error, KeyError) else f"{error!s:.200}"
 
 
 # Writing

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from ampwatch.records import RunIdentity
     from ampwatch.settings import Settings
 
-SILENT = "it is alive, but has ended no step for so long: it may hang, in a collective or on data"
+SILENT = (
+    "its process is alive, but has ended no step for a long time; look for a collective that not"
+    " every rank has reached, or for a data loader that waits"
+)
 
 
 class Look(NamedTuple):

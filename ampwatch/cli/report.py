@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -71,6 +72,15 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: If a setting is not usable.
         ReportError: If there is nothing to report on, or the page cannot be written.
     """
+    try:
+        _tell(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has read enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _tell(args: argparse.Namespace) -> None:
     from ampwatch.blackbox.document import to_json  # noqa: PLC0415 - --help must be quick
     from ampwatch.daemon.remains import jobs  # noqa: PLC0415 - likewise
 
@@ -80,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
             print(to_json(box for job in found for box in job))
         else:
             print("\n".join(_listed(found)))
-        return 0
+        return
     newest = found[-1]
     if args.json:
         print(to_json(newest))
@@ -88,7 +98,6 @@ def run(args: argparse.Namespace) -> int:
         _write_page(args.html, newest)
     elif not args.json:
         _print_text(newest, others=found[:-1])
-    return 0
 
 
 def _boxes(asked: str | None) -> list[Box]:

@@ -181,16 +181,15 @@ def _symptoms(story: Story) -> Markup | None:
 
 
 def _numbers(story: Story) -> Markup | None:
-    rows = [
-        (name, s.finding.kind, value)
-        for s in (story, *all_symptoms(story))
-        for name, value in accounts.evidence(s.finding)
-    ]
+    told = [(s.finding, accounts.evidence(s.finding)) for s in (story, *all_symptoms(story))]
+    rows = []
+    for finding, numbers in told:
+        if numbers and finding is not story.finding:
+            rows.append(element("tr", element("th", f"of {finding.kind}", colspan=2)))
+        rows += [element("tr", *[element("td", cell) for cell in row]) for row in numbers]
     if not rows:
         return None
-    head = element("tr", *[element("th", name) for name in ("number", "of", "value")])
-    body = [element("tr", *[element("td", cell) for cell in row]) for row in rows]
-    return joined(element("h3", "The numbers"), element("table", head, *body, class_="numbers"))
+    return joined(element("h3", "The numbers"), element("table", *rows, class_="numbers"))
 
 
 def _terms(terms: Sequence[Term]) -> Markup | None:

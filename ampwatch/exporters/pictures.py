@@ -28,11 +28,14 @@ WIDE, NARROW = 760, 350
 BEFORE, AFTER = 48, 96
 """Steps shown before the first and after the first of a finding."""
 
-LEFT, RIGHT = 56, 12
-SCALE_HEIGHT, LOSS_HEIGHT, GAP = 130, 80, 26
+LEFT, RIGHT = 58, 12
+SCALE_HEIGHT, LOSS_HEIGHT, GAP = 124, 74, 34
 HISTOGRAM_HEIGHT = 170
 RAREST = 1e-7
 """Share of the elements at the foot of the histogram."""
+
+MANIFOLD = 1000.0
+"""A loss that moves by more than this factor is shown by its logarithm."""
 
 FAR = 24
 """Exponents shown beyond the values, at most, to have a limit in the picture."""
@@ -75,7 +78,7 @@ def course(steps: Sequence[StepRecord], finding: Finding, width: int) -> Markup 
         return None
     first, last = steps[0].step, steps[-1].step
     across = _linear(first, last, LEFT, width - RIGHT)
-    top = 22
+    top = 30
     parts: list[Markup] = []
     if scaled:
         parts += _scale_panel(steps, scaled, across, top, width)
@@ -139,12 +142,14 @@ def _loss_panel(
     parts = _frame("loss", top, LOSS_HEIGHT, width)
     if finite:
         low, high = finite[0], finite[-1]
-        up = _linear(low, high, top + LOSS_HEIGHT - 6, top + 12)
-        parts += [_text(f"{v:.3g}", LEFT - 6, up(v) + 4, anchor="end") for v in {low, high}]
+        # A loss that explodes would hide all that it did before.
+        scale = math.log10 if low > 0.0 and high > MANIFOLD * low else float
+        up = _linear(scale(low), scale(high), top + LOSS_HEIGHT - 6, top + 12)
+        parts += [_text(_short(v), LEFT - 6, up(scale(v)) + 4, anchor="end") for v in {low, high}]
         runs: list[list[tuple[float, float]]] = [[]]
         for s in losses:
             if math.isfinite(s.loss):
-                runs[-1].append((across(s.step), up(s.loss)))
+                runs[-1].append((across(s.step), up(scale(s.loss))))
             else:
                 runs.append([])
         parts += [element("polyline", class_="loss", points=_points(r)) for r in runs if r]
@@ -313,7 +318,7 @@ def _frame(name: str, top: int, height: int, width: int) -> list[Markup]:
             width=float(width - LEFT - RIGHT),
             height=float(height),
         ),
-        _text(name, LEFT + 6, top + 14, anchor="start", kind="axis"),
+        _text(name, LEFT, top - 6, anchor="start", kind="axis"),
     ]
 
 
@@ -348,6 +353,12 @@ def _ticks(low: float, high: float, most: int) -> list[int]:
 
 def _points(points: Iterable[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def _short(value: float) -> str:
+    """Write ``value`` with two digits, as in "6.8e5"."""
+    mantissa, e, exponent = f"{value:.2g}".partition("e")
+    return f"{mantissa}{e}{int(exponent)}" if e else mantissa
 
 
 def _raised(exponent: int) -> str:

@@ -113,9 +113,7 @@ def render_boxes(boxes: Sequence[Box], width: int = WIDTH) -> str:
         first = boxes[0].identity
         lines = [f"ampwatch report: run {first.run}, {len(boxes)} of {first.world_size} ranks"]
         for box in boxes[:MAX_LISTED_RANKS]:
-            lines += textwrap.wrap(
-                one_line(box), width, initial_indent="  ", subsequent_indent="    "
-            )
+            lines += _wrapped(one_line(box), width, 2, 4)
         if len(boxes) > MAX_LISTED_RANKS:
             lines.append(f"  and {len(boxes) - MAX_LISTED_RANKS} ranks more")
     lines += _tracebacks(boxes)
@@ -177,7 +175,7 @@ def _numbers(summary: Summary, width: int) -> list[str]:
         lines.append(f"  {bad} with a NaN or infinite loss")
     lines += [f"  {line}" for line in report_lines(summary.census, summary.window)]
     for text in (*summary.not_seen, *filter(None, [summary.ending])):
-        lines += _wrapped(text, 2, width)
+        lines += _wrapped(text, width, 2)
     return lines
 
 
@@ -191,7 +189,7 @@ def _story(story: Story, glossary: Glossary, width: int) -> list[str]:
     sure = certainty(finding.kind)
     where = "; ".join([accounts.place(finding), *accounts.circumstances(story)])
     lines = [_title(finding)]
-    lines += _wrapped(accounts.sentence(finding.summary), 2, width)
+    lines += _wrapped(accounts.sentence(finding.summary), width, 2)
     lines += _part("Where", where, width)
     lines += _part("Since", accounts.steps(finding), width)
     lines += _part("How sure", accounts.sentence(f"{sure.word}: {sure.why}"), width)
@@ -235,15 +233,21 @@ def _words(terms: Sequence[Term], width: int) -> list[str]:
     lines = ["  In other words:"] if terms else []
     for term in terms:
         text = f"{term.name}: {accounts.sentence(term.meaning)}"
-        lines += textwrap.wrap(text, width, initial_indent=" " * 4, subsequent_indent=" " * 6)
+        lines += _wrapped(text, width, 4, 6)
     return lines
 
 
 def _part(name: str, text: str, width: int) -> list[str]:
     """Return a part of a finding: its name, then its text, indented where it goes on."""
-    return textwrap.wrap(f"{name}: {text}", width, initial_indent="  ", subsequent_indent="    ")
+    return _wrapped(f"{name}: {text}", width, 2, 4)
 
 
-def _wrapped(text: str, indent: int, width: int) -> list[str]:
-    margin = " " * indent
-    return textwrap.wrap(text, width, initial_indent=margin, subsequent_indent=margin)
+def _wrapped(text: str, width: int, first: int, others: int | None = None) -> list[str]:
+    """Return ``text`` in lines, the first and the others indented by so many spaces."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=" " * first,
+        subsequent_indent=" " * (first if others is None else others),
+        break_on_hyphens=False,
+    )

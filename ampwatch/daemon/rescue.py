@@ -58,5 +58,5 @@ class Rescue:
             salvage(path, identity, state, self._settings)
         except Exception as error:  # noqa: BLE001 - one run, of whomever, must not end the page of all
             self.failures += 1
-            text = "expected to write the report of run %s, which %s, got: %s"
+            text = "expected to write the report of run %s (%s), got: %s"
             logger.warning(text, identity.run, state.value, error)

@@ -75,6 +75,7 @@ class Recorder:
         self._awaited: dict[str, int] = {}
         self._findings: dict[str, Finding] = {}
         self._alarms: set[str] = set()
+        self._explained: set[str] = set()
         self._facts: dict[str, str] = {}
         self._sampling: SamplingRecord | None = None
 
@@ -91,6 +92,11 @@ class Recorder:
     def num_alarms(self) -> int:
         """How many findings so far are warnings or worse."""
         return len(self._alarms)
+
+    @property
+    def num_explained(self) -> int:
+        """How many findings so far are explained by others."""
+        return len(self._explained)
 
     @property
     def newest_step(self) -> int:
@@ -161,6 +167,8 @@ class Recorder:
         if key not in self._findings and len(self._findings) >= MAX_FINDINGS:
             return
         self._findings[key] = finding
+        if not finding.root:
+            self._explained.add(key)
         # Some begin as an information and become a warning when they last.
         if finding.severity is not Severity.INFO and key not in self._alarms:
             self._alarms.add(key)

@@ -58,7 +58,7 @@ class BoxWriter:
         self._settings = settings
         self._describe = describe
         self._pid = os.getpid()
-        self._alarms = 0
+        self._alarms = self._explained = 0
         self._at_once = AT_ONCE
         self._last_ns = 0
         self._last_spent_ns = 0
@@ -71,20 +71,24 @@ class BoxWriter:
         self._recorder.put(record)
         if isinstance(record, StepRecord):
             late = 0 <= self._next_step <= record.step
+            if late:
+                self._wait *= 4
+                self._next_step = record.step + self._wait
             if late or (self._is_overdue and self._may_write()):
-                if late:
-                    self._wait *= 4
-                    self._next_step = record.step + self._wait
                 self.write()
         elif self._recorder.num_alarms != self._alarms:
             self._alarms = self._recorder.num_alarms
+            self._explained = self._recorder.num_explained
             self._wait = AFTERMATH
             self._next_step = self._recorder.newest_step + AFTERMATH
-            if self._at_once or self._may_write():
-                self._at_once -= self._at_once > 0
+            if self._may_write():
                 self.write()
             else:
                 self._is_overdue = True
+        elif self._recorder.num_explained != self._explained:
+            # The next step is soon enough: by then all that belongs together is attached.
+            self._explained = self._recorder.num_explained
+            self._is_overdue = self._alarms > 0
 
     def close(self) -> None:
         """Write the last state of a run that has an alarming finding or has failed; no other."""
@@ -115,5 +119,8 @@ class BoxWriter:
         self.spent_ns += now - began
 
     def _may_write(self) -> bool:
+        if self._at_once:
+            self._at_once -= 1
+            return True
         waited = time.perf_counter_ns() - self._last_ns
         return waited * SHARE >= self._last_spent_ns

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from ampwatch import __version__
 from ampwatch.blackbox.culprit import about
-from ampwatch.exporters import accounts, pictures
+from ampwatch.exporters import accounts, course_picture, exponent_picture
 from ampwatch.exporters.certainty import certainty
 from ampwatch.exporters.glossary import Glossary
 from ampwatch.exporters.markup import Markup, element, joined
 from ampwatch.exporters.report import one_line, summary_of
 from ampwatch.exporters.stories import Story, all_symptoms, stories
+from ampwatch.exporters.svg import NARROW, WIDE
 from ampwatch.exporters.words import percent
 from ampwatch.records import SKIP_CLASSES, Severity, SkipClass, StepRecord
 
@@ -120,8 +121,8 @@ def _path(finding: Finding) -> Markup | None:
 def _course(finding: Finding, box: Box) -> Markup | None:
     if finding.severity is Severity.INFO:
         return None
-    near = pictures.around(box.steps, finding)
-    drawn = [pictures.course(near, finding, width) for width in (pictures.WIDE, pictures.NARROW)]
+    near = course_picture.around(box.steps, finding)
+    drawn = [course_picture.course(near, finding, width) for width in (WIDE, NARROW)]
     if drawn[0] is None:
         return None
     classes = sorted({s.skip_class for s in near if s.skip_class is not SkipClass.NONE})
@@ -135,8 +136,8 @@ def _exponents(finding: Finding, box: Box) -> Markup | None:
     record = about(finding, box.ranges)
     if record is None:
         return None
-    fmt = pictures.limits_of(record, finding, box.facts)
-    drawn = [pictures.exponents(record, fmt, w) for w in (pictures.WIDE, pictures.NARROW)]
+    fmt = exponent_picture.limits_of(record, finding, box.facts)
+    drawn = [exponent_picture.exponents(record, fmt, w) for w in (WIDE, NARROW)]
     if drawn[0] is None:
         return None
     said = _of_record(record, "" if fmt is None else fmt.name)

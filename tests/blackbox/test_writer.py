@@ -71,6 +71,31 @@ def test_what_came_of_it_is_written_after_a_while_and_then_ever_more_rarely(
     ]
 
 
+def test_what_explains_what_is_written_with_the_next_step(tmp_path: Path) -> None:
+    """The root is found after its symptom, which is attached to it then."""
+    box = writer(tmp_path)
+    symptom = alarm("scale_collapse")
+    box.put(FindingRecord(symptom))
+    root = alarm("forward_overflow", "fc")
+    box.put(FindingRecord(root))
+    symptom.root, symptom.caused_by = False, root.key
+    box.put(FindingRecord(symptom))
+    box.put(step(1))
+
+    assert [(f.kind, f.root) for f in written(tmp_path)[0].findings] == [
+        ("scale_collapse", False),
+        ("forward_overflow", True),
+    ]
+
+
+def test_a_symptom_whose_cause_is_known_is_written_at_once(tmp_path: Path) -> None:
+    """It is a finding like any other."""
+    box = writer(tmp_path)
+    box.put(FindingRecord(alarm("param_nonfinite", "param:w", root=False, caused_by="a@b")))
+
+    assert written(tmp_path)[0].findings[0].caused_by == "a@b"
+
+
 def test_a_flood_of_findings_is_not_a_flood_of_writes(tmp_path: Path) -> None:
     """The first are written one by one; the last word has all of them."""
     box = writer(tmp_path)

@@ -171,6 +171,7 @@ def test_updates_are_held_against_the_spacing_of_numbers() -> None:
         Box(IDENTITY, findings=[alarm()], steps=[step(i, num_losses=0, loss_scale=math.nan) for i in (0, 1)]),
         Box(IDENTITY, findings=[alarm()], steps=[step(i, loss=math.inf, loss_scale=0.0) for i in (0, 1)]),
         Box(IDENTITY, findings=[alarm()], steps=[step(i, loss=-1e300 * i, loss_scale=2.0**-1000) for i in (0, 1)]),
+        Box(IDENTITY, findings=[alarm()], steps=[step(2**62 * i, loss=1e308 * (i - 0.5) * 2) for i in (0, 1)]),
         Box(IDENTITY, findings=[alarm(phase="backward")], ranges=[measured(0, counts=histogram(0))]),
         Box(IDENTITY, findings=[alarm(phase="backward")], ranges=[measured(0, counts=histogram(0, zeros=3))]),
         Box(IDENTITY, findings=[alarm(phase="backward", dtype="float32")], ranges=[measured(0, counts=histogram(-149, *([1] * 270)))]),

@@ -124,6 +124,7 @@ class Monitor:
                 self._outlet.serve(self.identity)
             self._instruments.install()
         except BaseException as error:
+            self._outlet.forget()
             self._outlet.close(*_how_it_ended(error))
             raise
         _open.append(self)

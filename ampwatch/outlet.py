@@ -84,6 +84,10 @@ class Outlet:
             self._box = BoxWriter(self._recorder, self._settings, describe)
             self._remember = self._box.put
 
+    def forget(self) -> None:
+        """Remember nothing and write no report: there was no training."""
+        self._recorder = self._remember = self._box = None
+
     def evidence(self) -> Box | None:
         """Return what is remembered now; ``None`` if that failed, or nothing is."""
         if self._recorder is None:

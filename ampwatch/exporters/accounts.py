@@ -33,7 +33,7 @@ _MANY = 8
 def sentence(text: str) -> str:
     """Return ``text`` with a full stop."""
     text = text.rstrip()
-    return text if text.endswith((".", "!", "?")) else f"{text}."
+    return text if not text or text.endswith((".", "!", "?")) else f"{text}."
 
 
 def place(finding: Finding) -> str:
@@ -94,7 +94,7 @@ def path(finding: Finding) -> list[str]:
     if finding.where in ("loss", "api", "env") or (colon and prefix == "optimizer"):
         return []
     inside = name if colon and prefix in ("param", "buffer") else finding.where
-    return ["model", *filter(None, inside.split("."))]
+    return list(filter(None, inside.split("."))) or ["the model"]
 
 
 def evidence(finding: Finding) -> list[tuple[str, str]]:

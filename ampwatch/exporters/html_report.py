@@ -89,7 +89,7 @@ def _article(story: Story, box: Box, glossary: Glossary) -> Markup:
         ("Where", "; ".join([accounts.place(f), *accounts.circumstances(story)]), None),
         ("Since", accounts.steps(f), None),
         ("How sure", accounts.sentence(f"{sure.word}: {sure.why}"), None),
-        ("What to change", f.advice, "advice"),
+        ("What to change", accounts.sentence(f.advice), "advice"),
     ]
     lists = [
         joined(element("dt", name), element("dd", text, class_=sort)) for name, text, sort in parts

@@ -193,7 +193,7 @@ def _story(story: Story, glossary: Glossary, width: int) -> list[str]:
     lines += _part("Where", where, width)
     lines += _part("Since", accounts.steps(finding), width)
     lines += _part("How sure", accounts.sentence(f"{sure.word}: {sure.why}"), width)
-    lines += _part("What to change", finding.advice, width)
+    lines += _part("What to change", accounts.sentence(finding.advice), width)
     for symptom in all_symptoms(story):
         f = symptom.finding
         explained = f"{f.kind} at {f.where or 'the model'}, since step {f.first_step}"

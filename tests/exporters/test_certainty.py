@@ -78,10 +78,10 @@ def test_ranks_are_told_in_spans(numbers: list[int], text: str) -> None:
 @pytest.mark.parametrize(
     ("where", "place", "path"),
     [
-        ("", "the model itself", ["model"]),
-        ("a.b.2", "module a.b.2", ["model", "a", "b", "2"]),
-        ("param:a.weight", "parameter a.weight", ["model", "a", "weight"]),
-        ("buffer:bn.mean", "buffer bn.mean", ["model", "bn", "mean"]),
+        ("", "the model itself", ["the model"]),
+        ("a.b.2", "module a.b.2", ["a", "b", "2"]),
+        ("param:a.weight", "parameter a.weight", ["a", "weight"]),
+        ("buffer:bn.mean", "buffer bn.mean", ["bn", "mean"]),
         ("optimizer:1", "optimizer 1", []),
         ("loss", "the loss, outside the model", []),
         ("api", "the training loop", []),

@@ -80,7 +80,7 @@ def test_the_way_through_the_model_is_shown() -> None:
     path = re.search(r'<ol class="path".*?</ol>', page)
 
     assert path
-    assert Reader(path[0]).text == "modeldecoder3ffn"
+    assert Reader(path[0]).text == "decoder3ffn"
 
 
 @pytest.mark.parametrize(

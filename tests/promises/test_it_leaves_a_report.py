@@ -12,6 +12,7 @@ import ampwatch
 from ampwatch.blackbox import files
 from ampwatch.blackbox.document import from_json
 from ampwatch.blackbox.recorder import Recorder
+from ampwatch.instruments import Instruments
 from ampwatch.records import RunState
 from tests.training import Run, build
 
@@ -105,6 +106,22 @@ def test_the_exception_of_the_user_passes_and_is_in_the_report(own_places: Path)
     ((box,),) = map(files.read, reports(own_places / "here"))
     assert (box.state, box.reason) == (RunState.FAILED, "ValueError: batch 3 is empty")
     assert "raise mine" in box.traceback
+
+
+def test_a_training_that_could_not_be_watched_leaves_none(
+    own_places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set-up error leaves nothing behind."""
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Instruments, "install", fail)
+    run = build(COLLAPSE)
+    with pytest.raises(ZeroDivisionError):
+        ampwatch.monitor(run.models, run.scaler, serve=False, report_dir=str(own_places / "here"))
+
+    assert not (own_places / "here").exists()
 
 
 @pytest.mark.parametrize("level", ["off", "light", "standard", "deep"])

@@ -73,7 +73,8 @@ def monitor(
         level: How much is watched: ``off``, ``light``, ``standard`` or ``deep``.
         run: Name of the run, stable between restarts; the script's name by default.
         serve: Whether to write a ring and to start the host's daemon if none runs.
-            Without it nothing leaves the process: no file, no port, findings only.
+            Without it nothing leaves the process: no file (unless ``report_dir`` is given),
+            no port, findings only.
         settings: Any setting of ``ampwatch.settings.Settings`` by name.
 
     Returns:

@@ -6,15 +6,17 @@ import traceback
 
 MAX_FRAMES = 24
 MAX_CHARACTERS = 8000
+MAX_WORDS = 2000
 
 
 def words_of(error: BaseException) -> str:
     """Return ``Type: text`` of an exception, also of one that cannot say its text."""
     name = type(error).__name__
     try:
-        return f"{name}: {error}"
+        text = f"{name}: {error}"
     except Exception as other:  # noqa: BLE001 - the user's class may override anything
         return f"{name} (its text could not be had: {type(other).__name__})"
+    return text if len(text) <= MAX_WORDS else f"{text[:MAX_WORDS]}..."
 
 
 def traceback_of(error: BaseException | None) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import stat
+import time
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from ampwatch.records import RunIdentity
 
 SUFFIX = ".json"
+DRAFT = ".part"
+DRAFT_SECONDS = 3600.0
+"""A draft so old is of a process that died while it wrote."""
 
 _STRANGE = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -98,7 +103,8 @@ def write(directory: Path, box: Box, most: int) -> Path:
             str(error).replace("AMPWATCH_RUNTIME_DIR", "AMPWATCH_REPORT_DIR")
         ) from None
     data = to_json([box]).encode()
-    draft = home / f".{path.name}.{os.getpid()}.part"
+    # Not by pid: daemon and training may have the same one, in namespaces of their own.
+    draft = home / f".{secrets.token_hex(4)}{DRAFT}"
     try:
         _fill(draft, data)
         draft.replace(path)
@@ -161,8 +167,6 @@ def _boxes_in(run: Path) -> list[Path]:
 
 def _fill(path: Path, data: bytes) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(FileNotFoundError):
-        path.unlink()  # of a process of the same number that died while it wrote
     descriptor = os.open(path, flags, 0o600)
     try:
         view = memoryview(data)
@@ -183,8 +187,12 @@ def _sync(directory: Path) -> None:
 
 
 def _prune(run: Path, mine: Path, most: int) -> None:
-    """Remove the oldest boxes of a run beyond ``most``, never the one just written."""
+    """Remove the oldest boxes of a run beyond ``most``, never the one just written, and old drafts."""
     others = [path for path in _boxes_in(run) if path != mine]
     for path in others[: max(0, len(others) + 1 - most)]:
         with suppress(OSError):  # another rank was faster
             path.unlink()
+    for draft in run.glob(f".*{DRAFT}"):
+        with suppress(OSError):
+            if time.time() - draft.stat().st_mtime > DRAFT_SECONDS:
+                draft.unlink()

@@ -92,14 +92,14 @@ def salvage(path: Path, identity: RunIdentity, state: RunState, settings: Settin
     if not settings.report_files:
         return
     directory = files.report_directory(settings.report_dir)
+    known = known_of(identity, directory)
+    if known is not None and known.state is RunState.FAILED:
+        return  # written by an earlier daemon, which has found this ring as well
     box, _ = look_into(path, settings.report_steps, "daemon")
     if box.identity != identity or box.state is RunState.FINISHED:
         return
     if state is RunState.STALE and not box.has_ended:
         box.state, box.reason = state, SILENT
-    known = known_of(identity, directory)
-    if known is not None and known.state is RunState.FAILED:
-        return  # by an earlier daemon, which has found this ring as well
     files.write(directory, box if known is None else joined(known, box), settings.report_files)
 
 

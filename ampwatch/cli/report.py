@@ -60,8 +60,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         " ring; the run that was started last if not given",
     )
     add("--json", action="store_true", help="everything, for programs")
-    add("--html", metavar="OUT", help="write a page of its own to OUT")
-    add("--all", action="store_true", help="a line for each run instead of the newest run")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--html", metavar="OUT", help="write a page of its own to OUT")
+    which.add_argument(
+        "--all", action="store_true", help="a line for each run instead of the newest run"
+    )
     parser.set_defaults(func=run)
 
 
@@ -85,7 +88,7 @@ def _tell(args: argparse.Namespace) -> None:
     from ampwatch.daemon.remains import jobs  # noqa: PLC0415 - likewise
 
     found = jobs(_boxes(args.run))
-    if args.all and not args.html:
+    if args.all:
         if args.json:
             print(to_json(box for job in found for box in job))
         else:

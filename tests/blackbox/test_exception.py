@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from ampwatch.blackbox.exception import MAX_CHARACTERS, traceback_of, words_of
+from ampwatch.blackbox.exception import MAX_CHARACTERS, MAX_WORDS, traceback_of, words_of
 
 
 class Mute(Exception):  # noqa: N818 - it says nothing
@@ -50,6 +50,7 @@ def test_a_long_one_is_cut_at_its_beginning() -> None:
 
     assert len(text) < MAX_CHARACTERS + 10
     assert text.endswith("the end\n")
+    assert len(words_of(ValueError("x" * 100_000))) < MAX_WORDS + 10
 
 
 def test_nothing_of_the_frames_is_kept() -> None:

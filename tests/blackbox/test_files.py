@@ -112,6 +112,19 @@ def test_only_so_many_of_a_run_are_kept(tmp_path: Path) -> None:
     assert len(list(files.paths(tmp_path))) == 3
 
 
+def test_a_draft_of_a_process_that_died_while_it_wrote_goes(tmp_path: Path) -> None:
+    """One that is being written stays."""
+    home = files.write(tmp_path, box(), most=2).parent
+    old, new = home / ".0a.part", home / ".0b.part"
+    for draft in (old, new):
+        draft.write_text("{")
+    os.utime(old, (START, START))
+    files.write(tmp_path, box(), most=2)
+
+    assert (old.exists(), new.exists()) == (False, True)
+    assert len(list(files.paths(tmp_path))) == 1
+
+
 @pytest.mark.parametrize(
     ("run", "name"),
     [("team/a:b", "team_a_b"), ("../../etc", "_.._etc"), (".hidden", "hidden"), ("..", "_")],

@@ -11,7 +11,8 @@ The tree, each class also a built-in so that ordinary ``except`` clauses work::
     ├── RingError       (OSError)       a ring file cannot be created or understood
     ├── DaemonError     (RuntimeError)  the daemon cannot start or keep its promises
     ├── TraceError      (RuntimeError)  a trace that was asked for cannot be had
-    └── StopTraining    (RuntimeError)  actions.stop() was asked for, and there is a finding
+    ├── StopTraining    (RuntimeError)  actions.stop() was asked for, and there is a finding
+    └── ReportError     (OSError)       a report cannot be found, read or written
 
 Every message says what was expected, what was given and what to do.
 """
@@ -69,3 +70,7 @@ def _said(finding: typing.Any) -> str:
         f"actions.stop() was asked to end the training at a finding like this one:"
         f" {finding.kind}: {finding.summary}. {finding.advice}"
     )
+
+
+class ReportError(AmpwatchError, OSError):
+    """A report that a run has left behind cannot be found, read or written."""

@@ -209,8 +209,9 @@ def _environment(settings: Settings, directory: Path) -> dict[str, str]:
     # Its working directory is another one, so paths must be absolute.
     given = {f.name: str(getattr(settings, f.name)) for f in fields(settings)}
     given["runtime_dir"] = str(directory.absolute())
-    if settings.ring_dir:
-        given["ring_dir"] = str(Path(settings.ring_dir).absolute())
+    for name in ("ring_dir", "report_dir"):
+        if given[name]:
+            given[name] = str(Path(given[name]).absolute())
     environment |= {ENVIRONMENT_PREFIX + name.upper(): value for name, value in given.items()}
     home = str(Path(__file__).parent.parent)
     # A site directory is found anyway; first on the path it would hide the standard library.

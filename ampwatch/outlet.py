@@ -6,6 +6,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from ampwatch.blackbox import Recorder
+from ampwatch.blackbox.writer import BoxWriter
 from ampwatch.errors import RingError
 from ampwatch.launcher import daemon_is_running, ensure_daemon
 from ampwatch.records import EndRecord, Finding, FindingRecord, RunState, Severity
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ampwatch.acting import Action, Subscription
+    from ampwatch.blackbox import Box
     from ampwatch.records import Record, RunIdentity
     from ampwatch.settings import Settings
 
@@ -42,6 +45,10 @@ class Outlet:
         self._log, self._acting = Guard("log"), Guard("actions")
         self._subscriptions: list[Subscription] = []
         self.marks: list[Callable[[Finding], None]] = []
+        self._remembering = Guard("black box")
+        self._recorder: Recorder | None = None
+        self._remember: Callable[[Record], None] | None = None
+        self._box: BoxWriter | None = None
 
     def serve(self, identity: RunIdentity) -> None:
         """Make the ring and see that a daemon reads it; trouble is a warning, not an error.
@@ -63,15 +70,53 @@ class Outlet:
             logger.warning("%s", status.message)
         logger.info("watching run %s: %s", identity.run, self.url)
 
+    def remember(
+        self, identity: RunIdentity, *, is_durable: bool, describe: Callable[[Box], None]
+    ) -> None:
+        """Keep the newest evidence, for reports; on disk as well when something goes wrong.
+
+        Args:
+            identity: Who is watched.
+            is_durable: Write a report into ``report_dir`` when a finding is made, and at the
+                end of a run that has findings or has failed.
+            describe: Adds to a report what is not in the records.
+        """
+        self._recorder = Recorder(identity, self._settings.report_steps)
+        self._remember = self._recorder.put
+        if is_durable:
+            self._box = BoxWriter(self._recorder, self._settings, describe)
+            self._remember = self._box.put
+
+    def forget(self) -> None:
+        """Remember nothing and write no report: there was no training."""
+        self._recorder = self._remember = self._box = None
+
+    def evidence(self) -> Box | None:
+        """Return what is remembered now; ``None`` if that failed, or nothing is."""
+        if self._recorder is None:
+            return None
+        return self._remembering.run(self._recorder.box, "training", time.time_ns())
+
+    def not_kept(self) -> list[str]:
+        """Return, in sentences, what could not be remembered or written to disk."""
+        sentences = []
+        if self._remembering.off:
+            sentences.append("sensor black box failed and was switched off")
+        if self._box is not None and self._box.failures:
+            sentences.append(f"{self._box.failures} reports could not be written to disk")
+        return sentences
+
     @property
     def ring_path(self) -> Path | None:
         """The ring file, ``None`` without one."""
         return None if self._ring is None else self._ring.path
 
     def put(self, record: Record) -> None:
-        """Write a record to the ring, if there is one. Never raises."""
+        """Write a record to the ring, if there is one, and remember it. Never raises."""
         if self._ring is not None:
             self._ring.put(record)
+        if self._remember is not None:
+            self._remembering.run(self._remember, record)
 
     def tell(self, finding: Finding, *, new: bool) -> None:
         """Pass on a finding; a new one also to the log, and to the callbacks that want it."""
@@ -105,17 +150,22 @@ class Outlet:
         return [s.action for s in self._subscriptions if s.action is not None]
 
     def close(self, state: RunState, reason: str) -> None:
-        """Write the last record, let go of the ring, and have the actions finish."""
+        """Write the last record and the last report, let go of the ring, have the actions finish."""
+        end = EndRecord(state, reason, time.time_ns())
+        if self._remember is not None:
+            self._remembering.run(self._remember, end)
+        if self._box is not None:
+            self._remembering.run(self._box.close)
         try:
-            self._close_ring(state, reason)
+            self._close_ring(end)
         finally:
             for action in self._actions():
                 self._acting.run(action.close)
             self._subscriptions.clear()
 
-    def _close_ring(self, state: RunState, reason: str) -> None:
+    def _close_ring(self, end: EndRecord) -> None:
         if self._ring is not None:
             # A daemon that runs takes the rest and removes the file; without one
             # nobody would.
             keep = daemon_is_running(self._settings)
-            self._ring.close(EndRecord(state, reason, time.time_ns()), keep=keep)
+            self._ring.close(end, keep=keep)

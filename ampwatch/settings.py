@@ -119,6 +119,19 @@ class Settings:
         "auto",
         "What measures ranges on a CPU: auto (C, compiled at the start where there is a compiler) or torch (PyTorch alone, three times as slow).",
     )
+    report_dir: str = _knob(
+        "",
+        "Directory of the reports that runs leave behind when something goes wrong; the user's state directory (`~/.local/state/ampwatch/runs`) if empty. Named here, they are written also with `serve=False`.",
+    )
+    report_steps: int = _knob(
+        256,
+        "Newest steps that such a report holds; and up to four times as many around findings.",
+        low=16,
+        high=4096,
+    )
+    report_files: int = _knob(
+        64, "Reports kept of all runs of one name, one a rank; 0: none are written.", low=0
+    )
     overhead_budget: float = _knob(
         0.01, "Share of the step time that ampwatch may cost.", low=0.0001, high=1.0
     )

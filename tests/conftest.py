@@ -19,6 +19,7 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("AMPWATCH_RUNTIME_DIR", str(tmp_path / "runtime"))
     monkeypatch.setenv("AMPWATCH_RING_DIR", str(tmp_path / "rings"))
     monkeypatch.setenv("AMPWATCH_PORT", "0")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path
 
 

@@ -16,6 +16,7 @@ TREE = {
     "DaemonError": RuntimeError,
     "TraceError": RuntimeError,
     "StopTraining": RuntimeError,
+    "ReportError": OSError,
 }
 
 

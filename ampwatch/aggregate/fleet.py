@@ -15,7 +15,7 @@ from ampwatch.aggregate.tensor_views import ViewKeeper
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ampwatch.records import Record, RunIdentity
+    from ampwatch.records import Record, RunIdentity, RunState
     from ampwatch.settings import Settings
 
 
@@ -82,6 +82,12 @@ class Fleet:
                 view.apply(record)
             view.observe(alive=alive, lost=lost, dropped=dropped)
             view.pid = pid
+
+    def state_of(self, key: str) -> RunState | None:
+        """Return what the writer of the ring at path ``key`` is doing; ``None`` if it is not known."""
+        with self.lock:
+            view = self._views.get(key)
+            return None if view is None else view.state
 
     def compare_views(self) -> None:
         """Hold what GPUs and ranks say of the tensor cores, and of steps, against one another."""

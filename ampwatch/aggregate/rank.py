@@ -16,6 +16,7 @@ from ampwatch.aggregate.ranges import Ranges
 from ampwatch.aggregate.rank_verdicts import Verdicts
 from ampwatch.aggregate.tensor_views import TensorViews
 from ampwatch.aggregate.text import encodable
+from ampwatch.blackbox.box import DIED
 from ampwatch.records import (
     MAX_OPTIMIZERS,
     OTHER_OPTIMIZERS,
@@ -53,8 +54,6 @@ FIRST_LOOK_SECONDS = 10.0
 A daemon that was restarted finds thousands of steps in the ring that its predecessor has
 counted, and to Prometheus all that it counts at its first look happened just then. Long
 enough for the steps in which the run's own daemon starts. Unit: s."""
-
-DIED = "the process ended without closing: killed, out of memory or crashed"
 
 
 class RankView:

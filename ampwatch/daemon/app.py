@@ -21,6 +21,7 @@ from ampwatch.daemon.discovery import MachineDirectories, check_may_tidy_all
 from ampwatch.daemon.gpu.choice import gpu_collector
 from ampwatch.daemon.handler import parse_address
 from ampwatch.daemon.lock import DaemonInfo, DaemonLock, read_info
+from ampwatch.daemon.rescue import Rescue
 from ampwatch.daemon.server import Server
 from ampwatch.daemon.site import Site
 from ampwatch.daemon.watcher import RingWatcher
@@ -95,6 +96,8 @@ class Daemon:
             _directories(settings, options),
             grace_seconds=settings.grace_seconds,
             any_user=options.machine,
+            # The rings of others go into no directory of theirs: a link there could lead anywhere.
+            rescue=None if options.machine else Rescue(settings),
             clock=clock,
         )
         self._gpus = gpu_collector(self.fleet, self._passes, settings)

@@ -23,7 +23,7 @@ from ampwatch.daemon.settled import (
     surplus,
 )
 from ampwatch.errors import RingError
-from ampwatch.records import EndRecord, StepRecord
+from ampwatch.records import EndRecord, RunState, StepRecord
 from ampwatch.ring import RingReader
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ampwatch.aggregate import Fleet
+    from ampwatch.daemon.rescue import Rescue
     from ampwatch.records import Record, RunIdentity
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class _Followed:
     """Newest time its writer is known to have lived. Unit: ns."""
     is_shown: bool = False
     """Whether the fleet knows it."""
+    is_silent: bool = False
+    """Whether its writer is alive and has not ended a step for long."""
 
 
 class RingWatcher:
@@ -56,6 +59,7 @@ class RingWatcher:
         directories: Tells where to look, each time anew.
         grace_seconds: A run that was dead for longer when its ring was found is not shown.
         any_user: Read every user's rings.
+        rescue: Keeps what a process that died or hangs has left; ``None`` for nobody.
         clock: Unix time. Unit: s.
     """
 
@@ -66,12 +70,14 @@ class RingWatcher:
         *,
         grace_seconds: float,
         any_user: bool = False,
+        rescue: Rescue | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._fleet = fleet
         self._directories = directories
         self._grace_seconds = grace_seconds
         self._any_user = any_user
+        self._rescue = rescue
         self._clock = clock
         self._followed: dict[Path, _Followed] = {}
         self._settled: dict[Path, Settled] = {}
@@ -141,14 +147,24 @@ class RingWatcher:
             if path not in self._failed:
                 logger.exception("records of %s cannot be taken in", path)
             self._failed[path] = f"records cannot be taken in: {error!r:.200}"
+        self._look_for_silence(path, ring)
         if any(isinstance(record, EndRecord) for record in records):
             self._settle(path, remove_after=0.0)
         elif not alive:
             until = ring.last_ns / 1e9 + FLIGHT_RECORDER_SECONDS
             self._settle(path, remove_after=until, died=ring.reader.identity)
+            if self._rescue is not None:
+                self._rescue.died(path, ring.reader.identity)
         elif signature is not None and not signature.is_same_file(ring.signature):
             # Somebody put another file in its place, which is taken up right after this.
             self._settle(path, remove_after=NEVER)
+
+    def _look_for_silence(self, path: Path, ring: _Followed) -> None:
+        is_silent = self._fleet.state_of(str(path)) is RunState.STALE
+        if is_silent != ring.is_silent and self._rescue is not None:
+            tell = self._rescue.fell_silent if is_silent else self._rescue.spoke_again
+            tell(path, ring.reader.identity)
+        ring.is_silent = is_silent
 
     def _is_recent(self, ring: _Followed) -> bool:
         return self._clock() - ring.last_ns / 1e9 <= self._grace_seconds

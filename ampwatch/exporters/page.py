@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ampwatch import __version__
+from ampwatch.exporters.accounts import doc_page
 from ampwatch.exporters.figures import figures
 from ampwatch.exporters.gpu_state import gpu_state
 from ampwatch.exporters.precision_state import KERNEL_COLUMNS, OP_COLUMNS, PrecisionState
@@ -176,6 +177,7 @@ def _finding(finding: Finding, rank: RankView) -> State:
         "root": finding.root,
         "caused_by": finding.caused_by,
         "source": finding.source,
+        "page": doc_page(finding.kind),
         "current": is_current(finding, rank),
     }
 

@@ -7,16 +7,22 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ampwatch.exporters import accounts
+from ampwatch.exporters.certainty import certainty
+from ampwatch.exporters.glossary import Glossary
 from ampwatch.exporters.precision_words import report_lines
-from ampwatch.records import SKIP_CLASSES, Severity
+from ampwatch.exporters.stories import Story, all_symptoms, stories
+from ampwatch.records import SKIP_CLASSES, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ampwatch.blackbox import Box
+    from ampwatch.exporters.glossary import Term
     from ampwatch.records import CensusRecord, Finding, WindowRecord
 
 WIDTH = 92
-_ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
+MAX_LISTED_RANKS = 8
 
 
 @dataclass(slots=True)
@@ -36,6 +42,7 @@ class Summary:
         not_seen: What was not observed, in sentences.
         census: The newest op census, if there was one.
         window: The newest profiler window, if there was one.
+        ending: How the rank ended, or that it hangs; empty while it runs or if it ended well.
     """
 
     run: str
@@ -50,27 +57,108 @@ class Summary:
     not_seen: Sequence[str] = ()
     census: CensusRecord | None = None
     window: WindowRecord | None = None
+    ending: str = ""
 
 
-def render(summary: Summary, findings: Sequence[Finding]) -> str:
-    """Return the report: the run in numbers, then each finding with its advice.
+def summary_of(box: Box) -> Summary:
+    """Return the numbers of a box."""
+    newest = {record.index: record for record in box.optimizers}.values()
+    summary = Summary(box.identity.run, box.identity.rank, not_seen=box.notes, ending=ending(box))
+    summary.steps = sum(record.total_steps for record in newest)
+    summary.skipped = [sum(r.total_skipped[i] for r in newest) for i in range(len(SKIP_CLASSES))]
+    if box.steps:
+        last = box.steps[-1]
+        summary.iterations = last.step + 1
+        summary.loss_scale = last.loss_scale
+        summary.growths, summary.backoffs = last.total_growths, last.total_backoffs
+        summary.nonfinite_losses = last.total_nonfinite_losses
+    return summary
+
+
+def ending(box: Box) -> str:
+    """Say how the rank of a box ended; empty while it runs or if it ended well."""
+    if box.state is RunState.FAILED:
+        return f"It failed: {box.reason or 'no reason was given'}"
+    if box.state is RunState.STALE:
+        return f"It seems to hang: {box.reason or 'no step has ended for long'}"
+    return box.reason
+
+
+def render(summary: Summary, findings: Sequence[Finding], width: int = WIDTH) -> str:
+    """Return the report of one rank: the run in numbers, then each finding with its advice.
 
     Roots come first, by severity, each followed by the symptoms it explains.
+
+    Args:
+        summary: The run in numbers.
+        findings: Its findings.
+        width: Characters in a line.
     """
-    lines = [f"ampwatch report: run {summary.run}, rank {summary.rank}", *_numbers(summary), ""]
-    roots = sorted((f for f in findings if f.root), key=lambda f: _ORDER[f.severity])
-    if not findings:
+    head = f"ampwatch report: run {summary.run}, rank {summary.rank}"
+    told = stories([(summary.rank, findings)])
+    return _text([head, *_numbers(summary, width)], told, width)
+
+
+def render_boxes(boxes: Sequence[Box], width: int = WIDTH) -> str:
+    """Return the report of the ranks of one run.
+
+    Args:
+        boxes: At least one, all of one run.
+        width: Characters in a line.
+    """
+    found = [(box.identity.rank, box.findings) for box in boxes]
+    if len(boxes) == 1:
+        lines = _lines_of(boxes[0], width)
+    else:
+        first = boxes[0].identity
+        lines = [f"ampwatch report: run {first.run}, {len(boxes)} of {first.world_size} ranks"]
+        for box in boxes[:MAX_LISTED_RANKS]:
+            lines += _wrapped(one_line(box), width, 2, 4)
+        if len(boxes) > MAX_LISTED_RANKS:
+            lines.append(f"  and {len(boxes) - MAX_LISTED_RANKS} ranks more")
+    lines += _tracebacks(boxes)
+    return _text(lines, stories(found), width)
+
+
+def one_line(box: Box) -> str:
+    """Say in a line how far a rank has come and how it ended."""
+    summary = summary_of(box)
+    parts = [_plural(summary.iterations, "iteration")]
+    if not math.isnan(summary.loss_scale):
+        parts.append(f"{_plural(sum(summary.skipped), 'step')} skipped")
+        parts.append(f"loss scale {summary.loss_scale:g}")
+    ended = f". {summary.ending}" if summary.ending else f"; {box.state.value}"
+    return f"rank {summary.rank}, on {box.identity.host}: {', '.join(parts)}{ended}"
+
+
+def _lines_of(box: Box, width: int) -> list[str]:
+    who = box.identity
+    head = f"run {who.run}, rank {who.rank}, on {who.host}"
+    return [f"ampwatch report: {head}", *_numbers(summary_of(box), width)]
+
+
+def _tracebacks(boxes: Sequence[Box]) -> list[str]:
+    box = next((box for box in boxes if box.traceback), None)
+    if box is None:
+        return []
+    return ["", f"Where it was raised (rank {box.identity.rank}):", *_quoted(box.traceback)]
+
+
+def _quoted(text: str) -> list[str]:
+    return [f"  {line}" for line in text.rstrip().splitlines()]
+
+
+def _text(head: Sequence[str], told: Sequence[Story], width: int) -> str:
+    lines = [*head, ""]
+    if not told:
         lines.append("Nothing to report: no finding was made.")
-    for root in roots:
-        lines += _finding(root)
-        for symptom in (f for f in findings if f.caused_by == root.key):
-            lines += _wrapped(f"explains: {symptom.kind} at {symptom.where}", 4)
-            lines += _wrapped(symptom.summary, 6)
-        lines.append("")
+    glossary = Glossary()
+    for story in told:
+        lines += [*_story(story, glossary, width), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _numbers(summary: Summary) -> list[str]:
+def _numbers(summary: Summary, width: int) -> list[str]:
     iterations = _plural(summary.iterations, "iteration")
     lines = [f"  {iterations}, {_plural(summary.steps, 'optimizer step')} attempted"]
     total = sum(summary.skipped)
@@ -86,7 +174,9 @@ def _numbers(summary: Summary) -> list[str]:
         bad = _plural(summary.nonfinite_losses, "iteration")
         lines.append(f"  {bad} with a NaN or infinite loss")
     lines += [f"  {line}" for line in report_lines(summary.census, summary.window)]
-    return lines + [f"  {sentence}" for sentence in summary.not_seen]
+    for text in (*summary.not_seen, *filter(None, [summary.ending])):
+        lines += _wrapped(text, width, 2)
+    return lines
 
 
 def _plural(count: int, noun: str) -> str:
@@ -94,23 +184,70 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _finding(finding: Finding) -> list[str]:
-    steps = (
-        f"step {finding.first_step}"
-        if finding.first_step == finding.last_step
-        else f"steps {finding.first_step} to {finding.last_step}"
-    )
-    place = finding.where or "the model"
-    if finding.op:
-        place += f", op {finding.op}"
-    lines = [f"{finding.severity.value.upper()}  {finding.kind}  ({place}; {steps})"]
-    lines += _wrapped(finding.summary + ".", 2)
-    lines += _wrapped("What to change: " + finding.advice, 2)
-    if finding.source:
-        lines += _wrapped(f"At {finding.source}", 2)
+def _story(story: Story, glossary: Glossary, width: int) -> list[str]:
+    finding = story.finding
+    sure = certainty(finding.kind)
+    where = "; ".join([accounts.place(finding), *accounts.circumstances(story)])
+    lines = [_title(finding)]
+    lines += _wrapped(accounts.sentence(finding.summary), width, 2)
+    lines += _part("Where", where, width)
+    lines += _part("Since", accounts.steps(finding), width)
+    lines += _part("How sure", accounts.sentence(f"{sure.word}: {sure.why}"), width)
+    lines += _part("What to change", accounts.sentence(finding.advice), width)
+    for symptom in all_symptoms(story):
+        f = symptom.finding
+        explained = f"{f.kind} at {f.where or 'the model'}, since step {f.first_step}"
+        lines += _part("It explains", f"{explained}. {accounts.sentence(f.summary)}", width)
+    lines += _words(glossary.new_in(finding.summary, finding.advice), width)
+    lines += _evidence([story, *all_symptoms(story)])
+    lines += _part("More", accounts.doc_page(finding.kind), width)
     return lines
 
 
-def _wrapped(text: str, indent: int) -> list[str]:
-    margin = " " * indent
-    return textwrap.wrap(text, WIDTH, initial_indent=margin, subsequent_indent=margin)
+def _title(finding: Finding) -> str:
+    words = [f"{finding.severity.value.upper()}  {finding.kind}"]
+    words += [finding.where] if finding.where else []
+    return "  ".join(words)
+
+
+def _evidence(told: Sequence[Story]) -> list[str]:
+    """Return the numbers of a finding and its symptoms, one a line."""
+    rows = [
+        (accounts.evidence(s.finding), s.finding.kind if place else "")
+        for place, s in enumerate(told)
+    ]
+    names = [name for row, _ in rows for name, _ in row]
+    if not names:
+        return []
+    longest = max(map(len, names))
+    lines = ["  Numbers:"]
+    for row, of in rows:
+        if row and of:
+            lines.append(f"    of {of}:")
+        lines += [f"    {name:<{longest}}  {value}" for name, value in row]
+    return lines
+
+
+def _words(terms: Sequence[Term], width: int) -> list[str]:
+    """Return what the words mean that come up for the first time."""
+    lines = ["  In other words:"] if terms else []
+    for term in terms:
+        text = f"{term.name}: {accounts.sentence(term.meaning)}"
+        lines += _wrapped(text, width, 4, 6)
+    return lines
+
+
+def _part(name: str, text: str, width: int) -> list[str]:
+    """Return a part of a finding: its name, then its text, indented where it goes on."""
+    return _wrapped(f"{name}: {text}", width, 2, 4)
+
+
+def _wrapped(text: str, width: int, first: int, others: int | None = None) -> list[str]:
+    """Return ``text`` in lines, the first and the others indented by so many spaces."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=" " * first,
+        subsequent_indent=" " * (first if others is None else others),
+        break_on_hyphens=False,
+    )

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from ampwatch.exporters.report import WIDTH, Summary, render
-from ampwatch.records import CensusRecord, Finding, Severity, WindowRecord
-from tests.aggregate.made_up import PRECISION
+import math
+from dataclasses import replace
+
+import pytest
+
+from ampwatch.blackbox import Box
+from ampwatch.exporters.report import WIDTH, Summary, render, render_boxes
+from ampwatch.records import CensusRecord, Finding, RunState, Severity, WindowRecord
+from tests.aggregate.made_up import IDENTITY, PRECISION
 
 
 def _finding(kind: str, severity: Severity = Severity.WARNING, **more: object) -> Finding:
@@ -68,15 +74,87 @@ def test_roots_come_by_severity_each_followed_by_what_it_explains() -> None:
     """The reader begins with the cause."""
     root = _finding("forward_overflow", Severity.CRITICAL, op="mm", source="train.py:7")
     symptom = _finding("scale_collapse", root=False, caused_by=root.key)
-    note = _finding("scheduler_ahead", Severity.INFO, first_step=2, last_step=9)
+    note = _finding("scheduler_ahead", Severity.INFO, first_step=2, last_step=9, count=3)
     text = render(Summary("gpt", 0), [note, symptom, root])
-    order = [text.index(k) for k in ("CRITICAL  forward_overflow", "explains: scale_", "INFO  sch")]
+    order = [
+        text.index(k) for k in ("CRITICAL  forward_overflow", "It explains: scale_", "INFO  sch")
+    ]
 
     assert order == sorted(order)
-    assert "(optimizer:0, op mm; step 0)" in text
-    assert "(optimizer:0; steps 2 to 9)" in text
-    assert "At train.py:7" in text
+    assert "Where: optimizer 0; op mm; at train.py:7; rank 0" in text
+    assert "Since: step 2; last seen at step 9, in 3 steps so far" in text
     assert "What to change: change forward_overflow" in text
+    assert "More: docs/diagnoses/forward_overflow.md" in text
+
+
+def test_it_says_how_sure_it_is_and_why() -> None:
+    """A trend is not an observation."""
+    text = render(Summary("gpt", 0), [_finding("forward_overflow"), _finding("headroom_low")])
+
+    assert "How sure: certain: the op itself was seen with finite inputs" in text
+    assert "How sure: likely: the largest output was measured step by step" in text
+
+
+def test_every_number_of_the_evidence_is_there() -> None:
+    """Those of symptoms as well, and powers of two as such."""
+    root = _finding("forward_overflow", evidence={"output_amax": math.inf, "input_amax": 512.25})
+    symptom = _finding(
+        "scale_collapse", root=False, caused_by=root.key, evidence={"loss_scale": 2.0**-15}
+    )
+    words = " ".join(render(Summary("gpt", 0), [root, symptom]).split())
+
+    assert "output_amax infinity input_amax 512.25 of scale_collapse: loss_scale 3.05" in words
+    assert "(2^-15)" in words
+
+
+def test_a_term_is_explained_once_where_it_first_comes_up() -> None:
+    """And not at all where it does not."""
+    first = _finding("headroom_low", summary="it overflows", first_step=1)
+    second = _finding("scale_collapse", summary="steps are skipped: overflow", first_step=2)
+    text = render(Summary("gpt", 0), [first, second])
+
+    assert text.count("overflow: a result larger than") == 1
+    assert text.index("overflow: a result") < text.index("WARNING  scale_collapse")
+    assert "skipped step: when" in text
+    assert "bfloat16:" not in text
+
+
+def test_what_several_ranks_found_is_told_once() -> None:
+    """With the ranks, as the one tells it that saw it first."""
+    boxes = [
+        Box(
+            replace(IDENTITY, rank=rank, world_size=4),
+            findings=[_finding("scale_collapse", summary=f"since {9 - rank}", first_step=9 - rank)],
+        )
+        for rank in (0, 1, 3)
+    ]
+    text = render_boxes(boxes)
+
+    assert text.startswith("ampwatch report: run gpt, 3 of 4 ranks\n  rank 0, on node: ")
+    assert text.count("WARNING  scale_collapse") == 1
+    assert "ranks 0-1, 3" in text
+    assert "since 6" in text
+
+
+def test_findings_that_name_each_other_as_their_cause_are_told() -> None:
+    """A report that is damaged must not hide them."""
+    one = _finding("headroom_low", root=False, caused_by="scale_collapse@optimizer:0")
+    other = _finding("scale_collapse", root=False, caused_by="headroom_low@optimizer:0")
+    lost = _finding("scale_reset", root=False, caused_by="gone@nowhere")
+    text = render(Summary("gpt", 0), [one, other, lost])
+
+    assert all(
+        f"WARNING  {kind}" in text for kind in ("headroom_low", "scale_collapse", "scale_reset")
+    )
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_narrow_terminal_is_not_overrun(width: int) -> None:
+    """Every line fits, the numbers included."""
+    finding = _finding("scale_collapse", summary="x " * 200, evidence={"n" * 30: 1e-30})
+    box = Box(IDENTITY, RunState.FAILED, "a reason " * 30, findings=[finding])
+
+    assert max(map(len, render_boxes([box], width).splitlines())) <= width
 
 
 def test_no_line_is_wider_than_the_terminal() -> None:

@@ -1,0 +1,40 @@
+"""The user's exception as text. It is never kept: that would keep its tensors alive."""
+
+from __future__ import annotations
+
+import traceback
+
+MAX_FRAMES = 24
+MAX_CHARACTERS = 8000
+MAX_WORDS = 2000
+
+
+def words_of(error: BaseException) -> str:
+    """Return ``Type: text`` of an exception, also of one that cannot say its text."""
+    name = type(error).__name__
+    try:
+        text = f"{name}: {error}"
+    except Exception as other:  # noqa: BLE001 - the user's class may override anything
+        return f"{name} (its text could not be had: {type(other).__name__})"
+    return text if len(text) <= MAX_WORDS else f"{text[:MAX_WORDS]}..."
+
+
+def traceback_of(error: BaseException | None) -> str:
+    """Return where ``error`` came from, as Python prints it; empty for an ordinary end.
+
+    Nothing that the exception does when it is asked for its text is raised.
+
+    Args:
+        error: What ended the training; ``None`` if nothing did.
+
+    Cost:
+        Some ms: source lines are read from their files.
+    """
+    if error is None or isinstance(error, (SystemExit, KeyboardInterrupt)):
+        return ""
+    try:
+        lines = traceback.format_exception(error, limit=-MAX_FRAMES)
+    except Exception as other:  # noqa: BLE001 - the user's class may override anything
+        return f"{words_of(error)} (no traceback: {type(other).__name__})"
+    text = "".join(lines)
+    return text if len(text) <= MAX_CHARACTERS else f"...\n{text[-MAX_CHARACTERS:]}"

@@ -1,0 +1,195 @@
+"""``ampwatch report``: what went wrong in a run, in words, also after it is gone."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from ampwatch.blackbox import Box
+    from ampwatch.settings import Settings
+
+DESCRIPTION = """\
+Say what went wrong in a training: what broke, where, since when, how sure that is, and what
+to change.
+
+A run that makes a finding writes a report at once, and another one when it ends; of one that
+was killed, ran out of memory or hangs, the rest is read from what it has left in shared
+memory. A run in which nothing went wrong leaves nothing. A report is a JSON file: copy it to
+any machine and name it here. No daemon is needed, and nothing is changed.
+"""
+
+EPILOG = """\
+examples:
+  ampwatch report
+      of the run that was started last
+  ampwatch report gpt --html gpt.html
+      of the last run of that name, as a page with pictures that needs nothing beside it
+  ampwatch report --all
+      a line for each run that has left something
+  ampwatch report gpt --json > gpt.json
+      everything that is known of all its ranks, to take along
+  ampwatch report gpt.json
+      on any machine
+"""
+
+MAX_WIDTH = 100
+MIN_WIDTH = 40
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "report",
+        help="say what went wrong in a run, also after it is gone",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "run",
+        nargs="?",
+        metavar="RUN|PATH",
+        help="name of the run, or a report, a directory of reports (with a slash: ./reports) or a"
+        " ring; the run that was started last if not given",
+    )
+    add("--json", action="store_true", help="everything, for programs")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--html", metavar="OUT", help="write a page of its own to OUT")
+    which.add_argument(
+        "--all", action="store_true", help="a line for each run instead of the newest run"
+    )
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report.
+
+    Raises:
+        SettingsError: If a setting is not usable.
+        ReportError: If there is nothing to report on, or the page cannot be written.
+    """
+    try:
+        _tell(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has read enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _tell(args: argparse.Namespace) -> None:
+    from ampwatch.blackbox.document import to_json  # noqa: PLC0415 - --help must be quick
+    from ampwatch.daemon.remains import jobs  # noqa: PLC0415 - likewise
+
+    found = jobs(_boxes(args.run))
+    if args.all:
+        if args.json:
+            print(to_json(box for job in found for box in job))
+        else:
+            print("\n".join(_listed(found)))
+        return
+    newest = found[-1]
+    if args.json:
+        print(to_json(newest))
+    if args.html:
+        _write_page(args.html, newest)
+    elif not args.json:
+        _print_text(newest, others=found[:-1])
+
+
+def _boxes(asked: str | None) -> list[Box]:
+    """Return what there is of a run, or in a path.
+
+    Raises:
+        ReportError: If there is nothing.
+    """
+    from ampwatch.daemon.remains import find_remains, read_path  # noqa: PLC0415 - as above
+    from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
+
+    if asked is not None and _is_path(asked):
+        return read_path(Path(asked))
+    settings = Settings.resolve()
+    remains = find_remains(settings, asked)
+    for problem in remains.problems:
+        print(f"ampwatch: {problem}", file=sys.stderr)
+    if not remains.boxes:
+        _nothing(asked, settings)
+    return remains.boxes
+
+
+def _is_path(asked: str) -> bool:
+    """Tell whether ``asked`` is a path: runs are mostly called like a directory that is there, too."""
+    path = Path(asked)
+    if path.is_dir():
+        return "/" in asked
+    return path.exists() or path.suffix in (".json", ".ring")
+
+
+def _nothing(asked: str | None, settings: Settings) -> NoReturn:
+    from ampwatch.blackbox.files import report_directory  # noqa: PLC0415 - as above
+    from ampwatch.daemon.remains import find_remains  # noqa: PLC0415 - likewise
+    from ampwatch.errors import ReportError  # noqa: PLC0415 - likewise
+    from ampwatch.runtime import ring_directories  # noqa: PLC0415 - likewise
+
+    places = [report_directory(settings.report_dir)]
+    places += ring_directories(settings.ring_dir, settings.runtime_dir)
+    where = ", ".join(map(str, places))
+    if asked is None:
+        msg = f"expected a run that went wrong or still goes on, found none in {where}; a run that ended well leaves no report"
+        raise ReportError(msg)
+    others = {box.identity.run for box in find_remains(settings).boxes}
+    names = f"found {', '.join(sorted(others))}" if others else "found no other"
+    msg = f"expected a run or a file {asked!r}, {names} in {where}; a run that ended well leaves no report"
+    raise ReportError(msg)
+
+
+def _print_text(job: list[Box], others: list[list[Box]]) -> None:
+    from ampwatch.exporters.report import render_boxes  # noqa: PLC0415 - as above
+
+    columns = shutil.get_terminal_size((MAX_WIDTH, 40)).columns
+    print(_printable(render_boxes(job, min(max(columns, MIN_WIDTH), MAX_WIDTH))), end="")
+    if others:
+        earlier = "1 earlier run" if len(others) == 1 else f"{len(others)} earlier runs"
+        print(f"\n{earlier}: ampwatch report --all")
+
+
+def _listed(found: list[list[Box]]) -> list[str]:
+    """Return a line for each job."""
+    from ampwatch.exporters.html_report import when  # noqa: PLC0415 - as above
+    from ampwatch.exporters.report import one_line  # noqa: PLC0415 - likewise
+    from ampwatch.exporters.stories import stories  # noqa: PLC0415 - likewise
+
+    lines = []
+    for job in reversed(found):
+        first = job[0]
+        told = stories((box.identity.rank, box.findings) for box in job)
+        kinds = ", ".join(dict.fromkeys(s.finding.kind for s in told)) or "no finding"
+        ranks = f" ({len(job)} ranks)" if len(job) > 1 else ""
+        lines.append(f"{when(first.identity.started_ns)}  {first.identity.run}{ranks}: {kinds}")
+        lines.append(f"    {one_line(first)}")
+    return [_printable(line) for line in lines]
+
+
+def _printable(text: str) -> str:
+    """Return ``text`` as the terminal can show it: what a run says of itself may be any text."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, errors="replace").decode(encoding)
+
+
+def _write_page(out: str, job: list[Box]) -> None:
+    from ampwatch.errors import ReportError  # noqa: PLC0415 - as above
+    from ampwatch.exporters.html_report import render_html  # noqa: PLC0415 - likewise
+
+    page = render_html(job)
+    try:
+        Path(out).write_text(page, encoding="utf-8")
+    except OSError as error:
+        msg = f"expected to write the page to {out!r}, got: {error.strerror}"
+        raise ReportError(msg) from error
+    print(f"Written: {Path(out).absolute()}", file=sys.stderr)

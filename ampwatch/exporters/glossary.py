@@ -1,0 +1,136 @@
+"""The words of the trade, each in a sentence, for whoever reads one for the first time."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Term(NamedTuple):
+    """A word and what it means.
+
+    Attributes:
+        name: The word as it is written.
+        meaning: A sentence, without its full stop.
+    """
+
+    name: str
+    meaning: str
+
+
+_TERMS = (
+    (
+        r"loss scal\w+|\bscale\b|scaler\b|GradScaler",
+        Term(
+            "loss scale",
+            "float16 cannot hold very small gradients, so the loss is multiplied by a large number"
+            " before backward() and the gradients are divided by it afterwards; torch.amp.GradScaler"
+            " chooses that number: it halves it after every overflow and doubles it after 2000 good steps",
+        ),
+    ),
+    (
+        r"\bskip\w*",
+        Term(
+            "skipped step",
+            "when a gradient is infinite or NaN the GradScaler does not call the optimizer: the batch"
+            " is lost, the weights stay as they are, the scale is halved",
+        ),
+    ),
+    (
+        r"\boverflow\w*|headroom",
+        Term(
+            "overflow",
+            "a result larger than the largest number of its format becomes infinity; float16 ends at"
+            " 65504, bfloat16 and float32 at 3.4e38",
+        ),
+    ),
+    (
+        r"\bunderflow\w*|flush\w*|round\w* to zero",
+        Term(
+            "underflow",
+            "a result too small for its format becomes zero; in float16 that is everything below 3e-8,"
+            " and from 6e-5 down numbers lose digits (they are called subnormal)",
+        ),
+    ),
+    (
+        r"\bNaN\b",
+        Term(
+            "NaN",
+            "not a number: what infinity minus infinity or 0/0 gives; whatever it touches becomes NaN",
+        ),
+    ),
+    (
+        r"autocast",
+        Term(
+            "autocast",
+            "torch.autocast runs matrix products and convolutions in 16 bits, and what needs more"
+            " precision in float32, for as long as its `with` block is open",
+        ),
+    ),
+    (
+        r"bfloat16",
+        Term(
+            "bfloat16",
+            "16 bits with the range of float32 and 3 digits: it needs no loss scaling, but rounds more"
+            " than float16",
+        ),
+    ),
+    (
+        r"float8|\bFP8\b|fp8",
+        Term(
+            "float8",
+            "8 bits: 2 digits or fewer, and a range so small that each tensor needs a scale",
+        ),
+    ),
+    (
+        r"unscale_?",
+        Term(
+            "unscale",
+            "scaler.unscale_(optimizer) divides the gradients by the loss scale; only then are they the"
+            " true ones, to be clipped or looked at",
+        ),
+    ),
+    (
+        r"\beps\b",
+        Term(
+            "eps",
+            "a small number that an optimizer or a norm adds so that it never divides by zero",
+        ),
+    ),
+    (
+        r"\bTF32\b",
+        Term(
+            "TF32",
+            "float32 with 10 bits of mantissa inside matrix products, on NVIDIA GPUs since 2020",
+        ),
+    ),
+    (
+        r"[Tt]ensor cores?",
+        Term(
+            "tensor cores",
+            "the units of a GPU that multiply small matrices, many times as fast as its other units",
+        ),
+    ),
+    (
+        r"\bFLOPs\b",
+        Term("FLOPs", "floating-point operations: the additions and multiplications of a step"),
+    ),
+)
+
+
+class Glossary:
+    """Explains each term once: where it first comes up."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def new_in(self, *texts: str) -> list[Term]:
+        """Return the terms that come up in ``texts`` and were not explained before, as they come."""
+        whole = "\n".join(texts)
+        found = []
+        for pattern, term in _TERMS:
+            match = None if term.name in self._told else re.search(pattern, whole)
+            if match is not None:
+                found.append((match.start(), term))
+                self._told.add(term.name)
+        return [term for _, term in sorted(found)]

@@ -1,0 +1,180 @@
+"""``ampwatch report``: of a run here, of a file from anywhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch.blackbox import Box, files
+from ampwatch.blackbox.document import from_json
+from ampwatch.cli import main
+from ampwatch.records import FindingRecord, RunState
+from ampwatch.ring import RingWriter
+from tests.aggregate.made_up import SECOND, START, end, identity, step
+from tests.blackbox.made_up import alarm, box
+from tests.daemon.parts import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of reports."""
+    monkeypatch.setenv("AMPWATCH_REPORT_DIR", str(tmp_path / "runs"))
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path / "runs"
+
+
+def leave(runs: Path, run: str, started: int = START, rank: int = 0, kind: str = "") -> Path:
+    who = identity(run=run, started_ns=started * SECOND, rank=rank)
+    findings = [alarm(kind or f"{run}_kind")]
+    return files.write(runs, Box(who, RunState.FAILED, "it broke", findings=findings), most=64)
+
+
+def test_the_run_that_was_started_last_is_told(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All its ranks, and that there are others."""
+    leave(runs, "old", START - 9000)
+    leave(runs, "new", rank=0)
+    leave(runs, "new", rank=1)
+
+    assert main(["report"]) == 0
+
+    said = capsys.readouterr().out
+    assert said.startswith("ampwatch report: run new, 2 of 2 ranks\n")
+    assert "CRITICAL  new_kind" in said
+    assert "old_kind" not in said
+    assert "It failed: it broke" in said
+    assert said.endswith("1 earlier run: ampwatch report --all\n")
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_a_run_can_be_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its newest job is told."""
+    leave(runs, "old", START - 9000, kind="first")
+    leave(runs, "old", START - 5000, kind="second")
+    leave(runs, "new")
+
+    assert main(["report", "old"]) == 0
+
+    said = capsys.readouterr().out
+    assert "second" in said
+    assert "first\n" not in said
+
+
+def test_a_run_is_found_although_a_directory_has_its_name(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scripts and directories are mostly called alike."""
+    leave(runs, "train")
+    (tmp_path / "train").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["report", "train"]) == 0
+    assert "train_kind" in capsys.readouterr().out
+
+
+def test_a_run_that_goes_on_is_read_from_its_ring(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing of it is on disk yet."""
+    writer = RingWriter.create([tmp_path / "rings"], identity(run="live"), slots=64)
+    writer.put(step(3))
+    writer.put(FindingRecord(alarm()))
+
+    assert main(["report", "live"]) == 0
+    assert "CRITICAL  scale_collapse" in capsys.readouterr().out
+    assert not runs.exists()
+    writer.close(end(), keep=False)
+
+
+def test_json_is_a_report_that_can_be_taken_along(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And named on another machine."""
+    files.write(runs, box(), most=4)
+    assert main(["report", "gpt", "--json"]) == 0
+    said = capsys.readouterr().out
+    (tmp_path / "gpt.json").write_text(said)
+
+    assert [f.kind for f in from_json(said, "x")[0].findings] == [
+        *("forward_overflow", "scale_collapse"),
+    ]
+    assert main(["report", str(tmp_path / "gpt.json")]) == 0
+    assert "forward_overflow happened." in capsys.readouterr().out
+
+
+def test_a_page_is_written(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where it was asked for; a place that cannot be is an error."""
+    leave(runs, "gpt")
+
+    assert main(["report", "--html", str(tmp_path / "x.html")]) == 0
+    assert (tmp_path / "x.html").read_text().startswith("<!doctype html>")
+    assert capsys.readouterr().out == ""
+    assert main(["report", "--html", str(tmp_path / "no" / "x.html")]) == 1
+    assert "expected to write the page to" in capsys.readouterr().err
+
+
+def test_all_runs_are_listed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The newest first, each with what was found; all of them as JSON, too."""
+    leave(runs, "old", START - 9000)
+    leave(runs, "new", rank=0)
+    leave(runs, "new", rank=1)
+
+    assert main(["report", "--all"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2023-11-14 22:13:20 UTC  new (2 ranks): new_kind"
+    assert lines[2].endswith("old: old_kind")
+    assert main(["report", "--all", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["ranks"]) == 3
+
+
+def test_nothing_to_report_is_said_with_where_it_was_looked_for(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A healthy run leaves nothing, and that is said as well."""
+    assert main(["report"]) == 1
+    said = capsys.readouterr().err
+    assert f"found none in {runs}, {tmp_path / 'rings'}" in said
+    assert "a run that ended well leaves no report" in said
+
+    leave(runs, "gpt")
+    assert main(["report", "bert"]) == 1
+    assert "expected a run or a file 'bert', found gpt in" in capsys.readouterr().err
+
+
+def test_a_damaged_report_is_named_and_the_others_told(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On stderr."""
+    leave(runs, "gpt").with_name("torn.json").write_text("{")
+
+    assert main(["report"]) == 0
+    said = capsys.readouterr()
+    assert "torn.json" in said.err
+    assert "gpt_kind" in said.out
+    assert main(["report", str(runs / "gpt" / "torn.json")]) == 1
+
+
+def test_whoever_has_read_enough_may_stop(runs: Path) -> None:
+    """As ``ampwatch report | head`` does; and it runs without torch."""
+    for index in range(40):
+        leave(runs, f"run{index}", kind="k" * 2000)
+    code = (
+        "import sys; from ampwatch.cli import main; status = main(['report', '--all']);"
+        " sys.exit(status or 7 * ('torch' in sys.modules))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as process:
+        process.stdout.read(10)
+        process.stdout.close()
+        said = process.stderr.read()
+
+    assert (process.returncode, said) == (0, b"")

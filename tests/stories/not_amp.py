@@ -84,7 +84,7 @@ def a_target_that_was_never_measured(*, sick: bool) -> Program:
     )
 
 
-@STORIES.tell("divergence", "loss", "optimizer")
+@STORIES.tell("divergence", "loss", "forward")
 def a_rate_a_little_too_large_until_float16_gives_in(*, sick: bool) -> Program:
     """Loss and weights grow by a quarter in each step; the overflow is only how it ends."""
     model = nn.Linear(12, 4, bias=False)

@@ -41,7 +41,9 @@ MEANS = frozenset({"mean", "nll_loss_forward", "nll_loss2d_forward", "std", "var
 EXPONENTIALS = frozenset({"exp", "expm1", "exp2", "cosh", "sinh"})
 """Where their overflow ends as a reciprocal, zero is the right answer: ``1 / (1 + exp(-x))``."""
 
-FILLS = frozenset({"fill", "full", "full_like", "masked_fill", "index_fill", "index_put", "where"})
+FILLS = frozenset(
+    {"fill", "full", "full_like", "masked_fill", "index_fill", "index_put", "where", "copy"}
+)
 """Ops that write a number."""
 
 CHOOSERS = frozenset(
@@ -154,12 +156,10 @@ def _judge_given(birth: Birth, family: _Family) -> Diagnosed | None:
     is_data = birth.origin in (Origin.CONSTANT, Origin.INPUT)
     if not is_data or birth.phase is Phase.OPTIMIZER:
         return None
-    is_number = birth.origin is Origin.CONSTANT
+    is_number = birth.origin is Origin.CONSTANT or (birth.out.numel == 1 and not birth.is_inside)
     used_by_model = birth.is_inside or any(place != "loss" for place in birth.spread_to)
     if is_number and (birth.is_inside or not (used_by_model or _is_written(birth))):
         return None  # a mask, a sentinel, a weight of a loss: the program says so itself
-    if birth.out.numel == 1 and not birth.is_inside and not is_number:
-        return None  # a number in a tensor
     if birth.out.is_negative_only and _is_mask(birth, family):
         return None
     if not _spoils(birth, family) or not (used_by_model or family.trace.has_trained):
@@ -297,23 +297,24 @@ def _divisor(birth: Birth) -> float:
 
 def _judge_reduced(birth: Birth, family: _Family) -> Diagnosed | None:
     """Judge what was made of gradients after backward, where they are summed or measured."""
-    if birth.is_inside or birth.needs_grad or birth.phase is Phase.EVAL:
+    is_collective = birth.overload.startswith(("c10d", "_c10d"))
+    if not (is_collective or birth.out.dtype in HALF) or not _is_beside(birth):
         return None
     parameters = family.parameters(birth)
-    is_collective = birth.overload.startswith(("c10d", "_c10d"))
-    is_measured = bool(birth.gradient)
-    if birth.out.dtype not in HALF and not is_collective:
-        return None
-    if birth.parents or _is_small_number(birth):
-        return None
     if parameters and (birth.is_hook or not family.in_backward(birth)):
         return Diagnosed("reduce_overflow", birth, f"param:{parameters[0]}", "backward")
-    if is_measured:
+    if birth.gradient:
         # A norm is of all gradients of an optimizer together.
         return Diagnosed("reduce_overflow", birth, "optimizer:0", "optimizer")
     if is_collective:
         return Diagnosed("reduce_overflow", birth, "loss", "backward")
     return None
+
+
+def _is_beside(birth: Birth) -> bool:
+    """Whether an overflow happened to something that is no part of a forward pass."""
+    is_forward = birth.is_inside or birth.needs_grad or birth.phase is Phase.EVAL
+    return not (is_forward or birth.parents or _is_small_number(birth))
 
 
 def _judge_backward(birth: Birth, family: _Family) -> Diagnosed | None:

@@ -11,6 +11,7 @@ from ampwatch.diagnosis.birth_evidence import Birth, OpTrace, Origin, Values
 from ampwatch.precision.ops import Phase
 from ampwatch.sensors.dtypes import name_of
 from ampwatch.sensors.opcounts import tensors_among, written_by
+from ampwatch.sensors.readback import host_scalar
 from ampwatch.sensors.sources import user_source
 
 if TYPE_CHECKING:
@@ -83,6 +84,9 @@ class BirthListener:
         trace = self._trace
         trace.num_ops = self._count
         if self._births:
+            scale = self._scale()
+            if scale is not None and scale.device.type == "cpu":
+                trace.scale = host_scalar(scale)
             trace.births = self._births
             trace.bad_gradients = self._bad_gradients()
         self._deliver(trace)
@@ -104,7 +108,7 @@ class BirthListener:
         if bad:
             self._look(call, place, outputs, bad)
         elif self._tainted:
-            self._settle(call, outputs)
+            self._settle(call, place, outputs)
 
     def _look(
         self, call: OpCall, place: OpPlace, outputs: Sequence[Tensor], bad: Sequence[int]
@@ -114,7 +118,7 @@ class BirthListener:
         values = {index: known for index, known in values.items() if not known.is_finite}
         if not values:
             if self._tainted:
-                self._settle(call, outputs)
+                self._settle(call, place, outputs)
             return
         written = {_storage(tensor) for tensor in outputs}
         given, parents, has_nans = self._inputs(call, place, written)
@@ -218,7 +222,7 @@ class BirthListener:
             phase=place.phase,
             out=out,
             needs_grad=any(t.requires_grad for t in _read_by(call)),
-            exponent=_exponent(call),
+            number=_number(call),
             is_stepping=self._is_stepping(),
             gradient=self._gradient_read_by(call, place),
             is_hook=place.phase is Phase.BACKWARD and not _is_in_node(),
@@ -255,9 +259,11 @@ class BirthListener:
             }
         return self._own.get(key, (Origin.INPUT, ""))
 
-    def _settle(self, call: OpCall, outputs: Sequence[Tensor]) -> None:
+    def _settle(self, call: OpCall, place: OpPlace, outputs: Sequence[Tensor]) -> None:
         """All outputs are finite: what was not among the inputs has been absorbed."""
-        computed = any(tensor.dtype in FLOATS for tensor in outputs) and not _only_looks(call)
+        # What backward reads of them again is no part of the result.
+        computed = place.phase is not Phase.BACKWARD and not _only_looks(call)
+        computed = computed and any(tensor.dtype in FLOATS for tensor in outputs)
         for tensor in _read_by(call):
             known = self._tainted.get(_storage(tensor))
             if known is None or not computed or tensor.dtype not in FLOATS:
@@ -355,8 +361,7 @@ def _nonfinite_number(call: OpCall) -> float | None:
     return None
 
 
-def _exponent(call: OpCall) -> float:
-    if not call.info.name.startswith("pow") or len(call.args) < 2:
-        return math.nan
-    exponent = call.args[1]
-    return float(exponent) if isinstance(exponent, (int, float)) else math.nan
+def _number(call: OpCall) -> float:
+    """Return the Python number that an op was given as its second argument; NaN without one."""
+    number = call.args[1] if len(call.args) > 1 else None
+    return float(number) if isinstance(number, (int, float)) else math.nan

@@ -119,6 +119,7 @@ class Instruments:
             Clock(),
         )
         self._ops.wants_trace = lambda: self.diagnosis.wants_trace
+        self._ops.wants_inputs = lambda: self.diagnosis.wants_inputs
         self._ops.wants_ops = lambda: self.diagnosis.wants_ops
         self._ops.loss = self._ledger.losses.known
         self._api = ApiWatch(

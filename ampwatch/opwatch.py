@@ -12,6 +12,7 @@ from ampwatch.sensors.census import OpCensusSensor
 from ampwatch.sensors.compiling import may_compile
 from ampwatch.sensors.deferred import Deferred
 from ampwatch.sensors.guard import Account, Guard
+from ampwatch.sensors.inputs import InputSensor
 from ampwatch.sensors.iteration import Clock
 from ampwatch.sensors.names import Names
 from ampwatch.sensors.oplistener import GuardedListeners
@@ -54,6 +55,7 @@ class OpWatch:
         guards: The guards of the sensors.
         step: Index of the open iteration.
         wants_trace: Asked whether something has failed, so that the next iteration is traced.
+        wants_inputs: Asked whether something failed lately.
         wants_ops: Asked whether something may be rounding away.
         loss: Asked for the loss of the open iteration; ``None`` if the host does not know it.
         newest_window: The newest record of a window, ``None`` before the first.
@@ -68,13 +70,13 @@ class OpWatch:
         account: Account,
         observe: Callable[[object], None],
     ) -> None:
-        regions, census, births, rounding = (
+        regions, census, births, rounding, inputs = (
             Guard(name, account, is_thread_safe=True)
-            for name in ("regions", "census", "births", "rounding")
+            for name in ("regions", "census", "births", "rounding", "inputs")
         )
         # The first start of a profiler takes a second; as a debt it would end all sampling.
         window = Guard("window", Account())
-        self.guards = [regions, census, births, rounding, window]
+        self.guards = [regions, census, births, rounding, inputs, window]
         self.newest_window: WindowRecord | None = None
         self._outlet = outlet
         self._sampler = sampler
@@ -89,6 +91,7 @@ class OpWatch:
         self._scaler = targets.scaler
         self._observe = observe
         self.wants_trace: Callable[[], bool] = lambda: False
+        self.wants_inputs: Callable[[], bool] = lambda: False
         self.wants_ops: Callable[[], bool] = lambda: False
         self.loss: Callable[[], float | None] = lambda: None
         names = Names(targets.models)
@@ -107,6 +110,8 @@ class OpWatch:
         listeners = rounding_listeners(names, observe, self._deferred)
         self._rounding = GuardedListeners(rounding, listeners)
         self._reading = rounding
+        self._looking_at_inputs = inputs
+        self._inputs = InputSensor(names, self._deferred, observe, inputs)
         self._window: WindowSensor | None = None
         if targets.device is not None:
             self._window = WindowSensor(
@@ -128,7 +133,7 @@ class OpWatch:
     def sensors(self) -> Sequence[Sensor]:
         """The sensors, in the order in which they are installed."""
         window = () if self._window is None else (self._window,)
-        return (self._regions, self._census, *window)
+        return (self._regions, self._census, self._inputs, *window)
 
     def _wants_window_census(self) -> bool:
         """Whether ops are counted from profiler windows, since they are not one by one."""
@@ -153,12 +158,17 @@ class OpWatch:
         """The next iteration begins; the sampler has decided what is looked at."""
         if self._is_off:
             return
+        alert = self._sampler.is_opening or self.wants_inputs()
+        self._looking_at_inputs.run(self._look_at_inputs, alert and not self._traces_all)
         counts = self._one_by_one and Look.OPS in self._sampler.wanted
         # On a device the births cost a sync per op: only where something has failed already.
         follows = self._traces_all or self.wants_trace() or (counts and self._is_host)
         if counts or follows or (self._one_by_one and self.wants_ops()):
             listeners = (self._births, self._rounding) if follows else (self._rounding,)
             self._is_counting = bool(self._guard.run(self._begin, listeners, counts))
+
+    def _look_at_inputs(self, wanted: bool) -> None:  # noqa: FBT001 - of the guard
+        self._inputs.begin(self.step, wanted=wanted)
 
     def _begin(self, listeners: Sequence[OpListener], count: bool) -> bool:  # noqa: FBT001 - of the guard
         return self._census.begin(self.step, listeners=listeners, count=count)

@@ -152,3 +152,19 @@ class OpTrace:
     has_trained: bool = False
     scale: float = math.nan
     is_scaled: bool = False
+
+
+class BadInput(NamedTuple):
+    """A model was given values that are not finite, and more than a mask of negative infinity.
+
+    Attributes:
+        step: The iteration.
+        nans: Whether any is NaN.
+        numel: Elements of its inputs.
+        source: File and line of the call; empty if unknown.
+    """
+
+    step: int
+    nans: bool
+    numel: int
+    source: str

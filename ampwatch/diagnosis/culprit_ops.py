@@ -13,9 +13,11 @@ from ampwatch.diagnosis.culprit_words import summary_of
 from ampwatch.records import Finding, Severity
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis.birth_evidence import OpTrace
+    from ampwatch.diagnosis.birth_evidence import BadInput, OpTrace
     from ampwatch.diagnosis.births import Diagnosed
     from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence import Iteration
+    from ampwatch.diagnosis.steps import Verdict
 
 SKIPPED = frozenset({"forward_overflow", "forward_nan_underflow"})
 """Kinds that a scaler skips the step for, so that nothing is lost if they come once."""
@@ -43,6 +45,43 @@ class CulpritOps:
         self._book = book
         self.explained_at = -1
         self._newest: Finding | None = None
+        self._inputs: dict[int, BadInput] = {}
+
+    def look_at_input(self, bad: BadInput) -> None:
+        """Take in what a model was given; what becomes of it is known when the iteration is judged."""
+        self._inputs[bad.step] = bad
+
+    def judge_input(self, iteration: Iteration, verdict: Verdict) -> None:
+        """Take in a judged iteration: has a bad input made it fail?"""
+        bad = self._inputs.pop(iteration.step, None)
+        if bad is None or not (verdict.skipped or verdict.nonfinite_loss):
+            return
+        if self.explained_at == iteration.step:
+            return  # it was traced, and more is known
+        self.explained_at = iteration.step
+        made = next(iter(self._book.of_kind("nonfinite_input")), None)
+        if made is not None:
+            self._book.again(made.kind, made.where, iteration.step)
+            self._book.led_to_by(made)
+            self._newest = made
+            return
+        finding = Finding(
+            kind="nonfinite_input",
+            severity=Severity.CRITICAL,
+            where="",
+            phase="forward",
+            summary=(
+                f"The data was not finite before the model saw it: {'NaN' if bad.nans else 'inf'} among"
+                f" the inputs of the model at step {bad.step}; no precision and no loss scale would help"
+            ),
+            advice=ADVICE["nonfinite_input"],
+            source=bad.source,
+            first_step=bad.step,
+            last_step=bad.step,
+            evidence={"numel": float(bad.numel)},
+        )
+        self._book.make(finding)
+        self._attach(finding)
 
     def goes_on(self, step: int) -> None:
         """What an op was named for goes on in iteration ``step``, which was not traced."""

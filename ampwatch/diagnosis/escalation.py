@@ -36,6 +36,10 @@ REST = 64
 """Iterations after an op was named in which nothing is traced: what goes on is the same incident,
 and is counted. After that it is looked at once more, should it still go on."""
 
+ALERT_STEPS = 512
+"""Iterations after an event in which the inputs of the model are looked at: a bad batch does not
+come at once again, and is gone before anything else can be looked at."""
+
 MOST_BURSTS = 8
 """Events after which iterations are traced, in vain. What they do not show is not to be seen so."""
 
@@ -57,6 +61,7 @@ class Escalation:
         self._traces = FIRST_TRACES
         self._step = -1
         self._bursts = 0
+        self._event_at = -ALERT_STEPS
         self._watched_until = -1
         self._watches = 0
         self._skipped_at = -RECURRING_STEPS
@@ -66,6 +71,11 @@ class Escalation:
     def wants_trace(self) -> bool:
         """Whether the next iteration should be traced."""
         return self._step < self._until and not self._is_explained()
+
+    @property
+    def wants_inputs(self) -> bool:
+        """Whether the inputs of the next iteration should be looked at."""
+        return self._step - self._event_at < ALERT_STEPS
 
     @property
     def wants_ops(self) -> bool:
@@ -85,8 +95,11 @@ class Escalation:
     def look(self, iteration: Iteration, verdict: Verdict) -> None:
         """Take in one judged iteration."""
         self._step = iteration.step
+        if verdict.skipped and self._skips.calibrated:
+            self._event_at = iteration.step
         if not self._is_event(iteration, verdict):
             return
+        self._event_at = iteration.step
         if self._is_explained():
             if self._culprits.explained_at < iteration.step:
                 self._culprits.goes_on(iteration.step)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.diagnosis.accumulation import Accumulation
 from ampwatch.diagnosis.api_misuse import ApiMisuse
-from ampwatch.diagnosis.birth_evidence import OpTrace
+from ampwatch.diagnosis.birth_evidence import BadInput, OpTrace
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.compiled_backward import CompiledBackward
 from ampwatch.diagnosis.culprit_ops import CulpritOps
@@ -174,7 +174,7 @@ class Diagnosis:
             self.book, settings, known.machine, known.layers, known.autocast_dtypes
         )
         self.focus = self._forward.focus
-        culprit_ops = CulpritOps(self.book)
+        self._culprit_ops = culprit_ops = CulpritOps(self.book)
         self._escalation = Escalation(self._skips, culprit_ops)
         self._api = ApiMisuse(self.book, lambda: self.last_step.loss_scale)
         self._reset = ScaleReset(self.book)
@@ -186,6 +186,7 @@ class Diagnosis:
         fp8 = Fp8(self.book, settings)
         self._observers: dict[type, Callable[[Any], None]] = {
             OpTrace: culprit_ops.look,
+            BadInput: culprit_ops.look_at_input,
             LossyCast: LossyCasts(self.book).look,
             Fp8Cast: fp8.look,
             BrokenScale: fp8.look_at_scale,
@@ -235,6 +236,11 @@ class Diagnosis:
         return self._escalation.wants_ops
 
     @property
+    def wants_inputs(self) -> bool:
+        """Whether the inputs of the next iteration should be looked at."""
+        return self._escalation.wants_inputs
+
+    @property
     def wants_trace(self) -> bool:
         """Whether the next iteration should be traced op by op."""
         return self._escalation.wants_trace
@@ -254,6 +260,7 @@ class Diagnosis:
 
     def _detect(self, iteration: Iteration, verdict: Verdict) -> None:
         self.book.now_ns = iteration.time_ns
+        self._culprit_ops.judge_input(iteration, verdict)
         self._escalation.look(iteration, verdict)
         self._culprits.look(iteration, verdict)
         self._state.look(iteration)

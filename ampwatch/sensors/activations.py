@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,9 +11,9 @@ from torch.nn.modules.module import register_module_forward_hook
 from ampwatch.records import Topic
 from ampwatch.sensors.compiling import is_traced, listen_to_compile, may_compile
 from ampwatch.sensors.measuring import How, Item
+from ampwatch.sensors.tensortree import tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
     from torch import nn
@@ -29,12 +28,6 @@ if TYPE_CHECKING:
 MOST_ELEMENTS = 16384
 """Elements of one tensor that are binned on a CPU: a share of 1 % is then known to within
 0.16 % (two standard errors), and amax and non-finite elements are exact all the same."""
-
-MAX_DEPTH = 4
-"""How deep tensors are looked for in the output of a module."""
-
-MAX_TENSORS = 16
-"""Tensors measured in one output."""
 
 MODULES = frozenset({Topic.ACTIVATION, Topic.ACTIVATION_GRADIENT})
 
@@ -175,30 +168,3 @@ class ActivationSensor:
         self._measuring.measure(
             Topic.ACTIVATION_GRADIENT, [Item(name, name, gradient)], self._gradient
         )
-
-
-def tensors_in(output: Any) -> list[torch.Tensor]:
-    """Return the first ``MAX_TENSORS`` tensors in the output of a module.
-
-    Looks into tuples, lists, mappings (``ModelOutput`` is one) and dataclasses.
-    """
-    found: list[torch.Tensor] = []
-    _collect(output, found, MAX_DEPTH)
-    return found[:MAX_TENSORS]
-
-
-def _collect(output: Any, found: list[torch.Tensor], depth: int) -> None:
-    if isinstance(output, torch.Tensor):
-        found.append(output)
-    elif depth and len(found) < MAX_TENSORS:
-        for part in _parts(output):
-            _collect(part, found, depth - 1)
-
-
-def _parts(output: Any) -> Iterator[Any]:
-    if isinstance(output, (tuple, list)):
-        yield from output
-    elif isinstance(output, dict):
-        yield from output.values()
-    elif is_dataclass(output):
-        yield from (getattr(output, field.name, None) for field in fields(output))

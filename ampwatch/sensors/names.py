@@ -74,6 +74,10 @@ class Names:
             for name, module in model.named_modules():
                 yield (prefix + name).rstrip("."), module
 
+    def models(self) -> Iterator[nn.Module]:
+        """Yield the watched models that are still there."""
+        yield from (model for _, model in self._prefixed())
+
     def _prefixed(self) -> Iterator[tuple[str, nn.Module]]:
         several = len(self._models) > 1
         for number, reference in enumerate(self._models):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.precision.ops import OpKind
 from ampwatch.roundingwatch import rounding_listeners
+from ampwatch.sensors.aged_casts import AgedCasts
 from ampwatch.sensors.births import BirthListener
 from ampwatch.sensors.census import OpCensusSensor
 from ampwatch.sensors.compiling import may_compile
@@ -94,7 +95,10 @@ class OpWatch:
             census,
             may_force_eager=self._forces_eager,
         )
-        self._rounding = rounding_listeners(names, observe)
+        self._others = (
+            *rounding_listeners(names, observe),
+            AgedCasts(names, self._regions, observe),
+        )
         self._window: WindowSensor | None = None
         if targets.device is not None:
             self._window = WindowSensor(
@@ -143,7 +147,7 @@ class OpWatch:
         # On a device the births cost a sync per op: only where something has failed already.
         follows = self._traces_all or self.wants_trace() or (counts and self._is_host)
         if counts or follows:
-            listeners = (*((self._births,) if follows else ()), *self._rounding)
+            listeners = (*((self._births,) if follows else ()), *self._others)
             self._is_counting = bool(self._guard.run(self._begin, listeners, counts))
 
     def _begin(self, listeners: Sequence[OpListener], count: bool) -> bool:  # noqa: FBT001 - of the guard

@@ -204,20 +204,27 @@ class ApiMisuse:
 
     def backward_in_autocast(self, seen: AutocastBackward) -> None:
         """``backward`` was called under autocast."""
-        self._say(
-            _warning(
-                "backward_under_autocast",
-                "api",
-                seen.step,
-                "backward",
-                f"backward() was called inside a {seen.dtype} autocast region at step {seen.step}:"
-                f" backward ran under autocast, so ops whose forward ran in float32 may run in"
-                f" {seen.dtype}",
-                source=seen.source,
-                evidence={},
-                dtype=seen.dtype,
-            )
+        made = self._book.get("backward_under_autocast", "api")
+        if made is not None and made.severity is Severity.INFO and not seen.is_held:
+            made.severity = Severity.WARNING
+            self._book.announce(made)
+        finding = _warning(
+            "backward_under_autocast",
+            "api",
+            seen.step,
+            "backward",
+            f"backward() was called inside a {seen.dtype} autocast region at step {seen.step}:"
+            f" backward ran under autocast, so ops whose forward ran in float32 may run in"
+            f" {seen.dtype}",
+            source=seen.source,
+            evidence={},
+            dtype=seen.dtype,
         )
+        if seen.is_held:
+            # Whoever does that on purpose has no block of the step to leave: not a slip.
+            finding.severity = Severity.INFO
+            finding.summary += "; the region is held from step to step"
+        self._say(finding)
 
     def raised(self, seen: Raised) -> None:
         """An exception has ended the training."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.precision.ops import OpKind
 from ampwatch.roundingwatch import rounding_listeners
+from ampwatch.sensors.aged_casts import AgedCasts
 from ampwatch.sensors.births import BirthListener
 from ampwatch.sensors.census import OpCensusSensor
 from ampwatch.sensors.compiling import may_compile
@@ -107,7 +108,10 @@ class OpWatch:
             may_force_eager=self._forces_eager,
         )
         self._deferred = Deferred()
-        listeners = rounding_listeners(names, observe, self._deferred)
+        listeners = [
+            *rounding_listeners(names, observe, self._deferred),
+            AgedCasts(names, self._regions, observe),
+        ]
         self._rounding = GuardedListeners(rounding, listeners)
         self._reading = rounding
         self._looking_at_inputs = inputs

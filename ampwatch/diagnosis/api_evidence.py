@@ -120,11 +120,13 @@ class AutocastBackward(NamedTuple):
         step: Index of the iteration.
         dtype: Name of the dtype of the region.
         source: ``file:line`` of the call.
+        is_held: Whether the region goes on from iteration to iteration.
     """
 
     step: int
     dtype: str
     source: str
+    is_held: bool = False
 
 
 class Raised(NamedTuple):

@@ -31,6 +31,40 @@ AFTERMATHS = frozenset({"scale_stuck_low", "periodic_skip", "buffer_nonfinite", 
 TRANSIENT = frozenset({"forward_overflow", "forward_nan_underflow"})
 """Kinds of which one bad batch may be the reason."""
 
+BIRTHS = frozenset(
+    {
+        *("forward_overflow", "silent_overflow", "forward_nan_underflow", "masked_row_nan"),
+        *("backward_nonfinite_any_scale", "nonfinite_input"),
+    }
+)
+"""Kinds that name an op that non-finite values come out of."""
+
+LEFT_BY_NONFINITE = frozenset({"param_nonfinite", "buffer_nonfinite", "clip_nonfinite_norm"})
+
+CONSEQUENCES: dict[str, frozenset[str]] = {
+    "clip_nonfinite_norm": frozenset({"param_nonfinite", "buffer_nonfinite"}),
+    # A training whose steps are too large by the loss scale.
+    "unscaled_step": frozenset(
+        {
+            *("param_nonfinite", "buffer_nonfinite", "headroom_low", "scale_collapse"),
+            *("scale_below_one", "forward_overflow", "silent_overflow", "range_too_wide"),
+            *("backward_nonfinite_any_scale", "grad_underflow"),
+        }
+    ),
+    # Ops of backward in half precision whose forward was in float32.
+    "backward_under_autocast": frozenset({"grad_underflow", "backward_nonfinite_any_scale"}),
+    # The region goes on from step to step, and backward with it.
+    "stale_autocast_cache": frozenset({"backward_under_autocast"}),
+    # What is multiplied by such a scale, or divided by it, is not finite.
+    "fp8_scale_nonfinite": BIRTHS | LEFT_BY_NONFINITE | SYMPTOMS,
+    # A replica that takes the step takes the infinities of the one that does not.
+    "rank_found_inf_mismatch": BIRTHS | LEFT_BY_NONFINITE,
+}
+"""What becomes of a training, by kind of what was done wrong, from that iteration on."""
+
+PROVEN_LATE = {"fp8_scale_nonfinite": 2, "stale_autocast_cache": 2}
+"""Iterations that consequences may be found earlier, by kinds that take as long to prove."""
+
 LASTING = 16
 """Iterations from which it is not, and the op is the root of what it has left behind as well."""
 
@@ -91,11 +125,17 @@ class FindingBook:
             recent = finding.first_step - root.last_step <= INCIDENT_STEPS
             if recent and not takes_over and (finding.kind in SYMPTOMS or _is_lasting(culprit)):
                 finding.root, finding.caused_by = False, root.key
+        for root in self.findings:
+            if finding.root and _is_consequence(finding, root):
+                finding.root, finding.caused_by = False, self.root_of(root).key
         self.findings.append(finding)
         self._by_key[finding.key] = finding
         self._tell(finding, new=True)
         if culprit is not None and finding.root and takes_over:
             self.explain(self.root_of(culprit), finding)
+        for symptom in self.findings:
+            if _is_consequence(symptom, finding):
+                self.explain(symptom, self.root_of(finding))
 
     def announce(self, finding: Finding) -> None:
         """Tell a finding that has become worse as if it were new."""
@@ -173,6 +213,8 @@ class FindingBook:
     def promote(self, symptom: Finding) -> None:
         """Make a symptom the root of what had been taken for its root."""
         former = self.root_of(symptom)
+        if _is_consequence(symptom, former):
+            return
         symptom.root, symptom.caused_by = True, ""
         self.explain(former, symptom)
         self.retell(symptom)
@@ -185,6 +227,12 @@ class FindingBook:
                     finding.root = False
                     finding.caused_by = root.key
                     self.retell(finding)
+
+
+def _is_consequence(finding: Finding, root: Finding) -> bool:
+    """Whether what was done wrong, ``root``, brings about what ``finding`` says."""
+    since = root.first_step - PROVEN_LATE.get(root.kind, 0)
+    return finding.kind in CONSEQUENCES.get(root.kind, ()) and finding.first_step >= since
 
 
 def _is_passing(culprit: Finding) -> bool:

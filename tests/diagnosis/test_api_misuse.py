@@ -192,6 +192,15 @@ def test_backward_under_autocast_tells_the_dtype() -> None:
     assert "backward ran under autocast" in finding.summary
 
 
+def test_backward_in_a_region_that_is_held_is_an_info_until_it_is_not() -> None:
+    """A block of the step that could have been left is a mistake; one around an epoch is a choice."""
+    case = Case().see(AutocastBackward(2, "bfloat16", "", is_held=True))
+    assert case.one.severity is Severity.INFO
+
+    case.see(AutocastBackward(3, "bfloat16", ""))
+    assert case.one.severity is Severity.WARNING
+
+
 def test_of_a_chain_of_exceptions_one_is_explained() -> None:
     """The one that was raised from another says no more than that."""
     inner = Raised(

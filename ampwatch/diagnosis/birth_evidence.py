@@ -84,6 +84,8 @@ class Birth:
         exponent: The Python number given to ``pow``; NaN without one.
         is_stepping: Whether an optimizer was stepping.
         gradient: Parameter whose gradient was read, between backward and the optimizer's step.
+        is_hook: Whether it ran in backward, but in no node of the graph: in a hook, as those of
+            ``DistributedDataParallel``.
         source: File and line of the user's code; empty if unknown.
         absorbed_by: Ops that read the values and returned finite ones, and how often.
         spread_to: Modules (``loss`` outside of all) in which values made of these were not finite.
@@ -106,6 +108,7 @@ class Birth:
     exponent: float = math.nan
     is_stepping: bool = False
     gradient: str = ""
+    is_hook: bool = False
     source: str = ""
     absorbed_by: Counter[str] = field(default_factory=Counter)
     spread_to: set[str] = field(default_factory=set)

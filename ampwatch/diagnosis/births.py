@@ -41,6 +41,11 @@ MEANS = frozenset({"mean", "nll_loss_forward", "nll_loss2d_forward", "std", "var
 EXPONENTIALS = frozenset({"exp", "expm1", "exp2", "cosh", "sinh"})
 """Where their overflow ends as a reciprocal, zero is the right answer: ``1 / (1 + exp(-x))``."""
 
+FILLS = frozenset(
+    {"fill", "full", "full_like", "masked_fill", "index_fill", "index_put", "where", "copy"}
+)
+"""Ops that write a number."""
+
 CHOOSERS = frozenset(
     {
         *("where", "masked_fill", "minimum", "maximum", "min", "max", "amin", "amax", "fmin"),
@@ -138,10 +143,10 @@ def _judge(birth: Birth, family: _Family) -> Diagnosed | None:
         return _judge_given(birth, family)
     if birth.is_stepping:
         return None
-    if birth.phase is Phase.BACKWARD:
+    if birth.phase is Phase.BACKWARD and not birth.is_hook:
         return _judge_backward(birth, family)
     found = _judge_reduced(birth, family)
-    if found is None and birth.phase is not Phase.OPTIMIZER:
+    if found is None and birth.phase in (Phase.FORWARD, Phase.EVAL):
         found = _judge_made(birth, family) if birth.parents else _judge_forward(birth, family)
     return found
 
@@ -151,18 +156,21 @@ def _judge_given(birth: Birth, family: _Family) -> Diagnosed | None:
     is_data = birth.origin in (Origin.CONSTANT, Origin.INPUT)
     if not is_data or birth.phase is Phase.OPTIMIZER:
         return None
-    is_number = birth.origin is Origin.CONSTANT
+    is_number = birth.origin is Origin.CONSTANT or (birth.out.numel == 1 and not birth.is_inside)
     used_by_model = birth.is_inside or any(place != "loss" for place in birth.spread_to)
-    if is_number and (birth.is_inside or not used_by_model):
+    if is_number and (birth.is_inside or not (used_by_model or _is_written(birth))):
         return None  # a mask, a sentinel, a weight of a loss: the program says so itself
-    if birth.out.numel == 1 and not birth.is_inside and not is_number:
-        return None  # a number in a tensor
     if birth.out.is_negative_only and _is_mask(birth, family):
         return None
     if not _spoils(birth, family) or not (used_by_model or family.trace.has_trained):
         return None
     where = "" if used_by_model else "loss"
     return Diagnosed("nonfinite_input", birth, where, _phase(birth))
+
+
+def _is_written(birth: Birth) -> bool:
+    """Whether NaN was written into a tensor, as data that is missing is, and not computed with."""
+    return birth.out.nans and birth.op.rstrip("_") in FILLS
 
 
 def _is_mask(birth: Birth, family: _Family) -> bool:
@@ -204,7 +212,7 @@ def _judge_forward(birth: Birth, family: _Family) -> Diagnosed | None:
     if not _matters(birth, family, spread, small=small):
         return None
     kind, where = "forward_nan_underflow" if small else "forward_overflow", birth.place
-    if birth.absorbed_by and (not spread or _is_silent(birth, spread, family)):
+    if birth.absorbed_by and (not spread or _is_silent(birth, spread, family)) and not small:
         kind = "silent_overflow"
     elif _is_preparation(birth):
         kind, where = "nonfinite_input", ""
@@ -216,11 +224,18 @@ def _matters(birth: Birth, family: _Family, spread: set[str], *, small: bool) ->
     children = family.children(birth)
     if birth.out.is_negative_only and children and all(c.op in SOFTMAX for c in children):
         return False  # the row that it masked is what failed
-    if birth.absorbed_by and not spread:
+    if birth.absorbed_by and not _escapes(birth, family, spread):
         return not _is_meant(birth, small=small)
     if birth.absorbed_by and birth.out.is_negative_only and not children:
         return False
     return bool(spread) or family.in_backward(birth) or _is_result(birth, family)
+
+
+def _escapes(birth: Birth, family: _Family, spread: set[str]) -> bool:
+    """Whether values made of a birth are not finite outside of where it was, or in backward."""
+    if spread - {birth.place} or family.in_backward(birth) or family.parameters(birth):
+        return True
+    return birth.place == "loss" and bool(family.trace.loss_nonfinite)
 
 
 def _is_silent(birth: Birth, spread: set[str], family: _Family) -> bool:
@@ -282,20 +297,24 @@ def _divisor(birth: Birth) -> float:
 
 def _judge_reduced(birth: Birth, family: _Family) -> Diagnosed | None:
     """Judge what was made of gradients after backward, where they are summed or measured."""
-    if birth.is_inside or birth.needs_grad or birth.phase is Phase.EVAL:
+    is_collective = birth.overload.startswith(("c10d", "_c10d"))
+    if not (is_collective or birth.out.dtype in HALF) or not _is_beside(birth):
         return None
     parameters = family.parameters(birth)
-    is_collective = birth.overload.startswith(("c10d", "_c10d"))
-    is_measured = bool(birth.gradient)
-    if birth.out.dtype not in HALF and not is_collective:
-        return None
-    if parameters and not family.in_backward(birth):
+    if parameters and (birth.is_hook or not family.in_backward(birth)):
         return Diagnosed("reduce_overflow", birth, f"param:{parameters[0]}", "backward")
-    if (is_collective or is_measured) and not birth.parents and not _is_small_number(birth):
-        name = parameters[0] if parameters else birth.gradient
-        where = f"param:{name}" if name else "loss"
-        return Diagnosed("reduce_overflow", birth, where, "backward")
+    if birth.gradient:
+        # A norm is of all gradients of an optimizer together.
+        return Diagnosed("reduce_overflow", birth, "optimizer:0", "optimizer")
+    if is_collective:
+        return Diagnosed("reduce_overflow", birth, "loss", "backward")
     return None
+
+
+def _is_beside(birth: Birth) -> bool:
+    """Whether an overflow happened to something that is no part of a forward pass."""
+    is_forward = birth.is_inside or birth.needs_grad or birth.phase is Phase.EVAL
+    return not (is_forward or birth.parents or _is_small_number(birth))
 
 
 def _judge_backward(birth: Birth, family: _Family) -> Diagnosed | None:

@@ -25,6 +25,10 @@ RECURS = 3
 what a scaler is for."""
 
 
+LEFT_BEHIND = ("buffer_nonfinite@", "scale_stuck_low@", "periodic_skip@")
+"""What a few bad batches leave behind, and are explained by until they are no longer a few."""
+
+
 class CulpritOps:
     """Names the op that an incident began with.
 
@@ -67,7 +71,7 @@ class CulpritOps:
         if made.count >= RECURS and made.severity is Severity.INFO:
             made.severity = Severity.CRITICAL
             self._book.announce(made)
-        if made.count == LASTING and not made.root:
+        if made.count == LASTING and made.caused_by.startswith(LEFT_BEHIND):
             self._book.promote(made)
 
     def _same_incident(self, found: Diagnosed) -> Finding | None:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 UNEXPLAINED_SKIPS = 2
 """Skips in a row, neither calibration nor a probe, after which the next iteration is traced."""
 
+RECURRING_STEPS = 64
+"""Iterations within which a step is skipped again, alone, at a scale that had been good enough,
+for the next iterations to be traced as well."""
+
 FIRST_TRACES = 4
 """Iterations that are traced after the first event. One bad batch does not come again at once:
 each event that the traces after it did not explain doubles the number."""
@@ -47,6 +51,8 @@ class Escalation:
         self._traces = FIRST_TRACES
         self._step = -1
         self._bursts = 0
+        self._skipped_at = -RECURRING_STEPS
+        self._largest_applied = 0.0
 
     @property
     def wants_trace(self) -> bool:
@@ -72,9 +78,25 @@ class Escalation:
             self._traces = min(2 * self._traces, MOST_TRACES)
 
     def _is_event(self, iteration: Iteration, verdict: Verdict) -> bool:
-        if verdict.nonfinite_loss or self._skips.unexplained >= UNEXPLAINED_SKIPS:
+        recurs = self._recurs(iteration, verdict)
+        in_a_row = verdict.skipped and self._skips.unexplained >= UNEXPLAINED_SKIPS
+        if recurs or in_a_row or verdict.nonfinite_loss:
             return True
         topics = (
             STATE if verdict.skipped or iteration.scaler is not None else STATE | {Topic.GRADIENT}
         )
         return any(r.histogram.nonfinite for r in iteration.ranges if r.topic in topics)
+
+    def _recurs(self, iteration: Iteration, verdict: Verdict) -> bool:
+        """Whether a step is skipped again although its scale had been good enough."""
+        if verdict.set_by_hand:
+            self._largest_applied = 0.0
+        if not verdict.skipped:
+            if verdict.applied and iteration.scaler is not None:
+                self._largest_applied = max(self._largest_applied, verdict.scale_before)
+            return False
+        if verdict.scale_before > self._largest_applied:
+            return False
+        recurs = iteration.step - self._skipped_at < RECURRING_STEPS
+        self._skipped_at = iteration.step
+        return recurs

@@ -221,6 +221,7 @@ class BirthListener:
             exponent=_exponent(call),
             is_stepping=self._is_stepping(),
             gradient=self._gradient_read_by(call, place),
+            is_hook=place.phase is Phase.BACKWARD and not _is_in_node(),
             source=user_source(),
             **more,
         )
@@ -256,7 +257,7 @@ class BirthListener:
 
     def _settle(self, call: OpCall, outputs: Sequence[Tensor]) -> None:
         """All outputs are finite: what was not among the inputs has been absorbed."""
-        computed = any(tensor.dtype in FLOATS for tensor in outputs)
+        computed = any(tensor.dtype in FLOATS for tensor in outputs) and not _only_looks(call)
         for tensor in _read_by(call):
             known = self._tainted.get(_storage(tensor))
             if known is None or not computed or tensor.dtype not in FLOATS:
@@ -327,6 +328,17 @@ def _storage(tensor: Tensor) -> int:
     if tensor.layout is not torch.strided or tensor.is_nested:
         return 0
     return tensor.untyped_storage().data_ptr()
+
+
+def _is_in_node() -> bool:
+    """Whether a node of the graph computes, and not a hook beside it, where gradients are sent."""
+    node = torch._C._current_autograd_node()  # noqa: SLF001 - no public name for it
+    return node is not None and "AccumulateGrad" not in node.name()
+
+
+def _only_looks(call: OpCall) -> bool:
+    """Whether an op reads the shape of its input, and none of its values."""
+    return call.info.name.endswith("_like") or call.info.name.startswith("new_")
 
 
 def _read_by(call: OpCall) -> list[Tensor]:

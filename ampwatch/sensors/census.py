@@ -53,11 +53,14 @@ MOST_CALLS = 10_000
 """Calls of modules in one iteration without an op that is counted, after which nobody waits for
 one any more: an evaluation, or a model that only answers."""
 
-ALTERED = frozenset({"prod", "_linalg_svd", "_linalg_eigh", "linalg_lstsq", "linalg_pinv"})
-"""Ops that PyTorch computes otherwise while any dispatch mode is on, with other last bits: the
-backward of a product and of least squares, and singular values or eigenvalues whose vectors
-nobody needs (``isTensorSubclassLike`` in its C++ code). And the pseudoinverse: whether autocast
-applies inside of it depends on the name it was called by."""
+ALTERED = frozenset({"_linalg_svd", "_linalg_eigh", "linalg_pinv"})
+"""Ops that PyTorch computes otherwise while any dispatch mode is on, with other last bits:
+singular values or eigenvalues whose vectors nobody needs (``isTensorSubclassLike`` in its C++
+code). And the pseudoinverse: whether autocast applies inside of it depends on the name it was
+called by."""
+
+ALTERED_BACKWARD = frozenset({"prod", "linalg_lstsq"})
+"""Ops whose backward it computes otherwise."""
 
 REGION_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
 """Reasons that say by themselves that autocast is used."""
@@ -360,9 +363,11 @@ class OpCensusSensor:
             self._mode.ignore(func)
         return info
 
-    def _is_altered(self, func: Any) -> bool:
+    def _is_altered(self, func: Any, args: Sequence[Any]) -> bool | None:
         name = getattr(func, "_opname", "")
-        if name in ALTERED:
+        if name in ALTERED_BACKWARD and not any(t.requires_grad for t in tensors_among(args)):
+            return None
+        if name in ALTERED or name in ALTERED_BACKWARD:
             self.altered = name
         return bool(self.altered)
 

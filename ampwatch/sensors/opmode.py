@@ -40,9 +40,10 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
     Args:
         note: Called with ``(func, args, kwargs, out)`` after each op. Must not raise.
         ignored: Ops that it is not called for.
-        is_altered: Called with each op that comes for the first time, before it runs: whether
-            PyTorch computes it, or its backward, otherwise while a mode is on. If it does, the
-            mode is silent from then on and leaves. Must not raise.
+        is_altered: Called with each op that comes for the first time and its arguments, before it
+            runs: whether PyTorch computes it, or its backward, otherwise while a mode is on. If it
+            does, the mode is silent from then on and leaves. ``None`` says that this call is not,
+            and that others may be. Must not raise.
 
     Attributes:
         threads: Identities of the threads that it was put on in and not yet taken off.
@@ -57,7 +58,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         self,
         note: Note,
         ignored: Iterable[Any] = (),
-        is_altered: Callable[[Any], bool] = lambda _func: False,
+        is_altered: Callable[[Any, Sequence[Any]], bool | None] = lambda _func, _args: False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._note: Note | None = note
@@ -80,8 +81,11 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
                 return func(*args, **(kwargs or {}))
             keys = self._keys.get(func)
             if keys is None:
-                keys = self._keys[func] = _keys_of(lets_autocast_through(func))
-                if self._note is not None and self._is_altered(func):
+                keys = _keys_of(lets_autocast_through(func))
+                altered = self._note is not None and self._is_altered(func, args)
+                if altered is not None:  # else it is asked again the next time
+                    self._keys[func] = keys
+                if altered:
                     self._note = None
             out = _run(func, args, kwargs or {}, keys)
             note = self._note

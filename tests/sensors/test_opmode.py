@@ -301,7 +301,7 @@ def test_an_op_that_would_be_altered_is_the_last_and_nothing_is_on_after_it() ->
     """The mode is asked before the op runs, and tells of nothing from there on."""
     names: list[str] = []
     exp = torch.ops.aten.exp.default
-    mode = OpMode(lambda func, *_: names.append(func._schema.name), (), lambda func: func is exp)
+    mode = OpMode(lambda func, *_: names.append(func._schema.name), (), lambda func, _: func is exp)
     x = torch.ones(2)
     mode.put_on()
     x.neg()

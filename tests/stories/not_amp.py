@@ -56,7 +56,7 @@ def a_ratio_of_the_features_that_was_divided_by_zero(*, sick: bool) -> Program:
     )
 
 
-@STORIES.tell("nonfinite_input", "loss", "forward")
+@STORIES.tell("nonfinite_input", "loss", "forward", levels=("deep",))
 def a_target_that_was_never_measured(*, sick: bool) -> Program:
     """The inputs are fine, one label in the ninth batch is NaN; no scaler, so the weights are lost."""
     model = nn.Sequential(nn.Linear(5, 24), nn.GELU(), nn.Linear(24, 2))
@@ -84,7 +84,7 @@ def a_target_that_was_never_measured(*, sick: bool) -> Program:
     )
 
 
-@STORIES.tell("divergence", "loss", "optimizer")
+@STORIES.tell("divergence", "loss", "forward")
 def a_rate_a_little_too_large_until_float16_gives_in(*, sick: bool) -> Program:
     """Loss and weights grow by a quarter in each step; the overflow is only how it ends."""
     model = nn.Linear(12, 4, bias=False)

@@ -91,6 +91,7 @@ class Story:
         phase: Its phase.
         build: Builds the program, sick or healthy.
         op: Its op, if one is to be named.
+        levels: Levels that can name it: what happens in one step only need not be looked at.
     """
 
     kind: str
@@ -98,6 +99,7 @@ class Story:
     phase: str
     build: Callable[..., Program]
     op: str = ""
+    levels: tuple[str, ...] = LEVELS
 
     def __str__(self) -> str:
         return f"{self.kind}-{self.build.__name__}"
@@ -107,12 +109,17 @@ class Stories(list[Story]):
     """Collects stories."""
 
     def tell(
-        self, kind: str, where: str, phase: str, op: str = ""
+        self,
+        kind: str,
+        where: str,
+        phase: str,
+        op: str = "",
+        levels: tuple[str, ...] = LEVELS,
     ) -> Callable[[Callable[..., Program]], Callable[[bool], Program]]:
         """Collect the decorated program as a story."""
 
         def collect(build: Callable[..., Program]) -> Callable[[bool], Program]:
-            self.append(Story(kind, where, phase, build, op))
+            self.append(Story(kind, where, phase, build, op, levels))
             return build
 
         return collect

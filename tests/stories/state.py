@@ -39,9 +39,10 @@ def a_rate_that_blows_the_weights_up_without_a_scaler(*, sick: bool) -> Program:
 
 @STORIES.tell("param_nonfinite", "param:1.weight", "optimizer")
 def float16_blown_up_without_a_scaler(*, sick: bool) -> Program:
-    """The first large step overflows the forward, the next writes NaN into everything."""
+    """The first step is so large that the weights themselves overflow."""
     model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 128))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e4 if sick else 1e-3, fused=True)
+    # Lost: a minus sign in the exponent.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e39 if sick else 1e-3, fused=True)
 
     def iterate(_step: int) -> torch.Tensor:
         x = torch.randn(32, 8)

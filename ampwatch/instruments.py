@@ -119,11 +119,12 @@ class Instruments:
             Clock(),
         )
         self._ops.wants_trace = lambda: self.diagnosis.wants_trace
+        self._ops.wants_ops = lambda: self.diagnosis.wants_ops
         self._ops.loss = self._ledger.losses.known
         self._api = ApiWatch(
             targets, registry, lambda: self._ledger.step, self.diagnosis.observe, account
         )
-        self._ledger.step = self._first_step = first_step
+        self._ledger.step = self._ops.step = self._first_step = first_step
         # Ranges first: what they measure belongs to the iteration that the others close.
         self._sensors: list[Sensor] = [
             *self._api.sensors,

@@ -10,9 +10,11 @@ from ampwatch.roundingwatch import rounding_listeners
 from ampwatch.sensors.births import BirthListener
 from ampwatch.sensors.census import OpCensusSensor
 from ampwatch.sensors.compiling import may_compile
+from ampwatch.sensors.deferred import Deferred
 from ampwatch.sensors.guard import Account, Guard
 from ampwatch.sensors.iteration import Clock
 from ampwatch.sensors.names import Names
+from ampwatch.sensors.oplistener import GuardedListeners
 from ampwatch.sensors.regions import Regions
 from ampwatch.sensors.sampling import Look
 from ampwatch.sensors.tf32 import allows_tf32
@@ -50,6 +52,10 @@ class OpWatch:
 
     Attributes:
         guards: The guards of the sensors.
+        step: Index of the open iteration.
+        wants_trace: Asked whether something has failed, so that the next iteration is traced.
+        wants_ops: Asked whether something may be rounding away.
+        loss: Asked for the loss of the open iteration; ``None`` if the host does not know it.
         newest_window: The newest record of a window, ``None`` before the first.
     """
 
@@ -62,12 +68,13 @@ class OpWatch:
         account: Account,
         observe: Callable[[object], None],
     ) -> None:
-        regions, census = (
-            Guard(name, account, is_thread_safe=True) for name in ("regions", "census")
+        regions, census, births, rounding = (
+            Guard(name, account, is_thread_safe=True)
+            for name in ("regions", "census", "births", "rounding")
         )
         # The first start of a profiler takes a second; as a debt it would end all sampling.
         window = Guard("window", Account())
-        self.guards = [regions, census, window]
+        self.guards = [regions, census, births, rounding, window]
         self.newest_window: WindowRecord | None = None
         self._outlet = outlet
         self._sampler = sampler
@@ -82,11 +89,13 @@ class OpWatch:
         self._scaler = targets.scaler
         self._observe = observe
         self.wants_trace: Callable[[], bool] = lambda: False
+        self.wants_ops: Callable[[], bool] = lambda: False
         self.loss: Callable[[], float | None] = lambda: None
         names = Names(targets.models)
-        self._births = BirthListener(
+        listener = BirthListener(
             names, self._deliver, lambda: self._census.is_stepping, self._scale
         )
+        self._births = GuardedListeners(births, (listener,))
         self._census = OpCensusSensor(
             names,
             self._regions,
@@ -94,7 +103,10 @@ class OpWatch:
             census,
             may_force_eager=self._forces_eager,
         )
-        self._rounding = rounding_listeners(names, observe)
+        self._deferred = Deferred()
+        listeners = rounding_listeners(names, observe, self._deferred)
+        self._rounding = GuardedListeners(rounding, listeners)
+        self._reading = rounding
         self._window: WindowSensor | None = None
         if targets.device is not None:
             self._window = WindowSensor(
@@ -109,7 +121,7 @@ class OpWatch:
                 allows_tf32=lambda: allows_tf32(OpKind.MATMUL),
             )
         self._is_counting = False
-        self._step = 0
+        self.step = 0
         self._charged_ns = 0
 
     @property
@@ -125,7 +137,9 @@ class OpWatch:
     def closed(self, step: int, duration_s: float) -> tuple[OpCensus | None, Window | None]:
         """An iteration has ended; return what was seen of its ops and kernels."""
         census = self._count(step, duration_s)
-        self._step = step + 1
+        self.step = step + 1
+        if self._deferred.in_flight:
+            self._reading.run(self._deferred.poll)
         window = self._window
         if window is None:
             return census, None
@@ -142,16 +156,18 @@ class OpWatch:
         counts = self._one_by_one and Look.OPS in self._sampler.wanted
         # On a device the births cost a sync per op: only where something has failed already.
         follows = self._traces_all or self.wants_trace() or (counts and self._is_host)
-        if counts or follows:
-            listeners = (*((self._births,) if follows else ()), *self._rounding)
+        if counts or follows or (self._one_by_one and self.wants_ops()):
+            listeners = (self._births, self._rounding) if follows else (self._rounding,)
             self._is_counting = bool(self._guard.run(self._begin, listeners, counts))
 
     def _begin(self, listeners: Sequence[OpListener], count: bool) -> bool:  # noqa: FBT001 - of the guard
-        return self._census.begin(self._step, listeners=listeners, count=count)
+        return self._census.begin(self.step, listeners=listeners, count=count)
 
     def unfinished(self, step: int) -> OpCensus | None:
         """Return what was seen of the ops of the open iteration, which will not end."""
-        return self._count(step, float("nan"))
+        census = self._count(step, float("nan"))
+        self._reading.run(self._deferred.poll)
+        return census
 
     def _count(self, step: int, duration_s: float) -> OpCensus | None:
         if not self._is_counting:
@@ -185,9 +201,10 @@ class OpWatch:
                 " compiled code would run otherwise; profiler windows count them, and"
                 ' compiled_census="force_eager" runs counted iterations uncompiled'
             )
-        if self._census.altered:
+        met = self._census.altered or self._census.uncounted
+        if met:
             sentences.append(
-                f"ops are not counted one by one any more: {self._census.altered} was met, which"
+                f"ops are not counted one by one any more: {met} was met, which"
                 " PyTorch computes otherwise while anybody looks; profiler windows count ops"
             )
         return sentences

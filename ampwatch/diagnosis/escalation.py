@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 UNEXPLAINED_SKIPS = 2
 """Skips in a row, neither calibration nor a probe, after which the next iteration is traced."""
 
+WATCHED_STEPS = 40
+"""Iterations whose ops are looked at one after another where something may be rounding away: that
+takes several updates in a row to tell from one that is small."""
+
+MOST_WATCHES = 2
+
 RECURRING_STEPS = 64
 """Iterations within which a step is skipped again, alone, at a scale that had been good enough,
 for the next iterations to be traced as well."""
@@ -51,6 +57,8 @@ class Escalation:
         self._traces = FIRST_TRACES
         self._step = -1
         self._bursts = 0
+        self._watched_until = -1
+        self._watches = 0
         self._skipped_at = -RECURRING_STEPS
         self._largest_applied = 0.0
 
@@ -58,6 +66,17 @@ class Escalation:
     def wants_trace(self) -> bool:
         """Whether the next iteration should be traced."""
         return self._step < self._until and not self._is_explained()
+
+    @property
+    def wants_ops(self) -> bool:
+        """Whether the ops of the next iteration should be looked at: something may round away."""
+        return self._step < self._watched_until
+
+    def suspect(self, step: int) -> None:
+        """Something may be rounding away as of iteration ``step``."""
+        if step >= self._watched_until and self._watches < MOST_WATCHES:
+            self._watches += 1
+            self._watched_until = step + WATCHED_STEPS
 
     def _is_explained(self) -> bool:
         explained = self._culprits.explained_at

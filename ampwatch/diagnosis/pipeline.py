@@ -40,6 +40,7 @@ from ampwatch.diagnosis.rounding_evidence import (
     LossyCast,
     StuckAverage,
     StuckSum,
+    SumSeen,
 )
 from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.scale_reset import ScaleReset
@@ -181,14 +182,16 @@ class Diagnosis:
         self._shared = SharedScaler(self.book)
         self._compiled = CompiledBackward(self.book)
         self._divergence = Divergence(self.book)
-        accumulation, fp8 = Accumulation(self.book), Fp8(self.book, settings)
+        self._accumulation = accumulation = Accumulation(self.book)
+        fp8 = Fp8(self.book, settings)
         self._observers: dict[type, Callable[[Any], None]] = {
             OpTrace: culprit_ops.look,
             LossyCast: LossyCasts(self.book).look,
             Fp8Cast: fp8.look,
             BrokenScale: fp8.look_at_scale,
+            SumSeen: self._suspect,
             StuckSum: accumulation.look_at_sum,
-            StuckAverage: accumulation.look_at_average,
+            StuckAverage: self._look_at_average,
             GradientSum: accumulation.look_at_gradients,
             ScalerChange: self._reset.announce,
             CompiledGradients: self._compiled.observe,
@@ -216,6 +219,20 @@ class Diagnosis:
         handler = self._observers.get(type(observation))
         if handler is not None:
             self._run_guarded(handler, observation)
+
+    def _suspect(self, seen: SumSeen) -> None:
+        if not self.book.of_kind("metric_accum_rounding"):
+            self._escalation.suspect(seen.step)
+
+    def _look_at_average(self, stuck: StuckAverage) -> None:
+        if not self.book.of_kind("ema_rounding"):
+            self._escalation.suspect(stuck.site.step)
+        self._accumulation.look_at_average(stuck)
+
+    @property
+    def wants_ops(self) -> bool:
+        """Whether the ops of the next iteration should be looked at."""
+        return self._escalation.wants_ops
 
     @property
     def wants_trace(self) -> bool:

@@ -85,6 +85,16 @@ class BrokenScale(NamedTuple):
     num_values: int
 
 
+class SumSeen(NamedTuple):
+    """A small tensor in half precision was added to, which may be a running sum.
+
+    Attributes:
+        step: The iteration.
+    """
+
+    step: int
+
+
 class StuckSum(NamedTuple):
     """Additions to a running sum had no effect.
 

@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 from ampwatch.diagnosis.op_evidence import LoneForward, OpCensus, OpKey, OpTally
 from ampwatch.precision.ops import Fallback, OpKind, Phase
 from ampwatch.records import CensusSource
+from ampwatch.sensors.altered import AlteredCalls
 from ampwatch.sensors.compiling import ForcedEager, is_traced, listen_to_compile, may_compile
 from ampwatch.sensors.fallbacks import Fallbacks
 from ampwatch.sensors.modulestack import ModuleStack
@@ -92,7 +93,9 @@ class OpCensusSensor:
             changes its rounding there.
 
     Attributes:
-        altered: Name of the op because of which nothing is counted any more; empty without.
+        altered: Name of the op because of which nothing is seen any more; empty without.
+        uncounted: Name of the function because of which iterations are not seen to their end, and
+            not counted; empty without.
 
     Cost:
         25 to 60 us an op in a counted iteration, a third to a half of it PyTorch's own
@@ -127,9 +130,10 @@ class OpCensusSensor:
         self._regions = regions
         self._fallbacks = Fallbacks(regions)
         self._counts = OpCounts(self._fallbacks.why)
+        self._altered_calls = AlteredCalls(self._before_altered)
         self._mode: OpMode | None = None
         self._thread = 0
-        self.altered = ""
+        self.altered = self.uncounted = ""
         self._clear()
 
     def _clear(self) -> None:
@@ -150,6 +154,7 @@ class OpCensusSensor:
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
+        self._altered_calls.install()
         if self._may_force_eager or not may_compile():
             self._staying_handles = [
                 register_module_forward_hook(self._after_forward, always_call=True),
@@ -163,6 +168,7 @@ class OpCensusSensor:
         for handle in self._step_handles:
             handle.remove()
         self._step_handles.clear()
+        self._altered_calls.remove()
         self._leave_alone()
 
     def _leave_alone(self) -> None:
@@ -184,7 +190,8 @@ class OpCensusSensor:
         self.stop()
         self._clear()
         is_compiled = may_compile()
-        if self.altered or (is_compiled and not self._may_force_eager):
+        count = count and not self.uncounted
+        if self.altered or not (count or listeners) or (is_compiled and not self._may_force_eager):
             return False
         self._forced = ForcedEager() if is_compiled else None
         self._was_forced = is_compiled
@@ -217,7 +224,7 @@ class OpCensusSensor:
         self.stop()
         counts, census = self._counts, None
         tallies = counts.tallies
-        if (tallies or self._lone) and not self.altered:
+        if (tallies or self._lone) and not (self.altered or self.uncounted):
             census = OpCensus(
                 step=step,
                 source=CensusSource.FORCED_EAGER if self._was_forced else CensusSource.DISPATCH,
@@ -281,6 +288,15 @@ class OpCensusSensor:
     def _on_compile(self, *_: Any) -> None:
         # Let it run as if nobody looked.
         self._guard.run(self._stop_for_good)
+
+    def _before_altered(self, name: str) -> None:
+        if self._mode is not None and not torch.compiler.is_compiling():
+            self._guard.run(self._give_up, name)
+
+    def _give_up(self, name: str) -> None:
+        """See no op of this iteration any more, and count none later: ``name`` is to be called."""
+        self.uncounted = name
+        self.stop()
 
     def _stop_for_good(self) -> None:
         self.stop()

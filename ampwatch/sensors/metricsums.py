@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ampwatch.diagnosis.rounding_evidence import OpSite, StuckSum
+from ampwatch.diagnosis.rounding_evidence import OpSite, StuckSum, SumSeen
 from ampwatch.precision.ops import Phase
 from ampwatch.sensors.dtypes import name_of
 from ampwatch.sensors.opvalues import HALF, has_grad, is_plain, place_name
@@ -56,7 +56,7 @@ class MetricSums:
 
     Args:
         deferred: Reads values.
-        observe: Told of each ``StuckSum``.
+        observe: Told of each ``StuckSum``, and of what may become one (``SumSeen``).
 
     Cost:
         Less than 1 us for an op that adds nothing in half precision; 20 us for one that does
@@ -124,6 +124,7 @@ class MetricSums:
             self._sums = {key: s for key, s in list(self._sums.items()) if s.tensor() is not None}
         if len(self._sums) < MOST_SUMS:
             self._sums[id(out)] = _Sum(out)
+            self._observe(SumSeen(self._step))
 
     def _look(self, call: OpCall, place: OpPlace, known: _Sum, addend: Any) -> None:
         if not isinstance(addend, (torch.Tensor, int, float)) or is_in_optimizer():

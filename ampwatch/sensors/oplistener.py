@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ampwatch.precision.ops import Phase
+    from ampwatch.sensors.guard import Guard
     from ampwatch.sensors.opcounts import OpCall
 
 
@@ -27,8 +30,7 @@ class OpPlace(NamedTuple):
 class OpListener(Protocol):
     """Something that looks at every op of the iterations whose ops are watched.
 
-    Ops that compute nothing (views, ``empty``, ``detach``) are not told of. All calls come
-    within a guard; tensors may be looked at in ``note`` and must not be kept.
+    Ops that compute nothing (views, ``empty``, ``detach``) are not told of. Tensors may be looked at in ``note`` and must not be kept.
     """
 
     def begin(self, step: int) -> None:
@@ -39,3 +41,42 @@ class OpListener(Protocol):
 
     def end(self) -> None:
         """The iteration is over, or is not watched any further."""
+
+
+class GuardedListeners:
+    """Some listeners behind a fail-open boundary of their own.
+
+    If one of them fails, they all are switched off; who else listens, and the census, go on.
+
+    Args:
+        guard: The boundary, a thread-safe one.
+        listeners: The listeners.
+    """
+
+    def __init__(self, guard: Guard, listeners: Sequence[OpListener]) -> None:
+        self._guard = guard
+        self._listeners = listeners
+
+    def begin(self, step: int) -> None:
+        """Iteration ``step`` begins."""
+        self._guard.run(self._begin, step)
+
+    def _begin(self, step: int) -> None:
+        for listener in self._listeners:
+            listener.begin(step)
+
+    def note(self, call: OpCall, place: OpPlace) -> None:
+        """An op has returned."""
+        self._guard.run(self._note, call, place)
+
+    def _note(self, call: OpCall, place: OpPlace) -> None:
+        for listener in self._listeners:
+            listener.note(call, place)
+
+    def end(self) -> None:
+        """The iteration is over."""
+        self._guard.run(self._end)
+
+    def _end(self) -> None:
+        for listener in self._listeners:
+            listener.end()

@@ -81,7 +81,7 @@ class Birth:
         inputs: The floating-point inputs of the op, as far as their values are known.
         parents: Births of the infinities that NaN were made of.
         needs_grad: Whether an input of the op requires a gradient.
-        exponent: The Python number given to ``pow``; NaN without one.
+        number: The Python number given as second argument, an exponent or a divisor; NaN without.
         is_stepping: Whether an optimizer was stepping.
         gradient: Parameter whose gradient was read, between backward and the optimizer's step.
         is_hook: Whether it ran in backward, but in no node of the graph: in a hook, as those of
@@ -105,7 +105,7 @@ class Birth:
     inputs: Sequence[Values] = ()
     parents: frozenset[int] = frozenset()
     needs_grad: bool = False
-    exponent: float = math.nan
+    number: float = math.nan
     is_stepping: bool = False
     gradient: str = ""
     is_hook: bool = False
@@ -139,6 +139,7 @@ class OpTrace:
         loss_nonfinite: Whether the loss is known not to be finite; ``None`` if it was not seen.
         has_half: Whether float16 or bfloat16 was computed in.
         has_trained: Whether gradients were computed.
+        scale: The loss scale; NaN without one, or where the host does not know it.
         is_scaled: Whether an enabled scaler skips steps whose gradients are not finite.
     """
 
@@ -149,4 +150,5 @@ class OpTrace:
     loss_nonfinite: bool | None = None
     has_half: bool = False
     has_trained: bool = False
+    scale: float = math.nan
     is_scaled: bool = False

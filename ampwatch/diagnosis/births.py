@@ -57,6 +57,13 @@ CHOOSERS = frozenset(
 SMALL = 1.0
 """A divisor below this is what made a quotient overflow, not the numerator."""
 
+SMALL_NUMBER = 1e-4
+"""The same for one that the program has written down, as it does with temperatures."""
+
+USELESS_SCALE = 2.0**-14
+"""With a loss scale below this, gradients smaller than 1 are no normal numbers of float16 any more:
+what needs such a scale is not cured by it."""
+
 
 class Diagnosed(NamedTuple):
     """The birth that an incident begins with.
@@ -88,7 +95,22 @@ def diagnose(trace: OpTrace) -> Diagnosed | None:
     # What goes wrong in forward comes before what goes wrong in backward.
     first = min(found, key=lambda d: (d.birth.phase is Phase.BACKWARD, d.birth.index))
     others = [d for d in found if d is not first and not family.descends(d.birth, first.birth)]
-    return first._replace(others=len(others))
+    return _placed(first, found)._replace(others=len(others))
+
+
+def _placed(first: Diagnosed, found: Sequence[Diagnosed]) -> Diagnosed:
+    """Return a diagnosis with the kind and place that the same line has where more is known of it.
+
+    Where gradients are summed in a loop, only what came last is still in one at the end.
+    """
+    known = [
+        d
+        for d in found
+        if d.kind == "reduce_overflow"
+        and d.where.startswith("param:")
+        and (d.birth.op, d.birth.source) == (first.birth.op, first.birth.source)
+    ]
+    return known[0]._replace(birth=first.birth) if known and not first.birth.is_inside else first
 
 
 class _Family:
@@ -226,7 +248,8 @@ def _matters(birth: Birth, family: _Family, spread: set[str], *, small: bool) ->
         return False  # the row that it masked is what failed
     if birth.absorbed_by and not _escapes(birth, family, spread):
         return not _is_meant(birth, small=small)
-    if birth.absorbed_by and birth.out.is_negative_only and not children:
+    is_unused = birth.absorbed_by or birth.phase is Phase.EVAL  # scores of what cannot be
+    if is_unused and birth.out.is_negative_only and not children:
         return False
     return bool(spread) or family.in_backward(birth) or _is_result(birth, family)
 
@@ -280,7 +303,7 @@ def _is_small_number(birth: Birth) -> bool:
     if op in MEANS:
         return birth.out.nans
     if op.startswith("pow") or op == "_foreach_pow":
-        return birth.exponent < 0 or birth.out.nans
+        return birth.number < 0 or birth.out.nans
     if op in DIVISIONS:
         return birth.out.nans or not _divisor(birth) >= SMALL
     return False
@@ -288,6 +311,8 @@ def _is_small_number(birth: Birth) -> bool:
 
 def _divisor(birth: Birth) -> float:
     """Return the smallest magnitude of a divisor; NaN if unknown."""
+    if not math.isnan(birth.number):
+        return abs(birth.number) / SMALL_NUMBER
     inputs = birth.inputs
     if len(inputs) < 2:
         return math.nan
@@ -322,12 +347,17 @@ def _judge_backward(birth: Birth, family: _Family) -> Diagnosed | None:
 
     What a smaller scale would cure is the scaler's business, and it is at it.
     """
-    if birth.parents or not _is_small_number(birth):
+    if birth.parents or not (_is_small_number(birth) or _needs_no_scale(birth, family.trace.scale)):
         return None
     parameters = family.parameters(birth)
     if not parameters:
         return None
     return Diagnosed("backward_nonfinite_any_scale", birth, f"param:{parameters[0]}", "backward")
+
+
+def _needs_no_scale(birth: Birth, scale: float) -> bool:
+    """Whether the scale that a gradient would fit with is of no use to any other."""
+    return limit_of(birth.out.dtype) * scale / birth.in_amax < USELESS_SCALE
 
 
 def _phase(birth: Birth) -> str:

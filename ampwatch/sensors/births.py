@@ -84,6 +84,9 @@ class BirthListener:
         trace = self._trace
         trace.num_ops = self._count
         if self._births:
+            scale = self._scale()
+            if scale is not None and scale.device.type == "cpu":
+                trace.scale = host_scalar(scale)
             trace.births = self._births
             trace.bad_gradients = self._bad_gradients()
         self._deliver(trace)
@@ -105,7 +108,7 @@ class BirthListener:
         if bad:
             self._look(call, place, outputs, bad)
         elif self._tainted:
-            self._settle(call, outputs)
+            self._settle(call, place, outputs)
 
     def _look(
         self, call: OpCall, place: OpPlace, outputs: Sequence[Tensor], bad: Sequence[int]
@@ -115,7 +118,7 @@ class BirthListener:
         values = {index: known for index, known in values.items() if not known.is_finite}
         if not values:
             if self._tainted:
-                self._settle(call, outputs)
+                self._settle(call, place, outputs)
             return
         written = {_storage(tensor) for tensor in outputs}
         given, parents, has_nans = self._inputs(call, place, written)
@@ -219,7 +222,7 @@ class BirthListener:
             phase=place.phase,
             out=out,
             needs_grad=any(t.requires_grad for t in _read_by(call)),
-            exponent=_exponent(call),
+            number=_number(call),
             is_stepping=self._is_stepping(),
             gradient=self._gradient_read_by(call, place),
             is_hook=place.phase is Phase.BACKWARD and not _is_in_node(),
@@ -256,9 +259,11 @@ class BirthListener:
             }
         return self._own.get(key, (Origin.INPUT, ""))
 
-    def _settle(self, call: OpCall, outputs: Sequence[Tensor]) -> None:
+    def _settle(self, call: OpCall, place: OpPlace, outputs: Sequence[Tensor]) -> None:
         """All outputs are finite: what was not among the inputs has been absorbed."""
-        computed = any(tensor.dtype in FLOATS for tensor in outputs) and not _only_looks(call)
+        # What backward reads of them again is no part of the result.
+        computed = place.phase is not Phase.BACKWARD and not _only_looks(call)
+        computed = computed and any(tensor.dtype in FLOATS for tensor in outputs)
         for tensor in _read_by(call):
             known = self._tainted.get(_storage(tensor))
             if known is None or not computed or tensor.dtype not in FLOATS:
@@ -296,19 +301,19 @@ def values_of(tensor: Tensor) -> Values:
     dtype, numel = name_of(tensor.dtype), tensor.numel()
     if not numel or not _is_plain(tensor):
         return Values(dtype, numel)
-    low, high = (_number(x) for x in torch.aminmax(tensor.detach()))
+    low, high = (_element(x) for x in torch.aminmax(tensor.detach()))
     if math.isfinite(low) and math.isfinite(high):
-        amin = _number(tensor.detach().abs().amin())
+        amin = _element(tensor.detach().abs().amin())
         return Values(dtype, numel, amax=max(-low, high), amin=amin)
     finite = torch.isfinite(tensor)
     magnitudes = torch.where(finite, tensor.detach().abs(), torch.zeros_like(tensor))
     return Values(
         dtype,
         numel,
-        nans=bool(_number(torch.isnan(tensor).any())),
-        posinf=bool(_number(torch.isposinf(tensor).any())),
-        neginf=bool(_number(torch.isneginf(tensor).any())),
-        amax=_number(magnitudes.amax()),
+        nans=bool(_element(torch.isnan(tensor).any())),
+        posinf=bool(_element(torch.isposinf(tensor).any())),
+        neginf=bool(_element(torch.isneginf(tensor).any())),
+        amax=_element(magnitudes.amax()),
     )
 
 
@@ -316,11 +321,11 @@ def _adds_up(tensor: Tensor) -> bool:
     """Whether the elements add up to a finite number: then all of them are finite."""
     if not _is_plain(tensor) or not tensor.numel():
         return True
-    total = _number(tensor.sum() if tensor.ndim else tensor)
+    total = _element(tensor.sum() if tensor.ndim else tensor)
     return total - total == 0.0
 
 
-def _number(tensor: Tensor) -> float:
+def _element(tensor: Tensor) -> float:
     """Return the one element. Cost: a sync on a device; on the CPU not even an op."""
     if tensor.is_cpu and is_plain_scalar(tensor):
         return host_scalar(tensor)
@@ -363,8 +368,7 @@ def _nonfinite_number(call: OpCall) -> float | None:
     return None
 
 
-def _exponent(call: OpCall) -> float:
-    if not call.info.name.startswith("pow") or len(call.args) < 2:
-        return math.nan
-    exponent = call.args[1]
-    return float(exponent) if isinstance(exponent, (int, float)) else math.nan
+def _number(call: OpCall) -> float:
+    """Return the Python number that an op was given as its second argument; NaN without one."""
+    number = call.args[1] if len(call.args) > 1 else None
+    return float(number) if isinstance(number, (int, float)) else math.nan

@@ -82,6 +82,10 @@ live for many more. Not the modules' outputs: whatever is compiled is compiled n
 
 EVERYTHING: Wanted = frozenset(Topic) | OPS
 
+UPDATES_EVERY = 4
+"""At ``deep`` updates are looked at in every so many iterations: they are compared over several
+anyway, and two copies of the weights in each step would be the dearest part of all."""
+
 
 class Sampler:
     """Decides for each iteration, when it begins, what is measured in it.
@@ -251,7 +255,7 @@ class Sampler:
         if self._level in ("off", "light") or self.is_held:
             return frozenset()
         if self._level == "deep":
-            return EVERYTHING
+            return EVERYTHING if self.step % UPDATES_EVERY == 0 else EVERYTHING - UPDATES
         if self.step == 0:
             return self._first
         if not self._is_due():

@@ -15,6 +15,7 @@ from ampwatch.sensors.guard import Account, Guard
 from ampwatch.sensors.iteration import Clock
 from ampwatch.sensors.names import Names
 from ampwatch.sensors.oplistener import GuardedListeners
+from ampwatch.sensors.refusedops import RefusedOps
 from ampwatch.sensors.regions import Regions
 from ampwatch.sensors.sampling import Look
 from ampwatch.sensors.tf32 import allows_tf32
@@ -105,7 +106,8 @@ class OpWatch:
         )
         self._deferred = Deferred()
         listeners = rounding_listeners(names, observe, self._deferred)
-        self._rounding = GuardedListeners(rounding, listeners)
+        refused = RefusedOps(self._regions, observe)
+        self._rounding = GuardedListeners(rounding, (refused, *listeners))
         self._reading = rounding
         self._window: WindowSensor | None = None
         if targets.device is not None:

@@ -135,7 +135,10 @@ CERTAINTY: dict[str, Certainty] = {
             *("backward_under_autocast", _SEEN),
             "autocast was on when backward was called",
         ),
-        (*("api_error", _SEEN), "the exception that PyTorch has raised says so itself"),
+        (
+            *("api_error", _SEEN),
+            "the exception that PyTorch has raised says so itself, or an op that it refuses elsewhere was seen",
+        ),
         (
             *("autocast_inactive", _MEASURED),
             "autocast is used in this program, and these ops were seen to run outside its reach",

@@ -17,6 +17,7 @@ from ampwatch.sensors.inputs import InputSensor
 from ampwatch.sensors.iteration import Clock
 from ampwatch.sensors.names import Names
 from ampwatch.sensors.oplistener import GuardedListeners
+from ampwatch.sensors.refusedops import RefusedOps
 from ampwatch.sensors.regions import Regions
 from ampwatch.sensors.sampling import Look
 from ampwatch.sensors.tf32 import allows_tf32
@@ -111,6 +112,7 @@ class OpWatch:
         listeners = [
             *rounding_listeners(names, observe, self._deferred),
             AgedCasts(names, self._regions, observe),
+            RefusedOps(self._regions, observe),
         ]
         self._rounding = GuardedListeners(rounding, listeners)
         self._reading = rounding

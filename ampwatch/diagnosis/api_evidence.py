@@ -129,6 +129,24 @@ class AutocastBackward(NamedTuple):
     is_held: bool = False
 
 
+class RefusedOp(NamedTuple):
+    """An op ran under autocast on a CPU that autocast refuses on a GPU.
+
+    Attributes:
+        step: Index of the iteration.
+        op: Its name.
+        where: Qualified name of the module that was running, or ``loss``.
+        dtype: Name of the dtype that its input was rounded to.
+        source: ``file:line`` of the call.
+    """
+
+    step: int
+    op: str
+    where: str
+    dtype: str
+    source: str
+
+
 class Raised(NamedTuple):
     """The exception that ended the training.
 

@@ -6,13 +6,14 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.diagnosis.advice import ADVICE
-from ampwatch.diagnosis.api_errors import explain_error
+from ampwatch.diagnosis.api_errors import explain_error, refused_op
 from ampwatch.diagnosis.api_evidence import (
     AutocastBackward,
     MixedGradients,
     MixedScales,
     NonfiniteClip,
     Raised,
+    RefusedOp,
     ScaledClip,
     ScaledStep,
 )
@@ -53,6 +54,7 @@ class ApiMisuse:
             MixedScales: self.mixed_scales,
             AutocastBackward: self.backward_in_autocast,
             Raised: self.raised,
+            RefusedOp: self.refused,
         }
 
     def look(self, iteration: Iteration) -> None:
@@ -225,6 +227,10 @@ class ApiMisuse:
             finding.severity = Severity.INFO
             finding.summary += "; the region is held from step to step"
         self._say(finding)
+
+    def refused(self, seen: RefusedOp) -> None:
+        """An op ran that autocast would have refused on a GPU."""
+        self._say(refused_op(seen))
 
     def raised(self, seen: Raised) -> None:
         """An exception has ended the training."""

@@ -168,7 +168,8 @@ class OpWatch:
         self._looking_at_inputs.run(self._look_at_inputs, alert and not self._traces_all)
         counts = self._one_by_one and Look.OPS in self._sampler.wanted
         # On a device the births cost a sync per op: only where something has failed already.
-        follows = self._traces_all or self.wants_trace() or (counts and self._is_host)
+        looks = counts or (self._one_by_one and self._sampler.is_opening)
+        follows = self._traces_all or self.wants_trace() or (looks and self._is_host)
         if counts or follows or (self._one_by_one and self.wants_ops()):
             listeners = (self._births, self._rounding) if follows else (self._rounding,)
             self._is_counting = bool(self._guard.run(self._begin, listeners, counts))

@@ -25,6 +25,9 @@ SYMPTOMS = frozenset(
 )
 """Kinds that an op that makes non-finite values explains, as long as it does."""
 
+DIVERGENCE = "divergence"
+"""Explains whatever stops being finite after it."""
+
 AFTERMATHS = frozenset({"scale_stuck_low", "periodic_skip", "buffer_nonfinite", "divergence"})
 """Kinds that stay when a few bad batches are over, or that bring them about: they are the root."""
 
@@ -120,8 +123,10 @@ class FindingBook:
         takes_over = finding.kind in AFTERMATHS and finding.root
         if culprit is not None and finding.root and (finding.kind in SYMPTOMS or takes_over):
             root = self.root_of(culprit)
-            takes_over = takes_over and _is_passing(culprit)
-            takes_over |= finding.kind == "param_nonfinite" and not _is_of_format(culprit)
+            diverges = DIVERGENCE in (finding.kind, root.kind)
+            takes_over = takes_over and (_is_passing(culprit) or finding.kind == DIVERGENCE)
+            blown_up = finding.kind == "param_nonfinite" and not _is_of_format(culprit)
+            takes_over |= blown_up and not diverges
             recent = finding.first_step - root.last_step <= INCIDENT_STEPS
             if recent and not takes_over and (finding.kind in SYMPTOMS or _is_lasting(culprit)):
                 finding.root, finding.caused_by = False, root.key

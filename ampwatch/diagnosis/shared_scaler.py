@@ -25,6 +25,10 @@ RATE = 0.25
 RATE_RATIO = 3.0
 """The same, in multiples of the rate that growth just makes up for."""
 
+FAR_BELOW = 2.0**-4
+"""Skips so far below a scale at which the optimizer has stepped are no search of the scaler, however
+often that grows."""
+
 FEWER = 0.25
 """The other optimizer has at most this share of them."""
 
@@ -52,6 +56,7 @@ class _Account:
         attempts: Steps attempted.
         skips: Of those, skipped.
         relapses: Of those, at a scale at which it had stepped.
+        deep: Of those, far below it.
         nonfinite: Of the skips since it last stepped, those with a loss that was not finite.
         largest: The largest scale that it has stepped with; 0 before.
         since: The first skip that is held against it.
@@ -62,6 +67,7 @@ class _Account:
     attempts: int = 0
     skips: int = 0
     relapses: int = 0
+    deep: int = 0
     nonfinite: int = 0
     largest: float = 0.0
     since: int = -1
@@ -81,12 +87,13 @@ class _Account:
             self.nonfinite = 0
             self.largest = max(self.largest, scale)
             if self.streak >= FORGET_AFTER:
-                self.relapses, self.since, self.largest = 0, -1, scale
+                self.relapses, self.deep, self.since, self.largest = 0, 0, -1, scale
             return
         self.streak = 0
         self.skips += 1
         self.nonfinite += nonfinite_loss
         self.relapses += scale < self.largest
+        self.deep += scale <= FAR_BELOW * self.largest
         if self.since < 0 and (self.relapses or not self.largest):
             self.since, self.since_attempts = step, self.attempts - 1
 
@@ -195,6 +202,8 @@ def _keeps_relapsing(account: _Account, iteration: Iteration) -> bool:
     """Whether an optimizer is skipped at scales that fitted, and more often than a search would."""
     if account.relapses < RELAPSES or iteration.scaler is None:
         return False
+    if account.deep >= RELAPSES and account.rate >= RATE:
+        return True
     return account.rate >= max(RATE, RATE_RATIO * alarm_rate(iteration.scaler))
 
 

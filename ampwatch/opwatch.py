@@ -18,6 +18,7 @@ from ampwatch.sensors.regions import Regions
 from ampwatch.sensors.sampling import Look
 from ampwatch.sensors.tf32 import allows_tf32
 from ampwatch.sensors.trace_requests import TraceRequests
+from ampwatch.sensors.unsafe_ops import UnsafeOps
 from ampwatch.sensors.window import WindowSensor
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class OpWatch:
         self._others = (
             *rounding_listeners(names, observe),
             AgedCasts(names, self._regions, observe),
+            UnsafeOps(self._regions, observe),
         )
         self._window: WindowSensor | None = None
         if targets.device is not None:

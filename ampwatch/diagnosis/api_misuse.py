@@ -16,6 +16,8 @@ from ampwatch.diagnosis.api_evidence import (
     ScaledClip,
     ScaledStep,
 )
+from ampwatch.diagnosis.known_errors import known_by_op
+from ampwatch.diagnosis.observations import UnsafeOp
 from ampwatch.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class ApiMisuse:
             MixedGradients: self.mixed,
             MixedScales: self.mixed_scales,
             AutocastBackward: self.backward_in_autocast,
+            UnsafeOp: self.ran_unsafe,
             Raised: self.raised,
         }
 
@@ -226,6 +229,28 @@ class ApiMisuse:
             finding.summary += "; the region is held from step to step"
         self._say(finding)
 
+    def ran_unsafe(self, seen: UnsafeOp) -> None:
+        """An op ran under autocast that a GPU refuses."""
+        made = self._book.get("api_error", seen.where)
+        if made is not None and made.last_step == seen.step:
+            return
+        known = known_by_op(seen.op)
+        self._say(
+            _warning(
+                "api_error",
+                seen.where,
+                seen.step,
+                "forward",
+                f"{seen.op} ran under {seen.dtype} autocast at step {seen.step}: a CPU computes it in"
+                f" float32, on CUDA this raises RuntimeError (unsafe to autocast), because"
+                f" {known.meaning}",
+                op=seen.op,
+                dtype=seen.dtype,
+                source=seen.source,
+                advice=known.remedy,
+            )
+        )
+
     def raised(self, seen: Raised) -> None:
         """An exception has ended the training."""
         finding = explain_error(seen)
@@ -248,12 +273,12 @@ class ApiMisuse:
 
 
 def _warning(kind: str, where: str, step: int, phase: str, summary: str, **more: Any) -> Finding:
+    more.setdefault("advice", ADVICE[kind])
     return Finding(
         kind=kind,
         severity=Severity.WARNING,
         where=where,
         summary=summary,
-        advice=ADVICE[kind],
         phase=phase,
         first_step=step,
         last_step=step,

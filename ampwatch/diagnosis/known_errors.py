@@ -252,3 +252,12 @@ RECURRENT = _known(
     " bfloat16 autocast.",
 )
 """Layers whose messages differ from version to version: known by the class of the layer."""
+
+
+def known_by_op(op: str) -> Known:
+    """Return what is known of the exception that an op is refused with.
+
+    Raises:
+        StopIteration: Nothing is.
+    """
+    return next(known for known in KNOWN if known.op == op)

@@ -38,6 +38,24 @@ class StaleCast(NamedTuple):
     dtype: str
 
 
+class UnsafeOp(NamedTuple):
+    """An op ran under autocast on a CPU that a GPU would have refused to run.
+
+    Attributes:
+        step: The open iteration.
+        where: The module, or ``loss``.
+        op: Its name.
+        dtype: What the region asks for.
+        source: ``file:line`` of the user's code.
+    """
+
+    step: int
+    where: str
+    op: str
+    dtype: str
+    source: str
+
+
 class CompiledGradients(NamedTuple):
     """Gradients of a protected region of compiled code after a backward outside of autocast.
 

@@ -22,12 +22,18 @@ the start of a training another one or two."""
 RATE = 0.25
 """Share of its steps that an optimizer is skipped in, from which it is no noise."""
 
+RATE_OF_DEEP = 0.08
+"""The same, of one that has been skipped far below a scale that fitted."""
+
 RATE_RATIO = 3.0
 """The same, in multiples of the rate that growth just makes up for."""
 
 FAR_BELOW = 2.0**-4
 """Skips so far below a scale at which the optimizer has stepped are no search of the scaler, however
 often that grows."""
+
+FEWEST_DEEP = 3
+"""Skips of that kind that are no accident."""
 
 FEWER = 0.25
 """The other optimizer has at most this share of them."""
@@ -204,7 +210,8 @@ def _keeps_relapsing(account: _Account, iteration: Iteration) -> bool:
         return False
     if account.deep >= RELAPSES and account.rate >= RATE:
         return True
-    return account.rate >= max(RATE, RATE_RATIO * alarm_rate(iteration.scaler))
+    least = RATE if account.deep < FEWEST_DEEP else RATE_OF_DEEP
+    return account.rate >= max(least, RATE_RATIO * alarm_rate(iteration.scaler))
 
 
 def _is_well(other: _Account, account: _Account) -> bool:

@@ -254,12 +254,12 @@ class ApiMisuse:
 
 
 def _warning(kind: str, where: str, step: int, phase: str, summary: str, **more: Any) -> Finding:
+    more.setdefault("advice", ADVICE[kind])
     return Finding(
         kind=kind,
         severity=Severity.WARNING,
         where=where,
         summary=summary,
-        advice=ADVICE[kind],
         phase=phase,
         first_step=step,
         last_step=step,

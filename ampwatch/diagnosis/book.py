@@ -124,7 +124,8 @@ class FindingBook:
         if culprit is not None and finding.root and (finding.kind in SYMPTOMS or takes_over):
             root = self.root_of(culprit)
             diverges = DIVERGENCE in (finding.kind, root.kind)
-            takes_over = takes_over and (_is_passing(culprit) or finding.kind == DIVERGENCE)
+            is_over = _is_passing(culprit) or _is_over(culprit, finding)
+            takes_over = takes_over and (is_over or finding.kind == DIVERGENCE)
             blown_up = finding.kind == "param_nonfinite" and not _is_of_format(culprit)
             takes_over |= blown_up and not diverges
             recent = finding.first_step - root.last_step <= INCIDENT_STEPS
@@ -243,6 +244,15 @@ def _is_consequence(finding: Finding, root: Finding) -> bool:
 def _is_passing(culprit: Finding) -> bool:
     """Whether a culprit may be a few bad batches: all was well before, and it has not lasted."""
     return culprit.kind in TRANSIENT and culprit.first_step > 0 and culprit.count < LASTING
+
+
+def _is_over(culprit: Finding, left: Finding) -> bool:
+    """Whether a burst, however long, has ended before the scale came to the rest it is stuck at."""
+    return (
+        left.kind == "scale_stuck_low"
+        and culprit.kind in TRANSIENT
+        and 0 < culprit.first_step <= culprit.last_step < left.first_step
+    )
 
 
 def _is_lasting(culprit: Finding) -> bool:

@@ -593,6 +593,7 @@ def _objects() -> int:
     return len(gc.get_objects())
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_two_hundred_censuses_leave_no_more_objects_than_ten() -> None:
     """What is remembered is bounded by the ops there are."""
     model = Net()

@@ -6,8 +6,10 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.births import limit_of
+from ampwatch.precision.ops import Phase
 
 if TYPE_CHECKING:
+    from ampwatch.diagnosis.birth_evidence import Birth
     from ampwatch.diagnosis.births import Diagnosed
 
 
@@ -15,7 +17,7 @@ def summary_of(found: Diagnosed, step: int) -> str:
     """Return one sentence or two: what happened, in which op of which module, since when."""
     birth = found.birth
     words = {
-        "op": f"{birth.op} {_at(birth.place)}",
+        "op": _op(birth),
         "became": _became(found),
         "inputs": (
             "" if math.isnan(birth.in_amax) else f" (largest magnitude {birth.in_amax:.6g})"
@@ -61,6 +63,13 @@ _SENTENCES = {
         " are summed or measured, at step {step}: the result for {where} is {became}"
     ),
 }
+
+
+def _op(birth: Birth) -> str:
+    if birth.phase is Phase.BACKWARD and not (birth.is_hook or birth.is_inside):
+        # A node is of the module whose forward has made it, if that is known.
+        return f"{birth.op} in {birth.module}" if birth.module else birth.op
+    return f"{birth.op} {_at(birth.place)}"
 
 
 def _at(place: str) -> str:

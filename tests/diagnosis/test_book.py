@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from ampwatch.diagnosis.book import FindingBook
+import pytest
+
+from ampwatch.diagnosis.book import (
+    AFTERMATHS,
+    FOUND_LATE,
+    INCIDENT_STEPS,
+    LASTING,
+    SYMPTOMS,
+    FindingBook,
+)
 from ampwatch.records import Finding, Severity
 
 
@@ -120,3 +129,160 @@ def test_a_kind_that_is_made_once_is_counted_wherever_it_was_made() -> None:
     assert nothing is None
     assert book.again_anywhere("a", 7, share=0.5) is made
     assert (made.count, made.last_step, made.evidence) == (2, 7, {"share": 0.5})
+
+
+def _at(kind: str, step: int, where: str = "") -> Finding:
+    finding = _finding(kind, where or kind)
+    finding.first_step = finding.last_step = step
+    return finding
+
+
+def _entered(book: FindingBook, *findings: Finding) -> None:
+    for finding in findings:
+        book.make(finding)
+
+
+@pytest.mark.parametrize("kind", sorted(SYMPTOMS))
+@pytest.mark.parametrize("comes_first", [False, True])
+def test_a_symptom_belongs_to_the_culprit_whichever_comes_first(
+    kind: str, *, comes_first: bool
+) -> None:
+    """Of the same incident; what happened long before, or long after, is another one."""
+    for apart, expected in ((1, False), (INCIDENT_STEPS, False), (INCIDENT_STEPS + 1, True)):
+        book = FindingBook(Ear())
+        culprit = _at("masked_row_nan", 200)
+        symptom = _at(kind, 200 - apart if comes_first else 200 + apart)
+        if comes_first:
+            book.make(symptom)
+        book.make(culprit)
+        book.led_to_by(culprit)
+        if not comes_first:
+            book.make(symptom)
+
+        assert symptom.root is expected
+        assert symptom.caused_by == ("" if expected else culprit.key)
+
+
+def test_what_is_no_symptom_stays_a_root_beside_a_culprit() -> None:
+    """A mistake in the loop is not explained by an op."""
+    book = FindingBook(Ear())
+    culprit, other, later = _at("forward_overflow", 1), _at("wrong_order", 1), _at("not_amp", 2)
+    _entered(book, culprit, other)
+    book.led_to_by(culprit)
+    book.make(later)
+
+    assert (other.root, later.root) == (True, True)
+
+
+def test_a_symptom_of_a_culprit_that_has_a_root_belongs_to_that_root() -> None:
+    """One level."""
+    book = FindingBook(Ear())
+    root, culprit, symptom = (
+        _at("headroom_low", 0),
+        _at("forward_overflow", 3),
+        _at("scale_collapse", 5),
+    )
+    _entered(book, root, culprit)
+    book.explain(culprit, root)
+    book.led_to_by(culprit)
+    book.make(symptom)
+
+    assert symptom.caused_by == root.key
+
+
+@pytest.mark.parametrize("kind", sorted(AFTERMATHS))
+def test_what_a_passing_culprit_has_left_behind_takes_over(kind: str) -> None:
+    """With all that was attached to the culprit; a few bad batches are over, and it is not."""
+    book = FindingBook(Ear())
+    culprit, symptom, left = (
+        _at("forward_overflow", 5),
+        _at("scale_collapse", 6),
+        _at(kind, 7),
+    )
+    book.make(culprit)
+    book.led_to_by(culprit)
+    _entered(book, symptom, left)
+
+    assert left.root
+    assert [culprit.caused_by, symptom.caused_by] == [left.key, left.key]
+
+
+@pytest.mark.parametrize("kind", sorted(AFTERMATHS))
+def test_what_a_lasting_culprit_leaves_behind_belongs_to_it(kind: str) -> None:
+    """It was so from the first iteration on, or for so many of them."""
+    for first_step, count in ((0, 1), (5, LASTING)):
+        book = FindingBook(Ear())
+        culprit, left = _at("forward_overflow", first_step), _at(kind, 30)
+        culprit.count = count
+        book.make(culprit)
+        book.led_to_by(culprit)
+        book.make(left)
+
+        assert left.caused_by == culprit.key
+        assert culprit.root
+
+
+def test_a_culprit_that_is_no_bad_batch_neither_takes_nor_gives() -> None:
+    """A mask that is wrong is wrong; what stays behind beside it is on its own."""
+    book = FindingBook(Ear())
+    culprit, left = _at("masked_row_nan", 5), _at("divergence", 7)
+    book.make(culprit)
+    book.led_to_by(culprit)
+    book.make(left)
+
+    assert (culprit.root, left.root) == (True, True)
+
+
+def test_a_culprit_that_is_found_late_belongs_to_what_it_has_left_behind() -> None:
+    """It is looked for because of that; what was there long before has another reason."""
+    for late, expected in ((FOUND_LATE, False), (FOUND_LATE + 1, True)):
+        book = FindingBook(Ear())
+        left, culprit = _at("buffer_nonfinite", 20), _at("forward_overflow", 20 + late)
+        _entered(book, left, culprit)
+        book.led_to_by(culprit)
+
+        assert culprit.root is expected
+        assert culprit.caused_by == ("" if expected else left.key)
+        assert left.root
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_weights_that_are_gone_are_a_root_unless_the_format_is_too_small(dtype: str) -> None:
+    """In bfloat16 and float32 the numbers had blown up: an overflow there is what comes last."""
+    book = FindingBook(Ear())
+    culprit, gone = _at("forward_overflow", 5), _at("param_nonfinite", 6)
+    culprit.dtype = dtype
+    book.make(culprit)
+    book.led_to_by(culprit)
+    book.make(gone)
+
+    root, symptom = (culprit, gone) if dtype == "float16" else (gone, culprit)
+    assert (root.root, symptom.root) == (True, False)
+    assert symptom.caused_by == root.key
+
+
+def test_a_promoted_symptom_takes_its_roots_place() -> None:
+    """The former root, and all that was attached to it, belong to it now; it is told again."""
+    ear = Ear()
+    book = FindingBook(ear)
+    root, symptom, other = _at("a", 0), _at("b", 0), _at("c", 0)
+    _entered(book, root, symptom, other)
+    book.explain(symptom, root)
+    book.explain(other, root)
+    book.promote(symptom)
+
+    assert (symptom.root, symptom.caused_by) == (True, "")
+    assert [root.caused_by, other.caused_by] == [symptom.key, symptom.key]
+    assert {key for key, _, new in ear.heard[5:] if not new} == {root.key, symptom.key, other.key}
+
+
+def test_an_announced_finding_is_told_as_new_and_not_entered_again() -> None:
+    """It has become worse."""
+    ear = Ear()
+    book = FindingBook(ear)
+    finding = _at("a", 0)
+    book.make(finding)
+    book.announce(finding)
+
+    assert ear.heard == [(finding.key, 1, True)] * 2
+    assert book.findings == [finding]

@@ -1,0 +1,66 @@
+"""Births and traces as a sensor would hand them over."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ampwatch.diagnosis.birth_evidence import Birth, OpTrace, Origin, Values
+from ampwatch.precision.ops import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+INF = Values("float16", 8, posinf=True, amax=6e4)
+MASK = Values("float16", 8, neginf=True, amax=1.0)
+NAN = Values("float16", 8, nans=True, amax=1.0)
+BIG = Values("float16", 8, amax=300.0, amin=200.0)
+TINY = Values("float16", 8, amax=300.0, amin=0.0)
+
+
+def born(op: str = "mul", **more: Any) -> Birth:
+    """Return a birth in the forward of the module ``block``; its index is given by ``traced``."""
+    absorbed = more.pop("absorbed", ())
+    module = more.pop("module", "block")
+    birth = Birth(
+        index=-1,
+        origin=more.pop("origin", Origin.OP),
+        name="",
+        op=op,
+        overload=more.pop("overload", f"aten.{op}.Tensor"),
+        module=module,
+        is_inside=more.pop("is_inside", True),
+        phase=more.pop("phase", Phase.FORWARD),
+        out=more.pop("out", INF),
+        inputs=more.pop("inputs", (BIG,)),
+        source=more.pop("source", "train.py:3"),
+    )
+    for name, value in more.items():
+        setattr(birth, name, value)
+    birth.absorbed_by.update(absorbed)
+    return birth
+
+
+def outside(op: str = "mul", **more: Any) -> Birth:
+    """Return a birth outside of all modules."""
+    return born(op, **{"module": "", "is_inside": False, **more})
+
+
+def backward(op: str = "div", **more: Any) -> Birth:
+    """Return a birth in backward."""
+    return born(op, **{"phase": Phase.BACKWARD, "is_inside": False, "in_backward": True, **more})
+
+
+def traced(*births: Birth, bad: Mapping[str, set[int]] | None = None, **more: Any) -> OpTrace:
+    """Return the trace of an iteration with these births, in which gradients were computed.
+
+    Args:
+        births: In order.
+        bad: Parameters to the births of their gradients.
+        more: Other attributes of the trace.
+    """
+    for index, birth in enumerate(births):
+        birth.index = index
+    gradients = {name: frozenset(numbers) for name, numbers in (bad or {}).items()}
+    given = {"has_trained": True, "loss_nonfinite": False, "scale": math.nan, **more}
+    return OpTrace(given.pop("step", 5), births=births, bad_gradients=gradients, **given)

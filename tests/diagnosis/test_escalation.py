@@ -1,0 +1,269 @@
+"""When every op is looked at: after something went wrong that nothing explains."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from ampwatch.diagnosis.culprit_ops import CulpritOps
+from ampwatch.diagnosis.escalation import (
+    ALERT_STEPS,
+    FIRST_TRACES,
+    MOST_BURSTS,
+    MOST_TRACES,
+    MOST_WATCHES,
+    RECURRING_STEPS,
+    REST,
+    WATCHED_STEPS,
+    Escalation,
+)
+from ampwatch.diagnosis.evidence import ScalerSettings, TensorRange
+from ampwatch.diagnosis.skips import SkipClassifier
+from ampwatch.diagnosis.steps import StepJudge
+from ampwatch.numerics.exponents import ExponentHistogram
+from ampwatch.records import Topic
+from tests.diagnosis.births_made_up import born, traced
+from tests.diagnosis.simulated import Simulation
+
+OVER = born(spread_to={"loss"}, in_backward=True)
+CALIBRATED = 20
+"""Steps after which a scale counts as good enough here."""
+
+NEVER = 10**6
+"""A growth interval that no test lives to see."""
+
+
+class Run(Simulation):
+    """Iterations through a scaler and the escalation; writes down which would be traced."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        skips = SkipClassifier(CALIBRATED, 20)
+        self.judge = StepJudge(skips)
+        self.culprits = CulpritOps(self.book)
+        self.escalation = Escalation(skips, self.culprits)
+        self.traced: list[int] = []
+        self.explains = False
+
+    def take(self, iteration: Any) -> None:
+        if self.escalation.wants_trace:
+            self.traced.append(iteration.step)
+            if self.explains:
+                self.culprits.look(traced(OVER, step=iteration.step, loss_nonfinite=True))
+        self.escalation.look(iteration, self.judge.judge(iteration))
+        self.step = iteration.step + 1
+
+    def calm(self, steps: int) -> Run:
+        self.run([False] * steps)
+        return self
+
+    def skip(self, steps: int) -> Run:
+        """Skip steps in a row."""
+        self.run([True] * steps)
+        return self
+
+    def bad_loss(self) -> Run:
+        """One iteration whose loss is not finite, and which is not skipped."""
+        self.run([False], loss=math.nan)
+        return self
+
+    def measured(self, topic: Topic, *, nonfinite: int, found_inf: bool) -> Run:
+        iteration = self.iteration({0: found_inf})
+        histogram = ExponentHistogram(nans=nonfinite)
+        iteration.ranges = [TensorRange(topic, "w", "m", "float16", histogram)]
+        self.take(iteration)
+        return self
+
+
+def started() -> Run:
+    """A training whose scale has been good enough for a while."""
+    run = Run(scaler=ScalerSettings(2.0, 0.5, NEVER))
+    run.calm(CALIBRATED)
+    return run
+
+
+def test_a_calm_training_is_never_traced() -> None:
+    """And its inputs are not looked at."""
+    run = started().calm(1000)
+
+    assert run.traced == []
+    assert not run.escalation.wants_inputs
+    assert not run.escalation.wants_ops
+
+
+def test_calibration_is_no_event() -> None:
+    """A scale that looks for its place skips, however often."""
+    run = Run(scale=2.0**40).skip(30)
+    run.calm(CALIBRATED)
+
+    assert run.traced == []
+    assert not run.escalation.wants_inputs
+
+
+def test_the_probe_of_a_growth_is_no_event() -> None:
+    """It comes again with each growth, at a scale that never was good enough."""
+    run = Run(scaler=ScalerSettings(2.0, 0.5, CALIBRATED))
+    for _ in range(20):
+        run.calm(CALIBRATED)
+        run.skip(1)
+
+    assert run.traced == []
+
+
+def test_one_skip_is_no_event_and_two_in_a_row_are() -> None:
+    """The iterations after the second one are traced, a few of them."""
+    run = started().skip(1)
+    run.calm(100)
+    assert run.traced == []
+
+    run.skip(2)
+    second = run.step - 1
+    run.calm(100)
+    assert run.traced == list(range(second + 1, second + 1 + FIRST_TRACES))
+
+
+def test_a_loss_that_is_not_finite_is_an_event_at_once() -> None:
+    """Without a skip, and during calibration as well."""
+    run = Run().calm(3)
+    run.bad_loss().calm(50)
+
+    assert run.traced == list(range(4, 4 + FIRST_TRACES))
+
+
+def test_a_skip_that_recurs_at_a_scale_that_was_good_enough_is_an_event() -> None:
+    """Each of them alone; within so many iterations, not after them."""
+    for apart, expected in ((RECURRING_STEPS - 1, FIRST_TRACES), (RECURRING_STEPS, 0)):
+        run = started().skip(1).calm(apart - 1)
+        run.skip(1).calm(20)
+        assert len(run.traced) == expected
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_scale_that_was_set_by_hand_has_to_prove_itself_again(*, by_hand: bool) -> None:
+    """A skip at the new one does not recur at a scale that was good enough."""
+    run = started().skip(1).calm(5)
+    if by_hand:
+        run.scale /= 64
+    run.skip(1).calm(20)
+
+    assert len(run.traced) == (0 if by_hand else FIRST_TRACES)
+
+
+def _bursts(run: Run, events: int) -> list[int]:
+    """Have events that nothing explains; return how many iterations each has had traced."""
+    lengths = []
+    for _ in range(events):
+        before = len(run.traced)
+        run.bad_loss().calm(3 * MOST_TRACES)
+        lengths.append(len(run.traced) - before)
+    return lengths
+
+
+def test_bursts_double_up_to_a_limit_and_end_at_some_point() -> None:
+    """What they do not show is not to be seen so."""
+    lengths = _bursts(started(), MOST_BURSTS + 3)
+
+    assert lengths == [4, 8, 16, *[MOST_TRACES] * (MOST_BURSTS - 3), 0, 0, 0]
+
+
+def test_an_event_in_a_burst_is_no_further_one() -> None:
+    """A loss that stays bad is traced four times, and then eight."""
+    run = started()
+    for _ in range(FIRST_TRACES + 1):
+        run.bad_loss()
+    assert len(run.traced) == FIRST_TRACES
+
+    run.calm(100)
+    assert len(run.traced) == FIRST_TRACES + 2 * FIRST_TRACES
+
+
+def test_once_an_op_was_named_nothing_is_traced_for_a_while() -> None:
+    """What goes on is counted; should it still go on after that, it is looked at once more."""
+    run = started()
+    run.explains = True
+    for _ in range(3 * REST):
+        run.bad_loss()
+
+    events = [CALIBRATED + n * (REST + 1) for n in range(3)]
+    assert run.traced == [event + 1 for event in events]
+    (finding,) = run.book.findings
+    assert finding.count == 3 * REST - len(events)
+
+
+@pytest.mark.parametrize(
+    ("topic", "found_inf", "expected"),
+    [
+        (Topic.ACTIVATION, False, True),
+        (Topic.WEIGHT, False, True),
+        (Topic.GRADIENT, False, False),
+        (Topic.UPDATE, False, False),
+    ],
+)
+def test_state_that_is_not_finite_is_an_event(
+    topic: Topic,
+    found_inf: bool,  # noqa: FBT001 - a case
+    expected: bool,  # noqa: FBT001 - a case
+) -> None:
+    """With a scaler gradients are not: it skips what they would have done."""
+    run = started().measured(topic, nonfinite=1, found_inf=found_inf)
+    finite = started().measured(topic, nonfinite=0, found_inf=found_inf)
+
+    assert run.escalation.wants_trace is expected
+    assert not finite.escalation.wants_trace
+
+
+def test_without_a_scaler_gradients_that_are_not_finite_are_an_event() -> None:
+    """Nobody skips what they do."""
+    run = started()
+    iteration = run.iteration({})
+    iteration.scaler = None
+    histogram = ExponentHistogram(nans=1)
+    iteration.ranges = [TensorRange(Topic.GRADIENT, "w", "m", "bfloat16", histogram)]
+    run.take(iteration)
+
+    assert run.escalation.wants_trace
+
+
+def test_inputs_are_looked_at_for_a_while_after_any_skip() -> None:
+    """Also after one that does not have anything traced: a bad batch comes alone."""
+    run = started().skip(1)
+    event = run.step - 1
+    wanted = []
+    while run.step < event + 2 * ALERT_STEPS:
+        wanted.append(run.escalation.wants_inputs)
+        run.calm(1)
+
+    assert run.traced == []
+    assert wanted == [True] * ALERT_STEPS + [False] * (len(wanted) - ALERT_STEPS)
+
+
+def _watched(run: Run, steps: int) -> list[int]:
+    seen: list[int] = []
+    for _ in range(steps):
+        if run.escalation.wants_ops:
+            seen.append(run.step)
+        run.calm(1)
+    return seen
+
+
+def test_what_may_be_rounding_away_is_watched_so_many_iterations() -> None:
+    """Those after the suspicion; nothing is traced for that."""
+    run = started()
+    run.escalation.suspect(run.step - 1)
+    first = run.step
+
+    assert _watched(run, 200) == list(range(first, first + WATCHED_STEPS))
+    assert run.traced == []
+
+
+def test_suspicions_in_one_watch_are_one_and_there_are_few_watches() -> None:
+    """What they do not show is none."""
+    run = started()
+    seen: list[int] = []
+    for _ in range(20):
+        run.escalation.suspect(run.step - 1)
+        seen += _watched(run, WATCHED_STEPS // 2)
+
+    assert len(seen) == MOST_WATCHES * WATCHED_STEPS

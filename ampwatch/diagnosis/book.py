@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from ampwatch.diagnosis.causes import (
+    AFTERMATHS,
+    FOUND_LATE,
+    INCIDENT_STEPS,
+    SYMPTOMS,
+    is_consequence,
+    is_passing,
+    is_symptom,
+    outranks,
+)
+
 if TYPE_CHECKING:
     from ampwatch.records import Finding
 
@@ -15,67 +26,6 @@ after 166 steps, and until then its numbers should be current."""
 
 TOLD_AGAIN_NS = 60 * 10**9
 """After that a finding that lasts is told again so long after the last time. Unit: ns."""
-
-
-SYMPTOMS = frozenset(
-    {
-        *("scale_collapse", "scale_below_one", "grad_underflow"),
-        *("param_nonfinite", "range_too_wide", "fp16_without_scaler"),
-    }
-)
-"""Kinds that an op that makes non-finite values explains, as long as it does."""
-
-DIVERGENCE = "divergence"
-"""Explains whatever stops being finite after it."""
-
-AFTERMATHS = frozenset({"scale_stuck_low", "periodic_skip", "buffer_nonfinite", "divergence"})
-"""Kinds that stay when a few bad batches are over, or that bring them about: they are the root."""
-
-TRANSIENT = frozenset({"forward_overflow", "forward_nan_underflow"})
-"""Kinds of which one bad batch may be the reason."""
-
-BIRTHS = frozenset(
-    {
-        *("forward_overflow", "silent_overflow", "forward_nan_underflow", "masked_row_nan"),
-        *("backward_nonfinite_any_scale", "nonfinite_input"),
-    }
-)
-"""Kinds that name an op that non-finite values come out of."""
-
-LEFT_BY_NONFINITE = frozenset({"param_nonfinite", "buffer_nonfinite", "clip_nonfinite_norm"})
-
-CONSEQUENCES: dict[str, frozenset[str]] = {
-    "clip_nonfinite_norm": frozenset({"param_nonfinite", "buffer_nonfinite"}),
-    # A training whose steps are too large by the loss scale.
-    "unscaled_step": frozenset(
-        {
-            *("param_nonfinite", "buffer_nonfinite", "headroom_low", "scale_collapse"),
-            *("scale_below_one", "forward_overflow", "silent_overflow", "range_too_wide"),
-            *("backward_nonfinite_any_scale", "grad_underflow"),
-        }
-    ),
-    # Ops of backward in half precision whose forward was in float32.
-    "backward_under_autocast": frozenset({"grad_underflow", "backward_nonfinite_any_scale"}),
-    # The region goes on from step to step, and backward with it.
-    "stale_autocast_cache": frozenset({"backward_under_autocast"}),
-    # What is multiplied by such a scale, or divided by it, is not finite.
-    "fp8_scale_nonfinite": BIRTHS | LEFT_BY_NONFINITE | SYMPTOMS,
-    # A replica that takes the step takes the infinities of the one that does not.
-    "rank_found_inf_mismatch": BIRTHS | LEFT_BY_NONFINITE,
-}
-"""What becomes of a training, by kind of what was done wrong, from that iteration on."""
-
-PROVEN_LATE = {"fp8_scale_nonfinite": 2, "stale_autocast_cache": 2}
-"""Iterations that consequences may be found earlier, by kinds that take as long to prove."""
-
-LASTING = 16
-"""Iterations from which it is not, and the op is the root of what it has left behind as well."""
-
-FOUND_LATE = 4
-"""Iterations that an op may be found at fault after what it has left behind: it is looked for then."""
-
-INCIDENT_STEPS = 64
-"""Iterations after which what has gone wrong says nothing about what goes wrong now."""
 
 
 class Teller(Protocol):
@@ -119,20 +69,14 @@ class FindingBook:
 
     def make(self, finding: Finding) -> None:
         """Enter a new finding; a symptom of the culprit that is known is attached to it."""
-        culprit = self._culprit
-        takes_over = finding.kind in AFTERMATHS and finding.root
-        if culprit is not None and finding.root and (finding.kind in SYMPTOMS or takes_over):
+        culprit, takes_over = self._culprit, False
+        if culprit is not None and finding.root:
             root = self.root_of(culprit)
-            diverges = DIVERGENCE in (finding.kind, root.kind)
-            is_over = _is_passing(culprit) or _is_over(culprit, finding)
-            takes_over = takes_over and (is_over or finding.kind == DIVERGENCE)
-            blown_up = finding.kind == "param_nonfinite" and not _is_of_format(culprit)
-            takes_over |= blown_up and not diverges
-            recent = finding.first_step - root.last_step <= INCIDENT_STEPS
-            if recent and not takes_over and (finding.kind in SYMPTOMS or _is_lasting(culprit)):
+            takes_over = outranks(finding, culprit, root)
+            if not takes_over and is_symptom(finding, culprit, root):
                 finding.root, finding.caused_by = False, root.key
         for root in self.findings:
-            if finding.root and _is_consequence(finding, root):
+            if finding.root and is_consequence(finding, root):
                 finding.root, finding.caused_by = False, self.root_of(root).key
         self.findings.append(finding)
         self._by_key[finding.key] = finding
@@ -140,7 +84,7 @@ class FindingBook:
         if culprit is not None and finding.root and takes_over:
             self.explain(self.root_of(culprit), finding)
         for symptom in self.findings:
-            if _is_consequence(symptom, finding):
+            if is_consequence(symptom, finding):
                 self.explain(symptom, self.root_of(finding))
 
     def announce(self, finding: Finding) -> None:
@@ -205,7 +149,7 @@ class FindingBook:
     def led_to_by(self, culprit: Finding) -> None:
         """Attach the symptoms there are, and those that come, to the op that is at fault."""
         self._culprit = culprit
-        if culprit.root and _is_passing(culprit):
+        if culprit.root and is_passing(culprit):
             for left in self.findings:
                 is_left = left.kind in AFTERMATHS and left.root
                 if is_left and 0 <= culprit.first_step - left.first_step <= FOUND_LATE:
@@ -219,7 +163,7 @@ class FindingBook:
     def promote(self, symptom: Finding) -> None:
         """Make a symptom the root of what had been taken for its root."""
         former = self.root_of(symptom)
-        if _is_consequence(symptom, former):
+        if is_consequence(symptom, former):
             return
         symptom.root, symptom.caused_by = True, ""
         self.explain(former, symptom)
@@ -233,32 +177,3 @@ class FindingBook:
                     finding.root = False
                     finding.caused_by = root.key
                     self.retell(finding)
-
-
-def _is_consequence(finding: Finding, root: Finding) -> bool:
-    """Whether what was done wrong, ``root``, brings about what ``finding`` says."""
-    since = root.first_step - PROVEN_LATE.get(root.kind, 0)
-    return finding.kind in CONSEQUENCES.get(root.kind, ()) and finding.first_step >= since
-
-
-def _is_passing(culprit: Finding) -> bool:
-    """Whether a culprit may be a few bad batches: all was well before, and it has not lasted."""
-    return culprit.kind in TRANSIENT and culprit.first_step > 0 and culprit.count < LASTING
-
-
-def _is_over(culprit: Finding, left: Finding) -> bool:
-    """Whether a burst, however long, has ended before the scale came to the rest it is stuck at."""
-    return (
-        left.kind == "scale_stuck_low"
-        and culprit.kind in TRANSIENT
-        and 0 < culprit.first_step <= culprit.last_step < left.first_step
-    )
-
-
-def _is_lasting(culprit: Finding) -> bool:
-    return culprit.kind in TRANSIENT and not _is_passing(culprit)
-
-
-def _is_of_format(culprit: Finding) -> bool:
-    """Whether it is the range of the format that does not fit, and not the numbers that blew up."""
-    return culprit.kind != "forward_overflow" or culprit.dtype == "float16"

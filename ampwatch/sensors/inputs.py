@@ -89,17 +89,27 @@ class InputSensor:
         if not tensors or not torch.is_grad_enabled():
             return
         step, source, numel = self._step, user_source(), sum(t.numel() for t in tensors)
-        with torch.no_grad():
-            # A tensor without NaN and positive infinity has a finite maximum, or one of -inf.
-            largest = torch.stack([t.detach().amax().float() for t in tensors]).amax()
 
         def judge(read: list[float]) -> None:
             (value,) = read
             if not value < math.inf:
                 self._observe(BadInput(step, math.isnan(value), numel, source))
 
-        self._deferred.read(largest.reshape(1), judge)
+        for device in {t.device: None for t in tensors}:
+            with torch.no_grad():
+                # A tensor without NaN and positive infinity has a finite maximum, or one of -inf.
+                each = [t.detach().amax().float() for t in tensors if t.device == device]
+                largest = torch.stack(each).amax()
+            self._deferred.read(largest.reshape(1), judge)
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested and tensor.numel() > 0
+    """Whether it has values that can be read here, unlike fake tensors and those of ``vmap``."""
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_meta
+        and tensor.numel() > 0
+        and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001 - no public name for it
+    )

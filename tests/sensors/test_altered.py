@@ -20,17 +20,26 @@ if TYPE_CHECKING:
 MATRIX = torch.linspace(-1.0, 1.0, 48, dtype=torch.float64).sin().reshape(8, 6).float()
 SQUARE = MATRIX[:6] @ MATRIX[:6].T + torch.eye(6)
 
-# Looked up where they are called, as most code does.
+
+def _named(name: str, module: Any = torch.linalg) -> Callable[[torch.Tensor], Any]:
+    """Return a call of a function that is looked up when it is made, as in most code."""
+
+    def call(x: torch.Tensor) -> Any:
+        return getattr(module, name)(x)
+
+    return call
+
+
 CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
-    "svdvals": lambda x: vars(torch.linalg)["svdvals"](x),
+    "svdvals": _named("svdvals"),
     "eigvalsh": lambda x: torch.linalg.eigvalsh(x[:6] @ x[:6].T),
-    "pinv": lambda x: vars(torch.linalg)["pinv"](x),
+    "pinv": _named("pinv"),
     "nuc": lambda x: torch.linalg.matrix_norm(x, "nuc"),
     "norm 2": lambda x: torch.linalg.norm(x, 2),
     "norm -2": lambda x: torch.linalg.matrix_norm(x, ord=-2),
-    "cond": lambda x: vars(torch.linalg)["cond"](x),
-    "matrix_rank": lambda x: vars(torch.linalg)["matrix_rank"](x),
-    "pinverse": lambda x: vars(torch)["pinverse"](x),
+    "cond": _named("cond"),
+    "matrix_rank": _named("matrix_rank"),
+    "pinverse": _named("pinverse", torch),
     "Tensor.pinverse": lambda x: x.pinverse(),
 }
 

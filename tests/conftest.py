@@ -58,7 +58,8 @@ def able_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of the same process compile, after which modules are not sampled."""
-    from ampwatch.sensors import activations, census  # noqa: PLC0415 - needs torch
+    from ampwatch.sensors import activations, census, inputs  # noqa: PLC0415 - needs torch
 
     monkeypatch.setattr(activations, "may_compile", lambda: False)
     monkeypatch.setattr(census, "may_compile", lambda: False)
+    monkeypatch.setattr(inputs, "may_compile", lambda: False)

@@ -15,6 +15,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.jit import _builtins
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,12 +124,17 @@ class _Tap:
 
 
 class _FunctionTap(_Tap):
-    """One replaced function of a module."""
+    """One replaced function of a module.
+
+    ``torch.jit.script`` knows functions by their identity; it is told that this is the same one.
+    """
 
     __slots__ = ()
 
     def _wrap(self) -> Callable[..., Any]:
         original = self._original
+        # First: it lists what is in PyTorch's modules when it is asked for the first time.
+        builtin = _builtins._find_builtin(original)  # type: ignore[no-untyped-call] # noqa: SLF001 - no public name for it
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -144,7 +150,14 @@ class _FunctionTap(_Tap):
                     listener.after(args, kwargs)
             return result
 
+        if builtin is not None:
+            _builtins._register_builtin(wrapper, builtin)  # noqa: SLF001
         return wrapper
+
+    def drop(self, listener: Listener) -> None:
+        super().drop(listener)
+        if self._owner.__dict__.get(self._name) is self._original:
+            _builtins._get_builtin_table().pop(id(self._wrapper), None)  # type: ignore[no-untyped-call] # noqa: SLF001
 
 
 def listen(

@@ -11,7 +11,9 @@ import torch
 import ampwatch
 from ampwatch.diagnosis.api_misuse import ApiMisuse
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.culprit_ops import CulpritOps
 from ampwatch.diagnosis.culprits import Culprits
+from ampwatch.diagnosis.escalation import Escalation
 from ampwatch.diagnosis.forward_range import ForwardRange
 from ampwatch.diagnosis.gradient_range import GradientRange
 from ampwatch.diagnosis.loss_dtype import LossDtype
@@ -24,30 +26,45 @@ from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.step_bookkeeping import StepBookkeeping
 from ampwatch.diagnosis.steps import StepJudge
 from ampwatch.diagnosis.update_precision import UpdatePrecision
+from ampwatch.opwatch import OpWatch
 from ampwatch.sensors.activations import ActivationSensor
 from ampwatch.sensors.autocast import AutocastSensor
 from ampwatch.sensors.autocastbackward import AutocastBackwardSensor
+from ampwatch.sensors.averages import WeightAverages
+from ampwatch.sensors.backwards import BackwardSensor
+from ampwatch.sensors.births import BirthListener
 from ampwatch.sensors.census import OpCensusSensor
 from ampwatch.sensors.clipping import ClippingSensor
+from ampwatch.sensors.compiled_backward import CompiledBackwardSensor
 from ampwatch.sensors.fallbacks import Fallbacks
+from ampwatch.sensors.fp8casts import Fp8Casts
 from ampwatch.sensors.gradcontents import GradContents
 from ampwatch.sensors.gradients import GradientSensor
 from ampwatch.sensors.gradientuse import GradientUseSensor
+from ampwatch.sensors.gradsums import GradientSums
+from ampwatch.sensors.guard import Guard
+from ampwatch.sensors.inputs import InputSensor
 from ampwatch.sensors.iteration import IterationLedger
 from ampwatch.sensors.loss_scale import LossScaleSensor
 from ampwatch.sensors.losses import LossSum
+from ampwatch.sensors.lossycasts import LossyCasts
 from ampwatch.sensors.measuring import Measuring
+from ampwatch.sensors.metricsums import MetricSums
 from ampwatch.sensors.modulestack import ModuleStack
 from ampwatch.sensors.names import Names
 from ampwatch.sensors.opcounts import OpCounts
+from ampwatch.sensors.oplistener import GuardedListeners
 from ampwatch.sensors.opmode import OpMode
 from ampwatch.sensors.optimizer_steps import OptimizerStepSensor
 from ampwatch.sensors.optimizers import OptimizerRegistry
 from ampwatch.sensors.readback import Readback
 from ampwatch.sensors.regions import Regions
+from ampwatch.sensors.replicas import ReplicaSensor
 from ampwatch.sensors.sampling import Sampler
 from ampwatch.sensors.scaledroots import ScaledRoots
 from ampwatch.sensors.schedulers import SchedulerSensor
+from ampwatch.sensors.stale_casts import StaleCastSensor
+from ampwatch.sensors.succession import ScalerSuccession
 from ampwatch.sensors.updates import UpdateSensor
 from ampwatch.sensors.weights import WeightSensor
 from tests.promises.conftest import ahead
@@ -140,6 +157,30 @@ IN_STEP = [
     (GradientUseSensor, "after_update"),
     (GradientUseSensor, "zeroed"),
     (ScaledRoots, "branches"),
+    (BirthListener, "begin"),
+    (BirthListener, "note"),
+    (BirthListener, "end"),
+    (GuardedListeners, "_note"),
+    (OpWatch, "_deliver"),
+    (CulpritOps, "look"),
+    (CulpritOps, "judge_input"),
+    (Escalation, "look"),
+    (LossyCasts, "note"),
+    (Fp8Casts, "begin"),
+    (MetricSums, "note"),
+    (WeightAverages, "end"),
+    (GradientSums, "note"),
+    (InputSensor, "begin"),
+    (InputSensor, "before_forward"),
+    (ScalerSuccession, "before_step"),
+    (ScalerSuccession, "after_step"),
+    (ScalerSuccession, "loaded"),
+    (BackwardSensor, "before"),
+    (StaleCastSensor, "backward"),
+    (StaleCastSensor, "stepped"),
+    (CompiledBackwardSensor, "after_backward"),
+    (ReplicaSensor, "before_step"),
+    (ReplicaSensor, "before_update"),
 ]
 
 
@@ -171,6 +212,8 @@ def _faulty_run(method: str = "") -> Run:
         return build("fp16-accumulated-clipped")
     run = build("fp16-scheduled")
     run.steps, run.poison = 20, tuple(range(12, 20))
+    if method == "loaded":
+        run.after_step = lambda _step: run.scaler.load_state_dict(run.scaler.state_dict())
     return run
 
 
@@ -184,6 +227,8 @@ def test_a_fault_at_any_call_leaves_training_as_it_was(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The sensor is counted, logged once and switched off; the bits stay the same."""
+    # At deep every op is traced, and inputs are not looked at besides.
+    level = "standard" if owner is InputSensor else "deep"
     bare = _faulty_run(method)
     bare.loop()
     fault = Fault(getattr(owner, method), at_call, RuntimeError)
@@ -192,7 +237,7 @@ def test_a_fault_at_any_call_leaves_training_as_it_was(
     watched = _faulty_run(method)
     with (
         caplog.at_level(logging.WARNING, logger="ampwatch.sensors.guard"),
-        ampwatch.monitor(watched.models, watched.scaler, level="deep", serve=False) as watch,
+        ampwatch.monitor(watched.models, watched.scaler, level=level, serve=False) as watch,
     ):
         watched.loop()
         report = watch.report()
@@ -203,6 +248,64 @@ def test_a_fault_at_any_call_leaves_training_as_it_was(
     assert reached
     assert len(switched_off) == 1
     assert "was switched off" in report
+
+
+GUARDS = (
+    *("steps", "autocast", "schedulers", "diagnosis", "succession", "backward", "replicas"),
+    *("ranges", "gradients", "activations", "weights", "updates"),
+    *("regions", "census", "births", "rounding", "inputs", "window"),
+    *("exceptions", "gradient_use", "clipping", "autocast_backward"),
+)
+
+
+def test_the_guards_of_a_monitor_are_those_that_are_tested() -> None:
+    """Whoever gives a sensor a guard of its own plants a fault in it below."""
+    run = build("fp16-scheduled")
+    with ampwatch.monitor(run.models, run.scaler, level="deep", serve=False) as watch:
+        names = [guard.name for guard in watch._instruments._guards]
+
+    assert sorted(names) == sorted(GUARDS)
+
+
+@pytest.mark.parametrize("name", GUARDS)
+def test_a_fault_behind_any_guard_reaches_neither_training_nor_its_exception(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The very first thing that is done behind it fails, in a training that ends by an error."""
+    original = Guard.run
+    failed: list[object] = []
+
+    def fail(*_: Any) -> None:
+        msg = "planted"
+        raise RuntimeError(msg)
+
+    def run_guarded(guard: Guard, work: Callable[..., Any], *arguments: Any) -> Any:
+        if guard.name == name and not failed:
+            failed.append(work)
+            return original(guard, fail)
+        return original(guard, work, *arguments)
+
+    mine = ValueError("batch 3 is empty")
+    bare = _faulty_run()
+    bare.loop()
+    watched = _faulty_run()
+
+    def train() -> None:
+        with ampwatch.monitor(watched.models, watched.scaler, level="deep", serve=False):
+            watched.loop()
+            raise mine
+
+    monkeypatch.setattr(Guard, "run", run_guarded)
+    with (
+        caplog.at_level(logging.WARNING, logger="ampwatch.sensors.guard"),
+        pytest.raises(ValueError, match="batch 3") as caught,
+    ):
+        train()
+
+    assert len(failed) == 1
+    assert caught.value is mine
+    assert watched.digest() == bare.digest()
+    assert [r.args for r in caplog.records if "switched its sensor" in r.message] == [(name,)]
 
 
 def test_every_error_type_is_kept_from_training(monkeypatch: pytest.MonkeyPatch) -> None:

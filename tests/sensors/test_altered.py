@@ -20,19 +20,26 @@ if TYPE_CHECKING:
 MATRIX = torch.linspace(-1.0, 1.0, 48, dtype=torch.float64).sin().reshape(8, 6).float()
 SQUARE = MATRIX[:6] @ MATRIX[:6].T + torch.eye(6)
 
-# Looked up where they are called, as most code does.
+
+def _named(name: str, module: Any = torch.linalg) -> Callable[[torch.Tensor], Any]:
+    """Return a call of a function that is looked up when it is made, as in most code."""
+
+    def call(x: torch.Tensor) -> Any:
+        return getattr(module, name)(x)
+
+    return call
+
+
 CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
-    "svdvals": lambda x: torch.linalg.svdvals(x),
+    "svdvals": _named("svdvals"),
     "eigvalsh": lambda x: torch.linalg.eigvalsh(x[:6] @ x[:6].T),
-    "pinv": lambda x: torch.linalg.pinv(x),
+    "pinv": _named("pinv"),
     "nuc": lambda x: torch.linalg.matrix_norm(x, "nuc"),
     "norm 2": lambda x: torch.linalg.norm(x, 2),
     "norm -2": lambda x: torch.linalg.matrix_norm(x, ord=-2),
-    "cond": lambda x: torch.linalg.cond(x),
-    "matrix_rank": lambda x: torch.linalg.matrix_rank(x),
-    "pinverse": lambda x: torch.pinverse(x),
-    "torch.norm": lambda x: torch.norm(x, "nuc"),
-    "Tensor.norm": lambda x: x.norm("nuc"),
+    "cond": _named("cond"),
+    "matrix_rank": _named("matrix_rank"),
+    "pinverse": _named("pinverse", torch),
     "Tensor.pinverse": lambda x: x.pinverse(),
 }
 
@@ -171,3 +178,29 @@ def test_what_is_called_while_nothing_is_seen_changes_nothing() -> None:
     torch.compile(lambda x: torch.linalg.svdvals(x) + 1, backend="eager")(MATRIX)
     traced.sensor.remove()
     assert traced.sensor.uncounted == ""
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_functions_that_are_listened_to_can_be_scripted_as_ever(heard: list[str]) -> None:
+    """``torch.jit.script`` knows them by their identity."""
+
+    def scripted(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.svdvals(x).sum() + torch.linalg.norm(x) + torch.pinverse(x).sum()
+
+    during = torch.jit.script(scripted)(MATRIX)
+
+    assert torch.equal(during, scripted(MATRIX))
+    assert len(heard) == 2
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_what_scripting_knows_is_the_same_afterwards() -> None:
+    """Nothing of ours stays in its table, and nothing of PyTorch's is missing."""
+    calls = AlteredCalls(lambda _: None)
+    before = dict(torch.jit._builtins._get_builtin_table())
+    calls.install()
+    during = len(torch.jit._builtins._get_builtin_table())
+    calls.remove()
+
+    assert during > len(before)
+    assert torch.jit._builtins._get_builtin_table() == before

@@ -17,6 +17,7 @@ from ampwatch.diagnosis.api_evidence import (
 )
 from ampwatch.diagnosis.api_misuse import WAIT_FOR_NAME, ApiMisuse
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.observations import UnsafeOp
 from ampwatch.records import Finding, Severity
 from tests.diagnosis.simulated import Simulation
 
@@ -219,3 +220,17 @@ def test_of_a_chain_of_exceptions_one_is_explained() -> None:
     outer = inner._replace(type_name="RuntimeError", message="training failed")
 
     assert Case().see(outer, inner, inner).one.where == "optimizer:0"
+
+
+def test_an_op_that_only_a_cpu_runs_under_autocast_is_told_with_its_remedy() -> None:
+    """The same exception as on a GPU, before it is one."""
+    case = Case().see(UnsafeOp(3, "loss", "binary_cross_entropy", "float16", "train.py:9"))
+    finding = case.one
+
+    assert (finding.kind, finding.where, finding.op) == (
+        "api_error",
+        "loss",
+        "binary_cross_entropy",
+    )
+    assert finding.severity is Severity.WARNING
+    assert "binary_cross_entropy_with_logits" in finding.advice

@@ -120,3 +120,43 @@ def test_a_kind_that_is_made_once_is_counted_wherever_it_was_made() -> None:
     assert nothing is None
     assert book.again_anywhere("a", 7, share=0.5) is made
     assert (made.count, made.last_step, made.evidence) == (2, 7, {"share": 0.5})
+
+
+def _at(kind: str, first_step: int, last_step: int = -1) -> Finding:
+    return Finding(
+        kind,
+        Severity.WARNING,
+        kind,
+        "what happened",
+        "what to change",
+        first_step=first_step,
+        last_step=max(first_step, last_step),
+    )
+
+
+def test_what_a_mistake_brings_about_is_attached_whichever_is_found_first() -> None:
+    """A scale of FP8 that is not finite takes an iteration longer to prove than its infinities."""
+    for found in (("forward_nan_underflow", "fp8_scale_nonfinite"), ("fp8_scale_nonfinite",)):
+        book = FindingBook(Ear())
+        for kind in (*found, "param_nonfinite"):
+            book.make(_at(kind, 4))
+        assert [f.kind for f in book.findings if f.root] == ["fp8_scale_nonfinite"]
+
+
+def test_what_went_wrong_long_before_is_no_consequence() -> None:
+    """An overflow of another week has a reason of its own."""
+    book = FindingBook(Ear())
+    book.make(_at("forward_overflow", 4))
+    book.make(_at("fp8_scale_nonfinite", 400))
+    assert all(f.root for f in book.findings)
+
+
+def test_a_burst_that_is_over_is_not_why_the_scale_is_stuck_however_long_it_was() -> None:
+    """Twenty bad batches, and then a scale that rests."""
+    book = FindingBook(Ear())
+    burst = _at("forward_overflow", 5, 24)
+    burst.count = 20
+    book.make(burst)
+    book.led_to_by(burst)
+    book.make(_at("scale_stuck_low", 25, 33))
+    assert [f.kind for f in book.findings if f.root] == ["scale_stuck_low"]

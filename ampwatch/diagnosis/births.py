@@ -177,7 +177,7 @@ def _judge(birth: Birth, family: _Family) -> Diagnosed | None:
 def _judge_given(birth: Birth, family: _Family) -> Diagnosed | None:
     """Judge what came in from outside: a batch, a constant, or a mask."""
     is_data = birth.origin in (Origin.CONSTANT, Origin.INPUT)
-    if not is_data or birth.phase is Phase.OPTIMIZER:
+    if not is_data or birth.phase not in (Phase.FORWARD, Phase.EVAL):
         return None
     is_number = birth.origin is Origin.CONSTANT or (birth.out.numel == 1 and not birth.is_inside)
     used_by_model = birth.is_inside or any(place != "loss" for place in birth.spread_to)
@@ -216,7 +216,8 @@ def _spoils(birth: Birth, family: _Family) -> bool:
 def _judge_made(birth: Birth, family: _Family) -> Diagnosed | None:
     """Judge NaN that were made of infinities."""
     parents = family.parents(birth)
-    if birth.op in SOFTMAX and all(parent.out.is_negative_only for parent in parents):
+    is_empty_row = birth.op in SOFTMAX and all(p.out.is_negative_only for p in parents)
+    if is_empty_row and (_spoils(birth, family) or not birth.absorbed_by):
         return Diagnosed("masked_row_nan", birth, birth.place, _phase(birth))
     if all(_is_plain_mask(parent) for parent in parents) and _spoils(birth, family):
         # A mask of infinities that is multiplied, or subtracted from itself.

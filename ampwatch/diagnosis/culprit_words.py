@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.births import limit_of
+from ampwatch.diagnosis.births import MEANS, limit_of
 from ampwatch.precision.ops import Phase
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def summary_of(found: Diagnosed, step: int) -> str:
         "op": _op(birth),
         "became": _became(found),
         "inputs": (
-            "" if math.isnan(birth.in_amax) else f" (largest magnitude {birth.in_amax:.6g})"
+            "" if math.isnan(birth.in_amax) else f" (largest magnitude {abs(birth.in_amax):.6g})"
         ),
         "dtype": birth.out.dtype,
         "limit": f"{limit_of(birth.out.dtype):.6g}",
@@ -28,7 +28,15 @@ def summary_of(found: Diagnosed, step: int) -> str:
         "where": found.where.removeprefix("param:"),
         "step": str(step),
     }
+    if found.kind == "forward_nan_underflow" and birth.op in MEANS:
+        return _OF_NOTHING.format(**words)
     return _SENTENCES[found.kind].format(**words)
+
+
+_OF_NOTHING = (
+    "{op} made {became} in {dtype}, since step {step}: there was nothing to take the mean of, no row"
+    " or no label that counts, and the mean of nothing is 0/0"
+)
 
 
 _SENTENCES = {

@@ -62,6 +62,8 @@ class GradientRange:
             self._lost.remember(name, gradient, iteration.step)
         if gradients and not verdict.skipped:
             self._judge(iteration, gradients)
+        elif verdict.applied and not verdict.skipped:
+            self._low.look(iteration)
 
     def _judge(self, iteration: Iteration, gradients: Mapping[str, Gradient]) -> None:
         self._looks += 1

@@ -26,6 +26,9 @@ STUCK_STEPS = 100
 STUCK_AFTER = 8
 """Steps taken at the low scale before it counts as a rest."""
 
+SAME_LOSS = 2.0
+"""How much larger the loss may be than when the largest scale was applied."""
+
 
 class LowScale:
     """Follows how far the scale is below the largest one that a step was taken with.
@@ -39,6 +42,7 @@ class LowScale:
         self._largest_applied = 0.0
         self._was_largest_at = 0
         self._rested = 0
+        self._loss_then = math.nan
 
     def follow(self, iteration: Iteration, verdict: Verdict) -> None:
         """Take in one judged iteration."""
@@ -51,6 +55,7 @@ class LowScale:
             if verdict.scale_before >= self._largest_applied:
                 self._largest_applied = verdict.scale_before
                 self._was_largest_at = iteration.step
+                self._loss_then = abs(iteration.loss) if iteration.num_losses else math.nan
 
     def is_passing(
         self, iteration: Iteration, gradients: Mapping[str, Gradient], scale: float
@@ -93,13 +98,32 @@ class LowScale:
         share: float,
     ) -> Finding | None:
         """Say that the scale could be higher, if the one it came from would fit again."""
-        scale = gradients[worst].scale
+        if not self._would_fit(gradients):
+            return None
+        return self._stuck(iteration, gradients[worst].scale, f"param:{worst}", share)
+
+    def look(self, iteration: Iteration) -> None:
+        """Say the same of a scale below one where no gradients were measured.
+
+        The loss is what it was when the largest scale was applied, so the gradients are, too.
+        """
+        if iteration.scaler is None or not iteration.scale_before < 1.0 or not iteration.num_losses:
+            return
+        if not abs(iteration.loss) <= SAME_LOSS * self._loss_then:
+            return
+        losing = self._book.of_kind("grad_underflow") or self._book.of_kind("scale_below_one")
+        if losing:
+            share = losing[-1].evidence.get("lost_share", 0.0)
+            self._stuck(iteration, iteration.scale_before, losing[-1].where, share)
+
+    def _stuck(
+        self, iteration: Iteration, scale: float, where: str, share: float
+    ) -> Finding | None:
         if scale > STUCK_FALL * self._largest_applied or self._rested < STUCK_AFTER:
             return None
         steps_back = self._steps_back(iteration, scale)
-        if steps_back < STUCK_STEPS or not self._would_fit(gradients):
+        if steps_back < STUCK_STEPS:
             return None
-        where = f"param:{worst}"
         evidence = {
             "loss_scale": scale,
             "loss_scale_before": self._largest_applied,
@@ -132,7 +156,7 @@ class LowScale:
             evidence=evidence,
         )
         self._book.make(finding)
-        for kind in ("scale_collapse", "scale_below_one"):
+        for kind in ("scale_collapse", "scale_below_one", "grad_underflow"):
             for symptom in self._book.of_kind(kind):
                 self._book.explain(symptom, finding)
         return finding

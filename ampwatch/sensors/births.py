@@ -333,7 +333,9 @@ def _element(tensor: Tensor) -> float:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
+    # Zeros of forward-mode AD have no memory: to read them ends the process.
+    return is_dense and not tensor._is_zerotensor()
 
 
 def _storage(tensor: Tensor) -> int:

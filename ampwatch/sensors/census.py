@@ -154,7 +154,6 @@ class OpCensusSensor:
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
-        self._altered_calls.install()
         if self._may_force_eager or not may_compile():
             self._staying_handles = [
                 register_module_forward_hook(self._after_forward, always_call=True),
@@ -168,7 +167,6 @@ class OpCensusSensor:
         for handle in self._step_handles:
             handle.remove()
         self._step_handles.clear()
-        self._altered_calls.remove()
         self._leave_alone()
 
     def _leave_alone(self) -> None:
@@ -195,6 +193,7 @@ class OpCensusSensor:
             return False
         self._forced = ForcedEager() if is_compiled else None
         self._was_forced = is_compiled
+        self._altered_calls.install()
         ignored = [func for func, info in self._infos.items() if info.is_ignored]
         self._mode, self._thread = OpMode(self._note, ignored, self._is_altered), get_ident()
         # Each time anew: modules are added and replaced while a training runs.
@@ -254,6 +253,7 @@ class OpCensusSensor:
         if self._module_handle is not None:
             self._module_handle.remove()
             self._module_handle = None
+        self._altered_calls.remove()
         listeners, self._listeners = self._listeners, ()
         for listener in listeners:
             listener.end()
@@ -357,6 +357,10 @@ class OpCensusSensor:
             info = self._learn(func)
         if info.is_ignored or self._num_ops >= MOST_OPS:
             return
+        if _captures():
+            # What looks at values would be captured along with the user's own.
+            self.stop()
+            return
         self._num_ops += 1
         if self._num_ops == MOST_OPS and self._mode is not None:
             self._mode.silence()
@@ -412,4 +416,4 @@ class OpCensusSensor:
 
 
 def _captures() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -11,6 +11,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ampwatch.diagnosis.birth_evidence import BadInput
 from ampwatch.sensors.compiling import is_traced, may_compile
+from ampwatch.sensors.losses import is_capturing
 from ampwatch.sensors.sources import user_source
 from ampwatch.sensors.tensortree import tensors_in
 
@@ -88,7 +89,7 @@ class InputSensor:
     def before_forward(self, args: Any) -> None:
         """A watched model is called with ``args``."""
         tensors = [t for t in tensors_in(args) if t.dtype in MEASURED and _is_plain(t)]
-        if not tensors or not torch.is_grad_enabled():
+        if not tensors or not torch.is_grad_enabled() or any(map(is_capturing, tensors)):
             return
         step, source, numel = self._step, user_source(), sum(t.numel() for t in tensors)
 

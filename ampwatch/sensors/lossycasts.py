@@ -253,7 +253,7 @@ class LossyCasts:
         if not (collides or rounds):
             self._reject(signature)
             return
-        is_ordered = collides and max(ups, downs) >= max(1.0, ORDERED_SHARE * (ups + downs))
+        is_ordered = max(ups, downs) >= max(1.0, ORDERED_SHARE * (ups + downs))
         cast = LossyCast(
             site,
             name_of(dtype),

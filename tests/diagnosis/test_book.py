@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ampwatch.diagnosis.book import (
+from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.causes import (
     AFTERMATHS,
     FOUND_LATE,
     INCIDENT_STEPS,
     LASTING,
     SYMPTOMS,
-    FindingBook,
 )
 from ampwatch.records import Finding, Severity
 
@@ -207,7 +207,7 @@ def test_what_a_passing_culprit_has_left_behind_takes_over(kind: str) -> None:
     assert [culprit.caused_by, symptom.caused_by] == [left.key, left.key]
 
 
-@pytest.mark.parametrize("kind", sorted(AFTERMATHS))
+@pytest.mark.parametrize("kind", ["periodic_skip", "buffer_nonfinite"])
 def test_what_a_lasting_culprit_leaves_behind_belongs_to_it(kind: str) -> None:
     """It was so from the first iteration on, or for so many of them."""
     for first_step, count in ((0, 1), (5, LASTING)):
@@ -225,7 +225,7 @@ def test_what_a_lasting_culprit_leaves_behind_belongs_to_it(kind: str) -> None:
 def test_a_culprit_that_is_no_bad_batch_neither_takes_nor_gives() -> None:
     """A mask that is wrong is wrong; what stays behind beside it is on its own."""
     book = FindingBook(Ear())
-    culprit, left = _at("masked_row_nan", 5), _at("divergence", 7)
+    culprit, left = _at("masked_row_nan", 5), _at("periodic_skip", 7)
     book.make(culprit)
     book.led_to_by(culprit)
     book.make(left)
@@ -286,3 +286,43 @@ def test_an_announced_finding_is_told_as_new_and_not_entered_again() -> None:
 
     assert ear.heard == [(finding.key, 1, True)] * 2
     assert book.findings == [finding]
+
+
+def _at(kind: str, first_step: int, last_step: int = -1) -> Finding:
+    return Finding(
+        kind,
+        Severity.WARNING,
+        kind,
+        "what happened",
+        "what to change",
+        first_step=first_step,
+        last_step=max(first_step, last_step),
+    )
+
+
+def test_what_a_mistake_brings_about_is_attached_whichever_is_found_first() -> None:
+    """A scale of FP8 that is not finite takes an iteration longer to prove than its infinities."""
+    for found in (("forward_nan_underflow", "fp8_scale_nonfinite"), ("fp8_scale_nonfinite",)):
+        book = FindingBook(Ear())
+        for kind in (*found, "param_nonfinite"):
+            book.make(_at(kind, 4))
+        assert [f.kind for f in book.findings if f.root] == ["fp8_scale_nonfinite"]
+
+
+def test_what_went_wrong_long_before_is_no_consequence() -> None:
+    """An overflow of another week has a reason of its own."""
+    book = FindingBook(Ear())
+    book.make(_at("forward_overflow", 4))
+    book.make(_at("fp8_scale_nonfinite", 400))
+    assert all(f.root for f in book.findings)
+
+
+def test_a_burst_that_is_over_is_not_why_the_scale_is_stuck_however_long_it_was() -> None:
+    """Twenty bad batches, and then a scale that rests."""
+    book = FindingBook(Ear())
+    burst = _at("forward_overflow", 5, 24)
+    burst.count = 20
+    book.make(burst)
+    book.led_to_by(burst)
+    book.make(_at("scale_stuck_low", 25, 33))
+    assert [f.kind for f in book.findings if f.root] == ["scale_stuck_low"]

@@ -335,7 +335,7 @@ def _element(tensor: Tensor) -> float:
 def _is_plain(tensor: Tensor) -> bool:
     is_dense = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
     # Zeros of forward-mode AD have no memory: to read them ends the process.
-    return is_dense and not tensor._is_zerotensor()
+    return is_dense and not tensor._is_zerotensor()  # noqa: SLF001 - no public name for it
 
 
 def _storage(tensor: Tensor) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.precision.ops import OpKind
 from ampwatch.roundingwatch import rounding_listeners
+from ampwatch.sensors.aged_casts import AgedCasts
 from ampwatch.sensors.births import BirthListener
 from ampwatch.sensors.census import OpCensusSensor
 from ampwatch.sensors.compiling import may_compile
@@ -16,6 +17,7 @@ from ampwatch.sensors.inputs import InputSensor
 from ampwatch.sensors.iteration import Clock
 from ampwatch.sensors.names import Names
 from ampwatch.sensors.oplistener import GuardedListeners
+from ampwatch.sensors.refusedops import RefusedOps
 from ampwatch.sensors.regions import Regions
 from ampwatch.sensors.sampling import Look
 from ampwatch.sensors.tf32 import allows_tf32
@@ -107,7 +109,11 @@ class OpWatch:
             may_force_eager=self._forces_eager,
         )
         self._deferred = Deferred()
-        listeners = rounding_listeners(names, observe, self._deferred)
+        listeners = [
+            *rounding_listeners(names, observe, self._deferred),
+            AgedCasts(names, self._regions, observe),
+            RefusedOps(self._regions, observe),
+        ]
         self._rounding = GuardedListeners(rounding, listeners)
         self._reading = rounding
         self._looking_at_inputs = inputs
@@ -162,7 +168,8 @@ class OpWatch:
         self._looking_at_inputs.run(self._look_at_inputs, alert and not self._traces_all)
         counts = self._one_by_one and Look.OPS in self._sampler.wanted
         # On a device the births cost a sync per op: only where something has failed already.
-        follows = self._traces_all or self.wants_trace() or (counts and self._is_host)
+        looks = counts or (self._one_by_one and self._sampler.is_opening)
+        follows = self._traces_all or self.wants_trace() or (looks and self._is_host)
         if counts or follows or (self._one_by_one and self.wants_ops()):
             listeners = (self._births, self._rounding) if follows else (self._rounding,)
             self._is_counting = bool(self._guard.run(self._begin, listeners, counts))

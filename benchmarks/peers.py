@@ -16,7 +16,15 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from companions import Ampwatch, Anomaly, Companion, FiniteOps, TensorBoard, UnderflowOverflow, Wandb
+from companions import (
+    Ampwatch,
+    Anomaly,
+    Companion,
+    FiniteOps,
+    TensorBoard,
+    UnderflowOverflow,
+    Wandb,
+)
 from conditions import (
     QUIET_ENVIRONMENT,
     kept,

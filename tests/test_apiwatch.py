@@ -478,6 +478,20 @@ def test_backward_under_autocast_is_seen_and_checkpointing_is_not() -> None:
     ]
 
 
+def test_a_region_that_is_held_from_step_to_step_is_told_apart() -> None:
+    """The first of its backwards may be the usual slip, and is told with the others or not at all."""
+
+    def program(t: Training) -> None:
+        t.optimizer.zero_grad()
+        t.scaler.scale(t.model(X).float().mean()).backward()
+        t.finish()
+
+    with torch.autocast("cpu", dtype=torch.float16):
+        seen = observations(program, steps=5)
+
+    assert [(o.step, o.is_held) for o in seen] == [(step, True) for step in (2, 3, 4)]
+
+
 def test_a_nonfinite_norm_names_the_parameter_where_backward_met_it() -> None:
     """The last layer that has any, of what is finite after it and broken before."""
 

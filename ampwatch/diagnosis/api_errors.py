@@ -6,11 +6,11 @@ import re
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.advice import ADVICE
-from ampwatch.diagnosis.known_errors import KNOWN, RECURRENT, Known
+from ampwatch.diagnosis.known_errors import BCE, KNOWN, RECURRENT, Known
 from ampwatch.records import Finding, Severity
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis.api_evidence import Raised
+    from ampwatch.diagnosis.api_evidence import Raised, RefusedOp
 
 MOST_NAMES = 4
 """Parameters named in a sentence."""
@@ -25,6 +25,27 @@ def explain_error(seen: Raised) -> Finding | None:
     if seen.type_name == "RuntimeError" and _is_recurrent(seen):
         return _finding(seen, RECURRENT, None)
     return None
+
+
+def refused_op(seen: RefusedOp) -> Finding:
+    """Return what is known of an op that runs under autocast on a CPU, and not on a GPU."""
+    return Finding(
+        kind="api_error",
+        severity=Severity.WARNING,
+        where=seen.where,
+        op=seen.op,
+        summary=(
+            f"{seen.op} ran under autocast at step {seen.step} on a probability that had been"
+            f" rounded to {seen.dtype}, where all that is close to 1 is 1: on a GPU PyTorch raises"
+            f" an exception instead"
+        ),
+        advice=BCE.remedy,
+        phase="forward",
+        dtype=seen.dtype,
+        first_step=seen.step,
+        last_step=seen.step,
+        source=seen.source,
+    )
 
 
 def _is_recurrent(seen: Raised) -> bool:

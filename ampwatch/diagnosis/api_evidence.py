@@ -120,9 +120,29 @@ class AutocastBackward(NamedTuple):
         step: Index of the iteration.
         dtype: Name of the dtype of the region.
         source: ``file:line`` of the call.
+        is_held: Whether the region goes on from iteration to iteration.
     """
 
     step: int
+    dtype: str
+    source: str
+    is_held: bool = False
+
+
+class RefusedOp(NamedTuple):
+    """An op ran under autocast on a CPU that autocast refuses on a GPU.
+
+    Attributes:
+        step: Index of the iteration.
+        op: Its name.
+        where: Qualified name of the module that was running, or ``loss``.
+        dtype: Name of the dtype that its input was rounded to.
+        source: ``file:line`` of the call.
+    """
+
+    step: int
+    op: str
+    where: str
     dtype: str
     source: str
 

@@ -6,13 +6,14 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.diagnosis.advice import ADVICE
-from ampwatch.diagnosis.api_errors import explain_error
+from ampwatch.diagnosis.api_errors import explain_error, refused_op
 from ampwatch.diagnosis.api_evidence import (
     AutocastBackward,
     MixedGradients,
     MixedScales,
     NonfiniteClip,
     Raised,
+    RefusedOp,
     ScaledClip,
     ScaledStep,
 )
@@ -27,19 +28,6 @@ if TYPE_CHECKING:
 WAIT_FOR_NAME = 8
 """Iterations in which it may turn out, from the weights that broke, whose gradient was not finite
 when a device clipped it."""
-
-CONSEQUENCES = {
-    "clip_nonfinite_norm": ("param_nonfinite", "buffer_nonfinite"),
-    # A training whose steps are too large by the loss scale.
-    "unscaled_step": (
-        *("param_nonfinite", "buffer_nonfinite", "headroom_low", "scale_collapse"),
-        *("scale_below_one", "forward_overflow", "silent_overflow", "range_too_wide"),
-        *("backward_nonfinite_any_scale", "grad_underflow"),
-    ),
-    # Ops of backward in half precision whose forward was in float32.
-    "backward_under_autocast": ("grad_underflow", "backward_nonfinite_any_scale"),
-}
-"""What becomes of a training in which a call is misused, by kind of the misuse."""
 
 
 class ApiMisuse:
@@ -66,19 +54,12 @@ class ApiMisuse:
             MixedScales: self.mixed_scales,
             AutocastBackward: self.backward_in_autocast,
             Raised: self.raised,
+            RefusedOp: self.refused,
         }
 
     def look(self, iteration: Iteration) -> None:
-        """Attach what has gone wrong since to what was misused."""
+        """Say what was held back, if it is known by now."""
         self._name(iteration.step)
-        self._attach()
-
-    def _attach(self) -> None:
-        for kind, kinds in CONSEQUENCES.items():
-            for root in self._book.of_kind(kind)[:1]:
-                for symptom in (f for name in kinds for f in self._book.of_kind(name)):
-                    if symptom.root and symptom.first_step >= root.first_step:
-                        self._book.explain(symptom, self._book.root_of(root))
 
     def clipped_scaled(self, seen: ScaledClip) -> None:
         """Gradients were clipped before ``unscale_``."""
@@ -132,7 +113,6 @@ class ApiMisuse:
         """Say what was held back: the run ends."""
         if self._unnamed is not None:
             self._name(self._unnamed.step + WAIT_FOR_NAME)
-        self._attach()
 
     def _say_nonfinite(self, seen: NonfiniteClip, where: str) -> None:
         count = f" ({seen.broken} elements)" if seen.broken else ""
@@ -226,26 +206,43 @@ class ApiMisuse:
 
     def backward_in_autocast(self, seen: AutocastBackward) -> None:
         """``backward`` was called under autocast."""
-        self._say(
-            _warning(
-                "backward_under_autocast",
-                "api",
-                seen.step,
-                "backward",
-                f"backward() was called inside a {seen.dtype} autocast region at step {seen.step}:"
-                f" backward ran under autocast, so ops whose forward ran in float32 may run in"
-                f" {seen.dtype}",
-                source=seen.source,
-                evidence={},
-                dtype=seen.dtype,
-            )
+        made = self._book.get("backward_under_autocast", "api")
+        if made is not None and made.severity is Severity.INFO and not seen.is_held:
+            made.severity = Severity.WARNING
+            self._book.announce(made)
+        finding = _warning(
+            "backward_under_autocast",
+            "api",
+            seen.step,
+            "backward",
+            f"backward() was called inside a {seen.dtype} autocast region at step {seen.step}:"
+            f" backward ran under autocast, so ops whose forward ran in float32 may run in"
+            f" {seen.dtype}",
+            source=seen.source,
+            evidence={},
+            dtype=seen.dtype,
         )
+        if seen.is_held:
+            # Whoever does that on purpose has no block of the step to leave: not a slip.
+            finding.severity = Severity.INFO
+            finding.summary += "; the region is held from step to step"
+        self._say(finding)
+
+    def refused(self, seen: RefusedOp) -> None:
+        """An op ran that autocast would have refused on a GPU."""
+        self._say(refused_op(seen))
 
     def raised(self, seen: Raised) -> None:
         """An exception has ended the training."""
         finding = explain_error(seen)
-        if finding is not None:
-            self._book.make_once(finding)
+        if finding is None:
+            return
+        self._book.make_once(finding)
+        if finding.op == "unscale_":
+            # What is added after unscale_ is the same mistake, one call before it is refused.
+            for mixed in self._book.of_kind("mixed_scaled_backward"):
+                if seen.step - mixed.last_step <= 1:
+                    self._book.explain(mixed, finding)
 
     def _say(self, finding: Finding) -> None:
         """Make a finding, or count it: once per iteration."""
@@ -257,12 +254,12 @@ class ApiMisuse:
 
 
 def _warning(kind: str, where: str, step: int, phase: str, summary: str, **more: Any) -> Finding:
+    more.setdefault("advice", ADVICE[kind])
     return Finding(
         kind=kind,
         severity=Severity.WARNING,
         where=where,
         summary=summary,
-        advice=ADVICE[kind],
         phase=phase,
         first_step=step,
         last_step=step,

@@ -168,7 +168,8 @@ def _judge(birth: Birth, family: _Family) -> Diagnosed | None:
     if birth.phase is Phase.BACKWARD and not birth.is_hook:
         return _judge_backward(birth, family)
     found = _judge_reduced(birth, family)
-    if found is None and birth.phase in (Phase.FORWARD, Phase.EVAL):
+    is_metric = birth.phase is Phase.EVAL and not birth.is_inside
+    if found is None and birth.phase in (Phase.FORWARD, Phase.EVAL) and not is_metric:
         found = _judge_made(birth, family) if birth.parents else _judge_forward(birth, family)
     return found
 

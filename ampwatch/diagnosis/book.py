@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from ampwatch.diagnosis.causes import (
+    AFTERMATHS,
+    FOUND_LATE,
+    INCIDENT_STEPS,
+    SYMPTOMS,
+    is_consequence,
+    is_passing,
+    is_symptom,
+    outranks,
+)
+
 if TYPE_CHECKING:
     from ampwatch.records import Finding
 
@@ -15,30 +26,6 @@ after 166 steps, and until then its numbers should be current."""
 
 TOLD_AGAIN_NS = 60 * 10**9
 """After that a finding that lasts is told again so long after the last time. Unit: ns."""
-
-
-SYMPTOMS = frozenset(
-    {
-        *("scale_collapse", "scale_below_one", "grad_underflow"),
-        *("param_nonfinite", "range_too_wide", "fp16_without_scaler"),
-    }
-)
-"""Kinds that an op that makes non-finite values explains, as long as it does."""
-
-AFTERMATHS = frozenset({"scale_stuck_low", "periodic_skip", "buffer_nonfinite", "divergence"})
-"""Kinds that stay when a few bad batches are over, or that bring them about: they are the root."""
-
-TRANSIENT = frozenset({"forward_overflow", "forward_nan_underflow"})
-"""Kinds of which one bad batch may be the reason."""
-
-LASTING = 16
-"""Iterations from which it is not, and the op is the root of what it has left behind as well."""
-
-FOUND_LATE = 4
-"""Iterations that an op may be found at fault after what it has left behind: it is looked for then."""
-
-INCIDENT_STEPS = 64
-"""Iterations after which what has gone wrong says nothing about what goes wrong now."""
 
 
 class Teller(Protocol):
@@ -82,20 +69,23 @@ class FindingBook:
 
     def make(self, finding: Finding) -> None:
         """Enter a new finding; a symptom of the culprit that is known is attached to it."""
-        culprit = self._culprit
-        takes_over = finding.kind in AFTERMATHS and finding.root
-        if culprit is not None and finding.root and (finding.kind in SYMPTOMS or takes_over):
+        culprit, takes_over = self._culprit, False
+        if culprit is not None and finding.root:
             root = self.root_of(culprit)
-            takes_over = takes_over and _is_passing(culprit)
-            takes_over |= finding.kind == "param_nonfinite" and not _is_of_format(culprit)
-            recent = finding.first_step - root.last_step <= INCIDENT_STEPS
-            if recent and not takes_over and (finding.kind in SYMPTOMS or _is_lasting(culprit)):
+            takes_over = outranks(finding, culprit, root)
+            if not takes_over and is_symptom(finding, culprit, root):
                 finding.root, finding.caused_by = False, root.key
+        for root in self.findings:
+            if finding.root and is_consequence(finding, root):
+                finding.root, finding.caused_by = False, self.root_of(root).key
         self.findings.append(finding)
         self._by_key[finding.key] = finding
         self._tell(finding, new=True)
         if culprit is not None and finding.root and takes_over:
             self.explain(self.root_of(culprit), finding)
+        for symptom in self.findings:
+            if is_consequence(symptom, finding):
+                self.explain(symptom, self.root_of(finding))
 
     def announce(self, finding: Finding) -> None:
         """Tell a finding that has become worse as if it were new."""
@@ -159,7 +149,7 @@ class FindingBook:
     def led_to_by(self, culprit: Finding) -> None:
         """Attach the symptoms there are, and those that come, to the op that is at fault."""
         self._culprit = culprit
-        if culprit.root and _is_passing(culprit):
+        if culprit.root and is_passing(culprit):
             for left in self.findings:
                 is_left = left.kind in AFTERMATHS and left.root
                 if is_left and 0 <= culprit.first_step - left.first_step <= FOUND_LATE:
@@ -173,6 +163,8 @@ class FindingBook:
     def promote(self, symptom: Finding) -> None:
         """Make a symptom the root of what had been taken for its root."""
         former = self.root_of(symptom)
+        if is_consequence(symptom, former):
+            return
         symptom.root, symptom.caused_by = True, ""
         self.explain(former, symptom)
         self.retell(symptom)
@@ -185,17 +177,3 @@ class FindingBook:
                     finding.root = False
                     finding.caused_by = root.key
                     self.retell(finding)
-
-
-def _is_passing(culprit: Finding) -> bool:
-    """Whether a culprit may be a few bad batches: all was well before, and it has not lasted."""
-    return culprit.kind in TRANSIENT and culprit.first_step > 0 and culprit.count < LASTING
-
-
-def _is_lasting(culprit: Finding) -> bool:
-    return culprit.kind in TRANSIENT and not _is_passing(culprit)
-
-
-def _is_of_format(culprit: Finding) -> bool:
-    """Whether it is the range of the format that does not fit, and not the numbers that blew up."""
-    return culprit.kind != "forward_overflow" or culprit.dtype == "float16"

@@ -39,7 +39,7 @@ BYTES_SHARE = 0.2
 PARAMETERS = 2
 """What autocast casts once in a region for one layer: a weight and a bias."""
 
-WORTH_A_WORD = 1 << 16
+WORTH_A_WORD = 1 << 17
 """Fewer bytes of weight copies are nobody's memory problem. Unit: bytes."""
 
 

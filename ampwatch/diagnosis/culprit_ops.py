@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.advice import ADVICE
 from ampwatch.diagnosis.birth_evidence import Origin
 from ampwatch.diagnosis.births import diagnose, limit_of
-from ampwatch.diagnosis.book import LASTING
+from ampwatch.diagnosis.causes import LASTING
 from ampwatch.diagnosis.culprit_words import summary_of
 from ampwatch.records import Finding, Severity
 

@@ -44,6 +44,9 @@ RECORDS_FINITE = 8
 NEAR_TOP = 0.1
 """Share of its largest value below which a loss is on the way back."""
 
+BLOWN_UP = 10.0
+"""What weights must have grown by for one record to be enough: no format does that to them."""
+
 GROWN = 1.2
 """What weights must have grown by, where they were measured."""
 
@@ -110,9 +113,13 @@ class Divergence:
     def _follow(self, loss: float, step: int) -> None:
         self._newest = loss
         self._losses.append(loss)
-        if len(self._losses) in (FIRST_LOSSES, CALM) and max(self._losses) < self._level:
-            self._level = self._largest = max(self._losses)
-            self._records = 0
+        if len(self._losses) in (FIRST_LOSSES, CALM):
+            level = max(self._losses)
+            if len(self._losses) == FIRST_LOSSES and level > RISE * max(self._losses[0], LEAST):
+                level = self._losses[0]  # it was gone after one update
+            if level < self._level:
+                self._level = self._largest = level
+                self._records = 0
         if loss > self._largest:
             if not self._records:
                 self._record_since = step
@@ -124,6 +131,8 @@ class Divergence:
 
     def _is_diverging(self, *, broke: bool) -> bool:
         ways = ((RECORDS, RISE), (FAST_RECORDS, FAST_RISE)) if broke else ((RECORDS_FINITE, LOST),)
+        if broke and self._growth() >= BLOWN_UP:
+            ways = (*ways, (1, RISE))
         level = max(self._level, LEAST)
         return (
             self._level < math.inf
@@ -134,8 +143,13 @@ class Divergence:
 
     def _weights_grow(self) -> bool:
         """Whether some weights have grown; also where they have not been measured twice."""
+        growth = self._growth()
+        return math.isnan(growth) or growth >= GROWN
+
+    def _growth(self) -> float:
+        """Return how much the weights that have grown most have; NaN if that is not known."""
         ratios = [last / first for first, last in self._weights.values() if first and last]
-        return not ratios or max(ratios) >= GROWN
+        return max(ratios, default=math.nan)
 
     def _say(self, iteration: Iteration, *, broke: bool) -> None:
         step = iteration.step

@@ -78,6 +78,9 @@ class GradientRange:
             self._agreeing = 0
             if iteration.scaler is None and self._looks >= HARMLESS_LOOKS:
                 self._say_without_scaler(iteration, Severity.INFO, "api", share, math.nan)
+            elif iteration.scaler is not None and gradients[worst].scale < 1.0:
+                # The range fits: what is wrong is where the scale was left, even if nothing is lost.
+                self._low.stuck(iteration, gradients, worst, share)
             return
         self._agreeing += 1
         if iteration.scaler is None:

@@ -40,6 +40,18 @@ _ONE_DTYPE = (
     " out of the autocast region with .float() before it goes into a layer outside."
 )
 
+BCE = _known(
+    "RuntimeError",
+    r"binary_cross_entropy and .*BCELoss are unsafe to autocast",
+    "binary_cross_entropy",
+    "forward",
+    "the logarithm of a float16 probability overflows or is NaN, so autocast refuses it",
+    "Leave the sigmoid out of the model and use"
+    " torch.nn.functional.binary_cross_entropy_with_logits or torch.nn.BCEWithLogitsLoss; or"
+    " compute the loss inside torch.autocast(device_type, enabled=False) from output.float().",
+)
+"""The loss of a probability."""
+
 KNOWN = (
     _known(
         "RuntimeError",
@@ -168,16 +180,7 @@ KNOWN = (
         "the scale would not grow, or not shrink, by such a factor",
         "Make GradScaler(growth_factor=2.0, backoff_factor=0.5): one above 1, the other below.",
     ),
-    _known(
-        "RuntimeError",
-        r"binary_cross_entropy and .*BCELoss are unsafe to autocast",
-        "binary_cross_entropy",
-        "forward",
-        "the logarithm of a float16 probability overflows or is NaN, so autocast refuses it",
-        "Leave the sigmoid out of the model and use"
-        " torch.nn.functional.binary_cross_entropy_with_logits or torch.nn.BCEWithLogitsLoss; or"
-        " compute the loss inside torch.autocast(device_type, enabled=False) from output.float().",
-    ),
+    BCE,
     _known(
         "RuntimeError",
         r"expected (m1 and m2|mat1 and mat2|self and mat2|.* and .*) to have the same dtype"

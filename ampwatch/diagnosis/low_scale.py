@@ -109,6 +109,11 @@ class LowScale:
         made = self._book.again_anywhere("scale_stuck_low", iteration.step, **evidence)
         if made is not None:
             return made
+        harm = (
+            f"{share:.1%} of all gradient elements are flushed to zero, most of them in {where}"
+            if share
+            else "the loss is being shrunk"
+        )
         finding = Finding(
             kind="scale_stuck_low",
             severity=Severity.WARNING,
@@ -117,8 +122,7 @@ class LowScale:
                 f"The loss scale is stuck at {scale:.6g} since step"
                 f" {iteration.step - self._rested + 1}: a burst of skipped steps brought it down from"
                 f" {self._largest_applied:.6g}, which would fit again, the way back takes"
-                f" {steps_back:.0f} steps, and meanwhile {share:.1%} of all gradient elements are"
-                f" flushed to zero, most of them in {where}"
+                f" {steps_back:.0f} steps, and meanwhile {harm}"
             ),
             advice=ADVICE["scale_stuck_low"],
             phase="backward",

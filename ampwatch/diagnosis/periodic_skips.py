@@ -28,6 +28,10 @@ that vary, make many skips. Unit: steps."""
 RECURRENCES_OF_SHORT = 6
 """Equal distances where they are shorter than that."""
 
+HALVINGS = 8
+"""Equal distances where the scale has not grown in between: a loss of its own that comes rarely,
+and is larger than the others, is skipped until the scale fits it as well."""
+
 FEWEST_GROWTHS = 3
 """Growths between two skips, of which a skip takes back one, from which the scale cannot be why."""
 
@@ -65,12 +69,14 @@ class _Skip(NamedTuple):
         growths: Growths since the skip before.
         stands_out: Its loss is unlike all those since the skip before.
         level: Largest loss since the skip before.
+        scale: The scale of the skipped step.
     """
 
     step: int
     growths: int
     stands_out: bool
     level: float
+    scale: float
 
 
 class PeriodicSkips:
@@ -79,7 +85,8 @@ class PeriodicSkips:
     A skip right after a growth is the scaler's own search, and comes back every
     ``growth_interval + 1`` steps. Where a small set of batches is gone through in the same order
     the search locks to it, so where the scale grows once between two skips, the losses of the
-    skipped steps must stand out as well.
+    skipped steps must stand out as well. Where it never grows in between it falls until it fits:
+    then a period is only said where that takes too long.
 
     Args:
         book: Where findings go.
@@ -104,7 +111,9 @@ class PeriodicSkips:
             for index, found_inf in iteration.found_inf.items():
                 if found_inf:
                     level = max([value for value, _ in self._losses], default=math.nan)
-                    skip = _Skip(iteration.step, self._growths, stands_out, level)
+                    skip = _Skip(
+                        iteration.step, self._growths, stands_out, level, verdict.scale_before
+                    )
                     # Some skips are those of the search, or all are not.
                     said = self._look_at(index, iteration, skip, every=True)
                     if self._since_growth and not said:
@@ -147,7 +156,12 @@ class PeriodicSkips:
         if period == iteration.scaler.growth_interval + 1 or self._is_data_fault(skips):
             return False
         newest = list(skips)[-RECURRENCES:]
-        if not (_is_not_scale(newest) or all(s.stands_out for s in newest)):
+        if any(s.growths for s in newest):
+            is_not_scale = min(s.growths for s in newest) >= FEWEST_GROWTHS
+            is_not_scale |= all(s.stands_out for s in newest)
+        else:
+            is_not_scale = _is_never_found(list(skips), period)
+        if not is_not_scale:
             return False
         self._say(index, iteration, period)
         return True
@@ -211,10 +225,10 @@ def _period(skips: Sequence[_Skip]) -> int | None:
     return newest[0] if odd <= ODD * len(distances) else None
 
 
-def _is_not_scale(skips: Sequence[_Skip]) -> bool:
-    """Whether the scale cannot be why: it never grew in between, or grew more than it fell."""
-    first, last = skips[0], skips[-1]
-    growths = [skip.growths for skip in skips]
-    if any(growths):
-        return min(growths) >= FEWEST_GROWTHS
-    return not last.level > RISES * first.level
+def _is_never_found(skips: Sequence[_Skip], period: int) -> bool:
+    """Whether no scale will do for what makes these skips, between which it has never grown."""
+    newest = skips[-RECURRENCES:]
+    if newest[-1].level > RISES * newest[0].level:
+        return False
+    distances = [later.step - earlier.step for earlier, later in pairwise(skips)]
+    return newest[-1].scale < 1.0 or distances[-HALVINGS:] == [period] * HALVINGS

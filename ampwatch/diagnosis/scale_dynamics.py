@@ -32,6 +32,12 @@ BELOW_ONE_STEPS = 2
 """Steps taken below scale 1 before it is said: one may be on the way back up."""
 
 
+RECOVERED_GROWTHS = 3
+"""Growths in a row, with no skip in between, after which a collapse or a scale below one is over."""
+
+RECOVERED = "; it has recovered since"
+
+
 ANNOUNCED_STEPS = 10
 """A collapse that begins so soon after an output was said to approach its limit is that."""
 
@@ -83,6 +89,10 @@ class ScaleDynamics:
         elif verdict.grew:
             self._growths_in_a_row += 1
             self._look_for_runaway(iteration)
+            if self._growths_in_a_row == RECOVERED_GROWTHS:
+                self._is_over("scale_collapse")
+            if self._growths_in_a_row >= RECOVERED_GROWTHS and iteration.loss_scale >= 1.0:
+                self._is_over("scale_below_one")
         if verdict.skip_class in (SkipClass.UNPROVOKED, SkipClass.STORM):
             self._look_for_collapse(iteration, verdict, scaler)
         if verdict.applied and not verdict.skipped:
@@ -119,6 +129,7 @@ class ScaleDynamics:
             self._book.make(finding)
             self._explain(finding)
             return
+        self._is_back(finding)
         again = self._book.count(finding, iteration.step)
         critical = self._skips.unexplained >= CRITICAL_SKIPS
         worse = critical and finding.severity is Severity.WARNING
@@ -183,6 +194,8 @@ class ScaleDynamics:
         made = self._book.of_kind("scale_below_one")
         where = made[-1].where if made else where
         scale = iteration.loss_scale
+        if made:
+            self._is_back(made[-1])
         if (
             self._book.again("scale_below_one", where, iteration.step, loss_scale=scale)
             or self._below_one < BELOW_ONE_STEPS
@@ -246,6 +259,21 @@ class ScaleDynamics:
         root = self._book.get("scaler_with_bf16", "api")
         if root is not None:
             self._book.explain(finding, root)
+
+    def _is_over(self, kind: str) -> None:
+        """Say of what the scale has come back from that it is over: nobody has to be woken."""
+        for finding in self._book.of_kind(kind):
+            if finding.severity is not Severity.INFO:
+                finding.severity = Severity.INFO
+                finding.summary += RECOVERED
+                self._book.retell(finding)
+
+    def _is_back(self, finding: Finding) -> None:
+        """It was over, and begins again."""
+        if finding.severity is Severity.INFO:
+            finding.severity = Severity.WARNING
+            finding.summary = finding.summary.removesuffix(RECOVERED)
+            self._book.announce(finding)
 
     def _look_for_bfloat16(
         self, iteration: Iteration, verdict: Verdict, autocast_dtypes: Sequence[str]

@@ -22,8 +22,18 @@ the start of a training another one or two."""
 RATE = 0.25
 """Share of its steps that an optimizer is skipped in, from which it is no noise."""
 
+RATE_OF_DEEP = 0.08
+"""The same, of one that has been skipped far below a scale that fitted."""
+
 RATE_RATIO = 3.0
 """The same, in multiples of the rate that growth just makes up for."""
+
+FAR_BELOW = 2.0**-4
+"""Skips so far below a scale at which the optimizer has stepped are no search of the scaler, however
+often that grows."""
+
+FEWEST_DEEP = 3
+"""Skips of that kind that are no accident."""
 
 FEWER = 0.25
 """The other optimizer has at most this share of them."""
@@ -52,6 +62,7 @@ class _Account:
         attempts: Steps attempted.
         skips: Of those, skipped.
         relapses: Of those, at a scale at which it had stepped.
+        deep: Of those, far below it.
         nonfinite: Of the skips since it last stepped, those with a loss that was not finite.
         largest: The largest scale that it has stepped with; 0 before.
         since: The first skip that is held against it.
@@ -62,6 +73,7 @@ class _Account:
     attempts: int = 0
     skips: int = 0
     relapses: int = 0
+    deep: int = 0
     nonfinite: int = 0
     largest: float = 0.0
     since: int = -1
@@ -81,12 +93,13 @@ class _Account:
             self.nonfinite = 0
             self.largest = max(self.largest, scale)
             if self.streak >= FORGET_AFTER:
-                self.relapses, self.since, self.largest = 0, -1, scale
+                self.relapses, self.deep, self.since, self.largest = 0, 0, -1, scale
             return
         self.streak = 0
         self.skips += 1
         self.nonfinite += nonfinite_loss
         self.relapses += scale < self.largest
+        self.deep += scale <= FAR_BELOW * self.largest
         if self.since < 0 and (self.relapses or not self.largest):
             self.since, self.since_attempts = step, self.attempts - 1
 
@@ -195,7 +208,10 @@ def _keeps_relapsing(account: _Account, iteration: Iteration) -> bool:
     """Whether an optimizer is skipped at scales that fitted, and more often than a search would."""
     if account.relapses < RELAPSES or iteration.scaler is None:
         return False
-    return account.rate >= max(RATE, RATE_RATIO * alarm_rate(iteration.scaler))
+    if account.deep >= RELAPSES and account.rate >= RATE:
+        return True
+    least = RATE if account.deep < FEWEST_DEEP else RATE_OF_DEEP
+    return account.rate >= max(least, RATE_RATIO * alarm_rate(iteration.scaler))
 
 
 def _is_well(other: _Account, account: _Account) -> bool:

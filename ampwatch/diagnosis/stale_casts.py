@@ -25,6 +25,8 @@ class StaleCasts:
     def observe(self, seen: StaleCast) -> None:
         """Take in a forward with casts from before the last step."""
         where = f"param:{seen.parameter}" if seen.parameter else "api"
+        if any(f.last_step == seen.step for f in self._book.of_kind("stale_autocast_cache")):
+            return  # another sensor has seen it in the same iteration
         self._book.make_once(
             Finding(
                 kind="stale_autocast_cache",
@@ -32,7 +34,7 @@ class StaleCasts:
                 where=where,
                 summary=(
                     f"A forward in step {seen.step} used {seen.casts} weights as they had been before"
-                    f" the last optimizer step, the first of them {where}: the autocast region was"
+                    f" they were last changed, the first of them {where}: the autocast region was"
                     f" not left in between, and keeps what it has cast to {seen.dtype}. The model"
                     f" does not see its updates"
                 ),

@@ -49,6 +49,10 @@ CERTAINTY: dict[str, Certainty] = {
             "the op was seen with finite inputs, a zero among them, and a result that is not finite",
         ),
         (
+            *("nonfinite_input", _SEEN),
+            "the values were seen to be not finite before the model had done anything with them",
+        ),
+        (
             *("lossy_integer_cast", _SEEN),
             "the values before the cast were whole numbers beyond those that the format can hold",
         ),
@@ -131,7 +135,10 @@ CERTAINTY: dict[str, Certainty] = {
             *("backward_under_autocast", _SEEN),
             "autocast was on when backward was called",
         ),
-        (*("api_error", _SEEN), "the exception that PyTorch has raised says so itself"),
+        (
+            *("api_error", _SEEN),
+            "the exception that PyTorch has raised says so itself, or an op that it refuses elsewhere was seen",
+        ),
         (
             *("autocast_inactive", _MEASURED),
             "autocast is used in this program, and these ops were seen to run outside its reach",
@@ -171,6 +178,10 @@ CERTAINTY: dict[str, Certainty] = {
         (
             *("reduce_overflow", _SEEN),
             "gradients were finite before the ranks were added up and not after",
+        ),
+        (
+            *("divergence", _MEASURED),
+            "the loss was read step by step, and was larger than ever again and again before the end",
         ),
         (*("dims_unaligned", _SEEN), "the shapes of the ops were read as they ran"),
         (*("cast_overhead", _SEEN), "casts and their bytes were counted as they ran"),

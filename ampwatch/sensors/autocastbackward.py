@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,6 +12,8 @@ from ampwatch.sensors.backward import BackwardCall, listen_to_backward
 from ampwatch.sensors.callers import users_line
 from ampwatch.sensors.dtypes import name_of
 from ampwatch.sensors.gradcontents import GradContents, Seen
+from ampwatch.sensors.regions import is_in_autocast
+from ampwatch.sensors.taps import listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +23,16 @@ if TYPE_CHECKING:
     from ampwatch.sensors.trained import Trained
 
 
+HELD = 2
+"""Iterations that end inside of a region from which it is held from one to the next."""
+
+
 class AutocastBackwardSensor:
     """Tells of every backward under autocast that fills gradients of this training.
+
+    The usual slip is a ``backward()`` that stands in the block of the forward pass, which is
+    entered anew each time; a region around a whole epoch is something else. Which it was is known
+    when the region is left, and told then, or in the iteration that shows that it goes on.
 
     Args:
         trained: The parameters of this training; without any every backward counts.
@@ -30,7 +41,7 @@ class AutocastBackwardSensor:
         guard: The fail-open boundary.
 
     Cost:
-        Two questions about autocast a call; a look at every gradient before and after in the
+        Two questions about autocast a call, and one each time a region is entered or left; a look at every gradient before and after in the
         first calls that are under autocast, until one has filled any.
     """
 
@@ -47,21 +58,48 @@ class AutocastBackwardSensor:
         self._step = step
         self._observe = observe
         self._guard = guard
-        self._listener: Listener | None = None
+        self._listeners: list[Listener] = []
+        self._entered: dict[int, int] = {}
+        self._untold: dict[int, AutocastBackward] = {}
+        self._since = 0
         self._is_ours = False
         self._dtype = ""
         self._before: list[Seen] = []
 
     def install(self) -> None:
-        """Listen to backward."""
-        self._listener = listen_to_backward(self._guard, self.before, self.after)
+        """Listen to backward, and to autocast regions."""
+        self._since = self._step()
+        self._listeners = [
+            listen_to_backward(self._guard, self.before, self.after),
+            listen(torch.autocast, "__enter__", before=self._enter),
+            listen(torch.autocast, "__exit__", after=self._exit),
+        ]
 
     def remove(self) -> None:
         """Stop listening."""
-        if self._listener is not None:
-            self._listener.remove()
-            self._listener = None
+        for listener in self._listeners:
+            listener.remove()
+        self._listeners.clear()
+        self._entered.clear()
+        self._untold.clear()
         self._before = []
+
+    def _enter(self, _region: Any, _args: Any, _kwargs: Any) -> None:
+        if not is_in_autocast():
+            self._entered[get_ident()] = self._step()
+
+    def _exit(self, _region: Any, _args: Any, _kwargs: Any) -> None:
+        if self._untold and not is_in_autocast():
+            self._guard.run(self.left)
+
+    def left(self) -> None:
+        """The outermost region of this thread has been left."""
+        seen = self._untold.pop(get_ident(), None)
+        if seen is not None and not self._is_held():
+            self._observe(seen)
+
+    def _is_held(self) -> bool:
+        return self._step() - self._entered.get(get_ident(), self._since) >= HELD
 
     def before(self, call: BackwardCall) -> None:
         """A backward begins."""
@@ -76,8 +114,14 @@ class AutocastBackwardSensor:
         before, self._before = self._before, []
         if not self._is_ours:
             self._is_ours = not before or GradContents().after(before, frozenset()) > 0
-        if self._is_ours:
-            self._observe(AutocastBackward(self._step(), self._dtype, users_line()))
+        if not self._is_ours:
+            return
+        seen = AutocastBackward(self._step(), self._dtype, users_line())
+        if self._is_held():
+            self._untold.pop(get_ident(), None)
+            self._observe(seen._replace(is_held=True))
+        else:
+            self._untold[get_ident()] = seen
 
 
 def _dtype_of_region(root: object) -> str:

@@ -39,7 +39,7 @@ STUCK_SHARE = 0.95
 """Share of the elements that differ from the parameter which must stay as they are."""
 
 OP = "lerp_"
-"""What an update is called, however it is written: ``mul_`` and ``add_`` are a ``lerp_``."""
+"""What an update is called that is written as anything else: ``mul_`` and ``add_`` are a ``lerp_``."""
 
 
 class _Part(NamedTuple):
@@ -163,7 +163,7 @@ class WeightAverages:
             part = self._part(new)
             if part is not None and share is not None:
                 part = part._replace(factor=share * part.factor)
-                self._update(out, part, in_place=in_place)
+                self._update(out, part, in_place=in_place, op=call.info.name)
                 if not in_place:
                     self._enter(out, part._replace(is_value=True))
 
@@ -268,7 +268,7 @@ class WeightAverages:
         if is_plain(out) and len(self._parts) < MOST_PARTS:
             self._parts[out.data_ptr()] = part._replace(tensor=weakref.ref(out))
 
-    def _update(self, out: torch.Tensor, part: _Part, *, in_place: bool) -> None:
+    def _update(self, out: torch.Tensor, part: _Part, *, in_place: bool, op: str = OP) -> None:
         """``out`` is the new value of an average, a share ``part.factor`` of it the parameter."""
         parameter = part.parameter()
         if out.dtype not in HALF or parameter is None or is_in_optimizer():
@@ -290,7 +290,10 @@ class WeightAverages:
         relative = distance / elements.float().abs().mean().clamp(min=1e-30)
         finite = elements.isfinite().all()
         average.elements = elements
-        site = OpSite(self._step, f"param:{part.name}", OP, "optimizer", user_source())
+        # The average itself, where it is watched as well.
+        own = self._parameters.get(out.data_ptr())
+        name = part.name if own is None else own[0]
+        site = OpSite(self._step, f"param:{name}", op, "optimizer", user_source())
         dtype, compared = name_of(out.dtype), len(elements)
 
         def judge(read: list[float]) -> None:

@@ -11,7 +11,7 @@ from ampwatch.diagnosis.birth_evidence import Birth, OpTrace, Origin, Values
 from ampwatch.precision.ops import Phase
 from ampwatch.sensors.dtypes import name_of
 from ampwatch.sensors.opcounts import tensors_among, written_by
-from ampwatch.sensors.readback import host_scalar
+from ampwatch.sensors.readback import host_scalar, is_plain_scalar
 from ampwatch.sensors.sources import user_source
 
 if TYPE_CHECKING:
@@ -301,19 +301,19 @@ def values_of(tensor: Tensor) -> Values:
     dtype, numel = name_of(tensor.dtype), tensor.numel()
     if not numel or not _is_plain(tensor):
         return Values(dtype, numel)
-    low, high = (float(x) for x in torch.aminmax(tensor.detach()))
+    low, high = (_element(x) for x in torch.aminmax(tensor.detach()))
     if math.isfinite(low) and math.isfinite(high):
-        amin = float(tensor.detach().abs().amin())
+        amin = _element(tensor.detach().abs().amin())
         return Values(dtype, numel, amax=max(-low, high), amin=amin)
     finite = torch.isfinite(tensor)
     magnitudes = torch.where(finite, tensor.detach().abs(), torch.zeros_like(tensor))
     return Values(
         dtype,
         numel,
-        nans=bool(torch.isnan(tensor).any()),
-        posinf=bool(torch.isposinf(tensor).any()),
-        neginf=bool(torch.isneginf(tensor).any()),
-        amax=float(magnitudes.amax()),
+        nans=bool(_element(torch.isnan(tensor).any())),
+        posinf=bool(_element(torch.isposinf(tensor).any())),
+        neginf=bool(_element(torch.isneginf(tensor).any())),
+        amax=_element(magnitudes.amax()),
     )
 
 
@@ -321,8 +321,15 @@ def _adds_up(tensor: Tensor) -> bool:
     """Whether the elements add up to a finite number: then all of them are finite."""
     if not _is_plain(tensor) or not tensor.numel():
         return True
-    total = tensor.sum().item() if tensor.ndim else tensor.item()
-    return bool(total - total == 0.0)
+    total = _element(tensor.sum() if tensor.ndim else tensor)
+    return total - total == 0.0
+
+
+def _element(tensor: Tensor) -> float:
+    """Return the one element. Cost: a sync on a device; on the CPU not even an op."""
+    if tensor.is_cpu and is_plain_scalar(tensor):
+        return host_scalar(tensor)
+    return float(tensor.item())
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -39,11 +39,17 @@ class _Region(NamedTuple):
         protected: The parameters that are used inside.
         behind: Those that are used after it.
         dtype: Name of the dtype of the autocast region around the compiled code.
+        products: The ops of backward that make gradients inside, by parameter, where certain.
     """
 
     protected: list[weakref.ref[torch.Tensor]]
     behind: list[weakref.ref[torch.Tensor]]
     dtype: str
+    products: dict[int, str]
+
+
+PRODUCTS = {"bmm": "bmm", "baddbmm": "bmm", "mm": "mm", "addmm": "mm"}
+"""The op that makes the gradients of a product, by the name of its function."""
 
 
 class CompiledBackwardSensor:
@@ -132,7 +138,7 @@ class CompiledBackwardSensor:
             return
         if not any(_infinite(p.grad) for p in protected if id(p) in bad):
             return
-        name, op = self._describe(bad)
+        name, op = self._describe(bad, region.products)
         self._observe(
             CompiledGradients(
                 step=self._ledger.step,
@@ -145,7 +151,7 @@ class CompiledBackwardSensor:
             )
         )
 
-    def _describe(self, nonfinite: dict[int, int]) -> tuple[str, str]:
+    def _describe(self, nonfinite: dict[int, int], products: dict[int, str]) -> tuple[str, str]:
         """Return name and op of the parameter with most non-finite elements in its gradient."""
         worst, most, op = "", 0, ""
         for path, module in self._names.modules():
@@ -154,7 +160,7 @@ class CompiledBackwardSensor:
                 if count > most:
                     most = count
                     worst = f"{path}.{name}".lstrip(".")
-                    op = _op(module, parameter)
+                    op = _op(module, parameter) or products.get(id(parameter), "")
         return worst, op
 
 
@@ -177,6 +183,7 @@ def _protected(graph: Any, inputs: Any, dtype: str) -> _Region:
     """Return which parameters a graph uses where it has switched autocast off, and behind that."""
     protected: dict[Any, None] = {}
     behind: dict[Any, None] = {}
+    products: dict[Any, str] = {}
     off: list[Any] = []
     placeholders: list[Any] = []
     for node in graph.graph.nodes:
@@ -193,6 +200,8 @@ def _protected(graph: Any, inputs: Any, dtype: str) -> _Region:
                 off.pop()
         elif off:
             protected.update(dict.fromkeys(node.all_input_nodes))
+            if name in PRODUCTS:
+                products.update(dict.fromkeys(node.all_input_nodes, PRODUCTS[name]))
         elif protected:
             behind.update(dict.fromkeys(node.all_input_nodes))
     leaves: dict[Any, weakref.ref[torch.Tensor]] = {
@@ -204,6 +213,7 @@ def _protected(graph: Any, inputs: Any, dtype: str) -> _Region:
         [leaves[node] for node in protected if node in leaves],
         [leaves[node] for node in behind if node in leaves and node not in protected],
         dtype,
+        {id(leaves[node]()): op for node, op in products.items() if node in leaves},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,7 +57,7 @@ class InputSensor:
         self._observe = observe
         self._guard = guard
         self._step = 0
-        self._models: dict[int, nn.Module] = {}
+        self._models: dict[int, weakref.ref[nn.Module]] = {}
         self._handle: RemovableHandle | None = None
 
     def install(self) -> None:
@@ -76,11 +77,12 @@ class InputSensor:
             self.remove()
             return
         if self._handle is None:
-            self._models = {id(model): model for model in self._names.models()}
+            self._models = {id(model): weakref.ref(model) for model in self._names.models()}
             self._handle = register_module_forward_pre_hook(self._before_forward)
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
-        if self._models.get(id(module)) is module and not is_traced():
+        known = self._models.get(id(module))
+        if known is not None and known() is module and not is_traced():
             self._guard.run(self.before_forward, args)
 
     def before_forward(self, args: Any) -> None:

@@ -61,7 +61,7 @@ def host_scalar(value: torch.Tensor) -> float:
     profiles, flop counts and dispatch modes, and in the count of host syncs.
 
     Args:
-        value: One element of float64, float32, float16, bfloat16, int32 or int64, on the CPU.
+        value: One element of float64, float32, float16, bfloat16, int32, int64 or bool, on the CPU.
 
     Raises:
         TypeError: If the dtype is another one.
@@ -89,6 +89,7 @@ _READERS: dict[torch.dtype, Callable[[int], float]] = {
     torch.int64: lambda address: ctypes.c_int64.from_address(address).value,
     torch.float16: lambda address: float(struct.unpack("<e", ctypes.string_at(address, 2))[0]),
     torch.bfloat16: _bfloat16,
+    torch.bool: lambda address: ctypes.c_bool.from_address(address).value,
 }
 
 

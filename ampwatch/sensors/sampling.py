@@ -242,11 +242,14 @@ class Sampler:
         """
         if looked_at in (GRADIENTS, OPS):
             return
-        parts = self._parts.get(looked_at, 1)
+        parts = 1 if self.step < OPENING else self._parts.get(looked_at, 1)
         cost_ns += self._device_ns.get(looked_at, 0.0) / parts
         share = cost_ns / self._usual_ns if self._usual_ns else 0.0
         if share > WORST_SHARE and cost_ns > UNNOTICED_NS:
-            self._parts[looked_at] = min(2 * parts, MAX_PARTS)
+            needed = 2 * parts
+            while self.step < OPENING and share / needed > WORST_SHARE and needed < MAX_PARTS:
+                needed *= 2
+            self._parts[looked_at] = min(needed, MAX_PARTS)
         elif share < WORST_SHARE / 4 and parts > 1:
             self._parts[looked_at] = parts // 2
 
@@ -264,7 +267,8 @@ class Sampler:
         self._paid_at = None
         turn = self._turns[self._turn % len(self._turns)]
         self._turn += 1
-        parts = self._parts.get(turn, 1)
+        # The opening is looked at whatever it costs.
+        parts = 1 if self.step < OPENING else self._parts.get(turn, 1)
         number = self._rounds[turn] = self._rounds.get(turn, -1) + 1
         self.part = (number % parts, parts)
         return turn

@@ -28,6 +28,9 @@ _FOREIGN = (
     _folder(str(Path(torch.__file__).parent)),
     _folder(str(Path(__file__).parents[1])),
 )
+_DEMO = _folder(str(Path(__file__).parents[1] / "demo"))
+"""A training like a user's, though it comes with ampwatch."""
+
 _STANDARD = tuple(
     {_folder(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")} - {""},
 )
@@ -82,7 +85,7 @@ def is_users_file(name: str) -> bool:
         return name.startswith(INTERACTIVE)
     path = str(Path(name).resolve())
     if path.startswith(_FOREIGN):
-        return False
+        return path.startswith(_DEMO)
     # Installed packages lie below the standard library's folder.
     is_installed = path.startswith(_INSTALLED) or any(site in path for site in _SITES)
     return is_installed or not path.startswith(_STANDARD)

@@ -41,7 +41,8 @@ def test_it_breaks_reports_and_the_page_still_shows_it(place: Place) -> None:
     assert "\nhealthy   0%  step 0  loss " in said
     assert "\nfaulty " in said
     assert "\nampwatch report: run demo, rank 0\n" in said
-    assert "\nCRITICAL  scale_collapse " in said
+    assert "\nCRITICAL  forward_overflow  blocks.2.mlp\n" in said
+    assert "\n  It explains: scale_collapse at optimizer:0" in said
     assert f"another 10 min: {info.url}" in said
 
     def metrics() -> str:
@@ -49,7 +50,8 @@ def test_it_breaks_reports_and_the_page_still_shows_it(place: Place) -> None:
 
     finished = 'ampwatch_run_state{rank="0",run="demo",state="finished"} 1.0'
     eventually(lambda: finished in metrics(), "the end of the run in the metrics")
-    assert 'ampwatch_findings{kind="scale_collapse"' in metrics()
+    for kind in ("forward_overflow", "scale_collapse"):
+        assert f'ampwatch_findings{{kind="{kind}"' in metrics()
 
 
 def test_ctrl_c_ends_it_with_the_report(place: Place) -> None:

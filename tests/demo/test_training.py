@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import math
 import re
 from typing import TYPE_CHECKING
@@ -36,14 +37,24 @@ def trained(steps: int, fault_after: float = math.inf) -> tuple[Recorder, ampwat
     return display, watch
 
 
+def text_at(source: str) -> str:
+    """Return the line that ``file:line`` names."""
+    name, _, line = source.rpartition(":")
+    return linecache.getline(name, int(line))
+
+
 def test_the_fault_collapses_the_scale_and_is_reported() -> None:
-    """From the first overflow on every step halves it."""
+    """From the first overflow on every step halves it; the multiplication is named as the cause."""
     display, watch = trained(steps=70, fault_after=30)
 
-    (finding,) = watch.findings
+    cause, finding = watch.findings
     first = finding.first_step
     scales = [status.loss_scale for status in display.shown]
-    assert finding.kind == "scale_collapse"
+    assert (cause.kind, cause.where, cause.op) == ("forward_overflow", FAULTY_MODULE, "mul")
+    assert cause.root
+    assert "* self.branch_scale" in text_at(cause.source)
+    assert (finding.kind, finding.root) == ("scale_collapse", False)
+    assert finding.caused_by == cause.key
     assert 30 < first < 50
     assert scales[first:] == [scales[first - 1] / 2**n for n in range(1, 71 - first)]
     assert display.shown[-1].skipped - display.shown[first - 1].skipped == 70 - first

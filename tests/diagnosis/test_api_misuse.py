@@ -12,6 +12,7 @@ from ampwatch.diagnosis.api_evidence import (
     MixedScales,
     NonfiniteClip,
     Raised,
+    RefusedOp,
     ScaledClip,
     ScaledStep,
 )
@@ -192,6 +193,15 @@ def test_backward_under_autocast_tells_the_dtype() -> None:
     assert "backward ran under autocast" in finding.summary
 
 
+def test_backward_in_a_region_that_is_held_is_an_info_until_it_is_not() -> None:
+    """A block of the step that could have been left is a mistake; one around an epoch is a choice."""
+    case = Case().see(AutocastBackward(2, "bfloat16", "", is_held=True))
+    assert case.one.severity is Severity.INFO
+
+    case.see(AutocastBackward(3, "bfloat16", ""))
+    assert case.one.severity is Severity.WARNING
+
+
 def test_of_a_chain_of_exceptions_one_is_explained() -> None:
     """The one that was raised from another says no more than that."""
     inner = Raised(
@@ -210,3 +220,17 @@ def test_of_a_chain_of_exceptions_one_is_explained() -> None:
     outer = inner._replace(type_name="RuntimeError", message="training failed")
 
     assert Case().see(outer, inner, inner).one.where == "optimizer:0"
+
+
+def test_what_a_gpu_would_refuse_is_told_once_and_counted() -> None:
+    """As a warning: on a CPU the training goes on. What to change is as for the exception."""
+    op = "binary_cross_entropy"
+    seen = [RefusedOp(step, op, "loss", "float16", "train.py:9") for step in (3, 3, 5)]
+    finding = Case().see(*seen).one
+
+    assert (finding.kind, finding.where, finding.op) == ("api_error", "loss", op)
+    assert (finding.phase, finding.dtype) == ("forward", "float16")
+    assert finding.severity is Severity.WARNING
+    assert (finding.first_step, finding.last_step, finding.count) == (3, 5, 2)
+    assert "torch.nn.BCEWithLogitsLoss" in finding.advice
+    assert finding.source == "train.py:9"

@@ -20,9 +20,9 @@ def lazily(run: Simulation, period: int, times: int, *, loss: float = 1.0) -> Si
     return run
 
 
-def test_four_skips_at_one_distance_are_periodic_at_the_fourth() -> None:
-    """The scale never grows in between: it is not the scale that makes them."""
-    run = lazily(Simulation(), 16, 3)
+def test_nine_skips_at_one_distance_are_periodic_at_the_ninth() -> None:
+    """The scale never grows in between, and does not fit after eight halvings either."""
+    run = lazily(Simulation(), 16, 8)
     assert run.kinds == []
     (finding,) = lazily(run, 16, 1).book.findings
 
@@ -32,7 +32,17 @@ def test_four_skips_at_one_distance_are_periodic_at_the_fourth() -> None:
         "backward",
     )
     assert (finding.evidence["period"], finding.evidence["residue"]) == (16, 15)
-    assert (finding.first_step, finding.last_step) == (15, 63)
+
+
+def test_a_term_that_the_scale_has_to_be_found_for_is_calibration() -> None:
+    """A large loss that comes rarely costs a halving each time, until it fits."""
+    run = lazily(Simulation(), 16, 7).run([OK] * 160)
+    assert run.kinds == []
+
+
+def test_below_one_it_will_never_fit() -> None:
+    """There the scale is not what makes the gradients too large."""
+    assert "periodic_skip" in lazily(Simulation(scale=4.0), 16, 4).kinds
 
 
 def test_what_it_does_to_the_scale_is_its_symptom() -> None:

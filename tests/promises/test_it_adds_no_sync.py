@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampwatch
+from ampwatch.sensors.sampling import OPENING
 from tests.promises.conftest import ahead
 from tests.training import RECIPES, Net, Run, build, scaler
 
 pytestmark = ahead
+
+READ = "aten::_local_scalar_dense"
 
 
 class SyncCounter(TorchDispatchMode):
@@ -84,13 +89,40 @@ def test_measuring_adds_no_read(recipe: str, level: str) -> None:
 
 
 def test_an_iteration_that_is_not_sampled_has_no_op_more() -> None:
-    """What sampling costs, it costs in sampled iterations."""
-    bare = _count("fp16-foreach", None)
-    watched = _count("fp16-foreach", "standard", sample_every=10_000)
-    first = _count("fp16-foreach", "standard", sample_every=10_000, steps=1)
-    bare_first = _count("fp16-foreach", None, steps=1)
+    """What sampling costs, it costs in sampled iterations, once a run without a failure is on its way."""
+    first, last = OPENING + 2, OPENING + 8
+    bare = [_count("bf16-with-scaler", None, steps).ops for steps in (first, last)]
+    watched = [
+        _count("bf16-with-scaler", "standard", steps, sample_every=10_000).ops
+        for steps in (first, last)
+    ]
 
-    assert watched.ops - bare.ops == first.ops - bare_first.ops
+    assert watched[0] > bare[0]
+    assert watched[1] - watched[0] == bare[1] - bare[0]
+
+
+def _profiled_reads(recipe: str, level: str | None) -> int:
+    """Count reads wherever they come from, inside of modes as well."""
+    run = build(recipe)
+    watch = ampwatch.monitor(run.models, run.scaler, level=level, serve=False) if level else None
+    with watch or nullcontext(), profile(activities=[ProfilerActivity.CPU]) as seen:
+        _step_only(run)
+    reads = [event for event in seen.events() if event.name == READ]
+    return sum(not _is_within(event.cpu_parent, READ) for event in reads)
+
+
+def _is_within(event: Any, name: str) -> bool:
+    """Whether an op is a part of one of that name: what a mode passes on is recorded twice."""
+    while event is not None and event.name != name:
+        event = event.cpu_parent
+    return event is not None
+
+
+@pytest.mark.parametrize("level", ["standard", "deep"])
+@pytest.mark.parametrize("recipe", ["fp16-fused", "two-optimizers"])
+def test_what_is_looked_at_op_by_op_is_read_from_memory(recipe: str, level: str) -> None:
+    """A training that fails is traced. A mode is not told what the mode below it calls; a profiler is."""
+    assert _profiled_reads(recipe, level) == _profiled_reads(recipe, None)
 
 
 @pytest.mark.parametrize(("flavour", "per_step"), [("foreach", 1), ("fused", 0)])

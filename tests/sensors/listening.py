@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ampwatch.diagnosis.rounding_evidence import SumSeen
 from ampwatch.precision.ops import Phase
 from ampwatch.sensors.deferred import Deferred
 from ampwatch.sensors.opcounts import OpCall
@@ -34,6 +35,10 @@ class Listening:
     Args:
         make: Makes the listener of how values are read and who is told.
         deferred: How values are read.
+
+    Attributes:
+        seen: What the listener has seen, in order.
+        suspected: What it wants to look at more closely first.
     """
 
     def __init__(
@@ -42,10 +47,17 @@ class Listening:
         deferred: Deferred | None = None,
     ) -> None:
         self.seen: list[Any] = []
+        self.suspected: list[SumSeen] = []
         self.place = OUTSIDE
         self.step = 0
-        self._listener = make(deferred or Deferred(), self.seen.append)
+        self._listener = make(deferred or Deferred(), self._observe)
         self._mode: OpMode | None = None
+
+    def _observe(self, observation: object) -> None:
+        if isinstance(observation, SumSeen):
+            self.suspected.append(observation)
+        else:
+            self.seen.append(observation)
 
     def __enter__(self) -> Self:
         self._listener.begin(self.step)

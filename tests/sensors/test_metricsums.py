@@ -49,6 +49,17 @@ def test_each_addition_without_effect_is_seen(
     }
 
 
+def test_what_may_become_a_sum_is_told_of_once(listening: Listening) -> None:
+    """With the first addition in half precision, long before anything is lost; not in float32."""
+    total = torch.zeros((), dtype=torch.bfloat16)
+    for dtype in (torch.float32, torch.bfloat16, torch.bfloat16):
+        with listening:
+            total.to(dtype).add_(1.0) if dtype is torch.float32 else total.add_(1.0)
+
+    assert [suspected.step for suspected in listening.suspected] == [1]
+    assert listening.seen == []
+
+
 @pytest.mark.parametrize(
     ("place", "phase"), [(EVALUATED, "eval"), (STEPPED, "forward"), (inside("seen"), "forward")]
 )

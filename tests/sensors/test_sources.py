@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import ampwatch
+from ampwatch import demo
 from ampwatch.sensors.sources import is_in_optimizer, is_users_file, user_source
 
 
@@ -62,12 +63,13 @@ def test_a_thread_without_a_frame_of_the_user_has_no_source() -> None:
         ("<eval_with_key>.0", False),
         (torch.nn.__file__, False),
         (ampwatch.__file__, False),
+        (demo.__file__, True),
         (threading.__file__, False),
         (sysconfig.get_path("purelib") + "/transformers/models/t5/modeling_t5.py", True),
     ],
 )
 def test_whose_a_file_is(name: str, *, is_users: bool) -> None:
-    """PyTorch, ampwatch, the standard library and generated code are not the user's."""
+    """PyTorch, ampwatch, the standard library and generated code are not; the demo's training is."""
     assert is_users_file(name) is is_users
 
 

@@ -94,7 +94,7 @@ def _lazy_term(*, sick: bool, every: int, growth_interval: int, alone: bool) -> 
         update(scaler, optimizer)
         return loss
 
-    return Program([model], [optimizer], iterate, scaler, steps=5 * every)
+    return Program([model], [optimizer], iterate, scaler, steps=(10 if alone else 5) * every)
 
 
 @STORIES.tell("periodic_skip", "optimizer:0", "backward")

@@ -672,14 +672,15 @@ def a_loss_that_leaps_and_comes_back() -> Program:
 
 @control
 def a_step_inside_of_a_region_that_is_left() -> Program:
-    """Forward, backward and step all under autocast, entered anew each time."""
+    """Forward, backward and step in one block, which is entered anew each time."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
     optimizer = adamw(model)
 
     def iterate(_step: int) -> torch.Tensor:
         with brain():
             loss = model(torch.randn(8, 8)).float().square().mean()
-            backward(None, loss)
+            with torch.autocast("cpu", enabled=False):
+                backward(None, loss)
             update(None, optimizer)
         return loss
 
@@ -697,9 +698,11 @@ def two_losses_whose_forwards_come_first() -> Program:
         with brain():
             one = first(x).float().square().mean()
             two = (first(x) + second(x)).float().square().mean()
-            backward(None, one)
+            with torch.autocast("cpu", enabled=False):
+                backward(None, one)
             optimizers[1].step()
-            backward(None, two)
+            with torch.autocast("cpu", enabled=False):
+                backward(None, two)
             optimizers[0].step()
         for optimizer in optimizers:
             optimizer.zero_grad()

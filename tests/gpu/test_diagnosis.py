@@ -1,0 +1,54 @@
+"""On a device the op at fault is named as on a host, and a healthy run waits for nothing more."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ampwatch
+
+DEVICE = "cuda"
+
+
+def _train(model: nn.Module, scaler: torch.amp.GradScaler, steps: int, scale: float) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    x = scale * torch.randn(16, 64, device=DEVICE)
+    total = torch.zeros((), device=DEVICE, dtype=torch.bfloat16)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with torch.autocast(DEVICE, dtype=torch.float16):
+            loss = model(x).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        total += loss.detach()
+
+
+@pytest.mark.usefixtures("sync_is_an_error")
+def test_a_healthy_run_whose_ops_are_looked_at_waits_for_nothing() -> None:
+    """Casts, sums and inputs are read later; the births of non-finite values not at all."""
+    torch.cuda.set_sync_debug_mode("default")
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).to(DEVICE)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=256.0)
+    with ampwatch.monitor(model, scaler, serve=False, sample_every=1) as watch:
+        torch.cuda.set_sync_debug_mode("error")
+        _train(model, scaler, 40, 1.0)
+        torch.cuda.set_sync_debug_mode("default")
+
+    assert [f for f in watch.findings if f.severity != "info"] == []
+    assert "switched off" not in watch.report()
+
+
+@pytest.mark.parametrize("level", ["standard", "deep"])
+def test_the_op_that_overflows_is_named(level: str) -> None:
+    """At ``standard`` after two skips that nothing explains, at ``deep`` at once."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).to(DEVICE)
+    with torch.no_grad():
+        model[0].weight.fill_(600.0)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0)
+    with ampwatch.monitor(model, scaler, level=level, serve=False) as watch:
+        _train(model, scaler, 24, 10.0)
+
+    roots = [(f.kind, f.where) for f in watch.findings if f.root and f.severity == "critical"]
+    assert roots == [("forward_overflow", "0")]

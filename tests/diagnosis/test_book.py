@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ampwatch.diagnosis.book import (
+from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.causes import (
     AFTERMATHS,
+    CONSEQUENCES,
+    DIVERGENCE,
     FOUND_LATE,
     INCIDENT_STEPS,
     LASTING,
+    PROVEN_LATE,
     SYMPTOMS,
-    FindingBook,
 )
 from ampwatch.records import Finding, Severity
 
@@ -207,13 +210,13 @@ def test_what_a_passing_culprit_has_left_behind_takes_over(kind: str) -> None:
     assert [culprit.caused_by, symptom.caused_by] == [left.key, left.key]
 
 
-@pytest.mark.parametrize("kind", sorted(AFTERMATHS))
+@pytest.mark.parametrize("kind", sorted(AFTERMATHS - {DIVERGENCE}))
 def test_what_a_lasting_culprit_leaves_behind_belongs_to_it(kind: str) -> None:
     """It was so from the first iteration on, or for so many of them."""
     for first_step, count in ((0, 1), (5, LASTING)):
         book = FindingBook(Ear())
         culprit, left = _at("forward_overflow", first_step), _at(kind, 30)
-        culprit.count = count
+        culprit.count, culprit.last_step = count, 30
         book.make(culprit)
         book.led_to_by(culprit)
         book.make(left)
@@ -222,10 +225,63 @@ def test_what_a_lasting_culprit_leaves_behind_belongs_to_it(kind: str) -> None:
         assert culprit.root
 
 
+@pytest.mark.parametrize("kind", ["forward_overflow", "masked_row_nan"])
+def test_a_divergence_explains_whatever_op_breaks(kind: str) -> None:
+    """However long that lasts."""
+    book = FindingBook(Ear())
+    culprit, blown_up = _at(kind, 5), _at(DIVERGENCE, 7)
+    culprit.count, culprit.last_step = 2 * LASTING, 7
+    book.make(culprit)
+    book.led_to_by(culprit)
+    book.make(blown_up)
+
+    assert (blown_up.root, culprit.caused_by) == (True, blown_up.key)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_scale_that_is_stuck_after_a_long_burst_is_the_root(*, is_over: bool) -> None:
+    """While the burst goes on, the op is."""
+    book = FindingBook(Ear())
+    culprit, stuck = _at("forward_overflow", 5), _at("scale_stuck_low", 60)
+    culprit.count, culprit.last_step = 2 * LASTING, 40 if is_over else 60
+    book.make(culprit)
+    book.led_to_by(culprit)
+    book.make(stuck)
+
+    assert (culprit.root, stuck.root) == (not is_over, is_over)
+
+
+@pytest.mark.parametrize("root_first", [False, True])
+@pytest.mark.parametrize("kind", sorted(CONSEQUENCES))
+def test_what_was_done_wrong_explains_its_consequences(kind: str, *, root_first: bool) -> None:
+    """Those from then on, or from a little earlier where it takes as long to prove."""
+    late = PROVEN_LATE.get(kind, 0)
+    for consequence in sorted(CONSEQUENCES[kind]):
+        for step, expected in ((100 - late, False), (100 - late - 1, True)):
+            book = FindingBook(Ear())
+            pair = _at(kind, 100), _at(consequence, step)
+            root, finding = pair
+            _entered(book, *(pair if root_first else pair[::-1]))
+
+            assert root.root
+            assert finding.root is expected
+            assert finding.caused_by == ("" if expected else root.key)
+
+
+def test_a_consequence_of_a_mistake_is_not_promoted_over_it() -> None:
+    """However long it lasts, the mistake is why."""
+    book = FindingBook(Ear())
+    root, symptom = _at("unscaled_step", 0), _at("forward_overflow", 1)
+    _entered(book, root, symptom)
+    book.promote(symptom)
+
+    assert (root.root, symptom.root) == (True, False)
+
+
 def test_a_culprit_that_is_no_bad_batch_neither_takes_nor_gives() -> None:
     """A mask that is wrong is wrong; what stays behind beside it is on its own."""
     book = FindingBook(Ear())
-    culprit, left = _at("masked_row_nan", 5), _at("divergence", 7)
+    culprit, left = _at("masked_row_nan", 5), _at("buffer_nonfinite", 7)
     book.make(culprit)
     book.led_to_by(culprit)
     book.make(left)

@@ -8,7 +8,8 @@ import pytest
 
 from ampwatch.diagnosis.advice import ADVICE
 from ampwatch.diagnosis.birth_evidence import BadInput, OpTrace, Origin, Values
-from ampwatch.diagnosis.book import LASTING, FindingBook
+from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.causes import LASTING
 from ampwatch.diagnosis.culprit_ops import RECURS, CulpritOps
 from ampwatch.diagnosis.steps import Verdict
 from ampwatch.precision.ops import Phase

@@ -385,3 +385,10 @@ def test_the_limit_of_a_dtype_is_its_largest_number(dtype: str, limit: float) ->
     """And unknown of one that has none."""
     assert limit_of(dtype) == limit
     assert math.isnan(limit_of("int64"))
+
+
+def test_an_iteration_without_gradients_is_judged_by_what_was_left_of_it() -> None:
+    """NaN in a batch that an op has taken out are missing values; without one they spoil it."""
+    for absorbed, expected in (([], "nonfinite_input"), (["nan_to_num"], "")):
+        birth = born(origin=Origin.INPUT, out=NAN, absorbed=absorbed, spread_to={"block"})
+        assert _kind(birth, has_trained=False) == expected

@@ -7,9 +7,12 @@ import pytest
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.causes import (
     AFTERMATHS,
+    CONSEQUENCES,
+    DIVERGENCE,
     FOUND_LATE,
     INCIDENT_STEPS,
     LASTING,
+    PROVEN_LATE,
     SYMPTOMS,
 )
 from ampwatch.records import Finding, Severity
@@ -207,13 +210,13 @@ def test_what_a_passing_culprit_has_left_behind_takes_over(kind: str) -> None:
     assert [culprit.caused_by, symptom.caused_by] == [left.key, left.key]
 
 
-@pytest.mark.parametrize("kind", ["periodic_skip", "buffer_nonfinite"])
+@pytest.mark.parametrize("kind", sorted(AFTERMATHS - {DIVERGENCE}))
 def test_what_a_lasting_culprit_leaves_behind_belongs_to_it(kind: str) -> None:
     """It was so from the first iteration on, or for so many of them."""
     for first_step, count in ((0, 1), (5, LASTING)):
         book = FindingBook(Ear())
         culprit, left = _at("forward_overflow", first_step), _at(kind, 30)
-        culprit.count = count
+        culprit.count, culprit.last_step = count, 30
         book.make(culprit)
         book.led_to_by(culprit)
         book.make(left)
@@ -222,10 +225,63 @@ def test_what_a_lasting_culprit_leaves_behind_belongs_to_it(kind: str) -> None:
         assert culprit.root
 
 
+@pytest.mark.parametrize("kind", ["forward_overflow", "masked_row_nan"])
+def test_a_divergence_explains_whatever_op_breaks(kind: str) -> None:
+    """However long that lasts."""
+    book = FindingBook(Ear())
+    culprit, blown_up = _at(kind, 5), _at(DIVERGENCE, 7)
+    culprit.count, culprit.last_step = 2 * LASTING, 7
+    book.make(culprit)
+    book.led_to_by(culprit)
+    book.make(blown_up)
+
+    assert (blown_up.root, culprit.caused_by) == (True, blown_up.key)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_scale_that_is_stuck_after_a_long_burst_is_the_root(*, is_over: bool) -> None:
+    """While the burst goes on, the op is."""
+    book = FindingBook(Ear())
+    culprit, stuck = _at("forward_overflow", 5), _at("scale_stuck_low", 60)
+    culprit.count, culprit.last_step = 2 * LASTING, 40 if is_over else 60
+    book.make(culprit)
+    book.led_to_by(culprit)
+    book.make(stuck)
+
+    assert (culprit.root, stuck.root) == (not is_over, is_over)
+
+
+@pytest.mark.parametrize("root_first", [False, True])
+@pytest.mark.parametrize("kind", sorted(CONSEQUENCES))
+def test_what_was_done_wrong_explains_its_consequences(kind: str, *, root_first: bool) -> None:
+    """Those from then on, or from a little earlier where it takes as long to prove."""
+    late = PROVEN_LATE.get(kind, 0)
+    for consequence in sorted(CONSEQUENCES[kind]):
+        for step, expected in ((100 - late, False), (100 - late - 1, True)):
+            book = FindingBook(Ear())
+            pair = _at(kind, 100), _at(consequence, step)
+            root, finding = pair
+            _entered(book, *(pair if root_first else pair[::-1]))
+
+            assert root.root
+            assert finding.root is expected
+            assert finding.caused_by == ("" if expected else root.key)
+
+
+def test_a_consequence_of_a_mistake_is_not_promoted_over_it() -> None:
+    """However long it lasts, the mistake is why."""
+    book = FindingBook(Ear())
+    root, symptom = _at("unscaled_step", 0), _at("forward_overflow", 1)
+    _entered(book, root, symptom)
+    book.promote(symptom)
+
+    assert (root.root, symptom.root) == (True, False)
+
+
 def test_a_culprit_that_is_no_bad_batch_neither_takes_nor_gives() -> None:
     """A mask that is wrong is wrong; what stays behind beside it is on its own."""
     book = FindingBook(Ear())
-    culprit, left = _at("masked_row_nan", 5), _at("periodic_skip", 7)
+    culprit, left = _at("masked_row_nan", 5), _at("buffer_nonfinite", 7)
     book.make(culprit)
     book.led_to_by(culprit)
     book.make(left)
@@ -286,43 +342,3 @@ def test_an_announced_finding_is_told_as_new_and_not_entered_again() -> None:
 
     assert ear.heard == [(finding.key, 1, True)] * 2
     assert book.findings == [finding]
-
-
-def _at(kind: str, first_step: int, last_step: int = -1) -> Finding:
-    return Finding(
-        kind,
-        Severity.WARNING,
-        kind,
-        "what happened",
-        "what to change",
-        first_step=first_step,
-        last_step=max(first_step, last_step),
-    )
-
-
-def test_what_a_mistake_brings_about_is_attached_whichever_is_found_first() -> None:
-    """A scale of FP8 that is not finite takes an iteration longer to prove than its infinities."""
-    for found in (("forward_nan_underflow", "fp8_scale_nonfinite"), ("fp8_scale_nonfinite",)):
-        book = FindingBook(Ear())
-        for kind in (*found, "param_nonfinite"):
-            book.make(_at(kind, 4))
-        assert [f.kind for f in book.findings if f.root] == ["fp8_scale_nonfinite"]
-
-
-def test_what_went_wrong_long_before_is_no_consequence() -> None:
-    """An overflow of another week has a reason of its own."""
-    book = FindingBook(Ear())
-    book.make(_at("forward_overflow", 4))
-    book.make(_at("fp8_scale_nonfinite", 400))
-    assert all(f.root for f in book.findings)
-
-
-def test_a_burst_that_is_over_is_not_why_the_scale_is_stuck_however_long_it_was() -> None:
-    """Twenty bad batches, and then a scale that rests."""
-    book = FindingBook(Ear())
-    burst = _at("forward_overflow", 5, 24)
-    burst.count = 20
-    book.make(burst)
-    book.led_to_by(burst)
-    book.make(_at("scale_stuck_low", 25, 33))
-    assert [f.kind for f in book.findings if f.root] == ["scale_stuck_low"]

@@ -24,6 +24,10 @@ from tests.training import Net, Run, adamw, build, scaler
 pytestmark = ahead
 
 
+_MODULES = (torch, torch.linalg, torch.autograd, torch.nn.utils, torch.nn.utils.clip_grad)
+"""Modules with functions that somebody may listen to."""
+
+
 def _residue(run: Run) -> dict[str, Any]:
     """Everything a monitor could leave behind."""
     hooks = [
@@ -64,7 +68,7 @@ def _residue(run: Run) -> dict[str, Any]:
         },
         "functions": {
             f"{module.__name__}.{name}": id(value)
-            for module in (torch.autograd, torch.nn.utils, torch.nn.utils.clip_grad)
+            for module in _MODULES
             for name, value in vars(module).items()
             if callable(value)
         },

@@ -1,0 +1,57 @@
+"""What an op has read and written, as far as the births of non-finite values are about it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from ampwatch.sensors.opcounts import tensors_among, written_by
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ampwatch.sensors.opcounts import OpCall
+
+HALF = frozenset({torch.float16, torch.bfloat16})
+FLOATS = HALF | {torch.float32, torch.float64}
+"""The dtypes whose values are looked at. float8 holds codes that mean nothing without a scale."""
+
+
+def made_by(call: OpCall) -> list[Tensor]:
+    """Return what an op has returned, or, if that is nothing, what it has written."""
+    return tensors_among((call.out,)) or written_by(call)
+
+
+def read_by(call: OpCall) -> list[Tensor]:
+    """Return the tensors that an op was given to read."""
+    given = tensors_among(call.args)
+    if call.kwargs:
+        given += tensors_among([v for name, v in call.kwargs.items() if name != "out"])
+    return given
+
+
+def nonfinite_number(call: OpCall) -> float | None:
+    """Return the first Python number among the arguments that is not finite, if any."""
+    for value in (*call.args, *call.kwargs.values()):
+        if isinstance(value, float) and not math.isfinite(value):
+            return value
+    return None
+
+
+def second_number(call: OpCall) -> float:
+    """Return the Python number that an op was given as its second argument; NaN without one."""
+    number = call.args[1] if len(call.args) > 1 else None
+    return float(number) if isinstance(number, (int, float)) else math.nan
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has elements to look at, each at a place of its own in memory."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
+
+
+def is_in_node() -> bool:
+    """Whether a node of the graph computes, and not a hook beside it, where gradients are sent."""
+    node = torch._C._current_autograd_node()  # noqa: SLF001 - no public name for it
+    return node is not None and "AccumulateGrad" not in node.name()

@@ -265,7 +265,9 @@ class Instruments:
         """Return what watching has cost and missed so far."""
         errors = sum([g.errors for g in self._guards])
         missed = sum([g.missed for g in self._guards])
-        return SelfCost(self._account.spent_ns, errors, self._readback.dropped + self._ops.dropped + missed)
+        return SelfCost(
+            self._account.spent_ns, errors, self._readback.dropped + self._ops.dropped + missed
+        )
 
     def sampling_cost(self) -> SamplingCost:
         """Return what sampling has cost and missed so far."""

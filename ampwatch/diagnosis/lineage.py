@@ -227,9 +227,7 @@ class Lineage:
         if op.name in MAKES_NONE or op.is_scaling:
             return self._another(op, out)
         self._spread(parents, op)
-        return self._add(
-            Origin.OP, op, out, out_index=index, inputs=tuple(given), parents=parents
-        )
+        return self._add(Origin.OP, op, out, out_index=index, inputs=tuple(given), parents=parents)
 
     def _found(self, op: SeenOp, key: int, values: Values) -> int:
         """Return the birth of values that no op was seen to make."""

@@ -76,13 +76,10 @@ class _Lane:
         for chunk in chunks[-1:]:
             if len(chunk.used) < ROWS:
                 return chunk
-        chunk = next((c for c in chunks if not c.used), None)
-        if chunk is None:
-            chunk = _Chunk(dtype, self.device)
-        else:
-            chunks.remove(chunk)
-        chunks.append(chunk)
-        return chunk
+        chunks.sort(key=lambda chunk: not chunk.used)  # those that are free come last
+        if not chunks or chunks[-1].used:
+            chunks.append(_Chunk(dtype, self.device))
+        return chunks[-1]
 
     def filled(self) -> Iterator[_Chunk]:
         """Yield the rows that were written."""

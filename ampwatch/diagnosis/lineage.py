@@ -15,6 +15,7 @@ from ampwatch.precision.ops import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
 MOST_BIRTHS = 256
 """Births that are remembered of one iteration; what follows the first of them seldom matters."""
@@ -119,6 +120,7 @@ class Lineage:
         outputs: Sequence[Operand],
         bad: Mapping[int, Values],
         inputs: Iterable[Operand],
+        written: AbstractSet[int],
     ) -> None:
         """Outputs of an op are not finite.
 
@@ -126,10 +128,11 @@ class Lineage:
             op: The op.
             outputs: What it has written.
             bad: What is known of those that are not finite, by their place among ``outputs``.
-            inputs: What it has read; those that it has written as well are not looked at.
+            inputs: What it has read.
+            written: The keys of all that it has written, returned or not: what it has read there
+                is gone.
         """
         self._count += 1
-        written = {output.key for output in outputs}
         given, parents, has_nans = self._look(op, inputs, written)
         for index, output in enumerate(outputs):
             if index not in bad:
@@ -144,7 +147,7 @@ class Lineage:
             self._tainted[output.key] = self._count, births
 
     def _look(
-        self, op: SeenOp, inputs: Iterable[Operand], written: set[int]
+        self, op: SeenOp, inputs: Iterable[Operand], written: AbstractSet[int]
     ) -> tuple[list[Values], frozenset[int], bool]:
         """Return the finite inputs, the births that the others are made of, and if any is NaN."""
         given: list[Values] = []

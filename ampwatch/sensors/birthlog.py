@@ -12,14 +12,13 @@ from ampwatch.diagnosis.birth_evidence import Origin
 from ampwatch.diagnosis.births import DIVISIONS
 from ampwatch.precision.ops import Phase
 from ampwatch.sensors.extremes import Measures
-from ampwatch.sensors.opcounts import written_by
 from ampwatch.sensors.operands import (
     FLOATS,
-    HALF,
     is_dense,
     is_in_node,
     made_by,
     nonfinite_number,
+    overwritten_by,
     read_by,
     second_number,
 )
@@ -124,10 +123,8 @@ class BirthLog:
             if place.phase is Phase.BACKWARD:
                 log.has_trained, self._gradients = True, None
             outputs = made_by(call)
-            floats = [tensor for tensor in outputs if tensor.dtype in FLOATS]
-            if not floats:
+            if not any(tensor.dtype in FLOATS for tensor in outputs):
                 return
-            log.has_half = log.has_half or any(tensor.dtype in HALF for tensor in floats)
             try:
                 noted = self._noted(call, place, outputs)
             except _NoRoomError:
@@ -140,16 +137,14 @@ class BirthLog:
     def _noted(
         self, call: OpCall, place: OpPlace, outputs: Sequence[Tensor]
     ) -> LoggedOp | tuple[int, ...]:
-        written = [self._key(tensor) for tensor in outputs]
+        keys = [self._key(tensor) for tensor in outputs]
+        written = frozenset(keys).union(map(self._key, overwritten_by(call)))
+        for key in written:
+            self._rows.pop(key, None)
         if self._is_stepping():
-            for key in written:
-                self._rows.pop(key, None)
             return tuple(written)
         read = read_by(call)
-        inputs = self._inputs(call.info.name, read, frozenset(written))
-        # Some return other tensors than those that they write: the averages of a batch norm.
-        for key in {*written, *map(self._key, written_by(call) if call.info.written else ())}:
-            self._rows.pop(key, None)
+        inputs = self._inputs(call.info.name, read, written)
         scale = self._scale()
         scale_key = 0 if scale is None else self._key(scale)
         is_beside = place.phase is Phase.OPTIMIZER and not place.is_inside
@@ -164,7 +159,8 @@ class BirthLog:
             place.phase is Phase.BACKWARD and not is_in_node(),
             user_source(),
             inputs,
-            [self._operand(tensor, key) for tensor, key in zip(outputs, written, strict=True)],
+            [self._operand(tensor, key) for tensor, key in zip(outputs, keys, strict=True)],
+            written,
             frozenset(t.shape for t in read if t.ndim) if is_beside else frozenset(),
             self._gradients_there_are() if is_beside else (),
         )
@@ -172,7 +168,7 @@ class BirthLog:
     def _inputs(
         self, name: str, read: Sequence[Tensor], written: frozenset[int]
     ) -> list[LoggedOperand]:
-        """Return what an op has read, as it was before; of what it has written nothing is known."""
+        """Return what an op has read; what it has written as well is gone."""
         keys = [self._key(tensor) for tensor in read]
         floats = [i for i, tensor in enumerate(read) if tensor.dtype in FLOATS]
         # Of a divisor it matters how close to zero it comes.
@@ -241,12 +237,11 @@ class BirthLog:
     def _complete(self, log: OpLog) -> bool:
         """Measure what is there at the end; return whether there was room for it."""
         try:
-            if log.has_trained:
-                log.gradients = [
-                    (name, self._operand(p.grad.detach(), self._key(p.grad)))
-                    for name, p in self._names.parameters()
-                    if p.grad is not None
-                ]
+            log.gradients = [
+                (name, self._operand(p.grad.detach(), self._key(p.grad)))
+                for name, p in self._names.parameters()
+                if p.grad is not None
+            ]
             log.loss_on_host, loss = self._loss()
             log.scale, log.loss = self._scalar(self._scale()), self._scalar(loss)
         except _NoRoomError:

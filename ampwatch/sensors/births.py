@@ -16,11 +16,11 @@ from ampwatch.precision.ops import Phase
 from ampwatch.sensors.dtypes import name_of
 from ampwatch.sensors.operands import (
     FLOATS,
-    HALF,
     is_dense,
     is_in_node,
     made_by,
     nonfinite_number,
+    overwritten_by,
     read_by,
     second_number,
 )
@@ -98,7 +98,6 @@ class BirthListener:
     def note(self, call: OpCall, place: OpPlace) -> None:
         """An op has returned."""
         self._count += 1
-        trace = self._lineage.trace
         outputs = made_by(call)
         bad: list[int] = []
         for index, tensor in enumerate(outputs):
@@ -107,10 +106,8 @@ class BirthListener:
                 self.meets_device = True
             elif dtype in FLOATS and not _adds_up(tensor):
                 bad.append(index)
-            elif dtype in HALF:
-                trace.has_half = True
         if place.phase is Phase.BACKWARD:
-            trace.has_trained = True
+            self._lineage.trace.has_trained = True
         if bad or not self._lineage.is_clean:
             self._look(call, place, [_HostOperand(tensor) for tensor in outputs], bad)
 
@@ -134,7 +131,9 @@ class BirthListener:
         )
         inputs = [_HostOperand(tensor) for tensor in read]
         if bad:
-            self._lineage.failed(op, outputs, bad, inputs)
+            written = {output.key for output in outputs}
+            written |= {_storage(tensor) for tensor in overwritten_by(call)}
+            self._lineage.failed(op, outputs, bad, inputs, written)
         else:
             self._lineage.settle(op, outputs, inputs)
 

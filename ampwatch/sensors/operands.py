@@ -18,10 +18,22 @@ HALF = frozenset({torch.float16, torch.bfloat16})
 FLOATS = HALF | {torch.float32, torch.float64}
 """The dtypes whose values are looked at. float8 holds codes that mean nothing without a scale."""
 
+AVERAGES = ("running_mean", "running_var")
+
 
 def made_by(call: OpCall) -> list[Tensor]:
     """Return what an op has returned, or, if that is nothing, what it has written."""
     return tensors_among((call.out,)) or written_by(call)
+
+
+def overwritten_by(call: OpCall) -> list[Tensor]:
+    """Return all tensors that an op has written among its arguments, returned or not."""
+    written = written_by(call) if call.info.written else []
+    if "batch_norm" in call.info.name:
+        # The schemas of most of them do not say that they write these.
+        given = dict(zip(call.info.arguments, call.args, strict=False)) | call.kwargs
+        written += tensors_among([given.get(name) for name in AVERAGES])
+    return written
 
 
 def read_by(call: OpCall) -> list[Tensor]:

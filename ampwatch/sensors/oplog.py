@@ -65,7 +65,7 @@ class LoggedOperand(NamedTuple):
 
 
 class LoggedGradient(NamedTuple):
-    """What there was of a gradient."""
+    """What there was of a gradient: of which parameter, where, and in which shape."""
 
     name: str
     key: int
@@ -73,7 +73,16 @@ class LoggedGradient(NamedTuple):
 
 
 class LoggedOp(NamedTuple):
-    """One op of the log; the fields without a word are those of ``OpFacts`` and ``SeenOp``."""
+    """One op of the log; the fields without a word are those of ``OpFacts`` and ``SeenOp``.
+
+    Attributes:
+        func: The overload.
+        inputs: What it has read.
+        outputs: What it has returned, or written if it has returned nothing.
+        written: Keys of all that it has written.
+        shapes: Of what it has read, if it may be a gradient.
+        gradients: The gradients that there were, if it may have read one.
+    """
 
     func: Any
     name: str
@@ -86,6 +95,7 @@ class LoggedOp(NamedTuple):
     source: str
     inputs: Sequence[LoggedOperand]
     outputs: Sequence[LoggedOperand]
+    written: frozenset[int]
     shapes: frozenset[torch.Size]
     gradients: Sequence[LoggedGradient]
 
@@ -120,13 +130,13 @@ class OpLog:
         scale: The loss scale.
         loss: The loss; ``None`` if there was none.
         loss_on_host: The part of the loss that the host knows.
+        has_trained: Whether gradients were computed.
         flight: The rows, on their way.
     """
 
     step: int
     ops: list[LoggedOp | tuple[int, ...]] = field(default_factory=list)
     num_ops: int = 0
-    has_half: bool = False
     has_trained: bool = False
     gradients: list[tuple[str, LoggedOperand]] = field(default_factory=list)
     scale: Extremes | None = None
@@ -151,7 +161,7 @@ def replayed(log: OpLog, owner: Callable[[int], tuple[Origin, str]], *, is_finit
             lineage.hide(op)
     trace = lineage.finish(log.gradients, math.nan if log.scale is None else log.scale.high)
     trace.num_ops = log.num_ops
-    trace.has_half, trace.has_trained = log.has_half, log.has_trained
+    trace.has_trained = log.has_trained
     if log.loss is not None or log.loss_on_host is not None:
         is_known_bad = not math.isfinite(log.loss_on_host or 0.0)
         trace.loss_nonfinite = is_known_bad or not (log.loss is None or log.loss.is_finite)
@@ -177,6 +187,6 @@ def _replay(noted: LoggedOp, lineage: Lineage) -> None:
         noted.facts,
     )
     if bad:
-        lineage.failed(op, noted.outputs, bad, noted.inputs)
+        lineage.failed(op, noted.outputs, bad, noted.inputs, noted.written)
     else:
         lineage.settle(op, noted.outputs, noted.inputs)

@@ -121,7 +121,7 @@ class Instruments:
         self._ops.wants_trace = lambda: self.diagnosis.wants_trace
         self._ops.wants_inputs = lambda: self.diagnosis.wants_inputs
         self._ops.wants_ops = lambda: self.diagnosis.wants_ops
-        self._ops.loss = self._ledger.losses.known
+        self._ops.losses = self._ledger.losses
         self._api = ApiWatch(
             targets, registry, lambda: self._ledger.step, self.diagnosis.observe, account
         )
@@ -220,6 +220,9 @@ class Instruments:
         census = self._ops.unfinished(self._ledger.step)
         if census is not None:
             self.diagnosis.look_at(census, time.time_ns())
+        while self._ops.in_flight and time.monotonic() < end:
+            time.sleep(0.001)
+            self._ops.poll()
         self.diagnosis.end()
         self._diagnosing.run(self.diagnosis.ops.flush, time.time_ns())
         self._diagnosing.run(self.diagnosis.book.retell_all)
@@ -262,7 +265,9 @@ class Instruments:
         """Return what watching has cost and missed so far."""
         errors = sum([g.errors for g in self._guards])
         missed = sum([g.missed for g in self._guards])
-        return SelfCost(self._account.spent_ns, errors, self._readback.dropped + missed)
+        return SelfCost(
+            self._account.spent_ns, errors, self._readback.dropped + self._ops.dropped + missed
+        )
 
     def sampling_cost(self) -> SamplingCost:
         """Return what sampling has cost and missed so far."""

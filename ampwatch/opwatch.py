@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 from ampwatch.precision.ops import OpKind
 from ampwatch.roundingwatch import rounding_listeners
 from ampwatch.sensors.aged_casts import AgedCasts
+from ampwatch.sensors.birthlog import BirthLog
 from ampwatch.sensors.births import BirthListener
 from ampwatch.sensors.census import OpCensusSensor
 from ampwatch.sensors.compiling import may_compile
 from ampwatch.sensors.deferred import Deferred
+from ampwatch.sensors.following import BirthFollower
 from ampwatch.sensors.guard import Account, Guard
 from ampwatch.sensors.inputs import InputSensor
 from ampwatch.sensors.iteration import Clock
+from ampwatch.sensors.losses import LossSum
 from ampwatch.sensors.names import Names
 from ampwatch.sensors.oplistener import GuardedListeners
 from ampwatch.sensors.refusedops import RefusedOps
@@ -27,6 +30,7 @@ from ampwatch.sensors.window import WindowSensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
     from torch import Tensor
 
     from ampwatch.attaching import Targets
@@ -59,7 +63,7 @@ class OpWatch:
         wants_trace: Asked whether something has failed, so that the next iteration is traced.
         wants_inputs: Asked whether something failed lately.
         wants_ops: Asked whether something may be rounding away.
-        loss: Asked for the loss of the open iteration; ``None`` if the host does not know it.
+        losses: The losses of the open iteration.
         newest_window: The newest record of a window, ``None`` before the first.
     """
 
@@ -86,7 +90,6 @@ class OpWatch:
         self._sweeping = Guard("census", account)
         self._regions = Regions(regions)
         self._one_by_one = settings.level == "deep" or settings.op_census != "window"
-        self._is_host = targets.device is None or targets.device.type == "cpu"
         self._forces_eager = settings.compiled_census == "force_eager"
         self._traces_all = settings.level == "deep"
         self._is_off = settings.level not in ("standard", "deep")
@@ -95,12 +98,18 @@ class OpWatch:
         self.wants_trace: Callable[[], bool] = lambda: False
         self.wants_inputs: Callable[[], bool] = lambda: False
         self.wants_ops: Callable[[], bool] = lambda: False
-        self.loss: Callable[[], float | None] = lambda: None
+        self.losses = LossSum()
         names = Names(targets.models)
-        listener = BirthListener(
-            names, self._deliver, lambda: self._census.is_stepping, self._scale
+        self._late_births = BirthLog(
+            names, self._deliver, self._is_stepping, self._scale, self._loss_parts
         )
-        self._births = GuardedListeners(births, (listener,))
+        follower = BirthFollower(
+            BirthListener(names, self._deliver_known, self._is_stepping, self._scale),
+            self._late_births,
+            is_host=is_host(targets.device),
+        )
+        self._births = GuardedListeners(births, (follower,))
+        self._following = births
         self._census = OpCensusSensor(
             names,
             self._regions,
@@ -149,8 +158,7 @@ class OpWatch:
         """An iteration has ended; return what was seen of its ops and kernels."""
         census = self._count(step, duration_s)
         self.step = step + 1
-        if self._deferred.in_flight:
-            self._reading.run(self._deferred.poll)
+        self.poll()
         window = self._window
         if window is None:
             return census, None
@@ -167,9 +175,8 @@ class OpWatch:
         alert = self._sampler.is_opening or self.wants_inputs()
         self._looking_at_inputs.run(self._look_at_inputs, alert and not self._traces_all)
         counts = self._one_by_one and Look.OPS in self._sampler.wanted
-        # On a device the births cost a sync per op: only where something has failed already.
         looks = counts or (self._one_by_one and self._sampler.is_opening)
-        follows = self._traces_all or self.wants_trace() or (looks and self._is_host)
+        follows = self._traces_all or self.wants_trace() or looks
         if counts or follows or (self._one_by_one and self.wants_ops()):
             listeners = (self._births, self._rounding) if follows else (self._rounding,)
             self._is_counting = bool(self._guard.run(self._begin, listeners, counts))
@@ -183,8 +190,25 @@ class OpWatch:
     def unfinished(self, step: int) -> OpCensus | None:
         """Return what was seen of the ops of the open iteration, which will not end."""
         census = self._count(step, float("nan"))
-        self._reading.run(self._deferred.poll)
+        self.poll()
         return census
+
+    @property
+    def in_flight(self) -> int:
+        """How many iterations that were followed are on their way to the host."""
+        return 0 if self._following.off else self._late_births.in_flight
+
+    @property
+    def dropped(self) -> int:
+        """Iterations that were to be followed, and could not be."""
+        return self._late_births.dropped
+
+    def poll(self) -> None:
+        """Take in what has reached the host. Never waits."""
+        if self._deferred.in_flight:
+            self._reading.run(self._deferred.poll)
+        if self._late_births.in_flight:
+            self._following.run(self._late_births.poll)
 
     def _count(self, step: int, duration_s: float) -> OpCensus | None:
         if not self._is_counting:
@@ -199,9 +223,20 @@ class OpWatch:
     def _scale(self) -> Tensor | None:
         return getattr(self._scaler, "_scale", None)
 
-    def _deliver(self, trace: OpTrace) -> None:
-        loss = self.loss()
+    def _is_stepping(self) -> bool:
+        return self._census.is_stepping
+
+    def _loss_parts(self) -> tuple[float | None, Tensor | None]:
+        losses = self.losses
+        return losses.on_host if losses.num_losses else None, losses.on_device
+
+    def _deliver_known(self, trace: OpTrace) -> None:
+        """Take what was seen of the open iteration."""
+        loss = self.losses.known()
         trace.loss_nonfinite = None if loss is None else not math.isfinite(loss)
+        self._deliver(trace)
+
+    def _deliver(self, trace: OpTrace) -> None:
         trace.is_scaled = self._scaler is not None and self._scaler.is_enabled()
         self._observe(trace)
 
@@ -212,6 +247,11 @@ class OpWatch:
     def not_seen(self) -> list[str]:
         """Return, in sentences, what could not be counted."""
         sentences = [] if self._window is None else self._window.not_seen()
+        if self.dropped:
+            sentences.append(
+                f"in {self.dropped} iterations non-finite values were not followed from op to op:"
+                " a CUDA graph was captured, there were too many ops, or the host fell behind"
+            )
         if self._one_by_one and may_compile() and not self._forces_eager:
             sentences.append(
                 "ops are not counted one by one: torch.compile was called in this process, and"
@@ -225,3 +265,8 @@ class OpWatch:
                 " PyTorch computes otherwise while anybody looks; profiler windows count ops"
             )
         return sentences
+
+
+def is_host(device: torch.device | None) -> bool:
+    """Whether what is on a device can be read at once; so it is assumed where none is known."""
+    return device is None or device.type == "cpu"

@@ -137,7 +137,6 @@ class OpTrace:
             in which they became so, to the births that its values are made of.
         num_ops: Ops that were looked at.
         loss_nonfinite: Whether the loss is known not to be finite; ``None`` if it was not seen.
-        has_half: Whether float16 or bfloat16 was computed in.
         has_trained: Whether gradients were computed.
         scale: The loss scale; NaN without one, or where the host does not know it.
         is_scaled: Whether an enabled scaler skips steps whose gradients are not finite.
@@ -148,7 +147,6 @@ class OpTrace:
     bad_gradients: Mapping[str, frozenset[int]] = field(default_factory=dict)
     num_ops: int = 0
     loss_nonfinite: bool | None = None
-    has_half: bool = False
     has_trained: bool = False
     scale: float = math.nan
     is_scaled: bool = False

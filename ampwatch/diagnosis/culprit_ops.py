@@ -90,14 +90,15 @@ class CulpritOps:
             self._seen_again(self._newest)
 
     def look(self, trace: OpTrace) -> None:
-        """Take in an iteration that was traced op by op."""
+        """Take in an iteration that was traced op by op; on a device some iterations later."""
         found = diagnose(trace)
         if found is None:
             return
-        self.explained_at = trace.step
+        self.explained_at = max(self.explained_at, trace.step)
         made = self._book.get(found.kind, found.where) or self._same_incident(found)
         if made is not None:
-            self._book.again(made.kind, made.where, trace.step, **_evidence(found))
+            if trace.step > made.last_step:  # what arrives late may have been counted already
+                self._book.again(made.kind, made.where, trace.step, **_evidence(found))
             self._newest = made
             self._seen_again(made)
             self._book.led_to_by(made)

@@ -17,6 +17,7 @@ import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -265,3 +266,8 @@ class Link:
     def stream(self, device: torch.device) -> Any:
         """Return the stream that the training currently uses on ``device``."""
         return torch.get_device_module(device).current_stream(device)
+
+    def using(self, device: torch.device, stream: Any) -> AbstractContextManager[Any]:
+        """Return a context in which what is launched runs on ``stream``."""
+        context: AbstractContextManager[Any] = torch.get_device_module(device).stream(stream)
+        return context

@@ -27,7 +27,7 @@ def _train(model: nn.Module, scaler: torch.amp.GradScaler, steps: int, scale: fl
 
 @pytest.mark.usefixtures("sync_is_an_error")
 def test_a_healthy_run_whose_ops_are_looked_at_waits_for_nothing() -> None:
-    """Casts, sums and inputs are read later; the births of non-finite values not at all."""
+    """Casts, sums, inputs and what each op has made are read later."""
     torch.cuda.set_sync_debug_mode("default")
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).to(DEVICE)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=256.0)
@@ -40,13 +40,34 @@ def test_a_healthy_run_whose_ops_are_looked_at_waits_for_nothing() -> None:
     assert "switched off" not in watch.report()
 
 
-@pytest.mark.parametrize("level", ["standard", "deep"])
-def test_the_op_that_overflows_is_named(level: str) -> None:
-    """At ``standard`` after two skips that nothing explains, at ``deep`` at once."""
+def _overflowing() -> tuple[nn.Module, torch.amp.GradScaler]:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).to(DEVICE)
     with torch.no_grad():
         model[0].weight.fill_(600.0)
-    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0)
+    return model, torch.amp.GradScaler(DEVICE, init_scale=2.0)
+
+
+@pytest.mark.usefixtures("sync_is_an_error")
+def test_a_failing_run_that_is_traced_waits_for_nothing() -> None:
+    """The ops are followed while it fails, and the one at fault is named all the same."""
+    torch.cuda.set_sync_debug_mode("default")
+    model, scaler = _overflowing()
+    with ampwatch.monitor(model, scaler, serve=False) as watch:
+        _train(model, scaler, 1, 10.0)
+        torch.cuda.set_sync_debug_mode("error")
+        _train(model, scaler, 24, 10.0)
+        torch.cuda.set_sync_debug_mode("default")
+
+    roots = [(f.kind, f.where) for f in watch.findings if f.root and f.severity == "critical"]
+    assert roots == [("forward_overflow", "0")]
+    assert "switched off" not in watch.report()
+    assert "were not followed" not in watch.report()
+
+
+@pytest.mark.parametrize("level", ["standard", "deep"])
+def test_the_op_that_overflows_is_named(level: str) -> None:
+    """At ``standard`` after two skips that nothing explains, at ``deep`` at once."""
+    model, scaler = _overflowing()
     with ampwatch.monitor(model, scaler, level=level, serve=False) as watch:
         _train(model, scaler, 24, 10.0)
 

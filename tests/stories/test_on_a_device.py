@@ -1,0 +1,104 @@
+"""Where values arrive some steps later, a failing training has the finding that it has on a host."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ampwatch.diagnosis.birth_evidence import OpTrace
+from ampwatch.diagnosis.escalation import FIRST_TRACES
+from ampwatch.diagnosis.pipeline import Diagnosis
+from ampwatch.sensors import sampling
+from tests.sensors.late import BEHIND, pretend
+from tests.stories import backward, communication, forward, not_amp, small_numbers
+from tests.stories.births import BORN
+from tests.stories.stage import ALARMS, alarms, bare_digest, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.stories.stage import Program, Story
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),
+    pytest.mark.usefixtures("one_thread", "nothing_compiled"),
+]
+
+PLAYS = (forward, small_numbers, backward, communication, not_amp)
+FOLLOWED = BORN | {"nonfinite_input"}
+STORIES = [
+    story
+    for play in PLAYS
+    for story in play.STORIES
+    if story.kind in FOLLOWED and "deep" in story.levels
+]
+CONTROLS = [control for play in PLAYS for control in getattr(play, "CONTROLS", ())]
+
+
+@pytest.fixture(autouse=True)
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values arrive late; samples come in one piece."""
+    pretend(monkeypatch)
+    monkeypatch.setattr(sampling, "WORST_SHARE", math.inf)
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> list[OpTrace]:
+    """What is told of iterations whose ops were followed."""
+    seen: list[OpTrace] = []
+    observe = Diagnosis.observe
+
+    def keep(diagnosis: Diagnosis, observation: Any) -> None:
+        if isinstance(observation, OpTrace):
+            seen.append(observation)
+        observe(diagnosis, observation)
+
+    monkeypatch.setattr(Diagnosis, "observe", keep)
+    return seen
+
+
+@pytest.mark.parametrize("story", STORIES, ids=str)
+def test_the_root_is_the_one_that_it_is_on_a_host(story: Story) -> None:
+    """The same kind, place, phase and op; not a bit of the training is changed."""
+    program, monitor = watch(partial(story.build, sick=True), "deep")
+
+    assert alarms(monitor.findings) == [(story.kind, story.where, story.phase)]
+    assert all(f.root or f.caused_by for f in monitor.findings)
+    roots = [f.op for f in monitor.findings if f.root and f.kind == story.kind]
+    assert not story.op or roots == [story.op]
+    assert program.digest() == bare_digest(story.build, sick=True)
+    assert "switched off" not in monitor.report()
+    assert "were not followed" not in monitor.report()
+
+
+@pytest.mark.parametrize("story", STORIES, ids=str)
+def test_the_twin_with_the_remedy_is_left_alone(story: Story) -> None:
+    """With every iteration followed."""
+    _, monitor = watch(partial(story.build, sick=False), "deep")
+
+    assert [(f.kind, f.where) for f in monitor.findings if f.severity in ALARMS] == []
+    assert "switched off" not in monitor.report()
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda build: build.__name__)
+def test_what_only_looks_like_trouble_is_left_alone(control: Callable[[], Program]) -> None:
+    """With every iteration followed."""
+    _, monitor = watch(control, "deep")
+
+    assert [(f.kind, f.where) for f in monitor.findings if f.severity in ALARMS] == []
+
+
+def test_a_burst_ends_and_an_incident_stays_one_finding(traces: list[OpTrace]) -> None:
+    """Though the op is named only some steps after it was traced, and traced until then."""
+    story = next(s for s in forward.STORIES if s.kind in BORN and "standard" in s.levels)
+    program, monitor = watch(partial(story.build, sick=True), "standard", sample_every=10_000)
+
+    named = [f for f in monitor.findings if f.kind == story.kind]
+    assert len(named) == 1
+    assert named[0].count <= program.steps
+    failed = [trace.step for trace in traces if trace.births]
+    assert failed == sorted(set(failed))
+    assert len(failed) <= FIRST_TRACES + BEHIND + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.sensors.autocastbackward import AutocastBackwardSensor
+from ampwatch.sensors.backward_tap import BackwardTap
 from ampwatch.sensors.clipping import ClippingSensor
 from ampwatch.sensors.exceptions import describe
 from ampwatch.sensors.gradientuse import GradientUseSensor
@@ -32,6 +33,7 @@ class ApiWatch:
         account: Where the time of all of them is counted.
 
     Attributes:
+        backwards: Hears of every backward.
         guards: The guards of the sensors.
         sensors: The sensors, in the order in which they are installed.
     """
@@ -46,6 +48,9 @@ class ApiWatch:
     ) -> None:
         names = Names(targets.models)
         trained = Trained(names)
+        for optimizer in targets.optimizers:
+            trained.meet(optimizer)
+        self.backwards = BackwardTap()
         scaler = targets.scaler
         is_scaled = scaler is not None and scaler.is_enabled()
         self._ending = Guard("exceptions", account)
@@ -55,12 +60,14 @@ class ApiWatch:
         self._names, self._registry = names, registry
         self._step, self._observe = step, observe
         use = (
-            GradientUseSensor(scaler, registry, names, trained, step, observe, using)
+            GradientUseSensor(
+                scaler, registry, names, trained, step, observe, self.backwards, using
+            )
             if scaler is not None and is_scaled
             else None
         )
         self.sensors: Sequence[Sensor] = (
-            AutocastBackwardSensor(trained, step, observe, autocast),
+            AutocastBackwardSensor(trained, step, observe, self.backwards, autocast),
             ClippingSensor(
                 scaler,
                 registry,

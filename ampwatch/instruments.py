@@ -15,7 +15,7 @@ from ampwatch.opwatch import OpWatch
 from ampwatch.rangewatch import RangeWatch
 from ampwatch.records import FactsRecord
 from ampwatch.sensors.autocast import AutocastSensor
-from ampwatch.sensors.backwards import BackwardSensor
+from ampwatch.sensors.backward_roots import BackwardSensor
 from ampwatch.sensors.boundaries import BoundarySensor
 from ampwatch.sensors.compiled_backward import CompiledBackwardSensor
 from ampwatch.sensors.guard import Account, Guard
@@ -142,10 +142,10 @@ class Instruments:
         backwards = BackwardSensor(
             targets.scaler,
             self._ledger,
+            self._api.backwards,
             self._going_back,
-            before=stale.backward,
-            after=compiled.after_backward,
-            stepped=stale.stepped,
+            stale=stale,
+            compiled=compiled,
         )
         self._sensors += [stale, compiled, backwards]
         if targets.scaler is not None:

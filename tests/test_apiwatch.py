@@ -21,6 +21,8 @@ from ampwatch.diagnosis.api_evidence import (
     ScaledClip,
     ScaledStep,
 )
+from ampwatch.sensors.gradcontents import GradContents
+from ampwatch.sensors.gradientuse import FOLLOWED
 from ampwatch.sensors.guard import Account
 from ampwatch.sensors.optimizers import OptimizerRegistry
 
@@ -553,3 +555,27 @@ def test_a_backward_that_raised_does_not_end_the_watch() -> None:
         t.optimizer.step()
 
     assert [type(o) for o in observations(program, steps=2)] == [ScaledStep] * 2
+
+
+def test_parameters_that_no_optimizer_holds_are_not_looked_at_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the head is trained, and nobody has frozen the rest: its gradients stay for ever."""
+    looks: list[int] = []
+    before = GradContents.before
+
+    def counted(self: GradContents, parameters: Any) -> Any:
+        looks.append(1)
+        return before(self, parameters)
+
+    monkeypatch.setattr(GradContents, "before", counted)
+    training = Training(growth_interval=100)
+    training.optimizer = torch.optim.SGD(training.model[2].parameters(), lr=1e-4)
+
+    def program(t: Training) -> None:
+        t.scaler.scale(t.loss()).backward()
+        t.finish()
+        t.optimizer.zero_grad()
+
+    assert observations(program, training, steps=3 * FOLLOWED) == []
+    assert len(looks) <= FOLLOWED + 1

@@ -11,12 +11,16 @@ MAX_WORDS = 2000
 
 def words_of(error: BaseException) -> str:
     """Return ``Type: text`` of an exception, also of one that cannot say its text."""
-    name = type(error).__name__
-    try:
-        text = f"{name}: {error}"
-    except Exception as other:  # noqa: BLE001 - the user's class may override anything
-        return f"{name} (its text could not be had: {type(other).__name__})"
+    text = f"{type(error).__name__}: {text_of(error)}"
     return text if len(text) <= MAX_WORDS else f"{text[:MAX_WORDS]}..."
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception, also of one that cannot say it."""
+    try:
+        return str(error)
+    except Exception as other:  # noqa: BLE001 - the user's class may override anything
+        return f"(its text could not be had: {type(other).__name__})"
 
 
 def traceback_of(error: BaseException | None) -> str:

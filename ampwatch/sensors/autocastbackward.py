@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ampwatch.diagnosis.api_evidence import AutocastBackward
-from ampwatch.sensors.backward import BackwardCall, listen_to_backward
-from ampwatch.sensors.callers import users_line
 from ampwatch.sensors.dtypes import name_of
 from ampwatch.sensors.gradcontents import GradContents, Seen
 from ampwatch.sensors.regions import is_in_autocast
+from ampwatch.sensors.sources import user_source
 from ampwatch.sensors.taps import listen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from ampwatch.sensors.backward_tap import BackwardCall, BackwardTap, Handle
     from ampwatch.sensors.guard import Guard
     from ampwatch.sensors.taps import Listener
     from ampwatch.sensors.trained import Trained
@@ -38,11 +39,13 @@ class AutocastBackwardSensor:
         trained: The parameters of this training; without any every backward counts.
         step: Returns the index of the open iteration.
         observe: Takes what was found.
+        backwards: Hears of backwards.
         guard: The fail-open boundary.
 
     Cost:
-        Two questions about autocast a call, and one each time a region is entered or left; a look at every gradient before and after in the
-        first calls that are under autocast, until one has filled any.
+        A question about autocast a call, and one each time a region is entered or left; a look at
+        every gradient before and after in the first calls that are under autocast, until one has
+        filled any.
     """
 
     name = "autocast_backward"
@@ -52,25 +55,25 @@ class AutocastBackwardSensor:
         trained: Trained,
         step: Callable[[], int],
         observe: Callable[[object], None],
+        backwards: BackwardTap,
         guard: Guard,
     ) -> None:
         self._trained = trained
         self._step = step
         self._observe = observe
+        self._backwards = backwards
         self._guard = guard
-        self._listeners: list[Listener] = []
+        self._listeners: list[Listener | Handle] = []
         self._entered: dict[int, int] = {}
         self._untold: dict[int, AutocastBackward] = {}
         self._since = 0
         self._is_ours = False
-        self._dtype = ""
-        self._before: list[Seen] = []
 
     def install(self) -> None:
         """Listen to backward, and to autocast regions."""
         self._since = self._step()
         self._listeners = [
-            listen_to_backward(self._guard, self.before, self.after),
+            self._backwards.listen(self._guard, self.before, is_in_autocast),
             listen(torch.autocast, "__enter__", before=self._enter),
             listen(torch.autocast, "__exit__", after=self._exit),
         ]
@@ -82,7 +85,6 @@ class AutocastBackwardSensor:
         self._listeners.clear()
         self._entered.clear()
         self._untold.clear()
-        self._before = []
 
     def _enter(self, _region: Any, _args: Any, _kwargs: Any) -> None:
         if not is_in_autocast():
@@ -101,22 +103,21 @@ class AutocastBackwardSensor:
     def _is_held(self) -> bool:
         return self._step() - self._entered.get(get_ident(), self._since) >= HELD
 
-    def before(self, call: BackwardCall) -> None:
-        """A backward begins."""
-        self._dtype = _dtype_of_region(call.tensors[0] if call.tensors else None)
-        if self._dtype and not self._is_ours:
-            self._before = GradContents().before(self._trained.parameters())
+    def before(self, call: BackwardCall) -> Callable[[], None] | None:
+        """A backward begins; return what is to be called when it has ended."""
+        dtype = _dtype_of_region(call.tensors[0] if call.tensors else None)
+        if not dtype or not call.is_alone:
+            return None
+        seen = [] if self._is_ours else GradContents().before(self._trained.parameters())
+        return partial(self.after, dtype, seen)
 
-    def after(self) -> None:
+    def after(self, dtype: str, before: Sequence[Seen]) -> None:
         """It has ended."""
-        if not self._dtype:
-            return
-        before, self._before = self._before, []
         if not self._is_ours:
             self._is_ours = not before or GradContents().after(before, frozenset()) > 0
         if not self._is_ours:
             return
-        seen = AutocastBackward(self._step(), self._dtype, users_line())
+        seen = AutocastBackward(self._step(), dtype, user_source())
         if self._is_held():
             self._untold.pop(get_ident(), None)
             self._observe(seen._replace(is_held=True))

@@ -13,13 +13,13 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ampwatch.diagnosis.api_evidence import NonfiniteClip, ScaledClip
-from ampwatch.sensors.callers import users_line
 from ampwatch.sensors.clipcalls import BY_NORM, BY_VALUE, ClipCall, num_nonfinite, witnesses
 from ampwatch.sensors.compiling import is_traced
 from ampwatch.sensors.losses import is_capturing
 from ampwatch.sensors.names import module_of
 from ampwatch.sensors.readback import Link, Readback, host_scalar, is_plain_scalar
 from ampwatch.sensors.scalerstate import READY, scale_on_host, stage_of, stages
+from ampwatch.sensors.sources import user_source
 from ampwatch.sensors.taps import Listener, listen, listen_to_function
 from ampwatch.sensors.trained import parameters_of
 
@@ -214,7 +214,7 @@ class ClippingSensor:
             witnesses(gradients),
             changes,
             math.nan if self._scaler is None else scale_on_host(self._scaler),
-            users_line(),
+            user_source(),
         )
         del self._calls[: -MOST_CALLS + 1]
         self._calls.append(call)

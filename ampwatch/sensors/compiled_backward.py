@@ -116,6 +116,11 @@ class CompiledBackwardSensor:
         if region.protected:
             self._regions.append(region)
 
+    @property
+    def has_regions(self) -> bool:
+        """Whether compiled code keeps any op out of autocast."""
+        return bool(self._regions)
+
     def after_backward(self) -> None:
         """A backward has returned."""
         if not self._regions or is_in_autocast():

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
+from ampwatch.blackbox.exception import text_of
 from ampwatch.diagnosis.api_evidence import Raised
-from ampwatch.sensors.callers import is_users
+from ampwatch.sensors.sources import is_users_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,11 +74,13 @@ def _describe(
     optimizer = next((o for f in reversed(frames) if (o := _optimizer_of(f)) is not None), None)
     index = -1 if optimizer is None else registry.admit(optimizer)
     lacking, count = ((), 0) if optimizer is None else _without_gradient(optimizer, index, names)
-    own = next((link for link in reversed(trail) if is_users(link.tb_frame)), None)
+    own = next(
+        (link for link in reversed(trail) if is_users_file(link.tb_frame.f_code.co_filename)), None
+    )
     return Raised(
         step=step,
         type_name=type(error).__name__,
-        message=str(error),
+        message=text_of(error),
         module=None if module is None else modules[id(module)],
         module_type="" if module is None else type(module).__name__,
         op=next((op for link in reversed(trail) if (op := _op_of(link))), ""),

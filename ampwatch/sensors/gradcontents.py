@@ -22,6 +22,9 @@ _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 MOST_BYTES = 4096
 """Bytes of a gradient that are looked at to see whether it was set to zero."""
 
+FIRST_BYTES = 64
+"""Those that are looked at first: nearly every gradient that is not zero is not zero there."""
+
 NOTHING: Kinds = frozenset()
 _UNKNOWN: Kinds = frozenset({UNKNOWN})
 
@@ -183,5 +186,7 @@ def _is_zero_on_host(gradient: Tensor) -> bool:
     ):
         return False
     count = min(gradient.numel() * gradient.element_size(), MOST_BYTES)
-    content = ctypes.string_at(gradient.data_ptr(), count)
-    return not content.strip(b"\0")
+    address = gradient.data_ptr()
+    if ctypes.string_at(address, min(count, FIRST_BYTES)).strip(b"\0"):
+        return False
+    return not ctypes.string_at(address, count).strip(b"\0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -10,14 +11,13 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ampwatch.diagnosis.api_evidence import MixedGradients, MixedScales, ScaledStep
-from ampwatch.sensors.backward import BackwardCall, listen_to_backward
-from ampwatch.sensors.callers import users_line
 from ampwatch.sensors.compiling import is_traced
 from ampwatch.sensors.gradcontents import GradContents, Seen
 from ampwatch.sensors.scaledoubts import Doubt, Doubts
 from ampwatch.sensors.scaledroots import PLAIN, Branch, ScaledRoots
 from ampwatch.sensors.scalelog import ScaleLog
 from ampwatch.sensors.scalerstate import READY, STEPPED, UNSCALED, scale_on_host, stage_of, stages
+from ampwatch.sensors.sources import user_source
 from ampwatch.sensors.taps import Listener, listen
 from ampwatch.sensors.trained import parameters_of
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.hooks import RemovableHandle
 
+    from ampwatch.sensors.backward_tap import BackwardCall, BackwardTap, Handle
     from ampwatch.sensors.guard import Guard
     from ampwatch.sensors.names import Names
     from ampwatch.sensors.optimizers import OptimizerRegistry
@@ -56,6 +57,7 @@ class GradientUseSensor:
         trained: The parameters.
         step: Returns the index of the open iteration.
         observe: Takes what was found.
+        backwards: Hears of backwards.
         guard: The fail-open boundary.
     """
 
@@ -69,6 +71,7 @@ class GradientUseSensor:
         trained: Trained,
         step: Callable[[], int],
         observe: Callable[[object], None],
+        backwards: BackwardTap,
         guard: Guard,
     ) -> None:
         self._scaler = scaler
@@ -77,8 +80,9 @@ class GradientUseSensor:
         self._trained = trained
         self._step = step
         self._observe = observe
+        self._backwards = backwards
         self._guard = guard
-        self._listeners: list[Listener | RemovableHandle] = []
+        self._listeners: list[Listener | Handle | RemovableHandle] = []
         self._contents = GradContents()
         self._roots = ScaledRoots(scaler)
         self._scales = ScaleLog()
@@ -92,14 +96,12 @@ class GradientUseSensor:
         self._direct: set[int] = set()
         self._judged: set[int] = set()
         self._unscaling: set[int] = set()
-        self._before: list[Seen] | None = None
-        self._branches: Sequence[Branch] = ()
 
     def install(self) -> None:
         """Listen to backward, to the scaler, and to what empties and uses gradients."""
         scaler, owner = self._scaler, type(self._scaler)
         self._listeners = [
-            listen_to_backward(self._guard, self.before_backward, self.after_backward),
+            self._backwards.listen(self._guard, self.before_backward),
             listen(owner, "scale", instance=scaler, returned=self._on_scaled),
             listen(owner, "get_scale", instance=scaler, before=self._on_asked),
             self._listen("unscale_", self.before_unscale, self.after_unscale),
@@ -150,23 +152,27 @@ class GradientUseSensor:
 
     # Backward.
 
-    def before_backward(self, call: BackwardCall) -> None:
-        """A backward begins."""
+    def before_backward(self, call: BackwardCall) -> Callable[[], None] | None:
+        """A backward begins; return what is to be called when it has ended."""
+        if not call.is_alone:
+            return None
         self._calls += 1
         self._stepping = False  # a step that raised does not say that it is over
         self._judged.clear()
-        self._before = None
-        self._branches = self._roots.branches(*call)
-        self._since_update.update(branch.kind for branch in self._branches)
-        self._look_at_shape()
+        branches = self._roots.branches(call.tensors, call.gradients)
+        self._roots.asked = False
+        self._since_update.update(branch.kind for branch in branches)
+        self._look_at_shape(branches)
         if self._is_followed():
-            self._before = self._contents.before(self._trained.parameters())
-        elif self._contents:
+            seen = self._contents.before(self._trained.parameters())
+            return partial(self.after_backward, branches, seen)
+        if self._contents:
             self._contents.clear()
+        return None
 
-    def _look_at_shape(self) -> None:
+    def _look_at_shape(self, branches: Sequence[Branch]) -> None:
         """Follow for a while if a kind of loss is not scaled that was not met before."""
-        plain = tuple(b.node.name() for b in self._branches if b.kind == PLAIN)
+        plain = tuple(b.node.name() for b in branches if b.kind == PLAIN)
         if not plain or not self._roots.any_scaled:
             return
         if plain not in self._shapes and len(self._shapes) < LOOK_AGAIN:
@@ -181,17 +187,13 @@ class GradientUseSensor:
     def _is_followed(self) -> bool:
         return self._calls <= self._follow_until or self._waits or UNSCALED in stages(self._scaler)
 
-    def after_backward(self) -> None:
-        """A backward has ended."""
-        self._roots.asked = False
-        seen, self._before = self._before, None
-        if seen is not None:
-            self._contents.after(seen, self._roots.reach(self._branches))
-            kinds = {branch.kind for branch in self._branches}
-            # Scaled losses are the many; the line of one matters only after ``unscale_``.
-            if PLAIN in kinds or UNSCALED in stages(self._scaler):
-                self._sources.update(dict.fromkeys(kinds, users_line()))
-        self._branches = ()
+    def after_backward(self, branches: Sequence[Branch], seen: Sequence[Seen]) -> None:
+        """A backward that is followed has ended."""
+        self._contents.after(seen, self._roots.reach(branches))
+        kinds = {branch.kind for branch in branches}
+        # Scaled losses are the many; the line of one matters only after ``unscale_``.
+        if PLAIN in kinds or UNSCALED in stages(self._scaler):
+            self._sources.update(dict.fromkeys(kinds, user_source()))
 
     # The scaler.
 
@@ -315,7 +317,7 @@ class GradientUseSensor:
             other=math.nan,
             updates=newest - min(numbers),
             parameters=parameters,
-            source=users_line(),
+            source=user_source(),
         )
         self._doubts.add(Doubt(numbers, newest, observed))
 
@@ -339,7 +341,7 @@ class GradientUseSensor:
         if found and not roots.asked:
             self._follow()
             self._observe(
-                ScaledStep(self._step(), index, scale_on_host(scaler), len(found), users_line())
+                ScaledStep(self._step(), index, scale_on_host(scaler), len(found), user_source())
             )
         self._use_up(optimizer)
 

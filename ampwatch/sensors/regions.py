@@ -25,8 +25,13 @@ DEVICES = ("cpu", "cuda", "xpu")
 """Types of devices for which there may be regions that nobody saw being entered."""
 
 
+_any_enabled = getattr(torch._C, "_is_any_autocast_enabled", None)  # noqa: SLF001 - one call, not three
+
+
 def is_in_autocast() -> bool:
     """Whether autocast is on in the calling thread, for any type of device."""
+    if _any_enabled is not None:
+        return bool(_any_enabled())
     return any(torch.is_autocast_enabled(device) for device in DEVICES)
 
 

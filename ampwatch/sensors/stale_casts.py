@@ -88,10 +88,15 @@ class StaleCastSensor:
         for group in optimizer.param_groups:
             changed.update({id(p): now for p in group["params"]})
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether an optimizer has stepped inside of a region that is still open."""
+        return bool(self._stepped) and self._looks < MOST_LOOKS
+
     def backward(self, root: torch.Tensor) -> None:
         """A backward from ``root`` is about to begin."""
         changed = self._stepped.get(get_ident())
-        if not changed or self._looks >= MOST_LOOKS or root.grad_fn is None:
+        if not changed or self._looks >= MOST_LOOKS or getattr(root, "grad_fn", None) is None:
             return
         self._looks += 1
         stale = _stale(root.grad_fn, changed)

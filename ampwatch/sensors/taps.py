@@ -35,9 +35,10 @@ class Listener:
         before: Called before the method, or ``None``.
         after: Called after the method returned, or ``None``; not called if it raised.
         returned: Called with what the method returned, or ``None``; not called if it raised.
+        failed: Called, without anything, if the method raised, or ``None``.
     """
 
-    __slots__ = ("_tap", "after", "before", "instance", "returned")
+    __slots__ = ("_tap", "after", "before", "failed", "instance", "returned")
 
     def __init__(
         self,
@@ -46,12 +47,14 @@ class Listener:
         before: Callable[..., None] | None,
         after: Callable[..., None] | None,
         returned: Callable[..., None] | None = None,
+        failed: Callable[[], None] | None = None,
     ) -> None:
         self._tap = tap
         self.instance = instance
         self.before = before
         self.after = after
         self.returned = returned
+        self.failed = failed
 
     def remove(self) -> None:
         """Stop listening; the last listener of a method restores it. Idempotent."""
@@ -144,7 +147,13 @@ class _FunctionTap(_Tap):
             for listener in listeners:
                 if listener.before is not None:
                     listener.before(args, kwargs)
-            result = original(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException:
+                for listener in listeners:
+                    if listener.failed is not None:
+                        listener.failed()
+                raise
             for listener in listeners:
                 if listener.after is not None:
                     listener.after(args, kwargs)
@@ -210,6 +219,7 @@ def listen_to_function(
     *,
     before: Callable[..., None] | None = None,
     after: Callable[..., None] | None = None,
+    failed: Callable[[], None] | None = None,
 ) -> Listener:
     """Call ``before`` and ``after`` around a function until the listener is removed.
 
@@ -218,6 +228,7 @@ def listen_to_function(
         name: Its name there.
         before: Called with ``(args, kwargs)`` before the function. Must not raise.
         after: Likewise after the function has returned.
+        failed: Called, without anything, if it has raised instead. Must not raise.
 
     Returns:
         The handle that ends it: ``listener.remove()``.
@@ -235,6 +246,6 @@ def listen_to_function(
         tap = _taps.get((module, name))
         if tap is None or not tap.is_in_place:
             tap = _taps[module, name] = _FunctionTap(module, name)
-        listener = Listener(tap, None, before, after)
+        listener = Listener(tap, None, before, after, failed=failed)
         tap.add(listener)
     return listener

@@ -54,7 +54,7 @@ class Trained:
         return _alive(self._parameters)
 
     def others(self, stepped: frozenset[int]) -> list[Tensor]:
-        """Return the parameters that none of these optimizers holds.
+        """Return the parameters of optimizers that were met, but are none of these.
 
         Args:
             stepped: Identities of optimizers that were met.
@@ -62,15 +62,17 @@ class Trained:
         Cost: one lookup where these hold all there are.
         """
         if stepped not in self._rests:
-            gone = {
-                id(p)
-                for key, reference in self._optimizers.items()
-                if key in stepped and (optimizer := reference()) is not None
-                for p in parameters_of(optimizer)
-            }
+            gone: set[int] = set()
+            rest: dict[int, Tensor] = {}
+            for key, reference in self._optimizers.items():
+                optimizer = reference()
+                if optimizer is not None and key in stepped:
+                    gone.update(map(id, parameters_of(optimizer)))
+                elif optimizer is not None:
+                    rest.update({id(p): p for p in parameters_of(optimizer) if p.requires_grad})
             if len(self._rests) >= MOST_RESTS:
                 self._rests.clear()
-            self._rests[stepped] = [weakref.ref(p) for p in self.parameters() if id(p) not in gone]
+            self._rests[stepped] = [weakref.ref(p) for key, p in rest.items() if key not in gone]
         return _alive(self._rests[stepped])
 
 

@@ -40,7 +40,7 @@ def test_an_ordinary_end_has_none() -> None:
 
 def test_an_exception_that_cannot_say_its_text_is_named() -> None:
     """Nothing is raised in the place of the user's own."""
-    assert words_of(Mute()) == "Mute (its text could not be had: ZeroDivisionError)"
+    assert words_of(Mute()) == "Mute: (its text could not be had: ZeroDivisionError)"
     assert "Mute" in traceback_of(raised(Mute()))
 
 

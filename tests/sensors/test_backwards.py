@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -14,8 +14,11 @@ from ampwatch.records import StepRecord
 from ampwatch.sensors.taps import listen
 from tests.stories.stage import gradscaler
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 OWNERS = [
-    (torch.Tensor, "backward"),
+    (torch.autograd, "backward"),
     (torch.autocast, "__exit__"),
     (torch.amp.GradScaler, "scale"),
     (torch.amp.GradScaler, "load_state_dict"),
@@ -24,7 +27,11 @@ OWNERS = [
 ]
 
 
-def losses(monkeypatch: pytest.MonkeyPatch, scaler: Any = None) -> list[float]:
+def losses(
+    monkeypatch: pytest.MonkeyPatch,
+    scaler: Any = None,
+    backward: Callable[[torch.Tensor], None] = torch.Tensor.backward,
+) -> list[float]:
     """Train for three steps, the scaler not known to ampwatch; return the losses it saw."""
     from ampwatch.outlet import Outlet  # noqa: PLC0415 - patched here only
 
@@ -43,7 +50,7 @@ def losses(monkeypatch: pytest.MonkeyPatch, scaler: Any = None) -> list[float]:
         for number in range(3):
             loss = model(torch.full((2, 4), float(number))).mean()
             if scaler is None:
-                loss.backward()
+                backward(loss)
                 optimizer.step()
             else:
                 scaler.scale(loss).backward()
@@ -57,6 +64,15 @@ def test_without_a_scaler_the_loss_is_what_goes_backward(monkeypatch: pytest.Mon
     assert losses(monkeypatch) == [0.0, 4.0, 8.0]
 
 
+def test_a_loss_handed_to_the_function_is_one_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``torch.autograd.backward`` takes several; here the loss and twice the loss, by their mean."""
+
+    def backward(loss: torch.Tensor) -> None:
+        torch.autograd.backward([loss, 2.0 * loss])
+
+    assert losses(monkeypatch, backward=backward) == [0.0, 6.0, 12.0]
+
+
 def test_what_an_unknown_scaler_has_multiplied_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody knows by how much."""
     assert all(math.isnan(loss) for loss in losses(monkeypatch, gradscaler(64.0)))
@@ -68,7 +84,7 @@ def test_every_method_is_the_original_again_after_close(level: str) -> None:
     before = [owner.__dict__[name] for owner, name in OWNERS]
     for scaler in (None, gradscaler()):
         with ampwatch.monitor(nn.Linear(2, 2), scaler, level=level, serve=False):
-            assert torch.Tensor.__dict__["backward"] is not before[0]
+            assert torch.autograd.backward is not before[0]
         assert [owner.__dict__[name] for owner, name in OWNERS] == before
 
 

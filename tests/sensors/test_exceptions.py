@@ -264,3 +264,22 @@ def test_a_program_that_dies_of_it_is_told_beside_its_traceback(tmp_path: Path) 
     assert "AssertionError: No inf checks were recorded prior to update." in done.stderr
     assert "api_error: Training ended at step 0" in done.stderr
     assert "Call scaler.step(optimizer) before scaler.update()" in done.stderr
+
+
+class Mute(RuntimeError):
+    """An exception that cannot say its text."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def test_an_exception_that_cannot_say_its_text_reaches_the_user_and_no_sensor_fails() -> None:
+    """Its class is known; the exception that goes on is the user's own."""
+    seen = Mute()
+    with (
+        pytest.raises(Mute) as info,
+        ampwatch.monitor(nn.Linear(2, 2), None, serve=False) as watch,
+    ):
+        raise seen
+    assert info.value is seen
+    assert "switched off" not in watch.report()

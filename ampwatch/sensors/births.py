@@ -216,9 +216,9 @@ def values_of(tensor: Tensor) -> Values:
     dtype, numel = name_of(tensor.dtype), tensor.numel()
     if not _is_readable(tensor):
         return Values(dtype, numel)
-    low, high = (float(x) for x in torch.aminmax(tensor.detach()))
+    low, high = map(host_scalar, torch.aminmax(tensor.detach()))
     if math.isfinite(low) and math.isfinite(high):
-        amin = float(tensor.detach().abs().amin())
+        amin = host_scalar(tensor.detach().abs().amin())
         return Values(dtype, numel, amax=max(-low, high), amin=amin)
     finite = torch.isfinite(tensor)
     magnitudes = torch.where(finite, tensor.detach().abs(), torch.zeros_like(tensor))
@@ -236,7 +236,7 @@ def _adds_up(tensor: Tensor) -> bool:
     """Whether the elements add up to a finite number: then all of them are finite."""
     if not _is_readable(tensor):
         return True
-    total = tensor.sum().item() if tensor.ndim else tensor.item()
+    total = host_scalar(tensor.sum() if tensor.ndim else tensor)
     return bool(total - total == 0.0)
 
 

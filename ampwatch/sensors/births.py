@@ -225,11 +225,15 @@ def values_of(tensor: Tensor) -> Values:
     return Values(
         dtype,
         numel,
-        nans=bool(torch.isnan(tensor).any()),
-        posinf=bool(torch.isposinf(tensor).any()),
-        neginf=bool(torch.isneginf(tensor).any()),
-        amax=float(magnitudes.amax()),
+        nans=_any(torch.isnan(tensor)),
+        posinf=_any(torch.isposinf(tensor)),
+        neginf=_any(torch.isneginf(tensor)),
+        amax=host_scalar(magnitudes.amax()),
     )
+
+
+def _any(mask: Tensor) -> bool:
+    return host_scalar(mask.sum(dtype=torch.float32)) > 0.0
 
 
 def _adds_up(tensor: Tensor) -> bool:

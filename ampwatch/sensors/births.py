@@ -24,7 +24,7 @@ from ampwatch.sensors.operands import (
     read_by,
     second_number,
 )
-from ampwatch.sensors.readback import host_scalar, is_plain_scalar
+from ampwatch.sensors.readback import host_scalar
 from ampwatch.sensors.sources import user_source
 
 if TYPE_CHECKING:
@@ -216,35 +216,32 @@ def values_of(tensor: Tensor) -> Values:
     dtype, numel = name_of(tensor.dtype), tensor.numel()
     if not _is_readable(tensor):
         return Values(dtype, numel)
-    low, high = (_element(x) for x in torch.aminmax(tensor.detach()))
+    low, high = map(host_scalar, torch.aminmax(tensor.detach()))
     if math.isfinite(low) and math.isfinite(high):
-        amin = _element(tensor.detach().abs().amin())
+        amin = host_scalar(tensor.detach().abs().amin())
         return Values(dtype, numel, amax=max(-low, high), amin=amin)
     finite = torch.isfinite(tensor)
     magnitudes = torch.where(finite, tensor.detach().abs(), torch.zeros_like(tensor))
     return Values(
         dtype,
         numel,
-        nans=bool(_element(torch.isnan(tensor).any())),
-        posinf=bool(_element(torch.isposinf(tensor).any())),
-        neginf=bool(_element(torch.isneginf(tensor).any())),
-        amax=_element(magnitudes.amax()),
+        nans=_any(torch.isnan(tensor)),
+        posinf=_any(torch.isposinf(tensor)),
+        neginf=_any(torch.isneginf(tensor)),
+        amax=host_scalar(magnitudes.amax()),
     )
+
+
+def _any(mask: Tensor) -> bool:
+    return host_scalar(mask.sum(dtype=torch.float32)) > 0.0
 
 
 def _adds_up(tensor: Tensor) -> bool:
     """Whether the elements add up to a finite number: then all of them are finite."""
     if not _is_readable(tensor):
         return True
-    total = _element(tensor.sum() if tensor.ndim else tensor)
-    return total - total == 0.0
-
-
-def _element(tensor: Tensor) -> float:
-    """Return the one element. Cost: a sync on a device; on the CPU not even an op."""
-    if tensor.is_cpu and is_plain_scalar(tensor):
-        return host_scalar(tensor)
-    return float(tensor.item())
+    total = host_scalar(tensor.sum() if tensor.ndim else tensor)
+    return bool(total - total == 0.0)
 
 
 def _is_readable(tensor: Tensor) -> bool:

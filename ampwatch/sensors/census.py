@@ -416,4 +416,5 @@ class OpCensusSensor:
 
 
 def _captures() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call] # PyTorch's is not typed
+    return is_used and torch.cuda.is_current_stream_capturing()

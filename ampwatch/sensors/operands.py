@@ -30,9 +30,10 @@ def overwritten_by(call: OpCall) -> list[Tensor]:
     """Return all tensors that an op has written among its arguments, returned or not."""
     written = written_by(call) if call.info.written else []
     if "batch_norm" in call.info.name:
-        # The schemas of most of them do not say that they write these.
+        # The schemas of most of them do not say that they write these, and when.
         given = dict(zip(call.info.arguments, call.args, strict=False)) | call.kwargs
-        written += tensors_among([given.get(name) for name in AVERAGES])
+        if given.get("training", given.get("train", False)):
+            written += tensors_among([given.get(name) for name in AVERAGES])
     return written
 
 

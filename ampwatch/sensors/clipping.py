@@ -16,12 +16,11 @@ from ampwatch.diagnosis.api_evidence import NonfiniteClip, ScaledClip
 from ampwatch.sensors.clipcalls import BY_NORM, BY_VALUE, ClipCall, num_nonfinite, witnesses
 from ampwatch.sensors.compiling import is_traced
 from ampwatch.sensors.losses import is_capturing
-from ampwatch.sensors.names import module_of
+from ampwatch.sensors.names import module_of, parameters_of
 from ampwatch.sensors.readback import Link, Readback, host_scalar, is_plain_scalar
 from ampwatch.sensors.scalerstate import READY, scale_on_host, stage_of, stages
 from ampwatch.sensors.sources import user_source
 from ampwatch.sensors.taps import Listener, listen, listen_to_function
-from ampwatch.sensors.trained import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -117,18 +116,12 @@ class ClippingSensor:
 
     def _listen_to(self, scaler: torch.amp.GradScaler) -> None:
         for name, before, after in (
-            ("unscale_", self.before_unscale, None),
-            ("step", self.before_step, self.after_step),
-            ("update", None, self.after_update),
+            ("unscale_", self._on_unscale, None),
+            ("step", self._on_step, self._on_step_end),
+            ("update", None, self._on_update),
         ):
             self._listeners.append(
-                listen(
-                    type(scaler),
-                    name,
-                    instance=scaler,
-                    before=None if before is None else self._guarded_method(before),
-                    after=None if after is None else self._guarded_method(after),
-                )
+                listen(type(scaler), name, instance=scaler, before=before, after=after)
             )
 
     def _guarded(self, work: Callable[..., None]) -> Callable[..., None]:
@@ -138,8 +131,26 @@ class ClippingSensor:
 
         return advice
 
-    def _guarded_method(self, work: Callable[..., None]) -> Callable[..., None]:
-        return lambda _scaler, args, kwargs: self._guard.run(work, args, kwargs)
+    # Nearly always nothing was clipped that matters, and there is nothing to be guarded.
+
+    def _on_unscale(self, _scaler: Any, args: Any, kwargs: Any) -> None:
+        if self._calls and not self._stepping:
+            self._guard.run(self.before_unscale, args, kwargs)
+
+    def _on_step(self, _scaler: Any, args: Any, kwargs: Any) -> None:
+        if self._calls:
+            self._stepping = False  # a step that raised does not say that it is over
+            self._guard.run(self.before_unscale, args, kwargs)
+        self._stepping = True
+
+    def _on_step_end(self, _scaler: Any, args: Any, kwargs: Any) -> None:
+        self._stepping = False
+        if self._calls:
+            self._guard.run(self.after_step, args, kwargs)
+
+    def _on_update(self, _scaler: Any, _args: Any, _kwargs: Any) -> None:
+        self._stepping = False
+        self._calls.clear()
 
     def remove(self) -> None:
         """Stop listening; forget all."""
@@ -253,12 +264,7 @@ class ClippingSensor:
         """``unscale_`` begins, called by the user or by ``step``."""
         optimizer = args[0] if args else kwargs["optimizer"]
         scaler = self._scaler
-        if (
-            not self._calls
-            or self._stepping
-            or scaler is None
-            or stage_of(scaler, optimizer) != READY
-        ):
+        if scaler is None or stage_of(scaler, optimizer) != READY:
             return
         mine = _gradients_of(optimizer)
         for call in self._calls:
@@ -266,23 +272,10 @@ class ClippingSensor:
                 call.scaled_for.append((self._registry.admit(optimizer), self._step()))
                 self._say(call)
 
-    def before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """``scaler.step`` begins."""
-        self.before_unscale(args, kwargs)
-        self._stepping = True
-
     def after_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """``scaler.step`` has returned: these gradients have been used."""
-        self._stepping = False
-        if self._calls:
-            optimizer = args[0] if args else kwargs["optimizer"]
-            mine = _gradients_of(optimizer)
-            self._calls = [c for c in self._calls if mine.isdisjoint(c.gradients)]
-
-    def after_update(self, _args: Any, _kwargs: Any) -> None:
-        """The iteration is over."""
-        self._stepping = False
-        self._calls.clear()
+        mine = _gradients_of(args[0] if args else kwargs["optimizer"])
+        self._calls = [c for c in self._calls if mine.isdisjoint(c.gradients)]
 
     def stepped(self, optimizer: Optimizer) -> None:
         """``optimizer.step`` has run, and the scaler did not call it."""

@@ -13,6 +13,7 @@ from torch import nn
 from ampwatch.diagnosis.observations import CompiledGradients
 from ampwatch.sensors.compiling import BACKENDS
 from ampwatch.sensors.dtypes import name_of
+from ampwatch.sensors.living import alive
 from ampwatch.sensors.readback import host_scalar
 from ampwatch.sensors.regions import is_in_autocast
 from ampwatch.sensors.taps import Listener, listen
@@ -132,14 +133,14 @@ class CompiledBackwardSensor:
             self._look(region)
 
     def _look(self, region: _Region) -> None:
-        protected = _alive(region.protected)
+        protected = alive(region.protected)
         bad = {id(p): n for p in protected if (n := _nonfinite(p.grad))}
         if not bad or not math.isfinite(self._ledger.losses.on_host):
             return
         # What comes in broken, from the loss or from what is behind, breaks all of it, and
         # what breaks in float16 becomes infinite.
         elements = sum(p.grad.numel() for p in protected if p.grad is not None)
-        if sum(bad.values()) >= elements or any(_nonfinite(p.grad) for p in _alive(region.behind)):
+        if sum(bad.values()) >= elements or any(_nonfinite(p.grad) for p in alive(region.behind)):
             return
         if not any(_infinite(p.grad) for p in protected if id(p) in bad):
             return
@@ -220,10 +221,6 @@ def _protected(graph: Any, inputs: Any, dtype: str) -> _Region:
         dtype,
         {id(leaves[node]()): op for node, op in products.items() if node in leaves},
     )
-
-
-def _alive(references: list[weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
-    return [p for reference in references if (p := reference()) is not None]
 
 
 def _nonfinite(gradient: torch.Tensor | None) -> int:

@@ -13,13 +13,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ampwatch.diagnosis.api_evidence import MixedGradients, MixedScales, ScaledStep
 from ampwatch.sensors.compiling import is_traced
 from ampwatch.sensors.gradcontents import GradContents, Seen
+from ampwatch.sensors.names import parameters_of
 from ampwatch.sensors.scaledoubts import Doubt, Doubts
 from ampwatch.sensors.scaledroots import PLAIN, Branch, ScaledRoots
 from ampwatch.sensors.scalelog import ScaleLog
 from ampwatch.sensors.scalerstate import READY, STEPPED, UNSCALED, scale_on_host, stage_of, stages
 from ampwatch.sensors.sources import user_source
 from ampwatch.sensors.taps import Listener, listen
-from ampwatch.sensors.trained import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -104,27 +104,19 @@ class GradientUseSensor:
             self._backwards.listen(self._guard, self.before_backward),
             listen(owner, "scale", instance=scaler, returned=self._on_scaled),
             listen(owner, "get_scale", instance=scaler, before=self._on_asked),
-            self._listen("unscale_", self.before_unscale, self.after_unscale),
-            self._listen("step", self.before_step, self.after_step),
-            self._listen("update", self.before_update, self.after_update),
+            self._listen("unscale_", self._on_unscale, self._on_unscaled),
+            self._listen("step", self._on_step, self._on_step_end),
+            self._listen("update", self._on_update, self._on_updated),
             listen(Optimizer, "zero_grad", after=self._on_zeroed),
             listen(nn.Module, "zero_grad", after=self._on_zeroed),
             register_optimizer_step_post_hook(self._on_stepped),
         ]
 
     def _listen(
-        self, name: str, before: Callable[[Any], None], after: Callable[[Any], None]
+        self, name: str, before: Callable[..., None], after: Callable[..., None]
     ) -> Listener:
-        def guarded(work: Callable[[Any], None]) -> Callable[..., None]:
-            return lambda _self, args, kwargs: self._guard.run(work, _first(args, kwargs))
-
-        return listen(
-            type(self._scaler),
-            name,
-            instance=self._scaler,
-            before=guarded(before),
-            after=guarded(after),
-        )
+        scaler = self._scaler
+        return listen(type(scaler), name, instance=scaler, before=before, after=after)
 
     def remove(self) -> None:
         """Stop listening; forget all."""
@@ -140,6 +132,42 @@ class GradientUseSensor:
 
     def _on_asked(self, _scaler: Any, _args: Any, _kwargs: Any) -> None:
         self._roots.asked = True
+
+    def _on_update(self, _scaler: Any, _args: Any, _kwargs: Any) -> None:
+        self._guard.run(self.before_update)
+
+    def _on_updated(self, _scaler: Any, _args: Any, _kwargs: Any) -> None:
+        # The scale may be another one.
+        self._roots.updated()
+        self._direct.clear()
+        self._since_update.clear()
+        self._sources.clear()
+        if self._doubts:
+            self._guard.run(self._doubts.settle)
+
+    # Where nothing is followed there is nothing to be guarded.
+
+    def _on_unscale(self, _scaler: Any, args: Any, kwargs: Any) -> None:
+        if not self._stepping:
+            self._look(_first(args, kwargs))
+
+    def _on_unscaled(self, _scaler: Any, args: Any, kwargs: Any) -> None:
+        if self._contents and not self._stepping:
+            self._guard.run(self.after_unscale, _first(args, kwargs))
+
+    def _on_step(self, _scaler: Any, args: Any, kwargs: Any) -> None:
+        self._look(_first(args, kwargs))
+        self._stepping = True
+
+    def _look(self, optimizer: Any) -> None:
+        if self._contents or not self._trained.has_met(optimizer):
+            self._guard.run(self.judge, optimizer)
+
+    def _on_step_end(self, _scaler: Any, args: Any, kwargs: Any) -> None:
+        self._stepping = False
+        # What is left in .grad after a step is not to be added to: nobody knows what it is.
+        if self._contents:
+            self._guard.run(self.use_up, _first(args, kwargs))
 
     def _on_zeroed(self, owner: Any, _args: Any, _kwargs: Any) -> None:
         # Where nothing follows, nobody asks what is left.
@@ -205,35 +233,18 @@ class GradientUseSensor:
             self._scales.note(self._roots.number, self._scaler)
         self._doubts.settle()
 
-    def before_unscale(self, optimizer: Optimizer) -> None:
-        """``unscale_`` begins, called by the user or by ``step``."""
-        if not self._stepping:
-            self._judge(optimizer)
-
     def after_unscale(self, optimizer: Optimizer) -> None:
-        """Gradients have been divided by the scale."""
-        if not self._stepping and self._contents:
-            # What was of known content before is so no more for following its version.
-            parameters = [p for p in parameters_of(optimizer) if id(p) in self._unscaling]
-            self._contents.set(parameters, frozenset({PLAIN}))
-            self._unscaling.clear()
+        """The user has called ``unscale_``; gradients have been divided by the scale."""
+        # What was of known content before is so no more for following its version.
+        parameters = [p for p in parameters_of(optimizer) if id(p) in self._unscaling]
+        self._contents.set(parameters, frozenset({PLAIN}))
+        self._unscaling.clear()
 
-    def before_step(self, optimizer: Optimizer) -> None:
-        """``scaler.step`` begins."""
-        self._judge(optimizer)
-        self._stepping = True
-
-    def after_step(self, optimizer: Optimizer) -> None:
+    def use_up(self, optimizer: Optimizer) -> None:
         """``scaler.step`` has returned."""
-        self._stepping = False
-        self._use_up(optimizer)
+        self._contents.forget(parameters_of(optimizer))
 
-    def _use_up(self, optimizer: Optimizer) -> None:
-        # What is left in .grad after a step is not to be added to: nobody knows what it is.
-        if self._contents:
-            self._contents.forget(parameters_of(optimizer))
-
-    def before_update(self, _scale: Any) -> None:
+    def before_update(self) -> None:
         """The scale is about to change: see whether gradients are waiting that it would not fit."""
         states = self._scaler._per_optimizer_states  # noqa: SLF001 - no public name for it
         stepped = {key for key, s in states.items() if s["stage"].name == STEPPED}
@@ -247,17 +258,9 @@ class GradientUseSensor:
                 self._contents.set(others, frozenset({self._roots.number}))
             self._scales.note(self._roots.number, self._scaler)
 
-    def after_update(self, _scale: Any) -> None:
-        """The scale may be another one."""
-        self._roots.updated()
-        self._direct.clear()
-        self._since_update.clear()
-        self._sources.clear()
-        self._doubts.settle()
-
     # What is in the gradients when they are used.
 
-    def _judge(self, optimizer: Optimizer) -> None:
+    def judge(self, optimizer: Optimizer) -> None:
         """Look at what is about to be unscaled, or, after ``unscale_``, stepped."""
         self._trained.meet(optimizer)
         stage = stage_of(self._scaler, optimizer)
@@ -343,7 +346,7 @@ class GradientUseSensor:
             self._observe(
                 ScaledStep(self._step(), index, scale_on_host(scaler), len(found), user_source())
             )
-        self._use_up(optimizer)
+        self.use_up(optimizer)
 
     def zeroed(self, owner: Optimizer | nn.Module) -> None:
         """Gradients were set to zero or to ``None``."""

@@ -34,10 +34,11 @@ class Account:
 
     _depths: ClassVar[dict[int, int]] = {}
 
-    __slots__ = ("_began_ns", "_ended_ns", "_running")
+    __slots__ = ("_began_ns", "_counted", "_ended_ns", "_running")
 
     def __init__(self) -> None:
         self._running = Lock()
+        self._counted = 0
         self._began_ns = self._ended_ns = 0
 
     @property
@@ -51,23 +52,25 @@ class Account:
         running = perf_counter_ns() - self._began_ns if self._running.locked() else 0
         return self._ended_ns + running
 
-    def enter(self) -> bool:
-        """A guarded call begins; return whether it is the outermost of all threads."""
-        me = get_ident()
+    def enter(self, me: int) -> bool:
+        """A guarded call of thread ``me`` begins; return whether it is the outermost of all."""
         self._depths[me] = self._depths.get(me, 0) + 1
-        outermost = self._running.acquire(blocking=False)
-        if outermost:
-            self._began_ns = perf_counter_ns()
-        return outermost
+        if self._counted == me or not self._running.acquire(False):  # noqa: FBT003 - half the time
+            return False
+        self._counted = me
+        self._began_ns = perf_counter_ns()
+        return True
 
-    def leave(self, *, outermost: bool) -> None:
-        """A guarded call ends."""
-        me = get_ident()
-        self._depths[me] -= 1
-        if not self._depths[me]:
+    def leave(self, me: int, outermost: bool) -> None:  # noqa: FBT001 - likewise
+        """A guarded call of thread ``me`` ends."""
+        depth = self._depths[me] - 1
+        if depth:
+            self._depths[me] = depth
+        else:
             del self._depths[me]
         if outermost:
             self._ended_ns += perf_counter_ns() - self._began_ns
+            self._counted = 0
             self._running.release()
 
 
@@ -79,7 +82,7 @@ class _OncePerThread:
     def __init__(self) -> None:
         self._holders: set[int] = set()
 
-    def acquire(self, *, blocking: bool) -> bool:  # noqa: ARG002 - as of a lock
+    def acquire(self, blocking: bool) -> bool:  # noqa: ARG002, FBT001 - as of a lock
         """Return whether the calling thread did not hold it; it does now. Never blocks."""
         me = get_ident()
         if me in self._holders:
@@ -143,11 +146,11 @@ class Guard:
         """
         if self.errors:
             return None
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(False):  # noqa: FBT003 - half the time that a keyword takes
             self.missed += not self._is_thread_safe and self._thread != get_ident()
             return None
-        self._thread = get_ident()
-        outermost = self._account.enter()
+        me = self._thread = get_ident()
+        outermost = self._account.enter(me)
         try:
             return work(*arguments)
         except Exception as error:  # noqa: BLE001 - the fail-open boundary
@@ -156,7 +159,7 @@ class Guard:
             return None
         finally:
             self._lock.release()
-            self._account.leave(outermost=outermost)
+            self._account.leave(me, outermost)
 
     def _tell(self, error: Exception) -> None:
         # A log handler is user code and may raise as well.

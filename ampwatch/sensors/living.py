@@ -1,9 +1,18 @@
-"""The living instances of a class, by way of the garbage collector."""
+"""What still lives: behind weak references, and of a class, by way of the garbage collector."""
 
 from __future__ import annotations
 
 import gc
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import weakref
+    from collections.abc import Iterable
+
+
+def alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
+    """Return what weak references still refer to."""
+    return [thing for reference in references if (thing := reference()) is not None]
 
 
 def instances_of(base: type) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ class Names:
 
         Cost: about 0.2 us a parameter; one walk over the models when a parameter is new.
         """
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = parameters_of(optimizer)
         if not all(self._knows(p) for p in parameters):
             self._learn()
             for number, p in enumerate(parameters):
@@ -84,6 +84,11 @@ class Names:
             model = reference()
             if model is not None:
                 yield (f"{number}." if several else "", model)
+
+
+def parameters_of(optimizer: Optimizer) -> list[Any]:
+    """Return the parameters of an optimizer."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def module_of(name: str) -> str:

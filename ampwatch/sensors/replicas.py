@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ampwatch.diagnosis.observations import ReplicaVerdicts
+from ampwatch.sensors.names import parameters_of
+from ampwatch.sensors.opvalues import is_plain
 from ampwatch.sensors.readback import host_scalar
 from ampwatch.sensors.taps import Listener, listen
 
@@ -130,39 +132,38 @@ class ReplicaSensor:
 
     def install(self) -> None:
         """Listen to ``step`` and ``update`` of any scaler."""
-        run = self._guard.run
         self._listeners = [
-            listen(
-                torch.amp.GradScaler,
-                "step",
-                before=lambda scaler, args, kwargs: run(self.before_step, scaler, args, kwargs),
-            ),
-            listen(
-                torch.amp.GradScaler,
-                "update",
-                before=lambda scaler, _args, _kwargs: run(self.before_update, scaler),
-            ),
+            listen(torch.amp.GradScaler, "step", before=self._on_step),
+            listen(torch.amp.GradScaler, "update", before=self._on_update),
         ]
+
+    def _on_step(self, scaler: Any, args: Any, kwargs: Any) -> None:
+        if not self._is_over:
+            self._guard.run(self.before_step, scaler, args, kwargs)
+
+    def _on_update(self, scaler: Any, _args: Any, _kwargs: Any) -> None:
+        if not self._is_over:
+            self._guard.run(self.before_update, scaler)
 
     def remove(self) -> None:
         """Stop listening."""
         for listener in self._listeners:
             listener.remove()
         self._listeners.clear()
-        if self._untold is not None:
-            self._observe(self._untold)
-            self._untold = None
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            self._observe(untold)
         self._replicas.clear()
 
     def before_step(
         self, scaler: torch.amp.GradScaler, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """A scaler is about to step an optimizer."""
-        if self._is_over or not scaler.is_enabled():
+        if not scaler.is_enabled():
             return
         optimizer = args[0] if args else kwargs["optimizer"]
+        self._tell()
         with self._lock:
-            self._tell()
             replica = self._replicas.get(scaler)
             if scaler not in self._replicas:
                 replica = self._replicas[scaler] = self._new(optimizer)
@@ -172,8 +173,8 @@ class ReplicaSensor:
                 replica.pending = _sample(optimizer)
 
     def _new(self, optimizer: Optimizer) -> _Replica | None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        plain = len(parameters) <= MAX_PARAMETERS and all(_is_plain(p) for p in parameters)
+        parameters = parameters_of(optimizer)
+        plain = len(parameters) <= MAX_PARAMETERS and all(_is_on_host(p) for p in parameters)
         if not plain or len(self._replicas) >= MAX_REPLICAS or not _is_varied(parameters):
             return None
         shapes = tuple((tuple(p.shape), p.dtype) for p in parameters)
@@ -185,21 +186,23 @@ class ReplicaSensor:
 
     def before_update(self, scaler: torch.amp.GradScaler) -> None:
         """A scaler has its verdict, and is about to forget it."""
-        if self._is_over:
-            return
         with self._lock:
-            replica = self._replicas.get(scaler)
-            if replica is None or replica.pending is None:
-                if scaler is self._scaler and scaler in self._replicas:
-                    self._is_over = replica is None
-                return
-            step = _step_of(scaler, replica, self._ledger.step)
-            replica.pending = None
-            if step is None:
-                return
-            replica.count += 1
-            replica.steps.append(step)
-            self._compare(scaler, step)
+            self._note(scaler)
+        self._tell()
+
+    def _note(self, scaler: torch.amp.GradScaler) -> None:
+        replica = self._replicas.get(scaler)
+        if replica is None or replica.pending is None:
+            if scaler is self._scaler and scaler in self._replicas:
+                self._is_over = replica is None
+            return
+        step = _step_of(scaler, replica, self._ledger.step)
+        replica.pending = None
+        if step is None:
+            return
+        replica.count += 1
+        replica.steps.append(step)
+        self._compare(scaler, step)
 
     def _compare(self, scaler: torch.amp.GradScaler, step: _Step) -> None:
         watched = self._replicas.get(self._scaler)
@@ -238,13 +241,13 @@ class ReplicaSensor:
                 common_steps=step.number,
                 loss_scale=step.scale,
             )
-            self._tell()
 
     def _tell(self) -> None:
-        # Findings are made in the thread that trains the watched replica.
+        # Findings are made in the thread that trains the watched replica, and without the lock:
+        # what the user does with one may step a scaler.
         if self._untold is not None and get_ident() == self._ledger.thread:
-            self._observe(self._untold)
-            self._untold = None
+            untold, self._untold = self._untold, None
+            self._observe(untold)
 
 
 def _step_of(scaler: torch.amp.GradScaler, replica: _Replica, iteration: int) -> _Step | None:
@@ -260,13 +263,8 @@ def _step_of(scaler: torch.amp.GradScaler, replica: _Replica, iteration: int) ->
     return _Step(replica.count, replica.pending, host_scalar(scale), found_inf, iteration)
 
 
-def _is_plain(parameter: torch.Tensor) -> bool:
-    return (
-        type(parameter) in (torch.Tensor, torch.nn.Parameter)
-        and parameter.device.type == "cpu"
-        and parameter.layout is torch.strided
-        and parameter.is_contiguous()
-    )
+def _is_on_host(parameter: torch.Tensor) -> bool:
+    return parameter.device.type == "cpu" and is_plain(parameter) and parameter.is_contiguous()
 
 
 def _bytes(parameter: torch.Tensor) -> bytes:
@@ -284,10 +282,9 @@ def _bytes(parameter: torch.Tensor) -> bytes:
 def _sample(optimizer: Optimizer) -> int:
     """Return a checksum of a part of each parameter."""
     checksum = 0
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if _is_plain(parameter):
-                checksum = zlib.crc32(_bytes(parameter), checksum)
+    for parameter in parameters_of(optimizer):
+        if _is_on_host(parameter):
+            checksum = zlib.crc32(_bytes(parameter), checksum)
     return checksum
 
 

@@ -42,6 +42,10 @@ class Doubts:
         self._observe = observe
         self._open: list[Doubt] = []
 
+    def __bool__(self) -> bool:
+        """Whether any is open."""
+        return bool(self._open)
+
     def add(self, doubt: Doubt) -> None:
         """Take in a doubt, and settle it at once if that is possible."""
         self._open = [*self._open[-MOST_DOUBTS + 1 :], doubt]

@@ -71,18 +71,14 @@ class ScalerSuccession:
         self._restored: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._loaded: weakref.WeakSet[torch.amp.GradScaler] = weakref.WeakSet()
         self._strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._newest: Callable[[], Optimizer | None] = lambda: None
         self._listeners: list[Listener] = []
 
     def install(self) -> None:
         """Listen to steps and to states that are loaded, of any scaler."""
         run = self._guard.run
         self._listeners = [
-            listen(
-                torch.amp.GradScaler,
-                "step",
-                before=lambda scaler, args, kwargs: run(self.before_step, scaler, args, kwargs),
-                after=lambda scaler, args, kwargs: run(self.after_step, scaler, args, kwargs),
-            ),
+            listen(torch.amp.GradScaler, "step", before=self._on_step, after=self._on_step_end),
             listen(
                 torch.amp.GradScaler,
                 "load_state_dict",
@@ -101,6 +97,16 @@ class ScalerSuccession:
             listener.remove()
         self._listeners.clear()
         self._parameters.clear()
+
+    def _on_step(self, scaler: Any, args: Any, kwargs: Any) -> None:
+        # Nearly always the same scaler steps the same optimizer once more.
+        is_known = scaler is self._current and args and self._newest() is args[0]
+        if not is_known:
+            self._guard.run(self.before_step, scaler, args, kwargs)
+
+    def _on_step_end(self, scaler: Any, _args: Any, _kwargs: Any) -> None:
+        if self._is_taking_over:
+            self._guard.run(self.after_step, scaler)
 
     def loaded(self, scaler: torch.amp.GradScaler) -> None:
         """A state was loaded into a scaler."""
@@ -133,9 +139,9 @@ class ScalerSuccession:
                 self._meet(optimizer)
                 self._follow(scaler, args, kwargs)
 
-    def after_step(self, scaler: torch.amp.GradScaler, _args: Any, _kwargs: Any) -> None:
+    def after_step(self, scaler: torch.amp.GradScaler) -> None:
         """The step in which a scaler took over has returned."""
-        if self._is_taking_over and scaler is self._current:
+        if scaler is self._current:
             self._is_taking_over = False
             self._ledger.end_scaled_step()
 
@@ -158,6 +164,7 @@ class ScalerSuccession:
             self._observe(change)
         self._is_untouched = False
         self._optimizers.add(optimizer)
+        self._newest = weakref.ref(optimizer)
         for group in optimizer.param_groups:
             self._parameters.update({id(p): weakref.ref(p) for p in group["params"]})
 

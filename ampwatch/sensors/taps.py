@@ -88,20 +88,17 @@ class _Tap:
                 return original(instance, *args, **kwargs)
             listeners = self._listeners
             for listener in listeners:
-                if listener.before is not None and (
+                if (before := listener.before) is not None and (
                     listener.instance is None or listener.instance is instance
                 ):
-                    listener.before(instance, args, kwargs)
+                    before(instance, args, kwargs)
             result = original(instance, *args, **kwargs)
             for listener in listeners:
-                if listener.after is not None and (
-                    listener.instance is None or listener.instance is instance
-                ):
-                    listener.after(instance, args, kwargs)
-                if listener.returned is not None and (
-                    listener.instance is None or listener.instance is instance
-                ):
-                    listener.returned(instance, result)
+                if listener.instance is None or listener.instance is instance:
+                    if (after := listener.after) is not None:
+                        after(instance, args, kwargs)
+                    if (returned := listener.returned) is not None:
+                        returned(instance, result)
             return result
 
         return wrapper

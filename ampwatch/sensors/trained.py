@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ampwatch.sensors.living import alive
+from ampwatch.sensors.names import parameters_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from ampwatch.sensors.names import Names
+from ampwatch.sensors.names import Names
 
 REFRESH_EVERY = 64
 """Times they are asked for after which they are looked up again: sharding and adapters replace
@@ -35,10 +36,14 @@ class Trained:
         self._rests: dict[frozenset[int], list[weakref.ref[Tensor]]] = {}
         self._asked = 0
 
+    def has_met(self, optimizer: object) -> bool:
+        """Whether an optimizer has been taken in."""
+        known = self._optimizers.get(id(optimizer))
+        return known is not None and known() is optimizer
+
     def meet(self, optimizer: Optimizer) -> None:
         """Take in an optimizer."""
-        known = self._optimizers.get(id(optimizer))
-        if known is None or known() is not optimizer:
+        if not self.has_met(optimizer):
             self._optimizers[id(optimizer)] = weakref.ref(optimizer)
             self._parameters.clear()
             self._rests.clear()
@@ -47,11 +52,11 @@ class Trained:
         """Return all parameters. Cost: 0.1 us each."""
         if not self._parameters or self._asked % REFRESH_EVERY == 0:
             ours = {id(p): p for _, p in self._names.parameters()}
-            for optimizer in _alive(self._optimizers.values()):
+            for optimizer in alive(self._optimizers.values()):
                 ours.update({id(p): p for p in parameters_of(optimizer)})
             self._parameters = [weakref.ref(p) for p in ours.values() if p.requires_grad]
         self._asked += 1
-        return _alive(self._parameters)
+        return alive(self._parameters)
 
     def others(self, stepped: frozenset[int]) -> list[Tensor]:
         """Return the parameters of optimizers that were met, but are none of these.
@@ -73,13 +78,4 @@ class Trained:
             if len(self._rests) >= MOST_RESTS:
                 self._rests.clear()
             self._rests[stepped] = [weakref.ref(p) for key, p in rest.items() if key not in gone]
-        return _alive(self._rests[stepped])
-
-
-def parameters_of(optimizer: Optimizer) -> list[Any]:
-    """Return the parameters of an optimizer."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
-    return [thing for reference in references if (thing := reference()) is not None]
+        return alive(self._rests[stepped])

@@ -14,6 +14,7 @@ from torch.nn.modules import module as module_state
 from torch.optim import optimizer as optimizer_state
 
 import ampwatch
+from ampwatch.records import Severity
 from ampwatch.sensors import taps
 from tests.training import Net, Run, adamw, scaler
 
@@ -109,6 +110,43 @@ def test_a_nan_in_an_activation_reaches_the_loss() -> None:
     assert [i for i, loss in enumerate(run.losses) if math.isnan(loss)] == [7, 8]
     assert all(inside)
     assert injection.planted == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [("inf_activation", "forward_overflow"), ("nan_activation", "forward_nan_underflow")],
+)
+@pytest.mark.parametrize(
+    ("level", "steps", "module", "scaled"),
+    [
+        ("deep", 1, "norm", True),
+        ("deep", 1, "last", False),
+        ("deep", 4, "", True),
+        ("standard", 4, "norm", True),
+        ("standard", 4, "last", False),
+    ],
+)
+def test_a_planted_activation_is_found_in_its_module(
+    fault: str,
+    kind: str,
+    level: str,
+    steps: int,
+    module: str,
+    scaled: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    """The diagnosis names the module, the iteration and an op: that is what is to be proven."""
+    run = healthy(steps=30, scaled=scaled)
+    with watched(run, level=level) as watch:
+        ampwatch.inject(watch, fault, module=module, step=22, steps=steps)
+        run.loop()
+
+    (found,) = [f for f in watch.findings if f.kind == kind]
+    assert found.where == module
+    assert found.op
+    assert found.first_step == 22
+    assert found.evidence["injected"] == 1.0
+    if steps > 1:
+        assert found.severity is Severity.CRITICAL
 
 
 class Pair(NamedTuple):

@@ -301,9 +301,14 @@ def test_it_ends_with_the_monitor() -> None:
         ({"kind": "inf_grad", "parameter": "last.weight"}, "requires_grad is False"),
         ({"kind": "nan_activation", "module": "nrm"}, "did you mean 'norm'"),
         ({"kind": "stalled_step", "module": "norm"}, "`module`: expected none"),
-        ({"kind": "stalled_step", "seconds": math.nan}, "expected a time >= 0"),
+        ({"kind": "stalled_step", "seconds": math.nan}, "expected a number >= 0"),
+        ({"kind": "stalled_step", "seconds": "1"}, "`seconds`: expected a number >= 0, got '1'"),
+        ({"kind": "collapsed_scale", "seconds": 2.0}, "`seconds`: expected none"),
         ({"kind": "stalled_step", "steps": 0}, ">= 1"),
-        ({"kind": "stalled_step", "step": -1}, "expected 0 or later"),
+        ({"kind": "stalled_step", "steps": 1.5}, "`steps`: expected a whole number >= 1, got 1.5"),
+        ({"kind": "stalled_step", "step": -1}, ">= 0"),
+        ({"kind": "stalled_step", "step": "3"}, "`step`: expected a whole number >= 0, got '3'"),
+        ({"kind": "stalled_step", "step": math.nan}, "`step`: expected a whole number"),
     ],
 )
 def test_what_cannot_be_planted_is_refused_and_leaves_nothing(
@@ -325,6 +330,12 @@ def test_a_scale_cannot_collapse_without_a_scaler() -> None:
     run = healthy(scaled=False)
     with watched(run) as watch, pytest.raises(ampwatch.SettingsError, match="GradScaler"):
         ampwatch.inject(watch, "collapsed_scale")
+
+
+def test_what_is_no_monitor_is_refused() -> None:
+    """The model is a likely slip."""
+    with pytest.raises(ampwatch.SettingsError, match="expected what ampwatch"):
+        ampwatch.inject(Net(), "collapsed_scale")  # type: ignore[arg-type]
 
 
 def test_a_closed_monitor_takes_no_fault() -> None:

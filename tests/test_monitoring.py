@@ -480,6 +480,7 @@ def test_a_report_of_an_open_run_says_the_same_in_all_formats() -> None:
     counts = []
     for formats in (["html", "json", "text"], ["text", "html", "json"]):
         run = build("fp16-foreach")
+        run.steps = 60  # long enough that some wait to be judged
         with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
             run.loop()
             told = {name: watch.report(name) for name in formats}  # type: ignore[arg-type]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from ampwatch.arguments import check_callable
 from ampwatch.catalog.vocabulary import KINDS
-from ampwatch.errors import SettingsError
+from ampwatch.errors import SettingsError, StateError
 from ampwatch.records import Finding, Severity
 from ampwatch.sensors.guard import Guard
 
@@ -19,6 +20,16 @@ Callback = Callable[[Finding], None]
 
 SEVERITIES = tuple(Severity)
 """From harmless to bad."""
+
+_Factory = TypeVar("_Factory", bound=Callable[..., Any])
+
+_factories: list[Callable[..., Any]] = []
+
+
+def makes_callback(factory: _Factory) -> _Factory:
+    """Mark a function that makes a callback, and is none itself."""
+    _factories.append(factory)
+    return factory
 
 
 class Action:
@@ -34,6 +45,26 @@ class Action:
 
     min_severity: ClassVar[Severity] = Severity.INFO
     wants_safe_point: ClassVar[bool] = False
+
+    _taken_by: RunIdentity | None = None
+
+    def take(self, identity: RunIdentity) -> None:
+        """Open it for a run, unless it is open for that already.
+
+        Raises:
+            StateError: If it is open for another run: what it has noted is of one.
+        """
+        if self._taken_by is identity:
+            return
+        if self._taken_by is not None:
+            msg = f"expected an action that no other open monitor has, got {self!r} of run {self._taken_by.run!r}; make one for each monitor"
+            raise StateError(msg)
+        self._taken_by = identity
+        self.open(identity)
+
+    def let_go(self) -> None:
+        """The run is over; another may take it."""
+        self._taken_by = None
 
     def open(self, identity: RunIdentity) -> None:
         """It was handed to ``on_finding`` of this run. Raises nothing."""
@@ -63,7 +94,7 @@ class Subscription:
         kinds: The kinds it is told of; all if ``None``.
 
     Raises:
-        SettingsError: If a severity or a kind does not exist.
+        SettingsError: If the callback cannot be called, or a severity or a kind does not exist.
     """
 
     def __init__(
@@ -72,11 +103,14 @@ class Subscription:
         min_severity: Severity | str | None = None,
         kinds: Iterable[str] | None = None,
     ) -> None:
+        _check_callback(callback)
         self.action = callback if isinstance(callback, Action) else None
         default = Action if self.action is None else type(self.action)
         self._callback = callback
         self._guard = Guard(f"on_finding {callback!r}")
-        self._least = SEVERITIES.index(_severity(min_severity or default.min_severity))
+        self._least = SEVERITIES.index(
+            _severity(default.min_severity if min_severity is None else min_severity)
+        )
         self._kinds = None if kinds is None else _checked_kinds(kinds)
         self._told: set[str] = set()
 
@@ -95,6 +129,17 @@ class Subscription:
         self._guard.run(self._callback, finding)
 
 
+def _check_callback(given: Any) -> None:
+    name = getattr(given, "__name__", "")
+    if any(given is factory for factory in _factories):
+        msg = f"`callback`: expected a function that takes a finding, got actions.{name}, which makes one; write actions.{name}(...)"
+        raise SettingsError(msg)
+    if isinstance(given, type) and issubclass(given, Action):
+        msg = f"`callback`: expected an action, got its class {name}; call it first"
+        raise SettingsError(msg)
+    check_callable("callback", given, "ampwatch.actions has ready ones")
+
+
 def _severity(given: Severity | str) -> Severity:
     try:
         return Severity(given)
@@ -108,10 +153,14 @@ def _checked_kinds(given: Iterable[str]) -> frozenset[str]:
     if isinstance(given, str):
         msg = f"`kinds`: expected several kinds of findings, got {given!r}; write kinds=[{given!r}]"
         raise SettingsError(msg)
-    kinds = frozenset(given)
+    listed = list(given) if isinstance(given, Iterable) else []
+    if not listed or not all(isinstance(kind, str) for kind in listed):
+        msg = f"`kinds`: expected several kinds of findings, got {given!r}; write kinds=['scale_collapse'], or leave it out for all"
+        raise SettingsError(msg)
+    kinds = frozenset(listed)
     for kind in sorted(kinds - set(KINDS)):
         near = get_close_matches(kind, KINDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "README.md lists them"
+        hint = f"did you mean {near[0]!r}?" if near else "docs/diagnoses/README.md lists them"
         msg = f"`kinds`: expected kinds of findings, got {kind!r}; {hint}"
         raise SettingsError(msg)
     return kinds

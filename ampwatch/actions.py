@@ -12,9 +12,10 @@ None of them changes what the training computes. Only ``stop`` ends it, and only
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ampwatch.acting import Action
+from ampwatch.acting import Action, makes_callback
+from ampwatch.arguments import check_callable, check_count, check_headers, check_number
 from ampwatch.errors import SettingsError, StopTraining
 from ampwatch.records import Severity
 from ampwatch.webhook import Webhook
@@ -36,6 +37,7 @@ _LOG_LEVELS = {
 }
 
 
+@makes_callback
 def log(target: logging.Logger | str) -> Callback:
     """Write each finding to a logger of yours, ``info`` ones included.
 
@@ -47,7 +49,14 @@ def log(target: logging.Logger | str) -> Callback:
 
     Returns:
         What ``on_finding`` takes.
+
+    Raises:
+        SettingsError: If it is neither.
     """
+    given: Any = target
+    if not isinstance(given, (str, logging.Logger, logging.LoggerAdapter)):
+        msg = f"`target`: expected a logger or its name, got {target!r}; write actions.log('my.logger')"
+        raise SettingsError(msg)
     out = logging.getLogger(target) if isinstance(target, str) else target
 
     def action(finding: Finding) -> None:
@@ -63,6 +72,7 @@ def log(target: logging.Logger | str) -> Callback:
     return action
 
 
+@makes_callback
 def webhook(
     url: str,
     *,
@@ -97,21 +107,14 @@ def webhook(
     Cost:
         About 50 us a finding on the training thread.
     """
-    for name, value, least in (
-        ("retries", retries, 0),
-        ("queue_size", queue_size, 1),
-        ("backoff_seconds", backoff_seconds, 0),
-        ("close_seconds", close_seconds, 0),
-    ):
-        if not value >= least:
-            msg = f"`{name}`: expected a value >= {least}, got {value!r}"
-            raise SettingsError(msg)
-    if not timeout_seconds > 0:
-        msg = f"`timeout_seconds`: expected a value > 0, got {timeout_seconds!r}"
-        raise SettingsError(msg)
+    check_count("retries", retries, least=0)
+    check_count("queue_size", queue_size, least=1)
+    check_number("backoff_seconds", backoff_seconds, least=0)
+    check_number("close_seconds", close_seconds, least=0)
+    check_number("timeout_seconds", timeout_seconds, above=0)
     return Webhook(
         url,
-        headers=headers or {},
+        headers=check_headers(headers),
         timeout_seconds=timeout_seconds,
         retries=retries,
         backoff_seconds=backoff_seconds,
@@ -120,6 +123,7 @@ def webhook(
     )
 
 
+@makes_callback
 def checkpoint(save: Callback, *, min_steps: int = 100) -> Action:
     """Have ``save(finding)`` called between two iterations, on the training thread.
 
@@ -138,12 +142,12 @@ def checkpoint(save: Callback, *, min_steps: int = 100) -> Action:
     Raises:
         SettingsError: If an argument is not usable.
     """
-    if not callable(save) or not min_steps >= 0:
-        msg = f"`save`, `min_steps`: expected a function and a number >= 0, got {save!r} and {min_steps!r}"
-        raise SettingsError(msg)
+    check_callable("save", save, "write checkpoint(lambda finding: ...)")
+    check_count("min_steps", min_steps, least=0)
     return _Checkpoint(save, min_steps)
 
 
+@makes_callback
 def stop() -> Action:
     """End the training by an exception, ``ampwatch.StopTraining``.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -77,7 +78,9 @@ class ActivationFault:
     """The first floating-point tensor of a module's output becomes ``value`` throughout.
 
     By PyTorch's global forward hook, so that nothing is on the module, and ahead of the others, so that
-    sensors see it as the module's own. One addition makes it; its gradient passes unchanged.
+    sensors see it as the module's own. Made by ops whose inputs are finite, as in the fault that it
+    stands for: a number that the program writes down as infinite is taken for meant. Its gradient passes
+    unchanged.
     """
 
     def __init__(self, module: nn.Module, value: float, guard: Guard) -> None:
@@ -99,8 +102,8 @@ class ActivationFault:
             if found is None or not due():
                 return None
             # Outside of the guard: what sensors do there is hidden from the op tracer, and
-            # this one op has to be seen.
-            planted = found + self._value
+            # these ops have to be seen.
+            planted = found + _made_by_ops(found, self._value)
             return self._guard.run(_with, output, found, planted)
 
         self._handle = register_module_forward_hook(after)
@@ -113,6 +116,15 @@ class ActivationFault:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+
+
+def _made_by_ops(like: Tensor, value: float) -> Tensor:
+    """Return NaN or infinity in the shape of ``like``, computed from finite numbers."""
+    if math.isnan(value):
+        zeros = torch.zeros_like(like, requires_grad=False)
+        return zeros / zeros
+    largest = torch.full_like(like, torch.finfo(like.dtype).max, requires_grad=False)
+    return largest * 2.0
 
 
 def _first_floating(output: Any) -> Tensor | None:

@@ -8,8 +8,10 @@ import time
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from ampwatch.arguments import check_count, check_number
 from ampwatch.errors import SettingsError, StateError
 from ampwatch.faults import ActivationFault, Fault, GradientFault, StallFault
+from ampwatch.monitoring import Monitor
 from ampwatch.sensors.guard import Guard
 from ampwatch.sensors.names import Names
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ampwatch.instruments import Instruments
-    from ampwatch.monitoring import Monitor
     from ampwatch.records import Finding
 
 logger = logging.getLogger("ampwatch")
@@ -31,6 +32,8 @@ KINDS = (*GRADIENT, *ACTIVATION, "collapsed_scale", "stalled_step")
 
 COLLAPSE_STEPS = 12
 """Halvings that nobody takes for calibration or a growth probe: a factor of 4096."""
+
+STALL_SECONDS = 5.0
 
 AFTERMATH_STEPS = 20
 """A finding that is first seen so many iterations after the fault may still come from it."""
@@ -47,7 +50,7 @@ def inject(
     module: str | None = None,
     step: int | None = None,
     steps: int | None = None,
-    seconds: float = 5.0,
+    seconds: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Injection:
     """Plant a fault in a watched training, so that you can see what it sets off.
@@ -68,7 +71,7 @@ def inject(
         module: Qualified name, as in ``model.named_modules()``, likewise.
         step: The iteration, counted as in ``watch.last_step``; the open one if ``None``.
         steps: How many iterations; 1 if ``None``, and ``COLLAPSE_STEPS`` for ``collapsed_scale``.
-        seconds: The wait of ``stalled_step``. Unit: s.
+        seconds: The wait of ``stalled_step``; 5 if ``None``. Unit: s.
         sleep: Waits; tests hand in their own.
 
     Returns:
@@ -85,21 +88,25 @@ def inject(
     """
     instruments = _open_instruments(watch)
     guard = Guard(f"inject {kind}")
+    if steps is None:
+        steps = COLLAPSE_STEPS if kind == "collapsed_scale" else 1
+    check_count("steps", steps, least=1)
+    first = instruments.step if step is None else step
+    check_count("step", first, least=0)
     given = {"parameter": parameter, "module": module}
     _check_names(kind, given)
     fault: Fault
     if kind == "stalled_step":
-        fault, place = _stall(watch, seconds, sleep), f" of {seconds:g} s"
+        wait = STALL_SECONDS if seconds is None else seconds
+        check_number("seconds", wait, least=0)
+        fault, place = _stall(watch, wait, sleep), f" of {wait:g} s"
+    elif seconds is not None:
+        msg = f"`seconds`: expected none for {kind!r}, got {seconds!r}; it is how long 'stalled_step' waits"
+        raise SettingsError(msg)
     else:
         fault, place = _fault(watch, kind, parameter or module or "", guard)
-    first = instruments.step if step is None else step
     if first < instruments.step:
         msg = f"`step`: expected {instruments.step} or later, which is the open iteration, got {step!r}"
-        raise SettingsError(msg)
-    if steps is None:
-        steps = COLLAPSE_STEPS if kind == "collapsed_scale" else 1
-    if steps < 1:
-        msg = f"`steps`: expected a number of iterations >= 1, got {steps!r}"
         raise SettingsError(msg)
     injection = Injection(instruments, fault, f"{kind}{place}", range(first, first + steps))
     instruments.add(injection)
@@ -190,7 +197,10 @@ class Injection:
             self.remove()
 
 
-def _open_instruments(watch: Monitor) -> Instruments:
+def _open_instruments(watch: Any) -> Instruments:
+    if not isinstance(watch, Monitor):
+        msg = f"`watch`: expected what ampwatch.monitor() has returned, got {watch!r}"
+        raise SettingsError(msg)
     if watch.closed:
         msg = f"expected an open monitor, got {watch!r}; inject between monitor() and close(), at a level other than off"
         raise StateError(msg)
@@ -232,9 +242,6 @@ def _fault(watch: Monitor, kind: str, name: str, guard: Guard) -> tuple[Fault, s
 
 
 def _stall(watch: Monitor, seconds: float, sleep: Callable[[float], None]) -> StallFault:
-    if not 0 <= seconds < math.inf:
-        msg = f"`seconds`: expected a time >= 0, got {seconds!r}"
-        raise SettingsError(msg)
     instruments, scaler = watch._instruments, watch._scaler  # noqa: SLF001
     return StallFault(scaler, seconds, sleep, lambda: instruments.step)
 

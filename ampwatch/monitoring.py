@@ -214,14 +214,14 @@ class Monitor:
         ``ampwatch.actions`` has ready ones, also for what has to wait for the end of the step.
 
         Args:
-            callback: A function, or an action of ``ampwatch.actions``.
+            callback: A function, or an action of ``ampwatch.actions``, made for this monitor alone.
             min_severity: ``info``, ``warning`` or ``critical``; findings below are left out until
                 they become as bad. An action has a choice of its own, a function takes all.
             kinds: Kinds of findings, all others are left out.
 
         Raises:
-            StateError: If the monitor is closed.
-            SettingsError: If a severity or a kind does not exist.
+            StateError: If the monitor is closed, or another open monitor has the action already.
+            SettingsError: If ``callback`` cannot be called, or a severity or a kind does not exist.
         """
         self._require_open()
         subscription = Subscription(callback, min_severity, kinds)
@@ -252,6 +252,8 @@ class Monitor:
         if format not in ("json", "html"):
             msg = f"expected `format` to be text, json or html, got {format!r}"
             raise ValueError(msg)
+        # What catching up learns belongs to the evidence, too.
+        self._instruments.catch_up()
         box = self._outlet.evidence() or Box(self.identity, written_ns=time.time_ns())
         box.findings = list(self.findings)
         self._describe(box)

@@ -131,9 +131,13 @@ class Outlet:
             subscription.tell(finding, new=new)
 
     def subscribe(self, subscription: Subscription, identity: RunIdentity) -> None:
-        """Tell ``subscription`` of the findings it wants, until it raises."""
+        """Tell ``subscription`` of the findings it wants, until it raises.
+
+        Raises:
+            StateError: If its action is another open monitor's.
+        """
         if subscription.action is not None:
-            subscription.action.open(identity)
+            subscription.action.take(identity)
         self._subscriptions.append(subscription)
 
     def settle(self, step: int) -> None:
@@ -147,7 +151,8 @@ class Outlet:
             raise stop
 
     def _actions(self) -> list[Action]:
-        return [s.action for s in self._subscriptions if s.action is not None]
+        # One that was handed in twice, with two filters, is one.
+        return list(dict.fromkeys(s.action for s in self._subscriptions if s.action is not None))
 
     def close(self, state: RunState, reason: str) -> None:
         """Write the last record and the last report, let go of the ring, have the actions finish."""
@@ -161,6 +166,7 @@ class Outlet:
         finally:
             for action in self._actions():
                 self._acting.run(action.close)
+                action.let_go()
             self._subscriptions.clear()
 
     def _close_ring(self, end: EndRecord) -> None:

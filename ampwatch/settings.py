@@ -43,6 +43,7 @@ COMPILED_CENSUSES = ("window", "force_eager")
 GPU_SOURCES = ("auto", "off", "demo")
 SWITCH = ("off", "on")
 ENVIRONMENT_PREFIX = "AMPWATCH_"
+DIRECTORIES = ("runtime_dir", "ring_dir", "report_dir")
 MAX_NAME_LENGTH = 64
 
 logger = logging.getLogger("ampwatch")
@@ -259,6 +260,9 @@ class Settings:
                 values[name] = _checked(f"`{name}`", given[name], spec.default, spec.metadata)
             elif environ.get(variable, "") != "":
                 values[name] = _checked(variable, environ[variable], spec.default, spec.metadata)
+        for name in DIRECTORIES:
+            # A program that changes its directory later has one place for its reports, all the same.
+            values[name] = os.path.abspath(values[name]) if values.get(name) else ""  # noqa: PTH100 - text, as given
         settings = cls(**values)
         _check_words(settings)
         _warn_of_strangers(environ, known)

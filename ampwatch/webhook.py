@@ -93,7 +93,7 @@ class Webhook(Action):
             "host": identity.host,
             "pid": identity.pid,
         }
-        if self._thread is None:
+        if not self._is_working:
             self._queue = Queue(self._queue.maxsize)
             self._ending.clear()
 
@@ -104,10 +104,16 @@ class Webhook(Action):
         except Full:
             self.dropped += 1
             return
-        if self._thread is None:
+        if not self._is_working:
             self._pid = os.getpid()
             self._thread = Thread(target=self._work, name="ampwatch-webhook", daemon=True)
             self._thread.start()
+
+    @property
+    def _is_working(self) -> bool:
+        """Whether its thread takes findings; that of the parent of a fork is left to that."""
+        thread = self._thread
+        return thread is not None and (self._pid != os.getpid() or thread.is_alive())
 
     def close(self) -> None:
         """Send what is left, one attempt each, for ``close_seconds`` at most."""
@@ -180,8 +186,10 @@ class Webhook(Action):
             return (reason.strerror if isinstance(reason, OSError) else "") or type(
                 reason
             ).__name__, False
-        except (OSError, HTTPException, ValueError) as error:
-            return type(error).__name__, isinstance(error, ValueError)
+        except (OSError, HTTPException) as error:
+            return type(error).__name__, False
+        except Exception as error:  # noqa: BLE001 - it would end the thread, and with it all that is to come
+            return type(error).__name__, True
 
 
 def _checked(url: str) -> str:

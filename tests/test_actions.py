@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -129,6 +130,10 @@ def test_a_finding_that_gets_worse_is_told_when_it_is_bad_enough() -> None:
         ({"min_severity": "fatal"}, "expected one of info, warning, critical, got 'fatal'"),
         ({"kinds": ["scale_colapse"]}, "did you mean 'scale_collapse'"),
         ({"kinds": "scale_collapse"}, r"write kinds=\['scale_collapse'\]"),
+        ({"kinds": []}, "expected several kinds of findings, got"),
+        ({"kinds": 3}, "expected several kinds of findings, got 3"),
+        ({"kinds": [1]}, "expected several kinds of findings, got"),
+        ({"min_severity": ""}, "expected one of info, warning, critical, got ''"),
     ],
 )
 def test_a_filter_that_can_never_match_is_refused(options: dict[str, Any], words: str) -> None:
@@ -364,6 +369,18 @@ def test_nobody_at_the_address_is_a_line_in_the_log(caplog: pytest.LogCaptureFix
         ({"url": "http://example.com", "timeout_seconds": 0}, "> 0"),
         ({"url": "http://example.com", "queue_size": 0}, ">= 1"),
         ({"url": "http://example.com", "retries": -1}, ">= 0"),
+        ({"url": "http://example.com", "retries": "3"}, "`retries`: expected a whole number"),
+        ({"url": "http://example.com", "retries": 1.5}, "`retries`: expected a whole number"),
+        ({"url": "http://example.com", "queue_size": math.inf}, "`queue_size`: expected a whole"),
+        ({"url": "http://example.com", "timeout_seconds": None}, "`timeout_seconds`: expected a"),
+        ({"url": "http://example.com", "headers": ["SECRET"]}, "expected a mapping"),
+        (
+            {"url": "http://example.com", "headers": {"Authorization": None}},
+            "'Authorization', got a NoneType; if it comes from an environment variable",
+        ),
+        ({"url": "http://example.com", "headers": {"X": "b\nSECRET"}}, "one line"),
+        ({"url": "http://example.com", "headers": {"X\r\nY": "SECRET"}}, "one line"),
+        ({"url": "http://example.com", "headers": {"X": "\u2026SECRET"}}, "Latin-1"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any], words: str) -> None:
@@ -372,6 +389,104 @@ def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any], words: s
         actions.webhook(**arguments)
 
     assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("level", ["light", "off"])
+@pytest.mark.parametrize(
+    ("callback", "words"),
+    [
+        (actions.stop, r"got actions\.stop, which makes one; write actions\.stop\("),
+        (actions.webhook, r"write actions\.webhook\("),
+        (type(actions.stop()), "call it first"),
+        (3, "expected a function that takes a finding, got 3"),
+        (None, "got None"),
+    ],
+)
+def test_a_callback_that_could_never_be_called_is_refused(
+    callback: Any, words: str, level: str
+) -> None:
+    """Parentheses that were forgotten would be noticed when the training was not stopped."""
+    run = collapsing()
+    with (
+        ampwatch.monitor(run.models, run.scaler, serve=False, level=level) as watch,
+        pytest.raises(ampwatch.SettingsError, match=words),
+    ):
+        watch.on_finding(callback)
+
+
+@pytest.mark.parametrize("make", [actions.stop, lambda: actions.checkpoint(print)])
+def test_an_action_belongs_to_one_open_monitor(make: Any) -> None:
+    """What it has noted is of one run; after that run another may have it."""
+    first, second, action = collapsing(), collapsing(), make()
+    with (
+        ampwatch.monitor(first.models, first.scaler, serve=False, run="one") as one,
+        ampwatch.monitor(second.models, second.scaler, serve=False, run="two") as two,
+    ):
+        one.on_finding(action, min_severity="critical")
+        one.on_finding(action, kinds=["scheduler_ahead"])
+        with pytest.raises(ampwatch.StateError, match="of run 'one'; make one for each monitor"):
+            two.on_finding(action)
+        one.close()
+        two.on_finding(action)
+
+
+def test_a_webhook_of_a_second_run_tells_of_that_one_alone() -> None:
+    """Under its own name, from the first finding to the last."""
+    names = ["one", "two"]
+    with Server().running() as server:
+        hook = actions.webhook(server.url)
+        for name in names:
+            run = collapsing()
+            with ampwatch.monitor(run.models, run.scaler, serve=False, run=name) as watch:
+                watch.on_finding(hook, min_severity="critical")
+                run.loop()
+
+    assert [body["run"] for body in server.bodies] == names
+    assert (hook.sent, hook.failed, hook.dropped) == (2, 0, 0)
+
+
+def test_an_error_that_nobody_thought_of_ends_no_thread(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The finding is given up and counted, and the next one is sent."""
+    with Server().running() as server:
+        hook = actions.webhook(server.url)
+        with monkeypatch.context() as patched:
+            patched.setattr(hook, "_headers", {"X": None})
+            hook(made())
+            hook.close()
+        hook(made())
+        hook.close()
+
+    assert (hook.sent, hook.failed) == (1, 1)
+    assert "got TypeError" in caplog.text
+
+
+def test_a_thread_that_has_died_is_replaced() -> None:
+    """What it would have sent is not left in the queue."""
+    with Server().running() as server:
+        hook = actions.webhook(server.url)
+        dead = threading.Thread(target=lambda: None)
+        dead.start()
+        dead.join()
+        hook._thread, hook._pid = dead, os.getpid()
+        hook(made())
+        hook.close()
+
+    assert hook.sent == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: actions.checkpoint(print, min_steps="1"), "`min_steps`: expected a whole number"),  # type: ignore[arg-type]
+        (lambda: actions.log(3), "`target`: expected a logger or its name, got 3"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_action_that_cannot_work_is_not_made(make: Any, words: str) -> None:
+    """It says what was expected and what was given."""
+    with pytest.raises(ampwatch.SettingsError, match=words):
+        make()
 
 
 def test_a_checkpoint_needs_a_function() -> None:

@@ -14,6 +14,7 @@ from torch.nn.modules import module as module_state
 from torch.optim import optimizer as optimizer_state
 
 import ampwatch
+from ampwatch.records import Severity
 from ampwatch.sensors import taps
 from tests.training import Net, Run, adamw, scaler
 
@@ -109,6 +110,43 @@ def test_a_nan_in_an_activation_reaches_the_loss() -> None:
     assert [i for i, loss in enumerate(run.losses) if math.isnan(loss)] == [7, 8]
     assert all(inside)
     assert injection.planted == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [("inf_activation", "forward_overflow"), ("nan_activation", "forward_nan_underflow")],
+)
+@pytest.mark.parametrize(
+    ("level", "steps", "module", "scaled"),
+    [
+        ("deep", 1, "norm", True),
+        ("deep", 1, "last", False),
+        ("deep", 4, "", True),
+        ("standard", 4, "norm", True),
+        ("standard", 4, "last", False),
+    ],
+)
+def test_a_planted_activation_is_found_in_its_module(
+    fault: str,
+    kind: str,
+    level: str,
+    steps: int,
+    module: str,
+    scaled: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    """The diagnosis names the module, the iteration and an op: that is what is to be proven."""
+    run = healthy(steps=30, scaled=scaled)
+    with watched(run, level=level) as watch:
+        ampwatch.inject(watch, fault, module=module, step=22, steps=steps)
+        run.loop()
+
+    (found,) = [f for f in watch.findings if f.kind == kind]
+    assert found.where == module
+    assert found.op
+    assert found.first_step == 22
+    assert found.evidence["injected"] == 1.0
+    if steps > 1:
+        assert found.severity is Severity.CRITICAL
 
 
 class Pair(NamedTuple):
@@ -263,9 +301,14 @@ def test_it_ends_with_the_monitor() -> None:
         ({"kind": "inf_grad", "parameter": "last.weight"}, "requires_grad is False"),
         ({"kind": "nan_activation", "module": "nrm"}, "did you mean 'norm'"),
         ({"kind": "stalled_step", "module": "norm"}, "`module`: expected none"),
-        ({"kind": "stalled_step", "seconds": math.nan}, "expected a time >= 0"),
+        ({"kind": "stalled_step", "seconds": math.nan}, "expected a number >= 0"),
+        ({"kind": "stalled_step", "seconds": "1"}, "`seconds`: expected a number >= 0, got '1'"),
+        ({"kind": "collapsed_scale", "seconds": 2.0}, "`seconds`: expected none"),
         ({"kind": "stalled_step", "steps": 0}, ">= 1"),
-        ({"kind": "stalled_step", "step": -1}, "expected 0 or later"),
+        ({"kind": "stalled_step", "steps": 1.5}, "`steps`: expected a whole number >= 1, got 1.5"),
+        ({"kind": "stalled_step", "step": -1}, ">= 0"),
+        ({"kind": "stalled_step", "step": "3"}, "`step`: expected a whole number >= 0, got '3'"),
+        ({"kind": "stalled_step", "step": math.nan}, "`step`: expected a whole number"),
     ],
 )
 def test_what_cannot_be_planted_is_refused_and_leaves_nothing(
@@ -287,6 +330,12 @@ def test_a_scale_cannot_collapse_without_a_scaler() -> None:
     run = healthy(scaled=False)
     with watched(run) as watch, pytest.raises(ampwatch.SettingsError, match="GradScaler"):
         ampwatch.inject(watch, "collapsed_scale")
+
+
+def test_what_is_no_monitor_is_refused() -> None:
+    """The model is a likely slip."""
+    with pytest.raises(ampwatch.SettingsError, match="expected what ampwatch"):
+        ampwatch.inject(Net(), "collapsed_scale")  # type: ignore[arg-type]
 
 
 def test_a_closed_monitor_takes_no_fault() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from torch import nn
 
 import ampwatch
 from ampwatch import outlet
+from ampwatch.blackbox.document import from_json
+from ampwatch.exporters.report import summary_of
 from ampwatch.instruments import Instruments
 from ampwatch.records import (
     EndRecord,
@@ -470,6 +473,32 @@ def test_the_report_says_in_words_what_happened() -> None:
     assert "WARNING  scale_collapse  optimizer:0\n" in report
     assert "Since: step 6; last seen at step 11" in report
     assert "What to change: Find the op that overflows" in report
+
+
+def test_a_report_of_an_open_run_says_the_same_in_all_formats() -> None:
+    """Whichever is asked for first: none is behind."""
+    counts = []
+    for formats in (["html", "json", "text"], ["text", "html", "json"]):
+        run = build("fp16-foreach")
+        run.steps = 60  # long enough that some wait to be judged
+        with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
+            run.loop()
+            told = {name: watch.report(name) for name in formats}  # type: ignore[arg-type]
+            boxes = from_json(told["json"], "a report")
+            counts.append(
+                (
+                    summary_of(boxes[0]).iterations,
+                    *(
+                        int(found[1])
+                        for name in ("text", "html")
+                        if (found := re.search(r"(\d+) iterations", told[name]))
+                    ),
+                    [(f.kind, f.last_step, f.count) for f in boxes[0].findings],
+                )
+            )
+
+    assert counts[0] == counts[1]
+    assert counts[0][:3] == (run.steps,) * 3
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

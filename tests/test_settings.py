@@ -150,6 +150,18 @@ def test_a_path_object_is_a_directory() -> None:
     assert resolve(ring_dir=Path("/dev/shm/x")).ring_dir == "/dev/shm/x"
 
 
+@pytest.mark.parametrize("name", ["report_dir", "ring_dir", "runtime_dir"])
+def test_a_directory_is_where_it_was_when_the_run_began(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A program that changes its directory has one place for all its reports."""
+    monkeypatch.chdir(tmp_path)
+    settings = resolve(**{name: "reports"})
+    monkeypatch.chdir("/")
+
+    assert getattr(settings, name) == str(tmp_path / "reports")
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_level_is_accepted(level: str) -> None:
     """By keyword and by variable."""

@@ -74,6 +74,9 @@ def from_json(text: str | bytes, source: str) -> list[Box]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
+        if text.lstrip()[:1] in ("<", b"<"):
+            msg = f"expected a report of ampwatch in {source}, got a page made from one; hand in the file, *.json"
+            raise ReportError(msg) from None
         msg = f"expected a report of ampwatch in {source}, got something that is no JSON ({error!s:.80}); it may be cut short"
         raise ReportError(msg) from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:

@@ -145,6 +145,7 @@ def _nothing(asked: str | None, settings: Settings) -> NoReturn:
         raise ReportError(msg)
     others = {box.identity.run for box in find_remains(settings).boxes}
     names = f"found {', '.join(sorted(others))}" if others else "found no other"
+    names += f"; to read the directory, write ./{asked}" if Path(asked).is_dir() else ""
     msg = f"expected a run or a file {asked!r}, {names} in {where}; a run that ended well leaves no report"
     raise ReportError(msg)
 
@@ -188,7 +189,10 @@ def _write_page(out: str, job: list[Box]) -> None:
 
     page = render_html(job)
     try:
-        Path(out).write_text(page, encoding="utf-8")
+        # It tells of tracebacks, settings and the host, as reports do: readable by its owner alone.
+        file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(file, "w", encoding="utf-8") as f:
+            f.write(page)
     except OSError as error:
         msg = f"expected to write the page to {out!r}, got: {error.strerror}"
         raise ReportError(msg) from error

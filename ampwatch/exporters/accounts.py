@@ -29,6 +29,8 @@ _PLACES = {
 }
 _MANY = 8
 
+WHERE_PAGES_ARE = "in ampwatch's source repository"
+
 
 def sentence(text: str) -> str:
     """Return ``text`` with a full stop."""
@@ -88,6 +90,14 @@ def steps(finding: Finding) -> str:
     return f"step {first}; last seen at step {last}, in {count} {_steps(count)} so far"
 
 
+def since(story: Story) -> str:
+    """Write since when, until when, and how often, and if what it explains was seen before it."""
+    told = steps(story.finding)
+    if story.first_step < story.finding.first_step:
+        told += f". What it explains was seen first, at step {story.first_step}"
+    return told
+
+
 def path(finding: Finding) -> list[str]:
     """Return the way to the culprit through the model, from the outside in; empty for no module."""
     prefix, colon, name = finding.where.partition(":")
@@ -102,8 +112,10 @@ def evidence(finding: Finding) -> list[tuple[str, str]]:
     return [(name, figure(value)) for name, value in finding.evidence.items()]
 
 
-def figure(value: float) -> str:
+def figure(value: object) -> str:
     """Write a number with all the digits that matter; powers of two as such, too."""
+    if not isinstance(value, (int, float)):
+        return ascii(value)  # written there by a callback of the user's
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

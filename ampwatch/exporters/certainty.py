@@ -62,7 +62,7 @@ CERTAINTY: dict[str, Certainty] = {
         ),
         (
             *("fp16_without_scaler", _MEASURED),
-            "autocast runs in float16 and no enabled GradScaler takes part, while gradients were measured at the lower end of float16",
+            "autocast runs in float16 and no enabled GradScaler takes part; what that costs was read off the exponents of the gradients",
         ),
         (
             *("grad_underflow", _MEASURED),
@@ -74,7 +74,7 @@ CERTAINTY: dict[str, Certainty] = {
         ),
         (
             *("backward_nonfinite_any_scale", _MEASURED),
-            "gradients were not finite although the loss scale had been lowered again and again",
+            "an op of backward was seen with finite inputs, and with a divisor or an argument that is zero or with a gradient beyond what any useful loss scale can hold",
         ),
         (
             *("fp16_loss_caps_scale", _SEEN),

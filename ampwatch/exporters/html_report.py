@@ -74,10 +74,10 @@ def render_html(boxes: Sequence[Box]) -> str:
 
 def verdict(told: Sequence[Story]) -> str:
     """Say in a few words how many findings there are, and since when."""
-    alarming = [s for s in told if s.finding.severity is not Severity.INFO]
+    alarming = [s for s in told if s.severity is not Severity.INFO]
     if not alarming:
         return "nothing is wrong"
-    first = min(s.finding.first_step for s in alarming)
+    first = min(s.first_step for s in alarming)
     noun = "cause" if len(alarming) == 1 else "causes"
     return f"{len(alarming)} {noun} of trouble, since step {first}"
 
@@ -87,7 +87,7 @@ def _article(story: Story, box: Box, glossary: Glossary) -> Markup:
     sure = certainty(f.kind)
     parts = [
         ("Where", "; ".join([accounts.place(f), *accounts.circumstances(story)]), None),
-        ("Since", accounts.steps(f), None),
+        ("Since", accounts.since(story), None),
         ("How sure", accounts.sentence(f"{sure.word}: {sure.why}"), None),
         ("What to change", accounts.sentence(f.advice), "advice"),
     ]
@@ -96,7 +96,7 @@ def _article(story: Story, box: Box, glossary: Glossary) -> Markup:
     ]
     return element(
         "article",
-        element("p", f"{f.severity.value} ", element("code", f.kind), class_="tag"),
+        element("p", f"{story.severity.value} ", element("code", f.kind), class_="tag"),
         element("h2", accounts.sentence(f.summary)),
         _path(f),
         element("dl", *lists, class_="parts"),
@@ -105,8 +105,16 @@ def _article(story: Story, box: Box, glossary: Glossary) -> Markup:
         _symptoms(story),
         _numbers(story),
         _terms(glossary.new_in(f.summary, f.advice)),
-        element("p", "More: ", element("code", accounts.doc_page(f.kind)), class_="terms"),
-        class_=f.severity.value,
+        element(
+            *(
+                "p",
+                "More: ",
+                element("code", accounts.doc_page(f.kind)),
+                f", {accounts.WHERE_PAGES_ARE}",
+            ),
+            class_="terms",
+        ),
+        class_=story.severity.value,
     )
 
 

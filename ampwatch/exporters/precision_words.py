@@ -43,8 +43,8 @@ _SOURCES = {
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 
 NO_CENSUS = (
-    'No op was counted yet: level="deep" counts them in every step, "standard" in profiler windows,'
-    ' which open by themselves on a GPU, or in some steps with op_census="dispatch".'
+    'No op was counted yet: level="deep" counts them in every step, "standard" in some steps,'
+    ' or with torch.compile or op_census="window" in profiler windows; "light" counts none.'
 )
 
 _NO_KERNELS = {

@@ -188,10 +188,10 @@ def _story(story: Story, glossary: Glossary, width: int) -> list[str]:
     finding = story.finding
     sure = certainty(finding.kind)
     where = "; ".join([accounts.place(finding), *accounts.circumstances(story)])
-    lines = [_title(finding)]
+    lines = [_title(story)]
     lines += _wrapped(accounts.sentence(finding.summary), width, 2)
     lines += _part("Where", where, width)
-    lines += _part("Since", accounts.steps(finding), width)
+    lines += _part("Since", accounts.since(story), width)
     lines += _part("How sure", accounts.sentence(f"{sure.word}: {sure.why}"), width)
     lines += _part("What to change", accounts.sentence(finding.advice), width)
     for symptom in all_symptoms(story):
@@ -200,12 +200,13 @@ def _story(story: Story, glossary: Glossary, width: int) -> list[str]:
         lines += _part("It explains", f"{explained}. {accounts.sentence(f.summary)}", width)
     lines += _words(glossary.new_in(finding.summary, finding.advice), width)
     lines += _evidence([story, *all_symptoms(story)])
-    lines += _part("More", accounts.doc_page(finding.kind), width)
+    lines += _part("More", f"{accounts.doc_page(finding.kind)}, {accounts.WHERE_PAGES_ARE}", width)
     return lines
 
 
-def _title(finding: Finding) -> str:
-    words = [f"{finding.severity.value.upper()}  {finding.kind}"]
+def _title(story: Story) -> str:
+    finding = story.finding
+    words = [f"{story.severity.value.upper()}  {finding.kind}"]
     words += [finding.where] if finding.where else []
     return "  ".join(words)
 

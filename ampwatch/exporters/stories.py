@@ -32,9 +32,23 @@ class Story:
     ranks: list[int]
     symptoms: list[Story] = field(default_factory=list)
 
+    @property
+    def severity(self) -> Severity:
+        """The worst of the finding and all that it explains: how bad it is for the run."""
+        return min(
+            (s.finding.severity for s in (self, *all_symptoms(self))), key=_ORDER.__getitem__
+        )
+
+    @property
+    def first_step(self) -> int:
+        """The first iteration in which the finding or anything that it explains was seen."""
+        return min(s.finding.first_step for s in (self, *all_symptoms(self)))
+
 
 def stories(found: Iterable[tuple[int, Sequence[Finding]]]) -> list[Story]:
     """Return the stories of a run, the worst first, and of equals what began first.
+
+    What counts is the worst and the first thing in a story, be it the cause or a symptom.
 
     Args:
         found: The findings of each rank.
@@ -56,7 +70,7 @@ def stories(found: Iterable[tuple[int, Sequence[Finding]]]) -> list[Story]:
             roots.append(story)
         else:
             cause.symptoms.append(story)
-    return sorted(roots, key=lambda s: (_ORDER[s.finding.severity], s.finding.first_step))
+    return sorted(roots, key=lambda s: (_ORDER[s.severity], s.first_step))
 
 
 def all_symptoms(story: Story) -> list[Story]:

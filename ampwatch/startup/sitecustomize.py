@@ -29,37 +29,38 @@ class _WhenTorchIsThere:
         """Return what the others find for torch, with a loader that calls us at its end."""
         if name != "torch":
             return None
-        specs = (
-            finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self
-        )
-        spec = next((spec for spec in specs if spec is not None), None)
-        if spec is not None and spec.loader is not None:
-            self._follow(spec.loader)
-        return spec
+        for finder in sys.meta_path:
+            # Python itself passes over those of the old kind, which have no such method.
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = None if find is None else find(name, path, target)
+            if spec is not None:
+                self._follow(spec.loader)
+                return spec
+        return None
 
     def _follow(self, loader: Any) -> None:
-        load = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            del loader.exec_module
-            load(module)
-            sys.meta_path.remove(self)
-            _attach()
-
         try:
+            load = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                self._loaded(loader)
+
             loader.exec_module = exec_module
-        except AttributeError as error:
+        except Exception as error:  # noqa: BLE001 - the program must run
             _say(error)
 
+    def _loaded(self, loader: Any) -> None:
+        try:
+            del loader.exec_module
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            _have_ampwatch()
+            from ampwatch.autoattach import arm  # noqa: PLC0415 - not before there is torch
 
-def _attach() -> None:
-    try:
-        _have_ampwatch()
-        from ampwatch.autoattach import arm  # noqa: PLC0415 - not before there is torch
-
-        arm()
-    except Exception as error:  # noqa: BLE001 - the program must run
-        _say(error)
+            arm()
+        except Exception as error:  # noqa: BLE001 - the program must run
+            _say(error)
 
 
 def _have_ampwatch() -> None:

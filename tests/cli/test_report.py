@@ -121,6 +121,32 @@ def test_a_page_is_written(runs: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "expected to write the page to" in capsys.readouterr().err
 
 
+def test_a_page_is_the_owners_and_no_report(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It holds what the report holds; handed in as one, it is called by its name."""
+    leave(runs, "gpt")
+    page = tmp_path / "r.html"
+    assert main(["report", "gpt", "--html", str(page)]) == 0
+    assert page.stat().st_mode & 0o077 == 0
+    page.rename(tmp_path / "r.json")
+
+    assert main(["report", str(tmp_path / "r.json")]) != 0
+    assert "got a page made from one" in capsys.readouterr().err
+
+
+def test_a_directory_without_a_slash_is_said_to_be_one(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was typed may be a path, where no run has the name."""
+    leave(runs, "gpt")
+    (tmp_path / "kept").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["report", "kept"]) != 0
+    assert "to read the directory, write ./kept" in capsys.readouterr().err
+
+
 def test_all_runs_are_listed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The newest first, each with what was found; all of them as JSON, too."""
     leave(runs, "old", START - 9000)

@@ -270,6 +270,22 @@ def test_what_ampwatch_cannot_do_is_one_line_and_the_program_runs(tmp_path: Path
     assert "`level`: expected one of" in ours.stderr
 
 
+@pytest.mark.parametrize(
+    "front",
+    [
+        "class Old:\n    find_module = lambda *_: None\nsys.meta_path.insert(0, Old())\n",
+        "sys.meta_path[:] = [f for f in sys.meta_path if isinstance(f, type)]\n",
+    ],
+)
+def test_importers_of_the_program_are_no_trouble(front: str, tmp_path: Path) -> None:
+    """One of the old kind is passed over, as Python does; ours may be thrown out."""
+    script = tmp_path / "train.py"
+    script.write_text(f"import sys\n{front}import torch\nprint(torch.ones(1).item())\n")
+    ours = started(str(script), where=tmp_path)
+
+    assert (ours.returncode, ours.stdout, ours.stderr) == (0, "1.0\n", "")
+
+
 def test_a_sitecustomize_of_the_user_is_read_as_always(tmp_path: Path) -> None:
     """It is the one in sys.modules then, and our directory is nowhere on the path."""
     site = tmp_path / "site"

@@ -74,6 +74,17 @@ def test_it_tells_the_cause_first_and_everything_about_it() -> None:
     assert reader.tags.count("svg") == 4  # the course and the exponents, for two widths each
 
 
+def test_the_headline_tells_the_worst_and_the_first_of_a_story() -> None:
+    """Be it the cause or what it explains."""
+    root = alarm("scale_stuck_low", first_step=50, last_step=50)
+    root.severity = Severity.INFO
+    symptom = alarm(first_step=30, last_step=45, root=False, caused_by=root.key)
+    page = render_html([Box(IDENTITY, findings=[root, symptom])])
+
+    assert "Run gpt: 1 cause of trouble, since step 30" in page
+    assert '<article class="critical">' in page
+
+
 def test_the_way_through_the_model_is_shown() -> None:
     """From the outside in."""
     page = render_html([box()])

@@ -84,7 +84,28 @@ def test_roots_come_by_severity_each_followed_by_what_it_explains() -> None:
     assert "Where: optimizer 0; op mm; at train.py:7; rank 0" in text
     assert "Since: step 2; last seen at step 9, in 3 steps so far" in text
     assert "What to change: change forward_overflow" in text
-    assert "More: docs/diagnoses/forward_overflow.md" in text
+    assert "More: docs/diagnoses/forward_overflow.md, in ampwatch's source repository" in text
+
+
+def test_a_story_is_as_bad_and_as_old_as_anything_in_it() -> None:
+    """A mild cause does not hide a run that is lost, nor when that began."""
+    root = _finding("scale_stuck_low", first_step=50, last_step=50)
+    symptom = _finding(
+        "scale_collapse", Severity.CRITICAL, root=False, caused_by=root.key, first_step=30
+    )
+    other = _finding("scale_reset", Severity.CRITICAL, first_step=40, last_step=40)
+    text = render(Summary("gpt", 0), [root, symptom, other])
+
+    assert text.index("CRITICAL  scale_stuck_low") < text.index("CRITICAL  scale_reset")
+    assert "Since: step 50. What it explains was seen first, at step 30" in text
+    assert "Since: step 40\n" in text
+
+
+def test_what_a_callback_has_written_into_the_evidence_is_no_error() -> None:
+    """It is shown as it is."""
+    finding = _finding("scale_collapse", evidence={"note": "mine", "steps": 3.0})
+
+    assert "note   'mine'" in render(Summary("gpt", 0), [finding])
 
 
 def test_it_says_how_sure_it_is_and_why() -> None:

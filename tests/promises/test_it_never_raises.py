@@ -31,7 +31,7 @@ from ampwatch.sensors.activations import ActivationSensor
 from ampwatch.sensors.autocast import AutocastSensor
 from ampwatch.sensors.autocastbackward import AutocastBackwardSensor
 from ampwatch.sensors.averages import WeightAverages
-from ampwatch.sensors.backwards import BackwardSensor
+from ampwatch.sensors.backward_roots import BackwardSensor
 from ampwatch.sensors.births import BirthListener
 from ampwatch.sensors.census import OpCensusSensor
 from ampwatch.sensors.clipping import ClippingSensor

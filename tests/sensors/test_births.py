@@ -13,8 +13,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ampwatch.diagnosis.birth_evidence import Origin
+from ampwatch.diagnosis.lineage import MOST_BIRTHS
 from ampwatch.precision.ops import Phase
-from ampwatch.sensors.births import MOST_BIRTHS, values_of
+from ampwatch.sensors.births import values_of
 from tests.sensors.tracing import Naive, Traced
 
 if TYPE_CHECKING:

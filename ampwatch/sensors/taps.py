@@ -140,25 +140,28 @@ class _FunctionTap(_Tap):
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return original(*args, **kwargs)
-            listeners = self._listeners
-            for listener in listeners:
-                if listener.before is not None:
-                    listener.before(args, kwargs)
-            try:
-                result = original(*args, **kwargs)
-            except BaseException:
-                for listener in listeners:
-                    if listener.failed is not None:
-                        listener.failed()
-                raise
-            for listener in listeners:
-                if listener.after is not None:
-                    listener.after(args, kwargs)
-            return result
+            return self._call(original, args, kwargs)
 
         if builtin is not None:
             _builtins._register_builtin(wrapper, builtin)  # noqa: SLF001
         return wrapper
+
+    def _call(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        listeners = self._listeners
+        for listener in listeners:
+            if listener.before is not None:
+                listener.before(args, kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            for listener in listeners:
+                if listener.failed is not None:
+                    listener.failed()
+            raise
+        for listener in listeners:
+            if listener.after is not None:
+                listener.after(args, kwargs)
+        return result
 
     def drop(self, listener: Listener) -> None:
         super().drop(listener)

@@ -266,7 +266,7 @@ def test_a_program_that_dies_of_it_is_told_beside_its_traceback(tmp_path: Path) 
     assert "Call scaler.step(optimizer) before scaler.update()" in done.stderr
 
 
-class Mute(RuntimeError):
+class MuteError(RuntimeError):
     """An exception that cannot say its text."""
 
     def __str__(self) -> str:
@@ -275,9 +275,9 @@ class Mute(RuntimeError):
 
 def test_an_exception_that_cannot_say_its_text_reaches_the_user_and_no_sensor_fails() -> None:
     """Its class is known; the exception that goes on is the user's own."""
-    seen = Mute()
+    seen = MuteError()
     with (
-        pytest.raises(Mute) as info,
+        pytest.raises(MuteError) as info,
         ampwatch.monitor(nn.Linear(2, 2), None, serve=False) as watch,
     ):
         raise seen

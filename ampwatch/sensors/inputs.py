@@ -10,7 +10,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ampwatch.diagnosis.birth_evidence import BadInput
-from ampwatch.sensors.compiling import is_traced, may_compile
+from ampwatch.sensors.compiling import is_traced, listen_to_compile, may_compile
 from ampwatch.sensors.losses import is_capturing
 from ampwatch.sensors.sources import user_source
 from ampwatch.sensors.tensortree import tensors_in
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ampwatch.sensors.deferred import Deferred
     from ampwatch.sensors.guard import Guard
     from ampwatch.sensors.names import Names
+    from ampwatch.sensors.taps import Listener
 
 MEASURED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
@@ -60,6 +61,7 @@ class InputSensor:
         self._step = 0
         self._models: dict[int, weakref.ref[nn.Module]] = {}
         self._handle: RemovableHandle | None = None
+        self._listeners: list[Listener] = []
 
     def install(self) -> None:
         """Nothing to place: the iterations that are looked at say so themselves."""
@@ -69,6 +71,9 @@ class InputSensor:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+        for listener in self._listeners:
+            listener.remove()
+        self._listeners.clear()
         self._models.clear()
 
     def begin(self, step: int, *, wanted: bool) -> None:
@@ -80,6 +85,11 @@ class InputSensor:
         if self._handle is None:
             self._models = {id(model): weakref.ref(model) for model in self._names.models()}
             self._handle = register_module_forward_pre_hook(self._before_forward)
+            self._listeners = listen_to_compile(self._on_compile)
+
+    def _on_compile(self, *_: Any) -> None:
+        # PyTorch warns of hooks that are in place when something compiled runs.
+        self._guard.run(self.remove)
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         known = self._models.get(id(module))

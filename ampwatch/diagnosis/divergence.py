@@ -91,6 +91,7 @@ class Divergence:
         self._records = 0
         self._record_since = 0
         self._newest = math.nan
+        self._updated = True
         self._weights: dict[str, tuple[float, float]] = {}
         self._attached = 0
 
@@ -102,6 +103,7 @@ class Divergence:
                 self._weights[r.name] = first, r.histogram.amax
         if iteration.num_losses and math.isfinite(iteration.loss):
             self._follow(abs(iteration.loss), iteration.step)
+        self._updated = self._updated or not verdict.skipped
         broke = _has_broken(iteration, verdict)
         if self._book.of_kind("divergence"):
             if broke:
@@ -120,11 +122,13 @@ class Divergence:
             if level < self._level:
                 self._level = self._largest = level
                 self._records = 0
-        if loss > self._largest:
+        if loss > max(self._largest, LEAST):
             if not self._records:
                 self._record_since = step
             self._largest = loss
-            self._records += 1
+            # Without an update since the last one it is the batch that is large, not the weights.
+            self._records += self._updated
+            self._updated = False
         elif loss < NEAR_TOP * self._largest:
             # It has come back: what it was at the top is where the next rise begins.
             self._records = 0

@@ -161,7 +161,7 @@ class ClippingSensor:
 
     def _on_grouping(self, args: tuple[Any, ...], _kwargs: Any) -> None:
         # Looked up by all of them; here only by the one that has no function of its own to call.
-        caller = sys._getframe(2)  # noqa: SLF001 - documented, and the only way
+        caller = sys._getframe(3)  # noqa: SLF001 - behind the tap's two; the only way
         if caller.f_code.co_name == BY_VALUE and not is_traced():
             self._guard.run(self.by_value, args[0][0], caller.f_locals.get("clip_value"))
 

@@ -98,7 +98,9 @@ class InputSensor:
 
     def before_forward(self, args: Any) -> None:
         """A watched model is called with ``args``."""
-        tensors = [t for t in tensors_in(args) if t.dtype in MEASURED and _is_plain(t)]
+        # What has a node was computed by a model: by another one that is watched, for one.
+        given = [t for t in tensors_in(args) if t.dtype in MEASURED and _is_plain(t)]
+        tensors = [t for t in given if t.grad_fn is None]
         if not tensors or not torch.is_grad_enabled() or any(map(is_capturing, tensors)):
             return
         step, source, numel = self._step, user_source(), sum(t.numel() for t in tensors)

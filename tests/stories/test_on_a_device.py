@@ -91,8 +91,11 @@ def test_what_only_looks_like_trouble_is_left_alone(control: Callable[[], Progra
     assert [(f.kind, f.where) for f in monitor.findings if f.severity in ALARMS] == []
 
 
-def test_a_burst_ends_and_an_incident_stays_one_finding(traces: list[OpTrace]) -> None:
+def test_a_burst_ends_and_an_incident_stays_one_finding(
+    traces: list[OpTrace], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Though the op is named only some steps after it was traced, and traced until then."""
+    monkeypatch.setattr(sampling, "OPENING", 0)
     story = next(s for s in forward.STORIES if s.kind in BORN and "standard" in s.levels)
     program, monitor = watch(partial(story.build, sick=True), "standard", sample_every=10_000)
 

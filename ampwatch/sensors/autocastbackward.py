@@ -106,7 +106,7 @@ class AutocastBackwardSensor:
     def before(self, call: BackwardCall) -> Callable[[], None] | None:
         """A backward begins; return what is to be called when it has ended."""
         dtype = _dtype_of_region(call.tensors[0] if call.tensors else None)
-        if not dtype or not call.is_alone:
+        if not (dtype and call.is_alone and (self._is_ours or self._trained.is_mine)):
             return None
         seen = [] if self._is_ours else GradContents().before(self._trained.parameters())
         return partial(self.after, dtype, seen)

@@ -182,7 +182,7 @@ class GradientUseSensor:
 
     def before_backward(self, call: BackwardCall) -> Callable[[], None] | None:
         """A backward begins; return what is to be called when it has ended."""
-        if not call.is_alone:
+        if not (call.is_alone and self._trained.is_mine):
             return None
         self._calls += 1
         self._stepping = False  # a step that raised does not say that it is over
@@ -227,6 +227,7 @@ class GradientUseSensor:
 
     def scaled(self, result: object) -> None:
         """``scaler.scale`` has returned ``result``."""
+        self._trained.in_this_thread()
         is_first = not self._roots.num_scaled
         self._roots.scaled(result)
         if is_first and (self._waits or self._calls < self._follow_until):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 from ampwatch.sensors.living import alive
@@ -35,6 +36,19 @@ class Trained:
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
         self._rests: dict[frozenset[int], list[weakref.ref[Tensor]]] = {}
         self._asked = 0
+        self._thread = get_ident()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the calling thread is the one that trains them.
+
+        While another one computes their gradients PyTorch itself does not let them be read.
+        """
+        return self._thread == get_ident()
+
+    def in_this_thread(self) -> None:
+        """The calling thread trains them: it has scaled a loss, or stepped an optimizer."""
+        self._thread = get_ident()
 
     def has_met(self, optimizer: object) -> bool:
         """Whether an optimizer has been taken in."""
@@ -42,7 +56,8 @@ class Trained:
         return known is not None and known() is optimizer
 
     def meet(self, optimizer: Optimizer) -> None:
-        """Take in an optimizer."""
+        """Take in an optimizer that the calling thread steps, or is going to."""
+        self.in_this_thread()
         if not self.has_met(optimizer):
             self._optimizers[id(optimizer)] = weakref.ref(optimizer)
             self._parameters.clear()

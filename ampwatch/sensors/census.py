@@ -189,7 +189,10 @@ class OpCensusSensor:
         self._clear()
         is_compiled = may_compile()
         count = count and not self.uncounted
-        if self.altered or not (count or listeners) or (is_compiled and not self._may_force_eager):
+        # Compiled code is run eagerly to be counted, and for nothing else.
+        if is_compiled and not (count and self._may_force_eager):
+            return False
+        if self.altered or not (count or listeners):
             return False
         self._forced = ForcedEager() if is_compiled else None
         self._was_forced = is_compiled

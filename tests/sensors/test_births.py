@@ -443,14 +443,3 @@ def test_a_hook_of_a_gradient_is_told_from_a_node(in_a_hook: bool) -> None:  # n
     first = traced.births[0]
     assert first.phase is Phase.BACKWARD
     assert first.is_hook is in_a_hook
-
-
-def test_it_knows_whether_anything_was_computed_in_half_precision() -> None:
-    """Integers and float32 are none."""
-    found = []
-    for dtype in (torch.float32, torch.int64, HALF, torch.bfloat16):
-        with Traced() as traced:
-            torch.ones(3, dtype=dtype) + 1
-        found.append(traced.traces[0].has_half)
-
-    assert found == [False, False, True, True]

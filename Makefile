@@ -38,7 +38,8 @@ demo: $(INSTALLED) ## Train a small model, break it, and show the page that says
 test: $(INSTALLED) ## Run all tests; installs Prometheus and Chromium if it may (ARGS="-k ring")
 	@.ci/system-packages
 	@echo "==> Running the tests"
-	$(BIN)/python -m pytest $(ARGS)
+	@# A test's matrices are small: threads of PyTorch would only be in each other's way.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal $(ARGS)
 
 .PHONY: check
 check: $(INSTALLED) ## Check format, lint, types, layers, spelling, and that generated pages are current

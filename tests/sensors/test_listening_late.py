@@ -59,7 +59,9 @@ CASES: list[tuple[Callable[..., Any], Any, Callable[[nn.Module], None]]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "place", "work"), CASES, ids=lambda case: str(case)[:24])
+@pytest.mark.parametrize(
+    ("make", "place", "work"), CASES, ids=["casts", "fp8", "sums", "averages", "gradients"]
+)
 def test_what_arrives_later_is_judged_the_same(
     make: Callable[..., Any], place: Any, work: Callable[[nn.Module], None]
 ) -> None:

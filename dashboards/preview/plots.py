@@ -118,9 +118,9 @@ def _draw(drawn: Any, line: Line, axis: str, names: Mapping[str, Line], scale: A
             x=line.times,
             y=values,
             yaxis=axis,
-            width=line.step * 0.85,
-            marker={"color": see_through(css, max(opacity, 0.2)), "line": {"color": css, "width": 1}},
-            offset=None if _stacked(look) else -line.step / 2,
+            width=line.step * 0.9,
+            marker={"color": see_through(css, max(opacity, 0.2)), "line": {"width": 0}},
+            
         )
         return
     below = custom.get("fillBelowTo")
@@ -215,11 +215,15 @@ def _limits(drawn: Any, lines: Sequence[Line], axis: Axis | None) -> None:
 def _mark(drawn: Any, event: Event) -> None:
     css = colour(event.colour)
     line = {"color": css, "width": 1, "dash": "dot"}
-    drawn.add_vline(x=event.start * 1e3, line=line)
+    drawn.add_vline(x=event.start * 1e3, line=line, layer="below")
     if event.end > event.start:
-        drawn.add_vline(x=event.end * 1e3, line=line)
+        drawn.add_vline(x=event.end * 1e3, line=line, layer="below")
         drawn.add_vrect(
-            x0=event.start * 1e3, x1=event.end * 1e3, fillcolor=see_through(css, 0.1), line_width=0
+            x0=event.start * 1e3,
+            x1=event.end * 1e3,
+            fillcolor=see_through(css, 0.1),
+            line_width=0,
+            layer="below",
         )
 
 

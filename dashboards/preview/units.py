@@ -53,12 +53,10 @@ def fixed(value: float, decimals: int | None) -> str:
 
 
 def _decimals(value: float) -> int:
+    """Return the decimals of three digits that matter, none for a whole number."""
     if value == int(value):
         return 0
-    decimals = 1 - math.floor(math.log10(abs(value)))
-    if abs(value) * 10.0**decimals > 22.5:
-        decimals += 1
-    return min(max(decimals, 0), 20)
+    return min(max(2 - math.floor(math.log10(abs(value))), 0), 20)
 
 
 def _plain(symbol: str) -> Write:

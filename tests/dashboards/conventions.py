@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 FIRST_VARIABLES = ["datasource", "job", "instance", "run", "rank"]
-PANELS = frozenset({"timeseries", "stat", "heatmap", "state-timeline", "table", "text"})
+PANELS = frozenset({"timeseries", "stat", "bargauge", "heatmap", "state-timeline", "table", "text"})
 """Panels that Grafana 10.4 to 13 have, and whose options Grafana's types know."""
 
 _METRIC_LINE = re.compile(r"\n\nMetric: `\w+`(, `\w+`)*$")

@@ -15,12 +15,15 @@ from dashboards.source.fields import (
     thresholds,
     words,
 )
+from dashboards.source.links import label, to_dashboard
 from dashboards.source.measures import HEADROOM, NO_SAMPLE, headroom
 from dashboards.source.panels import Heatmap, StateTimeline, TimeSeries
 from dashboards.source.queries import Query, having, increase, of, rate
 
 _UNDERFLOW = thresholds(GOOD, Step(0.05, WARN), Step(0.2, BAD))
 """A twentieth of a gradient is within its noise; a fifth changes where the training goes."""
+
+_TO_LAYERS = (to_dashboard("Which module? Open Layers", "ampwatch-layers", run=label("run")),)
 
 _MAGNITUDE = "ampwatch_gradient_magnitude_bucket"
 
@@ -60,6 +63,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             unit="sci",
             no_value=NO_SAMPLE,
             queries=(Query(f"sum by (le) ({increase(_MAGNITUDE)})", legend="{{le}}"),),
+            interval="1m",
             height=11,
         ),
         TimeSeries(
@@ -115,6 +119,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             queries=(Query(headroom("run"), legend="doublings left {{run}}"),),
             thresholds=HEADROOM,
             decimals=1,
+            links=_TO_LAYERS,
             width=8,
         ),
         TimeSeries(
@@ -151,6 +156,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             minimum=0,
             thresholds=_UNDERFLOW,
             area=True,
+            links=_TO_LAYERS,
             width=8,
         ),
         TimeSeries(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dashboards.source import layers, overview
+from dashboards.source import layers, overview, precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,5 +14,6 @@ if TYPE_CHECKING:
 BOOK: dict[str, Callable[[], Page]] = {
     "ampwatch-overview.json": overview.page,
     "ampwatch-layers.json": layers.page,
+    "ampwatch-precision.json": precision.page,
 }
 """Name of the file, and what says what is in it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.source.capabilities import PRECISION_FEATURES, PRECISION_REASONS, STATE_WORDS
-from dashboards.source.fields import BAD, GOOD, NEUTRAL, WARN, Step, described, thresholds
+from dashboards.source.fields import BAD, GOOD, WARN, Step, described, thresholds
 from dashboards.source.panels import Panel, Stat, TimeSeries
 from dashboards.source.precision_shares import OVER, sums
 from dashboards.source.queries import Query, of
@@ -18,6 +18,7 @@ _SECONDS = "ampwatch_profiler_seconds_total"
 _DRAG = "ampwatch_profiler_drag_ratio"
 _MEMORY = "ampwatch_profiler_memory_growth_bytes"
 _CPU = "ampwatch_cpu_op_seconds_total"
+
 
 def absent() -> tuple[Panel, ...]:
     """Return how it stands with each measurement, in words."""

@@ -145,8 +145,12 @@ def ceiling() -> tuple[Panel, ...]:
             no_value=_NO_PEAK,
             keys=(Key(label="run", title="Run"), Key(label="dtype", title="Dtype")),
             columns=(
-                Column(title="Slowest rank", expr=f"min by (run, dtype) ({of(_PEAK)})", unit="flops"),
-                Column(title="Fastest rank", expr=f"max by (run, dtype) ({of(_PEAK)})", unit="flops"),
+                Column(
+                    title="Slowest rank", expr=f"min by (run, dtype) ({of(_PEAK)})", unit="flops"
+                ),
+                Column(
+                    title="Fastest rank", expr=f"max by (run, dtype) ({of(_PEAK)})", unit="flops"
+                ),
             ),
             sort_by="Slowest rank",
             descending=True,

@@ -24,7 +24,10 @@ _REASONS = words(
         "outside_region": ("outside of every autocast region", NEUTRAL),
         "other_thread": ("in a thread without autocast, while another one has it", NEUTRAL),
         "device_type": ("inside an autocast region for another type of device", NEUTRAL),
-        "custom_function": ("an autograd.Function asks for float32, or not an op of PyTorch", NEUTRAL),
+        "custom_function": (
+            "an autograd.Function asks for float32, or not an op of PyTorch",
+            NEUTRAL,
+        ),
     }
 )
 
@@ -119,7 +122,9 @@ def casts() -> tuple[Panel, ...]:
                     decimals=0,
                 ),
                 Column(
-                    title="Bytes", expr=sums(_CAST_BYTES, by="run, from_dtype, to_dtype"), unit="bytes"
+                    title="Bytes",
+                    expr=sums(_CAST_BYTES, by="run, from_dtype, to_dtype"),
+                    unit="bytes",
                 ),
             ),
             sort_by="Bytes",

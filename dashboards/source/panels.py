@@ -141,7 +141,7 @@ class Stat(Panel):
     Args:
         background: Whether the tile has the colour, or the text.
         sparkline: Whether the history is drawn behind it; wants queries that are not instant.
-        names: Whether the names of the series stand beside the values.
+        names: Whether the name of the series stands beside the value even if there is only one.
     """
 
     background: bool = False
@@ -164,7 +164,7 @@ class Stat(Panel):
             justify_mode=common.BigValueJustifyMode.AUTO,
             text_mode=common.BigValueTextMode.VALUE_AND_NAME
             if self.names
-            else common.BigValueTextMode.VALUE,
+            else common.BigValueTextMode.AUTO,
             reduce_options=_LAST,
             orientation=common.VizOrientation.AUTO,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards.source.fields import BAD, GOOD, NEUTRAL, WARN, Step, described, thresholds
 from dashboards.source.links import field, to_dashboard
+from dashboards.source.measures import NO_RUN, NONE_IS_GOOD
 from dashboards.source.page import Page, Row
 from dashboards.source.panels import Stat, StateTimeline, TimeSeries
 from dashboards.source.queries import Query, having, of
@@ -16,8 +17,6 @@ from dashboards.source.ranks_apart import (
 from dashboards.source.ranks_numbers import numbers
 from dashboards.source.states import STATE_WORDS, state
 from dashboards.source.tables import Column, Key, Table
-
-_NO_RUN = "No such run is known: choose another run, job or instance above"
 
 _RUNNING = of("ampwatch_run_state", having("state", "running"))
 _STALE = of("ampwatch_run_state", having("state", "stale"))
@@ -61,7 +60,7 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_run_state"],
             ),
             unit="none",
-            no_value=_NO_RUN,
+            no_value=NO_RUN,
             queries=(Query(f"sum({_RUNNING})", instant=True),),
             thresholds=thresholds(NEUTRAL, Step(1, GOOD)),
         ),
@@ -78,9 +77,9 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_run_state"],
             ),
             unit="none",
-            no_value=_NO_RUN,
+            no_value=NO_RUN,
             queries=(Query(f"sum({_STALE})", instant=True),),
-            thresholds=thresholds(GOOD, Step(1, BAD)),
+            thresholds=NONE_IS_GOOD,
         ),
         Stat(
             id=103,
@@ -93,9 +92,9 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_run_state"],
             ),
             unit="none",
-            no_value=_NO_RUN,
+            no_value=NO_RUN,
             queries=(Query(f"sum({_FAILED})", instant=True),),
-            thresholds=thresholds(GOOD, Step(1, BAD)),
+            thresholds=NONE_IS_GOOD,
         ),
         Stat(
             id=104,
@@ -108,7 +107,7 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_run_info"],
             ),
             unit="none",
-            no_value=_NO_RUN,
+            no_value=NO_RUN,
             queries=(
                 Query(
                     f'count(count_values by (job, run) ("world_size", {reporting})'
@@ -171,7 +170,7 @@ def _states() -> TimeSeries:
             metrics=["ampwatch_run_state"],
         ),
         unit="none",
-        no_value=_NO_RUN,
+        no_value=NO_RUN,
         queries=(Query(f"sum by (state) ({of('ampwatch_run_state')})", legend="{{state}}"),),
         stacked=True,
         minimum=0,

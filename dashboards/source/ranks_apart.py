@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards.source.fields import GOOD, WARN, Step, described, thresholds
 from dashboards.source.links import label, to_dashboard
+from dashboards.source.measures import NO_SCALER
 from dashboards.source.panels import TimeSeries
 from dashboards.source.queries import Query, increase, of, rate
 
@@ -114,7 +115,6 @@ def agreement() -> tuple[TimeSeries, ...]:
     skipped = (
         f"sum by (job, instance, run, rank) ({increase('ampwatch_optimizer_steps_skipped_total')})"
     )
-    no_scaler = "No GradScaler here: bfloat16 and float32 need no loss scale, so this stays empty"
     return (
         TimeSeries(
             id=301,
@@ -129,7 +129,7 @@ def agreement() -> tuple[TimeSeries, ...]:
                 metrics=["ampwatch_loss_scale"],
             ),
             unit="none",
-            no_value=no_scaler,
+            no_value=NO_SCALER,
             queries=(
                 Query(
                     f'count_values by (run) ("scale", {of("ampwatch_loss_scale")})',

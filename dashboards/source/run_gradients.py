@@ -15,30 +15,14 @@ from dashboards.source.fields import (
     thresholds,
     words,
 )
+from dashboards.source.measures import HEADROOM, NO_SAMPLE, headroom
 from dashboards.source.panels import Heatmap, StateTimeline, TimeSeries
 from dashboards.source.queries import Query, having, increase, of, rate
-
-NO_SCALER = "No GradScaler here: bfloat16 and float32 need no loss scale, so this stays empty"
-
-_NO_SAMPLE = (
-    "No gradient was sampled yet: the first sample comes after some steps; level light takes none"
-)
-
-HEADROOM = thresholds(NOTE, Step(1, GOOD))
-"""Below one doubling the next growth of the scale overflows: how a GradScaler probes, so no alarm."""
 
 _UNDERFLOW = thresholds(GOOD, Step(0.05, WARN), Step(0.2, BAD))
 """A twentieth of a gradient is within its noise; a fifth changes where the training goes."""
 
 _MAGNITUDE = "ampwatch_gradient_magnitude_bucket"
-
-
-def headroom(by: str) -> str:
-    """Return PromQL of the doublings that are left before gradients overflow, the worst rank."""
-    return (
-        f"log2(min by ({by}) ({of('ampwatch_autocast_dtype_max')})"
-        f" / max by ({by}) ({of('ampwatch_scaled_gradient_amax_max')} > 0))"
-    )
 
 
 def _quantile(share: float) -> str:
@@ -47,10 +31,10 @@ def _quantile(share: float) -> str:
 
 
 def _limit(exponent: str) -> str:
-    """Return PromQL of a limit of float16 as gradients without the loss scale meet it."""
+    """Return PromQL of a limit of float16 over the loss scale, over 1 without a GradScaler."""
     scale = f"min by (run) ({of('ampwatch_loss_scale')})"
     float16 = f"max by (run) ({of('ampwatch_autocast_dtype_max')} == 65504)"
-    return f"{exponent} / ({scale} and {float16})"
+    return f"{exponent} / ({scale} and {float16} or {float16} / 65504)"
 
 
 def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
@@ -74,7 +58,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 metrics=["ampwatch_gradient_magnitude"],
             ),
             unit="sci",
-            no_value=_NO_SAMPLE,
+            no_value=NO_SAMPLE,
             queries=(Query(f"sum by (le) ({increase(_MAGNITUDE)})", legend="{{le}}"),),
             height=11,
         ),
@@ -96,7 +80,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 ],
             ),
             unit="sci",
-            no_value=_NO_SAMPLE,
+            no_value=NO_SAMPLE,
             queries=(
                 Query(_quantile(0.99), legend="99 % below {{run}}"),
                 Query(_quantile(0.5), legend="half below {{run}}"),
@@ -151,7 +135,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 ],
             ),
             unit="percentunit",
-            no_value=_NO_SAMPLE,
+            no_value=NO_SAMPLE,
             queries=tuple(
                 Query(
                     f"sum by (run) ({rate(f'ampwatch_gradient_{part}_elements_total')})"
@@ -182,7 +166,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 metrics=["ampwatch_gradient_nonfinite_elements_total"],
             ),
             unit="cps",
-            no_value=_NO_SAMPLE,
+            no_value=NO_SAMPLE,
             queries=(
                 Query(
                     f"sum by (kind) ({rate('ampwatch_gradient_nonfinite_elements_total')})",

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dashboards.source.fields import (
     BAD,
-    GOOD,
-    Step,
     described,
     limit_line,
-    thresholds,
 )
-from dashboards.source.overview_health import OVERHEAD
+from dashboards.source.measures import NONE_IS_GOOD, OVERHEAD
 from dashboards.source.panels import TimeSeries
 from dashboards.source.queries import Query, increase, of, rate
 
@@ -60,7 +57,7 @@ def learning() -> tuple[TimeSeries, ...]:
             bars=True,
             minimum=0,
             width=6,
-            thresholds=thresholds(GOOD, Step(1, BAD)),
+            thresholds=NONE_IS_GOOD,
         ),
         TimeSeries(
             id=403,
@@ -90,7 +87,7 @@ def learning() -> tuple[TimeSeries, ...]:
             ),
             minimum=0,
             width=6,
-            thresholds=thresholds(GOOD, Step(1, BAD)),
+            thresholds=NONE_IS_GOOD,
             area=True,
         ),
     )

@@ -13,10 +13,9 @@ from dashboards.source.fields import (
     limit_line,
     thresholds,
 )
-from dashboards.source.overview import SKIPPED, skipped_share
+from dashboards.source.measures import NO_SCALER, SKIPPED, skipped_share
 from dashboards.source.panels import TimeSeries
 from dashboards.source.queries import Query, increase, of
-from dashboards.source.run_gradients import NO_SCALER
 
 _CONSECUTIVE = thresholds(GOOD, Step(2, WARN), Step(16, BAD))
 """One skip in a row is a probe; sixteen halvings take the scale from 65536 to 1."""

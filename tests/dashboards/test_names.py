@@ -74,6 +74,12 @@ MISTAKES = [
         "* on or ignoring uuid: no series there has that label",
     ),
     (
+        "a label to ignore",
+        "ampwatch_loss * ignoring (uuid) ampwatch_loss_scale",
+        "",
+        "* on or ignoring uuid: no series there has that label",
+    ),
+    (
         "a label that was summed away",
         "sum by (run) (ampwatch_loss)",
         "rank {{rank}}",
@@ -115,6 +121,7 @@ def test_a_mistake_is_found(expression: str, legend: str, problem: str) -> None:
         ('count_values("scale", ampwatch_loss_scale)', "{{scale}}"),
         ("histogram_quantile(0.9, rate(ampwatch_gradient_magnitude_bucket[5m]))", "{{run}}"),
         ("1 - vector(0)", ""),
+        ("ALERTS and ignoring (alertstate) ALERTS_FOR_STATE", "{{alertname}}"),
     ],
 )
 def test_what_is_right_passes(expression: str, legend: str) -> None:

@@ -44,6 +44,7 @@ def main() -> int:
         metavar="DASHBOARD.VARIABLE=VALUE",
         help="what is chosen, as ampwatch-run.run=gpt; all where nothing is",
     )
+    add("--unfolded", action="store_true", help="open the rows that are folded at first")
     add("--html", action="store_true", help="keep the page beside the picture")
     arguments = parser.parse_args()
     end = time.time() if arguments.end is None else arguments.end
@@ -75,7 +76,8 @@ def _draw(arguments: argparse.Namespace, span: Span) -> None:
             dashboard = json.loads(file.read_text(encoding="utf-8"))
             name = f"dashboard-{file.stem.removeprefix('ampwatch-')}"
             page = (arguments.out if arguments.html else Path(scratch)) / f"{name}.html"
-            text = sheet(dashboard, prometheus, span, _chosen(arguments.set, file.stem))
+            chosen = _chosen(arguments.set, file.stem)
+            text = sheet(dashboard, prometheus, span, chosen, unfolded=arguments.unfolded)
             page.write_text(text, encoding="utf-8")
             png = arguments.out / f"{name}.png"
             png.write_bytes(picture(browser, page))

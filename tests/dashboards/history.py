@@ -44,14 +44,13 @@ DCGM = {
     "DCGM_FI_DEV_FB_USED": 61440.0,
     "DCGM_FI_DEV_FB_FREE": 20480.0,
     "DCGM_FI_DEV_XID_ERRORS": 31.0,
+    "DCGM_FI_PROF_DRAM_ACTIVE": 0.3,
 }
 """What every dcgm-exporter exports, as it does by default."""
 
 DCGM_PROFILING = {
     ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_TENSOR_UTIL_RATIO"): 0.41,
     ("DCGM_FI_PROF_PIPE_TENSOR_HMMA_ACTIVE", "DCGM_FI_PROF_HMMA_UTIL_RATIO"): 0.4,
-    ("DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_DRAM_UTIL_RATIO"): 0.3,
-    ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"): 0.8,
 }
 """By their names before and since DCGM 4.6."""
 
@@ -131,13 +130,15 @@ def _others(now: float) -> Iterator[str]:
             yield f'ampwatch_build_info{{{GONE},version="0.0.0"}} 1 {at:.3f}'
         for new, host in enumerate(("Hostname", "hostname")):
             labels = (
-                f'job="dcgm",instance="node{new + 1}:9400",gpu="0",UUID="GPU-{new}",'
+                f'job="dcgm",instance="node{new + 1}:9400",gpu="{new}",UUID="SYNTHETIC-{new}",'
                 f'pci_bus_id="00000000:01:00.0",device="nvidia0",modelName="NVIDIA H100",{host}="node{new + 1}"'
             )
             yield f'up{{job="dcgm",instance="node{new + 1}:9400"}} 1 {at:.3f}'
             profiling = {names[new]: value for names, value in DCGM_PROFILING.items()}
             for name, value in (DCGM | profiling).items():
                 yield f"{name}{{{labels}}} {value!r} {at:.3f}"
+            energy = 512e3 * share * MINUTES * 60  # mJ
+            yield f"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{{{labels}}} {energy!r} {at:.3f}"
 
 
 def backfill(directory: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from ampwatch.catalog import CATALOG
 from dashboards.preview.intervals import Span
 from dashboards.preview.pictures import opened
 from dashboards.preview.prometheus import Prometheus as Client
+from dashboards.preview.questions import choices_of, panels, questions_of
 from dashboards.preview.sheet import sheet
 from tests.daemon.parts import eventually
 from tests.dashboards.board import OF_EACH_KIND, board, panel
@@ -84,6 +85,20 @@ def test_the_history_has_samples_of_every_family_of_the_catalog(prometheus: Prom
     assert names - set(there) == set()
 
 
+def test_both_generations_of_dcgm_exporter_are_seen(prometheus: Prometheus) -> None:
+    """The old one on node1, with names and a label that the new one on node2 does not have."""
+    dashboard = next(d for d in shipped_dashboards() if d["uid"] == "ampwatch-gpu")
+    now = time.time()
+    client, span = Client(prometheus.url), Span(now - 900, now)
+    choices = choices_of(dashboard, client, span)
+    asked = {p["title"]: questions_of(p, choices, span) for p in panels(dashboard)}
+
+    (question,) = asked["Tensor pipes active (DCGM)"]
+    hosts = {series.labels["host"] for series in question.ask(client)}
+
+    assert hosts == {"node1", "node2"}
+
+
 def test_a_query_that_nothing_answers_is_told_with_its_panel(prometheus: Prometheus) -> None:
     """A renamed metric, a label that is not there, a division of nothing, a slip of the pen."""
     place = (0, 0, 12, 8)
@@ -121,7 +136,8 @@ def test_the_preview_shows_what_prometheus_answers(
     """Titles, numbers, words of a mapping, legends and empty panels can be read in the page."""
     now = time.time()
     page = tmp_path / "sample.html"
-    html = sheet(OF_EACH_KIND, Client(prometheus.url), Span(now - 900, now, 15.0))
+    span = Span(now - 900, now, 15.0)
+    html = sheet(OF_EACH_KIND, Client(prometheus.url), span, unfolded=True)
     page.write_text(html, encoding="utf-8")
     browser.get_log("browser")
 
@@ -134,7 +150,7 @@ def test_the_preview_shows_what_prometheus_answers(
     drawn = [p for row in OF_EACH_KIND["panels"] for p in (row, *row.get("panels", []))]
     titles = [p["title"] for p in drawn]
     assert sorted(text("h3")) == sorted(f"{t}i" for t in titles if not t.endswith("?"))
-    assert text("h2") == ["⌄ Is it healthy?", "⌄ Over time? (opened; folded at first)"]
+    assert text("h2") == ["▾ Is it healthy?", "▸ Over time? (4 panels)"]
     assert text(".stat .value") == ["2"]  # the runs gpt and bert
     assert text(".stat .nothing") == ["Nothing was measured"]
     assert text(".table tbody tr") == ["gpt 1 5 running", "gpt 0 4 running", "bert 0 2 failed"]

@@ -94,6 +94,7 @@ def play(directory: Path, seconds: float, rules: Sequence[Path]) -> None:
         "AMPWATCH_RUNTIME_DIR": str(directory / "runtime"),
         "AMPWATCH_RING_DIR": str(directory / "rings"),
         "AMPWATCH_PORT": str(daemon_port),
+        "AMPWATCH_WINDOW_SECONDS": "120",  # of itself it does not profile a CPU
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }

@@ -171,15 +171,17 @@ def test_labels_with_a_vocabulary_have_the_one_that_the_docs_list() -> None:
             assert (vocabulary(name, label) or set()) <= listed, (name, label)
 
 
-def recorded() -> dict[str, set[str]]:
-    """Return the recording rules, with all labels that anything in their expressions has."""
+def recorded() -> dict[str, frozenset[str]]:
+    """Return the labels of every recording rule."""
     rules = [rule for _, rule in all_rules() if "record" in rule]
-    names = Names()
-    found: dict[str, set[str]] = {}
-    for rule in rules:
-        read = metrics(rule["expr"])
-        labels = set().union(*(names.labels_of(name) | found.get(name, set()) for name in read))
-        found.setdefault(rule["record"], set()).update(labels, rule.get("labels", {}))
+    found: dict[str, frozenset[str]] = {}
+    for _ in rules:  # a rule may read others, which may stand further down
+        before = dict(found)
+        for rule in rules:
+            answer = Labels(Names(found).labels_of).of(parse(rule["expr"]))
+            found[rule["record"]] = answer | frozenset(rule.get("labels", {}))
+        if found == before:
+            break
     return found
 
 

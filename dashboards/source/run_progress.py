@@ -127,6 +127,7 @@ def speed() -> tuple[TimeSeries, ...]:
                 ),
             ),
             minimum=0,
+            interval="1m",
             legend=("lastNotNull", "max"),
             links=(
                 to_dashboard("Which rank? Open its ranks", "ampwatch-ranks", run=label("run")),

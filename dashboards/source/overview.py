@@ -80,7 +80,7 @@ def _runs() -> Table:
         columns=(
             Column(
                 title="State",
-                expr=f"max by (job, run) ({state()})",
+                expr=state("job, run"),
                 mappings=(STATE_WORDS,),
                 width=90,
             ),
@@ -125,7 +125,7 @@ def _runs() -> Table:
             ),
             Column(
                 title="Worst finding",
-                expr=f"max by (job, run) ({severity(LAST_HOUR)})",
+                expr=severity("job, run", LAST_HOUR),
                 mappings=(SEVERITY_WORDS,),
                 width=115,
             ),

@@ -5,15 +5,34 @@ from __future__ import annotations
 from dashboards.source.fields import described
 from dashboards.source.links import label, to_dashboard
 from dashboards.source.measures import ATTEMPTED_TOTAL, SKIPPED, SKIPPED_TOTAL, skipped_share
-from dashboards.source.panels import TimeSeries
+from dashboards.source.panels import StateTimeline, TimeSeries
 from dashboards.source.queries import Query, of, rate
+from dashboards.source.states import STATE_WORDS, state
 
 _LINE_TO_RUN = (to_dashboard("Open this run", "ampwatch-run", run=label("run")),)
 
 
-def history() -> tuple[TimeSeries, ...]:
+def history() -> tuple[StateTimeline | TimeSeries, ...]:
     """Return the panels of the row."""
     return (
+        StateTimeline(
+            id=305,
+            title="State of each run",
+            description=described(
+                shows="The worst state of the ranks of each run over time.",
+                good="running, then finished.",
+                act="where a band turns stale or failed, look at the same time in the panels below,"
+                " then open the run.",
+                metrics=["ampwatch_run_state"],
+            ),
+            unit="none",
+            no_value="No run was watched in this time",
+            queries=(Query(state("run"), legend="{{run}}"),),
+            mappings=(STATE_WORDS,),
+            width=24,
+            height=6,
+            links=_LINE_TO_RUN,
+        ),
         TimeSeries(
             id=301,
             title="Loss scale of each run, smallest of its ranks",

@@ -73,7 +73,7 @@ def _tiles() -> tuple[Stat, ...]:
             ),
             unit="none",
             no_value=NO_RUN,
-            queries=(Query(f"max by (run) ({state()})", legend="{{run}}", instant=True),),
+            queries=(Query(state("run"), legend="{{run}}", instant=True),),
             mappings=(STATE_WORDS,),
             width=3,
             links=(_TO_RANKS,),
@@ -91,7 +91,7 @@ def _tiles() -> tuple[Stat, ...]:
             no_value=NO_RUN,
             queries=(
                 Query(
-                    f"max by (run) ({severity(LAST_HOUR)})",
+                    severity("run", LAST_HOUR),
                     legend="{{run}}",
                     instant=True,
                 ),

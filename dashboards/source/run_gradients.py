@@ -15,12 +15,15 @@ from dashboards.source.fields import (
     thresholds,
     words,
 )
+from dashboards.source.links import label, to_dashboard
 from dashboards.source.measures import HEADROOM, NO_SAMPLE, headroom
 from dashboards.source.panels import Heatmap, StateTimeline, TimeSeries
 from dashboards.source.queries import Query, having, increase, of, rate
 
 _UNDERFLOW = thresholds(GOOD, Step(0.05, WARN), Step(0.2, BAD))
 """A twentieth of a gradient is within its noise; a fifth changes where the training goes."""
+
+_TO_LAYERS = (to_dashboard("Which module? Open Layers", "ampwatch-layers", run=label("run")),)
 
 _MAGNITUDE = "ampwatch_gradient_magnitude_bucket"
 
@@ -35,6 +38,10 @@ def _limit(exponent: str) -> str:
     scale = f"min by (run) ({of('ampwatch_loss_scale')})"
     float16 = f"max by (run) ({of('ampwatch_autocast_dtype_max')} == 65504)"
     return f"{exponent} / ({scale} and {float16} or {float16} / 65504)"
+
+
+def _fit(fit: str) -> str:
+    return f"max by (run, format) ({of('ampwatch_gradient_format_fit', having('fit', fit))})"
 
 
 def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
@@ -60,6 +67,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             unit="sci",
             no_value=NO_SAMPLE,
             queries=(Query(f"sum by (le) ({increase(_MAGNITUDE)})", legend="{{le}}"),),
+            interval="1m",
             height=11,
         ),
         TimeSeries(
@@ -90,6 +98,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 Query(_limit("2 ^ -24"), legend="float16 smallest subnormal {{run}}"),
             ),
             log2=True,
+            interval="1m",
             height=11,
             overrides=(
                 limit_line("/^float16 largest/", BAD),
@@ -115,6 +124,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             queries=(Query(headroom("run"), legend="doublings left {{run}}"),),
             thresholds=HEADROOM,
             decimals=1,
+            links=_TO_LAYERS,
             width=8,
         ),
         TimeSeries(
@@ -151,6 +161,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             minimum=0,
             thresholds=_UNDERFLOW,
             area=True,
+            links=_TO_LAYERS,
             width=8,
         ),
         TimeSeries(
@@ -191,10 +202,8 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             no_value="No gradient was sampled yet that was whole: flushed or non-finite ones say nothing",
             queries=(
                 Query(
-                    "max by (run, format) ("
-                    f"3 * {of('ampwatch_gradient_format_fit', having('fit', 'too_wide'))}"
-                    f" or 2 * {of('ampwatch_gradient_format_fit', having('fit', 'fits_scaled'))}"
-                    f" or {of('ampwatch_gradient_format_fit', having('fit', 'fits'))})",
+                    f"3 * {_fit('too_wide')} > 0 or 2 * {_fit('fits_scaled')} > 0"
+                    f" or {_fit('fits')}",
                     legend="{{format}} {{run}}",
                 ),
             ),

@@ -7,6 +7,7 @@ from dashboards.source.fields import (
     described,
     limit_line,
 )
+from dashboards.source.links import label, to_dashboard
 from dashboards.source.measures import NONE_IS_GOOD, OVERHEAD
 from dashboards.source.panels import TimeSeries
 from dashboards.source.queries import Query, increase, of, rate
@@ -55,6 +56,7 @@ def learning() -> tuple[TimeSeries, ...]:
                 ),
             ),
             bars=True,
+            interval="1m",
             minimum=0,
             width=6,
             thresholds=NONE_IS_GOOD,
@@ -125,7 +127,13 @@ def speed() -> tuple[TimeSeries, ...]:
                 ),
             ),
             minimum=0,
+            interval="1m",
             legend=("lastNotNull", "max"),
+            links=(
+                to_dashboard("Which rank? Open its ranks", "ampwatch-ranks", run=label("run")),
+                to_dashboard("What do the GPUs do?", "ampwatch-gpu"),
+                to_dashboard("Do the tensor cores work?", "ampwatch-precision", run=label("run")),
+            ),
         ),
         TimeSeries(
             id=502,

@@ -17,6 +17,9 @@ JOB = "ampwatch"
 PER_MACHINE = 2
 """Ranks of the made-up run that share a daemon."""
 
+BACKOFFS = 41.0
+"""Of the last rank; one growth as everywhere, so that 40 halvings are left over."""
+
 _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 _RISES = ("_total", "_sum", "_count", "_bucket", "_ENERGY_CONSUMPTION")
 
@@ -29,7 +32,7 @@ def samples(ranks: int) -> Iterator[tuple[str, str, float]]:
     """Name, labels and newest value of each series of the run gpt with so many ranks, and of bert.
 
     All ranks are as rank 0 of the golden scrape, but for the last: it hangs, is slower, and has
-    half the loss scale and another loss.
+    half the loss scale, more backoffs and another loss.
     """
     body, _ = PrometheusExporter(made_up_fleet(), {}).render()
     machines = -(-ranks // PER_MACHINE)
@@ -68,6 +71,8 @@ def differing(name: str, labels: str, value: float) -> float:
         return float('state="stale"' in labels)
     if name in {"ampwatch_loss_scale", "ampwatch_loss_scale_min"}:
         return value / 2
+    if name == "ampwatch_loss_scale_backoffs_total":
+        return BACKOFFS
     if name in {"ampwatch_loss", "ampwatch_step_duration_seconds_sum"}:
         return value * 3
     return value

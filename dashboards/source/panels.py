@@ -90,7 +90,7 @@ class Panel:
                     decimals=self.decimals,
                     min_val=self.minimum,
                     max_val=self.maximum,
-                    thresholds=self.thresholds,
+                    thresholds=self.drawn_thresholds(),
                     mappings=list(self.mappings) or None,
                     links=list(self.links) or None,
                     color=model.FieldColor(mode=self.color_mode()),
@@ -119,6 +119,10 @@ class Panel:
     def transformations(self) -> list[model.DataTransformerConfig]:
         """Return what happens to the answers before they are shown."""
         return []
+
+    def drawn_thresholds(self) -> model.ThresholdsConfig:
+        """Return the colours as this kind of panel draws them."""
+        return self.thresholds
 
     def options(self) -> Any:
         """Return what only this kind of panel can be told."""
@@ -213,6 +217,16 @@ class TimeSeries(Panel):
     def color_mode(self) -> model.FieldColorModeId:
         """Return a palette: lines are told apart by it, thresholds are drawn as areas."""
         return model.FieldColorModeId.PALETTE_CLASSIC
+
+    def drawn_thresholds(self) -> model.ThresholdsConfig:
+        """Return no colour for what is good where areas are filled: only trouble has a ground."""
+        if not self.area:
+            return self.thresholds
+        _, *steps = self.thresholds.steps
+        return model.ThresholdsConfig(
+            mode=self.thresholds.mode,
+            steps=[model.Threshold(value=None, color="transparent"), *steps],
+        )
 
     def options(self) -> timeseries.Options:
         """Return a legend below, and all values under the pointer in order."""

@@ -221,7 +221,6 @@ def facts() -> Table:
             Column(
                 title="Ranks",
                 expr=f"count by ({', '.join(said)}) ({of('ampwatch_run_info')})",
-                thresholds=thresholds(NEUTRAL),
             ),
         ),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.source.fields import NEUTRAL, WARN, Step, described, thresholds
-from dashboards.source.gpus import SHOWN, of_gpu
+from dashboards.source.gpus import ANY_PIPE, SHOWN, of_gpu
 from dashboards.source.panels import Panel, TimeSeries
 from dashboards.source.queries import Query, foreign
 from dashboards.source.tables import Column, Key, Table
@@ -19,8 +19,6 @@ _CLOCK = ("DCGM_FI_DEV_SM_CLOCK",)
 _TEMPERATURE = ("DCGM_FI_DEV_GPU_TEMP",)
 _XID = ("DCGM_FI_DEV_XID_ERRORS",)
 _OURS = "ampwatch_gpu_tensor_active_ratio"
-
-ANY = 'pipe="any"'
 
 _BLANK = 1e14
 """DCGM has numbers beyond this one where it has no value."""
@@ -87,7 +85,7 @@ def dcgm() -> tuple[Panel, ...]:
             queries=(
                 Query(
                     f"topk({SHOWN}, max by (uuid) ({_read(_TENSOR)}) - on (uuid)"
-                    f" max by (uuid) ({of_gpu(_OURS, ANY)}))",
+                    f" max by (uuid) ({of_gpu(_OURS, ANY_PIPE)}))",
                     "{{uuid}}",
                 ),
             ),

@@ -13,7 +13,7 @@ from dashboards.source.fields import (
     thresholds,
     words,
 )
-from dashboards.source.gpus import KEYS, NAME, NO_GPU, SHOWN, UP, by_gpu, of_gpu
+from dashboards.source.gpus import ANSWERS, KEYS, NAME, NO_GPU, SHOWN, UP, by_gpu, of_gpu
 from dashboards.source.panels import Panel, StateTimeline, TimeSeries
 from dashboards.source.queries import Query, of
 from dashboards.source.tables import Column, Key, Table
@@ -24,8 +24,6 @@ _ROWS = "ampwatch_gpu_remapped_rows"
 _PENDING, _FAILED = "ampwatch_gpu_row_remap_pending", "ampwatch_gpu_row_remap_failed"
 _CAPABILITY = "ampwatch_gpu_capability"
 _INFO = "ampwatch_gpu_info"
-
-_ANSWERS = words({1: ("answers", GOOD), 0: ("lost", BAD)})
 
 _XIDS = words(
     {
@@ -98,7 +96,7 @@ def errors() -> tuple[Panel, ...]:
             unit="none",
             no_value=NO_GPU,
             queries=(Query(f"bottomk({SHOWN}, min by (instance, gpu) ({of_gpu(UP)}))", NAME),),
-            mappings=(_ANSWERS,),
+            mappings=(ANSWERS,),
             thresholds=thresholds(BAD, Step(1, GOOD)),
         ),
         TimeSeries(

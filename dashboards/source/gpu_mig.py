@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dashboards.source.fields import GOOD, NEUTRAL, NOTE, Step, described, thresholds
-from dashboards.source.gpus import KEYS, of_gpu
+from dashboards.source.fields import described
+from dashboards.source.gpus import ANY_PIPE, KEYS, TENSOR_FULL, of_gpu
 from dashboards.source.panels import Panel, Stat
 from dashboards.source.queries import Query
 from dashboards.source.tables import Column, Key, Table
@@ -61,9 +61,9 @@ def instances() -> tuple[Panel, ...]:
                 ),
                 Column(
                     title="Tensor pipes",
-                    expr=_instance(of_gpu(_TENSOR, 'pipe="any"')),
+                    expr=_instance(of_gpu(_TENSOR, ANY_PIPE)),
                     unit="percentunit",
-                    thresholds=thresholds(NEUTRAL, Step(0.3, NOTE), Step(0.6, GOOD)),
+                    thresholds=TENSOR_FULL,
                 ),
                 Column(title="SMs", expr=_instance(of_gpu(_SM)), unit="percentunit"),
                 Column(title="Warps", expr=_instance(of_gpu(_OCCUPANCY)), unit="percentunit"),

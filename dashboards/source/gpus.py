@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from dashboards.source.fields import (
+    BAD,
+    GOOD,
+    NEUTRAL,
+    NOTE,
+    Step,
+    thresholds,
+    words,
+)
 from dashboards.source.links import field, to_dashboard
 from dashboards.source.queries import of
 from dashboards.source.tables import Key
@@ -22,10 +31,16 @@ GPU = choice(
 
 ON = "ampwatch_gpu_process_info"
 UP = "ampwatch_gpu_up"
+ANY_PIPE = 'pipe="any"'
 NO_GPU = "No GPU is read: see below why"
 
 NAME = "{{instance}} GPU {{gpu}}"
 """Legend of a GPU: its number says little without the machine."""
+
+ANSWERS = words({1: ("answers", GOOD), 0: ("lost", BAD)})
+
+TENSOR_FULL = thresholds(NEUTRAL, Step(0.3, NOTE), Step(0.6, GOOD))
+"""A load that fills the tensor cores shows about 0.75, so 0.6 is four fifths of full."""
 
 KEYS = (
     Key(label="instance", title="Machine"),

@@ -63,6 +63,7 @@ def _runs() -> Table:
             " Ranks says which rank differs.",
             metrics=[
                 "ampwatch_run_state",
+                "ampwatch_run_start_timestamp_seconds",
                 "ampwatch_steps_total",
                 "ampwatch_loss_scale",
                 SKIPPED_TOTAL,
@@ -80,8 +81,15 @@ def _runs() -> Table:
         columns=(
             Column(
                 title="State",
-                expr=f"max by (job, run) ({state()})",
+                expr=state("job, run"),
                 mappings=(STATE_WORDS,),
+                width=90,
+            ),
+            Column(
+                title="Since",
+                expr=f"time() - min by (job, run) ({of('ampwatch_run_start_timestamp_seconds')})",
+                unit="s",
+                decimals=0,
                 width=90,
             ),
             Column(
@@ -125,7 +133,7 @@ def _runs() -> Table:
             ),
             Column(
                 title="Worst finding",
-                expr=f"max by (job, run) ({severity(LAST_HOUR)})",
+                expr=severity("job, run", LAST_HOUR),
                 mappings=(SEVERITY_WORDS,),
                 width=115,
             ),

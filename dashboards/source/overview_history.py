@@ -27,7 +27,7 @@ def history() -> tuple[StateTimeline | TimeSeries, ...]:
             ),
             unit="none",
             no_value="No run was watched in this time",
-            queries=(Query(f"max by (run) ({state()})", legend="{{run}}"),),
+            queries=(Query(state("run"), legend="{{run}}"),),
             mappings=(STATE_WORDS,),
             width=24,
             height=6,

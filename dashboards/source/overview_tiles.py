@@ -86,7 +86,7 @@ def tiles() -> tuple[Stat, ...]:
             no_value=no_run,
             queries=(
                 Query(
-                    f"count(max by (job, run) ({severity(LAST_HOUR)}) == 3) or {any_run}",
+                    f"count({severity('job, run', LAST_HOUR)} == 3) or {any_run}",
                     instant=True,
                 ),
             ),

@@ -40,6 +40,10 @@ def _limit(exponent: str) -> str:
     return f"{exponent} / ({scale} and {float16} or {float16} / 65504)"
 
 
+def _fit(fit: str) -> str:
+    return f"max by (run, format) ({of('ampwatch_gradient_format_fit', having('fit', fit))})"
+
+
 def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
     """Return the panels of the row."""
     return (
@@ -94,6 +98,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 Query(_limit("2 ^ -24"), legend="float16 smallest subnormal {{run}}"),
             ),
             log2=True,
+            interval="1m",
             height=11,
             overrides=(
                 limit_line("/^float16 largest/", BAD),
@@ -197,10 +202,8 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             no_value="No gradient was sampled yet that was whole: flushed or non-finite ones say nothing",
             queries=(
                 Query(
-                    "max by (run, format) ("
-                    f"3 * {of('ampwatch_gradient_format_fit', having('fit', 'too_wide'))}"
-                    f" or 2 * {of('ampwatch_gradient_format_fit', having('fit', 'fits_scaled'))}"
-                    f" or {of('ampwatch_gradient_format_fit', having('fit', 'fits'))})",
+                    f"3 * {_fit('too_wide')} > 0 or 2 * {_fit('fits_scaled')} > 0"
+                    f" or {_fit('fits')}",
                     legend="{{format}} {{run}}",
                 ),
             ),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.dashboards import asking
+from tests.dashboards.made_up_gpus import DCGM_INSTANCES, DCGM_JOB
 from tests.dashboards.made_up_history import PER_MACHINE, instance, openmetrics
 from tests.integration.prometheus import Prometheus, prometheus
 from tests.services import require
@@ -29,6 +30,16 @@ RANKS = 24
 
 NO_ANSWER: dict[tuple[str, int], str] = {}
 """Panels that have nothing to show of the made-up run, by file and id, with the reason."""
+
+FURTHER_CHOICES: dict[str, dict[str, set[str]]] = {
+    "ampwatch-layers": {"module": {"(root)", "head"}},
+    "ampwatch-gpu": {
+        "gpu": {"0", "1", "2", "3"},
+        "job": {DCGM_JOB},
+        "instance": set(DCGM_INSTANCES),
+    },
+}
+"""Variables that one dashboard has, and what it offers beyond the others."""
 
 
 def load(name: str) -> dict[str, Any]:
@@ -97,9 +108,11 @@ def test_every_variable_offers_what_there_is(history: tuple[Prometheus, float], 
         if variable["type"] == "query"
     }
 
+    further = FURTHER_CHOICES.get(file.stem, {})
     assert offered == {
-        "job": {"ampwatch"},
-        "instance": machines,
+        **further,
+        "job": {"ampwatch"} | further.get("job", set()),
+        "instance": machines | further.get("instance", set()),
         "run": {"gpt", "bert"},
         "rank": {str(rank) for rank in range(RANKS)},
     }

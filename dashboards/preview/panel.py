@@ -133,10 +133,6 @@ def _stat(shown: Shown) -> tuple[str, str]:
     return markup.stat(shown.values(), shown.options, shown.width, shown.height), ""
 
 
-def _bar_gauge(shown: Shown) -> tuple[str, str]:
-    return markup.bar_gauge(shown.values()), ""
-
-
 def _table(shown: Shown) -> tuple[str, str]:
     frame = shown.frames[0]
     named = list(zip(frame.names, frame.fields, strict=True))
@@ -156,7 +152,6 @@ def _time_series(shown: Shown) -> tuple[str, str]:
             [line.look.text(reduced(line.values, c)) for c in calculations],
         )
         for line in lines
-        if not line.look.custom.get("hideFrom", {}).get("legend")
     ]
     return PLOT + markup.legend(entries, [NAMES[c] for c in calculations]), to_json(figure)
 
@@ -180,7 +175,6 @@ def _state_timeline(shown: Shown) -> tuple[str, str]:
 
 _KINDS = {
     "stat": _stat,
-    "bargauge": _bar_gauge,
     "table": _table,
     "timeseries": _time_series,
     "heatmap": _heatmap,

@@ -65,30 +65,25 @@ def figure(span: Span, **layout: Any) -> Any:
 
 
 def time_series(lines: Sequence[Line], span: Span, events: Sequence[Event]) -> Any:
-    """Return lines, bars or points over time, with the events behind them."""
-    axes: dict[tuple[str, str], Axis] = {}
-    for line in lines:
-        placement = line.look.custom.get("axisPlacement", "auto")
-        key = (line.look.options.get("unit", ""), placement)
-        axes.setdefault(key, axis_of(line.look)).take(line.look, line.values)
+    """Return lines or bars over time, with an axis per unit and the events behind them."""
     drawn = figure(span, barmode="stack", bargap=0)
     names = {line.look.name: line for line in lines}
-    for number, ((unit, placement), axis) in enumerate(axes.items()):
-        _stack(axis, [n for n in lines if _key(n) == (unit, placement)])
-        drawn.update_layout(
-            {f"yaxis{number + 1 if number else ''}": axis.layout(number, placement)}
-        )
-    for line in lines:
-        number = list(axes).index(_key(line))
-        _draw(drawn, line, f"y{number + 1 if number else ''}", names, axes[_key(line)])
-    _limits(drawn, lines, next(iter(axes.values()), None))
+    units_of = list(dict.fromkeys(line.look.options.get("unit", "") for line in lines))
+    for number, unit in enumerate(units_of):
+        of_unit = [line for line in lines if line.look.options.get("unit", "") == unit]
+        axis = axis_of(of_unit[0].look)
+        for line in of_unit:
+            axis.reach(line.values)
+        _stack(axis, of_unit)
+        suffix = f"{number + 1}" if number else ""
+        drawn.update_layout({f"yaxis{suffix}": axis.layout(number)})
+        for line in of_unit:
+            _draw(drawn, line, f"y{suffix}", names, axis)
+        if not number:
+            _limits(drawn, of_unit[0].look, axis)
     for event in events:
         _mark(drawn, event)
     return drawn
-
-
-def _key(line: Line) -> tuple[str, str]:
-    return (line.look.options.get("unit", ""), line.look.custom.get("axisPlacement", "auto"))
 
 
 def _stacked(look: Look) -> bool:
@@ -179,25 +174,22 @@ def _band(drawn: Any, upper: Line, lower: Line, axis: str, css: str, scale: Axis
     )
 
 
-def _limits(drawn: Any, lines: Sequence[Line], axis: Axis | None) -> None:
-    """Draw the thresholds as the panel wants them."""
-    if not lines or axis is None:
+def _limits(drawn: Any, look: Look, axis: Axis) -> None:
+    """Colour the areas beyond the thresholds, if the panel wants that."""
+    if look.custom.get("thresholdsStyle", {}).get("mode") != "area":
         return
-    look = lines[0].look
-    mode = look.custom.get("thresholdsStyle", {}).get("mode", "off")
     steps = look.thresholds()
     low, high = axis.span()
     for (css, bound), (_, above) in zip(steps, [*steps[1:], ("", math.inf)], strict=True):
-        if "area" in mode and css not in ("transparent", "text"):
-            bottom, top = max(bound, low), min(above, high)
-            if bottom < top:
-                drawn.add_hrect(
-                    y0=axis.place(bottom),
-                    y1=axis.place(top),
-                    fillcolor=see_through(colour(css), 0.12),
-                    line_width=0,
-                    layer="below",
-                )
+        bottom, top = max(bound, low), min(above, high)
+        if bottom < top and css not in ("transparent", "text"):
+            drawn.add_hrect(
+                y0=axis.place(bottom),
+                y1=axis.place(top),
+                fillcolor=see_through(colour(css), 0.12),
+                line_width=0,
+                layer="below",
+            )
 
 
 def _mark(drawn: Any, event: Event) -> None:

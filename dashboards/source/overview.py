@@ -108,7 +108,7 @@ def _runs() -> Table:
             Column(
                 title="Steps/s",
                 expr=f"avg by (job, run) ({rate('ampwatch_steps_total')})",
-                unit="ops",
+                unit="none",
                 decimals=2,
                 no_value="no steps yet",
                 width=100,
@@ -117,7 +117,6 @@ def _runs() -> Table:
                 title="Loss scale",
                 expr=f"min by (job, run) ({of('ampwatch_loss_scale_min')})"
                 f" or min by (job, run) ({of('ampwatch_loss_scale')})",
-                unit="short",
                 no_value="no scaler",
                 thresholds=SCALE,
                 width=95,
@@ -201,7 +200,7 @@ def _alerts() -> Table:
         ),
         unit="none",
         no_value="No alert fires, or the alert rules of ampwatch are not loaded into Prometheus",
-        height=7,
+        height=6,
         keys=(
             Key(label="alertname", title="Alert", links=(runbook,), width=280),
             Key(label="severity", title="Severity", width=90),

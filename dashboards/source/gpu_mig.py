@@ -34,7 +34,7 @@ def instances() -> tuple[Panel, ...]:
             ),
             unit="none",
             no_value="None of the GPUs that were chosen has a MIG mode",
-            queries=(Query(f"sum({of_gpu(_ENABLED)})"),),
+            queries=(Query(f"sum({of_gpu(_ENABLED)})", instant=True),),
             height=8,
         ),
         Table(

@@ -55,7 +55,7 @@ def trust() -> tuple[Panel, ...]:
             ),
             unit="short",
             no_value=_NO_SAMPLES,
-            queries=(Query(f"max({of('ampwatch_sampling_interval_steps')})"),),
+            queries=(Query(f"max({of('ampwatch_sampling_interval_steps')})", instant=True),),
         ),
         Stat(
             id=605,
@@ -70,7 +70,12 @@ def trust() -> tuple[Panel, ...]:
             ),
             unit="short",
             no_value=_NO_SAMPLES,
-            queries=(Query(f"sum({increase('ampwatch_samples_dropped_total', over='$__range')})"),),
+            queries=(
+                Query(
+                    f"sum({increase('ampwatch_samples_dropped_total', over='$__range')})",
+                    instant=True,
+                ),
+            ),
             decimals=0,
             thresholds=thresholds(GOOD, Step(1, NEUTRAL)),
         ),
@@ -85,7 +90,7 @@ def _missing(id: int, title: str, metric: str, shows: str, act: str) -> Stat:  #
         description=described(shows=shows, good="0.", act=act, metrics=[metric]),
         unit="short",
         no_value=_NO_SAMPLES,
-        queries=(Query(f"max({of(metric)})"),),
+        queries=(Query(f"max({of(metric)})", instant=True),),
         thresholds=_ANY_MISSING,
     )
 

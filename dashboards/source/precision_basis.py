@@ -72,7 +72,8 @@ def windows() -> tuple[Panel, ...]:
             queries=(
                 Query(
                     f"sum(increase({of(_WINDOWS)}[$__range]))"
-                    f" - sum(increase({of(_INVALID)}[$__range]))"
+                    f" - sum(increase({of(_INVALID)}[$__range]))",
+                    instant=True,
                 ),
             ),
         ),
@@ -89,7 +90,7 @@ def windows() -> tuple[Panel, ...]:
             unit="none",
             no_value=none,
             decimals=0,
-            queries=(Query(f"sum(increase({of(_ITERATIONS)}[$__range]))"),),
+            queries=(Query(f"sum(increase({of(_ITERATIONS)}[$__range]))", instant=True),),
         ),
         Stat(
             id=803,
@@ -105,7 +106,7 @@ def windows() -> tuple[Panel, ...]:
             unit="none",
             no_value="Not known yet: it takes a window and the steps after it",
             decimals=2,
-            queries=(Query(f"max({of(_DRAG)})"),),
+            queries=(Query(f"max({of(_DRAG)})", instant=True),),
             thresholds=thresholds(GOOD, Step(1.05, WARN), Step(1.2, BAD)),
         ),
         Stat(
@@ -120,7 +121,7 @@ def windows() -> tuple[Panel, ...]:
             ),
             unit="bytes",
             no_value=none,
-            queries=(Query(f"max({of(_MEMORY)})"),),
+            queries=(Query(f"max({of(_MEMORY)})", instant=True),),
             thresholds=thresholds(GOOD, Step(100 << 20, WARN), Step(1 << 30, BAD)),
         ),
         TimeSeries(

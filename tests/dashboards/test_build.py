@@ -139,6 +139,15 @@ def test_every_panel_says_what_it_shows_what_is_good_and_what_to_do(name: str) -
 
 
 @pytest.mark.parametrize("name", BOOK)
+def test_the_words_of_an_empty_tile_can_be_read(name: str) -> None:
+    """A stat writes them in one line, in letters as small as that takes: 14 a column are 9 pixels."""
+    for shown in panels(BOOK[name]().plain()):
+        if shown["type"] == "stat":
+            words_of_it = shown["fieldConfig"]["defaults"]["noValue"]
+            assert len(words_of_it) <= 14 * shown["gridPos"]["w"], shown["title"]
+
+
+@pytest.mark.parametrize("name", BOOK)
 def test_what_the_sdk_adds_by_itself_is_gone(name: str) -> None:
     """Grafana 10.4 does not know it, and newer ones hide links and annotations for it."""
     dashboard = BOOK[name]().plain()

@@ -248,7 +248,7 @@ def _mix() -> tuple[Panel, ...]:
                 Column(title="Runs for", expr=f"time() - min by (run) ({of(_START)})", unit="s"),
             ),
             sort_by="In 16 bits or fewer",
-            width=14,
+            height=6,
         ),
         Table(
             id=110,
@@ -274,6 +274,6 @@ def _mix() -> tuple[Panel, ...]:
             ),
             sort_by="Iterations",
             descending=True,
-            width=10,
+            height=9,
         ),
     )

@@ -59,6 +59,7 @@ def windows() -> tuple[Panel, ...]:
     return (
         Stat(
             id=801,
+            width=6,
             title="Windows",
             description=described(
                 shows="Profiler windows of the time range that gave data, over all ranks.",
@@ -79,6 +80,7 @@ def windows() -> tuple[Panel, ...]:
         ),
         Stat(
             id=802,
+            width=6,
             title="Profiled iterations",
             description=described(
                 shows="Iterations of the time range that were profiled: what the time of kernels"
@@ -94,6 +96,7 @@ def windows() -> tuple[Panel, ...]:
         ),
         Stat(
             id=803,
+            width=6,
             title="Drag after a window",
             description=described(
                 shows="Usual step time after the newest window over the one before, of the worst"
@@ -111,6 +114,7 @@ def windows() -> tuple[Panel, ...]:
         ),
         Stat(
             id=804,
+            width=6,
             title="Memory left behind",
             description=described(
                 shows="What the memory of a training process grew by over its windows, of the"
@@ -138,8 +142,6 @@ def windows() -> tuple[Panel, ...]:
             no_value=none,
             queries=(Query(sums(_SKIPPED, by="reason"), "{{reason}}"),),
             minimum=0,
-            width=8,
-            height=8,
         ),
         TimeSeries(
             id=806,
@@ -156,7 +158,6 @@ def windows() -> tuple[Panel, ...]:
             queries=(Query(sums(_SECONDS, by="part"), "{{part}}"),),
             minimum=0,
             stacked=True,
-            width=8,
         ),
     )
 

@@ -65,13 +65,13 @@ def rank() -> RankView:
 
 def test_headroom_is_the_doublings_that_are_left(history: tuple[Prometheus, float]) -> None:
     """Of outputs up to 4 in float16, of gradients as the scaler has scaled them."""
-    outputs = column(history, "layers", 101, "Headroom of outputs")
-    gradients = column(history, "layers", 101, "Headroom of parameter gradients")
+    outputs = column(history, "layers", 101, "Output headroom")
+    gradients = column(history, "layers", 101, "Gradient headroom")
 
     assert outputs == pytest.approx({("head", "gpt"): math.log2(65504 / 4)})
     assert gradients[("head", "gpt")] == pytest.approx(math.log2(65504 / 2**-24))
     assert gradients[("(root)", "gpt")] == pytest.approx(math.log2(65504 / 2**-23))
-    assert column(history, "layers", 101, "Dtype of outputs") == {("head", "gpt"): 65504}
+    assert column(history, "layers", 101, "Output dtype") == {("head", "gpt"): 65504}
 
 
 def test_a_module_is_as_bad_as_its_worst_rank(history: tuple[Prometheus, float]) -> None:

@@ -50,12 +50,19 @@ def fallbacks() -> tuple[Panel, ...]:
             no_value=no_census,
             keys=(
                 RUN,
-                Key(label="reason", title="Why", mappings=(_REASONS,)),
+                Key(label="reason", title="Why", mappings=(_REASONS,), wrap=True),
             ),
             columns=(
-                Column(title="Ops", expr=sums(_OPS, by="run, reason"), unit="short", decimals=0),
+                Column(
+                    title="Ops",
+                    expr=sums(_OPS, by="run, reason"),
+                    unit="short",
+                    decimals=0,
+                    width=90,
+                ),
                 Column(
                     title="FLOPs",
+                    width=110,
                     expr=sums(_FLOPS, by="run, reason"),
                     unit="short",
                     thresholds=thresholds(NEUTRAL, Step(1, WARN)),

@@ -89,11 +89,15 @@ def test_a_rate_interval_has_four_scrapes_at_least(
     assert found.values()["__range_s"] == f"{3600 * hours}"
 
 
-def test_a_panel_that_wants_a_coarser_step_gets_it_and_its_rates_too() -> None:
-    """The minimal step stands for the scrape interval."""
-    found = interval(Span(0.0, 3600.0, 15.0), 1600, seconds("1m"))
+def test_a_panel_and_a_query_may_want_a_coarser_step() -> None:
+    """That of a query stands for the scrape interval, so that its rates look further back."""
+    span = Span(0.0, 3600.0, 15.0)
 
-    assert (found.step, found.rate) == (60, 240)
+    panel = interval(span, 1600, of_panel=seconds("1m"))
+    query = interval(span, 1600, of_query=seconds("1m"))
+
+    assert (panel.step, panel.rate) == (60, 75)
+    assert (query.step, query.rate) == (60, 240)
 
 
 @pytest.mark.parametrize(

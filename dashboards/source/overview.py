@@ -192,7 +192,8 @@ def _alerts() -> Table:
         id=202,
         title="Alerts that fire",
         description=described(
-            shows="Alerts of ampwatch that fire now, with how many series each has.",
+            shows="Alerts of ampwatch that fire now, with how many series each has. Those about a"
+            " whole run have no instance: they are drawn as annotations, and not listed here.",
             good="empty.",
             act="click on the alert: its runbook says what to look at, what to do and how to see"
             " that it helped.",

@@ -116,7 +116,8 @@ def tiles() -> tuple[Stat, ...]:
             id=106,
             title="Alerts firing",
             description=described(
-                shows="Alerts of ampwatch that fire for the chosen jobs and instances.",
+                shows="Alerts of ampwatch that fire for the chosen jobs and instances. Those about a"
+                " whole run have no instance: they are drawn as annotations, and not counted here.",
                 good="0.",
                 act="see the table of alerts below; each has a runbook.",
                 metrics=["ALERTS"],

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dashboards.source.fields import BAD, GOOD, NEUTRAL, WARN, Step, described, thresholds
+from dashboards.source.fields import (
+    BAD,
+    GOOD,
+    NEUTRAL,
+    NOTE,
+    WARN,
+    Step,
+    color,
+    described,
+    thresholds,
+)
 from dashboards.source.links import field, to_dashboard
 from dashboards.source.measures import NO_RUN, NO_RUN_TILE, NO_SCALER_TILE, NONE_IS_GOOD
 from dashboards.source.page import Page, Row
@@ -181,7 +191,13 @@ def _states() -> TimeSeries:
         queries=(Query(f"sum by (state) ({of('ampwatch_run_state')})", legend="{{state}}"),),
         stacked=True,
         minimum=0,
-        width=8,
+        width=6,
+        overrides=(
+            color("running", GOOD),
+            color("finished", NOTE),
+            color("stale", WARN),
+            color("failed", BAD),
+        ),
     )
 
 
@@ -225,7 +241,7 @@ def _silent() -> Table:
         ),
         unit="none",
         no_value="No rank has ended a step yet",
-        width=8,
+        width=10,
         keys=(
             Key(label="run", title="Run"),
             Key(label="rank", title="Rank", links=(to_run,), width=60),

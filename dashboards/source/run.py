@@ -108,7 +108,7 @@ def _tiles() -> tuple[Stat, ...]:
                 " stop the run.",
                 metrics=["ampwatch_loss_scale"],
             ),
-            unit="short",
+            unit="none",
             no_value=NO_SCALER_TILE,
             queries=(Query(f"min by (run) ({of('ampwatch_loss_scale')})", legend="{{run}}"),),
             thresholds=SCALE,
@@ -132,7 +132,7 @@ def _tiles() -> tuple[Stat, ...]:
         ),
         Stat(
             id=105,
-            title="Headroom",
+            title="Headroom, in doublings",
             description=described(
                 shows="How many times the gradients can double before they overflow the format of"
                 " autocast, at the loss scale they have now.",
@@ -183,7 +183,8 @@ def _tiles() -> tuple[Stat, ...]:
                 act="see Is it as fast as it was? below.",
                 metrics=["ampwatch_steps_total"],
             ),
-            unit="ops",
+            unit="none",
+            decimals=2,
             no_value="No step has ended yet",
             queries=(Query(f"avg by (run) ({rate('ampwatch_steps_total')})", legend="{{run}}"),),
             sparkline=True,

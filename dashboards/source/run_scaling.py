@@ -65,7 +65,7 @@ def scaling() -> tuple[TimeSeries | Stat, ...]:
                     "ampwatch_loss_scale_initial",
                 ],
             ),
-            unit="short",
+            unit="none",
             no_value=NO_SCALER,
             queries=(
                 Query(f"min by (run) ({of('ampwatch_loss_scale_min')})", legend="smallest {{run}}"),

@@ -234,6 +234,20 @@ def test_one_column_is_called_differently_from_several() -> None:
     assert renamed(one, two) == {"run": "Run", "Value #A": "Steps", "Value #B": "Loss"}
 
 
+@pytest.mark.parametrize("name", BOOK)
+def test_an_empty_cell_does_not_say_what_an_empty_table_says(name: str) -> None:
+    for shown in panels(BOOK[name]().plain()):
+        if shown["type"] == "table":
+            said = {
+                override["matcher"]["options"]: item["value"]
+                for override in shown["fieldConfig"]["overrides"]
+                for item in override["properties"]
+                if item["id"] == "noValue"
+            }
+            titles = shown["transformations"][1]["options"]["renameByName"].values()
+            assert said.keys() >= set(titles), shown["title"]
+
+
 def test_colours_begin_without_a_value_and_words_are_keyed_by_text() -> None:
     """Grafana drops thresholds whose first step has one, and mappings keyed by numbers."""
     shown = TimeSeries(

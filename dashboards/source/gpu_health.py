@@ -65,7 +65,7 @@ def errors() -> tuple[Panel, ...]:
             ),
             unit="none",
             no_value="No XID error since the daemons began to listen",
-            keys=(*KEYS, Key(label="xid", title="Code", mappings=(_XIDS,))),
+            keys=(*KEYS, Key(label="xid", title="Code", mappings=(_XIDS,), wrap=True)),
             columns=(
                 Column(
                     title="Newest",

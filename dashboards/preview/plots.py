@@ -69,7 +69,8 @@ def figure(span: Span, **layout: Any) -> Any:
 
 def time_series(lines: Sequence[Line], span: Span, events: Sequence[Event]) -> Any:
     """Return lines or bars over time, with an axis per unit and the events behind them."""
-    drawn = figure(span, barmode="stack", bargap=0)
+    stacked = any(_stacked(line.look) for line in lines)
+    drawn = figure(span, barmode="stack" if stacked else "overlay", bargap=0)
     names = {line.look.name: line for line in lines}
     units_of = list(dict.fromkeys(line.look.options.get("unit", "") for line in lines))
     for number, unit in enumerate(units_of):

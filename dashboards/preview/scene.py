@@ -1,6 +1,6 @@
 """Something to look at: two real trainings, one of which breaks, and a Prometheus that saw it.
 
-    python -m dashboards.preview.scene DIR [--minutes 10]
+    python -m dashboards.preview.scene DIR [--minutes 10.5]
 
 A float16 training on two ranks, which ``ampwatch.inject`` breaks half way, a healthy one in bfloat16
 and one that dies early; the daemon with GPUs that do not exist; a Prometheus that scrapes every five
@@ -52,7 +52,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long it trains")
+    parser.add_argument("--minutes", type=float, default=10.5, help="how long it trains")
     parser.add_argument(
         "--rules",
         type=Path,

@@ -46,8 +46,12 @@ scrape_configs:
 """
 
 
-def main() -> int:
-    """Play the scene and stay until Ctrl-C."""
+def main(given: Sequence[str] | None = None) -> int:
+    """Play the scene and stay until Ctrl-C.
+
+    Args:
+        given: The arguments of the command line.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -60,7 +64,7 @@ def main() -> int:
         default=sorted((ROOT / "dashboards" / "alerts").glob("*.rules.yml")),
         help="files of rules (default: those of dashboards/alerts)",
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     try:
         play(arguments.directory, arguments.minutes * 60, arguments.rules)
     except AmpwatchError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from plotly.io import to_json
 
-from dashboards.preview import markup, plots
+from dashboards.preview import cells, markup, timeseries
 from dashboards.preview.fields import NO_VALUE, looks
 from dashboards.preview.frames import NUMBER, TIME, Frame, frames
 from dashboards.preview.plots import Line
@@ -142,7 +142,7 @@ def _table(shown: Shown) -> tuple[str, str]:
 
 def _time_series(shown: Shown) -> tuple[str, str]:
     lines = shown.lines()
-    figure = plots.time_series(lines, shown.setting.span, shown.setting.events)
+    figure = timeseries.time_series(lines, shown.setting.span, shown.setting.events)
     options = shown.options["legend"]
     calculations = options.get("calcs", []) if options["displayMode"] == "table" else []
     entries = [
@@ -157,7 +157,7 @@ def _time_series(shown: Shown) -> tuple[str, str]:
 
 
 def _heatmap(shown: Shown) -> tuple[str, str]:
-    return PLOT, to_json(plots.heatmap(shown.lines(), shown.options, shown.setting.span))
+    return PLOT, to_json(cells.heatmap(shown.lines(), shown.options, shown.setting.span))
 
 
 def _state_timeline(shown: Shown) -> tuple[str, str]:
@@ -169,7 +169,7 @@ def _state_timeline(shown: Shown) -> tuple[str, str]:
         if value is not None
     }
     merge = bool(shown.options.get("mergeValues", True))
-    figure = plots.state_timeline(lines, shown.setting.span, merge=merge)
+    figure = cells.state_timeline(lines, shown.setting.span, merge=merge)
     return PLOT + markup.legend([markup.Entry(*e, []) for e in seen.items()], []), to_json(figure)
 
 

@@ -110,7 +110,11 @@ def test_one_line_in_a_training_is_scraped_by_a_real_prometheus(tmp_path: Path) 
         broken = prometheus.value(
             'sum(ampwatch_module_gradient_nonfinite_elements_total{module="(root)"})'
         )
-        storm = prometheus.value('ampwatch_optimizer_steps_skipped_total{class="storm"}')
+        storm = eventually(
+            lambda: prometheus.value('ampwatch_optimizer_steps_skipped_total{class="storm"} > 10'),
+            "they are told as a storm",
+            30,
+        )
         finding = prometheus.query('ampwatch_findings{kind="scale_collapse"}')
         state = prometheus.query('ampwatch_run_state{state="running"} == 1')
         (tmp_path / "stop").touch()

@@ -20,8 +20,10 @@ _VALUES = re.compile(r"label_values\((.*), (\w+)\)")
 
 def filled(expr: str, **chosen: str) -> str:
     """Fill in the variables: what is not chosen is All, and a rate looks back five minutes."""
-    expr = expr.replace("$__rate_interval", "5m")
-    return re.sub(r"\$(job|instance|run|rank)\b", lambda name: chosen.get(name[1], ALL), expr)
+    expr = expr.replace("$__rate_interval", "5m").replace("$__range", "10m")
+    return re.sub(
+        r"\$(job|instance|run|rank|gpu|module)\b", lambda name: chosen.get(name[1], ALL), expr
+    )
 
 
 def panels(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.exporters.prometheus import PrometheusExporter
 from tests.aggregate.made_up import START, made_up_fleet
+from tests.dashboards.made_up_gpus import dcgm_samples, gpu_samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +21,7 @@ BACKOFFS = 41.0
 """Of the last rank; one growth as everywhere, so that 40 halvings are left over."""
 
 _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
-_RISES = ("_total", "_sum", "_count", "_bucket")
+_RISES = ("_total", "_sum", "_count", "_bucket", "_ENERGY_CONSUMPTION")
 
 
 def instance(machine: int) -> str:
@@ -40,6 +41,8 @@ def samples(ranks: int) -> Iterator[tuple[str, str, float]]:
         match = _SAMPLE.match(line)
         assert match is not None, line
         name, labels, value = match[1], match[2] or "", float(match[3])
+        if name.startswith("ampwatch_gpu_"):
+            continue  # the golden scrape has no GPU, the first machine has
         if 'run="gpt"' not in labels:
             for machine in range(1 if "run=" in labels else machines):
                 yield name, f'{labels},instance="{instance(machine)}"'.lstrip(","), value
@@ -49,6 +52,8 @@ def samples(ranks: int) -> Iterator[tuple[str, str, float]]:
                 own = re.sub(r'world_size="\d*"', f'world_size="{ranks}"', own)
                 changed = differing(name, labels, value) if rank == ranks - 1 else value
                 yield name, f'{own},instance="{instance(rank // PER_MACHINE)}"', changed
+    yield from gpu_samples(instance(0))
+    yield from dcgm_samples()
     for machine in range(machines):
         yield "up", f'instance="{instance(machine)}"', 1.0
         for collector in ("rings", "gpu"):
@@ -89,5 +94,6 @@ def openmetrics(ranks: int, now: float) -> str:
                 shown = value - (START + 20) + at
             else:
                 shown = value
-            lines.append(f'{name}{{job="{JOB}",{labels}}} {shown!r} {at:.3f}')
+            job = "" if labels.startswith("job=") else f'job="{JOB}",'
+            lines.append(f"{name}{{{job}{labels}}} {shown!r} {at:.3f}")
     return "\n".join([*lines, "# EOF\n"])

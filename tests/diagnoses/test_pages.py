@@ -121,14 +121,12 @@ def places(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
 
 @pytest.fixture(autouse=True)
 def machine_of_the_page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What depends on the machine, or on the tests before, is as the page has it."""
+    """What depends on the machine is as the page has it."""
     # How many pieces a sample is split into depends on how busy this machine is.
     monkeypatch.setattr(sampling, "WORST_SHARE", math.inf)
     page = request.getfixturevalue("page").stem if "page" in request.fixturenames else ""
     if page == "cpu_isa_missing":
         monkeypatch.setattr(machine, "cpu_dtypes", lambda _=None: frozenset())
-    if not page.startswith("compile_"):
-        request.getfixturevalue("nothing_compiled")
 
 
 @of_each_program

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings(
         "ignore:This process:DeprecationWarning"
     ),  # of fork, in a DataLoader
-    pytest.mark.usefixtures("one_thread", "nothing_compiled"),
+    pytest.mark.usefixtures("one_thread"),
 ]
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 STORIES = [*rounding_ops.STORIES, *fp8_casts.STORIES]
 KINDS = {story.kind for story in STORIES}
 
-pytestmark = pytest.mark.usefixtures("one_thread", "nothing_compiled")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("story", STORIES, ids=str)

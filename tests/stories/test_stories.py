@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # torch says so where the first step of a training is skipped; that is as it should be.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),
-    pytest.mark.usefixtures("one_thread", "nothing_compiled"),
+    pytest.mark.usefixtures("one_thread"),
 ]
 
 at_each_level = pytest.mark.parametrize("level", LEVELS)

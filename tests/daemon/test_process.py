@@ -170,7 +170,7 @@ def test_a_signal_ends_the_daemon_cleanly(place: Place, stop: signal.Signals) ->
     """Exit status 0, the lock free and its file empty."""
     with place.daemon() as daemon:
         daemon.process.send_signal(stop)
-        assert daemon.process.wait(10) == 0
+        assert daemon.process.wait(60) == 0
 
         assert read_info(place.runtime) is None
         assert place.info() is None

@@ -17,11 +17,6 @@ from ampwatch.sensors.oplistener import GuardedListeners, OpPlace
 from tests.sensors.counting import Counted, Log
 
 
-@pytest.fixture(autouse=True)
-def _alone(nothing_compiled: None) -> None:
-    """Whatever other tests compile."""
-
-
 class Ear:
     """Writes down what it is told, and fails where it is to."""
 

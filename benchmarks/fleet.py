@@ -64,8 +64,10 @@ QUERIES = {
 """Questions as dashboards ask them, of raw series."""
 
 RECORDED = {
-    "the slowest rank": "run:ampwatch_step_duration_seconds:max",
-    "median and p99 rank": "run:ampwatch_step_duration_seconds:p99",
+    "loss scale of every host": "instance_run:ampwatch_loss_scale:min",
+    "the five hosts that step slowest": "topk(5, instance_run:ampwatch_step_duration_seconds:max_mean5m)",
+    "median rank": "run:ampwatch_step_duration_seconds:median_mean5m",
+    "p99 of steps over all ranks": "run:ampwatch_step_duration_seconds:p99_rate5m",
     "skipped share of the run": "run:ampwatch_optimizer_steps_skipped:ratio_rate5m",
     "ranks by state": "run:ampwatch_run_state:sum",
     "findings of every kind": "run:ampwatch_finding_steps:rate5m",
@@ -158,10 +160,12 @@ def costs(pid: int, port: int) -> dict[str, Any]:
     idle = (cpu_seconds(pid) - used) / (time.monotonic() - begin)
     accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
     times = []
+    used = cpu_seconds(pid)
     for _ in range(NUM_SCRAPES):
         packed, took = get(port, "/metrics", Accept=accept, **{"Accept-Encoding": "gzip"})
         times.append(took)
         time.sleep(0.2)
+    per_scrape = (cpu_seconds(pid) - used) / NUM_SCRAPES - idle * (statistics.mean(times) + 0.2)
     body = gzip.decompress(packed) if packed[:2] == b"\x1f\x8b" else packed
     rss = resident(pid)
     state, state_took = get(port, "/state.json")
@@ -172,6 +176,7 @@ def costs(pid: int, port: int) -> dict[str, Any]:
         "scrape_bytes_gzip": len(packed),
         "scrape_median_s": round(statistics.median(times), 4),
         "scrape_max_s": round(max(times), 4),
+        "scrape_cpu_s": round(per_scrape, 4),
         "cpu_unscraped": round(idle, 4),
         "rss_bytes": rss,
         "state_bytes": len(state),
@@ -219,7 +224,10 @@ def prometheus(directory: Path, ports: list[int]) -> Iterator[Server]:
     config = {
         "global": {"scrape_interval": f"{SCRAPE_SECONDS}s", "evaluation_interval": "15s"},
         "rule_files": [str(directory / "fleet.yml")],
-        "scrape_configs": [{"job_name": "ampwatch", "static_configs": [{"targets": targets}]}],
+        "scrape_configs": [
+            {"job_name": "ampwatch", "static_configs": [{"targets": targets}]},
+            {"job_name": "prometheus", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]},
+        ],
     }
     file = directory / "prometheus.yml"
     file.write_text(json.dumps(config), encoding="utf-8")
@@ -277,8 +285,9 @@ def in_prometheus(num_hosts: int, which: str, minutes: float) -> dict[str, Any]:
             "bytes_per_host": len(scrape),
             "head_series": series,
             "head_chunks": own["prometheus_tsdb_head_chunks"],
-            "samples_appended": own.get("prometheus_tsdb_head_samples_appended_total", 0.0),
-            "samples_per_second": series / SCRAPE_SECONDS,
+            "samples_per_second": server.value(
+                "sum(rate(prometheus_tsdb_head_samples_appended_total[2m]))"
+            ),
             "rss_bytes_empty": empty,
             "rss_bytes": rss,
             "heap_inuse_bytes": own["go_memstats_heap_inuse_bytes"],
@@ -286,9 +295,15 @@ def in_prometheus(num_hosts: int, which: str, minutes: float) -> dict[str, Any]:
             "rss_bytes_per_rank": round((rss - empty) / num_ranks),
             "heap_bytes_per_series": round(own["go_memstats_heap_inuse_bytes"] / series),
             "cpu": round(cpu, 3),
-            "scrape_seconds_median": server.value("quantile(0.5, scrape_duration_seconds)"),
-            "scrape_seconds_max": server.value("max(scrape_duration_seconds)"),
-            "targets_up": server.value("sum(up)"),
+            "scrape_seconds_median": server.value(
+                'quantile(0.5, scrape_duration_seconds{job="ampwatch"})'
+            ),
+            "scrape_seconds_max": server.value('max(scrape_duration_seconds{job="ampwatch"})'),
+            "targets_up": server.value('sum(up{job="ampwatch"})'),
+            "rules_seconds": server.value("max(prometheus_rule_group_last_duration_seconds)"),
+            "recorded_series": server.value(
+                'count({__name__=~"(run|instance_run|instance_run_le):ampwatch_.+"})'
+            ),
             "wal_bytes": sum(f.stat().st_size for f in disk.rglob("wal/*") if f.is_file()),
         }
         return {

@@ -133,7 +133,7 @@ class Fleet:
     def expired(self) -> list[str]:
         """Return the paths of rings that are not shown any more and can be forgotten."""
         with self.lock:
-            shown = self._shown()
+            shown = set(self._shown())
             return [key for key, view in self._views.items() if view not in shown]
 
     def _new_view(self, identity: RunIdentity) -> RankView:

@@ -86,7 +86,9 @@ def test_a_fleet_goes_on_when_parts_of_it_vanish(tmp_path: Path) -> None:
         daemon = second.enter_context(places[1].daemon(AMPWATCH_PORT=ports[1]))
         half = stack.enter_context(breaks_off(first.ask("/metrics").body))
         targets = ", ".join(f'"{address}"' for address in (target(first), target(daemon), half))
-        config = CONFIG.format(rules=RULES, targets=targets)
+        rules = RULES.read_text(encoding="utf-8").replace("interval: 1m", "interval: 200ms")
+        (tmp_path / "rules.yml").write_text(rules)
+        config = CONFIG.format(rules=tmp_path / "rules.yml", targets=targets)
         prometheus = stack.enter_context(run_prometheus(tmp_path, config))
 
         eventually(lambda: prometheus.value(running) == 4.0, "four ranks run", 30)

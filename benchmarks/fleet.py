@@ -250,9 +250,11 @@ def keep(file: Path, part: str, results: list[dict[str, Any]]) -> None:
     known |= {
         "date": datetime.now(timezone.utc).date().isoformat(),
         "machine": f"{os.cpu_count()} cores shared with others, {platform.machine()}, no GPU",
-        "ampwatch": __version__,
-        "python": platform.python_version(),
-        "prometheus": (version.stdout + version.stderr).partition(" (")[0].rpartition(" ")[2],
+        "versions": {
+            "ampwatch": __version__,
+            "python": platform.python_version(),
+            "prometheus": (version.stdout + version.stderr).partition(" (")[0].rpartition(" ")[2],
+        },
         part: [*known.get(part, []), *results],
     }
     file.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")

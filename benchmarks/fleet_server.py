@@ -22,7 +22,7 @@ RULES = Path(__file__).parents[1] / "dashboards" / "alerts" / "ampwatch.fleet.ru
 QUERIES = {
     "loss scale of every rank": "ampwatch_loss_scale",
     "the five ranks that step slowest": "topk(5, sum by (run, rank) (rate(ampwatch_step_duration_seconds_sum[2m])) / sum by (run, rank) (rate(ampwatch_step_duration_seconds_count[2m])))",
-    "median and p99 rank": "quantile by (run) (0.99, rate(ampwatch_step_duration_seconds_sum[2m]) / rate(ampwatch_step_duration_seconds_count[2m]))",
+    "mean step of the rank at p99": "quantile by (run) (0.99, rate(ampwatch_step_duration_seconds_sum[2m]) / rate(ampwatch_step_duration_seconds_count[2m]))",
     "p99 of steps over all ranks": "histogram_quantile(0.99, sum by (run, le) (rate(ampwatch_step_duration_seconds_bucket[2m])))",
     "gradient exponents over all ranks": "sum by (le) (rate(ampwatch_gradient_magnitude_bucket[2m]))",
     "skipped share of the run": "sum by (run) (rate(ampwatch_optimizer_steps_skipped_total[2m])) / sum by (run) (rate(ampwatch_optimizer_steps_total[2m]))",
@@ -36,7 +36,7 @@ QUERIES = {
 RECORDED = {
     "loss scale of every host": "instance_run:ampwatch_loss_scale:min",
     "the five hosts that step slowest": "topk(5, instance_run:ampwatch_step_duration_seconds:max_mean5m)",
-    "median rank": "run:ampwatch_step_duration_seconds:median_mean5m",
+    "mean step of the median rank": "run:ampwatch_step_duration_seconds:median_mean5m",
     "p99 of steps over all ranks": "run:ampwatch_step_duration_seconds:p99_rate5m",
     "skipped share of the run": "run:ampwatch_optimizer_steps_skipped:ratio_rate5m",
     "ranks by state": "run:ampwatch_run_state:sum",

@@ -65,7 +65,7 @@ def test_ctrl_c_ends_it_with_the_report(place: Place) -> None:
         said += line
 
     demo.send_signal(signal.SIGINT)
-    rest, complained = demo.communicate(timeout=60)
+    rest, complained = demo.communicate(timeout=200)
 
     assert (demo.returncode, complained) == (0, "")
     assert "Interrupted; here is the report so far." in rest

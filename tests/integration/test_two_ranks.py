@@ -36,7 +36,7 @@ with ampwatch.monitor(model, scaler, run="pair") as watch:
         optimizer.zero_grad()
     Path(sys.argv[1], f"skipped-{dist.get_rank()}").write_text(watch.report())
     stop = Path(sys.argv[1]) / "stop"
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200
     while not stop.exists() and time.monotonic() < end:
         time.sleep(0.05)
 dist.destroy_process_group()

@@ -33,7 +33,7 @@ scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
 watch = ampwatch.monitor(model, scaler, run="spine")
 print(watch.url, flush=True)
 stop, poison = Path(sys.argv[1]) / "stop", Path(sys.argv[1]) / "poison"
-end = time.monotonic() + 90
+end = time.monotonic() + 250
 while not stop.exists() and time.monotonic() < end:
     with torch.autocast("cpu", dtype=torch.float16):
         loss = model(torch.randn(16, 8)).float().square().mean()

@@ -615,7 +615,7 @@ def test_a_child_ends_no_recording_of_its_parent() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=True,
     )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +56,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="append",
         default=[],
         metavar="HOST[:PORT]",
-        help="a daemon that Prometheus scrapes; once for each (default: this machine's)",
+        help="a daemon that Prometheus scrapes; once for each, besides this machine's",
     )
     add("--webhook", default="", metavar="URL", help="where Alertmanager sends alerts")
     add(
@@ -84,6 +86,15 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         DeployError: If an option is not usable, or the files cannot be written.
     """
+    try:
+        _deploy(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has read enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _deploy(args: argparse.Namespace) -> None:
     from ampwatch.deploying.tree import tree  # noqa: PLC0415 - --help must be quick
     from ampwatch.deploying.writing import Theirs, plan, write  # noqa: PLC0415
 
@@ -92,11 +103,10 @@ def run(args: argparse.Namespace) -> int:
     theirs = Theirs.KEEP if args.keep else Theirs.OVERWRITE if args.force else Theirs.REFUSE
     if args.dry_run:
         print(f"{_told(todo, theirs)}\nNothing was written: --dry-run.")
-        return 0
+        return
     write(todo, theirs=theirs)
     print(_told(todo, theirs))
     print(_next(todo.directory, options))
-    return 0
 
 
 def options_of(args: argparse.Namespace) -> Options:

@@ -75,14 +75,17 @@ def plan(directory: Path, files: Mapping[str, str]) -> Plan:
     Raises:
         DeployError: If it is no directory, cannot be read, or was written by a newer version.
     """
+    if os.path.lexists(directory) and not directory.is_dir():
+        msg = f"expected a directory, new or old, got {str(directory)!r}, which is something else; name another one"
+        raise DeployError(msg)
     try:
-        if directory.exists() and not directory.is_dir():
-            msg = f"expected a directory, new or old, got the file {str(directory)!r}; name another one"
-            raise DeployError(msg)
-        version, written = _record(directory)
+        version, written = _record(_read(directory / RECORD))
         there = {path: _read(directory / path) for path in {*files, *written}}
     except OSError as error:
         raise _refused(directory, error) from error
+    except ValueError as error:
+        msg = f"expected {str(directory / RECORD)!r} as `ampwatch deploy` wrote it, got something else; remove it, then every file that differs counts as changed by hand"
+        raise DeployError(msg) from error
     if _order(version) > _order(__version__):
         msg = f"expected a directory that ampwatch {__version__} or an older one wrote, got {str(directory)!r} of ampwatch {version}; use that version, or name another directory"
         raise DeployError(msg)
@@ -170,21 +173,23 @@ def _order(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
-def _record(directory: Path) -> tuple[str, dict[str, str]]:
-    """Return the version that wrote the directory, and the digests of what it wrote."""
-    content = _read(directory / RECORD)
+def _record(content: bytes | None) -> tuple[str, dict[str, str]]:
+    """Return the version that wrote the directory, and the digests of what it wrote.
+
+    Raises:
+        ValueError: If it is no record.
+    """
     if content is None:
         return "", {}
     try:
         record = json.loads(content)
-        version, written = record["version"], record["files"]
+        version, written = record["version"], dict(record["files"])
         good = isinstance(version, str) and all(map(_is_inside, written))
-    except (ValueError, KeyError, TypeError):
-        good = False
+    except (KeyError, TypeError) as error:
+        raise ValueError from error
     if not good:
-        msg = f"expected {str(directory / RECORD)!r} as `ampwatch deploy` wrote it, got something else; remove it, then every file counts as changed by hand"
-        raise DeployError(msg)
-    return version, dict(written)
+        raise ValueError
+    return version, written
 
 
 def _is_inside(path: str) -> bool:

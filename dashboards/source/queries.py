@@ -10,7 +10,7 @@ _LABELS: dict[str, tuple[str, ...]] = {
     metric.name + suffix: metric.labels
     for metric in CATALOG
     for suffix in (("_bucket", "_sum", "_count") if metric.type == "histogram" else ("",))
-} | {"up": (), "ALERTS": ()}
+} | dict.fromkeys(("up", "ALERTS", "ALERTS_FOR_STATE"), ())
 
 EVERYWHERE = 'job=~"$job", instance=~"$instance"'
 """The matchers that every selector has."""
@@ -35,8 +35,8 @@ def of(metric: str, *matchers: str, every_rank: bool = False) -> str:
     """Return the selector of ``metric`` for what the variables of the dashboard choose.
 
     Args:
-        metric: A name of the catalogue, with the suffix of the series for a histogram; ``up`` or
-            ``ALERTS``.
+        metric: A name of the catalogue, with the suffix of the series for a histogram; or one
+            that Prometheus makes itself: ``up``, ``ALERTS``, ``ALERTS_FOR_STATE``.
         matchers: Further ones, as ``state="stale"``.
         every_rank: Whether to leave ``$rank`` out, where a rank is compared with all others.
 
@@ -50,6 +50,16 @@ def of(metric: str, *matchers: str, every_rank: bool = False) -> str:
     if "rank" in labels and not every_rank:
         chosen.append('rank=~"$rank"')
     return f"{metric}{{{', '.join([*chosen, *matchers])}}}"
+
+
+def having(label: str, value: str) -> str:
+    """Return the matcher of one value of a label."""
+    return f'{label}="{value}"'
+
+
+def any_of(label: str, *values: str) -> str:
+    """Return the matcher of several values of a label."""
+    return f'{label}=~"{"|".join(values)}"'
 
 
 def rate(metric: str, *matchers: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dashboards.source import overview, ranks, run
+from dashboards.source import layers, overview, precision, ranks, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 BOOK: dict[str, Callable[[], Page]] = {
     "ampwatch-overview.json": overview.page,
     "ampwatch-run.json": run.page,
+    "ampwatch-layers.json": layers.page,
+    "ampwatch-precision.json": precision.page,
     "ampwatch-ranks.json": ranks.page,
 }
 """Name of the file, and what says what is in it."""

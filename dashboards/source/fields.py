@@ -48,6 +48,24 @@ def words(meaning: Mapping[float | str, tuple[str, str]]) -> model.ValueMapping:
     return model.ValueMap(options=options)
 
 
+def spans(*named: tuple[float, float, str]) -> tuple[model.ValueMapping, ...]:
+    """Return mappings of values from one number to another to a text.
+
+    Args:
+        named: Smallest value, largest value, text.
+    """
+    return tuple(
+        model.RangeMap(
+            options=model.DashboardRangeMapOptions(
+                from_val=low,
+                to=high,
+                result=model.ValueMappingResult(text=text, color=NEUTRAL, index=index),
+            )
+        )
+        for index, (low, high, text) in enumerate(named)
+    )
+
+
 @dataclass(frozen=True)
 class Override:
     """What is different for the fields of a panel whose name matches.

@@ -12,7 +12,7 @@ from grafana_foundation_sdk.models import dashboard as model
 from ampwatch import __version__
 from dashboards.source.events import events
 from dashboards.source.links import TAG, others
-from dashboards.source.variables import variables
+from dashboards.source.variables import DAEMON, variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +62,8 @@ class Page:
         description: What it is for.
         rows: Its questions, the most urgent first.
         findings: Whether findings are drawn over the time series from the start.
+        choices: Variables that only this dashboard has, from ``variables.choice``.
+        exporters: Metrics, with bars between them, whose jobs and instances can be chosen.
     """
 
     uid: str
@@ -69,6 +71,8 @@ class Page:
     description: str
     rows: tuple[Row, ...] = field(default=())
     findings: bool = False
+    choices: tuple[model.VariableModel, ...] = ()
+    exporters: str = DAEMON
 
     def json(self) -> str:
         """Return the text of the file."""
@@ -88,7 +92,9 @@ class Page:
             refresh="30s",
             schema_version=SCHEMA,
             panels=list(_placed(self.rows)),
-            templating=model.DashboardDashboardTemplating(list_val=variables()),
+            templating=model.DashboardDashboardTemplating(
+                list_val=variables(*self.choices, exporters=self.exporters)
+            ),
             annotations=model.AnnotationContainer(list_val=events(findings=self.findings)),
             links=[others()],
         )

@@ -10,7 +10,19 @@ DATASOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _ALL = model.VariableOption(text="All", value="$__all", selected=True)
 
 
-def _choice(name: str, label: str, description: str, series: str) -> model.VariableModel:
+DAEMON = "ampwatch_build_info"
+"""What every scrape of a daemon has, and nothing else."""
+
+
+def choice(name: str, label: str, description: str, series: str) -> model.VariableModel:
+    """Return a variable of which one, several or all values can be chosen.
+
+    Args:
+        name: The label that it lists the values of, and what ``$name`` stands for.
+        label: As Grafana shows it.
+        description: What its values are.
+        series: Selector of the series that have the label.
+    """
     query = f"label_values({series}, {name})"
     return model.VariableModel(
         type_val=model.VariableType.QUERY,
@@ -29,8 +41,20 @@ def _choice(name: str, label: str, description: str, series: str) -> model.Varia
     )
 
 
-def variables() -> list[model.VariableModel]:
-    """Return data source, job, instance, run, rank and the ad hoc filters."""
+def variables(*further: model.VariableModel, exporters: str = DAEMON) -> list[model.VariableModel]:
+    """Return data source, job, instance, run, rank, further ones, and the ad hoc filters.
+
+    Args:
+        further: From ``choice``.
+        exporters: Metrics, with bars between them, whose jobs and instances can be chosen.
+    """
+    several = "|" in exporters
+    named = (f'__name__=~"{exporters}"',) if several else ()
+
+    def scraped(*matchers: str) -> str:
+        chosen = ", ".join((*named, *matchers))
+        return ("" if several else exporters) + (f"{{{chosen}}}" if chosen else "")
+
     return [
         model.VariableModel(
             type_val=model.VariableType.DATASOURCE,
@@ -39,25 +63,21 @@ def variables() -> list[model.VariableModel]:
             description="The Prometheus that scrapes the ampwatch daemons.",
             query="prometheus",
         ),
-        _choice("job", "Job", "Scrape jobs with an ampwatch daemon.", "ampwatch_build_info"),
-        _choice(
-            "instance",
-            "Instance",
-            "Daemons, one on each machine.",
-            'ampwatch_build_info{job=~"$job"}',
-        ),
-        _choice(
+        choice("job", "Job", "Scrape jobs with an ampwatch daemon.", scraped()),
+        choice("instance", "Instance", "Daemons, one on each machine.", scraped('job=~"$job"')),
+        choice(
             "run",
             "Run",
             "Trainings, by the name given to ampwatch.monitor().",
             'ampwatch_run_info{job=~"$job", instance=~"$instance"}',
         ),
-        _choice(
+        choice(
             "rank",
             "Rank",
             "Global ranks of the runs.",
             'ampwatch_run_info{job=~"$job", instance=~"$instance", run=~"$run"}',
         ),
+        *further,
         model.VariableModel(
             type_val=model.VariableType.ADHOC,
             name="Filters",

@@ -7,15 +7,12 @@ import re
 import shlex
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ampwatch.cli import main
 from tests.daemon.parts import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_it_says_what_it_wrote_and_what_comes_next(
@@ -31,7 +28,7 @@ def test_it_says_what_it_wrote_and_what_comes_next(
     assert found is not None
     assert found[1] == found[2]
     assert "Nobody hears of alerts" not in said
-    commands = re.findall(r"^  (\w.*)$", said, re.MULTILINE)
+    commands = re.findall(r"^  ([a-z].*)$", said, re.MULTILINE)
     assert [c.split()[0] for c in commands] == [
         "docker",
         "prometheus",
@@ -42,7 +39,7 @@ def test_it_says_what_it_wrote_and_what_comes_next(
     for command in commands:
         words = [word.removeprefix("--config.file=") for word in shlex.split(command)]
         (path,) = (word for word in words if word.startswith(str(stack)))
-        assert os.path.exists(path)
+        assert Path(path).exists()
 
 
 def test_the_second_time_it_says_that_nothing_changed(
@@ -67,7 +64,7 @@ def test_a_dry_run_names_what_would_change_and_writes_nothing(
     assert not (tmp_path / "new").exists()
 
     main(["deploy", str(tmp_path / "old")])
-    before = {path: path.stat() for path in (tmp_path / "old").rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "old").rglob("*")}
     capsys.readouterr()
     arguments = ["--dry-run", "--webhook", "http://a/b", "--target", "node-a"]
     assert main(["deploy", str(tmp_path / "old"), *arguments]) == 0
@@ -76,7 +73,8 @@ def test_a_dry_run_names_what_would_change_and_writes_nothing(
     assert "  1 new\n    deploy/prometheus/targets/ampwatch.yml\n" in said
     assert "  1 updated\n    deploy/alertmanager/alertmanager.yml\n" in said
     assert said.endswith("Nothing was written: --dry-run.\n")
-    assert {path: path.stat() for path in (tmp_path / "old").rglob("*")} == before
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "old").rglob("*")}
+    assert after == before
 
 
 def test_what_somebody_changed_is_named_and_kept(
@@ -124,14 +122,14 @@ def test_a_wrong_option_is_told_before_anything_is_written(
     assert not (tmp_path / "stack").exists()
 
 
-@pytest.mark.parametrize(("target", "told"), [("localhost:1", True), ("node-a", False)])
+@pytest.mark.parametrize(("target", "told"), [("localhost:1", 1), ("node-a", 0)])
 def test_loopback_is_told_to_mean_another_machine_in_a_container(
-    target: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    target: str, told: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before somebody looks for the target in vain."""
     main(["deploy", str(tmp_path), "--target", target])
 
-    assert ("host.docker.internal" in capsys.readouterr().out) == told
+    assert capsys.readouterr().out.count("host.docker.internal") == told
 
 
 def test_a_reader_that_has_read_enough_is_no_trouble(tmp_path: Path) -> None:

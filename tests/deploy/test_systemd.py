@@ -110,7 +110,9 @@ def test_the_daemon_takes_the_arguments(path: Path) -> None:
 def test_the_one_capability_is_the_one_that_the_daemon_asks_for() -> None:
     """Not root, but with what the unit gives, ``--machine`` is granted; without it refused."""
     (given,) = re.findall(r"^AmbientCapabilities=CAP_(\w+)$", UNIT.read_text("utf-8"), re.MULTILINE)
-    (bound,) = re.findall(r"^CapabilityBoundingSet=CAP_(\w+)$", UNIT.read_text("utf-8"), re.MULTILINE)
+    (bound,) = re.findall(
+        r"^CapabilityBoundingSet=CAP_(\w+)$", UNIT.read_text("utf-8"), re.MULTILINE
+    )
     code = "from ampwatch.daemon.discovery import check_may_tidy_all as f; f()"
 
     def allowed(capability: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -17,6 +17,9 @@ from ampwatch.deploying.tree import RUNBOOKS, STAMP, TARGETS, rules_of, tree
 from ampwatch.errors import AmpwatchError, DeployError
 from tests.deploy.parts import ROOT, kustomized, loaded
 from tests.services import require
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ASKED = Options(
     targets=("node-a:10917", "[2001:db8::1]:9000"),

@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CODE := ampwatch dashboards tests benchmarks examples
-PROSE := README.md CHANGELOG.md CONTRIBUTING.md docs dashboards/README.md examples/README.md
+PROSE := README.md CHANGELOG.md CONTRIBUTING.md docs examples/README.md
 
 .PHONY: help
 help: ## List the targets

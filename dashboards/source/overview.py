@@ -63,6 +63,7 @@ def _runs() -> Table:
             " Ranks says which rank differs.",
             metrics=[
                 "ampwatch_run_state",
+                "ampwatch_run_start_timestamp_seconds",
                 "ampwatch_steps_total",
                 "ampwatch_loss_scale",
                 SKIPPED_TOTAL,
@@ -82,6 +83,13 @@ def _runs() -> Table:
                 title="State",
                 expr=state("job, run"),
                 mappings=(STATE_WORDS,),
+                width=90,
+            ),
+            Column(
+                title="Since",
+                expr=f"time() - min by (job, run) ({of('ampwatch_run_start_timestamp_seconds')})",
+                unit="s",
+                decimals=0,
                 width=90,
             ),
             Column(

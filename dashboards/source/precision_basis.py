@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.source.capabilities import PRECISION_FEATURES, PRECISION_REASONS, STATE_WORDS
 from dashboards.source.fields import BAD, GOOD, WARN, Step, described, thresholds
 from dashboards.source.panels import Panel, Stat, TimeSeries
-from dashboards.source.precision_shares import OVER, sums
+from dashboards.source.precision_shares import OVER, RUN, sums
 from dashboards.source.queries import Query, of
 from dashboards.source.tables import Column, Key, Table
 
@@ -36,7 +36,7 @@ def absent() -> tuple[Panel, ...]:
             unit="none",
             no_value="No run was chosen that is watched at level standard or deep",
             keys=(
-                Key(label="run", title="Run", width=180),
+                RUN,
                 Key(label="feature", title="What", mappings=(PRECISION_FEATURES,)),
                 Key(label="state", title="State", mappings=(STATE_WORDS,), width=140),
                 Key(label="reason", title="Why", mappings=(PRECISION_REASONS,)),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dashboards.source.fields import GOOD, NEUTRAL, WARN, Override, Step, described, thresholds
 from dashboards.source.panels import Panel, TimeSeries
-from dashboards.source.precision_shares import OVER, share, sums
+from dashboards.source.precision_shares import OVER, RUN, share, sums
 from dashboards.source.queries import Query, of
-from dashboards.source.tables import Column, Key, Table
+from dashboards.source.tables import Column, Table
 
 SECONDS = "ampwatch_kernel_seconds_total"
 MATMULS = 'unit=~"tensor|cuda|unknown"'
@@ -78,7 +78,7 @@ def kernels() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             no_value=no_windows,
-            keys=(Key(label="run", title="Run"),),
+            keys=(RUN,),
             columns=(
                 *(
                     Column(

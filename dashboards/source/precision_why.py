@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.source.fields import GOOD, NEUTRAL, WARN, Step, described, thresholds, words
 from dashboards.source.panels import Panel, TimeSeries
-from dashboards.source.precision_shares import OVER, share, sums
+from dashboards.source.precision_shares import OVER, RUN, share, sums
 from dashboards.source.queries import Query
 from dashboards.source.tables import Column, Key, Table
 
@@ -49,7 +49,7 @@ def fallbacks() -> tuple[Panel, ...]:
             unit="short",
             no_value=no_census,
             keys=(
-                Key(label="run", title="Run", width=160),
+                RUN,
                 Key(label="reason", title="Why", mappings=(_REASONS,)),
             ),
             columns=(
@@ -110,7 +110,7 @@ def casts() -> tuple[Panel, ...]:
             unit="short",
             no_value=no_casts,
             keys=(
-                Key(label="run", title="Run", width=160),
+                RUN,
                 Key(label="from_dtype", title="From"),
                 Key(label="to_dtype", title="To"),
             ),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dashboards.source.fields import (
-    NEUTRAL,
     described,
-    thresholds,
 )
 from dashboards.source.links import field, label, to_dashboard
 from dashboards.source.measures import (
@@ -21,10 +19,10 @@ from dashboards.source.measures import (
     skipped_share,
 )
 from dashboards.source.page import Page, Row
-from dashboards.source.panels import Stat
-from dashboards.source.queries import Query, of, rate
+from dashboards.source.panels import Stat, TimeSeries
+from dashboards.source.queries import Query, increase, of, rate
 from dashboards.source.run_gradients import gradients
-from dashboards.source.run_progress import learning, sampling, speed
+from dashboards.source.run_progress import facts, learning, sampling, speed
 from dashboards.source.run_scaling import scaling
 from dashboards.source.states import (
     ADVICE_KEY,
@@ -35,7 +33,7 @@ from dashboards.source.states import (
     severity,
     state,
 )
-from dashboards.source.tables import Column, Key, Table
+from dashboards.source.tables import Key, Table
 
 _TO_RANKS = to_dashboard("Which rank? Open its ranks", "ampwatch-ranks", run=label("run"))
 
@@ -48,12 +46,12 @@ def page() -> Page:
         description="Why are steps skipped, and do the gradients fit the format? Choose one run.",
         findings=True,
         rows=(
-            Row(100, "What is wrong with this run?", (*_tiles(), _findings())),
+            Row(100, "What is wrong with this run?", (*_tiles(), _findings(), _finding_steps())),
             Row(200, "Why are steps skipped?", scaling()),
             Row(300, "Do the gradients fit the format?", gradients()),
             Row(400, "Does it learn?", learning()),
             Row(500, "Is it as fast as it was?", speed()),
-            Row(600, "What is it, and what did ampwatch see of it?", (_facts(), *sampling())),
+            Row(600, "What is it, and what did ampwatch see of it?", (facts(), *sampling())),
         ),
     )
 
@@ -244,38 +242,28 @@ def _findings() -> Table:
     )
 
 
-def _facts() -> Table:
-    facts = {
-        "run": "Run",
-        "autocast_dtype": "Autocast",
-        "scaler": "Scaler",
-        "growth_interval": "Growth interval",
-        "world_size": "World size",
-        "device": "Device",
-        "torch": "PyTorch",
-        "version": "ampwatch",
-        "allow_tf32": "TF32",
-    }
-    return Table(
-        id=601,
-        title="Facts",
+def _finding_steps() -> TimeSeries:
+    return TimeSeries(
+        id=110,
+        title="Steps with each finding",
         description=described(
-            shows="What the ranks said about themselves at the start.",
-            good="one line for each run: all ranks agree. Ranks equals World size.",
-            act="two lines: the ranks run with different settings or versions; the columns that"
-            " differ say in what. Fewer ranks than the world size: not every host has a daemon.",
-            metrics=["ampwatch_run_info"],
+            shows="Iterations in which each kind of finding was seen, between two points of the"
+            " graph, on the rank that saw it most; the ten most frequent.",
+            good="empty.",
+            act="the kind that comes first is most often the cause of those that follow.",
+            metrics=["ampwatch_finding_steps_total"],
         ),
-        unit="none",
-        no_value=NO_RUN,
-        height=5,
-        keys=tuple(Key(label=name, title=title) for name, title in facts.items()),
-        sort_by="Run",
-        columns=(
-            Column(
-                title="Ranks",
-                expr=f"count by ({', '.join(facts)}) ({of('ampwatch_run_info')})",
-                thresholds=thresholds(NEUTRAL),
+        unit="short",
+        no_value="Nothing was found in this time",
+        queries=(
+            Query(
+                f"topk(10, max by (run, kind) ({increase('ampwatch_finding_steps_total')}) > 0)",
+                legend="{{kind}} {{run}}",
             ),
         ),
+        bars=True,
+        interval="1m",
+        minimum=0,
+        width=24,
+        height=6,
     )

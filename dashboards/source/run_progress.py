@@ -8,9 +8,10 @@ from dashboards.source.fields import (
     limit_line,
 )
 from dashboards.source.links import label, to_dashboard
-from dashboards.source.measures import NONE_IS_GOOD, OVERHEAD
+from dashboards.source.measures import NO_RUN, NONE_IS_GOOD, OVERHEAD
 from dashboards.source.panels import TimeSeries
 from dashboards.source.queries import Query, increase, of, rate
+from dashboards.source.tables import Column, Key, Table
 
 _BUCKETS = "ampwatch_step_duration_seconds_bucket"
 
@@ -184,6 +185,43 @@ def speed() -> tuple[TimeSeries, ...]:
             width=6,
             thresholds=OVERHEAD,
             overrides=(limit_line("budget", BAD),),
+        ),
+    )
+
+
+def facts() -> Table:
+    """Return what the ranks said about themselves."""
+    said = {
+        "run": "Run",
+        "autocast_dtype": "Autocast",
+        "scaler": "Scaler",
+        "growth_interval": "Growth interval",
+        "world_size": "World size",
+        "device": "Device",
+        "torch": "PyTorch",
+        "version": "ampwatch",
+        "allow_tf32": "TF32",
+    }
+    return Table(
+        id=601,
+        title="Facts",
+        description=described(
+            shows="What the ranks said about themselves at the start.",
+            good="one line for each run: all ranks agree. Ranks equals World size.",
+            act="two lines: the ranks run with different settings or versions; the columns that"
+            " differ say in what. Fewer ranks than the world size: not every host has a daemon.",
+            metrics=["ampwatch_run_info"],
+        ),
+        unit="none",
+        no_value=NO_RUN,
+        height=5,
+        keys=tuple(Key(label=name, title=title) for name, title in said.items()),
+        sort_by="Run",
+        columns=(
+            Column(
+                title="Ranks",
+                expr=f"count by ({', '.join(said)}) ({of('ampwatch_run_info')})",
+            ),
         ),
     )
 

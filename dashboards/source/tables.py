@@ -10,7 +10,7 @@ from grafana_foundation_sdk.models import common, prometheus, table
 from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards.source.fields import Override
-from dashboards.source.panels import Panel
+from dashboards.source.panel import Panel
 from dashboards.source.queries import Query
 
 

@@ -59,6 +59,7 @@ def samples(ranks: int) -> Iterator[tuple[str, str, float]]:
         for collector in ("rings", "gpu"):
             at = f'collector="{collector}",instance="{instance(machine)}"'
             yield "ampwatch_collector_success", at, 1.0
+            yield "ampwatch_collector_duration_seconds", at, 0.01
     alert = 'alertname="AmpwatchLossScaleCollapsed",severity="critical",rank="0",run="gpt"'
     at = f'{alert},instance="{instance(0)}"'
     yield "ALERTS", f'{at},alertstate="firing"', 1.0

@@ -240,6 +240,22 @@ def test_colours_begin_without_a_value_and_words_are_keyed_by_text() -> None:
     assert list(defaults["mappings"][0]["options"]) == ["1", "nan"]
 
 
+def test_only_trouble_has_a_coloured_ground() -> None:
+    """Else all of a healthy graph would be green."""
+    colours = thresholds(GOOD, Step(0.01, "orange"))
+    lines, areas = (
+        TimeSeries(id=number, area=area, thresholds=colours, **TEXT)
+        for number, area in ((101, False), (102, True))
+    )
+
+    drawn = [
+        [step["color"] for step in p["fieldConfig"]["defaults"]["thresholds"]["steps"]]
+        for p in panels(page(Row(100, "Good?", (lines, areas))))
+    ]
+
+    assert drawn == [["green", "orange"], ["transparent", "orange"]]
+
+
 def test_every_finding_has_advice_and_a_page_behind_it() -> None:
     pages = {file.stem for file in (program.DIRECTORY.parent / "docs" / "diagnoses").glob("*.md")}
 

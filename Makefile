@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-CODE := ampwatch dashboards tests benchmarks examples
+CODE := ampwatch dashboards tests benchmarks examples deploy
 PROSE := README.md CHANGELOG.md CONTRIBUTING.md docs examples/README.md
 
 .PHONY: help

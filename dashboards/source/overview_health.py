@@ -71,11 +71,11 @@ def health() -> tuple[TimeSeries | StateTimeline | Table | Stat, ...]:
         ),
         StateTimeline(
             id=403,
-            title="Collectors that fail",
+            title="Collectors, failing ones first (20)",
             description=described(
-                shows="Daemons of which a collector failed at its newest pass: rings reads the"
-                " training processes, gpu the GPUs. At most 20.",
-                good="no band, or bands that read ok.",
+                shows="Whether the newest pass of each collector succeeded: rings reads the training"
+                " processes, gpu the GPUs. At most 20, those that failed before the others.",
+                good="ok everywhere.",
                 act="gpu: see the dashboard GPU, which says what NVML answered. rings: the log of"
                 " the daemon names the file.",
                 metrics=["ampwatch_collector_success"],

@@ -9,8 +9,8 @@ from dashboards.source.links import field, label, to_dashboard
 from dashboards.source.measures import (
     HEADROOM,
     LAST_HOUR,
-    NO_RUN,
-    NO_SCALER,
+    NO_RUN_TILE,
+    NO_SCALER_TILE,
     NONE_IS_GOOD,
     REPORT_AGE,
     SCALE,
@@ -70,7 +70,7 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_run_state"],
             ),
             unit="none",
-            no_value=NO_RUN,
+            no_value=NO_RUN_TILE,
             queries=(Query(state("run"), legend="{{run}}", instant=True),),
             mappings=(STATE_WORDS,),
             width=3,
@@ -86,7 +86,7 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_finding_last_seen_timestamp_seconds"],
             ),
             unit="none",
-            no_value=NO_RUN,
+            no_value=NO_RUN_TILE,
             queries=(
                 Query(
                     severity("run", LAST_HOUR),
@@ -108,8 +108,8 @@ def _tiles() -> tuple[Stat, ...]:
                 " stop the run.",
                 metrics=["ampwatch_loss_scale"],
             ),
-            unit="short",
-            no_value=NO_SCALER,
+            unit="none",
+            no_value=NO_SCALER_TILE,
             queries=(Query(f"min by (run) ({of('ampwatch_loss_scale')})", legend="{{run}}"),),
             thresholds=SCALE,
             sparkline=True,
@@ -125,14 +125,14 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=skipped,
             ),
             unit="percentunit",
-            no_value="No optimizer has stepped in the last 10 minutes",
+            no_value="No step in 10 minutes",
             queries=(Query(skipped_share("10m", "run"), legend="{{run}}", instant=True),),
             thresholds=SKIPPED,
             width=3,
         ),
         Stat(
             id=105,
-            title="Headroom",
+            title="Headroom, in doublings",
             description=described(
                 shows="How many times the gradients can double before they overflow the format of"
                 " autocast, at the loss scale they have now.",
@@ -141,7 +141,7 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_autocast_dtype_max", "ampwatch_scaled_gradient_amax_max"],
             ),
             unit="none",
-            no_value="No gradient was sampled yet, or no autocast was seen",
+            no_value="No sample, or no autocast",
             decimals=1,
             queries=(Query(headroom("run"), legend="{{run}}", instant=True),),
             thresholds=HEADROOM,
@@ -162,7 +162,7 @@ def _tiles() -> tuple[Stat, ...]:
                 ],
             ),
             unit="short",
-            no_value="The parameters were not looked at yet",
+            no_value="Not looked at yet",
             queries=(
                 Query(
                     f"max by (run) ({of('ampwatch_parameter_nonfinite_elements')})"
@@ -183,8 +183,9 @@ def _tiles() -> tuple[Stat, ...]:
                 act="see Is it as fast as it was? below.",
                 metrics=["ampwatch_steps_total"],
             ),
-            unit="ops",
-            no_value="No iteration was counted yet",
+            unit="none",
+            decimals=2,
+            no_value="No step has ended yet",
             queries=(Query(f"avg by (run) ({rate('ampwatch_steps_total')})", legend="{{run}}"),),
             sparkline=True,
             width=3,
@@ -199,7 +200,7 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_last_report_timestamp_seconds"],
             ),
             unit="s",
-            no_value=NO_RUN,
+            no_value=NO_RUN_TILE,
             decimals=0,
             queries=(
                 Query(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards.source.fields import (
     BAD,
+    color,
     described,
     limit_line,
 )
@@ -60,7 +61,7 @@ def learning() -> tuple[TimeSeries, ...]:
             interval="1m",
             minimum=0,
             width=6,
-            thresholds=NONE_IS_GOOD,
+            overrides=(color("/./", BAD),),
         ),
         TimeSeries(
             id=403,
@@ -146,7 +147,7 @@ def speed() -> tuple[TimeSeries, ...]:
                 act="lines apart: a rank has begun anew or is not part of the collective.",
                 metrics=["ampwatch_steps_total"],
             ),
-            unit="ops",
+            unit="none",
             no_value="No iteration was counted yet",
             queries=(
                 Query(f"min by (run) ({rate('ampwatch_steps_total')})", legend="slowest {{run}}"),

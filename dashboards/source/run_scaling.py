@@ -65,7 +65,7 @@ def scaling() -> tuple[TimeSeries | Stat, ...]:
                     "ampwatch_loss_scale_initial",
                 ],
             ),
-            unit="short",
+            unit="none",
             no_value=NO_SCALER,
             queries=(
                 Query(f"min by (run) ({of('ampwatch_loss_scale_min')})", legend="smallest {{run}}"),
@@ -262,7 +262,7 @@ def scaling() -> tuple[TimeSeries | Stat, ...]:
                 ],
             ),
             unit="s",
-            no_value="No forecast: the loss scale does not fall, or there is none",
+            no_value="No forecast: the scale does not fall",
             queries=(Query(_forecast(), legend="{{run}}", instant=True),),
             thresholds=_FORECAST,
             width=6,

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 UNUSED: dict[str, str] = {
-    "ampwatch_collector_duration_seconds": "for a look by hand, when a scrape of a daemon is slow",
-    "ampwatch_finding_records_left_out_total": "for a look by hand, when a rank has many findings",
-    "ampwatch_last_applied_step_timestamp_seconds": "skips are shown as shares, silence as states",
-    "ampwatch_loss_scale_initial": "a fact, for rules of users that compare the scale with it",
     "ampwatch_optimizer_consecutive_skipped_steps": "its hold, _max, misses no run of skips",
     "ampwatch_scaled_gradient_amax": "its hold, _max, misses no peak",
 }

@@ -169,7 +169,7 @@ def _next(directory: Path, options: Options) -> str:
         f"  docker compose -f {at('deploy/compose/compose.yaml')} up --build",
         "      all of it with a training to look at; Grafana is at http://localhost:3000",
         f"  prometheus --config.file={at('deploy/prometheus/prometheus.yml')}",
-        f"  prometheus-alertmanager --config.file={at('deploy/alertmanager/alertmanager.yml')}",
+        f"  alertmanager --config.file={at('deploy/alertmanager/alertmanager.yml')}",
         "      where you have them; the daemon of this machine is scraped",
         f"  kubectl apply --server-side -k {at('deploy/kubernetes')}",
         "      dashboards, rules and a PodMonitor for the Prometheus Operator",

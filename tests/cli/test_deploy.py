@@ -32,7 +32,7 @@ def test_it_says_what_it_wrote_and_what_comes_next(
     assert [c.split()[0] for c in commands] == [
         "docker",
         "prometheus",
-        "prometheus-alertmanager",
+        "alertmanager",
         "kubectl",
         "less",
     ]

@@ -1,4 +1,7 @@
-"""What ran in which dtype: the op census and the profiler window, wired together."""
+"""Everything that looks at single ops, and the profiler window, wired together.
+
+The op census, the births of non-finite values, what rounds away, and inputs of models.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,7 @@ class OpWatch:
         self.newest_window: WindowRecord | None = None
         self._outlet = outlet
         self._sampler = sampler
-        self._guard = census
+        self._census_guard = census
         self._sweeping = Guard("census", account)
         self._regions = Regions(regions)
         self._one_by_one = settings.level == "deep" or settings.op_census != "window"
@@ -109,7 +112,7 @@ class OpWatch:
             is_host=is_host(targets.device),
         )
         self._births = GuardedListeners(births, (follower,))
-        self._following = births
+        self._births_guard = births
         self._census = OpCensusSensor(
             names,
             self._regions,
@@ -124,8 +127,8 @@ class OpWatch:
             RefusedOps(self._regions, observe),
         ]
         self._rounding = GuardedListeners(rounding, listeners)
-        self._reading = rounding
-        self._looking_at_inputs = inputs
+        self._rounding_guard = rounding
+        self._inputs_guard = inputs
         self._inputs = InputSensor(names, self._deferred, observe, inputs)
         self._window: WindowSensor | None = None
         if targets.device is not None:
@@ -152,7 +155,9 @@ class OpWatch:
 
     def _wants_window_census(self) -> bool:
         """Whether ops are counted from profiler windows, since they are not one by one."""
-        return not self._one_by_one or (may_compile() and not self._forces_eager)
+        is_given_up = bool(self._census.altered or self._census.uncounted)
+        is_compiled = may_compile() and not self._forces_eager
+        return not self._one_by_one or is_compiled or is_given_up
 
     def closed(self, step: int, duration_s: float) -> tuple[OpCensus | None, Window | None]:
         """An iteration has ended; return what was seen of its ops and kernels."""
@@ -173,13 +178,13 @@ class OpWatch:
         if self._is_off:
             return
         alert = self._sampler.is_opening or self.wants_inputs()
-        self._looking_at_inputs.run(self._look_at_inputs, alert and not self._traces_all)
+        self._inputs_guard.run(self._look_at_inputs, alert and not self._traces_all)
         counts = self._one_by_one and Look.OPS in self._sampler.wanted
         looks = counts or (self._one_by_one and self._sampler.is_opening)
         follows = self._traces_all or self.wants_trace() or looks
         if counts or follows or (self._one_by_one and self.wants_ops()):
             listeners = (self._births, self._rounding) if follows else (self._rounding,)
-            self._is_counting = bool(self._guard.run(self._begin, listeners, counts))
+            self._is_counting = bool(self._census_guard.run(self._begin, listeners, counts))
 
     def _look_at_inputs(self, wanted: bool) -> None:  # noqa: FBT001 - of the guard
         self._inputs.begin(self.step, wanted=wanted)
@@ -196,7 +201,7 @@ class OpWatch:
     @property
     def in_flight(self) -> int:
         """How many iterations that were followed are on their way to the host."""
-        return 0 if self._following.off else self._late_births.in_flight
+        return 0 if self._births_guard.off else self._late_births.in_flight
 
     @property
     def dropped(self) -> int:
@@ -206,16 +211,16 @@ class OpWatch:
     def poll(self) -> None:
         """Take in what has reached the host. Never waits."""
         if self._deferred.in_flight:
-            self._reading.run(self._deferred.poll)
+            self._rounding_guard.run(self._deferred.poll)
         if self._late_births.in_flight:
-            self._following.run(self._late_births.poll)
+            self._births_guard.run(self._late_births.poll)
 
     def _count(self, step: int, duration_s: float) -> OpCensus | None:
         if not self._is_counting:
             return None
         self._is_counting = False
-        census = self._guard.run(self._census.end, step, duration_s)
-        if self._guard.off:
+        census = self._census_guard.run(self._census.end, step, duration_s)
+        if self._census_guard.off:
             # It has failed somewhere in the iteration: nothing of it is to stay on.
             self._sweeping.run(self._census.stop)
         return census

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import signal
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +12,29 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+def pytest_configure() -> None:
+    """Have Ctrl-C end what tests start, also where a shell runs the tests in the background.
+
+    Such a shell has them ignore it, and what they start would inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Keep modules and tests, some 400 000 objects, from each pass over all objects.
+
+    The collector makes them, and so does each monitor, for the schedulers that live already.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let the collector see everything again: what reports at the end may look for it."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -55,11 +81,10 @@ def able_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cpu_dtypes", lambda _=None: HALF_DTYPES)
 
 
-@pytest.fixture
-def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests of the same process compile, after which modules are not sampled."""
-    from ampwatch.sensors import activations, census, inputs  # noqa: PLC0415 - needs torch
-
-    monkeypatch.setattr(activations, "may_compile", lambda: False)
-    monkeypatch.setattr(census, "may_compile", lambda: False)
-    monkeypatch.setattr(inputs, "may_compile", lambda: False)
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> None:
+    """Whatever tests before have compiled: ampwatch keeps off what PyTorch says was compiled."""
+    if frames := sys.modules.get("torch._dynamo.eval_frame"):
+        frames.__dict__.get("cached_backends", {}).clear()
+    if counts := sys.modules.get("torch._dynamo.utils"):
+        counts.__dict__["counters"].clear()

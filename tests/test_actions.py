@@ -305,9 +305,9 @@ def test_a_webhook_tries_again_and_counts(caplog: pytest.LogCaptureFixture) -> N
         hook = actions.webhook(server.url, backoff_seconds=0.001)
         hook(made())
         for _ in range(3):
-            assert server.asked.acquire(timeout=10)
+            assert server.asked.acquire(timeout=60)
         hook(made())
-        assert server.asked.acquire(timeout=10)
+        assert server.asked.acquire(timeout=60)
         hook.close()
 
     assert (hook.sent, hook.retried, hook.failed) == (1, 2, 1)
@@ -332,7 +332,7 @@ def test_a_webhook_never_blocks_training_and_its_queue_is_bounded() -> None:
     with server.running():
         hook = actions.webhook(server.url, queue_size=2, close_seconds=0.05, timeout_seconds=30)
         hook(made())
-        assert server.asked.acquire(timeout=10)
+        assert server.asked.acquire(timeout=60)
         for _ in range(5):
             hook(made())
         assert hook.dropped == 3

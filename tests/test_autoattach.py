@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def comparable(one_thread: None, nothing_compiled: None) -> None:
+def comparable(one_thread: None) -> None:
     """Runs are compared bit for bit."""
 
 

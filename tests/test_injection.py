@@ -20,7 +20,7 @@ from tests.training import Net, Run, adamw, scaler
 
 
 @pytest.fixture(autouse=True)
-def comparable(one_thread: None, nothing_compiled: None) -> None:
+def comparable(one_thread: None) -> None:
     """Runs are compared bit for bit."""
 
 

@@ -177,7 +177,7 @@ def test_eight_ranks_at_once_start_exactly_one(place: Place) -> None:
         subprocess.Popen([sys.executable, "-c", RANK], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         for _ in range(8)
     ]
-    said = [rank.communicate(timeout=60)[0].split(maxsplit=2) for rank in ranks]
+    said = [rank.communicate(timeout=200)[0].split(maxsplit=2) for rank in ranks]
 
     assert sorted(words[0] for words in said) == ["running"] * 7 + ["started"]
     assert {words[1] for words in said} == {place.info().url}

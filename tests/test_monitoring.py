@@ -420,7 +420,7 @@ outlet.daemon_is_running = lambda settings: True
 ampwatch.monitor(torch.nn.Linear(1, 1), run="ends")
 {ending}
 """
-    subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, timeout=200)
     (path,) = (own_places / "rings").rglob("*.ring")
     reader = RingReader(path)
     end = reader.poll()[-1]

@@ -219,6 +219,8 @@ def serve(settings: Settings, options: Options, lock_fd: int | None = None) -> N
     directory = runtime_directory(settings.runtime_dir)
     lock = _lock(directory, lock_fd)
     daemon = Daemon(settings, options)
+    # Before the lock file says whom to end: whoever reads it may do so at once.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     if lock_fd is not None:
         detach(directory, parent_says=lambda pid: lock.publish(daemon.info(pid)))
     else:

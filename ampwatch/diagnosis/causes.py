@@ -22,7 +22,8 @@ AFTERMATHS = frozenset({"scale_stuck_low", "periodic_skip", "buffer_nonfinite", 
 """Kinds that stay when a few bad batches are over, or that bring them about: they are the root."""
 
 TRANSIENT = frozenset({"forward_overflow", "forward_nan_underflow"})
-"""Kinds of which one bad batch may be the reason."""
+"""Kinds of which one bad batch may be the reason. A scaler skips the step, so that nothing is lost
+if they come once."""
 
 BIRTHS = frozenset(
     {
@@ -65,7 +66,8 @@ PROVEN_LATE = {
 """Iterations that consequences may be found earlier, by kinds that take as long to prove."""
 
 LASTING = 16
-"""Iterations from which it is not, and the op is the root of what it has left behind as well."""
+"""Iterations in which an op was at fault from which it is no few bad batches, and is the root of
+what it has left behind as well."""
 
 FOUND_LATE = 4
 """Iterations that an op may be found at fault after what it has left behind: it is looked for then."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.advice import ADVICE
 from ampwatch.diagnosis.birth_evidence import Origin
 from ampwatch.diagnosis.births import diagnose, limit_of
-from ampwatch.diagnosis.causes import LASTING
+from ampwatch.diagnosis.causes import LASTING, TRANSIENT
 from ampwatch.diagnosis.culprit_words import summary_of
 from ampwatch.records import Finding, Severity
 
@@ -19,13 +19,9 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence import Iteration
     from ampwatch.diagnosis.steps import Verdict
 
-SKIPPED = frozenset({"forward_overflow", "forward_nan_underflow"})
-"""Kinds that a scaler skips the step for, so that nothing is lost if they come once."""
-
 RECURS = 3
-"""Iterations in which these are seen from which they are no longer a bad batch or two, which is
+"""Iterations in which a kind of ``TRANSIENT`` is seen from which they are no longer a bad batch or two, which is
 what a scaler is for."""
-
 
 LEFT_BEHIND = ("buffer_nonfinite@", "scale_stuck_low@", "periodic_skip@")
 """What a few bad batches leave behind, and are explained by until they are no longer a few."""
@@ -53,7 +49,9 @@ class CulpritOps:
 
     def judge_input(self, iteration: Iteration, verdict: Verdict) -> None:
         """Take in a judged iteration: has a bad input made it fail?"""
-        bad = self._inputs.pop(iteration.step, None)
+        bad = self._inputs.get(iteration.step)
+        # Also those that came too late to be judged.
+        self._inputs = {step: b for step, b in self._inputs.items() if step > iteration.step}
         if bad is None or not (verdict.skipped or verdict.nonfinite_loss):
             return
         if self.explained_at == iteration.step:
@@ -62,8 +60,8 @@ class CulpritOps:
         made = next(iter(self._book.of_kind("nonfinite_input")), None)
         if made is not None:
             self._book.again(made.kind, made.where, iteration.step)
-            self._book.led_to_by(made)
             self._newest = made
+            self._book.led_to_by(made)
             return
         finding = Finding(
             kind="nonfinite_input",
@@ -142,7 +140,12 @@ def _finding(found: Diagnosed, trace: OpTrace) -> Finding:
     birth = found.birth
     is_op = birth.origin is Origin.OP
     severity = Severity.WARNING if found.phase == "eval" else Severity.CRITICAL
-    if trace.is_scaled and found.kind in SKIPPED and found.phase == "forward" and trace.has_trained:
+    if (
+        trace.is_scaled
+        and found.kind in TRANSIENT
+        and found.phase == "forward"
+        and trace.has_trained
+    ):
         severity = Severity.INFO
     return Finding(
         kind=found.kind,

@@ -20,6 +20,7 @@ WATCHED_STEPS = 40
 takes several updates in a row to tell from one that is small."""
 
 MOST_WATCHES = 2
+"""Times that is done. What the second one does not show is not to be seen so."""
 
 RECURRING_STEPS = 64
 """Iterations within which a step is skipped again, alone, at a scale that had been good enough,
@@ -41,9 +42,10 @@ ALERT_STEPS = 512
 come at once again, and is gone before anything else can be looked at."""
 
 MOST_BURSTS = 8
-"""Events after which iterations are traced, in vain. What they do not show is not to be seen so."""
+"""Events after which iterations are traced. What so many do not show is not to be seen so."""
 
 STATE = frozenset({Topic.ACTIVATION, Topic.WEIGHT})
+"""What is traced for as soon as it is not finite, whether a scaler skips the step or not."""
 
 
 class Escalation:

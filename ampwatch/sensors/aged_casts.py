@@ -11,7 +11,8 @@ from ampwatch.diagnosis.observations import StaleCast
 from ampwatch.precision.ops import Phase
 from ampwatch.sensors.dtypes import name_of
 from ampwatch.sensors.opcounts import tensors_among
-from ampwatch.sensors.opvalues import HALF, is_plain
+from ampwatch.sensors.operands import HALF
+from ampwatch.sensors.opvalues import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -54,11 +54,12 @@ MOST_CALLS = 10_000
 """Calls of modules in one iteration without an op that is counted, after which nobody waits for
 one any more: an evaluation, or a model that only answers."""
 
-ALTERED = frozenset({"_linalg_svd", "_linalg_eigh", "linalg_pinv"})
+ALTERED = frozenset({"_linalg_svd", "_linalg_eigh", "linalg_pinv", "_efficientzerotensor"})
 """Ops that PyTorch computes otherwise while any dispatch mode is on, with other last bits:
 singular values or eigenvalues whose vectors nobody needs (``isTensorSubclassLike`` in its C++
-code). And the pseudoinverse: whether autocast applies inside of it depends on the name it was
-called by."""
+code). The pseudoinverse: whether autocast applies inside of it depends on the name it was
+called by. And the zeros that forward-mode AD makes without memory: with a mode on, to add a
+number to them raises."""
 
 ALTERED_BACKWARD = frozenset({"prod", "linalg_lstsq"})
 """Ops whose backward it computes otherwise."""
@@ -68,12 +69,12 @@ REGION_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
 
 
 class OpCensusSensor:
-    """Counts ops in the iterations it is told to.
+    """Counts ops in the iterations it is told to, and tells listeners of them.
 
     A ``TorchDispatchMode`` sees every op of the thread that trains, backward included, and of
-    other threads while they run watched modules. It is on from the first forward of a watched
-    module that records gradients to the end of the iteration: worker processes of a data loader
-    are forked before, and inherit nothing. PyTorch's global module hooks and its global
+    other threads while they run watched modules. To count, it is on from the first forward of a
+    watched module that records gradients to the end of the iteration; for listeners, from its
+    beginning. A process that is forked meanwhile inherits it, silent from its first op on. PyTorch's global module hooks and its global
     optimizer hooks say where an op belongs. The hook before modules is in place only in counted
     iterations. The one after them stays, unless something is compiled: PyTorch walks over these
     in place where a module has raised, and one that came or went meanwhile, in any thread, would
@@ -81,7 +82,7 @@ class OpCensusSensor:
 
     Nothing is counted as soon as ``torch.compile`` was called in the process: compiled code
     would run otherwise than without; unless the user allows that. Nor once an op was met that
-    would (``ALTERED``; the first singular values or eigenvalues are computed otherwise), nor while
+    would (``ALTERED``, where ``altered.py`` has not heard of it before it was called), nor while
     a CUDA graph is captured, nor what ampwatch itself does.
 
     Args:

@@ -10,7 +10,8 @@ import torch
 from ampwatch.diagnosis.rounding_evidence import GradientSum, OpSite
 from ampwatch.precision.ops import Phase
 from ampwatch.sensors.dtypes import name_of
-from ampwatch.sensors.opvalues import HALF, is_plain, thinned
+from ampwatch.sensors.operands import HALF
+from ampwatch.sensors.opvalues import is_plain, thinned
 from ampwatch.sensors.sources import user_source
 
 if TYPE_CHECKING:

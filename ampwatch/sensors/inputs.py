@@ -12,6 +12,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from ampwatch.diagnosis.birth_evidence import BadInput
 from ampwatch.sensors.compiling import is_traced, listen_to_compile, may_compile
 from ampwatch.sensors.losses import is_capturing
+from ampwatch.sensors.operands import FLOATS, is_dense
 from ampwatch.sensors.sources import user_source
 from ampwatch.sensors.tensortree import tensors_in
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from ampwatch.sensors.guard import Guard
     from ampwatch.sensors.names import Names
     from ampwatch.sensors.taps import Listener
-
-MEASURED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
 class InputSensor:
@@ -99,7 +98,7 @@ class InputSensor:
     def before_forward(self, args: Any) -> None:
         """A watched model is called with ``args``."""
         # What has a node was computed by a model: by another one that is watched, for one.
-        given = [t for t in tensors_in(args) if t.dtype in MEASURED and _is_plain(t)]
+        given = [t for t in tensors_in(args) if t.dtype in FLOATS and _is_plain(t)]
         tensors = [t for t in given if t.grad_fn is None]
         if not tensors or not torch.is_grad_enabled() or any(map(is_capturing, tensors)):
             return
@@ -121,9 +120,7 @@ class InputSensor:
 def _is_plain(tensor: Tensor) -> bool:
     """Whether it has values that can be read here, unlike fake tensors and those of ``vmap``."""
     return (
-        tensor.layout is torch.strided
-        and not tensor.is_nested
-        and not tensor.is_meta
+        is_dense(tensor)
         and tensor.numel() > 0
         and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001 - no public name for it

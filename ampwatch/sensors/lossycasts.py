@@ -13,7 +13,8 @@ from ampwatch.diagnosis.rounding_evidence import LossyCast, OpSite
 from ampwatch.precision.ops import Phase
 from ampwatch.sensors.dtypes import name_of
 from ampwatch.sensors.opcounts import tensors_among
-from ampwatch.sensors.opvalues import HALF, has_grad, head, is_plain, place_name, thinned
+from ampwatch.sensors.operands import HALF
+from ampwatch.sensors.opvalues import has_grad, head, is_plain, place_name, thinned
 from ampwatch.sensors.sources import user_source
 
 if TYPE_CHECKING:

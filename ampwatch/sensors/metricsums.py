@@ -10,7 +10,8 @@ import torch
 from ampwatch.diagnosis.rounding_evidence import OpSite, StuckSum, SumSeen
 from ampwatch.precision.ops import Phase
 from ampwatch.sensors.dtypes import name_of
-from ampwatch.sensors.opvalues import HALF, has_grad, is_plain, place_name
+from ampwatch.sensors.operands import HALF
+from ampwatch.sensors.opvalues import has_grad, is_plain, place_name
 from ampwatch.sensors.sources import is_in_optimizer, user_source
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -155,8 +156,12 @@ def _is_view(func: OpOverload) -> bool:
     return bool(aliases) and all(a is not None and not a.is_write for a in aliases)
 
 
+@cache
 def _autocast_knows(name: str, device_type: str) -> bool:
-    """Whether a kernel of autocast is registered for an op, by the name users call it by."""
+    """Whether a kernel of autocast is registered for an op of ATen, by the name users call it by.
+
+    Cost: some 20 us at the first call; there are as many answers as ops.
+    """
     key = f"Autocast{device_type.upper()}"
     plain = name.rstrip("_").removeprefix("_").removeprefix("native_").removesuffix("_forward")
     for candidate in (name, plain, _ALIASES.get(name, plain)):

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.precision.ops import Phase
+from ampwatch.sensors.operands import is_dense
 
 if TYPE_CHECKING:
     from ampwatch.sensors.oplistener import OpPlace
-
-HALF = frozenset({torch.float16, torch.bfloat16})
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -22,9 +21,7 @@ def is_plain(value: object) -> bool:
     return (
         type(value) in _PLAIN
         and isinstance(value, torch.Tensor)
-        and value.layout is torch.strided
-        and value.device.type != "meta"
-        and not value.is_nested
+        and is_dense(value)
         and value.numel() > 0
     )
 

@@ -9,7 +9,8 @@ import torch
 from ampwatch.diagnosis.api_evidence import RefusedOp
 from ampwatch.precision.ops import Phase
 from ampwatch.sensors.dtypes import name_of
-from ampwatch.sensors.opvalues import HALF, is_plain, place_name
+from ampwatch.sensors.operands import HALF
+from ampwatch.sensors.opvalues import is_plain, place_name
 from ampwatch.sensors.sources import user_source
 
 if TYPE_CHECKING:

@@ -110,18 +110,23 @@ def health() -> tuple[TimeSeries | StateTimeline | Table | Stat, ...]:
         ),
         Stat(
             id=405,
-            title="Rings unreadable",
+            title="Not read",
             description=described(
-                shows="Ring files that the daemons found and cannot read: of another version of"
-                " ampwatch, or damaged.",
-                good="0.",
-                act="install the same version of ampwatch for the training and the daemon.",
-                metrics=["ampwatch_rings_unreadable"],
+                shows="Ring files that the daemons found and cannot read, of another version of"
+                " ampwatch or damaged; and ranks beyond the setting max_ranks of a daemon.",
+                good="0 and 0.",
+                act="install the same version of ampwatch for the training and the daemon; raise"
+                " max_ranks where a machine does have so many.",
+                metrics=["ampwatch_rings_unreadable", "ampwatch_ranks_left_out"],
             ),
             unit="none",
             no_value="No ampwatch target",
-            queries=(Query(f"sum({of('ampwatch_rings_unreadable')})", instant=True),),
+            queries=(
+                Query(f"sum({of('ampwatch_rings_unreadable')})", legend="rings", instant=True),
+                Query(f"sum({of('ampwatch_ranks_left_out')})", legend="ranks", instant=True),
+            ),
             thresholds=thresholds(GOOD, Step(1, WARN)),
+            names=True,
             width=6,
             height=8,
         ),

@@ -32,7 +32,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def test_it_breaks_reports_and_the_page_still_shows_it(place: Place) -> None:
     """Exit status 0, the finding in words, and the finished run on the daemon it started."""
     demo = place.command("demo", "--steps", "28", "--fault-after-steps", "4")
-    said, complained = demo.communicate(timeout=100)
+    said, complained = demo.communicate(timeout=200)
 
     assert (demo.returncode, complained) == (0, "")
     info = place.info()
@@ -65,7 +65,7 @@ def test_ctrl_c_ends_it_with_the_report(place: Place) -> None:
         said += line
 
     demo.send_signal(signal.SIGINT)
-    rest, complained = demo.communicate(timeout=60)
+    rest, complained = demo.communicate(timeout=200)
 
     assert (demo.returncode, complained) == (0, "")
     assert "Interrupted; here is the report so far." in rest

@@ -35,7 +35,7 @@ def test_it_examines_this_machine_and_leaves_nothing_behind(tmp_path: Path) -> N
     before = everything_below(tmp_path)
 
     doctor = place.command("doctor")
-    said, complained = doctor.communicate(timeout=60)
+    said, complained = doctor.communicate(timeout=200)
 
     assert (doctor.returncode, complained) == (0, "")
     assert said.startswith(f"ampwatch {__version__}\n\ntraining\n  + ok       torch ")
@@ -47,7 +47,7 @@ def test_it_examines_this_machine_and_leaves_nothing_behind(tmp_path: Path) -> N
 def test_it_answers_in_json(tmp_path: Path) -> None:
     """One object with every check, its group and its state."""
     doctor = Place(tmp_path).command("doctor", "--json")
-    said, _ = doctor.communicate(timeout=60)
+    said, _ = doctor.communicate(timeout=200)
 
     answer = json.loads(said)
 
@@ -70,7 +70,7 @@ def test_a_machine_where_no_ring_can_be_written_is_exit_status_1(tmp_path: Path)
     (tmp_path / "file").write_text("")
 
     doctor = Place(tmp_path).command("doctor", AMPWATCH_RING_DIR=str(tmp_path / "file" / "rings"))
-    said, _ = doctor.communicate(timeout=60)
+    said, _ = doctor.communicate(timeout=200)
 
     assert doctor.returncode == 1
     assert "! problem  AMPWATCH_RING_DIR" in said

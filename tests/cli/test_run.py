@@ -66,7 +66,7 @@ def started(*words: str, where: Path, ours: bool = True, **environment: str) -> 
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
         check=False,
     )
     return Program(done.args, done.returncode, done.stdout, done.stderr)
@@ -215,10 +215,10 @@ print(found[0].split("{")[0], page)
         env=place.environment | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | ended,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
-    eventually(lambda: place.info() is None, "the daemon ends by itself", 30)
+    eventually(lambda: place.info() is None, "the daemon ends by itself")
 
     assert done.returncode == 0, done.stderr
     name, page = done.stdout.split()

@@ -93,7 +93,7 @@ class Training:
     def stop(self) -> tuple[int, str]:
         """End it politely; return its exit status and what it wrote on stderr."""
         (self.rings / "stop").touch()
-        _, complained = self.process.communicate(timeout=60)
+        _, complained = self.process.communicate(timeout=200)
         return self.process.returncode, complained
 
 
@@ -132,7 +132,10 @@ def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        yield process
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_trace_of_a_running_training(
@@ -246,7 +249,7 @@ def test_a_training_that_dies_meanwhile_is_told(start: Any, rings: Path, tmp_pat
     with command(str(tmp_path / "x.json")) as asking:
         eventually(lambda: list(rings.glob(f"*{REQUEST_SUFFIX}")), "the request")
         training.process.kill()
-        said, complained = asking.communicate(timeout=30)
+        said, complained = asking.communicate(timeout=200)
 
     assert (asking.returncode, said) == (1, "")
     assert "has ended" in complained
@@ -260,7 +263,7 @@ def test_ctrl_c_takes_the_request_back(start: Any, rings: Path, tmp_path: Path) 
     with command(str(tmp_path / "x.json")) as asking:
         eventually(lambda: list(rings.glob(f"*{REQUEST_SUFFIX}")), "the request")
         asking.send_signal(signal.SIGINT)
-        said, _ = asking.communicate(timeout=30)
+        said, _ = asking.communicate(timeout=200)
 
     assert (asking.returncode, said) == (130, "")
     assert leftovers(rings) == []

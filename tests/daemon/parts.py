@@ -36,8 +36,11 @@ for index, command in enumerate(map(str.strip, sys.stdin)):
 """
 
 
-def eventually(condition: Callable[[], Any], what: str = "", seconds: float = 15.0) -> Any:
-    """Wait for something that another process does; return what ``condition`` returned."""
+def eventually(condition: Callable[[], Any], what: str = "", seconds: float = 60.0) -> Any:
+    """Wait for something that another process does; return what ``condition`` returned.
+
+    For so long only where something is wrong, or where the machine is very busy.
+    """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if result := condition():
@@ -66,9 +69,9 @@ def ask(
 ) -> Answer:
     """Send one request; underscores in header names stand for hyphens."""
     connection = (
-        http.client.HTTPConnection(*address, timeout=10)
+        http.client.HTTPConnection(*address, timeout=60)
         if context is None
-        else http.client.HTTPSConnection(*address, timeout=10, context=context)
+        else http.client.HTTPSConnection(*address, timeout=60, context=context)
     )
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
@@ -114,7 +117,7 @@ class Place:
             finally:
                 if process.poll() is None:
                     process.terminate()
-                process.wait(10)
+                process.wait(60)
 
     def command(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """The command line in a process of its own."""

@@ -44,7 +44,7 @@ class Served:
     @contextmanager
     def raw(self, request: bytes) -> Iterator[socket.socket]:
         """A connection on which ``request`` was sent as it is."""
-        with socket.create_connection(self.address, timeout=10) as connection:
+        with socket.create_connection(self.address, timeout=60) as connection:
             connection.sendall(request)
             yield connection
 
@@ -373,7 +373,7 @@ def test_the_body_of_a_get_is_not_taken_for_the_next_request(served: Served) -> 
 
 def test_several_requests_go_over_one_connection(served: Served) -> None:
     """Prometheus keeps its connection open."""
-    connection = http.client.HTTPConnection(*served.address, timeout=10)
+    connection = http.client.HTTPConnection(*served.address, timeout=60)
     with closing(connection):
         connection.request("GET", "/healthz")
         assert json.loads(connection.getresponse().read())["status"] == "ok"

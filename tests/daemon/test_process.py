@@ -79,7 +79,7 @@ def test_the_lock_file_says_where_the_daemon_looks_for_rings(place: Place, tmp_p
 def test_a_second_daemon_of_the_same_user_is_refused(place: Place) -> None:
     """It says where the first one is and how to end it."""
     with place.daemon() as first, place.command("daemon") as second:
-        _, said = second.communicate(timeout=30)
+        _, said = second.communicate(timeout=200)
 
     assert second.returncode == 1
     assert first.info.url in said
@@ -116,7 +116,7 @@ def test_a_port_in_use_is_an_error_that_names_who_uses_it(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with place.command("daemon", "--port", str(port)) as process:
-            _, said = process.communicate(timeout=30)
+            _, said = process.communicate(timeout=200)
 
     assert process.returncode == 1
     assert f"pid {os.getpid()}" in said
@@ -134,7 +134,7 @@ def test_a_port_of_another_daemon_is_an_error_that_names_it(place: Place, tmp_pa
             AMPWATCH_RUNTIME_DIR=str(tmp_path / "another"),
         ) as second,
     ):
-        _, said = second.communicate(timeout=30)
+        _, said = second.communicate(timeout=200)
 
     assert second.returncode == 1
     assert "ampwatch" in said
@@ -170,7 +170,7 @@ def test_a_signal_ends_the_daemon_cleanly(place: Place, stop: signal.Signals) ->
     """Exit status 0, the lock free and its file empty."""
     with place.daemon() as daemon:
         daemon.process.send_signal(stop)
-        assert daemon.process.wait(10) == 0
+        assert daemon.process.wait(60) == 0
 
         assert read_info(place.runtime) is None
         assert place.info() is None
@@ -191,7 +191,7 @@ def test_a_daemon_that_was_told_to_ends_when_nothing_is_left_to_watch(place: Pla
         writer.do("finish and keep")
         eventually(lambda: daemon.states() == {"gpt": "finished"})
 
-        assert daemon.process.wait(15) == 0
+        assert daemon.process.wait(60) == 0
 
 
 def test_a_run_that_comes_while_the_daemon_is_leaving_makes_it_stay(

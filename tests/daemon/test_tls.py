@@ -128,7 +128,7 @@ def test_the_daemon_does_not_start_on_a_web_config_it_cannot_honour(
     """One line on stderr that names the key, exit status 1, and no lock held."""
     path = web_config(certificates, TLS + "rate_limit: {burst: 1}\n")
     with place.command("daemon", "--web.config.file", path) as process:
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=200)
 
     assert process.returncode == 1
     assert "rate_limit" in said

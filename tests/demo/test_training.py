@@ -8,7 +8,6 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-import pytest
 import torch
 from torch.nn import functional
 
@@ -22,6 +21,8 @@ from tests.demo.recorder import Recorder
 from tests.demo.test_model import TINY
 
 if TYPE_CHECKING:
+    import pytest
+
     import ampwatch
 
 CPU = torch.device("cpu")
@@ -42,7 +43,6 @@ def text_at(source: str) -> str:
     return linecache.getline(name, int(line))
 
 
-@pytest.mark.usefixtures("nothing_compiled")
 def test_the_fault_collapses_the_scale_and_is_reported() -> None:
     """From the first overflow on every step halves it; the multiplication is named as the cause."""
     display, watch = trained(steps=70, fault_after=30)

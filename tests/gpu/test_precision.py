@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 DEVICE = torch.device("cuda", 0)
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
-
 
 def _model(features: int = 512) -> nn.Module:
     torch.manual_seed(0)

@@ -34,7 +34,7 @@ class Prometheus:
 
     def ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=1) as answer:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=30) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -42,7 +42,7 @@ class Prometheus:
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Answer an instant query: labels and value of each series."""
         address = f"{self.url}/api/v1/query?{urlencode({'query': expression})}"
-        with urllib.request.urlopen(address, timeout=5) as answer:
+        with urllib.request.urlopen(address, timeout=30) as answer:
             result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
         return result
 
@@ -69,7 +69,7 @@ def prometheus(directory: Path, config: str) -> Iterator[Prometheus]:
     )
     running = Prometheus(port)
     try:
-        eventually(running.ready, "Prometheus is ready", seconds=30)
+        eventually(running.ready, "Prometheus is ready")
         yield running
     finally:
         process.terminate()

@@ -419,10 +419,14 @@ def test_five_hundred_modules_stay_quick(sampled: Sampled, page: Page) -> None:
     page.says("#modules-count", "500")
 
     took = page.run("""
-        const start = performance.now();
-        document.querySelector("[data-column='gradient_amax'] button").click();
-        document.body.offsetHeight;
-        return performance.now() - start;""")
+        let least = Infinity;  // of several: something else may run meanwhile
+        for (let i = 0; i < 9; i++) {
+          const start = performance.now();
+          document.querySelector("[data-column='gradient_amax'] button").click();
+          document.body.offsetHeight;
+          least = Math.min(least, performance.now() - start);
+        }
+        return least;""")
 
     assert len(page.run(NAMES)) == 500
     assert took < 500  # ms; 50 where nothing else runs

@@ -7,8 +7,6 @@ import sys
 import urllib.request
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.daemon.parts import ROOT, Place, eventually
 
 if TYPE_CHECKING:
@@ -38,14 +36,13 @@ with ampwatch.monitor(model, scaler, run="pair") as watch:
         optimizer.zero_grad()
     Path(sys.argv[1], f"skipped-{dist.get_rank()}").write_text(watch.report())
     stop = Path(sys.argv[1]) / "stop"
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200
     while not stop.exists() and time.monotonic() < end:
         time.sleep(0.05)
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.timeout(180)
 def test_two_ranks_of_one_run_share_one_daemon_and_are_told_apart(tmp_path: Path) -> None:
     """Each rank has its ring; the one daemon that they start shows both under one run."""
     place = Place(tmp_path)
@@ -81,7 +78,7 @@ def test_two_ranks_of_one_run_share_one_daemon_and_are_told_apart(tmp_path: Path
             (tmp_path / "stop").touch()
             ranks.wait(60)
     reports = [(tmp_path / f"skipped-{rank}").read_text() for rank in range(2)]
-    eventually(lambda: place.info() is None, "the daemon ends by itself", 30)
+    eventually(lambda: place.info() is None, "the daemon ends by itself")
 
     assert both == [f'ampwatch_steps_total{{rank="{rank}",run="pair"}} 20.0' for rank in range(2)]
     assert "1 step skipped: 1 calibrating" in reports[0]

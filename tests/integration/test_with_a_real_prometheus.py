@@ -33,7 +33,7 @@ scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
 watch = ampwatch.monitor(model, scaler, run="spine")
 print(watch.url, flush=True)
 stop, poison = Path(sys.argv[1]) / "stop", Path(sys.argv[1]) / "poison"
-end = time.monotonic() + 90
+end = time.monotonic() + 250
 while not stop.exists() and time.monotonic() < end:
     with torch.autocast("cpu", dtype=torch.float16):
         loss = model(torch.randn(16, 8)).float().square().mean()
@@ -77,10 +77,9 @@ def _training(place: Place, directory: Path) -> Iterator[str]:
             yield process.stdout.readline().strip()
         finally:
             (directory / "stop").touch()
-            process.wait(30)
+            process.wait(60)
 
 
-@pytest.mark.timeout(180)
 def test_one_line_in_a_training_is_scraped_by_a_real_prometheus(tmp_path: Path) -> None:
     """Scale, steps and skips of a real training, healthy and then collapsing, to the end."""
     require("prometheus")
@@ -90,13 +89,12 @@ def test_one_line_in_a_training_is_scraped_by_a_real_prometheus(tmp_path: Path) 
         run_prometheus(tmp_path, CONFIG.format(url=url)) as prometheus,
     ):
         healthy = eventually(
-            lambda: prometheus.value('ampwatch_loss_scale{run="spine",rank="0"}'), "a scrape", 30
+            lambda: prometheus.value('ampwatch_loss_scale{run="spine",rank="0"}'), "a scrape"
         )
         steps = prometheus.value('ampwatch_optimizer_steps_total{run="spine"}')
         measured = eventually(
             lambda: prometheus.value('ampwatch_gradient_elements_total{run="spine"} > 0'),
             "gradients are measured",
-            30,
         )
         median = prometheus.value(
             "histogram_quantile(0.5, sum by (le) (ampwatch_gradient_magnitude_bucket))"
@@ -105,20 +103,23 @@ def test_one_line_in_a_training_is_scraped_by_a_real_prometheus(tmp_path: Path) 
         skipped_at_first = prometheus.query("ampwatch_optimizer_steps_skipped_total")
         (tmp_path / "poison").touch()
         fallen = eventually(
-            lambda: (prometheus.value("ampwatch_loss_scale") or 1.0) < 1.0, "the scale falls", 30
+            lambda: (prometheus.value("ampwatch_loss_scale") or 1.0) < 1.0, "the scale falls"
         )
         broken = prometheus.value(
             'sum(ampwatch_module_gradient_nonfinite_elements_total{module="(root)"})'
         )
-        storm = prometheus.value('ampwatch_optimizer_steps_skipped_total{class="storm"}')
+        storm = eventually(
+            lambda: prometheus.value('ampwatch_optimizer_steps_skipped_total{class="storm"} > 10'),
+            "a storm of more than ten skips",
+        )
         finding = prometheus.query('ampwatch_findings{kind="scale_collapse"}')
         state = prometheus.query('ampwatch_run_state{state="running"} == 1')
         (tmp_path / "stop").touch()
         # Not after the process is gone: on a busy machine that may outlast the grace time.
         finished = eventually(
-            lambda: prometheus.query('ampwatch_run_state{state="finished"} == 1'), "the end", 20
+            lambda: prometheus.query('ampwatch_run_state{state="finished"} == 1'), "the end"
         )
-        eventually(lambda: place.info() is None, "the daemon that was started ends by itself", 30)
+        eventually(lambda: place.info() is None, "the daemon that was started ends by itself")
 
     assert healthy == 1024.0
     assert steps is not None
@@ -137,8 +138,7 @@ def test_one_line_in_a_training_is_scraped_by_a_real_prometheus(tmp_path: Path) 
     assert broken is not None
     assert broken >= 9
     assert fallen
-    assert storm is not None
-    assert storm > 10
+    assert storm
     assert finding[0]["metric"]["severity"] == "critical"
     assert state[0]["metric"]["run"] == "spine"
     assert finished[0]["metric"]["run"] == "spine"

@@ -174,17 +174,17 @@ def test_a_compiler_that_hangs_is_ended_with_its_children(
     pid = tmp_path / "pid"
     sleep = shutil.which("sleep")
     _compilers(tmp_path / "bin", monkeypatch, f'{sleep} 60 & echo $! > "{pid}"; wait')
-    monkeypatch.setattr(native, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(native, "PATIENCE_S", 3.0)
 
     begin = time.monotonic()
     assert native.load() is None
 
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 55  # it would sleep for 60
     assert _has_ended(int(pid.read_text(encoding="utf-8")))
 
 
 def _has_ended(pid: int) -> bool:
-    for _ in range(100):
+    for _ in range(1000):
         try:
             state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
         except FileNotFoundError:

@@ -19,7 +19,7 @@ ahead = pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
 
 
 @pytest.fixture(autouse=True)
-def comparable(one_thread: None, nothing_compiled: None) -> None:
+def comparable(one_thread: None) -> None:
     """What two runs that are compared need."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -221,6 +222,14 @@ def _faulty_run(method: str = "") -> Run:
     return run
 
 
+@cache
+def _bare_digest(method: str) -> str:
+    """The digest of that run without ampwatch."""
+    run = _faulty_run(method)
+    run.loop()
+    return run.digest()
+
+
 @pytest.mark.parametrize("at_call", [1, 2])
 @pytest.mark.parametrize(("owner", "method"), IN_STEP, ids=lambda x: getattr(x, "__name__", x))
 def test_a_fault_at_any_call_leaves_training_as_it_was(
@@ -233,8 +242,7 @@ def test_a_fault_at_any_call_leaves_training_as_it_was(
     """The sensor is counted, logged once and switched off; the bits stay the same."""
     # At deep every op is traced, and inputs are not looked at besides.
     level = "standard" if owner is InputSensor else "deep"
-    bare = _faulty_run(method)
-    bare.loop()
+    bare = _bare_digest(method)
     fault = Fault(getattr(owner, method), at_call, RuntimeError)
     monkeypatch.setattr(owner, method, fault.bound_to())
 
@@ -248,7 +256,7 @@ def test_a_fault_at_any_call_leaves_training_as_it_was(
 
     switched_off = [r for r in caplog.records if "switched its sensor" in r.message]
     reached = fault.calls >= at_call
-    assert watched.digest() == bare.digest()
+    assert watched.digest() == bare
     assert reached
     assert len(switched_off) == 1
     assert "was switched off" in report
@@ -290,8 +298,7 @@ def test_a_fault_behind_any_guard_reaches_neither_training_nor_its_exception(
         return original(guard, work, *arguments)
 
     mine = ValueError("batch 3 is empty")
-    bare = _faulty_run(name)
-    bare.loop()
+    bare = _bare_digest(name)
     watched = _faulty_run(name)
 
     def train() -> None:
@@ -308,7 +315,7 @@ def test_a_fault_behind_any_guard_reaches_neither_training_nor_its_exception(
 
     assert len(failed) == 1
     assert caught.value is mine
-    assert watched.digest() == bare.digest()
+    assert watched.digest() == bare
     assert [r.args for r in caplog.records if "switched its sensor" in r.message] == [(name,)]
 
 

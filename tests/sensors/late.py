@@ -1,19 +1,58 @@
-"""A device that is some steps behind, for tests that have none."""
+"""Devices that are behind, for tests that have none."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.sensors.test_deferred import FakeDevice
+from ampwatch.sensors.readback import Link
 
 if TYPE_CHECKING:
     import pytest
-    import torch
 
 BEHIND = 3
 """How often the host asks in vain before something arrives."""
+
+
+class FakeDevice(Link):
+    """Treats CPU memory as a device whose work is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.done = self.recorded = self.allocations = 0
+        self.captures = False
+
+    def on_host(self, value: torch.Tensor) -> bool:
+        return False
+
+    def may_ask(self, devices: Any) -> bool:
+        return not self.captures
+
+    def landing_place(self, numel: int) -> torch.Tensor:
+        self.allocations += 1
+        return torch.zeros(numel)
+
+    def make_event(self, device: torch.device) -> Any:
+        return FakeEvent(self)
+
+    def stream(self, device: torch.device) -> Any:
+        return None
+
+
+class FakeEvent:
+    """Has passed when its device has done as much."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+        self.number = 0
+
+    def record(self, _stream: Any) -> None:
+        self.device.recorded += 1
+        self.number = self.device.recorded
+
+    def query(self) -> bool:
+        return self.device.done >= self.number
 
 
 class LateDevice(FakeDevice):

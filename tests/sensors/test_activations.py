@@ -50,8 +50,7 @@ class Bench:
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(activations, "may_compile", lambda: False)  # other tests compile
+def watch() -> Iterator[Any]:
     made: list[Bench] = []
 
     def make(model: nn.Module, *wanted: Topic) -> Bench:

@@ -45,8 +45,8 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def _alone(one_thread: None, nothing_compiled: None) -> None:
-    """Bits that can be compared, whatever other tests compile."""
+def _alone(one_thread: None) -> None:
+    """Bits that can be compared."""
 
 
 class Calling(nn.Module):

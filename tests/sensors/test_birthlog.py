@@ -19,9 +19,8 @@ from ampwatch.sensors.births import BirthListener
 from ampwatch.sensors.extremes import Measures
 from ampwatch.sensors.following import BirthFollower
 from ampwatch.sensors.names import Names
-from tests.sensors.late import Waits
+from tests.sensors.late import FakeDevice, Waits
 from tests.sensors.listening import STEPPED, Listening, inside
-from tests.sensors.test_deferred import FakeDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 HALF = torch.float16
 
 
-@pytest.fixture(autouse=True)
-def _alone(nothing_compiled: None) -> None:
-    """Whatever other tests compile."""
-
-
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 FORWARD, BACKWARD, OPTIMIZER, EVAL = Phase
 
 
-@pytest.fixture(autouse=True)
-def _alone(nothing_compiled: None) -> None:
-    """Whatever other tests compile."""
-
-
 def x() -> torch.Tensor:
     return torch.randn(4, 8)
 

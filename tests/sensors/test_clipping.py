@@ -15,7 +15,7 @@ from ampwatch.sensors.clipping import ClippingSensor
 from ampwatch.sensors.guard import Guard
 from ampwatch.sensors.names import Names
 from ampwatch.sensors.optimizers import OptimizerRegistry
-from tests.sensors.test_readback import FakeDevice
+from tests.sensors.late import FakeDevice
 
 if TYPE_CHECKING:
     from typing_extensions import Self

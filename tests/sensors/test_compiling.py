@@ -15,23 +15,13 @@ from ampwatch.sensors import compiling
 HERE = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
-import json, sys, warnings
+import json, os, sys, warnings
 warnings.simplefilter("error")
 import torch
 from torch import nn
 import ampwatch
 
-when = sys.argv[1]
-watched = sys.argv[2] == "watched"
 torch.set_num_threads(1)
-calls = []
-
-def backend(graph, inputs):
-    calls.append(1)
-    def compiled(*args):
-        calls.append(2)
-        return graph.forward(*args)
-    return compiled
 
 class Net(nn.Module):
     def __init__(self):
@@ -40,67 +30,96 @@ class Net(nn.Module):
     def forward(self, x):
         return self.b(torch.relu(self.a(x)))
 
-torch.manual_seed(0)
-model = Net()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-run = model
-def compile_it():
-    global run
-    run = torch.compile(model, backend=backend)
+def train(when, watched):
+    calls = []
+    def backend(graph, inputs):
+        calls.append(1)
+        def compiled(*args):
+            calls.append(2)
+            return graph.forward(*args)
+        return compiled
 
-if when == "before":
-    compile_it()
-watch = ampwatch.monitor(model, scaler, serve=False) if watched else None
-if when == "after":
-    compile_it()
-losses = []
-for step in range(6):
-    optimizer.zero_grad()
-    x = torch.randn(4, 8)
-    if when == "middle" and step == 0:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            model(x).float().sum().backward()
-        compile_it()
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    run = model
+    if when == "before":
+        run = torch.compile(model, backend=backend)
+    watch = ampwatch.monitor(model, scaler, serve=False) if watched else None
+    if when == "after":
+        run = torch.compile(model, backend=backend)
+    losses = []
+    for step in range(6):
         optimizer.zero_grad()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = run(x).float().square().mean()
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    losses.append(loss.item())
-said = ""
-if watch is not None:
-    said = watch.report()
-    watch.close()
-print(json.dumps({
-    "compiled": calls.count(1), "runs": calls.count(2), "losses": losses,
-    "weights": [p.detach().double().sum().item() for p in model.parameters()],
-    "modes": torch._C._len_torch_dispatch_stack(), "said": said,
-}))
+        x = torch.randn(4, 8)
+        if when == "middle" and step == 0:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                model(x).float().sum().backward()
+            run = torch.compile(model, backend=backend)
+            optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = run(x).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    said = ""
+    if watch is not None:
+        said = watch.report()
+        watch.close()
+    return {
+        "compiled": calls.count(1), "runs": calls.count(2), "losses": losses,
+        "weights": [p.detach().double().sum().item() for p in model.parameters()],
+        "modes": torch._C._len_torch_dispatch_stack(), "said": said,
+    }
+
+# Each in a process where nothing has been compiled.
+for what, when in json.loads(sys.argv[1]):
+    if what == "import":
+        import torch._dynamo
+        continue
+    child = os.fork()
+    if child == 0:
+        print(json.dumps([what, when, train(when, what == "watched")]), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, (what, when)
 """
 
+RUNS = [
+    *(("watched", when) for when in ("after", "middle")),
+    ("import", ""),
+    ("watched", "before"),
+    *(("bare", when) for when in ("before", "after", "middle")),
+]
+"""Importing the compiler takes seconds. Those that must begin without it come first."""
 
-def _run(when: str, what: str) -> Any:
+
+@pytest.fixture(scope="module")
+def trained() -> dict[tuple[str, str], Any]:
+    """What came of each training, in a process of its own that was forked from one."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, when, what],
+        [sys.executable, "-c", PROGRAM, json.dumps(RUNS)],
         cwd=HERE,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    return {(what, when): result for what, when, result in told}
 
 
 @pytest.mark.parametrize("when", ["before", "after", "middle"])
-def test_a_compiled_model_is_compiled_and_run_as_without_ampwatch(when: str) -> None:
+def test_a_compiled_model_is_compiled_and_run_as_without_ampwatch(
+    when: str, trained: dict[tuple[str, str], Any]
+) -> None:
     """Compiled before ``monitor``, after it, and in the middle of a counted iteration.
 
     Nobody is warned of hooks, either: warnings are errors in that program.
     """
-    bare, watched = _run(when, "bare"), _run(when, "watched")
+    bare, watched = trained["bare", when], trained["watched", when]
 
     assert bare["compiled"] >= 1
     assert {**watched, "said": ""} == bare

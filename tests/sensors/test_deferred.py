@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampwatch.sensors.deferred import Deferred
-from ampwatch.sensors.readback import Link
+from tests.sensors.late import FakeDevice
 
 
 class Reads(TorchDispatchMode):
@@ -22,43 +22,6 @@ class Reads(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += func is torch.ops.aten._local_scalar_dense.default
         return func(*args, **(kwargs or {}))
-
-
-class FakeDevice(Link):
-    """Treats CPU memory as a device whose work is done when the test says so."""
-
-    def __init__(self) -> None:
-        self.done = self.recorded = self.allocations = 0
-        self.captures = False
-
-    def on_host(self, value: torch.Tensor) -> bool:
-        return False
-
-    def may_ask(self, devices: Any) -> bool:
-        return not self.captures
-
-    def landing_place(self, numel: int) -> torch.Tensor:
-        self.allocations += 1
-        return torch.zeros(numel)
-
-    def make_event(self, device: torch.device) -> Any:
-        return FakeEvent(self)
-
-    def stream(self, device: torch.device) -> Any:
-        return None
-
-
-class FakeEvent:
-    def __init__(self, device: FakeDevice) -> None:
-        self.device = device
-        self.number = 0
-
-    def record(self, _stream: Any) -> None:
-        self.device.recorded += 1
-        self.number = self.device.recorded
-
-    def query(self) -> bool:
-        return self.device.done >= self.number
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])

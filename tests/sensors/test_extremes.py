@@ -10,8 +10,7 @@ import torch
 
 from ampwatch.sensors.extremes import MOST_STREAMS, ROWS, Extremes, Measures
 from ampwatch.sensors.readback import Link
-from tests.sensors.late import Waits
-from tests.sensors.test_deferred import FakeDevice
+from tests.sensors.late import FakeDevice, Waits
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

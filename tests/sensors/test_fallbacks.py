@@ -17,8 +17,6 @@ from tests.sensors.counting import Counted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
-
 
 def region(device_type: str = "cpu", **options: Any) -> torch.autocast:
     return torch.autocast(device_type, dtype=torch.bfloat16, **options)

@@ -26,12 +26,6 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.birth_evidence import BadInput
 
 
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever other tests compile."""
-    monkeypatch.setattr(inputs, "may_compile", lambda: False)
-
-
 class Looking:
     """One iteration, number 7, in which the inputs of some models are looked at."""
 

@@ -14,7 +14,7 @@ from ampwatch.records import Topic
 from ampwatch.sensors.iteration import MAX_FOUND_INF, ROW_WIDTH, Clock, IterationLedger
 from ampwatch.sensors.optimizers import OptimizerRegistry
 from ampwatch.sensors.readback import Readback
-from tests.sensors.test_readback import FakeDevice
+from tests.sensors.late import FakeDevice
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence import Iteration

@@ -16,8 +16,8 @@ from ampwatch.sensors.gradsums import GradientSums
 from ampwatch.sensors.lossycasts import LossyCasts
 from ampwatch.sensors.metricsums import MetricSums
 from ampwatch.sensors.names import Names
+from tests.sensors.late import FakeDevice
 from tests.sensors.listening import STEPPED, Listening, inside
-from tests.sensors.test_deferred import FakeDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable

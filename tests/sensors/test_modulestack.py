@@ -16,7 +16,6 @@ from tests.sensors.counting import Counted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD
 

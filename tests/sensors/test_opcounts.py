@@ -19,7 +19,6 @@ from tests.training import Net
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 aten = torch.ops.aten
 

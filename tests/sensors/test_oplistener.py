@@ -17,11 +17,6 @@ from ampwatch.sensors.oplistener import GuardedListeners, OpPlace
 from tests.sensors.counting import Counted, Log
 
 
-@pytest.fixture(autouse=True)
-def _alone(nothing_compiled: None) -> None:
-    """Whatever other tests compile."""
-
-
 class Ear:
     """Writes down what it is told, and fails where it is to."""
 
@@ -181,7 +176,7 @@ def test_two_threads_are_heard_at_the_same_time() -> None:
     ear = Ear()
     guard = Guard("listeners", Account(), is_thread_safe=True)
     listeners = GuardedListeners(guard, [ear])
-    both = threading.Barrier(2, timeout=10.0)
+    both = threading.Barrier(2, timeout=60.0)
     note = ear.note
 
     def meet(call: OpCall, place: OpPlace) -> None:

@@ -3,47 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 
-from ampwatch.sensors.readback import Link, Readback, host_scalar, is_plain_scalar
-
-
-class FakeDevice(Link):
-    """Treats CPU memory as a device whose work is done when the test says so."""
-
-    def __init__(self) -> None:
-        self.done = 0
-        self.recorded = 0
-        self.allocations = 0
-
-    def on_host(self, value: torch.Tensor) -> bool:
-        return False
-
-    def landing_place(self, numel: int) -> torch.Tensor:
-        self.allocations += 1
-        return torch.zeros(numel)
-
-    def make_event(self, device: torch.device) -> Any:
-        return FakeEvent(self)
-
-    def stream(self, device: torch.device) -> Any:
-        return None
-
-
-class FakeEvent:
-    def __init__(self, device: FakeDevice) -> None:
-        self.device = device
-        self.number = 0
-
-    def record(self, _stream: Any) -> None:
-        self.device.recorded += 1
-        self.number = self.device.recorded
-
-    def query(self) -> bool:
-        return self.device.done >= self.number
+from ampwatch.sensors.readback import Readback, host_scalar, is_plain_scalar
+from tests.sensors.late import FakeDevice
 
 
 def _send(readback: Readback, value: float) -> bool:

@@ -7,7 +7,7 @@ import math
 import torch
 
 from ampwatch.sensors.scalelog import KEPT, ScaleLog
-from tests.sensors.test_readback import FakeDevice
+from tests.sensors.late import FakeDevice
 
 
 def scaler(scale: float) -> torch.amp.GradScaler:

@@ -615,7 +615,7 @@ def test_a_child_ends_no_recording_of_its_parent() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=True,
     )
 
@@ -748,11 +748,8 @@ def removed_elsewhere(one: Bench) -> None:
     assert torch.autograd._profiler_enabled()
 
 
-def test_removed_by_another_thread_the_window_is_closed_at_the_next_call_of_a_module(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_removed_by_another_thread_the_window_is_closed_at_the_next_call_of_a_module() -> None:
     """Of the thread that began it: no other can. The hook is gone then."""
-    monkeypatch.setattr(kineto, "may_compile", lambda: False)  # other tests compile
     one, model = Bench(), nn.Linear(2, 2)
     hooks = dict(torch.nn.modules.module._global_forward_pre_hooks)
     removed_elsewhere(one)

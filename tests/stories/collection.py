@@ -13,8 +13,12 @@ if TYPE_CHECKING:
 
     from tests.stories.stage import Program, Story
 
-APART = ("collection", "stage", "precision")
-"""Modules that hold none, and one whose programs have a test of their own."""
+APART = (
+    *("collection", "stage"),
+    *("precision", "healthy_loops"),
+    *("scale_more", "bookkeeping", "misuse", "autocast"),
+)
+"""Modules that hold none, and those whose programs have tests of their own, which ask for more."""
 
 _MODULES = [
     import_module(f"tests.stories.{module.name}")

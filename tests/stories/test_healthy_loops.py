@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings(
         "ignore:This process:DeprecationWarning"
     ),  # of fork, in a DataLoader
-    pytest.mark.usefixtures("one_thread", "nothing_compiled"),
+    pytest.mark.usefixtures("one_thread"),
 ]
 
 
@@ -31,11 +31,21 @@ def samples_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "WORST_SHARE", math.inf)
 
 
-@pytest.mark.parametrize("level", ["light", "standard", "deep"])
+@pytest.mark.parametrize(
+    ("level", "options"),
+    [
+        pytest.param("light", {}, id="light"),
+        pytest.param("standard", {}, id="standard"),
+        pytest.param("standard", {"sample_every": 1}, id="each step"),
+        pytest.param("deep", {"sample_every": 1}, id="deep"),
+    ],
+)
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda build: build.__name__)
-def test_a_loop_that_is_right_is_left_alone(control: Callable[[], Program], level: str) -> None:
-    """Neither a warning nor a critical, in samples of every step, and the same training."""
-    program, monitor = watch(control, level, sample_every=1)
+def test_a_loop_that_is_right_is_left_alone(
+    control: Callable[[], Program], level: str, options: dict[str, int]
+) -> None:
+    """Neither a warning nor a critical, with samples now and then or of each step, and unchanged."""
+    program, monitor = watch(control, level, **options)
 
     assert [(f.kind, f.where, f.summary) for f in monitor.findings if f.severity in ALARMS] == []
     assert program.digest() == bare_digest(control)

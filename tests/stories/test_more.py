@@ -49,14 +49,6 @@ def samples_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "WORST_SHARE", math.inf)
 
 
-@pytest.fixture(autouse=True)
-def others_have_not_compiled(request: pytest.FixtureRequest) -> None:
-    """Only the stories that compile by themselves are watched as such."""
-    story = request.getfixturevalue("story") if "story" in request.fixturenames else None
-    if story not in autocast.COMPILED:
-        request.getfixturevalue("nothing_compiled")
-
-
 def ops(findings: Sequence[Finding], kind: str) -> list[str]:
     """Return the op of each root of a kind."""
     return [f.op for f in findings if f.root and f.kind == kind]

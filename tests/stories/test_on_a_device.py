@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),
-    pytest.mark.usefixtures("one_thread", "nothing_compiled"),
+    pytest.mark.usefixtures("one_thread"),
 ]
 
 PLAYS = (forward, small_numbers, backward, communication, not_amp)

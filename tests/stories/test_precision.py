@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),
     pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda':UserWarning"),
     pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning"),
-    pytest.mark.usefixtures("one_thread", "nothing_compiled"),
+    pytest.mark.usefixtures("one_thread"),
 ]
 
 OF_THE_MACHINE = "cpu_isa_missing"

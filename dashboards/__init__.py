@@ -1,1 +1,0 @@
-"""What an operator looks at: dashboards, alert rules, and the programs that make them."""

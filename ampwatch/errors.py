@@ -12,7 +12,8 @@ The tree, each class also a built-in so that ordinary ``except`` clauses work::
     ├── DaemonError     (RuntimeError)  the daemon cannot start or keep its promises
     ├── TraceError      (RuntimeError)  a trace that was asked for cannot be had
     ├── StopTraining    (RuntimeError)  actions.stop() was asked for, and there is a finding
-    └── ReportError     (OSError)       a report cannot be found, read or written
+    ├── ReportError     (OSError)       a report cannot be found, read or written
+    └── GrafanaError    (RuntimeError)  Grafana is not reached, or does not do what it was asked
 
 Every message says what was expected, what was given and what to do.
 """
@@ -74,3 +75,7 @@ def _said(finding: typing.Any) -> str:
 
 class ReportError(AmpwatchError, OSError):
     """A report that a run has left behind cannot be found, read or written."""
+
+
+class GrafanaError(AmpwatchError, RuntimeError):
+    """Grafana cannot be reached, or does not do what it was asked to. Never holds the token."""

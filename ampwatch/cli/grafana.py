@@ -86,7 +86,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         allow_abbrev=False,
     )
     verb.add_argument("directory", metavar="DIR", help="where to; made if it is not there")
-    _folder(verb)
+    _what(verb)
     _access(verb)
     verb.set_defaults(func=export)
 
@@ -109,17 +109,14 @@ def _wishes(parser: argparse.ArgumentParser) -> None:
         metavar="DURATION",
         help="of that Prometheus; a wrong one makes gaps (15s)",
     )
-    add(
-        "--dashboards",
-        metavar="DIR",
-        help="where the JSON of the dashboards is; those that are shipped if not given",
-    )
     add("--force", action="store_true", help="replace what was changed by hand in Grafana")
-    _folder(parser)
+    _what(parser)
 
 
-def _folder(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--folder", default="ampwatch", metavar="UID", help="uid of the folder")
+def _what(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--folder", default="ampwatch", metavar="UID", help="uid of the folder (ampwatch)")
+    add("--dashboards", metavar="DIR", help="JSON files to use instead of the shipped ones")
 
 
 def _access(parser: argparse.ArgumentParser) -> None:
@@ -169,17 +166,15 @@ def export(args: argparse.Namespace) -> int:
     """
     from ampwatch.grafana import Wishes, load  # noqa: PLC0415 - as above
     from ampwatch.grafana import export as do  # noqa: PLC0415 - as above
-    from ampwatch.shipped import shipped  # noqa: PLC0415 - as above
 
-    wishes = Wishes(folder=args.folder)
-    do(_server(args), Path(args.directory), load(shipped("dashboards")), wishes.folder, print)
+    wishes, boards = Wishes(folder=args.folder), load(_directory(args))
+    do(_server(args), Path(args.directory), boards, wishes.folder, print)
     return 0
 
 
 def _asked(args: argparse.Namespace) -> tuple[Wishes, list[Board]]:
     from ampwatch.grafana import Wishes, load  # noqa: PLC0415 - as above
     from ampwatch.grafana.plan import DATASOURCE  # noqa: PLC0415 - as above
-    from ampwatch.shipped import shipped  # noqa: PLC0415 - as above
 
     wishes = Wishes(
         folder=args.folder,
@@ -188,8 +183,13 @@ def _asked(args: argparse.Namespace) -> tuple[Wishes, list[Board]]:
         scrape_interval=args.scrape_interval,
         force=args.force,
     )
-    directory = Path(args.dashboards) if args.dashboards else shipped("dashboards")
-    return wishes, load(directory, args.dashboard)
+    return wishes, load(_directory(args), args.dashboard)
+
+
+def _directory(args: argparse.Namespace) -> Path:
+    from ampwatch.shipped import shipped  # noqa: PLC0415 - as above
+
+    return Path(args.dashboards) if args.dashboards else shipped("dashboards")
 
 
 def _server(args: argparse.Namespace) -> Server:

@@ -167,4 +167,4 @@ def difference(stored: dict[str, Any], board: Board, where: str) -> str:
         f"{board.uid} in {where}",
         f"{board.uid} as shipped",
     )
-    return "".join(lines)
+    return "".join(lines).rstrip("\n")

@@ -119,14 +119,19 @@ class Server:
 
     def datasource_trouble(self, uid: str) -> str:
         """Return what is wrong with a datasource as Grafana itself tries it, empty if nothing is."""
-        doing = Doing(f"try the datasource {uid!r}", "datasources:query")
+        remedy = "check its address as Grafana sees it, and that Prometheus runs there"
+        doing = Doing(
+            f"reach Prometheus through the datasource {uid!r}", "datasources:query", remedy
+        )
         try:
             health = self._ask(doing, lambda: self._api.datasource.health(uid))
         except GrafanaError as error:
             return str(error)
         if isinstance(health, dict) and health.get("status") == "OK":
             return ""
-        return f"expected {self._place.url} to {doing.what} with success, got {json.dumps(health)[:200]}"
+        return (
+            f"expected {self._place.url} to {doing.what}, got {json.dumps(health)[:200]}; {remedy}"
+        )
 
     def dashboard(self, uid: str) -> Stored | None:
         """Return a dashboard, ``None`` if there is none."""

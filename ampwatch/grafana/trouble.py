@@ -35,10 +35,12 @@ class Doing(NamedTuple):
     Attributes:
         what: In words, after "to".
         permission: What Grafana's access control calls it.
+        remedy: What to do if Grafana answers that it cannot (400); of no request but this one.
     """
 
     what: str
     permission: str = ""
+    remedy: str = ""
 
 
 def explain(doing: Doing, status: int, said: str, url: str) -> str:
@@ -58,10 +60,13 @@ def explain(doing: Doing, status: int, said: str, url: str) -> str:
 def _remedy(doing: Doing, status: int, told: str) -> str:
     if "provisioned dashboard" in told.lower():
         return "it is provisioned from a file: change it there, or take it out there"
-    if status == 403 and doing.permission:
-        return f"{REMEDIES[403]} or the permission {doing.permission}"
+    if status == 400 and doing.remedy:
+        return doing.remedy
     if status in REMEDIES:
-        return REMEDIES[status]
+        also = (
+            f" or the permission {doing.permission}" if status == 403 and doing.permission else ""
+        )
+        return REMEDIES[status] + also
     return f"Grafana's log says more; {GO_ON}" if status >= 500 else GO_ON
 
 

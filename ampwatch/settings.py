@@ -42,6 +42,7 @@ OP_CENSUSES = ("auto", "window")
 COMPILED_CENSUSES = ("window", "force_eager")
 GPU_SOURCES = ("auto", "off", "demo")
 SWITCH = ("off", "on")
+MODULE_SERIES_RANKS = ("host", "all", "run")
 ENVIRONMENT_PREFIX = "AMPWATCH_"
 DIRECTORIES = ("runtime_dir", "ring_dir", "report_dir")
 MAX_NAME_LENGTH = 64
@@ -169,6 +170,16 @@ class Settings:
         "Modules of a rank that have series of their own in Prometheus; the daemon counts the others.",
         low=0,
         high=256,
+    )
+    module_series_ranks: str = _knob(
+        "host",
+        "Which ranks of a run have series per module: host (of those that measure a module, the lowest on each machine, and others while they alone have trouble with it), all, or run (rank 0 alone).",
+    )
+    max_ranks: int = _knob(
+        256,
+        "Ranks that the daemon exports to Prometheus, those that started first before others; it counts those left out.",
+        low=1,
+        high=4096,
     )
     window_epsilon: float = _knob(
         0.001,
@@ -328,6 +339,9 @@ def _check_words(settings: Settings) -> None:
         raise SettingsError(msg)
     if settings.compiled_census not in COMPILED_CENSUSES:
         msg = f"`compiled_census`: expected one of {', '.join(COMPILED_CENSUSES)}, got {settings.compiled_census!r}"
+        raise SettingsError(msg)
+    if settings.module_series_ranks not in MODULE_SERIES_RANKS:
+        msg = f"`module_series_ranks`: expected one of {', '.join(MODULE_SERIES_RANKS)}, got {settings.module_series_ranks!r}"
         raise SettingsError(msg)
     parse_override(settings.peak_flops)
     parse_patterns(settings.kernel_patterns)

@@ -18,6 +18,7 @@ TREE = {
     "StopTraining": RuntimeError,
     "ReportError": OSError,
     "GrafanaError": RuntimeError,
+    "DeployError": OSError,
 }
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from ampwatch.aggregate.exported import share_modules, within
 from ampwatch.aggregate.gpus import Gpus
 from ampwatch.aggregate.jobs import jobs_of, label
 from ampwatch.aggregate.rank import RankView
@@ -34,7 +35,8 @@ class Fleet:
         gpus: The GPUs of this machine.
 
     Args:
-        settings: ``grace_seconds`` and those of ``RankView`` are used.
+        settings: ``grace_seconds``, ``max_ranks``, ``module_series_ranks`` and those of ``RankView``
+            are used.
         clock: Returns the Unix time in seconds.
     """
 
@@ -112,10 +114,26 @@ class Fleet:
         with self.lock:
             return sorted(self._shown(), key=lambda view: (view.run, view.identity.rank))
 
+    def exported(self) -> list[RankView]:
+        """Return the ranks that are exported, by run and rank, and settle who speaks for each module.
+
+        Cost:
+            Some 10 us a rank of 100 modules.
+        """
+        with self.lock:
+            ranks = within(self.ranks(), self._settings.max_ranks)
+            share_modules(ranks, self._settings.module_series_ranks)
+            return ranks
+
+    @property
+    def num_left_out(self) -> int:
+        """Ranks to show that are not exported, because there are too many."""
+        return max(0, len(self.ranks()) - self._settings.max_ranks)
+
     def expired(self) -> list[str]:
         """Return the paths of rings that are not shown any more and can be forgotten."""
         with self.lock:
-            shown = self._shown()
+            shown = set(self._shown())
             return [key for key, view in self._views.items() if view not in shown]
 
     def _new_view(self, identity: RunIdentity) -> RankView:

@@ -24,7 +24,9 @@ class Modules:
 
     Attributes:
         by_name: Qualified name to the newest record of each topic.
-        tracked: Names of those with series of their own, in the order of choice.
+        tracked: Names of those chosen to have series of their own, in the order of choice.
+        troubled: Names of those among them that had a notable trouble at any time.
+        spoken_for: Names of those whose series another rank exports instead (``exported.py``).
 
     Args:
         max_series: Modules that may have series of their own.
@@ -37,21 +39,31 @@ class Modules:
     def __init__(self, max_series: int) -> None:
         self.by_name: dict[str, dict[Topic, RangeRecord]] = {}
         self.tracked: list[str] = []
+        self.troubled: set[str] = set()
+        self.spoken_for: frozenset[str] = frozenset()
         self._max_series = max_series
         self._chosen: set[str] = set()
         self._fresh: dict[str, None] = {}
+        self._unjudged: set[str] = set()
+
+    @property
+    def exported(self) -> list[str]:
+        """Names of those that this rank exports series of."""
+        return [name for name in self.tracked if name not in self.spoken_for]
 
     @property
     def num_untracked(self) -> int:
-        """Modules without series of their own."""
-        return len(self.by_name) - len(self.tracked)
+        """Modules of which this rank exports no series."""
+        return len(self.by_name) - len(self.exported)
 
     def put(self, record: RangeRecord) -> None:
         """Take in the newest ranges of a module."""
         topics = self.by_name.pop(record.module, {})
         topics[record.topic] = record
         self.by_name[record.module] = topics
-        if record.module not in self._chosen:
+        if record.module in self._chosen:
+            self._unjudged.add(record.module)
+        else:
             self._fresh[record.module] = None
         if len(self.by_name) > MAX_MODULES:
             oldest = next(name for name in self.by_name if name not in self._chosen)
@@ -64,6 +76,8 @@ class Modules:
         Args:
             judge: Returns the trouble of a module, given its newest record of each topic.
         """
+        again, self._unjudged = self._unjudged - self.troubled, set()
+        self.troubled.update(name for name in again if judge(self.by_name[name]).reason)
         fresh, self._fresh = self._fresh, {}
         free = self._max_series - len(self.tracked)
         if free <= 0:
@@ -76,3 +90,4 @@ class Modules:
             names = names[:at_once] + late
         self.tracked += names[:free]
         self._chosen.update(self.tracked)
+        self.troubled.update(name for name in names[:free] if troubles[name].reason)

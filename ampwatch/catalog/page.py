@@ -29,8 +29,11 @@ Generated from `ampwatch/catalog/`; change what is there, then run
   has flushed included:
   `rate(ampwatch_gradient_underflow_elements_total[5m]) / rate(ampwatch_gradient_elements_total[5m])`.
 - How old a sample is: `time() - ampwatch_last_sample_timestamp_seconds`.
-- Series per module are those of at most `module_series` modules of a rank. They appear when the
-  module is chosen, its counters with what they have come to by then, so that their first increase
+- Series per module are those of at most `module_series` modules of a rank. In data-parallel
+  training all ranks say the same of a module, so that by default one of them speaks for it: the
+  lowest of a machine that measures it (`module_series_ranks`), and another one while it alone has
+  trouble with it. Everything else is exported for every rank. The series of a module appear when it
+  is chosen, its counters with what they have come to by then, so that their first increase
   is not seen: alert on the counters of the rank, which are there from the start. A module that has
   series keeps them; half are held back for modules that get into trouble later. The page shows all.
 - What is read of GPUs, from where, and what is absent when: [gpu.md](gpu.md).

@@ -61,7 +61,7 @@ SAMPLING: tuple[Metric, ...] = (
         "ampwatch_modules_untracked",
         "gauge",
         RANK,
-        "Measured modules without series of their own, because of the setting module_series.",
+        "Measured modules of which this rank exports no series, because of the settings module_series and module_series_ranks.",
     ),
 )
 

@@ -31,6 +31,12 @@ DAEMON: tuple[Metric, ...] = (
         (),
         "Ring files found that this daemon cannot read: written by another version, or damaged.",
     ),
+    Metric(
+        "ampwatch_ranks_left_out",
+        "gauge",
+        (),
+        "Ranks that this daemon knows and does not export, because there are more than the setting max_ranks.",
+    ),
 )
 
 RUN: tuple[Metric, ...] = (

@@ -197,11 +197,11 @@ class Site:
             return
         try:
             yield b""
-            state = self._feed.full()
+            state = self._feed.full(EVENT_SECONDS / 2)
             yield _event("full", state)
             while True:
                 time.sleep(EVENT_SECONDS)
-                patch, state = self._feed.delta(state)
+                patch, state = self._feed.delta(state, EVENT_SECONDS / 2)
                 yield _event("delta", patch)
         finally:
             self._streams.release()

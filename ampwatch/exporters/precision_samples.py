@@ -105,7 +105,7 @@ def _fallbacks(read: Callable[[FallbackTotal], int]) -> OfRank:
 
 def _modules(rank: RankView) -> Samples:
     census = rank.precision.census
-    tracked = set(rank.ranges.modules.tracked)
+    tracked = set(rank.ranges.modules.exported)
     lines = [] if census is None or not tracked else op_lines(census, "module")
     for line in lines:
         share = low_precision_share(line.mix)

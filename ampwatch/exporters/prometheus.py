@@ -72,7 +72,7 @@ class FleetCollector:
         That of a histogram is the cumulative buckets and the sum.
         """
         with self._fleet.lock:
-            ranks = [((r.run, str(r.identity.rank)), r) for r in self._fleet.ranks()]
+            ranks = [((r.run, str(r.identity.rank)), r) for r in self._fleet.exported()]
             return [(metric, list(self._samples(metric, ranks))) for metric in CATALOG]
 
     def _samples(self, metric: Metric, ranks: LabelledRanks) -> Samples:

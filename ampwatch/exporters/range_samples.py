@@ -123,10 +123,10 @@ def _fits(rank: RankView) -> Samples:
 
 
 def _of_modules(topic: Topic, read: Callable[[RankView, RangeRecord], float | None]) -> OfRank:
-    """Return the samples of a family with one value per tracked module that has ``topic``."""
+    """Return the samples of a family with one value per exported module that has ``topic``."""
 
     def samples(rank: RankView) -> Samples:
-        for module in rank.ranges.modules.tracked:
+        for module in rank.ranges.modules.exported:
             record = rank.ranges.newest(topic, module)
             value = None if record is None else read(rank, record)
             if value is not None:
@@ -153,7 +153,7 @@ def _dtype_max(_rank: RankView, record: RangeRecord) -> float | None:
 
 
 def _module_nonfinite(rank: RankView) -> Samples:
-    for module in rank.ranges.modules.tracked:
+    for module in rank.ranges.modules.exported:
         record = rank.ranges.newest(Topic.GRADIENT, module)
         if record is not None:
             yield (module or ROOT_MODULE, "nan"), record.total_nans

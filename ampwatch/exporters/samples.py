@@ -182,6 +182,7 @@ OF_DAEMON: dict[str, OfDaemon] = {
         ((name,), done.duration_seconds) for name, done in passes.items()
     ],
     "ampwatch_rings_unreadable": lambda fleet, _passes: [((), len(fleet.problems))],
+    "ampwatch_ranks_left_out": lambda fleet, _passes: [((), fleet.num_left_out)],
     **{name: _of_fleet(samples) for name, samples in OF_GPUS.items()},
 }
 """Name of a metric of the daemon itself to its samples."""

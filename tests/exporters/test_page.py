@@ -116,6 +116,31 @@ def test_when_nothing_has_changed_only_the_time_is_sent() -> None:
     assert patch == {"now": START + 20.25}
 
 
+def test_pages_that_are_open_at_once_share_a_state() -> None:
+    """Making one takes milliseconds a rank; another page's of half a second ago will do."""
+    clock = Clock(START + 20)
+    fleet = made_up_fleet()
+    feed = Feed(fleet, clock)
+    made = feed.full()
+    put(fleet, "/gpt-0.ring", identity(), [step(4)])
+    clock.now += 0.4
+
+    assert feed.full(0.5) is made
+    assert feed.delta(made, 0.5) == ({}, made)
+    clock.now += 0.1
+    assert feed.full(0.5)["runs"]["gpt"]["ranks"]["0"]["step"] == 4
+
+
+def test_a_state_is_made_anew_when_the_clock_was_set_back() -> None:
+    """Else pages would stand still until it has caught up."""
+    clock = Clock(START + 20)
+    feed = Feed(made_up_fleet(), clock)
+    made = feed.full()
+    clock.now -= 3600.0
+
+    assert feed.full(0.5) is not made
+
+
 def test_one_more_step_of_a_long_run_costs_hundreds_of_bytes_and_not_the_history() -> None:
     """The change names the newest bucket and the figures, and nothing else."""
     fleet = Fleet(Settings(), NOW)

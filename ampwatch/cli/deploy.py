@@ -1,0 +1,186 @@
+"""``ampwatch deploy``: the files that start Prometheus, Alertmanager and Grafana around it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ampwatch.deploying.options import Options
+    from ampwatch.deploying.writing import Plan, Theirs
+
+DESCRIPTION = """\
+Write everything that an operator starts: Docker Compose, Kubernetes and systemd files, the
+configurations of Prometheus, Alertmanager and Grafana, dashboards, alert rules and runbooks.
+
+DIR is new, or one that was written before: then only what differs is written, and a file
+that somebody has changed is left alone, with a message. Nothing is started.
+"""
+
+EPILOG = """\
+examples:
+  ampwatch deploy stack
+      the files as they are; then: docker compose -f stack/deploy/compose/compose.yaml up --build
+  ampwatch deploy stack --target node-a --target node-b:10917
+      and Prometheus scrapes the daemons of two machines
+  ampwatch deploy stack --webhook https://chat.example.com/hook/ampwatch
+      and somebody hears of alerts
+  ampwatch deploy stack --dry-run
+      what would be written, after an update of ampwatch for instance
+
+Give the options each time: DIR becomes what they say. See docs/deploy.md.
+"""
+
+MOST_LISTED = 12
+"""So many files are named; of more, their number."""
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "deploy",
+        help="write the files that start Prometheus, Alertmanager and Grafana around it",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("directory", metavar="DIR", help="where to write; made if missing")
+    add(
+        "--target",
+        action="append",
+        default=[],
+        metavar="HOST[:PORT]",
+        help="a daemon that Prometheus scrapes; once for each, besides this machine's",
+    )
+    add("--webhook", default="", metavar="URL", help="where Alertmanager sends alerts")
+    add(
+        "--runbooks",
+        default="",
+        metavar="URL",
+        help="where your copy of the runbooks is, for the links in alerts",
+    )
+    add(
+        "--scrape-interval",
+        default="",
+        metavar="15s",
+        help="how often Prometheus scrapes, 5s to 60s (default: 15s)",
+    )
+    add("--dry-run", action="store_true", help="say what would be written, and write nothing")
+    changed = parser.add_mutually_exclusive_group()
+    changed.add_argument(
+        "--keep", action="store_true", help="leave what somebody has changed, write the rest"
+    )
+    changed.add_argument("--force", action="store_true", help="overwrite what somebody has changed")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the files.
+
+    Raises:
+        DeployError: If an option is not usable, or the files cannot be written.
+    """
+    try:
+        _deploy(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has read enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _deploy(args: argparse.Namespace) -> None:
+    from ampwatch.deploying.tree import tree  # noqa: PLC0415 - --help must be quick
+    from ampwatch.deploying.writing import Theirs, plan, write  # noqa: PLC0415
+
+    options = options_of(args)
+    todo = plan(Path(args.directory), tree(options))
+    theirs = Theirs.KEEP if args.keep else Theirs.OVERWRITE if args.force else Theirs.REFUSE
+    if args.dry_run:
+        print(f"{_told(todo, theirs)}\nNothing was written: --dry-run.")
+        return
+    write(todo, theirs=theirs)
+    print(_told(todo, theirs))
+    print(_next(todo.directory, options))
+
+
+def options_of(args: argparse.Namespace) -> Options:
+    """Return the options, checked.
+
+    Raises:
+        DeployError: If one is not usable.
+    """
+    from ampwatch.deploying import options as checks  # noqa: PLC0415 - --help must be quick
+
+    interval = args.scrape_interval
+    return checks.Options(
+        targets=tuple(map(checks.checked_target, args.target)),
+        runbooks=checks.checked_base("--runbooks", args.runbooks) if args.runbooks else "",
+        webhook=checks.checked_url("--webhook", args.webhook) if args.webhook else "",
+        scrape_seconds=checks.checked_seconds(interval) if interval else 0,
+    )
+
+
+def _told(todo: Plan, theirs: Theirs) -> str:
+    from ampwatch.deploying.writing import Change, Theirs  # noqa: PLC0415 - as above
+
+    shown = {
+        Change.NEW: "new",
+        Change.UPDATED: "updated",
+        Change.REMOVED: "removed: no longer shipped",
+        Change.THEIRS: {
+            Theirs.KEEP: "kept: changed by hand",
+            Theirs.OVERWRITE: "overwritten, though changed by hand",
+            Theirs.REFUSE: "changed by hand: refused without --keep or --force",
+        }[theirs],
+        Change.LEFT: "left there: no longer shipped, but changed by hand",
+        Change.SAME: "as they are",
+    }
+    before = f", written by ampwatch {todo.version} before" if todo.version else ""
+    lines = [f"{todo.directory}: {len(todo.files)} files{before}"]
+    for change, words in shown.items():
+        if paths := todo.paths(change):
+            listed = "" if change is Change.SAME else _listed(todo, paths)
+            lines.append(f"  {len(paths)} {words}{listed}")
+    return "\n".join(lines)
+
+
+def _listed(todo: Plan, paths: list[str]) -> str:
+    if len(paths) > MOST_LISTED:
+        return ""
+    noted = (f"{path} ({todo.notes[path]})" if path in todo.notes else path for path in paths)
+    return "".join(f"\n    {path}" for path in noted)
+
+
+def _next(directory: Path, options: Options) -> str:
+    from ampwatch.deploying.options import is_loopback  # noqa: PLC0415 - as above
+
+    def at(path: str) -> str:
+        return shlex.quote(str(directory / path))
+
+    lines = [
+        "",
+        "Next, whichever fits:",
+        f"  docker compose -f {at('deploy/compose/compose.yaml')} up --build",
+        "      all of it with a training to look at; Grafana is at http://localhost:3000",
+        f"  prometheus --config.file={at('deploy/prometheus/prometheus.yml')}",
+        f"  prometheus-alertmanager --config.file={at('deploy/alertmanager/alertmanager.yml')}",
+        "      where you have them; the daemon of this machine is scraped",
+        f"  kubectl apply --server-side -k {at('deploy/kubernetes')}",
+        "      dashboards, rules and a PodMonitor for the Prometheus Operator",
+        f"  less {at('deploy/README.md')}",
+        "      daemons under systemd, on Kubernetes nodes, beside jobs; fleets",
+    ]
+    if not options.webhook:
+        lines += ["", "Nobody hears of alerts yet: give --webhook URL, or edit alertmanager.yml."]
+    if any(map(is_loopback, options.targets)):
+        lines += [
+            "",
+            "A target on loopback is, in a container, the container: for Compose, host.docker.internal.",
+        ]
+    return "\n".join(lines)

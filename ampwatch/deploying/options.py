@@ -1,0 +1,101 @@
+"""What may be asked of a deployment, checked before anything is written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from ampwatch.errors import DeployError
+from ampwatch.settings import DEFAULT_PORT
+
+SCRAPE_SECONDS = (5, 60)
+"""The scrape intervals that the rules hold for: their shortest range is five minutes."""
+
+_TARGET = re.compile(
+    r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?"
+)
+_LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|\[::1\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What differs from the files as they are shipped; nothing by default.
+
+    Attributes:
+        targets: Daemons to scrape, ``host:port``.
+        runbooks: Base of the runbooks' addresses, with a slash at its end; empty for the project's own.
+        webhook: Where Alertmanager sends alerts; empty for the placeholder.
+        scrape_seconds: How often Prometheus scrapes; 0 for as shipped. Unit: s.
+    """
+
+    targets: tuple[str, ...] = ()
+    runbooks: str = ""
+    webhook: str = ""
+    scrape_seconds: int = 0
+
+
+def checked_target(text: str) -> str:
+    """Return ``host:port``, with the daemon's port if none is given.
+
+    Raises:
+        DeployError: If it is none.
+    """
+    match = _TARGET.fullmatch(text)
+    port = int(match[2]) if match and match[2] else DEFAULT_PORT
+    if match is None or not 1 <= port <= 65535:
+        msg = f"`--target`: expected the host and port of a daemon, as node-a:{DEFAULT_PORT}, got {text!r}"
+        if "://" in text:
+            msg += "; leave the scheme and the path out, Prometheus adds them"
+        raise DeployError(msg)
+    return f"{match[1]}:{port}"
+
+
+def is_loopback(target: str) -> bool:
+    """Tell whether a checked target is the machine that asks, whichever that is."""
+    return _LOOPBACK.fullmatch(target.rpartition(":")[0]) is not None
+
+
+def checked_url(option: str, text: str) -> str:
+    """Return an address of HTTP.
+
+    Raises:
+        DeployError: If it is none, or has characters that do not belong there.
+    """
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, a bracket that is not closed
+        good = False
+    if not good or re.search(r"[^\x21-\x7e]|[\"'\\<>{}]", text):
+        msg = f"`{option}`: expected an address that begins with http:// or https://, got {text!r}"
+        raise DeployError(msg)
+    return text
+
+
+def checked_base(option: str, text: str) -> str:
+    """Return an address to which the name of a page can be added.
+
+    Raises:
+        DeployError: If it is none.
+    """
+    url = checked_url(option, text)
+    if "?" in url or "#" in url:
+        msg = f"`{option}`: expected an address to which <alert>.md can be added, got {text!r}; leave out what begins with ? or #"
+        raise DeployError(msg)
+    return url if url.endswith("/") else f"{url}/"
+
+
+def checked_seconds(text: str) -> int:
+    """Return a scrape interval in seconds.
+
+    Raises:
+        DeployError: If it is none, or one that the rules do not hold for.
+    """
+    match = re.fullmatch(r"([0-9]{1,3})s|1m", text)
+    seconds = int(match[1] or 60) if match else 0
+    low, high = SCRAPE_SECONDS
+    if not low <= seconds <= high:
+        msg = f"`--scrape-interval`: expected {low}s to {high}s, the intervals that the rules and dashboards hold for, got {text!r}"
+        raise DeployError(msg)
+    return seconds

@@ -1,0 +1,369 @@
+"""How a thousand ranks look: what they cost the daemons, and what they cost Prometheus.
+
+``python benchmarks/fleet.py daemon`` puts 1, 8, 64 and 256 ranks on one machine;
+``python benchmarks/fleet.py prometheus`` lets a Prometheus scrape machines of 8 ranks, up to
+1000 ranks (some 8 GB of memory, a gigabyte of /dev/shm, half an hour). Both keep their
+numbers with ``--json FILE``. Ranks are simulated (`simulated.py`); rings, daemons, HTTP and
+Prometheus are real.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import http.client
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ampwatch import __version__
+from ampwatch.catalog import TOPICS
+from ampwatch.daemon.lock import read_info
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = Path(__file__).parent
+RULES = HERE.parent / "dashboards" / "alerts" / "ampwatch.fleet.rules.yml"
+ON_ONE_MACHINE = (1, 8, 64, 256)
+RANKS_PER_HOST = 8
+HOSTS = (1, 8, 32, 125)
+IDLE_SECONDS = 20.0
+NUM_SCRAPES = 20
+SCRAPE_SECONDS = 15
+MINUTES = 8
+TICKS = os.sysconf("SC_CLK_TCK")
+
+QUERIES = {
+    "loss scale of every rank": "ampwatch_loss_scale",
+    "the five ranks that step slowest": "topk(5, sum by (run, rank) (rate(ampwatch_step_duration_seconds_sum[2m])) / sum by (run, rank) (rate(ampwatch_step_duration_seconds_count[2m])))",
+    "median and p99 rank": "quantile by (run) (0.99, rate(ampwatch_step_duration_seconds_sum[2m]) / rate(ampwatch_step_duration_seconds_count[2m]))",
+    "p99 of steps over all ranks": "histogram_quantile(0.99, sum by (run, le) (rate(ampwatch_step_duration_seconds_bucket[2m])))",
+    "gradient exponents over all ranks": "sum by (le) (rate(ampwatch_gradient_magnitude_bucket[2m]))",
+    "skipped share of the run": "sum by (run) (rate(ampwatch_optimizer_steps_skipped_total[2m])) / sum by (run) (rate(ampwatch_optimizer_steps_total[2m]))",
+    "ranks by state": "sum by (run, state) (ampwatch_run_state)",
+    "findings of every kind": "sum by (run, kind) (rate(ampwatch_finding_steps_total[2m]))",
+    "largest gradient of each module": "max by (run, module) (ampwatch_module_gradient_amax)",
+    "everything, as a user types it by mistake": 'count({__name__=~"ampwatch_.+"})',
+}
+"""Questions as dashboards ask them, of raw series."""
+
+RECORDED = {
+    "loss scale of every host": "instance_run:ampwatch_loss_scale:min",
+    "the five hosts that step slowest": "topk(5, instance_run:ampwatch_step_duration_seconds:max_mean5m)",
+    "median rank": "run:ampwatch_step_duration_seconds:median_mean5m",
+    "p99 of steps over all ranks": "run:ampwatch_step_duration_seconds:p99_rate5m",
+    "skipped share of the run": "run:ampwatch_optimizer_steps_skipped:ratio_rate5m",
+    "ranks by state": "run:ampwatch_run_state:sum",
+    "findings of every kind": "run:ampwatch_finding_steps:rate5m",
+}
+"""The same of what the recording rules keep."""
+
+
+@contextmanager
+def child(*arguments: str | Path, **environ: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program of this directory until the end of its standard input."""
+    command = [sys.executable, *map(str, arguments)]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environ},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def said(process: subprocess.Popen[str]) -> Any:
+    """Return the JSON that a child prints as its first line."""
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has used. Unit: s."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def resident(pid: int) -> int:
+    """Return the resident memory of a process. Unit: bytes."""
+    text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    match = re.search(r"VmRSS:\s+(\d+) kB", text)
+    return int(match[1]) * 1024 if match else 0
+
+
+def get(port: int, path: str, **headers: str) -> tuple[bytes, float]:
+    """Return the body of an answer and how long it took. Unit: s."""
+    begin = time.perf_counter()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection.request("GET", path, headers=headers)
+    body = connection.getresponse().read()
+    connection.close()
+    return body, time.perf_counter() - begin
+
+
+def series_by_topic(scrape: bytes) -> dict[str, int]:
+    """Return how many series of a scrape belong to each topic of the catalog."""
+    topics = {m.name: topic for topic, metrics in TOPICS.items() for m in metrics}
+    found: Counter[str] = Counter()
+    for line in scrape.decode().splitlines():
+        if not line.startswith("#"):
+            name = re.split(r"[{ ]", line, maxsplit=1)[0]
+            found[topics.get(name) or topics[re.sub(r"_(bucket|sum|count)$", "", name)]] += 1
+    return dict(found)
+
+
+def on_one_machine(num_ranks: int, which: str) -> dict[str, Any]:
+    """Return what so many ranks cost the daemon of their machine."""
+    with tempfile.TemporaryDirectory(prefix="ampwatch-fleet-", dir="/dev/shm") as name:
+        place = Path(name)
+        runtime = place / "0" / "runtime"
+        environ = {
+            "AMPWATCH_RUNTIME_DIR": str(runtime),
+            "AMPWATCH_RING_DIR": str(place / "0" / "rings"),
+            "AMPWATCH_PORT": "0",
+            "AMPWATCH_GPU": "off",
+            "AMPWATCH_MODULE_SERIES_RANKS": which,
+        }
+        with child(HERE / "simulated.py", place, "1", str(num_ranks)) as writers:
+            said(writers)
+            with child("-m", "ampwatch", "daemon", "--log-level", "warning", **environ) as daemon:
+                while (info := read_info(runtime)) is None:
+                    time.sleep(0.05)
+                time.sleep(5.0)
+                return {"ranks": num_ranks, **costs(daemon.pid, info.port)}
+
+
+def costs(pid: int, port: int) -> dict[str, Any]:
+    """Return what a daemon uses at rest, scraped, and asked for its page."""
+    begin, used = time.monotonic(), cpu_seconds(pid)
+    time.sleep(IDLE_SECONDS)
+    idle = (cpu_seconds(pid) - used) / (time.monotonic() - begin)
+    accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+    times = []
+    used = cpu_seconds(pid)
+    for _ in range(NUM_SCRAPES):
+        packed, took = get(port, "/metrics", Accept=accept, **{"Accept-Encoding": "gzip"})
+        times.append(took)
+        time.sleep(0.2)
+    per_scrape = (cpu_seconds(pid) - used) / NUM_SCRAPES - idle * (statistics.mean(times) + 0.2)
+    body = gzip.decompress(packed) if packed[:2] == b"\x1f\x8b" else packed
+    rss = resident(pid)
+    state, state_took = get(port, "/state.json")
+    return {
+        "series": sum(series_by_topic(body).values()),
+        "series_by_topic": series_by_topic(body),
+        "scrape_bytes": len(body),
+        "scrape_bytes_gzip": len(packed),
+        "scrape_median_s": round(statistics.median(times), 4),
+        "scrape_max_s": round(max(times), 4),
+        "scrape_cpu_s": round(per_scrape, 4),
+        "cpu_unscraped": round(idle, 4),
+        "rss_bytes": rss,
+        "state_bytes": len(state),
+        "state_s": round(state_took, 3),
+        "rss_bytes_after_state": resident(pid),
+    }
+
+
+class Server:
+    """A Prometheus, asked."""
+
+    def __init__(self, port: int, pid: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.pid = pid
+
+    def own(self) -> dict[str, float]:
+        """Return its metrics about itself, those without labels."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        pairs = (line.split(" ") for line in lines if re.match(r"[a-z_]+ ", line))
+        return {name: float(value) for name, value in pairs}
+
+    def ask(self, path: str, **parameters: Any) -> tuple[list[Any], float]:
+        """Return the result of a query and how long it took. Unit: s."""
+        address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        begin = time.perf_counter()
+        with urllib.request.urlopen(address, timeout=300) as answer:
+            result = json.load(answer)["data"]["result"]
+        return result, time.perf_counter() - begin
+
+    def value(self, query: str) -> float:
+        """Return the answer to a query that has one value; 0 if it has none."""
+        result, _ = self.ask("query", query=query)
+        return float(result[0]["value"][1]) if result else 0.0
+
+
+@contextmanager
+def prometheus(directory: Path, ports: list[int]) -> Iterator[Server]:
+    """Run one that scrapes ``ports``, with the recording rules."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shutil.copy(RULES, directory / "fleet.yml")
+    targets = [f"127.0.0.1:{port}" for port in ports]
+    config = {
+        "global": {"scrape_interval": f"{SCRAPE_SECONDS}s", "evaluation_interval": "15s"},
+        "rule_files": [str(directory / "fleet.yml")],
+        "scrape_configs": [
+            {"job_name": "ampwatch", "static_configs": [{"targets": targets}]},
+            {"job_name": "prometheus", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]},
+        ],
+    }
+    file = directory / "prometheus.yml"
+    file.write_text(json.dumps(config), encoding="utf-8")
+    command = [
+        "prometheus",
+        f"--config.file={file}",
+        f"--storage.tsdb.path={directory / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--log.level=error",
+    ]
+    process = subprocess.Popen(command)
+    server = Server(port, process.pid)
+    try:
+        while True:
+            try:
+                server.own()
+                break
+            except OSError:
+                time.sleep(0.2)
+        yield server
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def in_prometheus(num_hosts: int, which: str, minutes: float) -> dict[str, Any]:
+    """Return what so many machines cost the Prometheus that scrapes them."""
+    with ExitStack() as stack:
+        name = tempfile.TemporaryDirectory(prefix="ampwatch-fleet-", dir="/dev/shm")
+        disk = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ampwatch-fleet-")))
+        place = Path(stack.enter_context(name))
+        for host in range(num_hosts):
+            (place / str(host) / "runtime").mkdir(mode=0o700, parents=True)
+        writers = stack.enter_context(
+            child(HERE / "simulated.py", place, str(num_hosts), str(RANKS_PER_HOST))
+        )
+        num_ranks = said(writers)
+        hosts = stack.enter_context(child(HERE / "hosts.py", place, str(num_hosts), which))
+        ports = said(hosts)
+        server = stack.enter_context(prometheus(disk, ports))
+        empty = resident(server.pid)
+        used, began = cpu_seconds(server.pid), time.monotonic()
+        time.sleep(minutes * 60)
+        cpu = (cpu_seconds(server.pid) - used) / (time.monotonic() - began)
+        own = server.own()
+        scrape, _ = get(ports[0], "/metrics")
+        rss = resident(server.pid)
+        series = own["prometheus_tsdb_head_series"]
+        found = {
+            "hosts": num_hosts,
+            "ranks": num_ranks,
+            "module_series_ranks": which,
+            "minutes": minutes,
+            "series_per_host": sum(series_by_topic(scrape).values()),
+            "bytes_per_host": len(scrape),
+            "head_series": series,
+            "head_chunks": own["prometheus_tsdb_head_chunks"],
+            "samples_per_second": server.value(
+                "sum(rate(prometheus_tsdb_head_samples_appended_total[2m]))"
+            ),
+            "rss_bytes_empty": empty,
+            "rss_bytes": rss,
+            "heap_inuse_bytes": own["go_memstats_heap_inuse_bytes"],
+            "rss_bytes_per_series": round((rss - empty) / series),
+            "rss_bytes_per_rank": round((rss - empty) / num_ranks),
+            "heap_bytes_per_series": round(own["go_memstats_heap_inuse_bytes"] / series),
+            "cpu": round(cpu, 3),
+            "scrape_seconds_median": server.value(
+                'quantile(0.5, scrape_duration_seconds{job="ampwatch"})'
+            ),
+            "scrape_seconds_max": server.value('max(scrape_duration_seconds{job="ampwatch"})'),
+            "targets_up": server.value('sum(up{job="ampwatch"})'),
+            "rules_seconds": server.value("max(prometheus_rule_group_last_duration_seconds)"),
+            "recorded_series": server.value(
+                'count({__name__=~"(run|instance_run|instance_run_le):ampwatch_.+"})'
+            ),
+            "wal_bytes": sum(f.stat().st_size for f in disk.rglob("wal/*") if f.is_file()),
+        }
+        return {
+            **found,
+            "queries": {**timed(server, QUERIES), **timed(server, RECORDED, "recorded: ")},
+        }
+
+
+def timed(server: Server, queries: dict[str, str], mark: str = "") -> dict[str, Any]:
+    """Return how long each query takes: for one moment, and for 20 of them a quarter minute apart."""
+    found = {}
+    for title, query in queries.items():
+        end = time.time()
+        runs = [server.ask("query", query=query) for _ in range(3)]
+        over = {"query": query, "start": end - 285, "end": end, "step": 15}
+        _, range_took = server.ask("query_range", **over)
+        found[mark + title] = {
+            "series": len(runs[0][0]),
+            "instant_s": round(min(took for _, took in runs), 4),
+            "range_s": round(range_took, 4),
+        }
+    return found
+
+
+def main() -> None:
+    """Measure, print, and keep the numbers if told to."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=("daemon", "prometheus"))
+    parser.add_argument("sizes", nargs="*", type=int, help="ranks of the machine; or machines")
+    parser.add_argument("--which", default="host", help="the setting module_series_ranks")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="for each Prometheus")
+    parser.add_argument("--json", metavar="FILE", help="keep the numbers; added to what is there")
+    args = parser.parse_args()
+    results = []
+    for size in args.sizes or (ON_ONE_MACHINE if args.part == "daemon" else HOSTS):
+        if args.part == "daemon":
+            results.append({"module_series_ranks": args.which, **on_one_machine(size, args.which)})
+        else:
+            results.append(in_prometheus(size, args.which, args.minutes))
+        print(json.dumps(results[-1], indent=2), flush=True)
+    if args.json:
+        keep(Path(args.json), args.part, results)
+
+
+def keep(file: Path, part: str, results: list[dict[str, Any]]) -> None:
+    """Add results to a file, with what they were measured on."""
+    version = subprocess.run(
+        ["prometheus", "--version"], capture_output=True, text=True, check=False
+    )
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    known |= {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "machine": f"{os.cpu_count()} cores shared with others, {platform.machine()}, no GPU",
+        "ampwatch": __version__,
+        "python": platform.python_version(),
+        "prometheus": (version.stdout + version.stderr).partition(" (")[0].rpartition(" ")[2],
+        part: [*known.get(part, []), *results],
+    }
+    file.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

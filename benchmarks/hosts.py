@@ -1,0 +1,51 @@
+"""The daemons of many hosts in one process: what a Prometheus scrapes of a large job.
+
+``python benchmarks/hosts.py DIRECTORY HOSTS WHICH`` prints the ports and serves until its
+standard input ends. Each has rings, a fleet and a port of its own, as on its machine; only
+the interpreter is shared. `fleet.py` times daemons in processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import sys
+import threading
+from pathlib import Path
+
+from ampwatch.daemon.app import Daemon, Options
+from ampwatch.settings import Settings
+
+POLL_SECONDS = 1.0
+
+
+def main() -> None:
+    """Serve, look into the rings once a second, and end."""
+    place, num_hosts, which = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    daemons = [
+        Daemon(
+            Settings(
+                runtime_dir=str(place / str(host) / "runtime"),
+                ring_dir=str(place / str(host) / "rings"),
+                port=0,
+                gpu="off",
+                module_series_ranks=which,
+                max_ranks=4096,
+            ),
+            Options(),
+        )
+        for host in range(num_hosts)
+    ]
+    for daemon in daemons:
+        daemon.step()
+        threading.Thread(target=daemon._server.serve_forever, daemon=True).start()
+    print(json.dumps([daemon._server.server_port for daemon in daemons]), flush=True)
+    with selectors.DefaultSelector() as selector:
+        selector.register(sys.stdin, selectors.EVENT_READ)
+        while not selector.select(POLL_SECONDS):
+            for daemon in daemons:
+                daemon.step()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""Ranks that nobody trains, in rings that are real: what the daemon reads of a large job.
+
+``python benchmarks/simulated.py DIRECTORY HOSTS RANKS`` writes until its standard input
+ends. Host ``i`` has its rings in ``DIRECTORY/i/rings``; every rank ends a step a second, is
+sampled every ten and has its ops counted every thirty, at times of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import selectors
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from ampwatch.numerics.exponents import ExponentHistogram
+from ampwatch.precision.ops import Fallback, OpKind, Phase
+from ampwatch.records import (
+    ALL_MODULES,
+    CastTotal,
+    CensusRecord,
+    CensusSource,
+    FactsRecord,
+    FallbackTotal,
+    KernelTotal,
+    OpRow,
+    OptimizerRecord,
+    OpTotal,
+    RangeRecord,
+    RunIdentity,
+    SamplingRecord,
+    SkipClass,
+    StepRecord,
+    Topic,
+    WindowRecord,
+)
+from ampwatch.ring import RingWriter
+
+RUN = "gpt-30b-pretrain"
+NUM_MODULES = 32
+"""Measured modules of a rank: as many as may have series, and all of them have."""
+SLOTS = 2048
+STEP_SECONDS = 1.0
+SAMPLE_STEPS = 10
+CENSUS_STEPS = 30
+SKIP_EVERY = 2001
+"""One probe per growth of the loss scale, as on a healthy run."""
+
+MODULES = [
+    "",
+    *(
+        f"transformer.h.{i // 2}.{'attn.c_attn' if i % 2 else 'mlp.c_fc'}"
+        for i in range(NUM_MODULES - 1)
+    ),
+]
+MEASURED = (Topic.GRADIENT, Topic.ACTIVATION, Topic.ACTIVATION_GRADIENT, Topic.UPDATE)
+FACTS = FactsRecord(
+    {
+        "autocast_dtype": "float16",
+        "scaler": "GradScaler",
+        "init_scale": "65536.0",
+        "growth_factor": "2.0",
+        "backoff_factor": "0.5",
+        "growth_interval": "2000",
+        "torch": "2.13.0",
+        "python": "3.11.7",
+        "device": "NVIDIA H100 80GB HBM3",
+        "gpu_capability": "9.0",
+        "gpu_sms": "132",
+        "gpu_clock_hertz": "1830000000",
+        "allow_tf32": "False",
+        "cudnn_allow_tf32": "True",
+        "float32_matmul_precision": "highest",
+    }
+)
+
+
+class SimulatedRank:
+    """Writes the ring of one rank.
+
+    Args:
+        directory: Where its ring goes.
+        identity: Who it is.
+    """
+
+    def __init__(self, directory: Path, identity: RunIdentity) -> None:
+        self.random = random.Random(identity.rank)
+        self.writer = RingWriter.create([directory], identity, slots=SLOTS)
+        self.index = -1
+        self.skips = 0
+        self.samples = 0
+        self.censuses = 0
+        self.overhead_ns = 0
+        self.writer.put(FACTS)
+        self.writer.put(self.window())
+        self.step()
+        self.sample()
+        self.census()
+
+    def step(self) -> None:
+        """End an iteration, and measure in it when its time has come."""
+        self.index += 1
+        skipped = self.index % SKIP_EVERY == SKIP_EVERY - 1
+        self.skips += skipped
+        self.overhead_ns += self.random.randrange(1_000_000, 3_000_000)
+        since = self.index % SKIP_EVERY
+        self.writer.put(
+            StepRecord(
+                step=self.index,
+                time_ns=time.time_ns(),
+                duration_s=self.random.gauss(STEP_SECONDS, 0.02) if self.index else math.nan,
+                loss=3.0 + self.random.gauss(0.0, 0.1),
+                num_losses=1,
+                loss_scale=65536.0,
+                growth_tracker=since,
+                skip_class=SkipClass.PROBE if skipped else SkipClass.NONE,
+                consecutive_skips=int(skipped),
+                grew=False,
+                backed_off=skipped,
+                set_by_hand=False,
+                total_growths=self.skips,
+                total_backoffs=self.skips,
+                total_set_by_hand=0,
+                total_nonfinite_losses=0,
+                total_observations_dropped=0,
+                total_sensor_errors=0,
+                overhead_ns=self.overhead_ns,
+            )
+        )
+        probes = (0, self.skips, 0, 0)
+        self.writer.put(OptimizerRecord(self.index, 0, skipped, self.index + 1, probes))
+        phase = self.index + self.random.randrange(2)
+        if phase % SAMPLE_STEPS == 0:
+            self.sample()
+        if phase % CENSUS_STEPS == 0:
+            self.census()
+
+    def sample(self) -> None:
+        """Measure all modules."""
+        self.samples += 1
+        for module in (ALL_MODULES, *MODULES):
+            for topic in MEASURED:
+                self.writer.put(self.ranges(module, topic))
+        n = self.samples
+        self.writer.put(
+            SamplingRecord(
+                step=self.index,
+                interval=SAMPLE_STEPS,
+                samples=(n, n, n, n, 0, 0),
+                samples_dropped=0,
+                tensors_refused=0,
+                modules_left_out=0,
+                gradient_elements=n * 10**9,
+                gradient_zeros=n * 10**6 + self.random.randrange(10**5),
+                gradient_underflow=n * 10**5 + self.random.randrange(10**4),
+                gradient_subnormal=n * 10**6 + self.random.randrange(10**5),
+                gradient_nans=0,
+                gradient_infs=0,
+                parameter_nonfinite=0,
+                buffer_nonfinite=0,
+                device_ns=n * 10**6 + self.random.randrange(10**5),
+            )
+        )
+
+    def ranges(self, module: str, topic: Topic) -> RangeRecord:
+        """Return the ranges of a module: a bell over 30 binades."""
+        height = 1e6 * self.random.uniform(0.9, 1.1)
+        bell = tuple(math.ceil(height * math.exp(-((i - 15) ** 2) / 24)) for i in range(30))
+        amax = 2.0 ** (-21 + 29) * self.random.uniform(0.6, 1.0)
+        exponents = ExponentHistogram(
+            -21, bell, 1000, amax=amax, amin=2.0**-21, numel=sum(bell) + 1000
+        )
+        return RangeRecord(
+            self.index,
+            time.time_ns(),
+            topic,
+            module,
+            "float16",
+            2,
+            65536.0 if topic in (Topic.GRADIENT, Topic.ACTIVATION_GRADIENT) else 1.0,
+            0,
+            0,
+            exponents,
+        )
+
+    def census(self) -> None:
+        """Count ops: eight pairs of kind and dtype, three casts, and FLOPs of every module."""
+        self.censuses += 1
+        n = self.censuses
+        kinds = [
+            *((kind, "float16") for kind in (OpKind.MATMUL, OpKind.ATTENTION, OpKind.POINTWISE)),
+            *(
+                (kind, "float32")
+                for kind in (
+                    OpKind.MATMUL,
+                    OpKind.NORMALIZATION,
+                    OpKind.LOSS,
+                    OpKind.REDUCTION,
+                    OpKind.POINTWISE,
+                )
+            ),
+        ]
+        self.writer.put(
+            CensusRecord(
+                step=self.index,
+                time_ns=time.time_ns(),
+                source=CensusSource.DISPATCH,
+                iterations=n,
+                ops=tuple(
+                    OpTotal(
+                        kind,
+                        dtype,
+                        96 * n,
+                        *((10**12 * n,) * 2 if kind.has_flops else (0, 0)),
+                        10**9 * n,
+                    )
+                    for kind, dtype in kinds
+                ),
+                casts=(
+                    CastTotal("float32", "float16", 200 * n, 10**9 * n),
+                    CastTotal("float16", "float32", 90 * n, 10**8 * n),
+                    CastTotal("int64", "float32", 1 * n, 10**4 * n),
+                ),
+                fallbacks=(FallbackTotal(Fallback.FP32_LIST, 4 * n, 10**9 * n),),
+                rows=tuple(
+                    OpRow(
+                        op="",
+                        module=module,
+                        kind=OpKind.MATMUL,
+                        dtype="float16",
+                        phase=Phase.FORWARD,
+                        inputs="",
+                        out_dtype="float16",
+                        fallback=Fallback.NONE,
+                        calls=2,
+                        flops=10**10,
+                        tensor_flops=10**10,
+                        bytes=10**7,
+                    )
+                    for module in MODULES
+                ),
+                rows_left_out=0,
+            )
+        )
+
+    def window(self) -> WindowRecord:
+        """Return a profiler window."""
+        return WindowRecord(
+            step=0,
+            time_ns=time.time_ns(),
+            windows=1,
+            invalid=0,
+            iterations=2,
+            skipped=(0, 0, 0, 0, 0),
+            start_ns=2_000_000,
+            run_ns=3_000_000,
+            stop_ns=4_000_000,
+            walk_ns=5_000_000,
+            first_ns=900_000_000,
+            drag=1.0,
+            memory_bytes=10**6,
+            busy_ns=1_500_000_000,
+            wall_ns=2_000_000_000,
+            misaligned_ns=10_000_000,
+            lagging_ns=0,
+            gemv_ns=0,
+            totals=(
+                KernelTotal("tensor", "float16", 900_000_000),
+                KernelTotal("cuda", "float32", 100_000_000),
+                KernelTotal("other", "", 500_000_000),
+            ),
+            kernels=(),
+            kernels_left_out=0,
+        )
+
+
+def ranks_of(place: Path, num_hosts: int, num_ranks: int) -> list[SimulatedRank]:
+    """Return the ranks of all hosts, each of which has written what a start writes."""
+    first = RunIdentity(RUN, 0, 0, num_hosts * num_ranks, 0, "", time.time_ns(), "0.1.0")
+    ranks = []
+    for host in range(num_hosts):
+        for local in range(num_ranks):
+            rank = host * num_ranks + local
+            who = replace(
+                first, rank=rank, local_rank=local, pid=100_000 + rank, host=f"node-{host:04}"
+            )
+            ranks.append(SimulatedRank(place / str(host) / "rings", who))
+    return ranks
+
+
+def main() -> None:
+    """Write until the standard input ends; say how many ranks once all rings are there."""
+    place, num_hosts, num_ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    ranks = ranks_of(place, num_hosts, num_ranks)
+    print(len(ranks), flush=True)
+    with selectors.DefaultSelector() as selector:
+        selector.register(sys.stdin, selectors.EVENT_READ)
+        begin, written = time.monotonic(), 0
+        while True:
+            # Spread over the second, as the ranks of different hosts are.
+            due = int((time.monotonic() - begin) / STEP_SECONDS * len(ranks))
+            for number in range(written, due):
+                ranks[number % len(ranks)].step()
+            written = due
+            if selector.select(STEP_SECONDS / 50):
+                return
+
+
+if __name__ == "__main__":
+    main()

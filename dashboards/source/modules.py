@@ -1,0 +1,68 @@
+"""What the panels of the dashboard Layers share: how a module is asked for, and how it is drawn."""
+
+from __future__ import annotations
+
+from dashboards.source.fields import BAD, GOOD, WARN, Step, thresholds
+from dashboards.source.links import field, to_dashboard
+from dashboards.source.panels import TimeSeries
+from dashboards.source.queries import Query, of
+from dashboards.source.tables import Key
+
+SHOWN = 10
+"""Lines in a panel over time: more cannot be told apart. The tables have every module."""
+
+HEADROOM = thresholds(BAD, Step(1, WARN), Step(3, GOOD))
+"""Unit: bits. Below 1 the next doubling overflows; GradScaler doubles, so 3 leaves it two growths."""
+
+SHARE_LOST = thresholds(GOOD, Step(0.05, WARN), Step(0.2, BAD))
+"""A twentieth of a gradient is no longer noise; a fifth is what the alert on underflow asks for."""
+
+KEYS = (
+    Key(
+        label="run",
+        title="Run",
+        links=(to_dashboard("Open this run", "ampwatch-run", run=field("Run")),),
+        width=160,
+    ),
+    Key(label="module", title="Module"),
+)
+
+
+def of_module(metric: str, *matchers: str) -> str:
+    """Return the selector of ``metric`` for the modules that were chosen."""
+    return of(metric, 'module=~"$module"', *matchers)
+
+
+def worst(function: str, metric: str) -> str:
+    """Return PromQL of one value for each module: the worst of its ranks."""
+    return f"{function} by (run, module) ({of_module(metric)})"
+
+
+def lines(
+    *, number: int, title: str, about: str, no_value: str, expr: str, bits: bool, width: int = 12
+) -> TimeSeries:
+    """Return the worst modules over time.
+
+    Args:
+        number: Id of the panel.
+        title: Its title.
+        about: Its description.
+        no_value: Its words for no answer.
+        expr: PromQL of one value for each module.
+        bits: Whether it is a headroom, of which the smallest is worst, or a share.
+        width: Of 24 columns.
+    """
+    function = "bottomk" if bits else "topk"
+    return TimeSeries(
+        id=number,
+        title=title,
+        description=about,
+        unit="none" if bits else "percentunit",
+        no_value=no_value,
+        queries=(Query(f"{function}({SHOWN}, {expr})", "{{run}} {{module}}"),),
+        minimum=None if bits else 0,
+        decimals=1 if bits else None,
+        thresholds=HEADROOM if bits else SHARE_LOST,
+        area=bits,
+        width=width,
+    )

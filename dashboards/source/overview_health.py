@@ -1,0 +1,128 @@
+"""Is ampwatch itself well? What it costs, what it could not see, which version runs where."""
+
+from __future__ import annotations
+
+from dashboards.source.fields import BAD, GOOD, WARN, Step, described, thresholds, words
+from dashboards.source.panels import Stat, StateTimeline, TimeSeries
+from dashboards.source.queries import Query, of, rate
+from dashboards.source.tables import Column, Key, Table
+
+OVERHEAD = thresholds(GOOD, Step(0.01, WARN), Step(0.02, BAD))
+"""The budget is 1 % of the step time (the setting overhead_budget); twice that is out of control."""
+
+
+def overhead(by: str) -> str:
+    """Return PromQL of the share of the time of training that ampwatch takes, the worst rank."""
+    return f"max by ({by}) ({rate('ampwatch_overhead_seconds_total')})"
+
+
+def health() -> tuple[TimeSeries | StateTimeline | Table | Stat, ...]:
+    """Return the panels of the row."""
+    return (
+        TimeSeries(
+            id=401,
+            title="What watching costs",
+            description=described(
+                shows="Share of the time of the training thread that ampwatch takes, on the rank"
+                " of each run that pays most.",
+                good="below 1 %, the budget: sampling becomes rarer by itself to stay there.",
+                act='above 2 %: raise sample_every, or monitor with level="light".',
+                metrics=["ampwatch_overhead_seconds_total"],
+            ),
+            unit="percentunit",
+            no_value="No run is watched",
+            queries=(Query(overhead("run"), legend="{{run}}"),),
+            minimum=0,
+            thresholds=OVERHEAD,
+            area=True,
+        ),
+        TimeSeries(
+            id=402,
+            title="What ampwatch missed",
+            description=described(
+                shows="Per second, over all runs: steps and samples it did not read because the"
+                " device was too far behind, records that found no place in the ring or were"
+                " overwritten there, exceptions inside a sensor.",
+                good="0.",
+                act="sensor errors: look in the log of the training, the sensor is off since then."
+                " Records lost: the daemon was down or slow. Samples dropped: nothing to do, the"
+                " counters stay right.",
+                metrics=[
+                    "ampwatch_observations_dropped_total",
+                    "ampwatch_samples_dropped_total",
+                    "ampwatch_ring_records_dropped_total",
+                    "ampwatch_ring_records_lost_total",
+                    "ampwatch_sensor_errors_total",
+                ],
+            ),
+            unit="cps",
+            no_value="No run is watched",
+            queries=tuple(
+                Query(f"sum({rate(metric)})", legend=legend)
+                for metric, legend in {
+                    "ampwatch_sensor_errors_total": "sensor errors",
+                    "ampwatch_observations_dropped_total": "steps not read",
+                    "ampwatch_samples_dropped_total": "samples dropped",
+                    "ampwatch_ring_records_dropped_total": "records without a place",
+                    "ampwatch_ring_records_lost_total": "records overwritten",
+                }.items()
+            ),
+            minimum=0,
+        ),
+        StateTimeline(
+            id=403,
+            title="Collectors that fail",
+            description=described(
+                shows="Daemons of which a collector failed at its newest pass: rings reads the"
+                " training processes, gpu the GPUs. At most 20.",
+                good="no band, or bands that read ok.",
+                act="gpu: see the dashboard GPU, which says what NVML answered. rings: the log of"
+                " the daemon names the file.",
+                metrics=["ampwatch_collector_success"],
+            ),
+            unit="none",
+            no_value="No ampwatch target",
+            queries=(
+                Query(
+                    f"bottomk(20, {of('ampwatch_collector_success')})",
+                    legend="{{instance}} {{collector}}",
+                ),
+            ),
+            mappings=(words({1: ("ok", GOOD), 0: ("failed", BAD)}),),
+        ),
+        Table(
+            id=404,
+            title="Versions",
+            description=described(
+                shows="How many daemons run which version of ampwatch.",
+                good="one version.",
+                act="bring the older ones up to date: a daemon cannot read rings of a newer layout.",
+                metrics=["ampwatch_build_info"],
+            ),
+            unit="none",
+            no_value="No ampwatch target",
+            width=6,
+            keys=(Key(label="version", title="Version"),),
+            sort_by="Version",
+            columns=(
+                Column(title="Daemons", expr=f"count by (version) ({of('ampwatch_build_info')})"),
+            ),
+        ),
+        Stat(
+            id=405,
+            title="Rings unreadable",
+            description=described(
+                shows="Ring files that the daemons found and cannot read: of another version of"
+                " ampwatch, or damaged.",
+                good="0.",
+                act="install the same version of ampwatch for the training and the daemon.",
+                metrics=["ampwatch_rings_unreadable"],
+            ),
+            unit="none",
+            no_value="No ampwatch target",
+            queries=(Query(f"sum({of('ampwatch_rings_unreadable')})", instant=True),),
+            thresholds=thresholds(GOOD, Step(1, WARN)),
+            width=6,
+            height=8,
+        ),
+    )

@@ -1,0 +1,240 @@
+"""Does the training run in the dtype that was asked for, and on tensor cores?"""
+
+from __future__ import annotations
+
+from dashboards.source.fields import GOOD, NEUTRAL, WARN, Step, described, thresholds
+from dashboards.source.page import Page, Row
+from dashboards.source.panels import Panel, Stat, TimeSeries
+from dashboards.source.precision_basis import absent, on_the_cpu, windows
+from dashboards.source.precision_ceiling import ceiling, views
+from dashboards.source.precision_kernels import kernels
+from dashboards.source.precision_shares import LOW, OVER, share, sums
+from dashboards.source.precision_why import casts, fallbacks
+from dashboards.source.queries import Query, of
+from dashboards.source.tables import Column, Key, Table
+
+_FLOPS = "ampwatch_flops_total"
+_ELIGIBLE = "ampwatch_tensor_core_flops_total"
+_CALLS = "ampwatch_op_calls_total"
+_BYTES = "ampwatch_op_bytes_total"
+_FALLBACK = "ampwatch_autocast_fallback_flops_total"
+_CASTS = "ampwatch_casts_total"
+_COUNTED = "ampwatch_census_iterations_total"
+_LAST = "ampwatch_last_census_timestamp_seconds"
+
+_WITH_FLOPS = 'op_kind=~"matmul|convolution|attention"'
+
+_MOST = thresholds(WARN, Step(0.5, NEUTRAL), Step(0.9, GOOD))
+"""Of a model that AMP suits, all but a few per cent of the FLOPs are matmuls that autocast takes."""
+
+
+def page() -> Page:
+    """Return the dashboard."""
+    return Page(
+        uid="ampwatch-precision",
+        title="ampwatch / Precision and tensor cores",
+        description="Does the training run in the dtype that was asked for, on tensor cores, and"
+        f" how close to the ceiling? Ops and kernels are looked at rarely: shares are of {OVER}.",
+        rows=(
+            Row(100, "Does it run in the dtype that was asked for?", _mix()),
+            Row(200, "Why does autocast leave ops in float32?", fallbacks()),
+            Row(300, "What do casts cost?", casts()),
+            Row(400, "Do matmuls run on tensor cores?", kernels()),
+            Row(500, "How much of the ceiling is used, and what is missing?", ceiling()),
+            Row(600, "Do the views of the tensor cores agree?", views()),
+            Row(700, "What is not known, and why?", absent()),
+            Row(800, "What do profiler windows cost?", windows(), collapsed=True),
+            Row(900, "What ran on the CPU?", on_the_cpu(), collapsed=True),
+        ),
+    )
+
+
+def _mix() -> tuple[Panel, ...]:
+    no_census = f"No ops were counted within {OVER}"
+    asked = "Floating-point operations of matmuls, convolutions and attention in counted iterations"
+    return (
+        Stat(
+            id=101,
+            title="In 16 bits or fewer",
+            description=described(
+                shows=f"{asked}: the share in float16, bfloat16 and float8, backward included.",
+                good="above 90 %. 0 % is right for a run without autocast.",
+                act="read the reasons below: a region without autocast, another thread, an"
+                " enabled=False that was forgotten.",
+                metrics=[_FLOPS],
+            ),
+            unit="percentunit",
+            no_value=no_census,
+            queries=(Query(share(sums(_FLOPS, LOW), sums(_FLOPS)), "{{run}}"),),
+            thresholds=_MOST,
+            names=True,
+        ),
+        Stat(
+            id=102,
+            title="Fit for tensor cores",
+            description=described(
+                shows=f"{asked}: the share in a dtype and with dimensions that tensor cores run at"
+                " full speed: what could run on them.",
+                good="as large as the share in 16 bits.",
+                act="if it is smaller, dimensions are odd: pad the vocabulary, the hidden size or"
+                " the batch to a multiple of 8 (the finding dims_unaligned names the module).",
+                metrics=[_ELIGIBLE, _FLOPS],
+            ),
+            unit="percentunit",
+            no_value=no_census,
+            queries=(Query(share(sums(_ELIGIBLE), sums(_FLOPS)), "{{run}}"),),
+            thresholds=_MOST,
+            names=True,
+        ),
+        Stat(
+            id=103,
+            title="In float32 under autocast",
+            description=described(
+                shows=f"{asked}: the share that autocast could have made faster and did not.",
+                good="below 1 %.",
+                act="the next row says why.",
+                metrics=[_FALLBACK, _FLOPS],
+            ),
+            unit="percentunit",
+            no_value=no_census,
+            queries=(Query(share(sums(_FALLBACK), sums(_FLOPS)), "{{run}}"),),
+            thresholds=thresholds(GOOD, Step(0.01, NEUTRAL), Step(0.1, WARN)),
+            names=True,
+        ),
+        Stat(
+            id=104,
+            title="Casts per multiplying op",
+            description=described(
+                shows="Casts for each matmul, convolution or attention.",
+                good="below 2: autocast casts an input and, once a step, a weight.",
+                act="more says that tensors go back and forth: look for ops of the float32 list"
+                " between matmuls, and for weights that are cast anew in each micro-batch.",
+                metrics=[_CASTS, _CALLS],
+            ),
+            unit="none",
+            no_value=no_census,
+            decimals=1,
+            queries=(Query(share(sums(_CASTS), sums(_CALLS, _WITH_FLOPS)), "{{run}}"),),
+            thresholds=thresholds(GOOD, Step(2, NEUTRAL), Step(4, WARN)),
+            names=True,
+        ),
+        Stat(
+            id=105,
+            title="Counted iterations",
+            description=described(
+                shows=f"Iterations whose ops were counted within {OVER}, of all ranks that were"
+                " chosen. All shares here are of these.",
+                good="a few in each hour: one sample in seven.",
+                act="with none, look below at what is not known; `deep` counts every step.",
+                metrics=[_COUNTED],
+            ),
+            unit="none",
+            no_value="No run that counts ops was chosen",
+            decimals=0,
+            queries=(Query(f"sum(increase({of(_COUNTED)}[{OVER}]))"),),
+        ),
+        Stat(
+            id=106,
+            title="Age of the newest count",
+            description=described(
+                shows="Time since ops were last counted, of the rank where it was latest.",
+                good="minutes.",
+                act="hours say that the numbers above describe the run as it was then.",
+                metrics=[_LAST],
+            ),
+            unit="s",
+            no_value="No ops were ever counted",
+            queries=(Query(f"time() - max({of(_LAST)})"),),
+        ),
+        TimeSeries(
+            id=107,
+            title="FLOPs by dtype",
+            description=described(
+                shows=f"{asked}, by the dtype they computed in, as shares. tf32 is float32 that"
+                " may use TF32.",
+                good="one broad band in the dtype that was asked for, unchanged over the run.",
+                act="a band that changes says when: compare with findings and with what was"
+                " deployed then.",
+                metrics=[_FLOPS],
+            ),
+            unit="percentunit",
+            no_value=no_census,
+            queries=(
+                Query(
+                    f"sum by (dtype) (increase({of(_FLOPS)}[{OVER}]))"
+                    f" / on () group_left () (sum(increase({of(_FLOPS)}[{OVER}])) > 0)",
+                    "{{dtype}}",
+                ),
+            ),
+            minimum=0,
+            maximum=1,
+            stacked=True,
+        ),
+        Table(
+            id=108,
+            title="Ops by kind and dtype",
+            description=described(
+                shows=f"ATen ops in counted iterations of {OVER}, and the bytes that they have"
+                " read and written; casts are a row of their own below.",
+                good="matmul, convolution and attention in 16 bits; normalization, loss and"
+                " softmax in float32, for the sake of their range.",
+                act="pointwise ops in float32 with many bytes are memory traffic that 16 bits"
+                " would halve: look for a float32 tensor that is added in.",
+                metrics=[_CALLS, _BYTES],
+            ),
+            unit="short",
+            no_value=no_census,
+            keys=(Key(label="op_kind", title="Kind"), Key(label="dtype", title="Dtype")),
+            columns=(
+                Column(
+                    title="Calls",
+                    expr=f"sum by (op_kind, dtype) (increase({of(_CALLS)}[{OVER}]))",
+                    unit="short",
+                    decimals=0,
+                ),
+                Column(
+                    title="Bytes",
+                    expr=f"sum by (op_kind, dtype) (increase({of(_BYTES)}[{OVER}]))",
+                    unit="bytes",
+                ),
+            ),
+            sort_by="Bytes",
+            descending=True,
+            width=12,
+        ),
+        Table(
+            id=109,
+            title="The mix of each run",
+            description=described(
+                shows=f"Shares of the FLOPs of {OVER} by run, over all of its ranks.",
+                good="as said of the tiles above.",
+                act="choose the run that differs.",
+                metrics=[_FLOPS, _ELIGIBLE, _FALLBACK],
+            ),
+            unit="percentunit",
+            no_value=no_census,
+            keys=(Key(label="run", title="Run"),),
+            columns=(
+                Column(
+                    title="In 16 bits or fewer",
+                    expr=share(sums(_FLOPS, LOW), sums(_FLOPS)),
+                    unit="percentunit",
+                    thresholds=_MOST,
+                ),
+                Column(
+                    title="Fit for tensor cores",
+                    expr=share(sums(_ELIGIBLE), sums(_FLOPS)),
+                    unit="percentunit",
+                    thresholds=_MOST,
+                ),
+                Column(
+                    title="In float32 under autocast",
+                    expr=share(sums(_FALLBACK), sums(_FLOPS)),
+                    unit="percentunit",
+                ),
+                Column(title="Iterations counted", expr=sums(_COUNTED), decimals=0),
+            ),
+            sort_by="In 16 bits or fewer",
+            height=6,
+        ),
+    )

@@ -1,0 +1,21 @@
+"""Shares of what is counted rarely: rates over rates of the same, over a range with some of it."""
+
+from __future__ import annotations
+
+from dashboards.source.queries import of
+
+OVER = "1h"
+"""Ops are counted and windows opened a few times in an hour, whatever the range on the screen."""
+
+LOW = 'dtype=~"float16|bfloat16|float8.*"'
+BY_RUN = "run"
+
+
+def sums(metric: str, *matchers: str, by: str = BY_RUN) -> str:
+    """Return PromQL of the increase of a counter over ``OVER``, summed up."""
+    return f"sum by ({by}) (increase({of(metric, *matchers)}[{OVER}]))"
+
+
+def share(part: str, whole: str) -> str:
+    """Return PromQL of one over the other; absent where there is nothing to share."""
+    return f"{part} / ({whole} > 0)"

@@ -1,0 +1,151 @@
+"""The rows of the dashboard Precision about ops that stay in float32, and about casts."""
+
+from __future__ import annotations
+
+from dashboards.source.fields import GOOD, NEUTRAL, WARN, Step, described, thresholds, words
+from dashboards.source.panels import Panel, TimeSeries
+from dashboards.source.precision_shares import OVER, share, sums
+from dashboards.source.queries import Query
+from dashboards.source.tables import Column, Key, Table
+
+_OPS = "ampwatch_autocast_fallback_ops_total"
+_FLOPS = "ampwatch_autocast_fallback_flops_total"
+_ALL_FLOPS = "ampwatch_flops_total"
+_CASTS = "ampwatch_casts_total"
+_CAST_BYTES = "ampwatch_cast_bytes_total"
+_OP_BYTES = "ampwatch_op_bytes_total"
+
+_REASONS = words(
+    {
+        "fp32_list": ("autocast runs it in float32, for its range: as it should be", NEUTRAL),
+        "not_listed": ("autocast leaves it alone, and its input was float32", NEUTRAL),
+        "promoted": ("its inputs have different dtypes: the wider one is taken", NEUTRAL),
+        "disabled_region": ("inside autocast(enabled=False): meant so, or forgotten", NEUTRAL),
+        "outside_region": ("outside of every autocast region", NEUTRAL),
+        "other_thread": ("in a thread without autocast, while another one has it", NEUTRAL),
+        "device_type": ("inside an autocast region for another type of device", NEUTRAL),
+        "custom_function": (
+            "an autograd.Function asks for float32, or not an op of PyTorch",
+            NEUTRAL,
+        ),
+    }
+)
+
+
+def fallbacks() -> tuple[Panel, ...]:
+    """Return what ran in float32 although the training uses autocast, by why."""
+    no_census = f"No ops were counted within {OVER}"
+    return (
+        Table(
+            id=201,
+            title="In float32 under autocast, by reason",
+            description=described(
+                shows=f"Ops of the forward pass, and their FLOPs, in counted iterations of {OVER}.",
+                good="FLOPs 0 everywhere. Ops of the float32 list are many and cost little.",
+                act="where FLOPs are not 0: `ampwatch ops --by op` names the ops, docs/precision.md"
+                " says what each reason means and what to change.",
+                metrics=[_OPS, _FLOPS],
+            ),
+            unit="short",
+            no_value=no_census,
+            keys=(
+                Key(label="run", title="Run", width=160),
+                Key(label="reason", title="Why", mappings=(_REASONS,)),
+            ),
+            columns=(
+                Column(title="Ops", expr=sums(_OPS, by="run, reason"), unit="short", decimals=0),
+                Column(
+                    title="FLOPs",
+                    expr=sums(_FLOPS, by="run, reason"),
+                    unit="short",
+                    thresholds=thresholds(NEUTRAL, Step(1, WARN)),
+                ),
+            ),
+            sort_by="FLOPs",
+            descending=True,
+            width=14,
+        ),
+        TimeSeries(
+            id=202,
+            title="What autocast could have made faster",
+            description=described(
+                shows="FLOPs in float32 under autocast over all FLOPs, by reason.",
+                good="flat at 0.",
+                act="a step upwards is a change of code or data: a new branch of the model, an"
+                " evaluation in between. 10 % of the FLOPs in float32 can be half of the time.",
+                metrics=[_FLOPS, _ALL_FLOPS],
+            ),
+            unit="percentunit",
+            no_value=no_census,
+            queries=(
+                Query(
+                    f"{sums(_FLOPS, by='reason')}"
+                    f" / on () group_left () (sum({sums(_ALL_FLOPS)}) > 0)",
+                    "{{reason}}",
+                ),
+            ),
+            minimum=0,
+            stacked=True,
+            width=10,
+        ),
+    )
+
+
+def casts() -> tuple[Panel, ...]:
+    """Return how many tensors change their dtype, and the bytes that this moves."""
+    no_casts = f"No casts were counted within {OVER}"
+    return (
+        Table(
+            id=301,
+            title="Casts",
+            description=described(
+                shows=f"Casts in counted iterations of {OVER}, and the bytes that they have read"
+                " and written: the price of mixed precision, without a FLOP.",
+                good="mostly from float32 to the dtype of autocast: weights and inputs.",
+                act="as many back to float32 say that ops of the float32 list lie between"
+                " matmuls; casts from float64 or integers, that the data loader hands over"
+                " something wider than needed.",
+                metrics=[_CASTS, _CAST_BYTES],
+            ),
+            unit="short",
+            no_value=no_casts,
+            keys=(
+                Key(label="run", title="Run", width=160),
+                Key(label="from_dtype", title="From"),
+                Key(label="to_dtype", title="To"),
+            ),
+            columns=(
+                Column(
+                    title="Casts",
+                    expr=sums(_CASTS, by="run, from_dtype, to_dtype"),
+                    unit="short",
+                    decimals=0,
+                ),
+                Column(
+                    title="Bytes",
+                    expr=sums(_CAST_BYTES, by="run, from_dtype, to_dtype"),
+                    unit="bytes",
+                ),
+            ),
+            sort_by="Bytes",
+            descending=True,
+            width=14,
+        ),
+        TimeSeries(
+            id=302,
+            title="Bytes of casts beside those of ops",
+            description=described(
+                shows="Bytes that casts have moved over those that all other ops have.",
+                good="below 10 %.",
+                act="above a quarter, casts eat what 16 bits save: keep weights in the dtype of"
+                " autocast with a master copy in the optimizer, or move the float32 region.",
+                metrics=[_CAST_BYTES, _OP_BYTES],
+            ),
+            unit="percentunit",
+            no_value=no_casts,
+            queries=(Query(share(sums(_CAST_BYTES), sums(_OP_BYTES)), "{{run}}"),),
+            minimum=0,
+            thresholds=thresholds(GOOD, Step(0.1, NEUTRAL), Step(0.25, WARN)),
+            width=10,
+        ),
+    )

@@ -1,0 +1,81 @@
+"""PromQL as the dashboards write it: which variables filter which metric."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampwatch.catalog import CATALOG
+
+_LABELS: dict[str, tuple[str, ...]] = {
+    metric.name + suffix: metric.labels
+    for metric in CATALOG
+    for suffix in (("_bucket", "_sum", "_count") if metric.type == "histogram" else ("",))
+} | dict.fromkeys(("up", "ALERTS", "ALERTS_FOR_STATE"), ())
+
+EVERYWHERE = 'job=~"$job", instance=~"$instance"'
+"""The matchers that every selector has."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """One query of a panel.
+
+    Args:
+        expr: PromQL.
+        legend: Name of its series, with ``{{label}}`` for the value of a label.
+        instant: Whether only the end of the time range is asked for.
+    """
+
+    expr: str
+    legend: str = ""
+    instant: bool = False
+
+
+def of(metric: str, *matchers: str, every_rank: bool = False) -> str:
+    """Return the selector of ``metric`` for what the variables of the dashboard choose.
+
+    Args:
+        metric: A name of the catalogue, with the suffix of the series for a histogram; or one
+            that Prometheus makes itself: ``up``, ``ALERTS``, ``ALERTS_FOR_STATE``.
+        matchers: Further ones, as ``state="stale"``.
+        every_rank: Whether to leave ``$rank`` out, where a rank is compared with all others.
+
+    Raises:
+        KeyError: If nothing of that name is exported.
+    """
+    labels = _LABELS[metric]
+    chosen = [EVERYWHERE]
+    if "run" in labels:
+        chosen.append('run=~"$run"')
+    if "rank" in labels and not every_rank:
+        chosen.append('rank=~"$rank"')
+    return f"{metric}{{{', '.join([*chosen, *matchers])}}}"
+
+
+def having(label: str, value: str) -> str:
+    """Return the matcher of one value of a label."""
+    return f'{label}="{value}"'
+
+
+def any_of(label: str, *values: str) -> str:
+    """Return the matcher of several values of a label."""
+    return f'{label}=~"{"|".join(values)}"'
+
+
+def rate(metric: str, *matchers: str) -> str:
+    """Return the increase per second of a counter."""
+    return f"rate({of(metric, *matchers)}[$__rate_interval])"
+
+
+def increase(metric: str, *matchers: str, over: str = "$__rate_interval") -> str:
+    """Return the increase of a counter over a time, by default that between two points."""
+    return f"increase({of(metric, *matchers)}[{over}])"
+
+
+def foreign(metric: str, *matchers: str) -> str:
+    """Return the selector of a metric that another exporter has, as dcgm-exporter.
+
+    Its jobs and instances are not those of ampwatch, but a selector without them would leave
+    the variables without effect; choose All to see it.
+    """
+    return f"{metric}{{{', '.join([EVERYWHERE, *matchers])}}}"

@@ -1,0 +1,239 @@
+"""Which rank differs? Made for a thousand of them: bands, counts and the few that stand out."""
+
+from __future__ import annotations
+
+from dashboards.source.fields import BAD, GOOD, NEUTRAL, WARN, Step, described, thresholds
+from dashboards.source.links import field, to_dashboard
+from dashboards.source.page import Page, Row
+from dashboards.source.panels import Stat, StateTimeline, TimeSeries
+from dashboards.source.queries import Query, having, of
+from dashboards.source.ranks_apart import (
+    STEP_SECONDS,
+    agreement,
+    slow,
+    to_median,
+)
+from dashboards.source.ranks_numbers import numbers
+from dashboards.source.states import STATE_WORDS, state
+from dashboards.source.tables import Column, Key, Table
+
+_NO_RUN = "No such run is known: choose another run, job or instance above"
+
+_RUNNING = of("ampwatch_run_state", having("state", "running"))
+_STALE = of("ampwatch_run_state", having("state", "stale"))
+_FAILED = of("ampwatch_run_state", having("state", "failed"))
+_LAST_STEP = of("ampwatch_last_step_timestamp_seconds")
+
+SHOWN = 20
+"""So many ranks a table or a timeline names: what is read at a glance, of however many."""
+
+_APART = thresholds(GOOD, Step(1.05, WARN), Step(1.2, BAD))
+"""Ranks of one job differ by a percent or two; 5 % is a machine to look at, 20 % a broken one."""
+
+
+def page() -> Page:
+    """Return the dashboard."""
+    return Page(
+        uid="ampwatch-ranks",
+        title="ampwatch / Ranks",
+        description="Which rank differs from the others of its run? Choose one run."
+        " Ranks are shown as bands and counts, and by name only where they stand out.",
+        rows=(
+            Row(100, "Are all ranks there?", (*_tiles(), _states(), _lost(), _silent())),
+            Row(200, "Which rank is slow?", slow()),
+            Row(300, "Do the ranks agree about the loss scale?", agreement()),
+            Row(400, "Does a rank compute something else?", numbers()),
+        ),
+    )
+
+
+def _tiles() -> tuple[Stat, ...]:
+    reporting = f"count by (job, run) ({of('ampwatch_run_info', every_rank=True)})"
+    complete = f"group by (job, run, world_size) ({of('ampwatch_run_info', every_rank=True)})"
+    return (
+        Stat(
+            id=101,
+            title="Ranks running",
+            description=described(
+                shows="Ranks whose newest step is recent.",
+                good="the world size of the run.",
+                act="fewer: see Ranks by state for since when.",
+                metrics=["ampwatch_run_state"],
+            ),
+            unit="none",
+            no_value=_NO_RUN,
+            queries=(Query(f"sum({_RUNNING})", instant=True),),
+            thresholds=thresholds(NEUTRAL, Step(1, GOOD)),
+        ),
+        Stat(
+            id=102,
+            title="Stale",
+            description=described(
+                shows="Ranks that are alive and have not ended a step for 120 s and ten of their"
+                " usual steps.",
+                good="0.",
+                act="if all ranks of a run are stale they wait for one that is gone, or for the"
+                " data; if one is, log in to its machine (the table below has it) and look at what"
+                " the process does (py-spy dump).",
+                metrics=["ampwatch_run_state"],
+            ),
+            unit="none",
+            no_value=_NO_RUN,
+            queries=(Query(f"sum({_STALE})", instant=True),),
+            thresholds=thresholds(GOOD, Step(1, BAD)),
+        ),
+        Stat(
+            id=103,
+            title="Failed",
+            description=described(
+                shows="Ranks that ended with an error or were killed.",
+                good="0.",
+                act="the one that failed first is the cause, the others follow when they miss it:"
+                " sort the table below by Last step.",
+                metrics=["ampwatch_run_state"],
+            ),
+            unit="none",
+            no_value=_NO_RUN,
+            queries=(Query(f"sum({_FAILED})", instant=True),),
+            thresholds=thresholds(GOOD, Step(1, BAD)),
+        ),
+        Stat(
+            id=104,
+            title="Runs with ranks missing",
+            description=described(
+                shows="Runs of which fewer (or more) ranks report than their world size says.",
+                good="0.",
+                act="a machine without a daemon, or one that Prometheus does not scrape: compare"
+                " Ranks by machine with the list of machines of the job.",
+                metrics=["ampwatch_run_info"],
+            ),
+            unit="none",
+            no_value=_NO_RUN,
+            queries=(
+                Query(
+                    f'count(count_values by (job, run) ("world_size", {reporting})'
+                    f" unless on (job, run, world_size) {complete})"
+                    f" or 0 * count({of('ampwatch_run_info', every_rank=True)})",
+                    instant=True,
+                ),
+            ),
+            thresholds=thresholds(GOOD, Step(1, WARN)),
+        ),
+        Stat(
+            id=105,
+            title="Slowest rank to median",
+            description=described(
+                shows="Mean step time of the slowest rank over that of the median rank of its run.",
+                good="below 1.05. Ranks that wait for each other in every step all take as long as"
+                " the slowest: then this stays near 1 and the GPU dashboard tells who is waited for.",
+                act="above 1.2: see Which rank is slow?",
+                metrics=["ampwatch_step_duration_seconds"],
+            ),
+            unit="none",
+            no_value="No step has ended in this time",
+            decimals=2,
+            queries=(Query(f"max({to_median(STEP_SECONDS)})", instant=True),),
+            thresholds=_APART,
+        ),
+        Stat(
+            id=106,
+            title="Different loss scales",
+            description=described(
+                shows="How many different loss scales the ranks of a run have, the run with most.",
+                good="1: all ranks see the same overflow and scale alike.",
+                act="2 and more for longer than a scrape: some ranks skip steps that others apply,"
+                " so their weights drift apart. See Do the ranks agree about the loss scale?",
+                metrics=["ampwatch_loss_scale"],
+            ),
+            unit="none",
+            no_value="No GradScaler here: bfloat16 and float32 need no loss scale",
+            queries=(
+                Query(
+                    "max(count by (job, run) (count_values by (job, run)"
+                    f' ("scale", {of("ampwatch_loss_scale")})))',
+                    instant=True,
+                ),
+            ),
+            thresholds=thresholds(GOOD, Step(2, BAD)),
+        ),
+    )
+
+
+def _states() -> TimeSeries:
+    return TimeSeries(
+        id=107,
+        title="Ranks by state",
+        description=described(
+            shows="How many ranks are in each state.",
+            good="all running; all finished at the end.",
+            act="a step from running to stale or failed is when it happened: look there in the"
+            " other panels, and in the logs of the machines.",
+            metrics=["ampwatch_run_state"],
+        ),
+        unit="none",
+        no_value=_NO_RUN,
+        queries=(Query(f"sum by (state) ({of('ampwatch_run_state')})", legend="{{state}}"),),
+        stacked=True,
+        minimum=0,
+        width=8,
+    )
+
+
+def _lost() -> StateTimeline:
+    return StateTimeline(
+        id=108,
+        title=f"Ranks that are stale or have failed (at most {SHOWN})",
+        description=described(
+            shows="Since when each of them is in that state.",
+            good="nothing.",
+            act="the first one to turn is the one to look at.",
+            metrics=["ampwatch_run_state"],
+        ),
+        unit="none",
+        no_value="No rank is stale or has failed",
+        queries=(
+            Query(
+                f"topk({SHOWN}, max by (run, rank, instance) ({state()}) > 2)",
+                legend="{{run}} rank {{rank}} on {{instance}}",
+            ),
+        ),
+        mappings=(STATE_WORDS,),
+        width=8,
+    )
+
+
+def _silent() -> Table:
+    by = "run, rank, instance"
+    oldest = f"topk({SHOWN}, max by ({by}) (time() - {_LAST_STEP}))"
+    to_run = to_dashboard("This rank alone", "ampwatch-run", run=field("Run"), rank=field("Rank"))
+    to_gpu = to_dashboard("The GPUs of its machine", "ampwatch-gpu", instance=field("Machine"))
+    return Table(
+        id=109,
+        title=f"Ranks silent the longest ({SHOWN})",
+        description=described(
+            shows="The ranks whose newest step is oldest, with their machines.",
+            good="all of about the same age.",
+            act="one that is older than the others is the one they wait for: click for its run or"
+            " for the GPUs of its machine.",
+            metrics=["ampwatch_last_step_timestamp_seconds", "ampwatch_run_state"],
+        ),
+        unit="none",
+        no_value="No rank has ended a step yet",
+        width=8,
+        keys=(
+            Key(label="run", title="Run"),
+            Key(label="rank", title="Rank", links=(to_run,), width=60),
+            Key(label="instance", title="Machine", links=(to_gpu,)),
+        ),
+        sort_by="Last step",
+        descending=True,
+        columns=(
+            Column(title="Last step", expr=oldest, unit="s", decimals=0, width=90),
+            Column(
+                title="State",
+                expr=f"max by ({by}) ({state()}) and on ({by}) {oldest}",
+                mappings=(STATE_WORDS,),
+                width=80,
+            ),
+        ),
+    )

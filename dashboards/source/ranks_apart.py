@@ -1,0 +1,179 @@
+"""Ranks that are slow, and ranks that scale or skip differently from the others of their run."""
+
+from __future__ import annotations
+
+from dashboards.source.fields import GOOD, WARN, Step, described, thresholds
+from dashboards.source.links import label, to_dashboard
+from dashboards.source.panels import TimeSeries
+from dashboards.source.queries import Query, increase, of, rate
+
+TOP = 5
+"""So many ranks have a line of their own in a time series."""
+
+STEP_SECONDS = (
+    f"({rate('ampwatch_step_duration_seconds_sum')}"
+    f" / ({rate('ampwatch_step_duration_seconds_count')} > 0))"
+)
+"""PromQL of the mean step time of each rank."""
+
+THIS_RANK = (
+    to_dashboard("This rank alone", "ampwatch-run", run=label("run"), rank=label("rank")),
+    to_dashboard("The GPUs of its machine", "ampwatch-gpu", instance=label("instance")),
+)
+"""Where a click on the line of a rank leads."""
+
+
+def to_median(expr: str) -> str:
+    """Return PromQL of ``expr`` over its median of the ranks of the run."""
+    return f"{expr} / on (job, run) group_left () (quantile by (job, run) (0.5, {expr}) > 0)"
+
+
+def bands(expr: str) -> tuple[Query, ...]:
+    """Return the smallest, the median and the largest of the ranks, and where 90 % of them lie."""
+    shares = {1.0: "largest", 0.95: "95 %", 0.5: "median", 0.05: "5 %", 0.0: "smallest"}
+    return tuple(
+        Query(f"quantile by (run) ({share:g}, {expr})", legend=f"{name} {{{{run}}}}")
+        for share, name in shares.items()
+    )
+
+
+def outliers(expr: str) -> tuple[Query, ...]:
+    """Return the few ranks with the largest values, each with its name."""
+    return (Query(f"topk({TOP}, {expr})", legend="{{run}} rank {{rank}} on {{instance}}"),)
+
+
+def slow() -> tuple[TimeSeries, ...]:
+    """Return how step times spread over the ranks, and who is slow."""
+    metrics = ["ampwatch_step_duration_seconds"]
+    return (
+        TimeSeries(
+            id=201,
+            title="Step time over the ranks",
+            description=described(
+                shows="Mean step time of the ranks: smallest, largest, median, and the band in which"
+                " nine of ten lie.",
+                good="all lines close together.",
+                act="largest far above 95 %: one straggler, named on the right. All of them up: not"
+                " a rank, but the network, the storage or the data.",
+                metrics=metrics,
+            ),
+            unit="s",
+            no_value="No step has ended in this time",
+            queries=bands(STEP_SECONDS),
+            minimum=0,
+            width=8,
+        ),
+        TimeSeries(
+            id=202,
+            title=f"Slowest ranks, to the median ({TOP})",
+            description=described(
+                shows="Mean step time over that of the median rank of the run, of the slowest.",
+                good="1.00 to 1.05.",
+                act="a rank that stays above: look at the clocks, temperature and throttling of its"
+                " GPU (a click leads there), then at its CPU and disk. A rank that changes all the"
+                " time: uneven batches.",
+                metrics=metrics,
+            ),
+            unit="none",
+            no_value="No step has ended in this time",
+            queries=outliers(to_median(STEP_SECONDS)),
+            decimals=2,
+            width=8,
+            thresholds=thresholds(GOOD, Step(1.05, WARN)),
+            links=THIS_RANK,
+        ),
+        TimeSeries(
+            id=203,
+            title=f"Ranks that stopped first ({TOP})",
+            description=described(
+                shows="How long ago the ranks ended their newest step, those with the oldest, next"
+                " to the median.",
+                good="below the time of a step; all of them rise together during a checkpoint.",
+                act="one rises alone: it hangs, and the others will wait for it.",
+                metrics=["ampwatch_last_step_timestamp_seconds"],
+            ),
+            unit="s",
+            no_value="No rank has ended a step yet",
+            queries=(
+                *outliers(f"time() - {of('ampwatch_last_step_timestamp_seconds')}"),
+                Query(
+                    "quantile by (run) (0.5, time()"
+                    f" - {of('ampwatch_last_step_timestamp_seconds')})",
+                    legend="median {{run}}",
+                ),
+            ),
+            minimum=0,
+            width=8,
+            links=THIS_RANK,
+        ),
+    )
+
+
+def agreement() -> tuple[TimeSeries, ...]:
+    """Return whether all ranks of a run scale and skip alike."""
+    skipped = (
+        f"sum by (job, instance, run, rank) ({increase('ampwatch_optimizer_steps_skipped_total')})"
+    )
+    no_scaler = "No GradScaler here: bfloat16 and float32 need no loss scale, so this stays empty"
+    return (
+        TimeSeries(
+            id=301,
+            title="How many ranks have which loss scale",
+            description=described(
+                shows="One area for each loss scale that a rank has; its height is the number of"
+                " ranks with it.",
+                good="one area at a time: all ranks change together.",
+                act="two areas side by side for more than a scrape: the ranks disagree about what"
+                " overflows, so some skip what others apply (rank_found_inf_mismatch). Use"
+                " ShardedGradScaler, or all-reduce found_inf before the step.",
+                metrics=["ampwatch_loss_scale"],
+            ),
+            unit="none",
+            no_value=no_scaler,
+            queries=(
+                Query(
+                    f'count_values by (run) ("scale", {of("ampwatch_loss_scale")})',
+                    legend="{{scale}} {{run}}",
+                ),
+            ),
+            stacked=True,
+            minimum=0,
+            width=8,
+        ),
+        TimeSeries(
+            id=302,
+            title="Skipped steps over the ranks",
+            description=described(
+                shows="Optimizer steps skipped between two points of the graph: smallest, largest,"
+                " median of the ranks, and the band in which nine of ten lie.",
+                good="all lines on each other: a step is skipped by all ranks or by none.",
+                act="largest above smallest: ranks skip alone, and their weights drift apart.",
+                metrics=["ampwatch_optimizer_steps_skipped_total"],
+            ),
+            unit="short",
+            no_value="No optimizer step was counted in this time",
+            queries=bands(skipped),
+            minimum=0,
+            width=8,
+        ),
+        TimeSeries(
+            id=303,
+            title=f"Ranks that skip more than the median ({TOP})",
+            description=described(
+                shows="How many more optimizer steps these ranks skipped than the median rank of"
+                " their run, between two points of the graph.",
+                good="0.",
+                act="always the same rank: its data or its GPU; see its findings and, on the"
+                " dashboard GPU, ECC errors and XIDs of its machine.",
+                metrics=["ampwatch_optimizer_steps_skipped_total"],
+            ),
+            unit="short",
+            no_value="No optimizer step was counted in this time",
+            queries=outliers(
+                f"{skipped} - on (job, run) group_left () quantile by (job, run) (0.5, {skipped})"
+            ),
+            minimum=0,
+            width=8,
+            links=THIS_RANK,
+        ),
+    )

@@ -1,0 +1,275 @@
+"""Why does this run skip steps? What a run says about itself, question by question."""
+
+from __future__ import annotations
+
+from dashboards.source.fields import (
+    BAD,
+    GOOD,
+    NEUTRAL,
+    WARN,
+    Step,
+    described,
+    thresholds,
+)
+from dashboards.source.links import field, label, to_dashboard
+from dashboards.source.overview import LAST_HOUR, SCALE, SKIPPED, skipped_share
+from dashboards.source.page import Page, Row
+from dashboards.source.panels import Stat
+from dashboards.source.queries import Query, of, rate
+from dashboards.source.run_gradients import HEADROOM, NO_SCALER, gradients, headroom
+from dashboards.source.run_progress import learning, sampling, speed
+from dashboards.source.run_scaling import scaling
+from dashboards.source.states import (
+    ADVICE_KEY,
+    FINDING_KEYS,
+    SEVERITY_WORDS,
+    STATE_WORDS,
+    finding_columns,
+    severity,
+    state,
+)
+from dashboards.source.tables import Column, Key, Table
+
+_NO_RUN = "No such run is known: choose another run, job or instance above"
+_TO_RANKS = to_dashboard("Which rank? Open its ranks", "ampwatch-ranks", run=label("run"))
+
+
+def page() -> Page:
+    """Return the dashboard."""
+    return Page(
+        uid="ampwatch-run",
+        title="ampwatch / Run",
+        description="Why are steps skipped, and do the gradients fit the format? Choose one run.",
+        findings=True,
+        rows=(
+            Row(100, "What is wrong with this run?", (*_tiles(), _findings())),
+            Row(200, "Why are steps skipped?", scaling()),
+            Row(300, "Do the gradients fit the format?", gradients()),
+            Row(400, "Does it learn?", learning()),
+            Row(500, "Is it as fast as it was?", speed()),
+            Row(600, "What is it, and what did ampwatch see of it?", (_facts(), *sampling())),
+        ),
+    )
+
+
+def _tiles() -> tuple[Stat, ...]:
+    skipped = ["ampwatch_optimizer_steps_skipped_total", "ampwatch_optimizer_steps_total"]
+    return (
+        Stat(
+            id=101,
+            title="State",
+            description=described(
+                shows="The worst state of the ranks: running, finished, stale or failed.",
+                good="running, or finished.",
+                act="stale: a rank hangs, see Ranks. failed: the log of the training has the error,"
+                " and the findings below say what was wrong before.",
+                metrics=["ampwatch_run_state"],
+            ),
+            unit="none",
+            no_value=_NO_RUN,
+            queries=(Query(f"max by (run) ({state()})", legend="{{run}}", instant=True),),
+            mappings=(STATE_WORDS,),
+            width=3,
+            links=(_TO_RANKS,),
+        ),
+        Stat(
+            id=102,
+            title="Worst finding, last hour",
+            description=described(
+                shows="How severe the worst finding is that was seen within the last hour.",
+                good="none.",
+                act="see the table of findings below, and follow What to change.",
+                metrics=["ampwatch_finding_last_seen_timestamp_seconds"],
+            ),
+            unit="none",
+            no_value=_NO_RUN,
+            queries=(
+                Query(
+                    f"max by (run) ({severity(LAST_HOUR)})",
+                    legend="{{run}}",
+                    instant=True,
+                ),
+            ),
+            mappings=(SEVERITY_WORDS,),
+            width=3,
+        ),
+        Stat(
+            id=103,
+            title="Loss scale",
+            description=described(
+                shows="The smallest loss scale of the ranks.",
+                good="64 or more, with room to fall.",
+                act="below 64 and falling: see Why are steps skipped? Below 1 the loss is made"
+                " smaller, and at 2^-128 the next finite step writes infinities into the weights:"
+                " stop the run.",
+                metrics=["ampwatch_loss_scale"],
+            ),
+            unit="short",
+            no_value=NO_SCALER,
+            queries=(Query(f"min by (run) ({of('ampwatch_loss_scale')})", legend="{{run}}"),),
+            thresholds=SCALE,
+            sparkline=True,
+            width=3,
+        ),
+        Stat(
+            id=104,
+            title="Skipped, last 10 min",
+            description=described(
+                shows="Share of optimizer steps that were skipped in 10 minutes.",
+                good="0.05 %: one probe in 2000 steps.",
+                act="above 1 %, see Why are steps skipped? below.",
+                metrics=skipped,
+            ),
+            unit="percentunit",
+            no_value="No optimizer has stepped in the last 10 minutes",
+            queries=(Query(skipped_share("10m", "run"), legend="{{run}}", instant=True),),
+            thresholds=SKIPPED,
+            width=3,
+        ),
+        Stat(
+            id=105,
+            title="Headroom",
+            description=described(
+                shows="How many times the gradients can double before they overflow the format of"
+                " autocast, at the loss scale they have now.",
+                good="1 or more. With a GradScaler less is normal just before a probe.",
+                act="below 1 for long: the next growth of the scale skips a step. See Headroom.",
+                metrics=["ampwatch_autocast_dtype_max", "ampwatch_scaled_gradient_amax_max"],
+            ),
+            unit="none",
+            no_value="No gradient was sampled yet, or no autocast was seen",
+            decimals=1,
+            queries=(Query(headroom("run"), legend="{{run}}", instant=True),),
+            thresholds=HEADROOM,
+            width=3,
+        ),
+        Stat(
+            id=106,
+            title="Non-finite weights",
+            description=described(
+                shows="NaN and infinite elements of parameters and buffers, of the rank that has"
+                " most.",
+                good="0.",
+                act="more than 0 is final: stop the run and go back to a checkpoint from before."
+                " The skip counters look healthy while this happens.",
+                metrics=[
+                    "ampwatch_parameter_nonfinite_elements",
+                    "ampwatch_buffer_nonfinite_elements",
+                ],
+            ),
+            unit="short",
+            no_value="The parameters were not looked at yet",
+            queries=(
+                Query(
+                    f"max by (run) ({of('ampwatch_parameter_nonfinite_elements')})"
+                    f" + max by (run) ({of('ampwatch_buffer_nonfinite_elements')})",
+                    legend="{{run}}",
+                    instant=True,
+                ),
+            ),
+            thresholds=thresholds(GOOD, Step(1, BAD)),
+            width=3,
+        ),
+        Stat(
+            id=107,
+            title="Steps per second",
+            description=described(
+                shows="Iterations of the training loop per second, mean of the ranks.",
+                good="what it was yesterday.",
+                act="see Is it as fast as it was? below.",
+                metrics=["ampwatch_steps_total"],
+            ),
+            unit="ops",
+            no_value="No iteration was counted yet",
+            queries=(Query(f"avg by (run) ({rate('ampwatch_steps_total')})", legend="{{run}}"),),
+            sparkline=True,
+            width=3,
+        ),
+        Stat(
+            id=108,
+            title="Newest report",
+            description=described(
+                shows="Age of the newest report of any rank.",
+                good="below 2 minutes.",
+                act="older: all ranks hang, or the daemon is down. See Ranks, then Overview.",
+                metrics=["ampwatch_last_report_timestamp_seconds"],
+            ),
+            unit="s",
+            no_value=_NO_RUN,
+            decimals=0,
+            queries=(
+                Query(
+                    f"time() - max by (run) ({of('ampwatch_last_report_timestamp_seconds')})",
+                    legend="{{run}}",
+                    instant=True,
+                ),
+            ),
+            thresholds=thresholds(GOOD, Step(120, WARN), Step(900, BAD)),
+            width=3,
+        ),
+    )
+
+
+def _findings() -> Table:
+    to_run = to_dashboard("This run only", "ampwatch-run", run=field("Run"))
+    to_ranks = to_dashboard("Which rank? Open its ranks", "ampwatch-ranks", run=field("Run"))
+    return Table(
+        id=109,
+        title="Findings and what to change",
+        description=described(
+            shows="What ampwatch has found, newest first. They are also drawn over the time series:"
+            " a band where a finding was seen.",
+            good="empty, or only of severity info.",
+            act="follow What to change for a root cause first; one whose Root cause is false goes"
+            " with it. A click on the finding opens its page. Where it was (module, op, source"
+            " line) is on the page of the daemon and in the report.",
+            metrics=["ampwatch_finding_last_seen_timestamp_seconds", "ampwatch_findings"],
+        ),
+        unit="none",
+        no_value="Nothing was found in this run",
+        height=8,
+        keys=(
+            Key(label="run", title="Run", links=(to_run, to_ranks), width=160),
+            *FINDING_KEYS,
+            ADVICE_KEY,
+        ),
+        sort_by="Last seen",
+        columns=finding_columns("run"),
+    )
+
+
+def _facts() -> Table:
+    facts = {
+        "run": "Run",
+        "autocast_dtype": "Autocast",
+        "scaler": "Scaler",
+        "growth_interval": "Growth interval",
+        "world_size": "World size",
+        "device": "Device",
+        "torch": "PyTorch",
+        "version": "ampwatch",
+        "allow_tf32": "TF32",
+    }
+    return Table(
+        id=601,
+        title="Facts",
+        description=described(
+            shows="What the ranks said about themselves at the start.",
+            good="one line for each run: all ranks agree. Ranks equals World size.",
+            act="two lines: the ranks run with different settings or versions; the columns that"
+            " differ say in what. Fewer ranks than the world size: not every host has a daemon.",
+            metrics=["ampwatch_run_info"],
+        ),
+        unit="none",
+        no_value=_NO_RUN,
+        height=5,
+        keys=tuple(Key(label=name, title=title) for name, title in facts.items()),
+        sort_by="Run",
+        columns=(
+            Column(
+                title="Ranks",
+                expr=f"count by ({', '.join(facts)}) ({of('ampwatch_run_info')})",
+                thresholds=thresholds(NEUTRAL),
+            ),
+        ),
+    )

@@ -1,0 +1,230 @@
+"""Do the gradients fit the format? Their magnitudes between the limits of the dtype of autocast."""
+
+from __future__ import annotations
+
+from dashboards.source.fields import (
+    BAD,
+    GOOD,
+    NEUTRAL,
+    NOTE,
+    WARN,
+    Step,
+    color,
+    described,
+    limit_line,
+    thresholds,
+    words,
+)
+from dashboards.source.panels import Heatmap, StateTimeline, TimeSeries
+from dashboards.source.queries import Query, having, increase, of, rate
+
+NO_SCALER = "No GradScaler here: bfloat16 and float32 need no loss scale, so this stays empty"
+
+_NO_SAMPLE = (
+    "No gradient was sampled yet: the first sample comes after some steps; level light takes none"
+)
+
+HEADROOM = thresholds(NOTE, Step(1, GOOD))
+"""Below one doubling the next growth of the scale overflows: how a GradScaler probes, so no alarm."""
+
+_UNDERFLOW = thresholds(GOOD, Step(0.05, WARN), Step(0.2, BAD))
+"""A twentieth of a gradient is within its noise; a fifth changes where the training goes."""
+
+_MAGNITUDE = "ampwatch_gradient_magnitude_bucket"
+
+
+def headroom(by: str) -> str:
+    """Return PromQL of the doublings that are left before gradients overflow, the worst rank."""
+    return (
+        f"log2(min by ({by}) ({of('ampwatch_autocast_dtype_max')})"
+        f" / max by ({by}) ({of('ampwatch_scaled_gradient_amax_max')} > 0))"
+    )
+
+
+def _quantile(share: float) -> str:
+    buckets = f"sum by (run, le) ({rate(_MAGNITUDE)})"
+    return f"histogram_quantile({share}, {buckets})"
+
+
+def _limit(exponent: str) -> str:
+    """Return PromQL of a limit of float16 as gradients without the loss scale meet it."""
+    scale = f"min by (run) ({of('ampwatch_loss_scale')})"
+    float16 = f"max by (run) ({of('ampwatch_autocast_dtype_max')} == 65504)"
+    return f"{exponent} / ({scale} and {float16})"
+
+
+def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
+    """Return the panels of the row."""
+    return (
+        Heatmap(
+            id=301,
+            title="Magnitudes of the gradients, without the loss scale",
+            description=described(
+                shows="How many gradient elements had which magnitude. Each row is a factor of 16"
+                " (4 exponents) and is named by its upper end."
+                " How to read it for float16: it holds magnitudes from 2^-24 = 6.0e-8 (smallest"
+                " subnormal; full precision from 2^-14 = 6.1e-5) to 65504. The gradients pass"
+                " through it multiplied by the loss scale, so divide these limits by the scale:"
+                " at 65536 = 2^16 they are 2^-40 = 9.1e-13, 2^-30 = 9.3e-10 and 1.0. The panel"
+                " beside it draws them. bfloat16 has the range of float32: nothing here is lost.",
+                good="one band, with its lower end above the smallest subnormal of the format.",
+                act="a band that runs out of the lower limit: raise the loss scale. One that reaches"
+                " both limits at once: no scale fits, use bfloat16. One that wanders up: the"
+                " training diverges, lower the learning rate or clip.",
+                metrics=["ampwatch_gradient_magnitude"],
+            ),
+            unit="sci",
+            no_value=_NO_SAMPLE,
+            queries=(Query(f"sum by (le) ({increase(_MAGNITUDE)})", legend="{{le}}"),),
+            height=11,
+        ),
+        TimeSeries(
+            id=302,
+            title="Gradients against the limits of float16 at this loss scale",
+            description=described(
+                shows="Quantiles of the gradient magnitudes without the loss scale (interpolated"
+                " within a factor of 16), and the limits of float16 divided by the loss scale,"
+                " dashed. Each line of the grid is a factor of two.",
+                good="all quantiles between the limits, the 1 % quantile above the smallest normal.",
+                act="1 % below the smallest subnormal: that share is flushed to zero, raise the"
+                " scale. 99 % at the largest: overflow is near, the scale will back off. Limits"
+                " that move apart from the quantiles: the scale collapses.",
+                metrics=[
+                    "ampwatch_gradient_magnitude",
+                    "ampwatch_loss_scale",
+                    "ampwatch_autocast_dtype_max",
+                ],
+            ),
+            unit="sci",
+            no_value=_NO_SAMPLE,
+            queries=(
+                Query(_quantile(0.99), legend="99 % below {{run}}"),
+                Query(_quantile(0.5), legend="half below {{run}}"),
+                Query(_quantile(0.01), legend="1 % below {{run}}"),
+                Query(_limit("65504"), legend="float16 largest {{run}}"),
+                Query(_limit("2 ^ -14"), legend="float16 smallest normal {{run}}"),
+                Query(_limit("2 ^ -24"), legend="float16 smallest subnormal {{run}}"),
+            ),
+            log2=True,
+            height=11,
+            overrides=(
+                limit_line("/^float16 largest/", BAD),
+                limit_line("/^float16 smallest normal/", NOTE),
+                limit_line("/^float16 smallest subnormal/", WARN),
+            ),
+        ),
+        TimeSeries(
+            id=303,
+            title="Headroom",
+            description=described(
+                shows="How many times the largest scaled gradient (peaks of the last minute"
+                " included) can double before it is past the largest number of the format, the"
+                " worst rank. bfloat16 has about 100 and more.",
+                good="1 or more most of the time. With a GradScaler it falls by 1 at each growth"
+                " and comes back at the backoff: that is how it probes.",
+                act="below 1 without a GradScaler: overflow is near; lower the learning rate, put a"
+                " norm before the layer that grows (see Layers), or use bfloat16.",
+                metrics=["ampwatch_autocast_dtype_max", "ampwatch_scaled_gradient_amax_max"],
+            ),
+            unit="none",
+            no_value="No gradient was sampled yet, or no autocast was seen",
+            queries=(Query(headroom("run"), legend="doublings left {{run}}"),),
+            thresholds=HEADROOM,
+            decimals=1,
+            width=8,
+        ),
+        TimeSeries(
+            id=304,
+            title="What the format loses of the gradients",
+            description=described(
+                shows="Shares of the gradient elements of the sampled steps: zero only because of"
+                " the format (underflow), less precise because of it (subnormal), and all zeros"
+                " (dead units, masks and underflow together).",
+                good="underflow below 5 %. Zeros belong to the model: level is good.",
+                act="underflow above 20 %: raise the loss scale or use bfloat16; Layers says which"
+                " modules. Subnormal elements keep fewer bits and are the next to go.",
+                metrics=[
+                    "ampwatch_gradient_underflow_elements_total",
+                    "ampwatch_gradient_subnormal_elements_total",
+                    "ampwatch_gradient_zero_elements_total",
+                    "ampwatch_gradient_elements_total",
+                ],
+            ),
+            unit="percentunit",
+            no_value=_NO_SAMPLE,
+            queries=tuple(
+                Query(
+                    f"sum by (run) ({rate(f'ampwatch_gradient_{part}_elements_total')})"
+                    f" / (sum by (run) ({rate('ampwatch_gradient_elements_total')}) > 0)",
+                    legend=f"{name} {{{{run}}}}",
+                )
+                for part, name in {
+                    "underflow": "underflow",
+                    "subnormal": "subnormal",
+                    "zero": "all zeros",
+                }.items()
+            ),
+            minimum=0,
+            thresholds=_UNDERFLOW,
+            area=True,
+            width=8,
+        ),
+        TimeSeries(
+            id=305,
+            title="NaN and infinite gradient elements",
+            description=described(
+                shows="Per second, over all ranks, of what was looked at: sampled steps and skipped"
+                " ones.",
+                good="0 but for a probe, which makes some infinite and no NaN.",
+                act="infinite: an overflow, lower the scale cures it if it comes from the scale. NaN"
+                " without infinity first: an op makes it (0/0, inf - inf, log of 0), no scale helps;"
+                " the findings name the op.",
+                metrics=["ampwatch_gradient_nonfinite_elements_total"],
+            ),
+            unit="cps",
+            no_value=_NO_SAMPLE,
+            queries=(
+                Query(
+                    f"sum by (kind) ({rate('ampwatch_gradient_nonfinite_elements_total')})",
+                    legend="{{kind}}",
+                ),
+            ),
+            minimum=0,
+            width=8,
+            overrides=(color("nan", BAD), color("inf", WARN)),
+        ),
+        StateTimeline(
+            id=306,
+            title="Which format would hold the gradients?",
+            description=described(
+                shows="Whether the newest gradients of all ranks fit each format: as they are, with"
+                " a loss scale, or with none.",
+                good="the format of autocast reads fits, or with a scale where there is a GradScaler.",
+                act="too wide: no loss scale holds them; take a format that fits.",
+                metrics=["ampwatch_gradient_format_fit"],
+            ),
+            unit="none",
+            no_value="No gradient was sampled yet that was whole: flushed or non-finite ones say nothing",
+            queries=(
+                Query(
+                    "max by (run, format) ("
+                    f"3 * {of('ampwatch_gradient_format_fit', having('fit', 'too_wide'))}"
+                    f" or 2 * {of('ampwatch_gradient_format_fit', having('fit', 'fits_scaled'))}"
+                    f" or {of('ampwatch_gradient_format_fit', having('fit', 'fits'))})",
+                    legend="{{format}} {{run}}",
+                ),
+            ),
+            mappings=(
+                words(
+                    {
+                        1: ("fits", GOOD),
+                        2: ("with a scale", NOTE),
+                        3: ("too wide", BAD),
+                        0: ("unknown", NEUTRAL),
+                    }
+                ),
+            ),
+            width=24,
+            height=6,
+        ),
+    )

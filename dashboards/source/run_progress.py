@@ -1,0 +1,231 @@
+"""Does the run learn, is it as fast as it was, and how closely is it watched?"""
+
+from __future__ import annotations
+
+from dashboards.source.fields import (
+    BAD,
+    GOOD,
+    Step,
+    described,
+    limit_line,
+    thresholds,
+)
+from dashboards.source.overview_health import OVERHEAD
+from dashboards.source.panels import TimeSeries
+from dashboards.source.queries import Query, increase, of, rate
+
+_BUCKETS = "ampwatch_step_duration_seconds_bucket"
+
+
+def learning() -> tuple[TimeSeries, ...]:
+    """Return what the loss and the weights say."""
+    return (
+        TimeSeries(
+            id=401,
+            title="Loss",
+            description=described(
+                shows="The newest loss, unscaled: mean, smallest and largest of the ranks. A gap is"
+                " a loss that is NaN or infinite.",
+                good="falls, with noise; the ranks stay together.",
+                act="a gap: see the next panel and the findings. A jump that stays: divergence;"
+                " lower the learning rate or go back to a checkpoint. Ranks apart: see Ranks.",
+                metrics=["ampwatch_loss"],
+            ),
+            unit="short",
+            no_value="No loss was seen: without GradScaler.scale(loss) ampwatch is not handed one",
+            queries=(
+                Query(f"avg by (run) ({of('ampwatch_loss')})", legend="mean {{run}}"),
+                Query(f"min by (run) ({of('ampwatch_loss')})", legend="smallest {{run}}"),
+                Query(f"max by (run) ({of('ampwatch_loss')})", legend="largest {{run}}"),
+            ),
+        ),
+        TimeSeries(
+            id=402,
+            title="Losses that are not finite",
+            description=described(
+                shows="Iterations with a NaN or infinite loss between two points of the graph, of"
+                " the rank that has most.",
+                good="0.",
+                act="the forward pass has overflowed: the findings name the op. A scale that falls"
+                " with it is only the messenger.",
+                metrics=["ampwatch_loss_nonfinite_total"],
+            ),
+            unit="short",
+            no_value="No iteration was seen yet",
+            queries=(
+                Query(
+                    f"max by (run) ({increase('ampwatch_loss_nonfinite_total')})", legend="{{run}}"
+                ),
+            ),
+            bars=True,
+            minimum=0,
+            width=6,
+            thresholds=thresholds(GOOD, Step(1, BAD)),
+        ),
+        TimeSeries(
+            id=403,
+            title="Weights and buffers that are not finite",
+            description=described(
+                shows="NaN and infinite elements of parameters and buffers when they were last"
+                " looked at, of the rank that has most.",
+                good="0.",
+                act="stop the run: weights do not come back. Buffers (running statistics) can be"
+                " reset or restored from a checkpoint.",
+                metrics=[
+                    "ampwatch_parameter_nonfinite_elements",
+                    "ampwatch_buffer_nonfinite_elements",
+                ],
+            ),
+            unit="short",
+            no_value="The parameters were not looked at yet",
+            queries=(
+                Query(
+                    f"max by (run) ({of('ampwatch_parameter_nonfinite_elements')})",
+                    legend="parameters {{run}}",
+                ),
+                Query(
+                    f"max by (run) ({of('ampwatch_buffer_nonfinite_elements')})",
+                    legend="buffers {{run}}",
+                ),
+            ),
+            minimum=0,
+            width=6,
+            thresholds=thresholds(GOOD, Step(1, BAD)),
+            area=True,
+        ),
+    )
+
+
+def speed() -> tuple[TimeSeries, ...]:
+    """Return what a step takes, and what of it is ampwatch."""
+    steps = f"sum by (run, le) ({rate(_BUCKETS)})"
+    return (
+        TimeSeries(
+            id=501,
+            title="Time of a step",
+            description=described(
+                shows="Half, 90 % and 99 % of the steps of all ranks were shorter than this; and the"
+                " mean.",
+                good="level, 99 % not far above half.",
+                act="all rise: the GPUs are throttled or shared (see GPU), or the data comes late."
+                " Only 99 % rises: checkpoints, or one rank (see Ranks).",
+                metrics=["ampwatch_step_duration_seconds"],
+            ),
+            unit="s",
+            no_value="No step has ended since the daemon was started",
+            queries=(
+                *(
+                    Query(
+                        f"histogram_quantile({share}, {steps})",
+                        legend=f"{name} {{{{run}}}}",
+                    )
+                    for share, name in ((0.5, "half"), (0.9, "90 %"), (0.99, "99 %"))
+                ),
+                Query(
+                    f"sum by (run) ({rate('ampwatch_step_duration_seconds_sum')})"
+                    f" / (sum by (run) ({rate('ampwatch_step_duration_seconds_count')}) > 0)",
+                    legend="mean {{run}}",
+                ),
+            ),
+            minimum=0,
+            legend=("lastNotNull", "max"),
+        ),
+        TimeSeries(
+            id=502,
+            title="Steps per second",
+            description=described(
+                shows="Iterations of the training loop per second, skipped ones included, of the"
+                " slowest and of the fastest rank.",
+                good="level, both lines on each other: ranks wait for one another.",
+                act="lines apart: a rank has begun anew or is not part of the collective.",
+                metrics=["ampwatch_steps_total"],
+            ),
+            unit="ops",
+            no_value="No iteration was counted yet",
+            queries=(
+                Query(f"min by (run) ({rate('ampwatch_steps_total')})", legend="slowest {{run}}"),
+                Query(f"max by (run) ({rate('ampwatch_steps_total')})", legend="fastest {{run}}"),
+            ),
+            minimum=0,
+            width=6,
+        ),
+        TimeSeries(
+            id=503,
+            title="What watching costs",
+            description=described(
+                shows="Share of the time that ampwatch takes on the training thread and on the"
+                " device, of the rank that pays most; dashed its budget by default.",
+                good="below 1 %.",
+                act="above it for long: raise sample_every, or lower overhead_budget.",
+                metrics=[
+                    "ampwatch_overhead_seconds_total",
+                    "ampwatch_device_overhead_seconds_total",
+                ],
+            ),
+            unit="percentunit",
+            no_value="This run is not watched now",
+            queries=(
+                Query(
+                    f"max by (run) ({rate('ampwatch_overhead_seconds_total')})",
+                    legend="host {{run}}",
+                ),
+                Query(
+                    f"max by (run) ({rate('ampwatch_device_overhead_seconds_total')})",
+                    legend="device {{run}}",
+                ),
+                Query("vector(0.01)", legend="budget"),
+            ),
+            minimum=0,
+            width=6,
+            thresholds=OVERHEAD,
+            overrides=(limit_line("budget", BAD),),
+        ),
+    )
+
+
+def sampling() -> tuple[TimeSeries, ...]:
+    """Return how much of the run was looked at."""
+    return (
+        TimeSeries(
+            id=602,
+            title="One step in how many is sampled",
+            description=described(
+                shows="Iterations from one sampled one to the next, as the overhead budget has it"
+                " now; the rank that samples least.",
+                good="level.",
+                act="it rises: sampling became dearer, or steps shorter. Raise overhead_budget if"
+                " the ranges above are too old for you.",
+                metrics=["ampwatch_sampling_interval_steps"],
+            ),
+            unit="short",
+            no_value="Nothing is sampled: level light, or before the first sample",
+            queries=(
+                Query(f"max by (run) ({of('ampwatch_sampling_interval_steps')})", legend="{{run}}"),
+            ),
+            minimum=0,
+            height=7,
+        ),
+        TimeSeries(
+            id=603,
+            title="Age of the newest sample",
+            description=described(
+                shows="How old the newest measurement of each kind is, on the rank where it is"
+                " oldest.",
+                good="seconds to minutes.",
+                act="it grows steadily: the run stands still, or sampling is off after a sensor"
+                " error; the log of the training says so.",
+                metrics=["ampwatch_last_sample_timestamp_seconds"],
+            ),
+            unit="s",
+            no_value="Nothing was sampled yet",
+            queries=(
+                Query(
+                    f"time() - min by (run, topic)"
+                    f" ({of('ampwatch_last_sample_timestamp_seconds')})",
+                    legend="{{topic}} {{run}}",
+                ),
+            ),
+            minimum=0,
+            height=7,
+        ),
+    )

@@ -1,0 +1,218 @@
+"""Why are steps skipped? The loss scale, and each skip by why it happened."""
+
+from __future__ import annotations
+
+from dashboards.source.fields import (
+    BAD,
+    GOOD,
+    NOTE,
+    WARN,
+    Step,
+    color,
+    described,
+    limit_line,
+    thresholds,
+)
+from dashboards.source.overview import SKIPPED, skipped_share
+from dashboards.source.panels import TimeSeries
+from dashboards.source.queries import Query, increase, of
+from dashboards.source.run_gradients import NO_SCALER
+
+_CONSECUTIVE = thresholds(GOOD, Step(2, WARN), Step(16, BAD))
+"""One skip in a row is a probe; sixteen halvings take the scale from 65536 to 1."""
+
+
+def scaling() -> tuple[TimeSeries, ...]:
+    """Return the panels of the row."""
+    return (
+        TimeSeries(
+            id=201,
+            title="Loss scale, and the window in which nothing is lost",
+            description=described(
+                shows="The loss scale (smallest and largest of the ranks) between two dashed limits:"
+                " below the lower one gradients are flushed to zero, above the upper one they"
+                " overflow. The window is that of the newest sample.",
+                good="the scale lies between the limits and follows them.",
+                act="scale above the window: it comes down by itself, one skip for each halving."
+                " Below: raise it (scaler.update(new_scale)) or shorten growth_interval."
+                " The lower limit above the upper one: no scale fits, use bfloat16. A staircase"
+                " down far below the window: the overflow does not come from the scale, see the"
+                " findings.",
+                metrics=[
+                    "ampwatch_loss_scale_min",
+                    "ampwatch_loss_scale",
+                    "ampwatch_loss_scale_window_low",
+                    "ampwatch_loss_scale_window_high",
+                ],
+            ),
+            unit="short",
+            no_value=NO_SCALER,
+            queries=(
+                Query(f"min by (run) ({of('ampwatch_loss_scale_min')})", legend="smallest {{run}}"),
+                Query(f"max by (run) ({of('ampwatch_loss_scale')})", legend="largest {{run}}"),
+                Query(
+                    f"max by (run) ({of('ampwatch_loss_scale_window_low')})",
+                    legend="flushed below {{run}}",
+                ),
+                Query(
+                    f"min by (run) ({of('ampwatch_loss_scale_window_high')})",
+                    legend="overflows above {{run}}",
+                ),
+            ),
+            log2=True,
+            width=16,
+            height=10,
+            overrides=(
+                limit_line("/^flushed below/", WARN),
+                limit_line("/^overflows above/", BAD),
+            ),
+        ),
+        TimeSeries(
+            id=202,
+            title="Skipped steps, by why",
+            description=described(
+                shows="Optimizer steps skipped between two points of the graph, over all ranks."
+                " calibrating: the scale is searched at the start. probe: just after a growth."
+                " unprovoked: neither. storm: several in a row.",
+                good="calibrating in the first minutes, then one probe in 2000 steps.",
+                act="unprovoked: a batch or an op overflows now and then, see the findings."
+                " storm: the overflow does not depend on the scale, which now falls without end;"
+                " look at the loss, then at the gradients below.",
+                metrics=["ampwatch_optimizer_steps_skipped_total"],
+            ),
+            unit="short",
+            no_value="No optimizer step was counted. Without a GradScaler none is ever skipped",
+            queries=(
+                Query(
+                    f"sum by (class) ({increase('ampwatch_optimizer_steps_skipped_total')})",
+                    legend="{{class}}",
+                ),
+            ),
+            bars=True,
+            stacked=True,
+            minimum=0,
+            width=8,
+            height=10,
+            overrides=(
+                color("calibrating", NOTE),
+                color("probe", GOOD),
+                color("unprovoked", WARN),
+                color("storm", BAD),
+            ),
+        ),
+        TimeSeries(
+            id=203,
+            title="Growths and backoffs",
+            description=described(
+                shows="How often the GradScaler doubled and halved the scale between two points of"
+                " the graph, on the rank that did so most, and how often the scale changed in"
+                " another way.",
+                good="as many growths as backoffs over an hour; none by hand.",
+                act="backoffs outnumber growths: the scale falls. By hand: a checkpoint was loaded,"
+                " or the code sets the scale; while a gradient is accumulated that is a mistake.",
+                metrics=[
+                    "ampwatch_loss_scale_growths_total",
+                    "ampwatch_loss_scale_backoffs_total",
+                    "ampwatch_loss_scale_set_by_hand_total",
+                ],
+            ),
+            unit="short",
+            no_value=NO_SCALER,
+            queries=tuple(
+                Query(
+                    f"max by (run) ({increase(f'ampwatch_loss_scale_{what}_total')})",
+                    legend=f"{what.replace('_', ' ')} {{{{run}}}}",
+                )
+                for what in ("growths", "backoffs", "set_by_hand")
+            ),
+            bars=True,
+            minimum=0,
+            width=8,
+            overrides=(
+                color("/^growths/", GOOD),
+                color("/^backoffs/", WARN),
+                color("/^set by hand/", NOTE),
+            ),
+        ),
+        TimeSeries(
+            id=204,
+            title="Steps until the next growth",
+            description=described(
+                shows="Unskipped steps in a row that the GradScaler has counted (the rank that has"
+                " fewest), and the dashed line at which it doubles the scale.",
+                good="climbs to the line, starts again.",
+                act="never gets to the line: steps are skipped more often than once in a"
+                " growth_interval, so that the scale can only fall.",
+                metrics=[
+                    "ampwatch_loss_scale_growth_tracker_steps",
+                    "ampwatch_loss_scale_growth_interval_steps",
+                ],
+            ),
+            unit="short",
+            no_value=NO_SCALER,
+            queries=(
+                Query(
+                    f"min by (run) ({of('ampwatch_loss_scale_growth_tracker_steps')})",
+                    legend="counted {{run}}",
+                ),
+                Query(
+                    f"min by (run) ({of('ampwatch_loss_scale_growth_interval_steps')})",
+                    legend="grows at {{run}}",
+                ),
+            ),
+            minimum=0,
+            width=8,
+            overrides=(limit_line("/^grows at/", NOTE),),
+        ),
+        TimeSeries(
+            id=205,
+            title="Skipped in a row",
+            description=described(
+                shows="The longest run of skipped iterations of the last minute or two, of the rank"
+                " that has the longest.",
+                good="0 or 1.",
+                act="2 and more is a storm: nothing is learned meanwhile, and each step halves the"
+                " scale. At 16 it has gone from 65536 to 1.",
+                metrics=["ampwatch_optimizer_consecutive_skipped_steps_max"],
+            ),
+            unit="short",
+            no_value="No iteration was seen yet",
+            queries=(
+                Query(
+                    f"max by (run) ({of('ampwatch_optimizer_consecutive_skipped_steps_max')})",
+                    legend="{{run}}",
+                ),
+            ),
+            minimum=0,
+            width=8,
+            thresholds=_CONSECUTIVE,
+            area=True,
+        ),
+        TimeSeries(
+            id=206,
+            title="Share of steps skipped, by optimizer",
+            description=described(
+                shows="Share of the steps of each optimizer that were skipped in 10 minutes.",
+                good="the same for all optimizers of a scaler, 0.05 % and less.",
+                act="one optimizer alone: its part of the model overflows; the others of a shared"
+                " scaler lose their scale with it (shared_scaler_desync).",
+                metrics=[
+                    "ampwatch_optimizer_steps_skipped_total",
+                    "ampwatch_optimizer_steps_total",
+                ],
+            ),
+            unit="percentunit",
+            no_value="No optimizer has stepped in the last 10 minutes",
+            queries=(
+                Query(
+                    skipped_share("10m", "run, optimizer"),
+                    legend="optimizer {{optimizer}} {{run}}",
+                ),
+            ),
+            minimum=0,
+            thresholds=SKIPPED,
+            area=True,
+            width=24,
+            height=6,
+        ),
+    )

@@ -1,0 +1,98 @@
+"""States of runs and findings: as numbers that can be compared, and in words."""
+
+from __future__ import annotations
+
+import re
+
+from ampwatch.diagnosis.advice import ADVICE
+from dashboards.source.fields import BAD, GOOD, NEUTRAL, NOTE, WARN, words
+from dashboards.source.links import DOCS, field, to_page
+from dashboards.source.queries import having, of
+from dashboards.source.tables import Column, Key
+
+STATE_WORDS = words(
+    {
+        4: ("failed", BAD),
+        3: ("stale", BAD),
+        2: ("running", GOOD),
+        1: ("finished", NOTE),
+        0: ("unknown", NEUTRAL),
+    }
+)
+"""The worse, the larger: the maximum over ranks is the state of a run."""
+
+SEVERITY_WORDS = words(
+    {3: ("critical", BAD), 2: ("warning", WARN), 1: ("info", NOTE), 0: ("none", GOOD)}
+)
+
+
+def state(*, every_rank: bool = False) -> str:
+    """Return PromQL of the state of each rank, as the numbers of ``STATE_WORDS``."""
+    parts = (
+        f"{number} * {of('ampwatch_run_state', having('state', name), every_rank=every_rank)}"
+        for name, number in {"failed": 4, "stale": 3, "running": 2, "finished": 1}.items()
+    )
+    return f"({' or '.join(parts)})"
+
+
+def severity(seconds: int) -> str:
+    """Return PromQL of how bad the findings of each run and rank are that were seen lately.
+
+    Args:
+        seconds: How far back; what was seen earlier counts as none.
+    """
+    seen = "ampwatch_finding_last_seen_timestamp_seconds"
+    parts = (
+        f"{number} * ({of(seen, having('severity', name))} > bool time() - {seconds})"
+        for name, number in {"critical": 3, "warning": 2, "info": 1}.items()
+    )
+    return f"({' or '.join(parts)} or 0 * {of('ampwatch_run_info')})"
+
+
+def _first_sentence(advice: str) -> str:
+    return re.split(r"(?<=[a-z)0-9])\. (?=[A-Z])", advice)[0].rstrip(".") + "."
+
+
+ADVICE_WORDS = words({kind: (_first_sentence(text), NEUTRAL) for kind, text in ADVICE.items()})
+"""The first sentence of the advice for each kind of finding; the page behind it has the rest."""
+
+_PAGE = to_page("What it means and what to change", f"{DOCS}/diagnoses/{field('Finding')}.md")
+
+_SEEN = of("ampwatch_finding_last_seen_timestamp_seconds")
+
+FINDING_KEYS = (
+    Key(label="kind", title="Finding", links=(_PAGE,), width=210),
+    Key(label="severity", title="Severity", width=90),
+    Key(label="root", title="Root cause", width=100),
+)
+"""What tells findings apart, beside the run."""
+
+ADVICE_KEY = Key(label="advice", title="What to change", mappings=(ADVICE_WORDS,), wrap=True)
+
+
+def finding_columns(by: str) -> tuple[Column, ...]:
+    """Return when findings were last seen, and on how many ranks at how many places.
+
+    Args:
+        by: The labels that tell the rows apart, with commas between them.
+    """
+    labelled = 'label_replace({}, "advice", "$1", "kind", "(.+)")'
+    by = f"{by}, kind, severity, root"
+    return (
+        Column(
+            title="Last seen",
+            expr=labelled.format(f"time() - max by ({by}) ({_SEEN})"),
+            unit="s",
+            decimals=0,
+            width=110,
+        ),
+        Column(
+            title="Ranks", expr=labelled.format(f"count by ({by}) ({_SEEN})"), decimals=0, width=70
+        ),
+        Column(
+            title="Places",
+            expr=labelled.format(f"max by ({by}) ({of('ampwatch_findings')})"),
+            decimals=0,
+            width=80,
+        ),
+    )

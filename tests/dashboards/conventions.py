@@ -1,0 +1,212 @@
+"""What all dashboards of ampwatch have in common, beyond what Grafana's linter asks for."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import TYPE_CHECKING, Any
+
+import ampwatch
+from tests.dashboards import documents
+from tests.dashboards.names import EXPORTED
+from tests.dashboards.promql import PromQLError, selectors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+FIRST_VARIABLES = ["datasource", "job", "instance", "run", "rank"]
+PANELS = frozenset({"timeseries", "stat", "bargauge", "heatmap", "state-timeline", "table", "text"})
+"""Panels that Grafana 10.4 to 13 have, and whose options Grafana's types know."""
+
+_METRIC_LINE = re.compile(r"\n\nMetric: `\w+`(, `\w+`)*$")
+_WORDS = re.compile(r"[A-Z]\w*( \S+)+")
+
+
+def head(dashboard: dict[str, Any]) -> Iterator[str]:
+    """What stands outside of the panels."""
+    wanted = {
+        "tags": ["ampwatch", f"ampwatch:{ampwatch.__version__}"],
+        "schemaVersion": 39,
+        "editable": False,
+        "graphTooltip": 1,
+        "timezone": "browser",
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+    }
+    for key, value in wanted.items():
+        if dashboard.get(key) != value:
+            yield f"{key}: expected {value!r}, got {dashboard.get(key)!r}"
+    topic = dashboard.get("uid", "").removeprefix("ampwatch-")
+    if dashboard.get("id") is not None:
+        yield "id: a dashboard that comes from a file has none"
+    if not re.fullmatch(rf"ampwatch / {topic}\b.*", dashboard["title"], re.IGNORECASE):
+        yield f"title: expected ampwatch / {topic.title()}, got {dashboard['title']!r}"
+    if not dashboard.get("description"):
+        yield "description: expected what the dashboard is for, got none"
+
+
+def variables(dashboard: dict[str, Any]) -> Iterator[str]:
+    """Which variables there are, in which order, so that links can keep them."""
+    listed = documents.variables(dashboard)
+    names = [variable["name"] for variable in listed]
+    if names[: len(FIRST_VARIABLES)] != FIRST_VARIABLES:
+        yield f"variables: expected {FIRST_VARIABLES} first, got {names}"
+    if not listed or (listed[-1]["name"], listed[-1]["type"]) != ("Filters", "adhoc"):
+        yield f"variables: expected the ad hoc Filters last, got {names}"
+    for variable in documents.variables(dashboard, "query"):
+        for key, value in {"includeAll": True, "multi": True, "allValue": ".+"}.items():
+            if variable.get(key) != value:
+                yield f"{variable['name']}: expected {key} {value!r}, got {variable.get(key)!r}"
+
+
+def links(dashboard: dict[str, Any]) -> Iterator[str]:
+    """A way to the other dashboards that takes time range and choices along."""
+    wanted = {"type": "dashboards", "tags": ["ampwatch"], "includeVars": True, "keepTime": True}
+    if not any(wanted.items() <= link.items() for link in dashboard.get("links", ())):
+        yield f"links: expected one like {wanted}"
+    for url in _urls(dashboard):
+        if not url.startswith("/d/"):
+            continue
+        if not re.match(r"/d/ampwatch-(gpu|layers|overview|precision|ranks|run)[/?]", url):
+            yield f"link to no dashboard of ours: {url}"
+        for kept in ("${__url_time_range}", "${datasource:queryparam}"):
+            if kept not in url:
+                yield f"link without {kept}: {url}"
+
+
+def _urls(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("url"), str):
+            yield value["url"]
+        for inner in value.values():
+            yield from _urls(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _urls(inner)
+
+
+def portable(dashboard: dict[str, Any]) -> Iterator[str]:
+    """Nothing that ties it to one Grafana."""
+    yield from (f"{key}: breaks provisioning" for key in dashboard if key.startswith("__"))
+    for path, source in _found(dashboard, "datasource"):
+        grafana = isinstance(source, dict) and source.get("uid") == "-- Grafana --"
+        if source != SOURCE and not grafana:
+            yield f"{path}: expected {SOURCE}, got {source!r}"
+    for path, _ in _found(dashboard, "placement"):
+        if not path.endswith(".legend.placement"):
+            yield f"{path}: hides the link in Grafana 12"
+
+
+def _found(value: Any, key: str, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        if key in value:
+            yield f"{path}.{key}", value[key]
+        for name, inner in value.items():
+            yield from _found(inner, key, f"{path}.{name}")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _found(inner, key, f"{path}[{index}]")
+
+
+def rows(dashboard: dict[str, Any]) -> Iterator[str]:
+    """Every panel stands below a question."""
+    top = dashboard.get("panels", [])
+    if not top or top[0]["type"] != "row":
+        yield "panels: expected a row first"
+    for panel in top:
+        if panel["type"] == "row" and not panel["title"].endswith("?"):
+            yield f"row {panel['title']!r}: expected a question"
+
+
+def places(dashboard: dict[str, Any]) -> Iterator[str]:
+    """Ids of their own, and no two panels in the same place."""
+    every = list(documents.panels(dashboard))
+    ids = [panel.get("id") for panel in every]
+    if not all(isinstance(number, int) and number > 0 for number in ids):
+        yield f"ids: expected a number for each panel, got {ids}"
+    if len(set(ids)) < len(ids):
+        yield f"ids: expected no number twice, got {ids}"
+    for panel in every:
+        place = panel["gridPos"]
+        if place["x"] < 0 or place["w"] < 1 or place["h"] < 1 or place["x"] + place["w"] > 24:
+            yield f"{panel['title']}: outside of the 24 columns: {place}"
+    for one, other in itertools.combinations(every, 2):
+        if _overlap(one["gridPos"], other["gridPos"]):
+            yield f"{one['title']} lies over {other['title']}"
+
+
+def _overlap(one: dict[str, int], other: dict[str, int]) -> bool:
+    return (
+        one["x"] < other["x"] + other["w"]
+        and other["x"] < one["x"] + one["w"]
+        and one["y"] < other["y"] + other["h"]
+        and other["y"] < one["y"] + one["h"]
+    )
+
+
+def panels(dashboard: dict[str, Any]) -> Iterator[str]:
+    """What every panel says, to whom it asks, and what it shows without an answer."""
+    for panel in documents.drawn(dashboard):
+        yield from (f"{panel['title']}: {problem}" for problem in _panel(panel))
+
+
+def _panel(panel: dict[str, Any]) -> Iterator[str]:
+    if panel["type"] not in PANELS:
+        yield f"expected a panel of {sorted(PANELS)}, got {panel['type']!r}"
+    if panel["type"] == "text":
+        return
+    defaults = panel.get("fieldConfig", {}).get("defaults", {})
+    if not _METRIC_LINE.search(panel.get("description", "")):
+        yield "expected a description that ends with Metric: and names"
+    if not _WORDS.match(defaults.get("noValue", "")):
+        yield f"expected words in place of no value, got {defaults.get('noValue')!r}"
+    if not defaults.get("unit") and not defaults.get("mappings"):
+        yield "expected a unit"
+    for _, steps in _found(panel["fieldConfig"], "steps"):
+        values = [step.get("value") for step in steps]
+        if not values or values[0] is not None or values[1:] != sorted(v or 0 for v in values[1:]):
+            yield f"expected thresholds that begin with null and rise, got {values}"
+    references = [target.get("refId") for target in panel["targets"]]
+    if None in references or len(set(references)) < len(references):
+        yield f"expected a refId of its own for each target, got {references}"
+    for target in panel["targets"]:
+        yield from _target(panel["type"], target)
+
+
+def _target(kind: str, target: dict[str, Any]) -> Iterator[str]:
+    legend = target.get("legendFormat", "")
+    if target.get("datasource") != SOURCE:
+        yield "expected the datasource in the target: without it Grafana's types check nothing"
+    if kind == "heatmap" and (target.get("format"), legend) != ("heatmap", "{{le}}"):
+        yield "expected a heatmap of buckets with the legend {{le}}"
+    if kind == "table" and (target.get("format"), target.get("instant")) != ("table", True):
+        yield "expected an instant query in the format of a table"
+    if kind == "timeseries" and not legend.strip():
+        yield "expected a legend"
+    if legend == "__auto":
+        yield "expected a legend in words, got __auto"
+    try:
+        found = selectors(target.get("expr", ""))
+    except PromQLError:
+        return  # the business of the linter
+    for selector in found:
+        chosen = {matcher.label for matcher in selector.matchers if matcher.value == "$run"}
+        if "run" in EXPORTED.get(selector.name, ()) and "run" not in chosen:
+            yield f'{selector.name}: expected run=~"$run"'
+
+
+RULES: tuple[Callable[[dict[str, Any]], Iterator[str]], ...] = (
+    head,
+    variables,
+    links,
+    portable,
+    rows,
+    places,
+    panels,
+)
+
+
+def problems(dashboard: dict[str, Any]) -> list[str]:
+    """Return all ways in which ``dashboard`` differs from the others."""
+    return [problem for rule in RULES for problem in rule(dashboard)]

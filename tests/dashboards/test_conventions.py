@@ -1,0 +1,234 @@
+"""Every committed dashboard keeps to the conventions of the house, and a breach would be noticed."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import ampwatch
+from tests.dashboards.conventions import problems
+from tests.dashboards.documents import FILES, load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Change = Callable[[dict[str, Any]], object]
+
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+CHOSEN = 'job=~"$job", instance=~"$instance", run=~"$run", rank=~"$rank"'
+PROPER: dict[str, Any] = {
+    "uid": "ampwatch-run",
+    "title": "ampwatch / Run",
+    "description": "Why steps are skipped.",
+    "tags": ["ampwatch", f"ampwatch:{ampwatch.__version__}"],
+    "schemaVersion": 39,
+    "editable": False,
+    "graphTooltip": 1,
+    "timezone": "browser",
+    "refresh": "30s",
+    "time": {"from": "now-1h", "to": "now"},
+    "links": [{"type": "dashboards", "tags": ["ampwatch"], "includeVars": True, "keepTime": True}],
+    "templating": {
+        "list": [
+            {"name": "datasource", "type": "datasource"},
+            *(
+                {
+                    "name": name,
+                    "type": "query",
+                    "datasource": SOURCE,
+                    "includeAll": True,
+                    "multi": True,
+                    "allValue": ".+",
+                }
+                for name in ("job", "instance", "run", "rank")
+            ),
+            {"name": "Filters", "type": "adhoc", "datasource": SOURCE},
+        ]
+    },
+    "panels": [
+        {
+            "id": 1,
+            "type": "row",
+            "title": "Is it healthy?",
+            "gridPos": {"x": 0, "y": 0, "w": 24, "h": 1},
+        },
+        {
+            "id": 2,
+            "type": "timeseries",
+            "title": "Loss scale",
+            "description": "The loss scale.\n\nMetric: `ampwatch_loss_scale`",
+            "datasource": SOURCE,
+            "gridPos": {"x": 0, "y": 1, "w": 12, "h": 8},
+            "targets": [
+                {
+                    "refId": "A",
+                    "datasource": SOURCE,
+                    "expr": f"ampwatch_loss_scale{{{CHOSEN}}}",
+                    "legendFormat": "{{run}}",
+                }
+            ],
+            "fieldConfig": {
+                "defaults": {
+                    "unit": "none",
+                    "noValue": "No loss scale: no GradScaler",
+                    "links": [
+                        {"url": "/d/ampwatch-run/x?${__url_time_range}&${datasource:queryparam}"}
+                    ],
+                    "thresholds": {"steps": [{"value": None}, {"value": 1}, {"value": 2}]},
+                }
+            },
+            "options": {"legend": {"placement": "bottom"}},
+        },
+        {
+            "id": 3,
+            "type": "heatmap",
+            "title": "Gradients",
+            "description": "Gradients.\n\nMetric: `ampwatch_gradient_magnitude`",
+            "datasource": SOURCE,
+            "gridPos": {"x": 12, "y": 1, "w": 12, "h": 8},
+            "targets": [
+                {
+                    "refId": "A",
+                    "datasource": SOURCE,
+                    "expr": f"ampwatch_gradient_magnitude_bucket{{{CHOSEN}}}",
+                    "legendFormat": "{{le}}",
+                    "format": "heatmap",
+                }
+            ],
+            "fieldConfig": {"defaults": {"unit": "none", "noValue": "No gradients yet"}},
+        },
+    ],
+}
+
+
+def panel(dashboard: dict[str, Any], number: int = 2) -> dict[str, Any]:
+    found: dict[str, Any] = dashboard["panels"][number - 1]
+    return found
+
+
+def defaults(dashboard: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = panel(dashboard)["fieldConfig"]["defaults"]
+    return found
+
+
+def target(dashboard: dict[str, Any], number: int = 2) -> dict[str, Any]:
+    found: dict[str, Any] = panel(dashboard, number)["targets"][0]
+    return found
+
+
+def listed(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = dashboard["templating"]["list"]
+    return found
+
+
+BREACHES: list[tuple[str, str, Change]] = [
+    ("no version", "tags: expected", lambda d: d["tags"].pop()),
+    ("a newer schema", "schemaVersion: expected 39", lambda d: d.update(schemaVersion=42)),
+    ("an id", "id: a dashboard that comes from a file", lambda d: d.update(id=5)),
+    ("a title", "title: expected ampwatch / Run", lambda d: d.update(title="Run")),
+    ("no purpose", "description: expected", lambda d: d.pop("description")),
+    ("no refresh", "refresh: expected '30s'", lambda d: d.pop("refresh")),
+    ("the order", "first, got", lambda d: listed(d).insert(1, listed(d).pop(2))),
+    ("no filters", "ad hoc Filters last", lambda d: listed(d).pop()),
+    ("no all", "rank: expected includeAll True", lambda d: listed(d)[4].update(includeAll=False)),
+    ("no links", "links: expected", lambda d: d["links"].clear()),
+    ("time lost", "links: expected", lambda d: d["links"][0].update(keepTime=False)),
+    (
+        "a link to nothing",
+        "link to no dashboard of ours",
+        lambda d: defaults(d)["links"][0].update(
+            url="/d/run?${__url_time_range}&${datasource:queryparam}"
+        ),
+    ),
+    (
+        "a link out of time",
+        "link without ${__url_time_range}",
+        lambda d: defaults(d)["links"][0].update(url="/d/ampwatch-run/x?${datasource:queryparam}"),
+    ),
+    ("inputs", "__inputs: breaks provisioning", lambda d: d.update(__inputs=[])),
+    (
+        "a datasource of one Grafana",
+        ".panels[1].datasource: expected",
+        lambda d: panel(d).update(datasource={"type": "prometheus", "uid": "abc"}),
+    ),
+    (
+        "a hidden link",
+        ".links[0].placement: hides the link",
+        lambda d: d["links"][0].update(placement="inControlsMenu"),
+    ),
+    ("no question", "expected a question", lambda d: panel(d, 1).update(title="Health")),
+    ("no row", "expected a row first", lambda d: d["panels"].pop(0)),
+    ("no ids", "ids: expected a number for each", lambda d: panel(d).pop("id")),
+    ("an id twice", "ids: expected no number twice", lambda d: panel(d).update(id=3)),
+    ("overlap", "Loss scale lies over Gradients", lambda d: panel(d)["gridPos"].update(w=13)),
+    ("too wide", "outside of the 24 columns", lambda d: panel(d, 3)["gridPos"].update(x=13)),
+    ("an old panel", "expected a panel of", lambda d: panel(d).update(type="graph")),
+    (
+        "no metric",
+        "expected a description that ends with Metric:",
+        lambda d: panel(d).update(description="The loss scale."),
+    ),
+    ("no words", "expected words", lambda d: defaults(d).update(noValue="-")),
+    ("no unit", "expected a unit", lambda d: defaults(d).pop("unit")),
+    (
+        "a first threshold",
+        "begin with null",
+        lambda d: defaults(d)["thresholds"]["steps"].pop(0),
+    ),
+    (
+        "thresholds that fall",
+        "begin with null and rise",
+        lambda d: defaults(d)["thresholds"]["steps"].reverse(),
+    ),
+    ("no refId", "expected a refId", lambda d: target(d).pop("refId")),
+    ("no type", "in the target", lambda d: target(d).pop("datasource")),
+    (
+        "numbers for a heatmap",
+        "with the legend {{le}}",
+        lambda d: target(d, 3).update(legendFormat="__auto"),
+    ),
+    (
+        "a history for a table",
+        "expected an instant query",
+        lambda d: panel(d).update(type="table"),
+    ),
+    ("no legend", "expected a legend", lambda d: target(d).pop("legendFormat")),
+    ("any legend", "got __auto", lambda d: target(d).update(legendFormat="__auto")),
+    (
+        "every run",
+        'ampwatch_loss_scale: expected run=~"$run"',
+        lambda d: target(d).update(expr='ampwatch_loss_scale{job=~"$job"}'),
+    ),
+]
+
+
+def test_a_proper_dashboard_has_no_problem() -> None:
+    """Every breach below is the only one."""
+    assert problems(PROPER) == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "change"),
+    [breach[1:] for breach in BREACHES],
+    ids=[breach[0] for breach in BREACHES],
+)
+def test_a_breach_is_told_in_words(problem: str, change: Change) -> None:
+    """What was expected, and where."""
+    dashboard = copy.deepcopy(PROPER)
+    change(dashboard)
+    found = problems(dashboard)
+
+    assert found
+    assert any(problem in text for text in found), found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_committed_dashboard_keeps_to_the_conventions(file: Path) -> None:
+    """All of them, in every panel."""
+    dashboard = load(file)
+
+    assert dashboard["uid"] == file.stem
+    assert problems(dashboard) == []

@@ -1,0 +1,248 @@
+"""Dashboards and rules speak only of what is exported, and all of what is exported is spoken of."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from ampwatch.catalog import CATALOG, LABELS
+from tests.dashboards import documents
+from tests.dashboards.documents import FILES, RULE_FILES, expressions, load
+from tests.dashboards.labels import Labels
+from tests.dashboards.names import EXPORTED, FOREIGN, Names, metrics, vocabulary
+from tests.dashboards.promql import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+UNUSED: dict[str, str] = {}
+"""Metrics that no panel and no rule reads, and why they are exported all the same."""
+
+
+MISTAKES = [
+    ("a metric", "ampwatch_step_total", "", "ampwatch_step_total: no such metric"),
+    (
+        "a suffix",
+        "rate(ampwatch_step_duration_seconds[5m])",
+        "",
+        "ampwatch_step_duration_seconds: no such metric",
+    ),
+    (
+        "a label in a matcher",
+        'ampwatch_loss_scale{module="head"}',
+        "",
+        "ampwatch_loss_scale has no label module",
+    ),
+    (
+        "a value",
+        'ampwatch_run_state{state="dead"}',
+        "",
+        "ampwatch_run_state: state is never 'dead'",
+    ),
+    (
+        "a value among others",
+        'rate(ampwatch_kernel_seconds_total{unit=~"tensor|cuda|cpu"}[5m])',
+        "",
+        "ampwatch_kernel_seconds_total: unit is never 'cpu'",
+    ),
+    (
+        "a value of another metric",
+        'rate(ampwatch_gpu_throttle_seconds_total{reason="not_listed"}[5m])',
+        "",
+        "ampwatch_gpu_throttle_seconds_total: reason is never 'not_listed'",
+    ),
+    (
+        "a label to group by",
+        "sum by (run, model) (ampwatch_loss)",
+        "",
+        "sum by or without model: no series there has that label",
+    ),
+    (
+        "a label to match on",
+        "ampwatch_gpu_process_info * on (uuid) group_left (name) ampwatch_gpu_temperature_celsius",
+        "",
+        "group_left name: no series there has that label",
+    ),
+    (
+        "a label that the other side lacks",
+        "ampwatch_loss * on (job, uuid) ampwatch_loss_scale",
+        "",
+        "* on or ignoring uuid: no series there has that label",
+    ),
+    (
+        "a label that was summed away",
+        "sum by (run) (ampwatch_loss)",
+        "rank {{rank}}",
+        "legend: the answer has no label rank",
+    ),
+    (
+        "no PromQL",
+        "sum(",
+        "",
+        "unclosed left parenthesis in: sum(",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("expression", "legend", "problem"),
+    [mistake[1:] for mistake in MISTAKES],
+    ids=[mistake[0] for mistake in MISTAKES],
+)
+def test_a_mistake_is_found(expression: str, legend: str, problem: str) -> None:
+    """And told in words; twice, if it stands there twice."""
+    assert set(Names().problems(expression, legend)) == {problem}
+
+
+@pytest.mark.parametrize(
+    ("expression", "legend"),
+    [
+        ('max by (run) (ampwatch_run_state{state=~"stale|failed"})', "{{run}}"),
+        ('rate(ampwatch_step_duration_seconds_bucket{job=~"$job"}[$__rate_interval])', "{{le}}"),
+        ('sum by (dtype) (rate(ampwatch_flops_total{dtype=~"float8.*|mx"}[1h]))', "{{dtype}}"),
+        (
+            "ampwatch_gpu_power_watts * on (uuid) group_left (run, rank) ampwatch_gpu_process_info",
+            "{{run}} {{rank}} {{gpu}}",
+        ),
+        ('label_replace(DCGM_FI_DEV_GPU_TEMP, "uuid", "$1", "UUID", "(.+)")', "{{uuid}}"),
+        ("topk(5, ampwatch_module_gradient_amax)", "{{module}}"),
+        ("ampwatch_loss or ampwatch_loss_scale > 1", "{{run}}"),
+        ("sum without (kind) (rate(ampwatch_gradient_nonfinite_elements_total[5m]))", "{{rank}}"),
+        ('count_values("scale", ampwatch_loss_scale)', "{{scale}}"),
+        ("histogram_quantile(0.9, rate(ampwatch_gradient_magnitude_bucket[5m]))", "{{run}}"),
+        ("1 - vector(0)", ""),
+    ],
+)
+def test_what_is_right_passes(expression: str, legend: str) -> None:
+    """All of PromQL that the dashboards need is understood."""
+    assert Names().problems(expression, legend) == []
+
+
+@pytest.mark.parametrize(
+    ("expression", "labels"),
+    [
+        ("ampwatch_loss", "job instance run rank"),
+        ("sum(ampwatch_loss)", ""),
+        ("ampwatch_loss / on (run) ampwatch_loss_scale", "run"),
+        ("ampwatch_loss / ignoring (rank) ampwatch_loss_scale", "job instance run"),
+        ("2 * ampwatch_loss", "job instance run rank"),
+        ("ampwatch_loss and on (run) ampwatch_run_info", "job instance run rank"),
+        (
+            "ampwatch_loss * on (run) group_left (torch) ampwatch_run_info",
+            "job instance run rank torch",
+        ),
+        ('label_join(up, "who", "-", "job", "instance")', "job instance who"),
+        ("scalar(ampwatch_loss)", ""),
+    ],
+)
+def test_the_labels_of_an_answer_are_those_that_prometheus_gives_it(
+    expression: str, labels: str
+) -> None:
+    """As its documentation says of vector matching and aggregation."""
+    assert Labels(Names().labels_of).of(parse(expression)) == set(labels.split())
+
+
+def test_recorded_series_count_as_known_once_they_are_given() -> None:
+    """Rules may read rules."""
+    expression = "run:ampwatch_loss:max > 1"
+
+    assert Names().problems(expression) == ["run:ampwatch_loss:max: no such metric"]
+    assert Names({"run:ampwatch_loss:max": ["run"]}).problems(expression, "{{run}}") == []
+
+
+def test_labels_with_a_vocabulary_have_the_one_that_the_docs_list() -> None:
+    """Every value that a matcher may ask for stands on the page of metrics."""
+    # The text on optimizers has a range in place of a list; dtypes of casts refer to those of ops.
+    for name, labels in EXPORTED.items():
+        for label in (labels & set(LABELS)) - {"optimizer"}:
+            text = LABELS["dtype" if label.endswith("_dtype") else label]
+            listed = set(re.findall(r"`(\w+)`", text))
+            assert (vocabulary(name, label) or set()) <= listed, (name, label)
+
+
+def recorded() -> dict[str, set[str]]:
+    """Return the recording rules, with all labels that anything in their expressions has."""
+    rules = [rule for _, rule in all_rules() if "record" in rule]
+    names = Names()
+    found: dict[str, set[str]] = {}
+    for rule in rules:
+        read = metrics(rule["expr"])
+        labels = set().union(*(names.labels_of(name) | found.get(name, set()) for name in read))
+        found.setdefault(rule["record"], set()).update(labels, rule.get("labels", {}))
+    return found
+
+
+def all_rules() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every rule of the files with alerts, and which one it is."""
+    for file in RULE_FILES:
+        for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]:
+            for rule in group["rules"]:
+                yield f"{file.name}: {rule.get('alert') or rule['record']}", rule
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_dashboard_speaks_of_what_is_exported(file: Path) -> None:
+    """Panels, annotations and variables: a name that is not there is an empty panel."""
+    names, dashboard = Names(recorded()), load(file)
+    problems = [
+        f"{expression.where}: {problem}"
+        for expression in expressions(dashboard)
+        for problem in names.problems(expression.text, expression.legend)
+    ]
+    for variable in documents.variables(dashboard, "query"):
+        series, _, label = documents.question(variable)[:-1].partition("(")[2].rpartition(", ")
+        problems += [
+            f"{variable['name']}: {problem}"
+            for problem in names.problems(series, f"{{{{{label}}}}}")
+        ]
+
+    assert problems == []
+
+
+def test_the_rules_speak_of_what_is_exported() -> None:
+    """Expressions, and the labels that the texts of an alert speak of."""
+    names = Names(recorded())
+    problems = []
+    for where, rule in all_rules():
+        texts = " ".join(rule.get("annotations", {}).values())
+        spoken = re.findall(r"\$labels\.(\w+)", texts)
+        legend = " ".join(f"{{{{{label}}}}}" for label in spoken)
+        extra = rule.get("labels", {})
+        problems += [
+            f"{where}: {problem}" for problem in names.problems(rule["expr"], legend, extra=extra)
+        ]
+
+    assert problems == []
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_description_names_metrics_that_its_panel_reads(file: Path) -> None:
+    """So that a reader finds them in the docs, and Grafana's Explore."""
+    for panel in documents.drawn(load(file)):
+        read = set().union(*(metrics(target["expr"]) for target in panel.get("targets") or ()))
+        line = panel.get("description", "").rpartition("Metric: ")[2]
+        named = set(re.findall(r"`(\w+)`", line))
+
+        assert named, panel["title"]
+        assert named <= read, panel["title"]
+
+
+def test_every_metric_is_read_by_a_panel_or_a_rule_or_says_why_not() -> None:
+    """What nobody looks at need not be exported."""
+    read = set().union(
+        *(metrics(expression.text) for file in FILES for expression in expressions(load(file))),
+        *(metrics(rule["expr"]) for _, rule in all_rules()),
+    )
+    exported = {metric.name for metric in CATALOG}
+
+    assert exported - read == set(UNUSED)
+    assert all(UNUSED.values())
+
+
+def test_what_is_foreign_is_not_our_own() -> None:
+    """The list of what other exporters have does not hide a mistake in ours."""
+    assert not [name for name in FOREIGN if name.startswith("ampwatch_")]

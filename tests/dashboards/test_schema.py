@@ -1,0 +1,118 @@
+"""Every key of every committed dashboard is one that Grafana's own types know.
+
+Grafana ignores a key that it does not know without a word; a test has to say it.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.dashboards.documents import FILES, load, panels
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip(
+    "grafana_foundation_sdk", reason="Grafana's types (grafana-foundation-sdk) want Python 3.11"
+)
+
+from tests.dashboards.roundtrip import lost
+
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+EXAMPLE: dict[str, Any] = {
+    "uid": "example",
+    "title": "Example",
+    "schemaVersion": 39,
+    "panels": [
+        {
+            "id": 1,
+            "type": "timeseries",
+            "title": "Loss scale",
+            "gridPos": {"x": 0, "y": 0, "w": 12, "h": 8},
+            "datasource": SOURCE,
+            "targets": [
+                {"refId": "A", "datasource": SOURCE, "expr": "up", "legendFormat": "{{job}}"}
+            ],
+            "fieldConfig": {
+                "defaults": {
+                    "unit": "short",
+                    "noValue": "Nothing",
+                    "thresholds": {
+                        "mode": "absolute",
+                        "steps": [{"value": None, "color": "green"}, {"value": 1, "color": "red"}],
+                    },
+                    "custom": {"lineInterpolation": "stepAfter", "spanNulls": False},
+                },
+                "overrides": [],
+            },
+            "options": {
+                "legend": {
+                    "displayMode": "list",
+                    "placement": "bottom",
+                    "showLegend": True,
+                    "calcs": ["last"],
+                },
+                "tooltip": {"mode": "multi", "sort": "none"},
+            },
+        }
+    ],
+}
+
+MISSPELT = [
+    ("panels.0.fieldConfig", "fieldConfg"),
+    ("panels.0.fieldConfig.defaults.unit", "unitt"),
+    ("panels.0.fieldConfig.defaults.custom.lineInterpolation", "lineInterpolatio"),
+    ("panels.0.options.legend.calcs", "calc"),
+    ("panels.0.targets.0.expr", "exprr"),
+    ("panels.0.gridPos.w", "width"),
+    ("schemaVersion", "schemaversion"),
+]
+
+
+def misspell(dashboard: dict[str, Any], path: str, wrong: str) -> None:
+    """Give the key at the end of ``path`` another name."""
+    *way, key = path.split(".")
+    place: Any = dashboard
+    for step in way:
+        place = place[int(step) if step.isdigit() else step]
+    place[wrong] = place.pop(key)
+
+
+def test_an_example_of_grafanas_format_loses_nothing() -> None:
+    """The check does not cry wolf."""
+    assert lost(copy.deepcopy(EXAMPLE)) == []
+
+
+@pytest.mark.parametrize(("path", "wrong"), MISSPELT, ids=[wrong for _, wrong in MISSPELT])
+def test_a_misspelt_key_is_found(path: str, wrong: str) -> None:
+    """And named, with the place where it stands."""
+    dashboard = copy.deepcopy(EXAMPLE)
+    misspell(dashboard, path, wrong)
+
+    assert [place for place in lost(dashboard) if place.endswith(f".{wrong}")]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_committed_dashboard_loses_nothing(file: Path) -> None:
+    """All of what is written there has a meaning to Grafana."""
+    assert lost(load(file)) == []
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_misspelt_unit_in_any_panel_of_a_dashboard_is_found(file: Path) -> None:
+    """No type of panel slips through the check."""
+    dashboard = load(file)
+    with_unit = [
+        panel
+        for panel in panels(dashboard)
+        if "unit" in panel.get("fieldConfig", {}).get("defaults", {})
+    ]
+    for panel in with_unit:
+        defaults = panel["fieldConfig"]["defaults"]
+        defaults["unitt"] = defaults.pop("unit")
+
+    assert with_unit
+    assert len([place for place in lost(dashboard) if place.endswith(".unitt")]) == len(with_unit)

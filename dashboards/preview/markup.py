@@ -1,0 +1,172 @@
+"""Panels that are text: stat, bar gauge, table."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dashboards.preview.colours import see_through
+from dashboards.preview.frames import NUMBER
+from dashboards.preview.transformations import sorted_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dashboards.preview.fields import Look
+    from dashboards.preview.frames import Frame
+
+NARROWEST_COLUMN = 150
+"""What Grafana leaves to a column of a table at least. Unit: pixels."""
+
+
+class Value(NamedTuple):
+    """One value of a stat or a bar gauge.
+
+    Attributes:
+        look: How it is shown.
+        value: What is shown.
+        history: All values, for the line behind it.
+    """
+
+    look: Look
+    value: Any
+    history: Sequence[Any]
+
+
+def stat(values: Sequence[Value], options: Mapping[str, Any], width: float, height: float) -> str:
+    """Return a tile for each value."""
+    upright = options.get("orientation", "auto") != "vertical" and width > height
+    count = len(values)
+    wide, high = (width / count, height) if upright else (width, height / count)
+    mode = options.get("textMode", "auto")
+    named = mode in ("value_and_name", "name") or (mode == "auto" and count > 1)
+    tiles = []
+    for look, value, history in values:
+        css = look.colour(value)
+        text = look.text(value)
+        room = high - (18 if named else 0)
+        size = max(12.0, min(0.55 * room, 1.55 * (wide - 24) / max(len(text), 1), 56.0))
+        filled = options.get("colorMode", "value").startswith("background")
+        style = f"background:{css};color:#fff" if filled else f"color:{css}"
+        name = f'<div class="name">{escape(look.name)}</div>' if named else ""
+        number = "" if mode == "name" else f'<div class="value" style="font-size:{size:.0f}px">{escape(text)}</div>'
+        line = _sparkline(history, css) if options.get("graphMode") == "area" else ""
+        tiles.append(f'<div class="tile" style="{style}">{line}{name}{number}</div>')
+    way = "row" if upright else "column"
+    return f'<div class="tiles" style="flex-direction:{way}">{"".join(tiles)}</div>'
+
+
+def _sparkline(history: Sequence[Any], css: str) -> str:
+    there = [(i, v) for i, v in enumerate(history) if isinstance(v, float) and v - v == 0]
+    if len(there) < 2:
+        return ""
+    low, high = min(v for _, v in there), max(v for _, v in there)
+    points = " ".join(
+        f"{100 * i / (len(history) - 1):.2f},{38 - 36 * (v - low) / ((high - low) or 1):.2f}"
+        for i, v in there
+    )
+    return (
+        '<svg class="spark" viewBox="0 0 100 40" preserveAspectRatio="none">'
+        f'<polygon points="{100 * there[0][0] / (len(history) - 1):.2f},40 {points} 100,40" fill="{see_through(css, 0.2)}"/>'
+        f'<polyline points="{points}" fill="none" stroke="{css}" stroke-width="1.2" vector-effect="non-scaling-stroke"/></svg>'
+    )
+
+
+def bar_gauge(values: Sequence[Value]) -> str:
+    """Return a bar for each value."""
+    numbers = [v.value for v in values if isinstance(v.value, float)]
+    rows = []
+    for look, value, _ in values:
+        low = look.options.get("min")
+        high = look.options.get("max")
+        low = min([0.0, *numbers]) if low is None else low
+        high = max(numbers, default=1.0) if high is None else high
+        share = (value - low) / ((high - low) or 1) if isinstance(value, float) else 0.0
+        css = look.colour(value)
+        rows.append(
+            f'<div class="gauge"><div class="name">{escape(look.name)}</div>'
+            f'<div class="track"><div style="width:{100 * min(max(share, 0), 1):.1f}%;background:{see_through(css, 0.45)};border-right:2px solid {css}"></div></div>'
+            f'<div class="value" style="color:{css}">{escape(look.text(value))}</div></div>'
+        )
+    return f'<div class="gauges">{"".join(rows)}</div>'
+
+
+def table(
+    frame: Frame, looks: Sequence[Look], options: Mapping[str, Any], width: float
+) -> str:
+    """Return a table, sorted as the panel wants it, with the widths that Grafana gives it."""
+    visible = [
+        i
+        for i, look in enumerate(looks)
+        if not look.custom.get("hidden") and not look.custom.get("hideFrom", {}).get("viz")
+    ]
+    order: Sequence[int] = range(len(frame))
+    for by in reversed(options.get("sortBy") or []):
+        at = next((i for i in visible if looks[i].name == by["displayName"]), None)
+        if at is not None:
+            values = [frame.fields[at].values[row] for row in order]
+            again = sorted_rows(values, descending=bool(by.get("desc")))
+            order = [order[i] for i in again]
+    given = {i: looks[i].custom.get("width") for i in visible}
+    free = width - sum(w for w in given.values() if w)
+    shares = sum(1 for w in given.values() if not w) or 1
+    widths = {i: given[i] or max(NARROWEST_COLUMN, free / shares) for i in visible}
+    columns = "".join(f'<col style="width:{widths[i]:.0f}px">' for i in visible)
+    aligned = {
+        i: looks[i].custom.get("align", "auto").replace(
+            "auto", "right" if frame.fields[i].kind == NUMBER else "left"
+        )
+        for i in visible
+    }
+    head = "".join(
+        f'<th style="text-align:{aligned[i]}">{escape(looks[i].name)}</th>' for i in visible
+    )
+    body = "".join(
+        f"<tr>{''.join(_cell(looks[i], frame.fields[i].values[row], aligned[i]) for i in visible)}</tr>"
+        for row in order
+    )
+    shown = "" if options.get("showHeader") is False else f"<thead><tr>{head}</tr></thead>"
+    total = sum(widths.values())
+    return f'<table style="width:{total:.0f}px"><colgroup>{columns}</colgroup>{shown}<tbody>{body}</tbody></table>'
+
+
+def _cell(look: Look, value: Any, aligned: str) -> str:
+    cell = look.custom.get("cellOptions", {})
+    kind = cell.get("type", look.custom.get("displayMode", "auto"))
+    style = f"text-align:{aligned}"
+    if kind == "color-text":
+        style += f";color:{look.colour(value)}"
+    elif kind == "color-background":
+        style += f";background:{see_through(look.colour(value), 0.6)}"
+    text = escape(look.text(value))
+    if look.options.get("links") and value is not None:
+        text = f'<span class="link">{text}</span>'
+    wrapped = ' class="wrapped"' if cell.get("wrapText") else ""
+    return f'<td{wrapped} style="{style}"><div>{text}</div></td>'
+
+
+def nothing(words: str) -> str:
+    """Return what stands in a panel without data."""
+    return f'<div class="nothing">{escape(words)}</div>'
+
+
+def legend(entries: Sequence[tuple[Look, str, Sequence[str]]], heads: Sequence[str]) -> str:
+    """Return the legend of a time series.
+
+    Args:
+        entries: Look, colour and calculations of each series.
+        heads: What the calculations are called; a list rather than a table if empty.
+    """
+    if not heads:
+        names = "".join(
+            f'<span><i style="background:{css}"></i>{escape(look.name)}</span>'
+            for look, css, _ in entries
+        )
+        return f'<div class="legend">{names}</div>'
+    rows = "".join(
+        f'<tr><td><i style="background:{css}"></i>{escape(look.name)}</td>'
+        f"{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+        for look, css, cells in entries
+    )
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    return f'<div class="legend"><table><thead><tr><th>Name</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'

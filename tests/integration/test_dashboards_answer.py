@@ -91,7 +91,7 @@ def test_a_query_that_nothing_answers_is_told_with_its_panel(prometheus: Prometh
     broken = board(
         panel("stat", "Good", place, known, f"rate({known}[$__rate_interval])"),
         panel("stat", "Renamed", place, 'ampwatch_step_total{job=~"$job"}'),
-        panel("stat", "Label", place, known, "ampwatch_steps_total{stage=~\"$run\"}"),
+        panel("stat", "Label", place, known, 'ampwatch_steps_total{stage=~"$run"}'),
         panel("stat", "Nothing", place, f"0 * {known} / 0"),
         panel("stat", "Slip", place, f"sum({known}"),
         panel("stat", "Unknown", place, 'ampwatch_steps_total{job=~"$jib"}'),

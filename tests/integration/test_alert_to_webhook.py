@@ -215,15 +215,15 @@ def reads_as_a_collapse(tree: Path, message: dict[str, Any]) -> None:
     assert (alert["labels"]["run"], alert["labels"]["rank"]) == (RUN, "0")
     text = written(tree, "text", message)
     told = re.search(
-        rf"The loss scale of run {RUN}, rank 0 \(127\.0\.0\.1:\d+\) is down to ([\d.e-]+)\."
+        rf"The loss scale of run {RUN}, rank 0 \(127\.0\.0\.1:\d+\) is down to ([\d.e+-]+)\."
         r" It was halved (\d+) times more than it grew within 30 minutes.*"
         r" At this pace 1/scale becomes infinite in (\d+) steps \(.+?\), and",
         text,
     )
     assert told is not None, text
-    scale, halvings, steps = float(told[1]), int(told[2]), int(told[3])
-    # By how many halvings the scrape came after the first, nobody knows; ten make the alert.
-    assert scale in {FIRST_SCALE * 2.0**-exponent for exponent in range(-4, HALVINGS + 1)}
+    scale, halvings, steps = told[1], int(told[2]), int(told[3])
+    # How often it had doubled before, and been halved when it was scraped, nobody knows.
+    assert scale in {f"{FIRST_SCALE * 2.0**-power:.4g}" for power in range(-4, HALVINGS + 1)}
     assert 10 <= halvings <= 1.5 * HALVINGS  # increase() extrapolates
     assert steps > 0
     assert "First keep the newest checkpoint from being overwritten" in text

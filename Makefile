@@ -66,6 +66,8 @@ check: $(INSTALLED) ## Check format, lint, types, layers, spelling, and that gen
 		$(BIN)/python -m ampwatch.$${page%:*} | diff -u docs/$${page#*:}.md - || { \
 			echo "expected docs/$${page#*:}.md as generated, got the above; run: make docs"; exit 1; }; \
 	done
+	@$(BIN)/python -m ampwatch.deploying | diff -u deploy/kubernetes/prometheusrule.yaml - || { \
+		echo "expected deploy/kubernetes/prometheusrule.yaml as generated, got the above; run: make docs"; exit 1; }
 
 .PHONY: format
 format: $(INSTALLED) ## Format the code and mend what can be mended
@@ -73,9 +75,10 @@ format: $(INSTALLED) ## Format the code and mend what can be mended
 	$(BIN)/ruff check --fix $(CODE)
 
 .PHONY: docs
-docs: $(INSTALLED) ## Write the generated pages again: metrics and settings
+docs: $(INSTALLED) ## Write what is generated again: metrics, settings, rules for Kubernetes
 	$(BIN)/python -m ampwatch.catalog > docs/metrics.md
 	$(BIN)/python -m ampwatch.settings > docs/settings.md
+	$(BIN)/python -m ampwatch.deploying > deploy/kubernetes/prometheusrule.yaml
 
 .PHONY: dashboards
 dashboards: $(INSTALLED) ## Write the dashboards again, from dashboards/source; wants Python 3.11

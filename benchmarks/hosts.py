@@ -29,6 +29,7 @@ def main() -> None:
                 ring_dir=str(place / str(host) / "rings"),
                 port=0,
                 gpu="off",
+                report_files=0,
                 module_series_ranks=which,
                 max_ranks=4096,
             ),

@@ -177,10 +177,14 @@ def test_an_unknown_level_is_refused_with_the_list() -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("gpu", ["auto", "off", "demo"]), ("gpu_link_throughput", ["off", "on"])],
+    [
+        ("gpu", ["auto", "off", "demo"]),
+        ("gpu_link_throughput", ["off", "on"]),
+        ("module_series_ranks", ["host", "all", "run"]),
+    ],
 )
 def test_a_choice_takes_its_words_and_no_other(name: str, words: list[str]) -> None:
-    """What a daemon reads of GPUs; the message has the choices."""
+    """What a daemon reads of GPUs and exports of modules; the message has the choices."""
     assert [getattr(resolve(**{name: word}), name) for word in words] == words
     expected = f"`{name}`: expected one of {', '.join(words)}, got 'yes'"
 

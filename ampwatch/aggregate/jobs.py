@@ -13,7 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ampwatch.aggregate.rank import RankView
 
@@ -73,13 +73,19 @@ def jobs_of(views: Mapping[str, RankView]) -> list[Job]:
         views: Ranks by the path of their ring, which decides where two started at once.
     """
     jobs: list[Job] = []
+    # Those that lack ranks, by name: a sweep of a thousand runs asks each of them otherwise.
+    incomplete: dict[str, list[Job]] = {}
     for _, view in sorted(views.items(), key=lambda item: (item[1].identity.started_ns, item[0])):
-        job = next((job for job in jobs if job.admits(view)), None)
+        namesakes = incomplete.setdefault(view.name, [])
+        job = next((job for job in namesakes if job.admits(view)), None)
         if job is None:
             who = view.identity
             job = Job(view.name, who.world_size, who.started_ns)
             jobs.append(job)
+            namesakes.append(job)
         job.ranks[view.identity.rank] = view
+        if len(job.ranks) >= job.world_size:
+            namesakes.remove(job)
     return jobs
 
 
@@ -95,14 +101,23 @@ def label(jobs: Iterable[Job]) -> list[RankView]:
     """
     jobs = list(jobs)
     labels: set[str] = set()
+    untried: dict[str, Iterator[str]] = {}
     shown: list[RankView] = []
     for place, job in enumerate(jobs):
-        if any(newer.name == job.name and newer.outlived(job) for newer in jobs[place + 1 :]):
+        if job.ended and any(
+            newer.name == job.name and newer.outlived(job) for newer in jobs[place + 1 :]
+        ):
             continue
-        names = (job.name if n == 1 else f"{job.name}~{n}" for n in count(1))
+        names = untried.setdefault(job.name, _labels(job.name))
         run = next(name for name in names if name not in labels)
         labels.add(run)
         for view in job.ranks.values():
             view.run = run
             shown.append(view)
     return shown
+
+
+def _labels(name: str) -> Iterator[str]:
+    """Yield what the jobs of one name may be called, in the order in which they take it."""
+    yield name
+    yield from (f"{name}~{n}" for n in count(2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dashboards.source import layers, overview, precision, ranks, run
+from dashboards.source import gpu, layers, overview, precision, ranks, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +16,7 @@ BOOK: dict[str, Callable[[], Page]] = {
     "ampwatch-run.json": run.page,
     "ampwatch-layers.json": layers.page,
     "ampwatch-precision.json": precision.page,
+    "ampwatch-gpu.json": gpu.page,
     "ampwatch-ranks.json": ranks.page,
 }
 """Name of the file, and what says what is in it."""

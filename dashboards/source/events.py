@@ -38,15 +38,15 @@ def events(*, findings: bool = False) -> list[model.AnnotationQuery]:
         _annotation(
             "Alerts",
             of("ALERTS", 'alertname=~"Ampwatch.+"', 'alertstate="firing"'),
-            "{{alertname}} of {{run}} rank {{rank}} {{gpu}}",
-            "alertname,severity",
+            "{{alertname}} on {{instance}}",
+            "severity,run,rank,gpu",
             BAD,
             enable=True,
         ),
-        # The minute in which a finding was last seen: one that lasts is a band.
+        # A finding that lasts is told at least once a minute: with a scrape between, a band.
         _annotation(
             "Findings",
-            f"max by (run, kind, severity) ({_SEEN}) > time() - 60",
+            f"max by (run, kind, severity) ({_SEEN}) > time() - 120",
             "{{kind}} in {{run}}",
             "kind,severity",
             WARN,
@@ -54,7 +54,7 @@ def events(*, findings: bool = False) -> list[model.AnnotationQuery]:
         ),
         _annotation(
             "Loss scale backoffs",
-            f"max by (run) ({increase('ampwatch_loss_scale_backoffs_total', over='1m')}) > 0",
+            f"max by (run) ({increase('ampwatch_loss_scale_backoffs_total', over='2m')}) > 0",
             "The GradScaler of {{run}} reduced the loss scale",
             "run",
             NOTE,

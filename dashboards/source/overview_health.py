@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from dashboards.source.fields import BAD, GOOD, WARN, Step, described, thresholds, words
+from dashboards.source.measures import OVERHEAD
 from dashboards.source.panels import Stat, StateTimeline, TimeSeries
 from dashboards.source.queries import Query, of, rate
 from dashboards.source.tables import Column, Key, Table
-
-OVERHEAD = thresholds(GOOD, Step(0.01, WARN), Step(0.02, BAD))
-"""The budget is 1 % of the step time (the setting overhead_budget); twice that is out of control."""
-
-
-def overhead(by: str) -> str:
-    """Return PromQL of the share of the time of training that ampwatch takes, the worst rank."""
-    return f"max by ({by}) ({rate('ampwatch_overhead_seconds_total')})"
 
 
 def health() -> tuple[TimeSeries | StateTimeline | Table | Stat, ...]:
@@ -31,7 +24,11 @@ def health() -> tuple[TimeSeries | StateTimeline | Table | Stat, ...]:
             ),
             unit="percentunit",
             no_value="No run is watched",
-            queries=(Query(overhead("run"), legend="{{run}}"),),
+            queries=(
+                Query(
+                    f"max by (run) ({rate('ampwatch_overhead_seconds_total')})", legend="{{run}}"
+                ),
+            ),
             minimum=0,
             thresholds=OVERHEAD,
             area=True,

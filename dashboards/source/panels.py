@@ -39,6 +39,8 @@ class Panel:
         height: In rows of the grid, about 30 pixels each.
         thresholds: Colours by value.
         mappings: Words in place of numbers, from ``fields.words``.
+        interval: Shortest time between two points. Counts of what happened want ``1m``: the time of
+            ``$__rate_interval`` is never shorter, and an event would be counted by several points.
         decimals: How many; Grafana chooses by itself without.
         minimum: Lower end of the axis or the gauge.
         maximum: Upper end.
@@ -56,6 +58,7 @@ class Panel:
     height: int = 8
     thresholds: model.ThresholdsConfig = field(default_factory=lambda: PLAIN)
     mappings: tuple[model.ValueMapping, ...] = ()
+    interval: str | None = None
     decimals: int | None = None
     minimum: float | None = None
     maximum: float | None = None
@@ -78,6 +81,7 @@ class Panel:
                 for query, ref in zip(self.asked(), string.ascii_uppercase, strict=False)
             ],
             transformations=self.transformations() or None,
+            interval=self.interval,
             options=self.options(),
             field_config=model.FieldConfigSource(
                 defaults=model.FieldConfig(
@@ -141,7 +145,7 @@ class Stat(Panel):
     Args:
         background: Whether the tile has the colour, or the text.
         sparkline: Whether the history is drawn behind it; wants queries that are not instant.
-        names: Whether the names of the series stand beside the values.
+        names: Whether the name of the series stands beside the value even if there is only one.
     """
 
     background: bool = False
@@ -164,7 +168,7 @@ class Stat(Panel):
             justify_mode=common.BigValueJustifyMode.AUTO,
             text_mode=common.BigValueTextMode.VALUE_AND_NAME
             if self.names
-            else common.BigValueTextMode.VALUE,
+            else common.BigValueTextMode.AUTO,
             reduce_options=_LAST,
             orientation=common.VizOrientation.AUTO,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards.source.fields import GOOD, WARN, Step, described, thresholds
 from dashboards.source.links import label, to_dashboard
+from dashboards.source.measures import NO_SCALER
 from dashboards.source.panels import TimeSeries
 from dashboards.source.queries import Query, increase, of, rate
 
@@ -28,12 +29,19 @@ def to_median(expr: str) -> str:
     return f"{expr} / on (job, run) group_left () (quantile by (job, run) (0.5, {expr}) > 0)"
 
 
-def bands(expr: str) -> tuple[Query, ...]:
-    """Return the smallest, the median and the largest of the ranks, and where 90 % of them lie."""
-    shares = {1.0: "largest", 0.95: "95 %", 0.5: "median", 0.05: "5 %", 0.0: "smallest"}
+_BANDS = {1.0: "largest", 0.95: "95 %", 0.5: "median", 0.05: "5 %", 0.0: "smallest"}
+
+
+def bands(expr: str, *shares: float) -> tuple[Query, ...]:
+    """Return quantiles of the ranks of each run.
+
+    Args:
+        expr: PromQL with one series for each rank.
+        shares: Which ones; without, the smallest, the median, the largest and where 90 % lie.
+    """
     return tuple(
-        Query(f"quantile by (run) ({share:g}, {expr})", legend=f"{name} {{{{run}}}}")
-        for share, name in shares.items()
+        Query(f"quantile by (run) ({share:g}, {expr})", legend=f"{_BANDS[share]} {{{{run}}}}")
+        for share in shares or _BANDS
     )
 
 
@@ -114,7 +122,6 @@ def agreement() -> tuple[TimeSeries, ...]:
     skipped = (
         f"sum by (job, instance, run, rank) ({increase('ampwatch_optimizer_steps_skipped_total')})"
     )
-    no_scaler = "No GradScaler here: bfloat16 and float32 need no loss scale, so this stays empty"
     return (
         TimeSeries(
             id=301,
@@ -129,7 +136,7 @@ def agreement() -> tuple[TimeSeries, ...]:
                 metrics=["ampwatch_loss_scale"],
             ),
             unit="none",
-            no_value=no_scaler,
+            no_value=NO_SCALER,
             queries=(
                 Query(
                     f'count_values by (run) ("scale", {of("ampwatch_loss_scale")})',
@@ -144,15 +151,15 @@ def agreement() -> tuple[TimeSeries, ...]:
             id=302,
             title="Skipped steps over the ranks",
             description=described(
-                shows="Optimizer steps skipped between two points of the graph: smallest, largest,"
-                " median of the ranks, and the band in which nine of ten lie.",
+                shows="Optimizer steps skipped between two points of the graph: smallest, median and"
+                " largest of the ranks.",
                 good="all lines on each other: a step is skipped by all ranks or by none.",
                 act="largest above smallest: ranks skip alone, and their weights drift apart.",
                 metrics=["ampwatch_optimizer_steps_skipped_total"],
             ),
             unit="short",
             no_value="No optimizer step was counted in this time",
-            queries=bands(skipped),
+            queries=bands(skipped, 1.0, 0.5, 0.0),
             minimum=0,
             width=8,
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards.source.fields import described
 from dashboards.source.links import field, to_dashboard
+from dashboards.source.measures import NO_SAMPLE
 from dashboards.source.panels import TimeSeries
 from dashboards.source.queries import Query, having, of, rate
 from dashboards.source.ranks_apart import THIS_RANK, TOP, bands, outliers
@@ -86,7 +87,7 @@ def numbers() -> tuple[TimeSeries | Table, ...]:
                 metrics=["ampwatch_scaled_gradient_amax_max"],
             ),
             unit="sci",
-            no_value="No gradient was sampled yet: level light takes no samples",
+            no_value=NO_SAMPLE,
             queries=bands(_AMAX),
             log2=True,
             width=8,
@@ -102,7 +103,7 @@ def numbers() -> tuple[TimeSeries | Table, ...]:
                 metrics=["ampwatch_scaled_gradient_amax_max"],
             ),
             unit="none",
-            no_value="No gradient was sampled yet: level light takes no samples",
+            no_value=NO_SAMPLE,
             queries=outliers(
                 f"abs(log2({_AMAX} / on (job, run) group_left ()"
                 f" quantile by (job, run) (0.5, {_AMAX})))"

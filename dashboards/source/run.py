@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from dashboards.source.fields import (
-    BAD,
-    GOOD,
     NEUTRAL,
-    WARN,
-    Step,
     described,
     thresholds,
 )
 from dashboards.source.links import field, label, to_dashboard
-from dashboards.source.overview import LAST_HOUR, SCALE, SKIPPED, skipped_share
+from dashboards.source.measures import (
+    HEADROOM,
+    LAST_HOUR,
+    NO_RUN,
+    NO_SCALER,
+    NONE_IS_GOOD,
+    REPORT_AGE,
+    SCALE,
+    SKIPPED,
+    headroom,
+    skipped_share,
+)
 from dashboards.source.page import Page, Row
 from dashboards.source.panels import Stat
 from dashboards.source.queries import Query, of, rate
-from dashboards.source.run_gradients import HEADROOM, NO_SCALER, gradients, headroom
+from dashboards.source.run_gradients import gradients
 from dashboards.source.run_progress import learning, sampling, speed
 from dashboards.source.run_scaling import scaling
 from dashboards.source.states import (
@@ -30,7 +37,6 @@ from dashboards.source.states import (
 )
 from dashboards.source.tables import Column, Key, Table
 
-_NO_RUN = "No such run is known: choose another run, job or instance above"
 _TO_RANKS = to_dashboard("Which rank? Open its ranks", "ampwatch-ranks", run=label("run"))
 
 
@@ -66,8 +72,8 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_run_state"],
             ),
             unit="none",
-            no_value=_NO_RUN,
-            queries=(Query(f"max by (run) ({state()})", legend="{{run}}", instant=True),),
+            no_value=NO_RUN,
+            queries=(Query(state("run"), legend="{{run}}", instant=True),),
             mappings=(STATE_WORDS,),
             width=3,
             links=(_TO_RANKS,),
@@ -82,10 +88,10 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_finding_last_seen_timestamp_seconds"],
             ),
             unit="none",
-            no_value=_NO_RUN,
+            no_value=NO_RUN,
             queries=(
                 Query(
-                    f"max by (run) ({severity(LAST_HOUR)})",
+                    severity("run", LAST_HOUR),
                     legend="{{run}}",
                     instant=True,
                 ),
@@ -167,7 +173,7 @@ def _tiles() -> tuple[Stat, ...]:
                     instant=True,
                 ),
             ),
-            thresholds=thresholds(GOOD, Step(1, BAD)),
+            thresholds=NONE_IS_GOOD,
             width=3,
         ),
         Stat(
@@ -195,7 +201,7 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_last_report_timestamp_seconds"],
             ),
             unit="s",
-            no_value=_NO_RUN,
+            no_value=NO_RUN,
             decimals=0,
             queries=(
                 Query(
@@ -204,7 +210,7 @@ def _tiles() -> tuple[Stat, ...]:
                     instant=True,
                 ),
             ),
-            thresholds=thresholds(GOOD, Step(120, WARN), Step(900, BAD)),
+            thresholds=REPORT_AGE,
             width=3,
         ),
     )
@@ -261,7 +267,7 @@ def _facts() -> Table:
             metrics=["ampwatch_run_info"],
         ),
         unit="none",
-        no_value=_NO_RUN,
+        no_value=NO_RUN,
         height=5,
         keys=tuple(Key(label=name, title=title) for name, title in facts.items()),
         sort_by="Run",

@@ -15,30 +15,17 @@ from dashboards.source.fields import (
     thresholds,
     words,
 )
+from dashboards.source.links import label, to_dashboard
+from dashboards.source.measures import HEADROOM, NO_SAMPLE, headroom
 from dashboards.source.panels import Heatmap, StateTimeline, TimeSeries
 from dashboards.source.queries import Query, having, increase, of, rate
-
-NO_SCALER = "No GradScaler here: bfloat16 and float32 need no loss scale, so this stays empty"
-
-_NO_SAMPLE = (
-    "No gradient was sampled yet: the first sample comes after some steps; level light takes none"
-)
-
-HEADROOM = thresholds(NOTE, Step(1, GOOD))
-"""Below one doubling the next growth of the scale overflows: how a GradScaler probes, so no alarm."""
 
 _UNDERFLOW = thresholds(GOOD, Step(0.05, WARN), Step(0.2, BAD))
 """A twentieth of a gradient is within its noise; a fifth changes where the training goes."""
 
+_TO_LAYERS = (to_dashboard("Which module? Open Layers", "ampwatch-layers", run=label("run")),)
+
 _MAGNITUDE = "ampwatch_gradient_magnitude_bucket"
-
-
-def headroom(by: str) -> str:
-    """Return PromQL of the doublings that are left before gradients overflow, the worst rank."""
-    return (
-        f"log2(min by ({by}) ({of('ampwatch_autocast_dtype_max')})"
-        f" / max by ({by}) ({of('ampwatch_scaled_gradient_amax_max')} > 0))"
-    )
 
 
 def _quantile(share: float) -> str:
@@ -47,10 +34,14 @@ def _quantile(share: float) -> str:
 
 
 def _limit(exponent: str) -> str:
-    """Return PromQL of a limit of float16 as gradients without the loss scale meet it."""
+    """Return PromQL of a limit of float16 over the loss scale, over 1 without a GradScaler."""
     scale = f"min by (run) ({of('ampwatch_loss_scale')})"
     float16 = f"max by (run) ({of('ampwatch_autocast_dtype_max')} == 65504)"
-    return f"{exponent} / ({scale} and {float16})"
+    return f"{exponent} / ({scale} and {float16} or {float16} / 65504)"
+
+
+def _fit(fit: str) -> str:
+    return f"max by (run, format) ({of('ampwatch_gradient_format_fit', having('fit', fit))})"
 
 
 def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
@@ -74,8 +65,9 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 metrics=["ampwatch_gradient_magnitude"],
             ),
             unit="sci",
-            no_value=_NO_SAMPLE,
+            no_value=NO_SAMPLE,
             queries=(Query(f"sum by (le) ({increase(_MAGNITUDE)})", legend="{{le}}"),),
+            interval="1m",
             height=11,
         ),
         TimeSeries(
@@ -96,7 +88,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 ],
             ),
             unit="sci",
-            no_value=_NO_SAMPLE,
+            no_value=NO_SAMPLE,
             queries=(
                 Query(_quantile(0.99), legend="99 % below {{run}}"),
                 Query(_quantile(0.5), legend="half below {{run}}"),
@@ -106,6 +98,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 Query(_limit("2 ^ -24"), legend="float16 smallest subnormal {{run}}"),
             ),
             log2=True,
+            interval="1m",
             height=11,
             overrides=(
                 limit_line("/^float16 largest/", BAD),
@@ -131,6 +124,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             queries=(Query(headroom("run"), legend="doublings left {{run}}"),),
             thresholds=HEADROOM,
             decimals=1,
+            links=_TO_LAYERS,
             width=8,
         ),
         TimeSeries(
@@ -151,7 +145,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 ],
             ),
             unit="percentunit",
-            no_value=_NO_SAMPLE,
+            no_value=NO_SAMPLE,
             queries=tuple(
                 Query(
                     f"sum by (run) ({rate(f'ampwatch_gradient_{part}_elements_total')})"
@@ -167,6 +161,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             minimum=0,
             thresholds=_UNDERFLOW,
             area=True,
+            links=_TO_LAYERS,
             width=8,
         ),
         TimeSeries(
@@ -182,7 +177,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 metrics=["ampwatch_gradient_nonfinite_elements_total"],
             ),
             unit="cps",
-            no_value=_NO_SAMPLE,
+            no_value=NO_SAMPLE,
             queries=(
                 Query(
                     f"sum by (kind) ({rate('ampwatch_gradient_nonfinite_elements_total')})",
@@ -207,10 +202,8 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             no_value="No gradient was sampled yet that was whole: flushed or non-finite ones say nothing",
             queries=(
                 Query(
-                    "max by (run, format) ("
-                    f"3 * {of('ampwatch_gradient_format_fit', having('fit', 'too_wide'))}"
-                    f" or 2 * {of('ampwatch_gradient_format_fit', having('fit', 'fits_scaled'))}"
-                    f" or {of('ampwatch_gradient_format_fit', having('fit', 'fits'))})",
+                    f"3 * {_fit('too_wide')} > 0 or 2 * {_fit('fits_scaled')} > 0"
+                    f" or {_fit('fits')}",
                     legend="{{format}} {{run}}",
                 ),
             ),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dashboards.source.fields import (
     BAD,
-    GOOD,
-    Step,
     described,
     limit_line,
-    thresholds,
 )
-from dashboards.source.overview_health import OVERHEAD
+from dashboards.source.links import label, to_dashboard
+from dashboards.source.measures import NONE_IS_GOOD, OVERHEAD
 from dashboards.source.panels import TimeSeries
 from dashboards.source.queries import Query, increase, of, rate
 
@@ -58,9 +56,10 @@ def learning() -> tuple[TimeSeries, ...]:
                 ),
             ),
             bars=True,
+            interval="1m",
             minimum=0,
             width=6,
-            thresholds=thresholds(GOOD, Step(1, BAD)),
+            thresholds=NONE_IS_GOOD,
         ),
         TimeSeries(
             id=403,
@@ -90,7 +89,7 @@ def learning() -> tuple[TimeSeries, ...]:
             ),
             minimum=0,
             width=6,
-            thresholds=thresholds(GOOD, Step(1, BAD)),
+            thresholds=NONE_IS_GOOD,
             area=True,
         ),
     )
@@ -128,7 +127,13 @@ def speed() -> tuple[TimeSeries, ...]:
                 ),
             ),
             minimum=0,
+            interval="1m",
             legend=("lastNotNull", "max"),
+            links=(
+                to_dashboard("Which rank? Open its ranks", "ampwatch-ranks", run=label("run")),
+                to_dashboard("What do the GPUs do?", "ampwatch-gpu"),
+                to_dashboard("Do the tensor cores work?", "ampwatch-precision", run=label("run")),
+            ),
         ),
         TimeSeries(
             id=502,

@@ -13,16 +13,35 @@ from dashboards.source.fields import (
     limit_line,
     thresholds,
 )
-from dashboards.source.overview import SKIPPED, skipped_share
-from dashboards.source.panels import TimeSeries
-from dashboards.source.queries import Query, increase, of
-from dashboards.source.run_gradients import NO_SCALER
+from dashboards.source.measures import NO_SCALER, SKIPPED, skipped_share
+from dashboards.source.panels import Stat, TimeSeries
+from dashboards.source.queries import Query, having, increase, of
 
 _CONSECUTIVE = thresholds(GOOD, Step(2, WARN), Step(16, BAD))
 """One skip in a row is a probe; sixteen halvings take the scale from 65536 to 1."""
 
 
-def scaling() -> tuple[TimeSeries, ...]:
+_FORECAST = thresholds(BAD, Step(86400, WARN))
+"""That there is a forecast is bad enough; within a day somebody has to be woken."""
+
+
+def _forecast() -> str:
+    """Return PromQL of the seconds until the scale is 2^-128, if backoffs outnumber growths."""
+
+    def within(metric: str, *matchers: str) -> str:
+        return increase(metric, *matchers, over="10m")
+
+    calibrating = within("ampwatch_optimizer_steps_skipped_total", having("class", "calibrating"))
+    net = (
+        f"{within('ampwatch_loss_scale_backoffs_total')}"
+        f" - {within('ampwatch_loss_scale_growths_total')}"
+        f" - on (job, instance, run, rank) max without (optimizer, class) ({calibrating})"
+    )
+    halvings = f"clamp_min(log2(min by (run) ({of('ampwatch_loss_scale')})) + 128, 0)"
+    return f"{halvings} * 600 / (max by (run) ({net}) > 0.5)"
+
+
+def scaling() -> tuple[TimeSeries | Stat, ...]:
     """Return the panels of the row."""
     return (
         TimeSeries(
@@ -71,7 +90,8 @@ def scaling() -> tuple[TimeSeries, ...]:
             id=202,
             title="Skipped steps, by why",
             description=described(
-                shows="Optimizer steps skipped between two points of the graph, over all ranks."
+                shows="Optimizer steps skipped between two points of the graph, on the rank that"
+                " skipped most (extrapolated, so 1 may read 1.2)."
                 " calibrating: the scale is searched at the start. probe: just after a growth."
                 " unprovoked: neither. storm: several in a row.",
                 good="calibrating in the first minutes, then one probe in 2000 steps.",
@@ -84,11 +104,13 @@ def scaling() -> tuple[TimeSeries, ...]:
             no_value="No optimizer step was counted. Without a GradScaler none is ever skipped",
             queries=(
                 Query(
-                    f"sum by (class) ({increase('ampwatch_optimizer_steps_skipped_total')})",
+                    "max by (class) (sum by (job, instance, run, rank, class)"
+                    f" ({increase('ampwatch_optimizer_steps_skipped_total')}))",
                     legend="{{class}}",
                 ),
             ),
             bars=True,
+            interval="1m",
             stacked=True,
             minimum=0,
             width=8,
@@ -126,6 +148,7 @@ def scaling() -> tuple[TimeSeries, ...]:
                 for what in ("growths", "backoffs", "set_by_hand")
             ),
             bars=True,
+            interval="1m",
             minimum=0,
             width=8,
             overrides=(
@@ -212,7 +235,32 @@ def scaling() -> tuple[TimeSeries, ...]:
             minimum=0,
             thresholds=SKIPPED,
             area=True,
-            width=24,
+            width=18,
+            height=6,
+        ),
+        Stat(
+            id=207,
+            title="Weights become infinite in",
+            description=described(
+                shows="A forecast: at the pace of the last 10 minutes, how long until the loss scale"
+                " is 2^-128. There 1/scale is infinite, and the next step with finite gradients"
+                " writes infinities into the weights.",
+                good="no forecast: the scale does not fall more often than it grows, the search for"
+                " the first scale left out.",
+                act="less than a day: keep the newest checkpoint from being overwritten and look for"
+                " the op that overflows. At full speed a run gets there within minutes.",
+                metrics=[
+                    "ampwatch_loss_scale",
+                    "ampwatch_loss_scale_backoffs_total",
+                    "ampwatch_loss_scale_growths_total",
+                    "ampwatch_optimizer_steps_skipped_total",
+                ],
+            ),
+            unit="s",
+            no_value="No forecast: the loss scale does not fall, or there is none",
+            queries=(Query(_forecast(), legend="{{run}}", instant=True),),
+            thresholds=_FORECAST,
+            width=6,
             height=6,
         ),
     )

@@ -26,27 +26,36 @@ SEVERITY_WORDS = words(
 )
 
 
-def state(*, every_rank: bool = False) -> str:
-    """Return PromQL of the state of each rank, as the numbers of ``STATE_WORDS``."""
+def state(by: str) -> str:
+    """Return PromQL of the worst state, as the numbers of ``STATE_WORDS``.
+
+    Ranks are aggregated before the states are compared: with a thousand of them that is ten times
+    as fast as the other way round.
+
+    Args:
+        by: The labels that tell the rows apart, with commas between them.
+    """
     parts = (
-        f"{number} * {of('ampwatch_run_state', having('state', name), every_rank=every_rank)}"
+        f"{number} * max by ({by}) ({of('ampwatch_run_state', having('state', name))}) > 0"
         for name, number in {"failed": 4, "stale": 3, "running": 2, "finished": 1}.items()
     )
     return f"({' or '.join(parts)})"
 
 
-def severity(seconds: int) -> str:
-    """Return PromQL of how bad the findings of each run and rank are that were seen lately.
+def severity(by: str, seconds: int) -> str:
+    """Return PromQL of how severe the worst finding is, as the numbers of ``SEVERITY_WORDS``.
 
     Args:
-        seconds: How far back; what was seen earlier counts as none.
+        by: The labels that tell the rows apart, with commas between them.
+        seconds: How far back; what was last seen earlier counts as none.
     """
     seen = "ampwatch_finding_last_seen_timestamp_seconds"
     parts = (
-        f"{number} * ({of(seen, having('severity', name))} > bool time() - {seconds})"
+        f"{number} * (max by ({by}) ({of(seen, having('severity', name))})"
+        f" > bool time() - {seconds}) > 0"
         for name, number in {"critical": 3, "warning": 2, "info": 1}.items()
     )
-    return f"({' or '.join(parts)} or 0 * {of('ampwatch_run_info')})"
+    return f"({' or '.join(parts)} or 0 * max by ({by}) ({of('ampwatch_run_info')}))"
 
 
 def _first_sentence(advice: str) -> str:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampwatch.aggregate import Fleet, RankView
+from ampwatch.aggregate.jobs import Job
 from ampwatch.records import RunIdentity, RunState
 from ampwatch.settings import Settings
 from tests.aggregate.made_up import SECOND, START, Clock, end, finding, identity, put, step
@@ -229,3 +230,25 @@ def test_a_reader_that_holds_the_lock_sees_no_change(fleet: Fleet) -> None:
     writer.join()
 
     assert (during, newest_step(rank)) == (0, 1)
+
+
+def test_a_sweep_is_told_apart_without_asking_every_job_of_every_other(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon does so several times a second: 300 runs of one name ask hundreds, not 45 000."""
+    for number in range(300):
+        put(fleet, f"{number:03}", later(number, world_size=1), [])
+    asked = 0
+    admits = Job.admits
+
+    def counted(job: Job, view: RankView) -> bool:
+        nonlocal asked
+        asked += 1
+        return admits(job, view)
+
+    monkeypatch.setattr(Job, "admits", counted)
+
+    assert sorted(labels(fleet)) == sorted(
+        ("gpt" if n == 1 else f"gpt~{n}", 0) for n in range(1, 301)
+    )
+    assert asked <= 300

@@ -131,9 +131,12 @@ def places(dashboard: dict[str, Any]) -> Iterator[str]:
         place = panel["gridPos"]
         if place["x"] < 0 or place["w"] < 1 or place["h"] < 1 or place["x"] + place["w"] > 24:
             yield f"{panel['title']}: outside of the 24 columns: {place}"
-    for one, other in itertools.combinations(every, 2):
-        if _overlap(one["gridPos"], other["gridPos"]):
-            yield f"{one['title']} lies over {other['title']}"
+    # What is folded up in a row takes no place until it is opened, and Grafana makes room then.
+    folds = [panel["panels"] for panel in every if panel.get("panels")]
+    for together in (dashboard.get("panels", []), *folds):
+        for one, other in itertools.combinations(together, 2):
+            if _overlap(one["gridPos"], other["gridPos"]):
+                yield f"{one['title']} lies over {other['title']}"
 
 
 def _overlap(one: dict[str, int], other: dict[str, int]) -> bool:

@@ -68,7 +68,8 @@ class Labels:
             return left | right
         matching = modifier.matching if modifier else None
         if matching:
-            for side in (left, right):
+            on = matching.type == ast.LabelModifierType.Include
+            for side in (left, right) if on else (left | right,):
                 self._known(matching.labels, side, f"{operator} on or ignoring")
         if operator == "or":
             return left | right

@@ -75,6 +75,7 @@ FOREIGN: dict[str, frozenset[str]] = {
     "scrape_duration_seconds": TARGET,
     "scrape_samples_scraped": TARGET,
     "ALERTS": TARGET | {"alertname", "alertstate", "severity"} | frozenset(LABELS),
+    "ALERTS_FOR_STATE": TARGET | {"alertname", "severity"} | frozenset(LABELS),
     **{
         f"DCGM_FI_{name}": TARGET | _DCGM
         for name in [

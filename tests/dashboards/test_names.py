@@ -74,6 +74,12 @@ MISTAKES = [
         "* on or ignoring uuid: no series there has that label",
     ),
     (
+        "a label to ignore",
+        "ampwatch_loss * ignoring (uuid) ampwatch_loss_scale",
+        "",
+        "* on or ignoring uuid: no series there has that label",
+    ),
+    (
         "a label that was summed away",
         "sum by (run) (ampwatch_loss)",
         "rank {{rank}}",
@@ -115,6 +121,7 @@ def test_a_mistake_is_found(expression: str, legend: str, problem: str) -> None:
         ('count_values("scale", ampwatch_loss_scale)', "{{scale}}"),
         ("histogram_quantile(0.9, rate(ampwatch_gradient_magnitude_bucket[5m]))", "{{run}}"),
         ("1 - vector(0)", ""),
+        ("ALERTS and ignoring (alertstate) ALERTS_FOR_STATE", "{{alertname}}"),
     ],
 )
 def test_what_is_right_passes(expression: str, legend: str) -> None:
@@ -164,15 +171,17 @@ def test_labels_with_a_vocabulary_have_the_one_that_the_docs_list() -> None:
             assert (vocabulary(name, label) or set()) <= listed, (name, label)
 
 
-def recorded() -> dict[str, set[str]]:
-    """Return the recording rules, with all labels that anything in their expressions has."""
+def recorded() -> dict[str, frozenset[str]]:
+    """Return the labels of every recording rule."""
     rules = [rule for _, rule in all_rules() if "record" in rule]
-    names = Names()
-    found: dict[str, set[str]] = {}
-    for rule in rules:
-        read = metrics(rule["expr"])
-        labels = set().union(*(names.labels_of(name) | found.get(name, set()) for name in read))
-        found.setdefault(rule["record"], set()).update(labels, rule.get("labels", {}))
+    found: dict[str, frozenset[str]] = {}
+    for _ in rules:  # a rule may read others, which may stand further down
+        before = dict(found)
+        for rule in rules:
+            answer = Labels(Names(found).labels_of).of(parse(rule["expr"]))
+            found[rule["record"]] = answer | frozenset(rule.get("labels", {}))
+        if found == before:
+            break
     return found
 
 

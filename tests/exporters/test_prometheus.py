@@ -19,6 +19,8 @@ from ampwatch.exporters.samples import OF_DAEMON, OF_RANK, CollectorPass
 from ampwatch.records import SKIP_CLASSES, FactsRecord, Record, RunState
 from ampwatch.settings import Settings
 from tests.aggregate.made_up import (
+    PRECISION,
+    RANGES,
     START,
     Clock,
     finding,
@@ -288,6 +290,35 @@ def test_text_of_users_never_breaks_a_scrape() -> None:
         (loss,) = families["ampwatch_loss"].samples
         (found,) = families["ampwatch_findings"].samples
         assert loss.labels["run"] == found.labels["kind"] == 'a"\\\n?'
+
+
+def test_one_rank_speaks_for_the_modules_and_every_rank_for_itself() -> None:
+    """What alerts read of a rank is there for both, whatever is left out of modules."""
+    per_module = {metric.name for metric in CATALOG if "module" in metric.labels}
+    fleet = Fleet(Settings(), Clock())
+    for rank in (0, 1):
+        put(fleet, str(rank), identity(rank=rank), [*RANGES, *PRECISION])
+    names: dict[str, set[str]] = {"0": set(), "1": set()}
+    for family in parse_openmetrics(scrape(fleet, OPENMETRICS)):
+        for sample in family.samples:
+            if "rank" in sample.labels:
+                names[sample.labels["rank"]].add(sample.name)
+
+    assert per_module <= names["0"]
+    assert names["0"] - names["1"] == per_module
+
+
+def test_ranks_beyond_the_limit_are_counted_instead_of_exported() -> None:
+    """A scrape has a size that is known beforehand."""
+    fleet = Fleet(Settings(max_ranks=2), Clock())
+    for rank in range(5):
+        put(fleet, str(rank), identity(rank=rank, started_ns=START * 10**9 + rank), [step(0)])
+
+    found = samples(fleet)
+
+    assert found["ampwatch_ranks_left_out",] == 3.0
+    steps = {key for key in found if key[0] == "ampwatch_steps_total"}
+    assert steps == {("ampwatch_steps_total", "0", "gpt"), ("ampwatch_steps_total", "1", "gpt")}
 
 
 def test_the_daemon_tells_about_itself() -> None:

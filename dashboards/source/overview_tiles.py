@@ -1,0 +1,135 @@
+"""The first line of Overview: one number for each kind of trouble."""
+
+from __future__ import annotations
+
+from dashboards.source.fields import BAD, GOOD, NEUTRAL, Step, described, thresholds
+from dashboards.source.links import to_dashboard
+from dashboards.source.measures import LAST_HOUR, NONE_IS_GOOD
+from dashboards.source.panels import Stat
+from dashboards.source.queries import Query, any_of, having, of
+from dashboards.source.states import severity
+
+_OF_AMPWATCH = f"and on (job, instance) last_over_time({of('ampwatch_build_info')}[1d])"
+"""What else is scraped has no such series; a daemon that is down had it within the day."""
+
+RUNNING = of("ampwatch_run_state", having("state", "running"))
+LOST = of("ampwatch_run_state", any_of("state", "stale", "failed"))
+ALERTS = of("ALERTS", any_of("alertname", "Ampwatch.+"), having("alertstate", "firing"))
+
+
+def tiles() -> tuple[Stat, ...]:
+    """Return the tiles."""
+    no_run = "No run is known: start one with ampwatch.monitor(), or choose another job or instance"
+    any_run = f"0 * count({of('ampwatch_run_info')})"
+    return (
+        Stat(
+            id=101,
+            title="Scrape targets",
+            description=described(
+                shows="ampwatch daemons that Prometheus reaches now.",
+                good="one for each machine that trains.",
+                act="if there is none, check in this order: that the data source is the Prometheus"
+                " that scrapes ampwatch, that its page Targets lists the job, that the daemon"
+                " listens where Prometheus looks (port 10917; by default on 127.0.0.1 only).",
+                metrics=["up", "ampwatch_build_info"],
+            ),
+            unit="none",
+            no_value="No ampwatch target: check the data source, then Targets in Prometheus",
+            queries=(Query(f"count({of('up')} == 1 {_OF_AMPWATCH})", instant=True),),
+            thresholds=thresholds(BAD, Step(1, GOOD)),
+        ),
+        Stat(
+            id=102,
+            title="Targets down",
+            description=described(
+                shows="ampwatch daemons that answered within the last day and do not now.",
+                good="0.",
+                act="look whether the machine is up, then at the log of the daemon. The training"
+                " goes on without it, and the daemon catches up from the ring when it is back.",
+                metrics=["up", "ampwatch_build_info"],
+            ),
+            unit="none",
+            no_value="No ampwatch target was seen within a day",
+            queries=(Query(f"sum(({of('up')} == bool 0) {_OF_AMPWATCH})", instant=True),),
+            thresholds=NONE_IS_GOOD,
+        ),
+        Stat(
+            id=103,
+            title="Runs training",
+            description=described(
+                shows="Runs of which at least one rank is running.",
+                good="as many as you have started.",
+                act="find the one that is missing in the table below: its state says whether it"
+                " finished, failed or is silent.",
+                metrics=["ampwatch_run_state"],
+            ),
+            unit="none",
+            no_value=no_run,
+            queries=(
+                Query(
+                    f"count(max by (job, run) ({RUNNING}) == 1) or {any_run}",
+                    instant=True,
+                ),
+            ),
+            thresholds=thresholds(NEUTRAL, Step(1, GOOD)),
+        ),
+        Stat(
+            id=104,
+            title="Runs with a critical finding",
+            description=described(
+                shows="Runs in which something critical was seen within the last hour.",
+                good="0.",
+                act="sort the table of runs by Worst finding and click on the run.",
+                metrics=["ampwatch_finding_last_seen_timestamp_seconds"],
+            ),
+            unit="none",
+            no_value=no_run,
+            queries=(
+                Query(
+                    f"count({severity('job, run', LAST_HOUR)} == 3) or {any_run}",
+                    instant=True,
+                ),
+            ),
+            thresholds=NONE_IS_GOOD,
+        ),
+        Stat(
+            id=105,
+            title="Ranks stale or failed",
+            description=described(
+                shows="Ranks that ended with an error, or that are alive and have not ended a step"
+                " for 120 s and ten of their usual steps.",
+                good="0.",
+                act="open Ranks: one stale rank holds all others of its run in the next collective.",
+                metrics=["ampwatch_run_state"],
+            ),
+            unit="none",
+            no_value=no_run,
+            queries=(
+                Query(
+                    f"sum({LOST})",
+                    instant=True,
+                ),
+            ),
+            thresholds=NONE_IS_GOOD,
+            links=(to_dashboard("Which ranks?", "ampwatch-ranks"),),
+        ),
+        Stat(
+            id=106,
+            title="Alerts firing",
+            description=described(
+                shows="Alerts of ampwatch that fire for the chosen jobs and instances.",
+                good="0.",
+                act="see the table of alerts below; each has a runbook.",
+                metrics=["ALERTS"],
+            ),
+            unit="none",
+            no_value="No ampwatch target, so no alert can fire",
+            queries=(
+                Query(
+                    f"count({ALERTS}) or 0 * count({of('ampwatch_build_info')})",
+                    instant=True,
+                ),
+            ),
+            thresholds=NONE_IS_GOOD,
+        ),
+    )

@@ -1,0 +1,143 @@
+"""``ampwatch deploy``: what a person reads."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ampwatch.cli import main
+from tests.daemon.parts import ROOT
+
+
+def test_it_says_what_it_wrote_and_what_comes_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every file that a command names is there, also where the shell needs quotes."""
+    stack = tmp_path / "my stack"
+
+    assert main(["deploy", str(stack), "--target", "node-a", "--webhook", "http://a/b"]) == 0
+
+    said = capsys.readouterr().out
+    found = re.search(r"^.*my stack: (\d+) files\n  (\d+) new\n\n", said)
+    assert found is not None
+    assert found[1] == found[2]
+    assert "Nobody hears of alerts" not in said
+    commands = re.findall(r"^  ([a-z].*)$", said, re.MULTILINE)
+    assert [c.split()[0] for c in commands] == [
+        "docker",
+        "prometheus",
+        "prometheus-alertmanager",
+        "kubectl",
+        "less",
+    ]
+    for command in commands:
+        words = [word.removeprefix("--config.file=") for word in shlex.split(command)]
+        (path,) = (word for word in words if word.startswith(str(stack)))
+        assert Path(path).exists()
+
+
+def test_the_second_time_it_says_that_nothing_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And who wrote it before."""
+    main(["deploy", str(tmp_path)])
+    capsys.readouterr()
+
+    assert main(["deploy", str(tmp_path)]) == 0
+
+    said = capsys.readouterr().out
+    assert re.match(r".*: (\d+) files, written by ampwatch \S+ before\n  \1 as they are\n\n", said)
+    assert "Nobody hears of alerts yet: give --webhook URL" in said
+
+
+def test_a_dry_run_names_what_would_change_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a directory that is there, and of one that is not."""
+    assert main(["deploy", str(tmp_path / "new"), "--dry-run"]) == 0
+    assert not (tmp_path / "new").exists()
+
+    main(["deploy", str(tmp_path / "old")])
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "old").rglob("*")}
+    capsys.readouterr()
+    arguments = ["--dry-run", "--webhook", "http://a/b", "--target", "node-a"]
+    assert main(["deploy", str(tmp_path / "old"), *arguments]) == 0
+
+    said = capsys.readouterr().out
+    assert "  1 new\n    deploy/prometheus/targets/ampwatch.yml\n" in said
+    assert "  1 updated\n    deploy/alertmanager/alertmanager.yml\n" in said
+    assert said.endswith("Nothing was written: --dry-run.\n")
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "old").rglob("*")}
+    assert after == before
+
+
+def test_what_somebody_changed_is_named_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused at first; then as he says."""
+    main(["deploy", str(tmp_path)])
+    file = tmp_path / "deploy/compose/compose.yaml"
+    shipped = file.read_text()
+    file.write_text("mine\n")
+    capsys.readouterr()
+
+    assert main(["deploy", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("ampwatch: expected files in ")
+    assert "\n  deploy/compose/compose.yaml\nNothing was written." in said
+
+    assert main(["deploy", str(tmp_path), "--keep"]) == 0
+    kept = "  1 kept: changed by hand\n    deploy/compose/compose.yaml\n"
+    assert kept in capsys.readouterr().out
+    assert file.read_text() == "mine\n"
+
+    assert main(["deploy", str(tmp_path), "--force"]) == 0
+    assert "  1 overwritten, though changed by hand\n" in capsys.readouterr().out
+    assert file.read_text() == shipped
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--target", "http://node-a:1"], "`--target`: expected the host and port"),
+        (["--webhook", "chat"], "`--webhook`: expected an address"),
+        (["--runbooks", "wiki"], "`--runbooks`: expected an address"),
+        (["--scrape-interval", "1h"], "`--scrape-interval`: expected 5s to 60s"),
+    ],
+    ids=["target", "webhook", "runbooks", "interval"],
+)
+def test_a_wrong_option_is_told_before_anything_is_written(
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line."""
+    assert main(["deploy", str(tmp_path / "stack"), *arguments]) == 1
+
+    assert capsys.readouterr().err.startswith(f"ampwatch: {words}")
+    assert not (tmp_path / "stack").exists()
+
+
+@pytest.mark.parametrize(("target", "told"), [("localhost:1", 1), ("node-a", 0)])
+def test_loopback_is_told_to_mean_another_machine_in_a_container(
+    target: str, told: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before somebody looks for the target in vain."""
+    main(["deploy", str(tmp_path), "--target", target])
+
+    assert capsys.readouterr().out.count("host.docker.internal") == told
+
+
+def test_a_reader_that_has_read_enough_is_no_trouble(tmp_path: Path) -> None:
+    """As `head` does."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "ampwatch", "deploy", str(tmp_path)]
+    with os.fdopen(write, "wb") as closed:
+        done = subprocess.run(command, cwd=ROOT, stdout=closed, stderr=subprocess.PIPE, check=False)
+
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -1,0 +1,63 @@
+"""The queries of a dashboard as Grafana sends them: variables filled in."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.integration.prometheus import Prometheus
+
+ALL = ".+"
+
+_VALUES = re.compile(r"label_values\((.*), (\w+)\)")
+
+
+def filled(expr: str, **chosen: str) -> str:
+    """Fill in the variables: what is not chosen is All, and a rate looks back five minutes."""
+    expr = expr.replace("$__rate_interval", "5m").replace("$__range", "10m")
+    return re.sub(
+        r"\$(job|instance|run|rank|gpu|module)\b", lambda name: chosen.get(name[1], ALL), expr
+    )
+
+
+def panels(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """All panels that are no rows, those of collapsed rows as well."""
+    for panel in dashboard["panels"]:
+        if panel["type"] == "row":
+            yield from panel["panels"]
+        else:
+            yield panel
+
+
+def get(server: Prometheus, path: str, **parameters: Any) -> Any:
+    """Ask the HTTP API."""
+    address = f"{server.url}/api/v1/{path}?{urlencode(parameters)}"
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        return json.load(answer)["data"]
+
+
+def answer(
+    server: Prometheus, target: dict[str, Any], now: float, **chosen: str
+) -> list[dict[str, Any]]:
+    """Ask one query of a panel: at the end, or over the last ten minutes."""
+    expr = filled(target["expr"], **chosen)
+    if target["instant"]:
+        found = get(server, "query", query=expr, time=now)["result"]
+    else:
+        found = get(server, "query_range", query=expr, start=now - 600, end=now, step=60)["result"]
+    series: list[dict[str, Any]] = found
+    return series
+
+
+def values_of(server: Prometheus, variable: dict[str, Any], now: float) -> set[str]:
+    """What a query variable offers."""
+    match = _VALUES.fullmatch(variable["definition"])
+    assert match is not None, variable["definition"]
+    series = get(server, "series", **{"match[]": filled(match[1]), "start": now - 3600, "end": now})
+    return {labels[match[2]] for labels in series if match[2] in labels}

@@ -1,0 +1,242 @@
+"""Every query of every dashboard is asked of a real Prometheus and has an answer, or says why not."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.dashboards import asking
+from tests.dashboards.made_up_gpus import DCGM_INSTANCES, DCGM_JOB
+from tests.dashboards.made_up_history import PER_MACHINE, instance, openmetrics
+from tests.integration.prometheus import Prometheus, prometheus
+from tests.services import require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+from pathlib import Path
+
+pytestmark = pytest.mark.services
+
+DASHBOARDS = Path(__file__).parents[2] / "dashboards"
+FILES = sorted(DASHBOARDS.glob("ampwatch-*.json"))
+RANKS = 24
+"""More than any panel may name."""
+
+NO_ANSWER: dict[tuple[str, int], str] = {}
+"""Panels that have nothing to show of the made-up run, by file and id, with the reason."""
+
+FURTHER_CHOICES: dict[str, dict[str, set[str]]] = {
+    "ampwatch-layers": {"module": {"(root)", "head"}},
+    "ampwatch-gpu": {
+        "gpu": {"0", "1", "2", "3"},
+        "job": {DCGM_JOB},
+        "instance": set(DCGM_INSTANCES),
+    },
+}
+"""Variables that one dashboard has, and what it offers beyond the others."""
+
+
+def load(name: str) -> dict[str, Any]:
+    dashboard: dict[str, Any] = json.loads((DASHBOARDS / name).read_text(encoding="utf-8"))
+    return dashboard
+
+
+def panel(name: str, number: int) -> dict[str, Any]:
+    return next(p for p in asking.panels(load(name)) if p["id"] == number)
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus, float]]:
+    """A Prometheus that has scraped the made-up run, and the time of its newest sample."""
+    directory, now = tmp_path_factory.mktemp("history"), float(int(time.time()))
+    file = directory / "history.txt"
+    file.write_text(openmetrics(RANKS, now), encoding="utf-8")
+    command = [require("promtool"), "tsdb", "create-blocks-from", "openmetrics"]
+    subprocess.run([*command, str(file), str(directory / "data")], check=True, capture_output=True)
+    with prometheus(directory, "") as server:
+        yield server, now
+
+
+def rows(found: list[dict[str, Any]], *labels: str) -> dict[tuple[str, ...], float]:
+    """Values of an instant answer, by the labels that tell its rows apart."""
+    return {tuple(s["metric"][name] for name in labels): float(s["value"][1]) for s in found}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_panel_has_an_answer(history: tuple[Prometheus, float], file: Path) -> None:
+    """An empty panel must be the news, not a typing error in a query."""
+    server, now = history
+
+    empty = {
+        (file.name, shown["id"]): f"{shown['title']} {target['refId']}: {target['expr']}"
+        for shown in asking.panels(load(file.name))
+        for target in shown.get("targets", ())
+        if not asking.answer(server, target, now)
+    }
+
+    assert {key: text for key, text in empty.items() if key not in NO_ANSWER} == {}
+    assert {key for key in NO_ANSWER if key[0] == file.name} <= empty.keys()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_annotation_has_an_answer(history: tuple[Prometheus, float], file: Path) -> None:
+    """The made-up run has a firing alert, a finding and a backoff."""
+    server, now = history
+
+    for annotation in load(file.name)["annotations"]["list"]:
+        found = asking.answer(server, {"expr": annotation["expr"], "instant": False}, now)
+        assert found, annotation["name"]
+        for name in re.findall(r"{{(\w+)}}", annotation["textFormat"]):
+            assert any(name in s["metric"] for s in found), (annotation["name"], name)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_variable_offers_what_there_is(history: tuple[Prometheus, float], file: Path) -> None:
+    """The choice of a variable is what the queries can be filtered by."""
+    server, now = history
+    machines = {instance(machine) for machine in range(RANKS // PER_MACHINE)}
+
+    offered = {
+        variable["name"]: asking.values_of(server, variable, now)
+        for variable in load(file.name)["templating"]["list"]
+        if variable["type"] == "query"
+    }
+
+    further = FURTHER_CHOICES.get(file.stem, {})
+    assert offered == {
+        **further,
+        "job": {"ampwatch"} | further.get("job", set()),
+        "instance": machines | further.get("instance", set()),
+        "run": {"gpt", "bert"},
+        "rank": {str(rank) for rank in range(RANKS)},
+    }
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_columns_of_a_table_can_be_joined(
+    history: tuple[Prometheus, float], file: Path
+) -> None:
+    """Grafana merges rows whose labels are the same: those that the keys name, and no others."""
+    server, now = history
+
+    for table in (p for p in asking.panels(load(file.name)) if p["type"] == "table"):
+        renamed = table["transformations"][1]["options"]["renameByName"]
+        keys = {name for name in renamed if not name.startswith("Value")}
+        for target in table["targets"]:
+            for series in asking.answer(server, target, now):
+                labels = {name for name, value in series["metric"].items() if value}
+                assert labels <= keys, (table["title"], target["refId"])
+                assert "__name__" not in labels
+
+
+def test_a_run_is_one_row_with_its_worst_rank(history: tuple[Prometheus, float]) -> None:
+    """What the table of runs says of a run with a hanging rank, and of one that has failed."""
+    server, now = history
+    table = panel("ampwatch-overview.json", 107)
+    titles = table["transformations"][1]["options"]["renameByName"]
+
+    shown = {
+        titles[f"Value #{target['refId']}"]: rows(asking.answer(server, target, now), "run")
+        for target in table["targets"]
+    }
+
+    assert shown["State"] == {("gpt",): 3, ("bert",): 4}
+    assert shown["Ranks up"] == {("gpt",): RANKS - 1, ("bert",): 0}
+    assert shown["Ranks stale"] == {("gpt",): 1, ("bert",): 1}
+    assert shown["Loss scale"] == {("gpt",): 8192}
+    assert shown["Worst finding"][("gpt",)] == 3
+    assert shown["Loss"] == {("gpt",): 1, ("bert",): 0}
+    assert shown["Finding seen"].keys() == {("gpt",)}
+
+
+def test_the_heatmap_gets_buckets_that_grafana_can_sort(
+    history: tuple[Prometheus, float],
+) -> None:
+    """One series for each upper bound, that of infinity last and largest."""
+    server, now = history
+    heatmap = panel("ampwatch-run.json", 301)
+    (target,) = heatmap["targets"]
+
+    found = asking.answer(server, target, now)
+
+    newest = {float(s["metric"]["le"]): float(s["values"][-1][1]) for s in found}
+    counts = [newest[bound] for bound in sorted(newest)]
+    assert (target["format"], target["legendFormat"]) == ("heatmap", "{{le}}")
+    assert all(set(s["metric"]) == {"le"} for s in found)
+    assert max(newest) == float("inf")
+    assert counts == sorted(counts)
+    assert counts[-1] > 0
+
+
+def test_limits_move_with_the_loss_scale(history: tuple[Prometheus, float]) -> None:
+    """Gradients are shown without the scale, so the limits of float16 are divided by it."""
+    server, now = history
+    shown = panel("ampwatch-run.json", 302)
+
+    limits = {
+        target["legendFormat"]: float(asking.answer(server, target, now)[0]["values"][-1][1])
+        for target in shown["targets"]
+        if target["legendFormat"].startswith("float16")
+    }
+
+    smallest_scale = 32768 / 2
+    assert limits == {
+        "float16 largest {{run}}": 65504 / smallest_scale,
+        "float16 smallest normal {{run}}": 2**-14 / smallest_scale,
+        "float16 smallest subnormal {{run}}": 2**-24 / smallest_scale,
+    }
+
+
+def test_a_scale_that_falls_has_a_forecast(history: tuple[Prometheus, float]) -> None:
+    """From 2^14 it is 142 halvings to 2^-128, at 40 in twenty minutes."""
+    server, now = history
+    (target,) = panel("ampwatch-run.json", 207)["targets"]
+
+    (found,) = asking.answer(server, target, now)
+
+    assert found["metric"] == {"run": "gpt"}
+    assert float(found["value"][1]) == pytest.approx((14 + 128) * 20 * 60 / 40, rel=0.01)
+
+
+def test_the_rank_that_differs_is_named(history: tuple[Prometheus, float]) -> None:
+    """Slower, hanging, with a scale and a loss of its own: each panel has it first."""
+    server, now = history
+    last = str(RANKS - 1)
+
+    def largest(number: int) -> str:
+        (found, *_) = (
+            asking.answer(server, target, now)
+            for target in panel("ampwatch-ranks.json", number)["targets"]
+        )
+        top = max(found, key=lambda s: float(s["values"][-1][1]))
+        return str(top["metric"]["rank"])
+
+    def tile(number: int, **chosen: str) -> float:
+        (target,) = panel("ampwatch-ranks.json", number)["targets"]
+        return float(asking.answer(server, target, now, **chosen)[0]["value"][1])
+
+    assert largest(202) == last
+    assert largest(402) == last
+    assert tile(105, run="gpt") == pytest.approx(3)
+    assert tile(106) == 2
+    assert (tile(101), tile(102), tile(103)) == (RANKS - 1, 1, 1)
+    assert tile(104, run="gpt") == 0
+    assert tile(104, run="gpt", instance=instance(0)) == 1
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_no_panel_has_a_line_for_each_rank(history: tuple[Prometheus, float], file: Path) -> None:
+    """A thousand lines are no picture: ranks are bands, counts and a few names."""
+    server, now = history
+
+    for shown in asking.panels(load(file.name)):
+        for target in shown.get("targets", ()):
+            expr = asking.filled(target["expr"])
+            found = asking.get(server, "query", query=expr, time=now)["result"]
+            assert len({s["metric"].get("rank") for s in found}) <= 20, (shown["title"], expr)

@@ -1,0 +1,255 @@
+"""What builds the dashboards: nothing stale, nothing on top of something else, nothing unsaid."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if sys.version_info < (3, 11):
+    pytest.skip(
+        "the dashboards are built with Python 3.11 or newer: grafana-foundation-sdk wants it",
+        allow_module_level=True,
+    )
+
+from dashboards.source import __main__ as program
+from dashboards.source.book import BOOK
+from dashboards.source.fields import GOOD, Step, described, thresholds, words
+from dashboards.source.links import field, label, to_dashboard
+from dashboards.source.page import COLUMNS, Page, Row
+from dashboards.source.panels import Stat, TimeSeries
+from dashboards.source.queries import Query, increase, of
+from dashboards.source.states import ADVICE_WORDS
+from dashboards.source.tables import Column, Key, Table
+from tests.dashboards.asking import panels
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEXT: dict[str, Any] = {
+    "title": "How many?",
+    "description": "Some.",
+    "unit": "none",
+    "no_value": "Nothing to count",
+}
+
+
+def stat(number: int, width: int = 8, height: int = 4) -> Stat:
+    return Stat(id=number, width=width, height=height, queries=(Query("vector(1)"),), **TEXT)
+
+
+def page(*rows: Row) -> dict[str, Any]:
+    return Page("ampwatch-test", "ampwatch / Test", "A test.", rows).plain()
+
+
+def places(dashboard: dict[str, Any]) -> dict[int, tuple[int, int]]:
+    shown = [*dashboard["panels"], *panels(dashboard)]
+    return {p["id"]: (p["gridPos"]["x"], p["gridPos"]["y"]) for p in shown}
+
+
+def test_what_is_committed_is_what_the_code_makes() -> None:
+    assert program.differences(program.DIRECTORY) == {}
+
+
+def test_a_dashboard_that_was_edited_by_hand_is_told_and_put_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The check ends with 1 and says what to do; writing ends it."""
+    monkeypatch.setattr(program, "DIRECTORY", tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["dashboards", *arguments])
+        status = program.main()
+        return status, capsys.readouterr().err
+
+    assert run("--check")[0] == 1
+    assert run() == (0, "")
+    assert run("--check") == (0, "")
+    file = tmp_path / "ampwatch-run.json"
+    file.write_text(file.read_text().replace("now-1h", "now-2h"))
+    (tmp_path / "ampwatch-old.json").write_text("{}")
+    status, said = run("--check")
+    assert status == 1
+    assert "ampwatch-run.json" in said
+    assert "ampwatch-old.json" in said
+    assert "make dashboards" in said
+    assert "ampwatch-overview.json" not in said
+
+
+def test_the_file_of_a_dashboard_has_the_name_of_its_address() -> None:
+    for name, build in BOOK.items():
+        assert build().plain()["uid"] == name.removesuffix(".json")
+
+
+def test_panels_flow_from_left_to_right_and_rows_follow_one_another() -> None:
+    dashboard = page(
+        Row(100, "First?", (stat(101, 8, 4), stat(102, 12, 6), stat(103, 8, 3))),
+        Row(200, "Folded?", (stat(201), stat(202)), collapsed=True),
+        Row(300, "Last?", (stat(301),)),
+    )
+
+    assert places(dashboard) == {
+        100: (0, 0),
+        101: (0, 1),
+        102: (8, 1),
+        103: (0, 7),
+        200: (0, 10),
+        201: (0, 11),
+        202: (8, 11),
+        300: (0, 11),
+        301: (0, 12),
+    }
+    assert [p["id"] for p in dashboard["panels"]] == [100, 101, 102, 103, 200, 300, 301]
+
+
+@pytest.mark.parametrize("name", BOOK)
+def test_no_two_panels_share_a_place_or_a_number(name: str) -> None:
+    dashboard = BOOK[name]().plain()
+    rows = [p for p in dashboard["panels"] if p["type"] == "row"]
+    taken: set[tuple[int, int]] = set()
+    for shown in dashboard["panels"]:
+        at = shown["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not cells & taken, shown["title"]
+        assert at["x"] + at["w"] <= COLUMNS
+        taken |= cells
+
+    numbers = [row["id"] for row in rows] + [p["id"] for p in panels(dashboard)]
+    assert len(set(numbers)) == len(numbers)
+    assert {number // 100 for number in numbers} == {row["id"] // 100 for row in rows}
+
+
+@pytest.mark.parametrize("name", BOOK)
+def test_every_panel_says_what_it_shows_what_is_good_and_what_to_do(name: str) -> None:
+    for shown in panels(BOOK[name]().plain()):
+        defaults = shown["fieldConfig"]["defaults"]
+        assert defaults["unit"], shown["title"]
+        assert len(defaults["noValue"].split()) > 2, shown["title"]
+        shows, good, act, metric = shown["description"].split("\n\n")
+        assert len(shows.split()) > 3, shown["title"]
+        assert good.startswith("**Good:** ")
+        assert act.startswith("**Otherwise:** ")
+        assert metric.startswith("Metric: `")
+
+
+@pytest.mark.parametrize("name", BOOK)
+def test_what_the_sdk_adds_by_itself_is_gone(name: str) -> None:
+    """Grafana 10.4 does not know it, and newer ones hide links and annotations for it."""
+    dashboard = BOOK[name]().plain()
+    text = json.dumps(dashboard)
+
+    for key in ("placement", "allowCustomValue", "auto_min", "repeatDirection"):
+        assert f'"{key}"' not in text
+    assert dashboard["id"] is None
+    assert dashboard["schemaVersion"] == 39
+    assert dashboard["editable"] is False
+    for link in _data_links(dashboard):
+        assert link.keys() == {"title", "url", "targetBlank"}
+
+
+def _data_links(value: Any) -> list[dict[str, Any]]:
+    """Every link of a value, wherever it stands."""
+    if isinstance(value, list):
+        return [link for item in value for link in _data_links(item)]
+    if not isinstance(value, dict):
+        return []
+    own = [value] if value.get("url") else []
+    return own + [link for item in value.values() for link in _data_links(item)]
+
+
+@pytest.mark.parametrize("name", BOOK)
+def test_links_lead_to_dashboards_that_there_are_or_to_pages_of_the_docs(name: str) -> None:
+    addresses = {file.removesuffix(".json") for file in BOOK}
+    addresses |= {"ampwatch-layers", "ampwatch-precision", "ampwatch-gpu"}
+
+    for link in _data_links(BOOK[name]().plain()):
+        url = link["url"]
+        if url.startswith("/d/"):
+            assert url.split("/")[2] in addresses
+            assert "${__url_time_range}" in url
+            assert "${datasource:queryparam}" in url
+        else:
+            assert url.startswith("https://github.com/ampwatch/ampwatch/blob/main/docs/")
+
+
+def test_a_link_keeps_what_it_is_not_told_to_change() -> None:
+    link = to_dashboard("Open", "ampwatch-run", run=field("Run"))
+
+    assert link.url == (
+        "/d/ampwatch-run/ampwatch-run?${__url_time_range}&${datasource:queryparam}"
+        "&${job:queryparam}&${instance:queryparam}"
+        '&var-run=${__data.fields["Run"]:percentencode}&${rank:queryparam}'
+    )
+    assert label("run") == "${__field.labels.run:percentencode}"
+
+
+def test_a_selector_has_the_variables_that_its_metric_has() -> None:
+    everywhere = 'job=~"$job", instance=~"$instance"'
+
+    assert of("up") == f"up{{{everywhere}}}"
+    assert of("ampwatch_gpu_up") == f"ampwatch_gpu_up{{{everywhere}}}"
+    assert of("ampwatch_loss", 'x="y"') == (
+        f'ampwatch_loss{{{everywhere}, run=~"$run", rank=~"$rank", x="y"}}'
+    )
+    assert of("ampwatch_loss", every_rank=True) == f'ampwatch_loss{{{everywhere}, run=~"$run"}}'
+    assert increase("ampwatch_steps_total", over="10m").endswith("}[10m])")
+
+
+@pytest.mark.parametrize("name", ["ampwatch_lossscale", "ampwatch_step_duration_seconds"])
+def test_a_metric_that_nobody_exports_cannot_be_built_in(name: str) -> None:
+    with pytest.raises(KeyError):
+        of(name)
+
+
+def test_one_column_is_called_differently_from_several() -> None:
+    """Grafana names the value of a lone query without its letter."""
+
+    def renamed(*columns: Column) -> dict[str, str]:
+        table = Table(
+            id=1, keys=(Key(label="run", title="Run"),), columns=columns, sort_by="Run", **TEXT
+        )
+        (dashboard,) = (page(Row(100, "Which?", (table,))),)
+        options = dashboard["panels"][1]["transformations"][1]["options"]
+        names: dict[str, str] = options["renameByName"]
+        return names
+
+    one = Column(title="Steps", expr="a")
+    two = Column(title="Loss", expr="b")
+    assert renamed(one) == {"run": "Run", "Value": "Steps"}
+    assert renamed(one, two) == {"run": "Run", "Value #A": "Steps", "Value #B": "Loss"}
+
+
+def test_colours_begin_without_a_value_and_words_are_keyed_by_text() -> None:
+    """Grafana drops thresholds whose first step has one, and mappings keyed by numbers."""
+    shown = TimeSeries(
+        id=101,
+        thresholds=thresholds(GOOD, Step(2, "red")),
+        mappings=(words({1: ("yes", GOOD), "nan": ("no", "red")}),),
+        **TEXT,
+    )
+    (dashboard,) = (page(Row(100, "Good?", (shown,))),)
+    defaults = dashboard["panels"][1]["fieldConfig"]["defaults"]
+
+    assert [step["value"] for step in defaults["thresholds"]["steps"]] == [None, 2]
+    assert list(defaults["mappings"][0]["options"]) == ["1", "nan"]
+
+
+def test_every_finding_has_advice_and_a_page_behind_it() -> None:
+    pages = {file.stem for file in (program.DIRECTORY.parent / "docs" / "diagnoses").glob("*.md")}
+
+    kinds = set(ADVICE_WORDS.options)
+
+    assert kinds <= pages
+    assert all(result.text.endswith(".") for result in ADVICE_WORDS.options.values())
+
+
+def test_a_description_has_its_parts_in_order() -> None:
+    text = described(shows="A.", good="0.", act="look.", metrics=["up", "b"])
+
+    assert text == "A.\n\n**Good:** 0.\n\n**Otherwise:** look.\n\nMetric: `up`, `b`"

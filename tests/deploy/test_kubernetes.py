@@ -1,0 +1,244 @@
+"""The manifests: valid for Kubernetes, and of one another's opinion."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from ampwatch import __version__
+from ampwatch.cli import make_parser
+from ampwatch.deploying.kubernetes import PATH, prometheus_rules
+from ampwatch.settings import DEFAULT_PORT, Settings
+from tests.deploy.parts import DEPLOY, ROOT, containers, kustomized, loaded, only, pod
+from tests.services import require
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DIRECTORIES = {
+    "monitoring": DEPLOY / "kubernetes",
+    "daemonset": DEPLOY / "kubernetes" / "daemonset",
+    "training": DEPLOY / "kubernetes" / "training",
+}
+OF_KUBERNETES = ("daemonset", "training")
+"""What needs no custom resource of the Prometheus Operator."""
+
+OLDEST, NEWEST = "1.29", "1.37"
+"""Sidecars have been on by default since the first; the last is the newest schema here."""
+
+RULES = {path.name: path for path in (ROOT / "dashboards" / "alerts").glob("*.rules.yml")}
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("name", OF_KUBERNETES)
+def test_every_object_is_valid(name: str, version: str) -> None:
+    """By the schema that Kubernetes publishes; a key that it does not know is refused."""
+    for thing in kustomized(DIRECTORIES[name]):
+        kubernetes_validate.validate(thing, version, strict=True)
+
+
+def test_the_schema_refuses_what_is_misspelt() -> None:
+    """Or the test above would say nothing."""
+    daemons = only(kustomized(DIRECTORIES["daemonset"]), "DaemonSet")
+    pod(daemons)["spec"]["hostPIDs"] = True
+
+    with pytest.raises(kubernetes_validate.ValidationError, match="hostPIDs"):
+        kubernetes_validate.validate(daemons, NEWEST, strict=True)
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not on this machine")
+def test_kubectl_makes_the_same_of_it(name: str) -> None:
+    """What the other tests look at is what a cluster would get."""
+    command = ["kubectl", "kustomize", str(DIRECTORIES[name])]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+
+    def sort(things: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return sorted(things, key=lambda thing: (thing["kind"], thing["metadata"]["name"]))
+
+    assert sort(list(yaml.safe_load_all(done.stdout))) == sort(kustomized(DIRECTORIES[name]))
+
+
+def test_there_is_one_config_map_for_each_dashboard() -> None:
+    """Small enough for the API, labelled for the sidecar of Grafana's chart."""
+    maps = [t for t in kustomized(DIRECTORIES["monitoring"]) if t["kind"] == "ConfigMap"]
+    dashboards = {path.name for path in (ROOT / "dashboards").glob("*.json")}
+
+    assert {name for thing in maps for name in thing["data"]} == dashboards
+    for thing in maps:
+        kubernetes_validate.validate(thing, NEWEST, strict=True)
+        ((name, text),) = thing["data"].items()
+        assert f"{thing['metadata']['name']}.json" == name
+        assert json.loads(text)["uid"] == thing["metadata"]["name"]
+        assert thing["metadata"]["labels"] == {"grafana_dashboard": "1"}
+        assert len(text.encode()) < 1_000_000
+
+
+def test_the_rules_for_the_operator_are_the_rule_files() -> None:
+    """The same groups, in a file that is as it was generated."""
+    objects = list(yaml.safe_load_all((ROOT / PATH).read_text(encoding="utf-8")))
+
+    generated = prometheus_rules({n: p.read_text(encoding="utf-8") for n, p in RULES.items()})
+    command = "python -m ampwatch.deploying > deploy/kubernetes/prometheusrule.yaml"
+    assert (ROOT / PATH).read_text(encoding="utf-8") == generated, f"run {command}"
+    assert {thing["metadata"]["name"]: thing["spec"] for thing in objects} == {
+        name.removesuffix(".rules.yml").replace(".", "-"): loaded(path)
+        for name, path in RULES.items()
+    }
+
+
+def test_the_module_prints_what_is_committed() -> None:
+    """As the Makefile calls it."""
+    command = [sys.executable, "-m", "ampwatch.deploying"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+
+    assert done.stdout == (ROOT / PATH).read_text(encoding="utf-8")
+
+
+@pytest.mark.services
+def test_prometheus_takes_the_rules_that_the_operator_gets(tmp_path: Path) -> None:
+    """The Operator hands ``spec`` on as it is."""
+    promtool = require("promtool")
+    for thing in yaml.safe_load_all((ROOT / PATH).read_text(encoding="utf-8")):
+        assert (thing["apiVersion"], thing["kind"]) == (
+            "monitoring.coreos.com/v1",
+            "PrometheusRule",
+        )
+        assert re.fullmatch(r"[a-z]([a-z-]*[a-z])?", thing["metadata"]["name"])
+        file = tmp_path / f"{thing['metadata']['name']}.yml"
+        file.write_text(yaml.safe_dump(thing["spec"]))
+        subprocess.run([promtool, "check", "rules", str(file)], check=True, capture_output=True)
+
+
+def test_the_pod_monitor_finds_what_runs_a_daemon() -> None:
+    """By label and by the name of the port, wherever a daemon is in a pod."""
+    monitor = only(kustomized(DIRECTORIES["monitoring"]), "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    wanted = monitor["spec"]["selector"]["matchLabels"]
+
+    for name, kind in (("daemonset", "DaemonSet"), ("training", "Job")):
+        workload = only(kustomized(DIRECTORIES[name]), kind)
+        assert wanted.items() <= pod(workload)["metadata"]["labels"].items()
+        ports = [port for c in containers(workload) for port in c.get("ports", [])]
+        assert ports == [{"name": endpoint["port"], "containerPort": DEFAULT_PORT}]
+    assert monitor["spec"]["namespaceSelector"] == {"any": True}
+    job = [r["replacement"] for r in endpoint["relabelings"] if r["targetLabel"] == "job"]
+    assert job == ["ampwatch"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "instance"),
+    [("DaemonSet", "node-7"), ("Job", "training-0-x2x"), ("", "training-0-x2x")],
+)
+def test_an_instance_is_named_after_what_outlives_a_restart(kind: str, instance: str) -> None:
+    """The relabelling, done as Prometheus does it: a regex that does not match changes nothing."""
+    monitor = only(kustomized(DIRECTORIES["monitoring"]), "PodMonitor")
+    labels = {
+        "__meta_kubernetes_pod_name": "training-0-x2x",
+        "__meta_kubernetes_pod_node_name": "node-7",
+        "__meta_kubernetes_pod_controller_kind": kind,
+    }
+    for rule in monitor["spec"]["podMetricsEndpoints"][0]["relabelings"]:
+        value = ";".join(labels[name] for name in rule.get("sourceLabels", []))
+        if match := re.fullmatch(rule.get("regex", "(.*)"), value):
+            template = rule.get("replacement", "$1").replace("$1", r"\1")
+            labels[rule["targetLabel"]] = match.expand(template)
+
+    assert labels["instance"] == instance
+
+
+def test_the_daemon_of_a_node_has_one_right_and_sees_the_rings() -> None:
+    """What ``--machine`` asks for, and nothing that Kubernetes gives besides."""
+    daemons = only(kustomized(DIRECTORIES["daemonset"]), "DaemonSet")
+    spec = pod(daemons)["spec"]
+    (container,) = containers(daemons)
+    security = container["securityContext"]
+
+    assert security["capabilities"] == {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]}
+    assert security["runAsUser"] == 0  # another user would not get the capability
+    assert not security["allowPrivilegeEscalation"]
+    assert security["readOnlyRootFilesystem"]
+    assert not {"privileged", "hostNetwork", "hostIPC"} & {*security, *spec}
+    paths = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in spec["volumes"]}
+    mounts = {paths[m["name"]]: m["mountPath"] for m in container["volumeMounts"]}
+    assert mounts.get("/dev/shm") == "/dev/shm"
+    assert not spec["automountServiceAccountToken"]
+
+
+def test_a_training_reaches_the_daemon_of_its_own_node() -> None:
+    """The Service, the policy and the namespace fit the DaemonSet."""
+    things = kustomized(DIRECTORIES["daemonset"])
+    labels = pod(only(things, "DaemonSet"))["metadata"]["labels"].items()
+    service, policy = only(things, "Service"), only(things, "NetworkPolicy")
+
+    assert service["spec"]["selector"].items() <= labels
+    assert service["spec"]["internalTrafficPolicy"] == "Local"
+    assert service["spec"]["ports"][0]["port"] == DEFAULT_PORT
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels
+    assert policy["spec"]["ingress"][0]["ports"] == [{"protocol": "TCP", "port": "ampwatch"}]
+    names = {t["metadata"].get("namespace", t["metadata"]["name"]) for t in things}
+    assert names == {"ampwatch"}
+
+
+@pytest.mark.parametrize("name", OF_KUBERNETES)
+def test_the_daemon_takes_the_arguments_and_settings_it_is_given(name: str) -> None:
+    """Read by the command line itself; images are of this version."""
+    for container in (c for thing in kustomized(DIRECTORIES[name]) for c in containers(thing)):
+        environment = {e["name"]: e["value"] for e in container.get("env", [])}
+        ours = {k: v for k, v in environment.items() if k.startswith("AMPWATCH_")}
+        settings = Settings.resolve({}, environ=ours)
+        assert container["image"].rpartition(":")[2] == __version__
+        if container["name"] == "ampwatch":
+            args = make_parser().parse_args(container["args"])
+            assert args.host == "0.0.0.0"
+            assert args.machine == (name == "daemonset")
+            assert settings.gpu == ("auto" if name == "daemonset" else "off")
+
+
+def test_the_sidecar_can_read_the_rings_of_its_training() -> None:
+    """One user, one /dev/shm; started before it, and no reason for the Job to go on."""
+    job = only(kustomized(DIRECTORIES["training"]), "Job")
+    sidecar, training = containers(job)
+
+    assert sidecar["restartPolicy"] == "Always"
+    assert "startupProbe" in sidecar
+    assert pod(job)["spec"]["securityContext"]["runAsUser"] > 0
+    assert not {"runAsUser", "runAsGroup"} & {
+        *sidecar["securityContext"],
+        *training["securityContext"],
+    }
+    shared = {"name": "shared-memory", "mountPath": "/dev/shm"}
+    assert shared in sidecar["volumeMounts"]
+    assert shared in training["volumeMounts"]
+    volumes = {volume["name"]: volume for volume in pod(job)["spec"]["volumes"]}
+    assert volumes["shared-memory"]["emptyDir"]["medium"] == "Memory"
+
+
+def test_torchrun_meets_on_the_first_pod_of_the_job() -> None:
+    """Read by torchrun itself: as many nodes as pods, at a name that the Service gives."""
+    from torch.distributed.run import get_args_parser  # noqa: PLC0415 - slow, and of this test only
+
+    things = kustomized(DIRECTORIES["training"])
+    job, service = only(things, "Job"), only(things, "Service")
+    training = containers(job)[1]
+    args = get_args_parser().parse_args(training["command"][1:])
+
+    assert training["command"][0] == "torchrun"
+    assert int(args.nnodes) == job["spec"]["completions"] == job["spec"]["parallelism"]
+    assert job["spec"]["completionMode"] == "Indexed"  # without it pods have no lasting names
+    name, subdomain = job["metadata"]["name"], service["metadata"]["name"]
+    assert args.rdzv_endpoint == f"{name}-0.{subdomain}:{service['spec']['ports'][0]['port']}"
+    assert pod(job)["spec"]["subdomain"] == subdomain
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"].items() <= pod(job)["metadata"]["labels"].items()
+    (script,) = only(things, "ConfigMap")["data"]
+    mounts = {m["name"]: m["mountPath"] for m in training["volumeMounts"]}
+    assert args.training_script == f"{mounts['script']}/{script}"

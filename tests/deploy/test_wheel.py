@@ -1,0 +1,67 @@
+"""What is installed from the wheel can deploy as a checkout can."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch.deploying.options import Options
+from ampwatch.deploying.tree import tree
+from tests.deploy.parts import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PRINT_THE_TREE = """
+import json, ampwatch
+from ampwatch.deploying.options import Options
+from ampwatch.deploying.tree import tree
+print(json.dumps({"from": ampwatch.__file__, "files": tree(Options())}))
+"""
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel, built without a network and unpacked as an installer does."""
+    directory = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = directory.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(directory / "site-packages")
+    return directory / "site-packages"
+
+
+def test_it_holds_what_is_shipped_and_not_what_makes_it(unpacked: Path) -> None:
+    """Dashboards, rules, deployment files and runbooks; no builders, no tests."""
+    here = unpacked / "ampwatch" / "_shipped"
+    names = {path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file()}
+
+    dashboards = {path.name for path in (ROOT / "dashboards").glob("*.json")}
+    runbooks = {path.name for path in (ROOT / "docs" / "runbooks").glob("*.md")}
+    assert {f"dashboards/{name}" for name in dashboards} <= names
+    assert {f"runbooks/{name}" for name in runbooks} <= names
+    assert "dashboards/alerts/ampwatch.rules.yml" in names
+    assert "deploy/container/Dockerfile.dockerignore" in names
+    assert not [name for name in names if "/source/" in name or "__pycache__" in name]
+    assert not (unpacked / "tests").exists()
+
+
+def test_the_installed_package_deploys_the_same_tree(unpacked: Path, tmp_path: Path) -> None:
+    """File for file as the checkout does."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRINT_THE_TREE],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(unpacked), "PYTHONDONTWRITEBYTECODE": "1"},
+        check=True,
+        capture_output=True,
+    )
+    answer = json.loads(done.stdout)
+
+    assert answer["from"].startswith(str(unpacked))
+    assert answer["files"] == tree(Options())

@@ -64,7 +64,9 @@ def _draw(arguments: argparse.Namespace, span: Span) -> None:
         if not arguments.only or file.stem in arguments.only
     ]
     if not files:
-        msg = f"expected dashboards ampwatch-*.json in {HERE}, got none of the name {arguments.only}"
+        msg = (
+            f"expected dashboards ampwatch-*.json in {HERE}, got none of the name {arguments.only}"
+        )
         raise AmpwatchError(msg)
     prometheus = Prometheus(arguments.prometheus)
     arguments.out.mkdir(parents=True, exist_ok=True)

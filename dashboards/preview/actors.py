@@ -1,7 +1,7 @@
 """The trainings of the scene: a small GPT in float16 with a GradScaler, or in bfloat16.
 
 Started by ``dashboards.preview.scene``, the float16 one on two ranks by torchrun. What goes wrong is
-planted by ``ampwatch.inject`` or is a slow rank; the loop is an ordinary one.
+planted by ``ampwatch.inject``, is a slow rank, or an exception; the loop is an ordinary one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from ampwatch.demo.model import CharacterGPT, Size
 SIZE = Size(layers=4, heads=4, width=64, context=32, batch=4)
 GROWTH_INTERVAL = 40
 """Short, so that a few minutes have the saw-tooth that days have at the default of 2000."""
+
+CRASH = 0.2
+"""When the training dies that is made to: how much of it is over."""
 
 
 class Event(NamedTuple):
@@ -51,6 +54,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--pause", type=float, default=0.1, help="seconds between steps")
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="float16")
+    parser.add_argument("--crash", action="store_true", help="die early")
     arguments = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -74,6 +78,9 @@ def main() -> None:
             share = (time.monotonic() - begin) / arguments.seconds
             if _agreed(share >= 1.0, ranks):
                 break
+            if arguments.crash and share >= CRASH:
+                msg = "this training was made to die"
+                raise RuntimeError(msg)
             while due and _agreed(share >= due[0].share, ranks):
                 event = due.pop(0)
                 if event.rank in (-1, rank):

@@ -87,16 +87,15 @@ class Axis:
         low, high = self.span()
         if self.base:
             first, last = round(math.log(low, self.base)), round(math.log(high, self.base))
-            every = max(1, math.ceil((last - first) / (TICKS + 1)))
-            return [self.base**power for power in range(first, last + 1, every)]
+            stride = max(1, math.ceil((last - first) / (TICKS + 1)))
+            return [self.base**power for power in range(first, last + 1, stride)]
         base = 1024.0 if self.unit in ("bytes", "binBps") else 10.0
         rough = (high - low) / TICKS
         power = base ** math.floor(math.log(rough, base))
         sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if base > 10 else (1, 2, 2.5, 5, 10)
         every = next(size * power for size in sizes if size * power >= rough * 0.999)
-        first = math.ceil(low / every - 1e-9)
-        last = math.floor(high / every + 1e-9)
-        return [i * every for i in range(first, last + 1)]
+        steps = range(math.ceil(low / every - 1e-9), math.floor(high / every + 1e-9) + 1)
+        return [i * every for i in steps]
 
     def layout(self, number: int, placement: str) -> dict[str, Any]:
         """Return it as Plotly has it."""

@@ -20,7 +20,11 @@ _SHADES = {
 _TONES = ("dark-", "semi-dark-", "", "light-", "super-light-")
 
 _NAMED = {
-    **{tone + name: shade for name, s in _SHADES.items() for tone, shade in zip(_TONES, s, strict=True)},
+    **{
+        tone + name: shade
+        for name, s in _SHADES.items()
+        for tone, shade in zip(_TONES, s, strict=True)
+    },
     "text": "#ccccdc",
     "gray": "#8e8e99",
     "grey": "#8e8e99",

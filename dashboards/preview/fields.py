@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dashboards.preview import units
 from dashboards.preview.colours import PALETTE, colour
-from dashboards.preview.frames import NUMBER, TIME
+from dashboards.preview.frames import NUMBER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,14 +28,12 @@ class Look:
         options: Unit, decimals, thresholds, mappings ... with the overrides applied.
         custom: What only its type of panel knows.
         place: Which of the series of the panel it is: gives the colour of the palette.
-        now: The end of what is looked at. Unit: s.
     """
 
     name: str
     options: dict[str, Any]
     custom: dict[str, Any] = field(default_factory=dict)
     place: int = 0
-    now: float = 0.0
 
     def text(self, value: Any) -> str:
         """Return what is written for ``value``."""
@@ -47,10 +45,7 @@ class Look:
             return str(missing) if missing and value is None else "NaN" if value is not None else ""
         if not units.is_number(value):
             return str(value)
-        unit = self.options.get("unit", "")
-        if unit == "dateTimeFromNow":
-            return units.age(value, self.now)
-        return units.written(value, unit, self.options.get("decimals"))
+        return units.written(value, self.options.get("unit", ""), self.options.get("decimals"))
 
     def colour(self, value: Any) -> str:
         """Return the colour of ``value``, as CSS has it."""
@@ -59,8 +54,6 @@ class Look:
             return colour(mapped["color"])
         mode = self.options.get("color", {}).get("mode", "palette-classic")
         if mode == "fixed":
-            return colour(self.options["color"].get("fixedColor", "text"))
-        if mode == "shades":
             return colour(self.options["color"].get("fixedColor", "text"))
         if mode.startswith("palette-classic"):
             return PALETTE[self.place % len(PALETTE)]
@@ -90,94 +83,48 @@ class Look:
 
 
 def _matched(mapping: Mapping[str, Any], value: Any) -> Mapping[str, Any] | None:
-    options = mapping["options"]
-    if mapping["type"] == "value":
-        found: Mapping[str, Any] | None = options.get(_key(value))
-        return found
-    result: Mapping[str, Any] = options["result"]
-    if mapping["type"] == "range" and units.is_number(value):
-        low = -math.inf if options.get("from") is None else options["from"]
-        high = math.inf if options.get("to") is None else options["to"]
-        return result if low <= value <= high else None
-    if mapping["type"] == "special":
-        kinds = {
-            "null": value is None,
-            "nan": isinstance(value, float) and math.isnan(value),
-            "true": value is True,
-            "false": value is False,
-            "empty": value == "",
-        }
-        kinds["null+nan"] = kinds["null"] or kinds["nan"]
-        return result if kinds[options["match"]] else None
-    if mapping["type"] == "regex" and isinstance(value, str):
-        pattern = options["pattern"].strip("/")
-        if re.search(pattern, value):
-            text = result.get("text")
-            return {**result, "text": re.sub(pattern, re.sub(r"\$(\d)", r"\\\1", text), value)} if text else result
-    return None
+    if mapping["type"] != "value":
+        msg = f"expected mappings of the type value, got {mapping['type']!r}; add it to dashboards/preview/fields.py"
+        raise ValueError(msg)
+    found: Mapping[str, Any] | None = mapping["options"].get(_key(value))
+    return found
 
 
 def _key(value: Any) -> str:
     """Return a value as JavaScript writes it."""
-    if isinstance(value, float) and value == int(value) if units.is_number(value) and math.isfinite(value) else False:
+    if units.is_number(value) and math.isfinite(value) and value == int(value):
         return str(int(value))
     return str(value)
 
 
-def looks(
-    config: Mapping[str, Any], named: Sequence[tuple[str, str, Field]], now: float
-) -> list[Look]:
+def looks(config: Mapping[str, Any], named: Sequence[tuple[str, Field]]) -> list[Look]:
     """Return how the fields of a panel are shown.
 
     Args:
         config: The ``fieldConfig`` of the panel.
-        named: Letter of the query, name and column of each field, in their order.
-        now: The end of what is looked at. Unit: s.
+        named: Name and column of each field, in their order.
     """
     found = []
     place = 0
-    for ref_id, name, column in named:
+    for name, column in named:
         options = dict(config.get("defaults", {}))
         custom = dict(options.pop("custom", {}))
         for override in config.get("overrides", []):
-            if _applies(override["matcher"], ref_id, name, column):
+            if _applies(override["matcher"], name):
                 for given in override["properties"]:
                     _override(options, custom, given["id"], given.get("value"))
-        shown = options.get("displayName") or name
-        if column.kind == TIME:
-            options.setdefault("unit", "dateTimeAsSystem")
-            if "unit" not in _overridden(config, ref_id, name, column):
-                options["unit"] = "dateTimeAsSystem"
-        found.append(Look(_filled(shown, name, column), options, custom, place, now))
+        found.append(Look(name, options, custom, place))
         place += column.kind == NUMBER
     return found
 
 
-def _overridden(config: Mapping[str, Any], ref_id: str, name: str, column: Field) -> set[str]:
-    return {
-        given["id"]
-        for override in config.get("overrides", [])
-        if _applies(override["matcher"], ref_id, name, column)
-        for given in override["properties"]
-    }
-
-
-def _filled(shown: str, name: str, column: Field) -> str:
-    shown = re.sub(r"\$\{__field\.labels\.(\w+)\}", lambda m: column.labels.get(m[1], ""), shown)
-    return shown.replace("${__field.name}", name)
-
-
-def _applies(matcher: Mapping[str, Any], ref_id: str, name: str, column: Field) -> bool:
+def _applies(matcher: Mapping[str, Any], name: str) -> bool:
     rule, options = matcher["id"], matcher.get("options")
     if rule == "byName":
         return bool(name == options)
     if rule == "byRegexp":
         return re.search(str(options).strip("/"), name) is not None
-    if rule == "byFrameRefID":
-        return bool(ref_id == options)
-    if rule == "byType":
-        return bool(column.kind == options)
-    msg = f"expected the matcher byName, byRegexp, byFrameRefID or byType, got {rule!r}; add it to dashboards/preview/fields.py"
+    msg = f"expected the matcher byName or byRegexp, got {rule!r}; add it to dashboards/preview/fields.py"
     raise ValueError(msg)
 
 

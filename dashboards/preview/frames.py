@@ -145,7 +145,9 @@ def legend(pattern: str, labels: dict[str, str], beside: Sequence[Series]) -> st
     if pattern not in ("", "__auto"):
         return _PLACEHOLDER.sub(lambda match: labels.get(match[1], ""), pattern)
     differing = {
-        k: v for k, v in labels.items() if len(beside) > 1 and any(s.labels.get(k) != v for s in beside)
+        k: v
+        for k, v in labels.items()
+        if len(beside) > 1 and any(s.labels.get(k) != v for s in beside)
     }
     shown = differing or {k: v for k, v in labels.items() if k != "__name__"}
     pairs = ", ".join(f'{k}="{v}"' for k, v in shown.items() if k != "__name__")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dashboards.preview.colours import see_through
 from dashboards.preview.frames import NUMBER
-from dashboards.preview.transformations import sorted_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,16 +39,21 @@ def stat(values: Sequence[Value], options: Mapping[str, Any], width: float, heig
     wide, high = (width / count, height) if upright else (width, height / count)
     mode = options.get("textMode", "auto")
     named = mode in ("value_and_name", "name") or (mode == "auto" and count > 1)
+    longest = max(len(look.text(value)) for look, value, _ in values)
+    room = high - (18 if named else 0)
+    size = max(12.0, min(0.55 * room, 1.55 * (wide - 24) / max(longest, 1), 56.0))
     tiles = []
     for look, value, history in values:
         css = look.colour(value)
         text = look.text(value)
-        room = high - (18 if named else 0)
-        size = max(12.0, min(0.55 * room, 1.55 * (wide - 24) / max(len(text), 1), 56.0))
         filled = options.get("colorMode", "value").startswith("background")
         style = f"background:{css};color:#fff" if filled else f"color:{css}"
         name = f'<div class="name">{escape(look.name)}</div>' if named else ""
-        number = "" if mode == "name" else f'<div class="value" style="font-size:{size:.0f}px">{escape(text)}</div>'
+        number = (
+            ""
+            if mode == "name"
+            else f'<div class="value" style="font-size:{size:.0f}px">{escape(text)}</div>'
+        )
         line = _sparkline(history, css) if options.get("graphMode") == "area" else ""
         tiles.append(f'<div class="tile" style="{style}">{line}{name}{number}</div>')
     way = "row" if upright else "column"
@@ -91,9 +95,7 @@ def bar_gauge(values: Sequence[Value]) -> str:
     return f'<div class="gauges">{"".join(rows)}</div>'
 
 
-def table(
-    frame: Frame, looks: Sequence[Look], options: Mapping[str, Any], width: float
-) -> str:
+def table(frame: Frame, looks: Sequence[Look], options: Mapping[str, Any], width: float) -> str:
     """Return a table, sorted as the panel wants it, with the widths that Grafana gives it."""
     visible = [
         i
@@ -113,9 +115,9 @@ def table(
     widths = {i: given[i] or max(NARROWEST_COLUMN, free / shares) for i in visible}
     columns = "".join(f'<col style="width:{widths[i]:.0f}px">' for i in visible)
     aligned = {
-        i: looks[i].custom.get("align", "auto").replace(
-            "auto", "right" if frame.fields[i].kind == NUMBER else "left"
-        )
+        i: looks[i]
+        .custom.get("align", "auto")
+        .replace("auto", "right" if frame.fields[i].kind == NUMBER else "left")
         for i in visible
     }
     head = "".join(
@@ -130,9 +132,16 @@ def table(
     return f'<table style="width:{total:.0f}px"><colgroup>{columns}</colgroup>{shown}<tbody>{body}</tbody></table>'
 
 
+def sorted_rows(values: Sequence[Any], *, descending: bool) -> list[int]:
+    """Return the rows in the order of their values, those without one last."""
+    there = [i for i, v in enumerate(values) if v is not None and v == v]  # noqa: PLR0124 - NaN
+    there.sort(key=lambda i: values[i], reverse=descending)
+    return there + sorted(set(range(len(values))) - set(there))
+
+
 def _cell(look: Look, value: Any, aligned: str) -> str:
     cell = look.custom.get("cellOptions", {})
-    kind = cell.get("type", look.custom.get("displayMode", "auto"))
+    kind = cell.get("type", "auto")
     style = f"text-align:{aligned}"
     if kind == "color-text":
         style += f";color:{look.colour(value)}"
@@ -150,23 +159,28 @@ def nothing(words: str) -> str:
     return f'<div class="nothing">{escape(words)}</div>'
 
 
-def legend(entries: Sequence[tuple[Look, str, Sequence[str]]], heads: Sequence[str]) -> str:
-    """Return the legend of a time series.
+class Entry(NamedTuple):
+    """One entry of a legend.
 
-    Args:
-        entries: Look, colour and calculations of each series.
-        heads: What the calculations are called; a list rather than a table if empty.
+    Attributes:
+        name: Of the series, or of the state.
+        colour: As CSS has it.
+        cells: Its calculations, written.
     """
+
+    name: str
+    colour: str
+    cells: Sequence[str]
+
+
+def legend(entries: Sequence[Entry], heads: Sequence[str]) -> str:
+    """Return a legend: a table if there are calculations, headed by ``heads``, else a list."""
+    named = [(f'<i style="background:{e.colour}"></i>{escape(e.name)}', e.cells) for e in entries]
     if not heads:
-        names = "".join(
-            f'<span><i style="background:{css}"></i>{escape(look.name)}</span>'
-            for look, css, _ in entries
-        )
-        return f'<div class="legend">{names}</div>'
+        return f'<div class="legend">{"".join(f"<span>{name}</span>" for name, _ in named)}</div>'
     rows = "".join(
-        f'<tr><td><i style="background:{css}"></i>{escape(look.name)}</td>'
-        f"{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
-        for look, css, cells in entries
+        f"<tr><td>{name}</td>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+        for name, cells in named
     )
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     return f'<div class="legend"><table><thead><tr><th>Name</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'

@@ -6,7 +6,6 @@ import base64
 import shutil
 import tempfile
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from selenium import webdriver
@@ -16,6 +15,7 @@ from ampwatch.errors import AmpwatchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from selenium.webdriver.chrome.webdriver import WebDriver
 
@@ -57,9 +57,7 @@ def opened(browser: WebDriver, page: Path) -> None:
 def picture(browser: WebDriver, page: Path) -> bytes:
     """Return the whole page as PNG."""
     opened(browser, page)
-    size = browser.execute_script(
-        "return [document.body.offsetWidth, document.body.offsetHeight]"
-    )
+    size = browser.execute_script("return [document.body.offsetWidth, document.body.offsetHeight]")
     clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}
     shot = browser.execute_cdp_cmd(
         "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True, "clip": clip}

@@ -12,14 +12,12 @@ import plotly.graph_objects as go
 from dashboards.preview import units
 from dashboards.preview.axes import Axis, axis_of
 from dashboards.preview.colours import colour, see_through
-from dashboards.preview.frames import NUMBER, TIME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dashboards.preview.events import Event
     from dashboards.preview.fields import Look
-    from dashboards.preview.frames import Field
     from dashboards.preview.intervals import Span
 
 GRID = "rgba(204,204,220,0.10)"
@@ -77,7 +75,9 @@ def time_series(lines: Sequence[Line], span: Span, events: Sequence[Event]) -> A
     names = {line.look.name: line for line in lines}
     for number, ((unit, placement), axis) in enumerate(axes.items()):
         _stack(axis, [n for n in lines if _key(n) == (unit, placement)])
-        drawn.update_layout({f"yaxis{number + 1 if number else ''}": axis.layout(number, placement)})
+        drawn.update_layout(
+            {f"yaxis{number + 1 if number else ''}": axis.layout(number, placement)}
+        )
     for line in lines:
         number = list(axes).index(_key(line))
         _draw(drawn, line, f"y{number + 1 if number else ''}", names, axes[_key(line)])
@@ -108,8 +108,6 @@ def _stack(axis: Axis, lines: Sequence[Line]) -> None:
 
 def _draw(drawn: Any, line: Line, axis: str, names: Mapping[str, Line], scale: Axis) -> None:
     look, custom = line.look, line.look.custom
-    if custom.get("hideFrom", {}).get("viz"):
-        return
     css = look.colour(_last(line.values))
     opacity = custom.get("fillOpacity", 0) / 100
     values = [scale.drawable(v) for v in line.values]
@@ -120,28 +118,22 @@ def _draw(drawn: Any, line: Line, axis: str, names: Mapping[str, Line], scale: A
             yaxis=axis,
             width=line.step * 0.9,
             marker={"color": see_through(css, max(opacity, 0.2)), "line": {"width": 0}},
-            
         )
         return
-    below = custom.get("fillBelowTo")
+    below = custom.get("fillBelowTo", "")
     if below in names:
         _band(drawn, line, names[below], axis, see_through(css, opacity or 0.35), scale)
-    dashed = custom.get("lineStyle", {}).get("fill") in ("dash", "dot")
-    points = custom.get("drawStyle") == "points" or custom.get("showPoints") == "always"
+    dashed = custom.get("lineStyle", {}).get("fill") == "dash"
     stacked = _stacked(look)
     drawn.add_scatter(
         x=line.times,
         y=[v or 0.0 for v in values] if stacked else values,
         yaxis=axis,
-        mode="markers" if custom.get("drawStyle") == "points" else "lines+markers" if points else "lines",
-        marker={"size": 5, "color": css},
+        mode="lines",
         line={
             "color": css,
             "width": max(custom.get("lineWidth", 1), 1) + 0.3,
             "dash": "8px,6px" if dashed else "solid",
-            "shape": {"stepAfter": "hv", "stepBefore": "vh"}.get(
-                custom.get("lineInterpolation", ""), "linear"
-            ),
         },
         fill=None if below or not opacity else "tonexty" if stacked else "tozeroy",
         fillcolor=see_through(css, opacity),
@@ -149,7 +141,7 @@ def _draw(drawn: Any, line: Line, axis: str, names: Mapping[str, Line], scale: A
         connectgaps=bool(custom.get("spanNulls")),
     )
     lonely = _lonely(values)
-    if lonely and not points:
+    if lonely:
         drawn.add_scatter(
             x=[line.times[i] for i in lonely],
             y=[values[i] for i in lonely],
@@ -196,10 +188,6 @@ def _limits(drawn: Any, lines: Sequence[Line], axis: Axis | None) -> None:
     steps = look.thresholds()
     low, high = axis.span()
     for (css, bound), (_, above) in zip(steps, [*steps[1:], ("", math.inf)], strict=True):
-        line = axis.drawable(bound) if math.isfinite(bound) else None
-        if "line" in mode and line is not None and low <= bound <= high:
-            dash = "dash" if "dashed" in mode else "solid"
-            drawn.add_hline(y=line, line={"color": colour(css), "width": 1, "dash": dash})
         if "area" in mode and css not in ("transparent", "text"):
             bottom, top = max(bound, low), min(above, high)
             if bottom < top:
@@ -221,7 +209,7 @@ def _mark(drawn: Any, event: Event) -> None:
         drawn.add_vrect(
             x0=event.start * 1e3,
             x1=event.end * 1e3,
-            fillcolor=see_through(css, 0.1),
+            fillcolor=see_through(css, 0.05),
             line_width=0,
             layer="below",
         )
@@ -316,19 +304,3 @@ def _bands(line: Line, *, merge: bool) -> list[tuple[float, float, Any]]:
         if value is not None:
             found.append((here[0][0], here[-1][0] + line.step, value))
     return found
-
-
-def lines_of(
-    fields: Sequence[tuple[Field, Field, Look]], step: Mapping[int, float]
-) -> list[Line]:
-    """Return the series of a panel.
-
-    Args:
-        fields: Column of times, column of values and look of each.
-        step: Time between two points by the place of the series. Unit: ms.
-    """
-    return [
-        Line(look, times.values, values.values, step[i])
-        for i, (times, values, look) in enumerate(fields)
-        if times.kind == TIME and values.kind == NUMBER
-    ]

@@ -1,11 +1,11 @@
 """Something to look at: two real trainings, one of which breaks, and a Prometheus that saw it.
 
-    python -m dashboards.preview.scene DIR [--minutes 5]
+    python -m dashboards.preview.scene DIR [--minutes 8]
 
-A float16 training on two ranks, which ``ampwatch.inject`` breaks half way, and a healthy one in
-bfloat16; the daemon with GPUs that do not exist; a Prometheus that scrapes each second, with the
-alert rules. It ends with the Prometheus still there, to draw from until Ctrl-C. The data stay in
-``DIR``.
+A float16 training on two ranks, which ``ampwatch.inject`` breaks half way, a healthy one in bfloat16
+and one that dies early; the daemon with GPUs that do not exist; a Prometheus that scrapes every five
+seconds, with the alert rules. It ends with the Prometheus still there, to draw from until Ctrl-C. The
+data stay in ``DIR``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
-SCRAPE_SECONDS = 1.0
+SCRAPE_SECONDS = 5.0
+
+LAST_SECONDS = 15.0
+"""What is not drawn: the trainings end, and a run that has ended says less. Unit: s."""
 
 CONFIG = """\
 global:
@@ -49,7 +52,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--minutes", type=float, default=5.0, help="how long it trains")
+    parser.add_argument("--minutes", type=float, default=8.0, help="how long it trains")
     parser.add_argument(
         "--rules",
         type=Path,
@@ -114,6 +117,7 @@ def play(directory: Path, seconds: float, rules: Sequence[Path]) -> None:
             "--log.level=warn",
         )
         _await(f"http://127.0.0.1:{daemon_port}/healthz")
+        start(python, *actor, "--name", "gpt-tryout", "--pause", "0.5", "--crash")
         trainings = [
             start(python, *torchrun, *actor, "--name", "gpt-fp16"),
             start(python, *actor, "--name", "gpt-bf16", "--dtype", "bfloat16", "--pause", "0.3"),
@@ -125,7 +129,7 @@ def play(directory: Path, seconds: float, rules: Sequence[Path]) -> None:
         print(
             f"Prometheus answers until Ctrl-C. Draw with:\n  python -m dashboards.preview"
             f" --prometheus http://127.0.0.1:{prometheus_port} --scrape-seconds {SCRAPE_SECONDS:g}"
-            f" --start {begin:.0f} --end {time.time():.0f} --out docs/images",
+            f" --start {begin:.0f} --end {time.time() - LAST_SECONDS:.0f} --set ampwatch-run.run=gpt-fp16 --out docs/images",
             flush=True,
         )
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -144,14 +148,19 @@ def _free_port() -> int:
 
 def _await(url: str, seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            with urllib.request.urlopen(url, timeout=1):  # noqa: S310 - loopback
-                return
-        except OSError:
-            time.sleep(0.1)
-    msg = f"expected an answer at {url} within {seconds:g} s, got none"
-    raise AmpwatchError(msg)
+    while not _answers(url):
+        if time.monotonic() > end:
+            msg = f"expected an answer at {url} within {seconds:g} s, got none"
+            raise AmpwatchError(msg)
+        time.sleep(0.1)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1):  # noqa: S310 - loopback
+            return True
+    except OSError:
+        return False
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

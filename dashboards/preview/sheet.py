@@ -91,7 +91,8 @@ def _header(dashboard: Mapping[str, Any], setting: Setting) -> str:
         for t in (setting.span.start, setting.span.end)
     )
     links = "".join(
-        f'<span class="variable">{escape(link["title"])}</span>' for link in dashboard.get("links", [])
+        f'<span class="variable">{escape(link["title"])}</span>'
+        for link in dashboard.get("links", [])
     )
     return f"""<header><h1>{escape(dashboard["title"])}</h1>
 <p class="note">Drawn by ampwatch from the JSON of the dashboard; in Grafana it looks a little different</p>
@@ -105,16 +106,18 @@ def _shown(name: str, kind: str, setting: Setting) -> str:
     return "none" if kind == "adhoc" else setting.choices.in_text(f"${name}", {})
 
 
-def _box(
-    box: Box, setting: Setting, figures: dict[str, str]
-) -> tuple[str, tuple[float, float]]:
+def _box(box: Box, setting: Setting, figures: dict[str, str]) -> tuple[str, tuple[float, float]]:
     """Return a panel, and where it begins and how high it is."""
     panel = box.panel
     left, top, width, height = box.pixels(SHEET_PIXELS - 2 * MARGIN)
     place = f"left:{left + MARGIN:.0f}px;top:{top:.0f}px;width:{width:.0f}px;height:{height:.0f}px"
     title = escape(setting.choices.in_text(panel.get("title", ""), {}))
     if panel["type"] == "row":
-        folded = ' <span class="folded">(opened; folded at first)</span>' if panel.get("collapsed") else ""
+        folded = (
+            ' <span class="folded">(opened; folded at first)</span>'
+            if panel.get("collapsed")
+            else ""
+        )
         return f'<h2 style="{place}">⌄ {title}{folded}</h2>', (top, height)
     identity = f"panel-{panel['id']}"
     inside, figure = drawn(panel, setting, width - 16, height - TITLE - 8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -97,22 +96,15 @@ def _yes_or_no(yes: str, no: str) -> Write:
     return lambda value, _: yes if value else no
 
 
-def _moment(value: float, _: int | None) -> str:
-    return f"{datetime.fromtimestamp(value / 1e3, timezone.utc):%Y-%m-%d %H:%M:%S}"
-
-
 _UNITS: dict[str, Write] = {
-    **dict.fromkeys(("", "none", "string"), _plain("")),
+    **dict.fromkeys(("", "none"), _plain("")),
     "short": _scaled(1000.0, _SHORT, ""),
     "sci": lambda value, decimals: f"{value:.{2 if decimals is None else decimals}e}",
     "percent": _plain("%"),
     "percentunit": lambda value, decimals: f"{fixed(100 * value, decimals)}%",
     "s": _duration,
-    "ms": lambda value, decimals: _duration(value / 1e3, decimals),
     "bytes": _binary("B"),
-    "decbytes": _si("B"),
     "Bps": _si("B/s"),
-    "binBps": _binary("B/s"),
     "watt": _si("W"),
     "joule": _si("J"),
     "hertz": _si("Hz"),
@@ -120,36 +112,8 @@ _UNITS: dict[str, Write] = {
     "celsius": _plain(" °C"),
     "ops": _count("ops/s"),
     "cps": _count("c/s"),
-    "reqps": _count("req/s"),
-    "bool": _yes_or_no("True", "False"),
     "bool_yes_no": _yes_or_no("Yes", "No"),
-    "bool_on_off": _yes_or_no("On", "Off"),
-    "dateTimeAsIso": _moment,
-    "dateTimeAsSystem": _moment,
-    "dateTimeAsLocal": _moment,
 }
-
-
-def age(value: float, now: float) -> str:
-    """Return how long ago a moment was, as ``dateTimeFromNow`` says it.
-
-    Args:
-        value: Unix time. Unit: ms.
-        now: Unix time. Unit: s.
-    """
-    seconds = now - value / 1e3
-    words = "{} ago" if seconds >= 0 else "in {}"
-    seconds = abs(seconds)
-    for below, one, symbol in ((45, 0, "a few seconds"), (90, 0, "a minute"), (2700, 60, "minutes")):
-        if seconds < below:
-            return words.format(f"{seconds / one:.0f} {symbol}" if one else symbol)
-    if seconds < 5400:
-        return words.format("an hour")
-    if seconds < 22 * 3600:
-        return words.format(f"{seconds / 3600:.0f} hours")
-    if seconds < 36 * 3600:
-        return words.format("a day")
-    return words.format(f"{seconds / 86400:.0f} days")
 
 
 def is_number(value: Any) -> bool:

@@ -22,7 +22,9 @@ def variable(name: str, query: str) -> dict[str, Any]:
     }
 
 
-def panel(kind: str, title: str, place: tuple[int, int, int, int], *queries: str, **more: Any) -> Any:
+def panel(
+    kind: str, title: str, place: tuple[int, int, int, int], *queries: str, **more: Any
+) -> Any:
     """Return a panel; ``place`` is column, row, width and height in the grid."""
     x, y, width, height = place
     query = more.pop("query", {})

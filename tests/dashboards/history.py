@@ -1,4 +1,4 @@
-"""Half an hour of a machine on which everything is exported that ampwatch and dcgm-exporter have."""
+"""A quarter of an hour of a machine on which everything is exported that ampwatch and dcgm-exporter have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ampwatch.aggregate import Fleet
 
 GIB = 1 << 30
-MINUTES = 30
+MINUTES = 15
 SCRAPE_SECONDS = 15
 PIDS = (4711, 4712)
 AMPWATCH = 'job="ampwatch",instance="node1:10917"'
@@ -82,11 +82,13 @@ def full_fleet() -> Fleet:
 
 
 def history(fleet: Fleet, now: float) -> str:
-    """Return OpenMetrics of the half hour before ``now``, at the end of which ``fleet`` is.
+    """Return OpenMetrics of the quarter of an hour before ``now``, at the end of which ``fleet`` is.
 
     Every counter rises from 0 to what it is, every moment is as long ago as it is there.
     """
-    passes = {name: CollectorPass(success=True, duration_seconds=0.002) for name in ("rings", "gpu")}
+    passes = {
+        name: CollectorPass(success=True, duration_seconds=0.002) for name in ("rings", "gpu")
+    }
     text = PrometheusExporter(fleet, passes).render()[0].decode()
     series = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
     labelled = [(_with(name, AMPWATCH), float(value)) for name, value in series]
@@ -132,7 +134,7 @@ def _others(now: float) -> Iterator[str]:
                 f'job="dcgm",instance="node{new + 1}:9400",gpu="0",UUID="GPU-{new}",'
                 f'pci_bus_id="00000000:01:00.0",device="nvidia0",modelName="NVIDIA H100",{host}="node{new + 1}"'
             )
-            yield f"up{{job=\"dcgm\",instance=\"node{new + 1}:9400\"}} 1 {at:.3f}"
+            yield f'up{{job="dcgm",instance="node{new + 1}:9400"}} 1 {at:.3f}'
             profiling = {names[new]: value for names, value in DCGM_PROFILING.items()}
             for name, value in (DCGM | profiling).items():
                 yield f"{name}{{{labels}}} {value!r} {at:.3f}"

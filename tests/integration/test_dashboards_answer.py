@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +23,7 @@ from tests.services import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from selenium.webdriver.chrome.webdriver import WebDriver
 
@@ -121,7 +121,7 @@ def test_the_preview_shows_what_prometheus_answers(
     """Titles, numbers, words of a mapping, legends and empty panels can be read in the page."""
     now = time.time()
     page = tmp_path / "sample.html"
-    html = sheet(OF_EACH_KIND, Client(prometheus.url), Span(now - 1800, now, 15.0))
+    html = sheet(OF_EACH_KIND, Client(prometheus.url), Span(now - 900, now, 15.0))
     page.write_text(html, encoding="utf-8")
     browser.get_log("browser")
 
@@ -129,11 +129,11 @@ def test_the_preview_shows_what_prometheus_answers(
 
     def text(selector: str) -> list[str]:
         found = browser.find_elements(By.CSS_SELECTOR, selector)
-        return [element.text for element in found]
+        return [" ".join(element.text.split()) for element in found]
 
     drawn = [p for row in OF_EACH_KIND["panels"] for p in (row, *row.get("panels", []))]
     titles = [p["title"] for p in drawn]
-    assert sorted(text("h3")) == sorted(f"{t}\ni" for t in titles if not t.endswith("?"))
+    assert sorted(text("h3")) == sorted(f"{t}i" for t in titles if not t.endswith("?"))
     assert text("h2") == ["⌄ Is it healthy?", "⌄ Over time? (opened; folded at first)"]
     assert text(".stat .value") == ["2"]  # the runs gpt and bert
     assert text(".stat .nothing") == ["Nothing was measured"]

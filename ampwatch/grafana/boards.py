@@ -36,7 +36,7 @@ class Board:
     @property
     def digest(self) -> str:
         """Sixteen characters that only this content has."""
-        return hashlib.sha256(as_text(self.dashboard).encode()).hexdigest()[:16]
+        return hashlib.sha256(compared(self.dashboard).encode()).hexdigest()[:16]
 
 
 def load(directory: Path, names: Sequence[str] = ()) -> list[Board]:
@@ -87,8 +87,7 @@ def _read(file: Path) -> Board:
 
 def bare(dashboard: dict[str, Any]) -> dict[str, Any]:
     """Return ``dashboard`` without what Grafana counts, and without an id of one database."""
-    kept = {key: _plain(value) for key, value in dashboard.items() if key not in COUNTED}
-    return {**kept, "id": None}
+    return {**{key: value for key, value in dashboard.items() if key not in COUNTED}, "id": None}
 
 
 def _plain(value: Any) -> Any:
@@ -103,15 +102,16 @@ def _plain(value: Any) -> Any:
 def with_datasource(board: Board, uid: str, name: str) -> Board:
     """Return ``board`` as it looks when it is opened on the datasource ``uid``, called ``name``."""
     current = {"selected": False, "text": name, "value": uid}
-    return Board(board.uid, _with_current(board.dashboard, current))
+    return Board(board.uid, _with_choice(board.dashboard, {"current": current}))
 
 
-def _with_current(dashboard: dict[str, Any], current: Any) -> dict[str, Any]:
+def _with_choice(dashboard: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any]:
+    """Return ``dashboard`` with another ``current`` of its datasource variable, or with none."""
     templating = dashboard.get("templating") or {}
     variables = templating.get("list") or []
     for index, variable in enumerate(variables):
         if variable.get("type") == "datasource" and variable.get("query") == "prometheus":
-            chosen = {**variable, "current": current}
+            chosen = {k: v for k, v in variable.items() if k != "current"} | choice
             variables = [*variables[:index], chosen, *variables[index + 1 :]]
             return {**dashboard, "templating": {**templating, "list": variables}}
     return dashboard
@@ -128,18 +128,16 @@ def as_shipped(dashboard: dict[str, Any], model: Board | None) -> dict[str, Any]
     plain = bare(dashboard)
     if model is None:
         return plain
-    chosen = _chosen(model.dashboard)
-    if chosen is not None:
-        plain = _with_current(plain, chosen)
-    ordered: dict[str, Any] = _in_order(plain, model.dashboard)
+    choice = _choice(model.dashboard)
+    ordered: dict[str, Any] = _in_order(_with_choice(plain, choice), model.dashboard)
     return ordered
 
 
-def _chosen(dashboard: dict[str, Any]) -> Any:
+def _choice(dashboard: dict[str, Any]) -> dict[str, Any]:
     for variable in (dashboard.get("templating") or {}).get("list") or []:
         if variable.get("type") == "datasource":
-            return variable.get("current")
-    return None
+            return {key: value for key, value in variable.items() if key == "current"}
+    return {}
 
 
 def _in_order(value: Any, model: Any) -> Any:
@@ -151,19 +149,26 @@ def _in_order(value: Any, model: Any) -> Any:
     if isinstance(value, list) and isinstance(model, list):
         models = [*model, *[None] * (len(value) - len(model))]
         return [_in_order(one, like) for one, like in zip(value, models, strict=False)]
-    return value
+    # 1.0 stays 1.0 where it is so in the model: Grafana writes 1.
+    are_numbers = {type(value), type(model)} <= {int, float}
+    return model if are_numbers and value == model else value
 
 
-def as_text(dashboard: dict[str, Any], *, in_order: bool = True) -> str:
-    """Return JSON, a line for each value; the keys sorted if ``in_order``."""
-    return json.dumps(dashboard, indent=2, sort_keys=in_order, ensure_ascii=False) + "\n"
+def as_text(dashboard: dict[str, Any]) -> str:
+    """Return JSON as the files have it, a line for each value."""
+    return json.dumps(dashboard, indent=2, ensure_ascii=False) + "\n"
+
+
+def compared(dashboard: dict[str, Any]) -> str:
+    """Return JSON that is the same for what is the same: keys sorted, nothing that Grafana counts."""
+    return json.dumps(_plain(bare(dashboard)), indent=2, ensure_ascii=False, sort_keys=True) + "\n"
 
 
 def difference(stored: dict[str, Any], board: Board, where: str) -> str:
     """Return the unified diff from what ``where`` has to ``board``; empty if they are the same."""
     lines = difflib.unified_diff(
-        as_text(bare(stored)).splitlines(keepends=True),
-        as_text(board.dashboard).splitlines(keepends=True),
+        compared(stored).splitlines(keepends=True),
+        compared(board.dashboard).splitlines(keepends=True),
         f"{board.uid} in {where}",
         f"{board.uid} as shipped",
     )

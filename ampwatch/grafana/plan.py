@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch import __version__
-from ampwatch.grafana.boards import as_text, bare, difference
+from ampwatch.grafana.boards import compared, difference
 
 if TYPE_CHECKING:
     from ampwatch.grafana.boards import Board
@@ -149,7 +149,7 @@ def plan_board(
     diff = "" if present is None else difference(present, board, where)
     is_in_place = (meta.get("folderUid") or "") == folder
     is_same = present is not None and (
-        as_text(bare(present)) == as_text(board.dashboard)
+        compared(present) == compared(board.dashboard)
         or (last is not None and last[2] == board.digest)
     )
     if is_same and is_in_place:

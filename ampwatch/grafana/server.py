@@ -133,8 +133,8 @@ class Server:
             f"expected {self._place.url} to {doing.what}, got {json.dumps(health)[:200]}; {remedy}"
         )
 
-    def dashboard(self, uid: str) -> Stored | None:
-        """Return a dashboard, ``None`` if there is none."""
+    def dashboard(self, uid: str, *, history: bool = True) -> Stored | None:
+        """Return a dashboard, ``None`` if there is none; its message only with ``history``."""
         doing = Doing(f"show the dashboard {uid!r}", "dashboards:read")
         get = self._api.dashboard.get_dashboard
         found = self._find(doing, lambda: get(uid), HTTPStatus.NOT_ACCEPTABLE)
@@ -143,7 +143,8 @@ class Server:
         dashboard, meta = found.get("dashboard"), found.get("meta") or {}
         if not isinstance(dashboard, dict):
             return Stored(None, meta, None)
-        return Stored(dashboard, meta, self._message(uid, dashboard.get("version")))
+        words = self._message(uid, dashboard.get("version")) if history else None
+        return Stored(dashboard, meta, words)
 
     def _message(self, uid: str, version: Any) -> str | None:
         """Return what was written when ``version`` was saved, ``None`` if that cannot be had."""

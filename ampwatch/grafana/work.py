@@ -41,7 +41,7 @@ class Grafana(Protocol):
     def create_datasource(self, body: dict[str, Any]) -> None: ...  # noqa: D102
     def update_datasource(self, body: dict[str, Any]) -> None: ...  # noqa: D102
     def datasource_trouble(self, uid: str) -> str: ...  # noqa: D102
-    def dashboard(self, uid: str) -> Stored | None: ...  # noqa: D102
+    def dashboard(self, uid: str, *, history: bool = True) -> Stored | None: ...  # noqa: D102
     def dashboards_in(self, folder: str) -> Iterator[str]: ...  # noqa: D102
     def save_dashboard(self, body: dict[str, Any]) -> Any: ...  # noqa: D102
 
@@ -111,7 +111,7 @@ def push(
             say(change.diff)
     if refused:
         reasons = "".join(f"\n  {c.part} {c.name}: {_why(server, c)}" for c in refused)
-        msg = f"expected to be free to write what is asked for; nothing was written, as this stands against it:{reasons}"
+        msg = f"nothing was written, for this stands against it:{reasons}"
         raise GrafanaError(msg)
     for change in changes:
         if not dry_run:
@@ -168,11 +168,11 @@ def export(
     models = {board.uid: board for board in boards}
     count = 0
     for uid in server.dashboards_in(folder):
-        stored = server.dashboard(uid)
+        stored = server.dashboard(uid, history=False)
         if stored is None or stored.dashboard is None:
             say(f"left out {uid}: it is in Grafana's newer format (v2), which this cannot write")
             continue
-        text = as_text(as_shipped(stored.dashboard, models.get(uid)), in_order=False)
+        text = as_text(as_shipped(stored.dashboard, models.get(uid)))
         say(f"written {_write(directory, f'{uid}.json', text)}")
         count += 1
     if not count:

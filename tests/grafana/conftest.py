@@ -77,7 +77,9 @@ def dashboards(tmp_path: Path) -> Path:
 
 def small(topic: str, **changes: Any) -> dict[str, Any]:
     """Return a dashboard with what a push looks at."""
-    variable = {"type": "datasource", "name": "datasource", "query": "prometheus", "current": {}}
+    variable: dict[str, Any] = {"type": "datasource", "name": "datasource", "query": "prometheus"}
+    if topic == "run":
+        variable["current"] = {}
     return {
         "id": None,
         "uid": f"ampwatch-{topic}",

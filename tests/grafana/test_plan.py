@@ -9,7 +9,7 @@ import pytest
 
 from ampwatch.errors import SettingsError
 from ampwatch.grafana import Board, Wishes, load
-from ampwatch.grafana.boards import as_shipped, as_text, bare, with_datasource
+from ampwatch.grafana.boards import as_shipped, bare, compared, with_datasource
 from ampwatch.grafana.plan import Stored, Verdict, message, plan_board, plan_datasource, plan_folder
 from ampwatch.grafana.trouble import too_old
 from tests.grafana.conftest import small, write
@@ -72,7 +72,7 @@ def test_a_number_is_the_same_with_a_point_and_without() -> None:
     """JSON knows one kind of number, and Grafana writes 1.0 as 1."""
     there = json.loads(json.dumps(small("run")).replace("1.0", "1"))
 
-    assert as_text(bare(there)) == as_text(BOARD.dashboard)
+    assert compared(there) == compared(BOARD.dashboard)
     assert Board("ampwatch-run", bare(there)).digest == BOARD.digest != OLDER.digest
 
 

@@ -140,7 +140,7 @@ def push(args: argparse.Namespace) -> int:
     from ampwatch.grafana import push as do  # noqa: PLC0415 - --help must be quick
 
     wishes, boards = _asked(args)
-    do(_server(args), boards, wishes, print, dry_run=args.dry_run)
+    do(_server(args), boards, wishes, _say, dry_run=args.dry_run)
     return 0
 
 
@@ -151,7 +151,7 @@ def diff(args: argparse.Namespace) -> int:
 
     try:
         wishes, boards = _asked(args)
-        return int(do(_server(args), boards, wishes, print))
+        return int(do(_server(args), boards, wishes, _say))
     except AmpwatchError as error:
         print(f"ampwatch: {error}", file=sys.stderr)
         return 2
@@ -168,8 +168,17 @@ def export(args: argparse.Namespace) -> int:
     from ampwatch.grafana import export as do  # noqa: PLC0415 - as above
 
     wishes, boards = Wishes(folder=args.folder), load(_directory(args))
-    do(_server(args), Path(args.directory), boards, wishes.folder, print)
+    do(_server(args), Path(args.directory), boards, wishes.folder, _say)
     return 0
+
+
+def _say(line: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        # A title in Grafana may be any text, and a terminal may not be able to show it.
+        print(line.encode(encoding, errors="replace").decode(encoding), flush=True)
+    except BrokenPipeError:  # whoever reads has read enough, and a push must go on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _asked(args: argparse.Namespace) -> tuple[Wishes, list[Board]]:

@@ -105,4 +105,4 @@ def _told(said: str) -> str:
         said = f"a page of HTML {title[1]!r}" if title else "a page of HTML"
     line = " ".join(said.split())
     line = "".join(character for character in line if character.isprintable())
-    return line if len(line) <= 200 else f"{line[:199]}…"
+    return line if len(line) <= 200 else f"{line[:197]}..."

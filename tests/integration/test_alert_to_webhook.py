@@ -138,7 +138,7 @@ class Story:
     """What was seen.
 
     Attributes:
-        before: Alerts that fired or were about to before anything was broken.
+        before: Alerts that fired before anything was broken.
         collapsed: The message that the scale has collapsed.
         resolved: The message that this is over.
         gaps: Queries of the dashboards without an answer.
@@ -193,14 +193,14 @@ def lived(
     # So many that the search for the first scale is over.
     seen = f'ampwatch_steps_total{{run="{RUN}"}} > {GROWTH_INTERVAL}'
     eventually(lambda: server.query(seen), "a run that is scraped", 90)
-    before = server.query("ALERTS")
+    before = server.query('ALERTS{alertstate="firing"}')
 
     (directory / "collapse").touch()
     alert = "AmpwatchLossScaleCollapsed"
     collapsed = eventually(lambda: messages.of(alert, "firing"), "word of the collapse", 30)
 
     boards = [impatient(board) for board in shipped_dashboards()]
-    gaps = unanswered(server, boards, minutes=2, scrape_seconds=1, absent=ABSENT)
+    gaps = unanswered(server, boards, minutes=2, scrape_seconds=2, absent=ABSENT)
 
     (directory / "recover").touch()
     resolved = eventually(lambda: messages.of(alert, "resolved"), "word of its end", 60)

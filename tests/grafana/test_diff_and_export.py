@@ -126,7 +126,10 @@ def test_a_uid_that_is_no_name_of_a_file_is_left_out(
 ) -> None:
     """A server must not choose where on this machine something is written."""
     ampwatch("push", *PROMETHEUS)
-    grafana.save({"uid": "../../escaped", "title": "No", "id": None}, "ampwatch", "")
+    evil = {"uid": "../../escaped", "title": "No", "id": None}
+    grafana.save(evil, "ampwatch", "")
+    answer = json.dumps({"dashboard": evil, "meta": {}})
+    grafana.replies["/api/escaped"] = (200, "application/json", answer)
 
     assert ampwatch("export", str(tmp_path / "a" / "b")).status == 0
     assert not (tmp_path / "escaped.json").exists()

@@ -129,10 +129,11 @@ def test_a_uid_that_is_no_name_of_a_file_is_left_out(
     evil = {"uid": "../../escaped", "title": "No", "id": None}
     grafana.save(evil, "ampwatch", "")
     answer = json.dumps({"dashboard": evil, "meta": {}})
-    grafana.replies["/api/escaped"] = (200, "application/json", answer)
+    for path in ("/api/escaped", "/api/dashboards/uid/../../escaped"):
+        grafana.replies[path] = (200, "application/json", answer)
 
     assert ampwatch("export", str(tmp_path / "a" / "b")).status == 0
-    assert not (tmp_path / "escaped.json").exists()
+    assert list(tmp_path.rglob("escaped.json")) == []
 
 
 def test_many_dashboards_come_page_by_page(

@@ -1,0 +1,39 @@
+"""Runs promtool on the rules, and says whose tests failed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from tests.services import require
+
+MEMORY = "/dev/shm"
+
+_FAILURE = re.compile(r"^    (?:alertname: (\w+), time|expr: (.*), time: )", re.MULTILINE)
+_NAME = re.compile(r'alertname=\\?"(\w+)\\?"|([a-z_]+:[a-z0-9_]+:[a-z0-9_]+)')
+
+
+def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run promtool, and return what it says."""
+    command = [require("promtool"), *map(str, arguments)]
+    # It writes a database for each test, which a disk makes slow.
+    env = {**os.environ, **({"TMPDIR": MEMORY} if Path(MEMORY).is_dir() else {})}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+
+def names_in(expr: str) -> set[str]:
+    """Return the alerts and recording rules that the expression of a test asks for."""
+    return {name for pair in _NAME.findall(expr) for name in pair if name}
+
+
+def failures(said: subprocess.CompletedProcess[str]) -> set[str]:
+    """Return the alerts and recording rules of whose tests promtool says that they fail."""
+    text = said.stdout + said.stderr
+    assert said.returncode == 0 or _FAILURE.search(text), text
+    names: set[str] = set()
+    for alert, expr in _FAILURE.findall(text):
+        names.add(alert)
+        names |= names_in(expr)
+    return names - {""}

@@ -1,0 +1,144 @@
+"""The shipped configuration of Alertmanager: valid, routed by severity, and readable."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.alerts.rules import ROOT, alerts, load
+from tests.services import require
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.services
+
+DIRECTORY = ROOT / "deploy" / "alertmanager"
+CONFIG = DIRECTORY / "alertmanager.yml"
+TEMPLATE = DIRECTORY / "ampwatch.tmpl"
+NAMES = alerts()
+
+
+def amtool(*arguments: str | Path) -> str:
+    command = [require("amtool"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def alert(rank: int, **changed: Any) -> dict[str, Any]:
+    """Return an alert as Alertmanager hands it to a template."""
+    return {
+        "status": "firing",
+        "labels": {"alertname": "AmpwatchRankStale", "run": "gpt", "severity": "warning"},
+        "annotations": {
+            "description": f"Rank {rank} of run gpt lives.",
+            "runbook_url": "https://example.org/AmpwatchRankStale.md",
+            "dashboard": "/d/ampwatch-ranks?var-run=gpt",
+        },
+        "startsAt": "2026-11-21T03:12:00Z",
+        "endsAt": "2026-11-21T04:00:00Z",
+        **changed,
+    }
+
+
+def render(tmp_path: Path, name: str, found: list[dict[str, Any]], status: str = "firing") -> str:
+    """Return what a template makes of a group of alerts."""
+    data = {
+        "receiver": "ampwatch-warning",
+        "status": status,
+        "alerts": found,
+        "groupLabels": {"alertname": "AmpwatchRankStale"},
+        "commonLabels": {"alertname": "AmpwatchRankStale", "run": "gpt", "severity": "warning"},
+        "commonAnnotations": {"summary": "A rank ends no step any more."},
+        "externalURL": "http://localhost",
+    }
+    file = tmp_path / "data.json"
+    file.write_text(json.dumps(data), encoding="utf-8")
+    text = f'{{{{ template "{name}" . }}}}'
+    options = ("--template.glob", TEMPLATE, "--template.text", text, "--template.data", file)
+    return amtool("template", "render", *options)
+
+
+def test_amtool_finds_no_fault_with_the_configuration() -> None:
+    said = amtool("check-config", CONFIG)
+
+    assert "SUCCESS" in said
+    assert "1 templates" in said
+
+
+@pytest.mark.parametrize("severity", ["critical", "warning", "info"])
+def test_an_alert_goes_to_the_receiver_of_its_severity(severity: str) -> None:
+    route = ("config", "routes", "test", f"--config.file={CONFIG}")
+
+    assert amtool(*route, f"severity={severity}", "alertname=AmpwatchX").strip() == (
+        f"ampwatch-{severity}"
+    )
+
+
+def test_an_alert_of_no_known_severity_is_not_lost() -> None:
+    route = ("config", "routes", "test", f"--config.file={CONFIG}")
+
+    assert amtool(*route, "severity=page", "alertname=Other").strip() == "ampwatch-warning"
+
+
+def test_what_is_inhibited_and_by_what_are_alerts_that_exist() -> None:
+    for rule in load(CONFIG)["inhibit_rules"]:
+        for matcher in (*rule["source_matchers"], *rule["target_matchers"]):
+            label, _, values = re.split(r"(=~|!=|=)", matcher, maxsplit=1)
+            if label == "alertname" and values != '"Ampwatch.+"':
+                assert set(values.strip('"').split("|")) <= set(NAMES)
+
+
+def test_no_alert_inhibits_itself() -> None:
+    for rule in load(CONFIG)["inhibit_rules"]:
+        assert not set(rule["source_matchers"]) & set(rule["target_matchers"]) - {
+            'alertname=~"Ampwatch.+"',
+            'run!=""',
+        }
+
+
+def test_all_receivers_share_one_address() -> None:
+    addresses = {
+        hook["url"]
+        for receiver in load(CONFIG)["receivers"]
+        for hook in receiver["webhook_configs"]
+    }
+
+    assert len(addresses) == 1
+    assert CONFIG.read_text(encoding="utf-8").count(addresses.pop()) == 1
+
+
+def test_a_message_says_what_and_who_and_since_when_and_what_to_do(tmp_path: Path) -> None:
+    title = render(tmp_path, "ampwatch.title", [alert(3), alert(5)])
+    text = render(tmp_path, "ampwatch.text", [alert(3), alert(5)])
+
+    assert title.strip() == "WARNING: A rank ends no step any more. Run gpt (2 alerts)"
+    assert text.strip().split("\n") == [
+        "Rank 3 of run gpt lives.",
+        "Since 2026-11-21 03:12 UTC.",
+        "",
+        "Rank 5 of run gpt lives.",
+        "Since 2026-11-21 03:12 UTC.",
+        "",
+        "What to do: https://example.org/AmpwatchRankStale.md",
+        "On your Grafana: /d/ampwatch-ranks?var-run=gpt",
+    ]
+
+
+def test_a_message_that_it_is_over_begins_with_that(tmp_path: Path) -> None:
+    over = [alert(3, status="resolved")]
+
+    assert render(tmp_path, "ampwatch.title", over, "resolved").startswith("Resolved: A rank ends")
+    assert render(tmp_path, "ampwatch.text", over, "resolved").startswith("Over since 04:00 UTC: ")
+    assert render(tmp_path, "ampwatch.color", over, "resolved").strip() == "good"
+
+
+def test_a_message_about_a_thousand_ranks_can_be_read(tmp_path: Path) -> None:
+    text = render(tmp_path, "ampwatch.text", [alert(rank) for rank in range(1000)])
+
+    assert "Rank 7 of" in text
+    assert "Rank 8 of" not in text
+    assert "The first 8 of 1000." in text

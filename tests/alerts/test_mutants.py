@@ -1,0 +1,174 @@
+"""The tests of the rules notice when a threshold, a comparison, a matcher, a join or a wait changes.
+
+All mutants of a topic go into one rule file, under names of their own, and so do their tests: promtool
+evaluates hundreds of rules as fast as one, and is slow to start.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tests.alerts.mutants import Mutant, mutants
+from tests.alerts.promtool import failures, names_in, promtool
+from tests.alerts.rules import ALERTS, RULES, groups, load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.services
+
+RUNNING = re.compile(r'\s+and on \(job, instance, run, rank\) ampwatch_run_state\{state="running"\} == 1')
+
+SURVIVORS = {
+    "run_rank:ampwatch_module_activation_headroom:log2_min: odule_activation_amax > [0]))) -> 1": (
+        "an output below 1 is further from the end than any line"
+    ),
+    "run_rank:ampwatch_gradient_underflow_elements_per_gradient_elements:ratio_rate15m:"
+    " _elements_total[15m]) > [0]) -> 1": "nobody samples less than one element a second",
+}
+"""Mutants that no test need notice, with the reason."""
+
+
+def name_of(rule: dict[str, Any]) -> str:
+    return str(rule.get("alert") or rule["record"])
+
+
+def readers(name: str, rules: list[dict[str, Any]]) -> set[str]:
+    """Return ``name`` and the rules that read it, in their expression or their text."""
+    found = {name}
+    while True:
+        more = found | {name_of(rule) for rule in rules if found & _read(rule)}
+        if more == found:
+            return found
+        found = more
+
+
+def _read(rule: dict[str, Any]) -> set[str]:
+    text = " ".join([rule["expr"], *rule.get("annotations", {}).values()])
+    return set(re.findall(r"[a-zA-Z_:][\w:]*", text.replace('"', " ")))
+
+
+class Copy:
+    """The rules in which a mutant shows, and their tests, under names of their own."""
+
+    def __init__(self, mutant: Mutant, number: int, rules: list[dict[str, Any]]) -> None:
+        self.mutant = mutant
+        self.suffix = f"__{number}"
+        self.names = readers(mutant.rule, rules)
+        self._pattern = re.compile(
+            rf"(?<![\w:])({'|'.join(map(re.escape, self.names))})(?![\w:])"
+        )
+        self.rules = [
+            self._renamed(mutant.changed if place == mutant.place else rule)
+            for place, rule in enumerate(rules)
+            if name_of(rule) in self.names
+        ]
+
+    def tests(self, test: dict[str, Any]) -> dict[str, list[Any]]:
+        """Return what a test asks of these rules."""
+        asked = {
+            "alert_rule_test": [
+                {**one, "alertname": one["alertname"] + self.suffix}
+                for one in test.get("alert_rule_test", [])
+                if one["alertname"] in self.names
+            ],
+            "promql_expr_test": [
+                {**one, "expr": self._new(one["expr"]), "exp_samples": self._samples(one)}
+                for one in test.get("promql_expr_test", [])
+                if names_in(one["expr"]) & self.names
+            ],
+        }
+        return {kind: entries for kind, entries in asked.items() if entries}
+
+    def _samples(self, one: dict[str, Any]) -> list[Any]:
+        samples = one.get("exp_samples") or []
+        return [{**sample, "labels": self._new(sample["labels"])} for sample in samples]
+
+    def _renamed(self, rule: dict[str, Any]) -> dict[str, Any]:
+        kind = "alert" if "alert" in rule else "record"
+        renamed = {**rule, kind: rule[kind] + self.suffix, "expr": self._new(rule["expr"])}
+        if kind == "alert":
+            text = rule["annotations"]
+            renamed["annotations"] = {**text, "description": self._new(text["description"])}
+        return renamed
+
+    def _new(self, text: str) -> str:
+        return self._pattern.sub(rf"\g<1>{self.suffix}", text)
+
+
+def _related(copies: list[Copy]) -> list[list[Copy]]:
+    """Put copies together that the same tests are about."""
+    parts: dict[frozenset[str], list[Copy]] = {}
+    for copy in copies:
+        parts.setdefault(frozenset(copy.names), []).append(copy)
+    return list(parts.values())
+
+
+def _failures(
+    directory: Path, rules: list[dict[str, Any]], copies: list[Copy], topic: str
+) -> set[str]:
+    """Return the names of the rules in whose tests these copies fail."""
+    directory.mkdir()
+    tests = load(ALERTS / topic)
+    for test in tests["tests"]:
+        asked: dict[str, list[Any]] = {"alert_rule_test": [], "promql_expr_test": []}
+        for copy in copies:
+            for kind, entries in copy.tests(test).items():
+                asked[kind] += entries
+        test.update(asked)
+    tests["tests"] = [t for t in tests["tests"] if t["alert_rule_test"] or t["promql_expr_test"]]
+    recorded = [rule for rule in rules if "record" in rule]
+    changed = [*recorded, *(rule for copy in copies for rule in copy.rules)]
+    _write(directory / RULES.name, {"groups": [{"name": "mutants", "rules": changed}]})
+    _write(directory / topic, tests)
+    return failures(promtool("test", "rules", directory / topic))
+
+
+@pytest.mark.parametrize("topic", ["scale", "numerics", "ranks", "precision", "gpu", "monitoring"])
+def test_every_change_of_a_rule_is_noticed(topic: str, tmp_path: Path) -> None:
+    group = next(group for group in groups() if group["name"] == f"ampwatch-{topic}")
+    rules = group["rules"]
+    found = [mutant for place, rule in enumerate(rules) for mutant in mutants(place, rule)]
+    copies = [Copy(mutant, number, rules) for number, mutant in enumerate(found)]
+    failed: set[str] = set()
+    for number, together in enumerate(_related(copies)):
+        failed |= _failures(tmp_path / str(number), rules, together, f"{topic}.test.yml")
+
+    noticed = {name[name.rindex("__") :] for name in failed if "__" in name}
+    survived = {f"{c.mutant.rule}: {c.mutant.what}" for c in copies if c.suffix not in noticed}
+    names = set(map(name_of, rules))
+    assert survived == {name for name in SURVIVORS if name.split(": ")[0] in names}
+
+
+def test_each_alert_that_asks_whether_a_run_goes_on_would_fire_after_its_end_without(
+    tmp_path: Path,
+) -> None:
+    """What is taken out of all of them at once is noticed for each."""
+    rules = load(RULES)
+    asking = set()
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            expr = RUNNING.sub("", rule["expr"])
+            if expr != rule["expr"] and "alert" in rule:
+                asking.add(rule["alert"])
+                rule["expr"] = expr
+    _write(tmp_path / RULES.name, rules)
+    shutil.copy(ALERTS / "finished.test.yml", tmp_path)
+
+    said = promtool("test", "rules", tmp_path / "finished.test.yml")
+
+    text = said.stdout + said.stderr
+    after = text[text.index("time: 43m") :]
+    asking.remove("AmpwatchRunNameShared")  # asks by a recording rule, which is left as it is
+    assert asking <= set(re.findall(r'alertname="(\w+)"', after[after.index("got:") :]))
+
+
+def _write(path: Path, content: Any) -> None:
+    dumper = yaml.SafeDumper
+    dumper.ignore_aliases = lambda *_: True  # type: ignore[method-assign]
+    path.write_text(yaml.dump(content, Dumper=dumper, width=1000), encoding="utf-8")

@@ -1,0 +1,147 @@
+"""The shipped rules: valid, tested, explained, and about metrics that exist."""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch import __version__
+from ampwatch.catalog import CATALOG
+from tests.alerts.promtool import promtool
+from tests.alerts.rules import (
+    RULES,
+    TESTS,
+    alerts,
+    groupings,
+    groups,
+    labels,
+    load,
+    metrics,
+    records,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ALERTS_BY_NAME = alerts()
+EXPRESSIONS = [rule["expr"] for group in groups() for rule in group["rules"]]
+QUERIES = [query for alert in ALERTS_BY_NAME.values() for query in alert.queries()]
+
+OF_PROMETHEUS = {"job", "instance", "severity"}
+SUFFIXES = ("_bucket", "_sum", "_count")
+
+
+@pytest.mark.services
+def test_promtool_finds_no_fault_with_the_rules() -> None:
+    said = promtool("check", "rules", "--lint=all", "--lint-fatal", RULES)
+
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert f"{len(EXPRESSIONS)} rules found" in said.stdout
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("file", TESTS, ids=lambda file: file.name)
+def test_the_rules_pass_their_tests(file: Path) -> None:
+    said = promtool("test", "rules", file)
+
+    assert said.returncode == 0, said.stdout + said.stderr
+
+
+def test_each_alert_is_tested_before_it_fires_and_with_its_whole_text_when_it_does() -> None:
+    asked = list(
+        chain.from_iterable(
+            test.get("alert_rule_test", []) for file in TESTS for test in load(file)["tests"]
+        )
+    )
+    fires = {
+        one["alertname"]
+        for one in asked
+        if any(alert.get("exp_annotations") for alert in one.get("exp_alerts", []))
+    }
+    waits = {one["alertname"] for one in asked if not one.get("exp_alerts")}
+    compared = {
+        query["expr"].split('alertname="')[1].split('"')[0]
+        for file in TESTS
+        for test in load(file)["tests"]
+        for query in test.get("promql_expr_test", [])
+        if 'alertname="' in query["expr"]
+    }
+
+    assert fires == set(ALERTS_BY_NAME)
+    # What fires at once, from the first sample on, has another run beside it that is silent.
+    assert fires - waits - compared == {"AmpwatchSensorErrors"}
+
+
+def test_the_healthy_run_has_every_metric_that_an_alert_reads() -> None:
+    """Else its silence would say nothing."""
+    healthy = next(file for file in TESTS if file.name == "healthy.test.yml")
+    series = {
+        one["series"].partition("{")[0]
+        for test in load(healthy)["tests"]
+        for one in test["input_series"]
+    }
+    read = set().union(*map(metrics, EXPRESSIONS)) - set(records())
+
+    assert {name for name in read if not name.startswith("DCGM_")} <= series
+
+
+@pytest.mark.parametrize("name", ALERTS_BY_NAME)
+def test_an_alert_says_what_it_is_and_where_to_read_on(name: str) -> None:
+    alert = ALERTS_BY_NAME[name]
+    text = alert.annotations
+
+    assert name.startswith("Ampwatch")
+    assert alert.severity in {"critical", "warning", "info"}
+    assert set(text) == {"summary", "description", "runbook_url", "dashboard"}
+    assert re.fullmatch(r"[A-Za-z].*\.", text["summary"])
+    assert "{{" not in text["summary"]
+    assert text["runbook_url"].endswith(f"/docs/runbooks/{name}.md")
+    assert re.match(r"/d/ampwatch-(overview|run|layers|precision|gpu|ranks)\b", text["dashboard"])
+
+
+def test_rules_and_their_texts_read_only_what_is_exported_or_recorded() -> None:
+    known = {metric.name: set(metric.labels) | OF_PROMETHEUS for metric in CATALOG}
+    known["up"] = OF_PROMETHEUS
+    recorded = records()
+
+    for expr in (*EXPRESSIONS, *QUERIES):
+        ours = {name for name in metrics(expr) if not name.startswith("DCGM_")}
+        assert ours <= set(known) | set(recorded), expr
+        for name, label in labels(expr):
+            if name in known:
+                assert label in known[name], expr
+
+
+def test_rules_group_and_join_by_labels_that_exist() -> None:
+    known = set(chain.from_iterable(metric.labels for metric in CATALOG)) | OF_PROMETHEUS
+
+    assert set().union(*map(groupings, EXPRESSIONS)) <= known
+
+
+def test_recording_rules_are_named_level_metric_operations() -> None:
+    for name in records():
+        level, metric, operations = name.split(":")
+
+        assert set(level.split("_")) <= {"job", "instance", "run", "rank", "uuid"}
+        assert metric.startswith("ampwatch_")
+        assert operations
+
+
+def test_no_alert_reads_the_increase_of_a_counter_that_is_born_with_its_event() -> None:
+    """Series per module and the codes of XIDs appear when something has happened."""
+    late = {"ampwatch_module_gradient_nonfinite_elements_total", "ampwatch_gpu_xid_errors_total"}
+
+    assert not late & set().union(*map(metrics, EXPRESSIONS))
+
+
+def test_the_rules_are_of_the_release_that_ships_them() -> None:
+    expr = ALERTS_BY_NAME["AmpwatchVersionSkew"].expr
+    matcher = re.search(r'version!~"(.*)"', expr)
+    assert matcher
+    pattern = matcher[1].replace("\\\\", "\\")
+
+    assert re.fullmatch(pattern, __version__)
+    assert not re.fullmatch(pattern, f"9{__version__}")

@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 GRAFANA_VENV := .venv-grafana
 GRAFANA_INSTALLED := $(GRAFANA_VENV)/.installed
 CODE := ampwatch dashboards tests benchmarks examples
-PROSE := README.md CHANGELOG.md CONTRIBUTING.md docs dashboards/README.md examples/README.md
+PROSE := README.md CHANGELOG.md CONTRIBUTING.md docs examples/README.md
 
 .PHONY: help
 help: ## List the targets

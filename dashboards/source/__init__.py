@@ -1,7 +1,8 @@
 """The Grafana dashboards as code: ``python -m dashboards.source`` writes their JSON one directory up.
 
-``book`` lists the dashboards, one file each says what is on them. What they have in common is
-in ``queries`` (PromQL), ``panels`` and ``fields`` (what a panel shows and how), ``links``,
-``variables``, ``events`` and ``page`` (rows, layout, JSON). Wants Python 3.11 and the
-package grafana-foundation-sdk.
+``book`` lists the dashboards; the files named after them say what is on each. What they share:
+``queries`` (PromQL and the variables in it), ``measures`` and ``states`` (what several of them ask,
+and from where on it is bad), ``panel``, ``panels``, ``tables`` and ``fields`` (what is shown and
+how), ``links``, ``variables``, ``events`` (annotations) and ``page`` (rows, layout, JSON).
+Wants Python 3.11 and the package grafana-foundation-sdk.
 """

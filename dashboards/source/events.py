@@ -25,6 +25,11 @@ def _annotation(
     )
 
 
+_FIRING = (
+    'ALERTS{job=~"$job", instance=~"$instance|", alertname=~"Ampwatch.+", alertstate="firing"}'
+)
+"""Of the chosen machines and, for the bar, of none: alerts about a whole run have no instance."""
+
 _SEEN = of("ampwatch_finding_last_seen_timestamp_seconds", 'root="true"')
 
 
@@ -37,9 +42,9 @@ def events(*, findings: bool = False) -> list[model.AnnotationQuery]:
     return [
         _annotation(
             "Alerts",
-            of("ALERTS", 'alertname=~"Ampwatch.+"', 'alertstate="firing"'),
-            "{{alertname}} on {{instance}}",
-            "severity,run,rank,gpu",
+            _FIRING,
+            "{{alertname}}",
+            "severity,instance,run,rank",
             BAD,
             enable=True,
         ),

@@ -31,6 +31,10 @@ NONE_IS_GOOD = thresholds(GOOD, Step(1, BAD))
 
 NO_SCALER = "No GradScaler here: bfloat16 and float32 need no loss scale, so this stays empty"
 NO_RUN = "No such run is known: choose another run, job or instance above, or a longer time"
+NO_RUN_TILE = "No such run is known"
+NO_SCALER_TILE = "No GradScaler in use"
+"""What a tile has room for in letters that can be read."""
+
 NO_SAMPLE = "No gradient was sampled yet; the level light takes no samples at all"
 
 

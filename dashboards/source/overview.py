@@ -63,6 +63,7 @@ def _runs() -> Table:
             " Ranks says which rank differs.",
             metrics=[
                 "ampwatch_run_state",
+                "ampwatch_run_start_timestamp_seconds",
                 "ampwatch_steps_total",
                 "ampwatch_loss_scale",
                 SKIPPED_TOTAL,
@@ -85,6 +86,13 @@ def _runs() -> Table:
                 width=90,
             ),
             Column(
+                title="Since",
+                expr=f"time() - min by (job, run) ({of('ampwatch_run_start_timestamp_seconds')})",
+                unit="s",
+                decimals=0,
+                width=90,
+            ),
+            Column(
                 title="Ranks up",
                 expr=f"sum by (job, run) ({RUNNING})",
                 decimals=0,
@@ -100,7 +108,7 @@ def _runs() -> Table:
             Column(
                 title="Steps/s",
                 expr=f"avg by (job, run) ({rate('ampwatch_steps_total')})",
-                unit="ops",
+                unit="none",
                 decimals=2,
                 no_value="no steps yet",
                 width=100,
@@ -109,7 +117,6 @@ def _runs() -> Table:
                 title="Loss scale",
                 expr=f"min by (job, run) ({of('ampwatch_loss_scale_min')})"
                 f" or min by (job, run) ({of('ampwatch_loss_scale')})",
-                unit="short",
                 no_value="no scaler",
                 thresholds=SCALE,
                 width=95,
@@ -185,7 +192,8 @@ def _alerts() -> Table:
         id=202,
         title="Alerts that fire",
         description=described(
-            shows="Alerts of ampwatch that fire now, with how many series each has.",
+            shows="Alerts of ampwatch that fire now, with how many series each has. Those about a"
+            " whole run have no instance: they are drawn as annotations, and not listed here.",
             good="empty.",
             act="click on the alert: its runbook says what to look at, what to do and how to see"
             " that it helped.",
@@ -193,7 +201,7 @@ def _alerts() -> Table:
         ),
         unit="none",
         no_value="No alert fires, or the alert rules of ampwatch are not loaded into Prometheus",
-        height=7,
+        height=6,
         keys=(
             Key(label="alertname", title="Alert", links=(runbook,), width=280),
             Key(label="severity", title="Severity", width=90),

@@ -39,7 +39,8 @@ def health() -> tuple[TimeSeries | StateTimeline | Table | Stat, ...]:
             description=described(
                 shows="Per second, over all runs: steps and samples it did not read because the"
                 " device was too far behind, records that found no place in the ring or were"
-                " overwritten there, exceptions inside a sensor.",
+                " overwritten there, findings beyond those that are kept, exceptions inside a"
+                " sensor.",
                 good="0.",
                 act="sensor errors: look in the log of the training, the sensor is off since then."
                 " Records lost: the daemon was down or slow. Samples dropped: nothing to do, the"
@@ -50,6 +51,7 @@ def health() -> tuple[TimeSeries | StateTimeline | Table | Stat, ...]:
                     "ampwatch_ring_records_dropped_total",
                     "ampwatch_ring_records_lost_total",
                     "ampwatch_sensor_errors_total",
+                    "ampwatch_finding_records_left_out_total",
                 ],
             ),
             unit="cps",
@@ -62,17 +64,18 @@ def health() -> tuple[TimeSeries | StateTimeline | Table | Stat, ...]:
                     "ampwatch_samples_dropped_total": "samples dropped",
                     "ampwatch_ring_records_dropped_total": "records without a place",
                     "ampwatch_ring_records_lost_total": "records overwritten",
+                    "ampwatch_finding_records_left_out_total": "findings left out",
                 }.items()
             ),
             minimum=0,
         ),
         StateTimeline(
             id=403,
-            title="Collectors that fail",
+            title="Collectors, failing ones first (20)",
             description=described(
-                shows="Daemons of which a collector failed at its newest pass: rings reads the"
-                " training processes, gpu the GPUs. At most 20.",
-                good="no band, or bands that read ok.",
+                shows="Whether the newest pass of each collector succeeded: rings reads the training"
+                " processes, gpu the GPUs. At most 20, those that failed before the others.",
+                good="ok everywhere.",
                 act="gpu: see the dashboard GPU, which says what NVML answered. rings: the log of"
                 " the daemon names the file.",
                 metrics=["ampwatch_collector_success"],
@@ -121,5 +124,27 @@ def health() -> tuple[TimeSeries | StateTimeline | Table | Stat, ...]:
             thresholds=thresholds(GOOD, Step(1, WARN)),
             width=6,
             height=8,
+        ),
+        TimeSeries(
+            id=406,
+            title="Slowest collectors (5)",
+            description=described(
+                shows="How long the newest pass of a collector took, of the daemons where it took"
+                " longest.",
+                good="far below the scrape interval.",
+                act="gpu takes seconds: the driver hangs, see the dashboard GPU. rings: the machine"
+                " is short of CPU, or has more ranks than a daemon keeps up with.",
+                metrics=["ampwatch_collector_duration_seconds"],
+            ),
+            unit="s",
+            no_value="No ampwatch target",
+            queries=(
+                Query(
+                    f"topk(5, {of('ampwatch_collector_duration_seconds')})",
+                    legend="{{instance}} {{collector}}",
+                ),
+            ),
+            minimum=0,
+            width=12,
         ),
     )

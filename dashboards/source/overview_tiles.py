@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.source.fields import BAD, GOOD, NEUTRAL, Step, described, thresholds
 from dashboards.source.links import to_dashboard
-from dashboards.source.measures import LAST_HOUR, NONE_IS_GOOD
+from dashboards.source.measures import LAST_HOUR, NO_RUN_TILE, NONE_IS_GOOD
 from dashboards.source.panels import Stat
 from dashboards.source.queries import Query, any_of, having, of
 from dashboards.source.states import severity
@@ -19,7 +19,6 @@ ALERTS = of("ALERTS", any_of("alertname", "Ampwatch.+"), having("alertstate", "f
 
 def tiles() -> tuple[Stat, ...]:
     """Return the tiles."""
-    no_run = "No run is known: start one with ampwatch.monitor(), or choose another job or instance"
     any_run = f"0 * count({of('ampwatch_run_info')})"
     return (
         Stat(
@@ -34,7 +33,7 @@ def tiles() -> tuple[Stat, ...]:
                 metrics=["up", "ampwatch_build_info"],
             ),
             unit="none",
-            no_value="No ampwatch target: check the data source, then Targets in Prometheus",
+            no_value="No ampwatch target",
             queries=(Query(f"count({of('up')} == 1 {_OF_AMPWATCH})", instant=True),),
             thresholds=thresholds(BAD, Step(1, GOOD)),
         ),
@@ -49,7 +48,7 @@ def tiles() -> tuple[Stat, ...]:
                 metrics=["up", "ampwatch_build_info"],
             ),
             unit="none",
-            no_value="No ampwatch target was seen within a day",
+            no_value="No target within a day",
             queries=(Query(f"sum(({of('up')} == bool 0) {_OF_AMPWATCH})", instant=True),),
             thresholds=NONE_IS_GOOD,
         ),
@@ -64,7 +63,7 @@ def tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_run_state"],
             ),
             unit="none",
-            no_value=no_run,
+            no_value=NO_RUN_TILE,
             queries=(
                 Query(
                     f"count(max by (job, run) ({RUNNING}) == 1) or {any_run}",
@@ -83,7 +82,7 @@ def tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_finding_last_seen_timestamp_seconds"],
             ),
             unit="none",
-            no_value=no_run,
+            no_value=NO_RUN_TILE,
             queries=(
                 Query(
                     f"count({severity('job, run', LAST_HOUR)} == 3) or {any_run}",
@@ -103,7 +102,7 @@ def tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_run_state"],
             ),
             unit="none",
-            no_value=no_run,
+            no_value=NO_RUN_TILE,
             queries=(
                 Query(
                     f"sum({LOST})",
@@ -117,13 +116,14 @@ def tiles() -> tuple[Stat, ...]:
             id=106,
             title="Alerts firing",
             description=described(
-                shows="Alerts of ampwatch that fire for the chosen jobs and instances.",
+                shows="Alerts of ampwatch that fire for the chosen jobs and instances. Those about a"
+                " whole run have no instance: they are drawn as annotations, and not counted here.",
                 good="0.",
                 act="see the table of alerts below; each has a runbook.",
                 metrics=["ALERTS"],
             ),
             unit="none",
-            no_value="No ampwatch target, so no alert can fire",
+            no_value="No ampwatch target",
             queries=(
                 Query(
                     f"count({ALERTS}) or 0 * count({of('ampwatch_build_info')})",

@@ -17,7 +17,7 @@ from dashboards.source.variables import DAEMON, variables
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dashboards.source.panels import Panel
+    from dashboards.source.panel import Panel
 
 COLUMNS = 24
 

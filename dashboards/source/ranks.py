@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dashboards.source.fields import BAD, GOOD, NEUTRAL, WARN, Step, described, thresholds
+from dashboards.source.fields import (
+    BAD,
+    GOOD,
+    NEUTRAL,
+    NOTE,
+    WARN,
+    Step,
+    color,
+    described,
+    thresholds,
+)
 from dashboards.source.links import field, to_dashboard
-from dashboards.source.measures import NO_RUN, NONE_IS_GOOD
+from dashboards.source.measures import NO_RUN, NO_RUN_TILE, NO_SCALER_TILE, NONE_IS_GOOD
 from dashboards.source.page import Page, Row
 from dashboards.source.panels import Panel, Stat, StateTimeline, TimeSeries
 from dashboards.source.queries import Query, having, of
@@ -67,7 +77,7 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_run_state"],
             ),
             unit="none",
-            no_value=NO_RUN,
+            no_value=NO_RUN_TILE,
             queries=(Query(f"sum({_RUNNING})", instant=True),),
             thresholds=thresholds(NEUTRAL, Step(1, GOOD)),
         ),
@@ -84,7 +94,7 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_run_state"],
             ),
             unit="none",
-            no_value=NO_RUN,
+            no_value=NO_RUN_TILE,
             queries=(Query(f"sum({_STALE})", instant=True),),
             thresholds=NONE_IS_GOOD,
         ),
@@ -99,7 +109,7 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_run_state"],
             ),
             unit="none",
-            no_value=NO_RUN,
+            no_value=NO_RUN_TILE,
             queries=(Query(f"sum({_FAILED})", instant=True),),
             thresholds=NONE_IS_GOOD,
         ),
@@ -114,7 +124,7 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_run_info"],
             ),
             unit="none",
-            no_value=NO_RUN,
+            no_value=NO_RUN_TILE,
             queries=(
                 Query(
                     f'count(count_values by (job, run) ("world_size", {reporting})'
@@ -136,7 +146,7 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_step_duration_seconds"],
             ),
             unit="none",
-            no_value="No step has ended in this time",
+            no_value="No step has ended yet",
             decimals=2,
             queries=(Query(f"max({to_median(STEP_SECONDS)})", instant=True),),
             thresholds=_APART,
@@ -152,7 +162,7 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_loss_scale"],
             ),
             unit="none",
-            no_value="No GradScaler here: bfloat16 and float32 need no loss scale",
+            no_value=NO_SCALER_TILE,
             queries=(
                 Query(
                     "max(count by (job, run) (count_values by (job, run)"
@@ -181,7 +191,13 @@ def _states() -> TimeSeries:
         queries=(Query(f"sum by (state) ({of('ampwatch_run_state')})", legend="{{state}}"),),
         stacked=True,
         minimum=0,
-        width=8,
+        width=6,
+        overrides=(
+            color("running", GOOD),
+            color("finished", NOTE),
+            color("stale", WARN),
+            color("failed", BAD),
+        ),
     )
 
 
@@ -225,7 +241,7 @@ def _silent() -> Table:
         ),
         unit="none",
         no_value="No rank has ended a step yet",
-        width=8,
+        width=10,
         keys=(
             Key(label="run", title="Run"),
             Key(label="rank", title="Rank", links=(to_run,), width=60),

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dashboards.source.fields import (
-    NEUTRAL,
     described,
-    thresholds,
 )
 from dashboards.source.links import field, label, to_dashboard
 from dashboards.source.measures import (
     HEADROOM,
     LAST_HOUR,
-    NO_RUN,
-    NO_SCALER,
+    NO_RUN_TILE,
+    NO_SCALER_TILE,
     NONE_IS_GOOD,
     REPORT_AGE,
     SCALE,
@@ -21,10 +19,10 @@ from dashboards.source.measures import (
     skipped_share,
 )
 from dashboards.source.page import Page, Row
-from dashboards.source.panels import Stat
-from dashboards.source.queries import Query, of, rate
+from dashboards.source.panels import Stat, TimeSeries
+from dashboards.source.queries import Query, increase, of, rate
 from dashboards.source.run_gradients import gradients
-from dashboards.source.run_progress import learning, sampling, speed
+from dashboards.source.run_progress import facts, learning, sampling, speed
 from dashboards.source.run_scaling import scaling
 from dashboards.source.states import (
     ADVICE_KEY,
@@ -35,7 +33,7 @@ from dashboards.source.states import (
     severity,
     state,
 )
-from dashboards.source.tables import Column, Key, Table
+from dashboards.source.tables import Key, Table
 
 _TO_RANKS = to_dashboard("Which rank? Open its ranks", "ampwatch-ranks", run=label("run"))
 
@@ -48,12 +46,12 @@ def page() -> Page:
         description="Why are steps skipped, and do the gradients fit the format? Choose one run.",
         findings=True,
         rows=(
-            Row(100, "What is wrong with this run?", (*_tiles(), _findings())),
+            Row(100, "What is wrong with this run?", (*_tiles(), _findings(), _finding_steps())),
             Row(200, "Why are steps skipped?", scaling()),
             Row(300, "Do the gradients fit the format?", gradients()),
             Row(400, "Does it learn?", learning()),
             Row(500, "Is it as fast as it was?", speed()),
-            Row(600, "What is it, and what did ampwatch see of it?", (_facts(), *sampling())),
+            Row(600, "What is it, and what did ampwatch see of it?", (facts(), *sampling())),
         ),
     )
 
@@ -72,7 +70,7 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_run_state"],
             ),
             unit="none",
-            no_value=NO_RUN,
+            no_value=NO_RUN_TILE,
             queries=(Query(state("run"), legend="{{run}}", instant=True),),
             mappings=(STATE_WORDS,),
             width=3,
@@ -88,7 +86,7 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_finding_last_seen_timestamp_seconds"],
             ),
             unit="none",
-            no_value=NO_RUN,
+            no_value=NO_RUN_TILE,
             queries=(
                 Query(
                     severity("run", LAST_HOUR),
@@ -110,8 +108,8 @@ def _tiles() -> tuple[Stat, ...]:
                 " stop the run.",
                 metrics=["ampwatch_loss_scale"],
             ),
-            unit="short",
-            no_value=NO_SCALER,
+            unit="none",
+            no_value=NO_SCALER_TILE,
             queries=(Query(f"min by (run) ({of('ampwatch_loss_scale')})", legend="{{run}}"),),
             thresholds=SCALE,
             sparkline=True,
@@ -127,14 +125,14 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=skipped,
             ),
             unit="percentunit",
-            no_value="No optimizer has stepped in the last 10 minutes",
+            no_value="No step in 10 minutes",
             queries=(Query(skipped_share("10m", "run"), legend="{{run}}", instant=True),),
             thresholds=SKIPPED,
             width=3,
         ),
         Stat(
             id=105,
-            title="Headroom",
+            title="Headroom, in doublings",
             description=described(
                 shows="How many times the gradients can double before they overflow the format of"
                 " autocast, at the loss scale they have now.",
@@ -143,7 +141,7 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_autocast_dtype_max", "ampwatch_scaled_gradient_amax_max"],
             ),
             unit="none",
-            no_value="No gradient was sampled yet, or no autocast was seen",
+            no_value="No sample, or no autocast",
             decimals=1,
             queries=(Query(headroom("run"), legend="{{run}}", instant=True),),
             thresholds=HEADROOM,
@@ -164,7 +162,7 @@ def _tiles() -> tuple[Stat, ...]:
                 ],
             ),
             unit="short",
-            no_value="The parameters were not looked at yet",
+            no_value="Not looked at yet",
             queries=(
                 Query(
                     f"max by (run) ({of('ampwatch_parameter_nonfinite_elements')})"
@@ -185,8 +183,9 @@ def _tiles() -> tuple[Stat, ...]:
                 act="see Is it as fast as it was? below.",
                 metrics=["ampwatch_steps_total"],
             ),
-            unit="ops",
-            no_value="No iteration was counted yet",
+            unit="none",
+            decimals=2,
+            no_value="No step has ended yet",
             queries=(Query(f"avg by (run) ({rate('ampwatch_steps_total')})", legend="{{run}}"),),
             sparkline=True,
             width=3,
@@ -201,7 +200,7 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_last_report_timestamp_seconds"],
             ),
             unit="s",
-            no_value=NO_RUN,
+            no_value=NO_RUN_TILE,
             decimals=0,
             queries=(
                 Query(
@@ -244,38 +243,28 @@ def _findings() -> Table:
     )
 
 
-def _facts() -> Table:
-    facts = {
-        "run": "Run",
-        "autocast_dtype": "Autocast",
-        "scaler": "Scaler",
-        "growth_interval": "Growth interval",
-        "world_size": "World size",
-        "device": "Device",
-        "torch": "PyTorch",
-        "version": "ampwatch",
-        "allow_tf32": "TF32",
-    }
-    return Table(
-        id=601,
-        title="Facts",
+def _finding_steps() -> TimeSeries:
+    return TimeSeries(
+        id=110,
+        title="Steps with each finding",
         description=described(
-            shows="What the ranks said about themselves at the start.",
-            good="one line for each run: all ranks agree. Ranks equals World size.",
-            act="two lines: the ranks run with different settings or versions; the columns that"
-            " differ say in what. Fewer ranks than the world size: not every host has a daemon.",
-            metrics=["ampwatch_run_info"],
+            shows="Iterations in which each kind of finding was seen, between two points of the"
+            " graph, on the rank that saw it most; the ten most frequent.",
+            good="empty.",
+            act="the kind that comes first is most often the cause of those that follow.",
+            metrics=["ampwatch_finding_steps_total"],
         ),
-        unit="none",
-        no_value=NO_RUN,
-        height=5,
-        keys=tuple(Key(label=name, title=title) for name, title in facts.items()),
-        sort_by="Run",
-        columns=(
-            Column(
-                title="Ranks",
-                expr=f"count by ({', '.join(facts)}) ({of('ampwatch_run_info')})",
-                thresholds=thresholds(NEUTRAL),
+        unit="short",
+        no_value="Nothing was found in this time",
+        queries=(
+            Query(
+                f"topk(10, max by (run, kind) ({increase('ampwatch_finding_steps_total')}) > 0)",
+                legend="{{kind}} {{run}}",
             ),
         ),
+        bars=True,
+        interval="1m",
+        minimum=0,
+        width=24,
+        height=6,
     )

@@ -25,12 +25,19 @@ _UNDERFLOW = thresholds(GOOD, Step(0.05, WARN), Step(0.2, BAD))
 
 _TO_LAYERS = (to_dashboard("Which module? Open Layers", "ampwatch-layers", run=label("run")),)
 
+_SEVERAL_SAMPLES = "5m"
+"""Between two samples of a slow run are minutes: over a shorter time the lines have gaps."""
+
 _MAGNITUDE = "ampwatch_gradient_magnitude_bucket"
 
 
 def _quantile(share: float) -> str:
-    buckets = f"sum by (run, le) ({rate(_MAGNITUDE)})"
+    buckets = f"sum by (run, le) ({increase(_MAGNITUDE, over=_SEVERAL_SAMPLES)})"
     return f"histogram_quantile({share}, {buckets})"
+
+
+def _sampled(metric: str) -> str:
+    return f"sum by (run) ({increase(metric, over=_SEVERAL_SAMPLES)})"
 
 
 def _limit(exponent: str) -> str:
@@ -74,8 +81,8 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             id=302,
             title="Gradients against the limits of float16 at this loss scale",
             description=described(
-                shows="Quantiles of the gradient magnitudes without the loss scale (interpolated"
-                " within a factor of 16), and the limits of float16 divided by the loss scale,"
+                shows="Quantiles of the gradient magnitudes of the last 5 minutes without the loss scale"
+                " (interpolated within a factor of 16), and the limits of float16 divided by the loss scale,"
                 " dashed. Each line of the grid is a factor of two.",
                 good="all quantiles between the limits, the 1 % quantile above the smallest normal.",
                 act="1 % below the smallest subnormal: that share is flushed to zero, raise the"
@@ -131,7 +138,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             id=304,
             title="What the format loses of the gradients",
             description=described(
-                shows="Shares of the gradient elements of the sampled steps: zero only because of"
+                shows="Shares of the gradient elements sampled within 5 minutes: zero only because of"
                 " the format (underflow), less precise because of it (subnormal), and all zeros"
                 " (dead units, masks and underflow together).",
                 good="underflow below 5 %. Zeros belong to the model: level is good.",
@@ -148,8 +155,8 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             no_value=NO_SAMPLE,
             queries=tuple(
                 Query(
-                    f"sum by (run) ({rate(f'ampwatch_gradient_{part}_elements_total')})"
-                    f" / (sum by (run) ({rate('ampwatch_gradient_elements_total')}) > 0)",
+                    _sampled(f"ampwatch_gradient_{part}_elements_total")
+                    + f" / ({_sampled('ampwatch_gradient_elements_total')} > 0)",
                     legend=f"{name} {{{{run}}}}",
                 )
                 for part, name in {

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dashboards.source.fields import (
     BAD,
+    color,
     described,
     limit_line,
 )
 from dashboards.source.links import label, to_dashboard
-from dashboards.source.measures import NONE_IS_GOOD, OVERHEAD
+from dashboards.source.measures import NO_RUN, NONE_IS_GOOD, OVERHEAD
 from dashboards.source.panels import TimeSeries
 from dashboards.source.queries import Query, increase, of, rate
+from dashboards.source.tables import Column, Key, Table
 
 _BUCKETS = "ampwatch_step_duration_seconds_bucket"
 
@@ -59,7 +61,7 @@ def learning() -> tuple[TimeSeries, ...]:
             interval="1m",
             minimum=0,
             width=6,
-            thresholds=NONE_IS_GOOD,
+            overrides=(color("/./", BAD),),
         ),
         TimeSeries(
             id=403,
@@ -145,7 +147,7 @@ def speed() -> tuple[TimeSeries, ...]:
                 act="lines apart: a rank has begun anew or is not part of the collective.",
                 metrics=["ampwatch_steps_total"],
             ),
-            unit="ops",
+            unit="none",
             no_value="No iteration was counted yet",
             queries=(
                 Query(f"min by (run) ({rate('ampwatch_steps_total')})", legend="slowest {{run}}"),
@@ -184,6 +186,43 @@ def speed() -> tuple[TimeSeries, ...]:
             width=6,
             thresholds=OVERHEAD,
             overrides=(limit_line("budget", BAD),),
+        ),
+    )
+
+
+def facts() -> Table:
+    """Return what the ranks said about themselves."""
+    said = {
+        "run": "Run",
+        "autocast_dtype": "Autocast",
+        "scaler": "Scaler",
+        "growth_interval": "Growth interval",
+        "world_size": "World size",
+        "device": "Device",
+        "torch": "PyTorch",
+        "version": "ampwatch",
+        "allow_tf32": "TF32",
+    }
+    return Table(
+        id=601,
+        title="Facts",
+        description=described(
+            shows="What the ranks said about themselves at the start.",
+            good="one line for each run: all ranks agree. Ranks equals World size.",
+            act="two lines: the ranks run with different settings or versions; the columns that"
+            " differ say in what. Fewer ranks than the world size: not every host has a daemon.",
+            metrics=["ampwatch_run_info"],
+        ),
+        unit="none",
+        no_value=NO_RUN,
+        height=5,
+        keys=tuple(Key(label=name, title=title) for name, title in said.items()),
+        sort_by="Run",
+        columns=(
+            Column(
+                title="Ranks",
+                expr=f"count by ({', '.join(said)}) ({of('ampwatch_run_info')})",
+            ),
         ),
     )
 

@@ -13,7 +13,7 @@ from dashboards.source.fields import (
     limit_line,
     thresholds,
 )
-from dashboards.source.measures import NO_SCALER, SKIPPED, skipped_share
+from dashboards.source.measures import NO_SCALER, REPORT_AGE, SKIPPED, skipped_share
 from dashboards.source.panels import Stat, TimeSeries
 from dashboards.source.queries import Query, having, increase, of
 
@@ -50,7 +50,7 @@ def scaling() -> tuple[TimeSeries | Stat, ...]:
             description=described(
                 shows="The loss scale (smallest and largest of the ranks) between two dashed limits:"
                 " below the lower one gradients are flushed to zero, above the upper one they"
-                " overflow. The window is that of the newest sample.",
+                " overflow; dashed as well the scale it started from. The window is that of the newest sample.",
                 good="the scale lies between the limits and follows them.",
                 act="scale above the window: it comes down by itself, one skip for each halving."
                 " Below: raise it (scaler.update(new_scale)) or shorten growth_interval."
@@ -62,9 +62,10 @@ def scaling() -> tuple[TimeSeries | Stat, ...]:
                     "ampwatch_loss_scale",
                     "ampwatch_loss_scale_window_low",
                     "ampwatch_loss_scale_window_high",
+                    "ampwatch_loss_scale_initial",
                 ],
             ),
-            unit="short",
+            unit="none",
             no_value=NO_SCALER,
             queries=(
                 Query(f"min by (run) ({of('ampwatch_loss_scale_min')})", legend="smallest {{run}}"),
@@ -77,6 +78,9 @@ def scaling() -> tuple[TimeSeries | Stat, ...]:
                     f"min by (run) ({of('ampwatch_loss_scale_window_high')})",
                     legend="overflows above {{run}}",
                 ),
+                Query(
+                    f"max by (run) ({of('ampwatch_loss_scale_initial')})", legend="initial {{run}}"
+                ),
             ),
             log2=True,
             width=16,
@@ -84,6 +88,7 @@ def scaling() -> tuple[TimeSeries | Stat, ...]:
             overrides=(
                 limit_line("/^flushed below/", WARN),
                 limit_line("/^overflows above/", BAD),
+                limit_line("/^initial/", NOTE),
             ),
         ),
         TimeSeries(
@@ -235,7 +240,7 @@ def scaling() -> tuple[TimeSeries | Stat, ...]:
             minimum=0,
             thresholds=SKIPPED,
             area=True,
-            width=18,
+            width=12,
             height=6,
         ),
         Stat(
@@ -257,9 +262,34 @@ def scaling() -> tuple[TimeSeries | Stat, ...]:
                 ],
             ),
             unit="s",
-            no_value="No forecast: the loss scale does not fall, or there is none",
+            no_value="No forecast: the scale does not fall",
             queries=(Query(_forecast(), legend="{{run}}", instant=True),),
             thresholds=_FORECAST,
+            width=6,
+            height=6,
+        ),
+        Stat(
+            id=208,
+            title="Newest applied step",
+            description=described(
+                shows="How long ago an iteration ended in which no optimizer step was skipped, on"
+                " the rank where it is longest ago.",
+                good="about the time of a step.",
+                act="minutes, while steps go on: every step is skipped and nothing is learned. Stop"
+                " the run, or lower the learning rate if the findings say divergence.",
+                metrics=["ampwatch_last_applied_step_timestamp_seconds"],
+            ),
+            unit="s",
+            no_value="No step was applied yet",
+            decimals=0,
+            queries=(
+                Query(
+                    f"time() - min by (run) ({of('ampwatch_last_applied_step_timestamp_seconds')})",
+                    legend="{{run}}",
+                    instant=True,
+                ),
+            ),
+            thresholds=REPORT_AGE,
             width=6,
             height=6,
         ),

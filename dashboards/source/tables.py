@@ -10,7 +10,7 @@ from grafana_foundation_sdk.models import common, prometheus, table
 from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards.source.fields import Override
-from dashboards.source.panels import Panel
+from dashboards.source.panel import Panel
 from dashboards.source.queries import Query
 
 
@@ -25,6 +25,7 @@ class Key:
         links: Where a click leads.
         width: Of the column, in pixels.
         wrap: Whether long text takes several lines.
+        no_value: What a row without the label says; else it would say what the empty table does.
     """
 
     label: str
@@ -33,11 +34,13 @@ class Key:
     links: tuple[model.DashboardLink, ...] = ()
     width: int | None = None
     wrap: bool = False
+    no_value: str = "-"
 
     def properties(self) -> dict[str, Any]:
         """Return what Grafana is told about the column."""
         return _properties(
             {
+                "noValue": self.no_value,
                 "mappings": self.mappings,
                 "links": self.links,
                 "custom.width": self.width,

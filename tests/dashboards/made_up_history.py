@@ -59,9 +59,12 @@ def samples(ranks: int) -> Iterator[tuple[str, str, float]]:
         for collector in ("rings", "gpu"):
             at = f'collector="{collector}",instance="{instance(machine)}"'
             yield "ampwatch_collector_success", at, 1.0
+            yield "ampwatch_collector_duration_seconds", at, 0.01
     alert = 'alertname="AmpwatchLossScaleCollapsed",severity="critical",rank="0",run="gpt"'
     at = f'{alert},instance="{instance(0)}"'
     yield "ALERTS", f'{at},alertstate="firing"', 1.0
+    whole_run = 'alertname="AmpwatchLossScaleDiverged",severity="warning",run="gpt"'
+    yield "ALERTS", f'{whole_run},alertstate="firing"', 1.0
     yield "ALERTS_FOR_STATE", at, START + 10.0
 
 

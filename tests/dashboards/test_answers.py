@@ -96,6 +96,24 @@ def test_every_annotation_has_an_answer(history: tuple[Prometheus, float], file:
             assert any(name in s["metric"] for s in found), (annotation["name"], name)
 
 
+def test_alerts_about_a_whole_run_are_drawn_as_well(history: tuple[Prometheus, float]) -> None:
+    """They have no instance, whichever is chosen."""
+    server, now = history
+    (alerts,) = (
+        annotation
+        for annotation in load("ampwatch-run.json")["annotations"]["list"]
+        if annotation["name"] == "Alerts"
+    )
+    target = {"expr": alerts["expr"], "instant": True}
+
+    def shown(**chosen: str) -> set[str]:
+        found = asking.answer(server, target, now, **chosen)
+        return {s["metric"]["alertname"] for s in found}
+
+    assert shown() == {"AmpwatchLossScaleCollapsed", "AmpwatchLossScaleDiverged"}
+    assert shown(instance=instance(1)) == {"AmpwatchLossScaleDiverged"}
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_variable_offers_what_there_is(history: tuple[Prometheus, float], file: Path) -> None:
     """The choice of a variable is what the queries can be filtered by."""

@@ -139,6 +139,15 @@ def test_every_panel_says_what_it_shows_what_is_good_and_what_to_do(name: str) -
 
 
 @pytest.mark.parametrize("name", BOOK)
+def test_the_words_of_an_empty_tile_can_be_read(name: str) -> None:
+    """A stat writes them in one line, in letters as small as that takes: 14 a column are 9 pixels."""
+    for shown in panels(BOOK[name]().plain()):
+        if shown["type"] == "stat":
+            words_of_it = shown["fieldConfig"]["defaults"]["noValue"]
+            assert len(words_of_it) <= 14 * shown["gridPos"]["w"], shown["title"]
+
+
+@pytest.mark.parametrize("name", BOOK)
 def test_what_the_sdk_adds_by_itself_is_gone(name: str) -> None:
     """Grafana 10.4 does not know it, and newer ones hide links and annotations for it."""
     dashboard = BOOK[name]().plain()
@@ -225,6 +234,20 @@ def test_one_column_is_called_differently_from_several() -> None:
     assert renamed(one, two) == {"run": "Run", "Value #A": "Steps", "Value #B": "Loss"}
 
 
+@pytest.mark.parametrize("name", BOOK)
+def test_an_empty_cell_does_not_say_what_an_empty_table_says(name: str) -> None:
+    for shown in panels(BOOK[name]().plain()):
+        if shown["type"] == "table":
+            said = {
+                override["matcher"]["options"]: item["value"]
+                for override in shown["fieldConfig"]["overrides"]
+                for item in override["properties"]
+                if item["id"] == "noValue"
+            }
+            titles = shown["transformations"][1]["options"]["renameByName"].values()
+            assert said.keys() >= set(titles), shown["title"]
+
+
 def test_colours_begin_without_a_value_and_words_are_keyed_by_text() -> None:
     """Grafana drops thresholds whose first step has one, and mappings keyed by numbers."""
     shown = TimeSeries(
@@ -238,6 +261,22 @@ def test_colours_begin_without_a_value_and_words_are_keyed_by_text() -> None:
 
     assert [step["value"] for step in defaults["thresholds"]["steps"]] == [None, 2]
     assert list(defaults["mappings"][0]["options"]) == ["1", "nan"]
+
+
+def test_only_trouble_has_a_coloured_ground() -> None:
+    """Else all of a healthy graph would be green."""
+    colours = thresholds(GOOD, Step(0.01, "orange"))
+    lines, areas = (
+        TimeSeries(id=number, area=area, thresholds=colours, **TEXT)
+        for number, area in ((101, False), (102, True))
+    )
+
+    drawn = [
+        [step["color"] for step in p["fieldConfig"]["defaults"]["thresholds"]["steps"]]
+        for p in panels(page(Row(100, "Good?", (lines, areas))))
+    ]
+
+    assert drawn == [["green", "orange"], ["transparent", "orange"]]
 
 
 def test_every_finding_has_advice_and_a_page_behind_it() -> None:

@@ -65,7 +65,7 @@ def _tiles() -> tuple[Panel, ...]:
             ),
             unit="none",
             no_value=NO_GPU,
-            queries=(Query(f"sum({up})"),),
+            queries=(Query(f"sum({up})", instant=True),),
             thresholds=thresholds(BAD, Step(1, GOOD)),
         ),
         Stat(
@@ -80,7 +80,7 @@ def _tiles() -> tuple[Panel, ...]:
             ),
             unit="none",
             no_value=NO_GPU,
-            queries=(Query(f"count({up}) - sum({up})"),),
+            queries=(Query(f"count({up}) - sum({up})", instant=True),),
             thresholds=none_bad,
         ),
         Stat(
@@ -98,7 +98,8 @@ def _tiles() -> tuple[Panel, ...]:
             no_value=NO_GPU,
             queries=(
                 Query(
-                    f"count(time() - {of_gpu(_LAST_XID, HARDWARE_XIDS)} < 3600) or 0 * sum({up})"
+                    f"count(time() - {of_gpu(_LAST_XID, HARDWARE_XIDS)} < 3600) or 0 * sum({up})",
+                    instant=True,
                 ),
             ),
             thresholds=none_bad,
@@ -119,7 +120,8 @@ def _tiles() -> tuple[Panel, ...]:
             queries=(
                 Query(
                     "max(sum by (job, instance, gpu, uuid)"
-                    f" (rate({of_gpu(_THROTTLED, TOO_HOT)}[$__rate_interval])))"
+                    f" (rate({of_gpu(_THROTTLED, TOO_HOT)}[$__rate_interval])))",
+                    instant=True,
                 ),
             ),
             thresholds=thresholds(GOOD, Step(0.01, WARN), Step(0.1, BAD)),
@@ -136,7 +138,7 @@ def _tiles() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             no_value="Not measured: it takes Hopper or newer, see below",
-            queries=(Query(f"avg({tensor_active()})"),),
+            queries=(Query(f"avg({tensor_active()})", instant=True),),
             thresholds=TENSOR_FULL,
         ),
         Stat(

@@ -55,6 +55,7 @@ def dcgm() -> tuple[Panel, ...]:
     return (
         TimeSeries(
             id=901,
+            width=8,
             title="Tensor pipes active (DCGM)",
             description=described(
                 shows="Share of cycles in which a tensor pipe was active, by DCGM, under its old"
@@ -72,6 +73,7 @@ def dcgm() -> tuple[Panel, ...]:
         ),
         TimeSeries(
             id=902,
+            width=8,
             title="DCGM less ampwatch",
             description=described(
                 shows="Tensor activity by DCGM less that by ampwatch, of the same GPU (UUID), of"
@@ -89,6 +91,21 @@ def dcgm() -> tuple[Panel, ...]:
                     "{{uuid}}",
                 ),
             ),
+        ),
+        TimeSeries(
+            id=904,
+            title="Energy (DCGM)",
+            description=described(
+                shows="Mean power from DCGM's energy counter, sum of the GPUs that were chosen.",
+                good="as the energy by machine above.",
+                act="nothing by itself.",
+                metrics=[_ENERGY],
+            ),
+            unit="watt",
+            no_value=_NONE,
+            queries=(Query(f"sum(rate({_chosen(_ENERGY)}[$__rate_interval])) / 1000", "all GPUs"),),
+            minimum=0,
+            width=8,
         ),
         Table(
             id=903,
@@ -132,21 +149,5 @@ def dcgm() -> tuple[Panel, ...]:
                 ),
             ),
             sort_by="Machine",
-            width=16,
-        ),
-        TimeSeries(
-            id=904,
-            title="Energy (DCGM)",
-            description=described(
-                shows="Mean power from DCGM's energy counter, sum of the GPUs that were chosen.",
-                good="as the energy by machine above.",
-                act="nothing by itself.",
-                metrics=[_ENERGY],
-            ),
-            unit="watt",
-            no_value=_NONE,
-            queries=(Query(f"sum(rate({_chosen(_ENERGY)}[$__rate_interval])) / 1000", "all GPUs"),),
-            minimum=0,
-            width=8,
         ),
     )

@@ -65,15 +65,17 @@ def errors() -> tuple[Panel, ...]:
             ),
             unit="none",
             no_value="No XID error since the daemons began to listen",
-            keys=(*KEYS, Key(label="xid", title="Code", mappings=(_XIDS,))),
+            keys=(*KEYS, Key(label="xid", title="Code", mappings=(_XIDS,), wrap=True)),
             columns=(
                 Column(
                     title="Newest",
+                    width=170,
                     expr=f"1000 * {by_xid} ({of_gpu(_XID_LAST)})",
                     unit="dateTimeAsIso",
                 ),
                 Column(
                     title="In the time range",
+                    width=130,
                     expr=f"{by_xid} (increase({of_gpu(_XID)}[$__range]))"
                     f" and on (instance, gpu, xid) {of_gpu(_XID_LAST)}",
                     decimals=0,
@@ -136,11 +138,14 @@ def errors() -> tuple[Panel, ...]:
             columns=(
                 Column(
                     title="Replaced",
+                    width=100,
                     expr=f"sum by (instance, gpu) ({of_gpu(_ROWS)})",
                     thresholds=warn,
                 ),
-                Column(title="Waiting", expr=by_gpu(of_gpu(_PENDING)), thresholds=warn),
-                Column(title="Not replaced", expr=by_gpu(of_gpu(_FAILED)), thresholds=bad),
+                Column(title="Waiting", expr=by_gpu(of_gpu(_PENDING)), thresholds=warn, width=100),
+                Column(
+                    title="Not replaced", expr=by_gpu(of_gpu(_FAILED)), thresholds=bad, width=110
+                ),
                 Column(
                     title="ECC errors",
                     expr=f"sum by (instance, gpu) (increase({of_gpu(_ECC)}[$__range]))",
@@ -174,7 +179,7 @@ def known() -> tuple[Panel, ...]:
             unit="none",
             no_value="No daemon was chosen, or it reads no GPUs (--no-gpu)",
             keys=(
-                Key(label="instance", title="Machine"),
+                KEYS[0],
                 Key(label="feature", title="What"),
                 Key(label="state", title="State", mappings=(STATE_WORDS,), width=130),
                 Key(label="reason", title="Why", mappings=(GPU_REASONS,)),
@@ -188,7 +193,6 @@ def known() -> tuple[Panel, ...]:
             ),
             sort_by="State",
             descending=True,
-            width=14,
             height=10,
         ),
         Table(
@@ -208,7 +212,6 @@ def known() -> tuple[Panel, ...]:
             columns=(Column(title="GPUs", expr=f"count by ({by_fact}) ({of_gpu(_INFO)})"),),
             sort_by="GPUs",
             descending=True,
-            width=10,
-            height=10,
+            height=6,
         ),
     )

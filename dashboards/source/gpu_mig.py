@@ -34,8 +34,31 @@ def instances() -> tuple[Panel, ...]:
             ),
             unit="none",
             no_value="None of the GPUs that were chosen has a MIG mode",
-            queries=(Query(f"sum({of_gpu(_ENABLED)})"),),
-            height=8,
+            queries=(Query(f"sum({of_gpu(_ENABLED)})", instant=True),),
+            height=6,
+        ),
+        Table(
+            id=703,
+            title="Profiles",
+            description=described(
+                shows="The division: how many instances of each profile the GPUs have.",
+                good="as you have set them up.",
+                act="a profile with less memory than the job needs fails at its first large"
+                " batch, not at the start.",
+                metrics=[_INFO],
+            ),
+            unit="none",
+            no_value=none,
+            keys=(*KEYS, Key(label="profile", title="Profile")),
+            columns=(
+                Column(
+                    title="Instances",
+                    expr=f"count by (instance, gpu, profile) ({of_gpu(_INFO)})",
+                ),
+            ),
+            sort_by="Machine",
+            height=6,
+            width=20,
         ),
         Table(
             id=702,
@@ -72,28 +95,5 @@ def instances() -> tuple[Panel, ...]:
                 Column(title="Memory", expr=_instance(of_gpu(_CAPACITY)), unit="bytes"),
             ),
             sort_by="Machine",
-            width=20,
-        ),
-        Table(
-            id=703,
-            title="Profiles",
-            description=described(
-                shows="The division: how many instances of each profile the GPUs have.",
-                good="as you have set them up.",
-                act="a profile with less memory than the job needs fails at its first large"
-                " batch, not at the start.",
-                metrics=[_INFO],
-            ),
-            unit="none",
-            no_value=none,
-            keys=(*KEYS, Key(label="profile", title="Profile")),
-            columns=(
-                Column(
-                    title="Instances",
-                    expr=f"count by (instance, gpu, profile) ({of_gpu(_INFO)})",
-                ),
-            ),
-            sort_by="Machine",
-            height=6,
         ),
     )

@@ -43,7 +43,7 @@ TENSOR_FULL = thresholds(NEUTRAL, Step(0.3, NOTE), Step(0.6, GOOD))
 """A load that fills the tensor cores shows about 0.75, so 0.6 is four fifths of full."""
 
 KEYS = (
-    Key(label="instance", title="Machine"),
+    Key(label="instance", title="Machine", width=170),
     Key(label="gpu", title="GPU", width=70),
 )
 RANK_KEYS = (

@@ -104,30 +104,28 @@ def _overflow() -> tuple[Panel, ...]:
             no_value=no_ranges,
             keys=KEYS,
             columns=(
-                Column(
-                    title="Headroom of outputs", expr=_OF_OUTPUTS, decimals=1, thresholds=HEADROOM
-                ),
+                Column(title="Output headroom", expr=_OF_OUTPUTS, decimals=1, thresholds=HEADROOM),
                 Column(title="Largest output", expr=worst("max", _ACTIVATION), unit="sci"),
                 Column(
-                    title="Dtype of outputs",
+                    title="Output dtype",
                     expr=worst("min", _ACTIVATION_LIMIT),
                     mappings=(*_DTYPES,),
                 ),
                 Column(
-                    title="Headroom of their gradients",
+                    title="Output gradient headroom",
                     expr=_OF_OUTPUT_GRADIENTS,
                     decimals=1,
                     thresholds=HEADROOM,
                 ),
                 Column(
-                    title="Headroom of parameter gradients",
+                    title="Gradient headroom",
                     expr=_OF_GRADIENTS,
                     decimals=1,
                     thresholds=HEADROOM,
                 ),
-                Column(title="Largest scaled gradient", expr=worst("max", _GRADIENT), unit="sci"),
+                Column(title="Largest gradient", expr=worst("max", _GRADIENT), unit="sci"),
             ),
-            sort_by="Headroom of outputs",
+            sort_by="Output headroom",
             height=10,
         ),
         lines(

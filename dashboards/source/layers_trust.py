@@ -35,15 +35,23 @@ def trust() -> tuple[Panel, ...]:
             " max_modules; most of any rank.",
             "raise AMPWATCH_MAX_MODULES, or monitor a part of the model.",
         ),
-        _missing(
-            603,
-            "Tensors that cannot be measured",
-            "ampwatch_tensors_refused",
-            "Integer, complex and meta tensors in the newest sample; most of any rank.",
-            "nothing, as a rule: an integer has no range to lose.",
+        Stat(
+            id=603,
+            title="Tensors not measured",
+            description=described(
+                shows="Integer, complex and meta tensors in the newest sample; most of any rank.",
+                good="any number: an integer has no range to lose.",
+                act="a number that grows is a change of the model.",
+                metrics=["ampwatch_tensors_refused"],
+            ),
+            unit="short",
+            no_value=_NO_SAMPLES,
+            queries=(Query(f"max({of('ampwatch_tensors_refused')})", instant=True),),
+            width=5,
         ),
         Stat(
             id=604,
+            width=5,
             title="Sampling interval",
             description=described(
                 shows="Iterations from one sampled one to the next, as the overhead budget has it;"
@@ -55,7 +63,7 @@ def trust() -> tuple[Panel, ...]:
             ),
             unit="short",
             no_value=_NO_SAMPLES,
-            queries=(Query(f"max({of('ampwatch_sampling_interval_steps')})"),),
+            queries=(Query(f"max({of('ampwatch_sampling_interval_steps')})", instant=True),),
         ),
         Stat(
             id=605,
@@ -64,13 +72,18 @@ def trust() -> tuple[Panel, ...]:
                 shows="Measurements in the time range that were given up, because the device was"
                 " too far behind: ampwatch never waits for it.",
                 good="0, or few beside the samples that were made.",
-                act="if it is most of them, the device is never idle long enough: lengthen the"
-                " sampling interval.",
+                act="if it is most of them, the device is never idle long enough: raise"
+                " AMPWATCH_SAMPLE_EVERY.",
                 metrics=["ampwatch_samples_dropped_total"],
             ),
             unit="short",
             no_value=_NO_SAMPLES,
-            queries=(Query(f"sum({increase('ampwatch_samples_dropped_total', over='$__range')})"),),
+            queries=(
+                Query(
+                    f"sum({increase('ampwatch_samples_dropped_total', over='$__range')})",
+                    instant=True,
+                ),
+            ),
             decimals=0,
             thresholds=thresholds(GOOD, Step(1, NEUTRAL)),
         ),
@@ -78,14 +91,15 @@ def trust() -> tuple[Panel, ...]:
     )
 
 
-def _missing(id: int, title: str, metric: str, shows: str, act: str) -> Stat:  # noqa: A002
+def _missing(number: int, title: str, metric: str, shows: str, act: str) -> Stat:
     return Stat(
-        id=id,
+        id=number,
+        width=5,
         title=title,
         description=described(shows=shows, good="0.", act=act, metrics=[metric]),
         unit="short",
         no_value=_NO_SAMPLES,
-        queries=(Query(f"max({of(metric)})"),),
+        queries=(Query(f"max({of(metric)})", instant=True),),
         thresholds=_ANY_MISSING,
     )
 

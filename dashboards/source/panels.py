@@ -16,6 +16,7 @@ from grafana_foundation_sdk.models import (
 )
 from grafana_foundation_sdk.models import dashboard as model
 
+from dashboards.source.fields import GOOD, NEUTRAL
 from dashboards.source.panel import Panel
 
 if TYPE_CHECKING:
@@ -106,10 +107,15 @@ class TimeSeries(Panel):
         """Return no colour for what is good where areas are filled: only trouble has a ground."""
         if not self.area:
             return self.thresholds
-        _, *steps = self.thresholds.steps
         return model.ThresholdsConfig(
             mode=self.thresholds.mode,
-            steps=[model.Threshold(value=None, color="transparent"), *steps],
+            steps=[
+                model.Threshold(
+                    value=step.value,
+                    color="transparent" if step.color in {GOOD, NEUTRAL} else step.color,
+                )
+                for step in self.thresholds.steps
+            ],
         )
 
     def options(self) -> timeseries.Options:

@@ -8,9 +8,10 @@ from dashboards.source.panels import Panel, Stat, TimeSeries
 from dashboards.source.precision_basis import absent, on_the_cpu, windows
 from dashboards.source.precision_ceiling import ceiling, views
 from dashboards.source.precision_kernels import kernels
-from dashboards.source.precision_shares import LOW, OVER, share, sums
+from dashboards.source.precision_shares import LOW, OVER, RUN, share, sums
 from dashboards.source.precision_why import casts, fallbacks
 from dashboards.source.queries import Query, of
+from dashboards.source.states import ADVICE_KEY, FINDING_KEYS
 from dashboards.source.tables import Column, Key, Table
 
 _FLOPS = "ampwatch_flops_total"
@@ -21,6 +22,14 @@ _FALLBACK = "ampwatch_autocast_fallback_flops_total"
 _CASTS = "ampwatch_casts_total"
 _COUNTED = "ampwatch_census_iterations_total"
 _LAST = "ampwatch_last_census_timestamp_seconds"
+_START = "ampwatch_run_start_timestamp_seconds"
+_FOUND = "ampwatch_finding_steps_total"
+
+_KINDS = (
+    'kind=~"autocast_inactive|fp32_matmul|dims_unaligned|layout_nchw|cast_overhead'
+    "|no_memory_gain|cpu_isa_missing|backend_flags|matmul_is_gemv|kernels_outdated"
+    '|tensor_views_disagree"'
+)
 
 _WITH_FLOPS = 'op_kind=~"matmul|convolution|attention"'
 
@@ -65,7 +74,7 @@ def _mix() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             no_value=no_census,
-            queries=(Query(share(sums(_FLOPS, LOW), sums(_FLOPS)), "{{run}}"),),
+            queries=(Query(share(sums(_FLOPS, LOW), sums(_FLOPS)), "{{run}}", instant=True),),
             thresholds=_MOST,
             names=True,
         ),
@@ -82,7 +91,7 @@ def _mix() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             no_value=no_census,
-            queries=(Query(share(sums(_ELIGIBLE), sums(_FLOPS)), "{{run}}"),),
+            queries=(Query(share(sums(_ELIGIBLE), sums(_FLOPS)), "{{run}}", instant=True),),
             thresholds=_MOST,
             names=True,
         ),
@@ -97,7 +106,7 @@ def _mix() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             no_value=no_census,
-            queries=(Query(share(sums(_FALLBACK), sums(_FLOPS)), "{{run}}"),),
+            queries=(Query(share(sums(_FALLBACK), sums(_FLOPS)), "{{run}}", instant=True),),
             thresholds=thresholds(GOOD, Step(0.01, NEUTRAL), Step(0.1, WARN)),
             names=True,
         ),
@@ -114,7 +123,9 @@ def _mix() -> tuple[Panel, ...]:
             unit="none",
             no_value=no_census,
             decimals=1,
-            queries=(Query(share(sums(_CASTS), sums(_CALLS, _WITH_FLOPS)), "{{run}}"),),
+            queries=(
+                Query(share(sums(_CASTS), sums(_CALLS, _WITH_FLOPS)), "{{run}}", instant=True),
+            ),
             thresholds=thresholds(GOOD, Step(2, NEUTRAL), Step(4, WARN)),
             names=True,
         ),
@@ -131,7 +142,7 @@ def _mix() -> tuple[Panel, ...]:
             unit="none",
             no_value="No run that counts ops was chosen",
             decimals=0,
-            queries=(Query(f"sum(increase({of(_COUNTED)}[{OVER}]))"),),
+            queries=(Query(f"sum(increase({of(_COUNTED)}[{OVER}]))", instant=True),),
         ),
         Stat(
             id=106,
@@ -144,7 +155,7 @@ def _mix() -> tuple[Panel, ...]:
             ),
             unit="s",
             no_value="No ops were ever counted",
-            queries=(Query(f"time() - max({of(_LAST)})"),),
+            queries=(Query(f"time() - max({of(_LAST)})", instant=True),),
         ),
         TimeSeries(
             id=107,
@@ -206,14 +217,15 @@ def _mix() -> tuple[Panel, ...]:
             id=109,
             title="The mix of each run",
             description=described(
-                shows=f"Shares of the FLOPs of {OVER} by run, over all of its ranks.",
+                shows=f"Shares of the FLOPs of {OVER} by run, over all of its ranks, and for how"
+                " long it has been running: a young run has few counts.",
                 good="as said of the tiles above.",
                 act="choose the run that differs.",
-                metrics=[_FLOPS, _ELIGIBLE, _FALLBACK],
+                metrics=[_FLOPS, _ELIGIBLE, _FALLBACK, _COUNTED, _START],
             ),
             unit="percentunit",
             no_value=no_census,
-            keys=(Key(label="run", title="Run"),),
+            keys=(RUN,),
             columns=(
                 Column(
                     title="In 16 bits or fewer",
@@ -233,8 +245,35 @@ def _mix() -> tuple[Panel, ...]:
                     unit="percentunit",
                 ),
                 Column(title="Iterations counted", expr=sums(_COUNTED), decimals=0),
+                Column(title="Runs for", expr=f"time() - min by (run) ({of(_START)})", unit="s"),
             ),
             sort_by="In 16 bits or fewer",
             height=6,
+        ),
+        Table(
+            id=110,
+            title="What was found about precision",
+            description=described(
+                shows="Findings of these kinds, and in how many iterations of the time range they"
+                " were seen, over all ranks and places.",
+                good="0 everywhere: it was looked for, and not found.",
+                act="follow What to change; a click on the finding opens its page.",
+                metrics=[_FOUND],
+            ),
+            unit="none",
+            no_value="No run was chosen",
+            keys=(FINDING_KEYS[0], ADVICE_KEY),
+            columns=(
+                Column(
+                    title="Iterations",
+                    expr=f'label_replace(sum by (kind) (increase({of(_FOUND, _KINDS)}[$__range])), "advice", "$1", "kind", "(.+)")',
+                    decimals=0,
+                    thresholds=thresholds(NEUTRAL, Step(1, WARN)),
+                    width=100,
+                ),
+            ),
+            sort_by="Iterations",
+            descending=True,
+            height=9,
         ),
     )

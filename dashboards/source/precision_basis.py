@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.source.capabilities import PRECISION_FEATURES, PRECISION_REASONS, STATE_WORDS
 from dashboards.source.fields import BAD, GOOD, WARN, Step, described, thresholds
 from dashboards.source.panels import Panel, Stat, TimeSeries
-from dashboards.source.precision_shares import OVER, sums
+from dashboards.source.precision_shares import OVER, RUN, sums
 from dashboards.source.queries import Query, of
 from dashboards.source.tables import Column, Key, Table
 
@@ -36,7 +36,7 @@ def absent() -> tuple[Panel, ...]:
             unit="none",
             no_value="No run was chosen that is watched at level standard or deep",
             keys=(
-                Key(label="run", title="Run", width=180),
+                RUN,
                 Key(label="feature", title="What", mappings=(PRECISION_FEATURES,)),
                 Key(label="state", title="State", mappings=(STATE_WORDS,), width=140),
                 Key(label="reason", title="Why", mappings=(PRECISION_REASONS,)),
@@ -59,6 +59,7 @@ def windows() -> tuple[Panel, ...]:
     return (
         Stat(
             id=801,
+            width=6,
             title="Windows",
             description=described(
                 shows="Profiler windows of the time range that gave data, over all ranks.",
@@ -72,12 +73,14 @@ def windows() -> tuple[Panel, ...]:
             queries=(
                 Query(
                     f"sum(increase({of(_WINDOWS)}[$__range]))"
-                    f" - sum(increase({of(_INVALID)}[$__range]))"
+                    f" - sum(increase({of(_INVALID)}[$__range]))",
+                    instant=True,
                 ),
             ),
         ),
         Stat(
             id=802,
+            width=6,
             title="Profiled iterations",
             description=described(
                 shows="Iterations of the time range that were profiled: what the time of kernels"
@@ -89,10 +92,11 @@ def windows() -> tuple[Panel, ...]:
             unit="none",
             no_value=none,
             decimals=0,
-            queries=(Query(f"sum(increase({of(_ITERATIONS)}[$__range]))"),),
+            queries=(Query(f"sum(increase({of(_ITERATIONS)}[$__range]))", instant=True),),
         ),
         Stat(
             id=803,
+            width=6,
             title="Drag after a window",
             description=described(
                 shows="Usual step time after the newest window over the one before, of the worst"
@@ -105,11 +109,12 @@ def windows() -> tuple[Panel, ...]:
             unit="none",
             no_value="Not known yet: it takes a window and the steps after it",
             decimals=2,
-            queries=(Query(f"max({of(_DRAG)})"),),
+            queries=(Query(f"max({of(_DRAG)})", instant=True),),
             thresholds=thresholds(GOOD, Step(1.05, WARN), Step(1.2, BAD)),
         ),
         Stat(
             id=804,
+            width=6,
             title="Memory left behind",
             description=described(
                 shows="What the memory of a training process grew by over its windows, of the"
@@ -120,7 +125,7 @@ def windows() -> tuple[Panel, ...]:
             ),
             unit="bytes",
             no_value=none,
-            queries=(Query(f"max({of(_MEMORY)})"),),
+            queries=(Query(f"max({of(_MEMORY)})", instant=True),),
             thresholds=thresholds(GOOD, Step(100 << 20, WARN), Step(1 << 30, BAD)),
         ),
         TimeSeries(
@@ -137,8 +142,6 @@ def windows() -> tuple[Panel, ...]:
             no_value=none,
             queries=(Query(sums(_SKIPPED, by="reason"), "{{reason}}"),),
             minimum=0,
-            width=8,
-            height=8,
         ),
         TimeSeries(
             id=806,
@@ -155,7 +158,6 @@ def windows() -> tuple[Panel, ...]:
             queries=(Query(sums(_SECONDS, by="part"), "{{part}}"),),
             minimum=0,
             stacked=True,
-            width=8,
         ),
     )
 

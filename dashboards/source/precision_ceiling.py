@@ -15,7 +15,7 @@ from dashboards.source.fields import (
 )
 from dashboards.source.panels import Panel, StateTimeline, TimeSeries
 from dashboards.source.precision_kernels import AT_LEAST, MATMULS, SECONDS
-from dashboards.source.precision_shares import OVER, share, sums
+from dashboards.source.precision_shares import OVER, RUN, share, sums
 from dashboards.source.queries import Query, of
 from dashboards.source.tables import Column, Key, Table
 
@@ -143,7 +143,7 @@ def ceiling() -> tuple[Panel, ...]:
             ),
             unit="flops",
             no_value=_NO_PEAK,
-            keys=(Key(label="run", title="Run"), Key(label="dtype", title="Dtype")),
+            keys=(RUN, Key(label="dtype", title="Dtype")),
             columns=(
                 Column(
                     title="Slowest rank", expr=f"min by (run, dtype) ({of(_PEAK)})", unit="flops"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dashboards.source.fields import GOOD, NEUTRAL, WARN, Override, Step, described, thresholds
 from dashboards.source.panels import Panel, TimeSeries
-from dashboards.source.precision_shares import OVER, share, sums
+from dashboards.source.precision_shares import OVER, RUN, share, sums
 from dashboards.source.queries import Query, of
-from dashboards.source.tables import Column, Key, Table
+from dashboards.source.tables import Column, Table
 
 SECONDS = "ampwatch_kernel_seconds_total"
 MATMULS = 'unit=~"tensor|cuda|unknown"'
@@ -63,6 +63,57 @@ def kernels() -> tuple[Panel, ...]:
             minimum=0,
             maximum=1,
             overrides=_BAND,
+            width=8,
+        ),
+        TimeSeries(
+            id=403,
+            width=8,
+            title="Time of kernels by unit",
+            description=described(
+                shows=f"{units} As shares of the time of all kernels in profiler windows.",
+                good="tensor is the broadest band of a model that multiplies.",
+                act="if other dominates, tensor cores are not the bottleneck: fuse pointwise ops"
+                " (torch.compile), use fused attention and a fused optimizer.",
+                metrics=[SECONDS],
+            ),
+            unit="percentunit",
+            no_value=no_windows,
+            queries=(
+                Query(
+                    f"sum by (unit) (increase({of(SECONDS)}[{OVER}]))"
+                    f" / on () group_left () (sum(increase({of(SECONDS)}[{OVER}])) > 0)",
+                    "{{unit}}",
+                ),
+            ),
+            minimum=0,
+            maximum=1,
+            stacked=True,
+        ),
+        TimeSeries(
+            id=404,
+            width=8,
+            title="Time of matmuls by dtype",
+            description=described(
+                shows="What the kernels of matmuls computed in, as far as their names say it, as"
+                " shares of their time.",
+                good="the dtype of autocast. Compare with FLOPs by dtype above: float32 takes"
+                " more of the time than of the FLOPs, by the ratio of the peaks.",
+                act="float32 under autocast: see the reasons above. unknown: nothing is wrong,"
+                " the names are silent.",
+                metrics=[SECONDS],
+            ),
+            unit="percentunit",
+            no_value=no_windows,
+            queries=(
+                Query(
+                    f"sum by (dtype) (increase({of(SECONDS, MATMULS)}[{OVER}]))"
+                    f" / on () group_left () {of_all}",
+                    "{{dtype}}",
+                ),
+            ),
+            minimum=0,
+            maximum=1,
+            stacked=True,
         ),
         Table(
             id=402,
@@ -78,7 +129,7 @@ def kernels() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             no_value=no_windows,
-            keys=(Key(label="run", title="Run"),),
+            keys=(RUN,),
             columns=(
                 *(
                     Column(
@@ -104,54 +155,6 @@ def kernels() -> tuple[Panel, ...]:
                 ),
             ),
             sort_by="At least",
-            width=12,
-        ),
-        TimeSeries(
-            id=403,
-            title="Time of kernels by unit",
-            description=described(
-                shows=f"{units} As shares of the time of all kernels in profiler windows.",
-                good="tensor is the broadest band of a model that multiplies.",
-                act="if other dominates, tensor cores are not the bottleneck: fuse pointwise ops"
-                " (torch.compile), use fused attention and a fused optimizer.",
-                metrics=[SECONDS],
-            ),
-            unit="percentunit",
-            no_value=no_windows,
-            queries=(
-                Query(
-                    f"sum by (unit) (increase({of(SECONDS)}[{OVER}]))"
-                    f" / on () group_left () (sum(increase({of(SECONDS)}[{OVER}])) > 0)",
-                    "{{unit}}",
-                ),
-            ),
-            minimum=0,
-            maximum=1,
-            stacked=True,
-        ),
-        TimeSeries(
-            id=404,
-            title="Time of matmuls by dtype",
-            description=described(
-                shows="What the kernels of matmuls computed in, as far as their names say it, as"
-                " shares of their time.",
-                good="the dtype of autocast. Compare with FLOPs by dtype above: float32 takes"
-                " more of the time than of the FLOPs, by the ratio of the peaks.",
-                act="float32 under autocast: see the reasons above. unknown: nothing is wrong,"
-                " the names are silent.",
-                metrics=[SECONDS],
-            ),
-            unit="percentunit",
-            no_value=no_windows,
-            queries=(
-                Query(
-                    f"sum by (dtype) (increase({of(SECONDS, MATMULS)}[{OVER}]))"
-                    f" / on () group_left () {of_all}",
-                    "{{dtype}}",
-                ),
-            ),
-            minimum=0,
-            maximum=1,
-            stacked=True,
+            height=6,
         ),
     )

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from dashboards.source.links import field, to_dashboard
 from dashboards.source.queries import of
+from dashboards.source.tables import Key
 
 OVER = "1h"
 """Ops are counted and windows opened a few times in an hour, whatever the range on the screen."""
 
 LOW = 'dtype=~"float16|bfloat16|float8.*"'
 BY_RUN = "run"
+
+RUN = Key(
+    label="run",
+    title="Run",
+    links=(
+        to_dashboard("This run only", "ampwatch-precision", run=field("Run")),
+        to_dashboard("Which module? Open its layers", "ampwatch-layers", run=field("Run")),
+    ),
+    width=160,
+)
+"""First column of the tables."""
 
 
 def sums(metric: str, *matchers: str, by: str = BY_RUN) -> str:

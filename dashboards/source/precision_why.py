@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.source.fields import GOOD, NEUTRAL, WARN, Step, described, thresholds, words
 from dashboards.source.panels import Panel, TimeSeries
-from dashboards.source.precision_shares import OVER, share, sums
+from dashboards.source.precision_shares import OVER, RUN, share, sums
 from dashboards.source.queries import Query
 from dashboards.source.tables import Column, Key, Table
 
@@ -40,28 +40,37 @@ def fallbacks() -> tuple[Panel, ...]:
             id=201,
             title="In float32 under autocast, by reason",
             description=described(
-                shows=f"Ops of the forward pass, and their FLOPs, in counted iterations of {OVER}.",
-                good="FLOPs 0 everywhere. Ops of the float32 list are many and cost little.",
-                act="where FLOPs are not 0: `ampwatch ops --by op` names the ops, docs/precision.md"
+                shows="Ops of the forward pass, and their share of the FLOPs of the run, in counted"
+                f" iterations of {OVER}.",
+                good="no FLOPs anywhere. Ops of the float32 list are many and cost little.",
+                act="above 1 % of the FLOPs: `ampwatch ops --by op` names the ops, docs/precision.md"
                 " says what each reason means and what to change.",
-                metrics=[_OPS, _FLOPS],
+                metrics=[_OPS, _FLOPS, _ALL_FLOPS],
             ),
             unit="short",
             no_value=no_census,
             keys=(
-                Key(label="run", title="Run", width=160),
-                Key(label="reason", title="Why", mappings=(_REASONS,)),
+                RUN,
+                Key(label="reason", title="Why", mappings=(_REASONS,), wrap=True),
             ),
             columns=(
-                Column(title="Ops", expr=sums(_OPS, by="run, reason"), unit="short", decimals=0),
                 Column(
-                    title="FLOPs",
-                    expr=sums(_FLOPS, by="run, reason"),
+                    title="Ops",
+                    expr=sums(_OPS, by="run, reason"),
                     unit="short",
-                    thresholds=thresholds(NEUTRAL, Step(1, WARN)),
+                    decimals=0,
+                    width=90,
+                ),
+                Column(
+                    title="Share of FLOPs",
+                    width=130,
+                    expr=f"{sums(_FLOPS, by='run, reason')}"
+                    f" / on (run) group_left () ({sums(_ALL_FLOPS)} > 0)",
+                    unit="percentunit",
+                    thresholds=thresholds(NEUTRAL, Step(0.01, WARN)),
                 ),
             ),
-            sort_by="FLOPs",
+            sort_by="Share of FLOPs",
             descending=True,
             width=14,
         ),
@@ -110,7 +119,7 @@ def casts() -> tuple[Panel, ...]:
             unit="short",
             no_value=no_casts,
             keys=(
-                Key(label="run", title="Run", width=160),
+                RUN,
                 Key(label="from_dtype", title="From"),
                 Key(label="to_dtype", title="To"),
             ),

@@ -49,6 +49,7 @@ def variables(*further: model.VariableModel, exporters: str = DAEMON) -> list[mo
         exporters: Metrics, with bars between them, whose jobs and instances can be chosen.
     """
     several = "|" in exporters
+    others = ", and other exporters" if several else ""
     named = (f'__name__=~"{exporters}"',) if several else ()
 
     def scraped(*matchers: str) -> str:
@@ -63,8 +64,13 @@ def variables(*further: model.VariableModel, exporters: str = DAEMON) -> list[mo
             description="The Prometheus that scrapes the ampwatch daemons.",
             query="prometheus",
         ),
-        choice("job", "Job", "Scrape jobs with an ampwatch daemon.", scraped()),
-        choice("instance", "Instance", "Daemons, one on each machine.", scraped('job=~"$job"')),
+        choice("job", "Job", f"Scrape jobs with an ampwatch daemon{others}.", scraped()),
+        choice(
+            "instance",
+            "Instance",
+            f"Daemons, one on each machine{others}.",
+            scraped('job=~"$job"'),
+        ),
         choice(
             "run",
             "Run",

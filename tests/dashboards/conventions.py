@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import ampwatch
 from tests.dashboards import documents
-from tests.dashboards.names import EXPORTED
+from tests.dashboards.names import EXPORTED, vocabulary
 from tests.dashboards.promql import PromQLError, selectors
 
 if TYPE_CHECKING:
@@ -18,6 +18,31 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 FIRST_VARIABLES = ["datasource", "job", "instance", "run", "rank"]
 PANELS = frozenset({"timeseries", "stat", "bargauge", "heatmap", "state-timeline", "table", "text"})
 """Panels that Grafana 10.4 to 13 have, and whose options Grafana's types know."""
+
+PROPERTIES = frozenset(
+    [
+        "unit",
+        "noValue",
+        "decimals",
+        "displayName",
+        "min",
+        "max",
+        "color",
+        "thresholds",
+        "mappings",
+        "links",
+        "custom.width",
+        "custom.cellOptions",
+        "custom.lineStyle",
+        "custom.lineWidth",
+        "custom.fillOpacity",
+        "custom.fillBelowTo",
+        "custom.hideFrom",
+        "custom.axisPlacement",
+        "custom.stacking",
+    ]
+)
+"""What an override may change: Grafana ignores any other without a word, and no type knows them."""
 
 _METRIC_LINE = re.compile(r"\n\nMetric: `\w+`(, `\w+`)*$")
 _WORDS = re.compile(r"[A-Z]\w*( \S+)+")
@@ -173,8 +198,43 @@ def _panel(panel: dict[str, Any]) -> Iterator[str]:
     references = [target.get("refId") for target in panel["targets"]]
     if None in references or len(set(references)) < len(references):
         yield f"expected a refId of its own for each target, got {references}"
+    yield from _overrides(panel)
     for target in panel["targets"]:
         yield from _target(panel["type"], target)
+
+
+def _series(target: dict[str, Any]) -> list[str]:
+    """Return the names that the series of a target can have, a label without a list as it stands."""
+    names = [target.get("legendFormat") or ""]
+    try:
+        metrics = [selector.name for selector in selectors(target.get("expr", ""))]
+    except PromQLError:
+        return names
+    for label in re.findall(r"\{\{(\w+)\}\}", names[0]):
+        values = {value for metric in metrics for value in vocabulary(metric, label) or ()}
+        if values:
+            field = f"{{{{{label}}}}}"
+            names = [name.replace(field, value) for name in names for value in sorted(values)]
+    return names
+
+
+def _overrides(panel: dict[str, Any]) -> Iterator[str]:
+    fields = {name for target in panel["targets"] for name in _series(target)}
+    for change in panel.get("transformations") or ():
+        fields |= set(change.get("options", {}).get("renameByName", {}).values())
+    for override in panel["fieldConfig"].get("overrides", ()):
+        matcher, name = override["matcher"]["id"], override["matcher"]["options"]
+        if matcher == "byRegexp":
+            matched = any(re.search(name.strip("/"), field) for field in fields)
+        else:
+            matched = matcher == "byName" and name in fields
+        if not matched:
+            yield f"override for {name!r}: expected one of {sorted(fields)}"
+        for change in override["properties"]:
+            if change["id"] not in PROPERTIES:
+                yield f"override for {name!r}: Grafana has no property {change['id']!r}"
+            if change["id"] == "custom.fillBelowTo" and change["value"] not in fields:
+                yield f"override for {name!r}: no series {change['value']!r} to fill to"
 
 
 def _target(kind: str, target: dict[str, Any]) -> Iterator[str]:

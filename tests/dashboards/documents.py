@@ -61,4 +61,5 @@ def expressions(dashboard: dict[str, Any]) -> Iterator[Expression]:
             yield Expression(where, target.get("expr", ""), target.get("legendFormat", ""))
     for annotation in dashboard.get("annotations", {}).get("list", ()):
         if annotation.get("expr"):
-            yield Expression(f"{title}: annotation {annotation['name']}", annotation["expr"])
+            where = f"{title}: annotation {annotation['name']}"
+            yield Expression(where, annotation["expr"], annotation.get("textFormat", ""))

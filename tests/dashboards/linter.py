@@ -12,14 +12,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tests.dashboards import documents
-from tests.dashboards.promql import RATE_INTERVAL, PromQLError, parse, selectors
+from tests.dashboards.lint_targets import (
+    WARNING,
+    Found,
+    asks_prometheus,
+    matched,
+    sources,
+    target_counter_agg,
+    target_logql,
+    target_logql_auto,
+    target_promql,
+    target_rate_interval,
+)
+from tests.dashboards.promql import PromQLError, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from tests.dashboards.promql import Selector
-
-ERROR, WARNING = "error", "warning"
 
 UNITS = frozenset(
     [
@@ -72,7 +80,6 @@ UNITS = frozenset(
 """Of the units that the linter knows, those that monitoring of training could want."""
 
 _LINTED = frozenset({"stat", "singlestat", "graph", "table", "timeseries", "gauge"})
-_QUERYING = frozenset({"singlestat", "gauge", "table", "stat", "state-timeline", "timeseries"})
 _BOUND = frozenset({"singlestat", "graph", "table", "timeseries"})
 _QUESTION = re.compile(r"([a-z_]+)\((.+)\)")
 
@@ -88,56 +95,14 @@ class Problem:
     message: str
 
 
-@dataclass(frozen=True)
-class Found:
-    """A problem before the linter adds which rule and dashboard it belongs to."""
-
-    message: str
-    panel: str = ""
-    severity: str = ERROR
-
-
-def _sources(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
-    return documents.variables(dashboard, "datasource")
-
-
-def _asks_prometheus(dashboard: dict[str, Any]) -> bool:
-    sources = _sources(dashboard)
-    return bool(sources) and sources[0].get("query") == "prometheus"
-
-
-def _targets(
-    dashboard: dict[str, Any], types: frozenset[str] | None
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the targets of panels of some types, ``None`` for all, if they ask Prometheus."""
-    if not _asks_prometheus(dashboard):
-        return
-    for panel in documents.drawn(dashboard):
-        if types is None or panel["type"] in types:
-            for target in panel.get("targets") or ():
-                yield panel.get("title", ""), target
-
-
-def _selected(
-    dashboard: dict[str, Any], types: frozenset[str] | None
-) -> Iterator[tuple[str, Selector]]:
-    for title, target in _targets(dashboard, types):
-        try:
-            found = selectors(target.get("expr", ""))
-        except PromQLError:
-            continue  # the business of target-promql-rule
-        for selector in found:
-            yield title, selector
-
-
 def template_datasource(dashboard: dict[str, Any]) -> Iterator[Found]:
-    sources = _sources(dashboard)
-    if not sources:
+    found = sources(dashboard)
+    if not found:
         yield Found("expected a variable of type datasource, got none")
-    for source in sources:
+    for source in found:
         kind = str(source.get("query", ""))
         names, labels = {f"{kind.lower()}_datasource"}, {f"{kind.title()} data source"}
-        if len(sources) == 1:
+        if len(found) == 1:
             names.add("datasource")
             labels.add("Data source")
         if source.get("name") not in names:
@@ -151,7 +116,7 @@ def _template_of_target(name: str) -> Callable[[dict[str, Any]], Iterator[Found]
     bound = {"$datasource", "${datasource}", "$prometheus_datasource", "${prometheus_datasource}"}
 
     def rule(dashboard: dict[str, Any]) -> Iterator[Found]:
-        if not _asks_prometheus(dashboard):
+        if not asks_prometheus(dashboard):
             return
         variable = next((v for v in documents.variables(dashboard) if v.get("name") == name), None)
         if variable is None:
@@ -172,7 +137,7 @@ def _template_of_target(name: str) -> Callable[[dict[str, Any]], Iterator[Found]
 
 
 def template_label_promql(dashboard: dict[str, Any]) -> Iterator[Found]:
-    if not _asks_prometheus(dashboard):
+    if not asks_prometheus(dashboard):
         return
     for variable in documents.variables(dashboard, "query"):
         asked = documents.question(variable)
@@ -198,7 +163,7 @@ def template_on_time_change_reload(dashboard: dict[str, Any]) -> Iterator[Found]
 
 
 def panel_datasource(dashboard: dict[str, Any]) -> Iterator[Found]:
-    names = [source["name"] for source in _sources(dashboard)]
+    names = [source["name"] for source in sources(dashboard)]
     bound = {text for name in names for text in (f"${name}", f"${{{name}}}")}
     for panel in documents.drawn(dashboard):
         source = (panel.get("datasource") or {}).get("uid")
@@ -244,60 +209,6 @@ def panel_no_targets(dashboard: dict[str, Any]) -> Iterator[Found]:
             yield Found("expected targets, got none", panel.get("title", ""))
 
 
-def target_promql(dashboard: dict[str, Any]) -> Iterator[Found]:
-    ids = {panel.get("id") for panel in documents.panels(dashboard)}
-    for title, target in _targets(dashboard, _QUERYING):
-        if not target.get("expr") and target.get("panelId"):
-            if target["panelId"] not in ids:
-                yield Found(f"there is no panel {target['panelId']}", title)
-            continue
-        try:
-            parse(target.get("expr", ""))
-        except PromQLError as error:
-            yield Found(str(error), title)
-
-
-def target_rate_interval(dashboard: dict[str, Any]) -> Iterator[Found]:
-    for title, selector in _selected(dashboard, _QUERYING):
-        if selector.range in {None, RATE_INTERVAL} or selector.bare:
-            continue
-        if selector.function in {"", "rate", "irate"}:
-            yield Found(f"expected {selector.name}[$__rate_interval], got another range", title)
-
-
-def _matched(label: str) -> Callable[[dict[str, Any]], Iterator[Found]]:
-    def rule(dashboard: dict[str, Any]) -> Iterator[Found]:
-        for title, selector in _selected(dashboard, None):
-            wanted = (label, "=~", f"${label}")
-            if wanted not in {(m.label, m.operator, m.value) for m in selector.matchers}:
-                yield Found(f'{selector.name}: expected {label}=~"${label}"', title)
-
-    return rule
-
-
-def target_counter_agg(dashboard: dict[str, Any]) -> Iterator[Found]:
-    for title, selector in _selected(dashboard, None):
-        counted = selector.range and selector.function in {"rate", "irate", "increase"}
-        if selector.name.endswith("_total") and not counted:
-            yield Found(f"{selector.name}: expected rate, irate or increase of it", title)
-
-
-def target_logql(dashboard: dict[str, Any]) -> Iterator[Found]:
-    for panel in documents.drawn(dashboard):
-        for target in panel.get("targets") or ():
-            if (target.get("datasource") or {}).get("type") == "loki":
-                yield Found("nothing here reads LogQL", panel.get("title", ""))
-
-
-def target_logql_auto(dashboard: dict[str, Any]) -> Iterator[Found]:
-    for panel in documents.drawn(dashboard):
-        for target in panel.get("targets") or ():
-            loki = (target.get("datasource") or {}).get("type") == "loki"
-            ranges = re.findall(r"\[([^\]]*)\]", target.get("expr", "")) if loki else []
-            if not target.get("hide") and any(text != "$__auto" for text in ranges):
-                yield Found("expected [$__auto], got another range", panel.get("title", ""))
-
-
 def uneditable_dashboard(dashboard: dict[str, Any]) -> Iterator[Found]:
     if dashboard.get("editable", True):
         yield Found("expected editable false: it is generated")
@@ -315,8 +226,8 @@ RULES: dict[str, Callable[[dict[str, Any]], Iterator[Found]]] = {
     "panel-no-targets-rule": panel_no_targets,
     "target-promql-rule": target_promql,
     "target-rate-interval-rule": target_rate_interval,
-    "target-job-rule": _matched("job"),
-    "target-instance-rule": _matched("instance"),
+    "target-job-rule": matched("job"),
+    "target-instance-rule": matched("instance"),
     "target-counter-agg-rule": target_counter_agg,
     "target-logql-rule": target_logql,
     "target-logql-auto-rule": target_logql_auto,

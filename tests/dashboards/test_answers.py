@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.dashboards import asking
+from tests.dashboards.conftest import RANKS
 from tests.dashboards.made_up_gpus import DCGM_INSTANCES, DCGM_JOB
-from tests.dashboards.made_up_history import PER_MACHINE, instance, openmetrics
-from tests.integration.prometheus import Prometheus, prometheus
-from tests.services import require
+from tests.dashboards.made_up_history import PER_MACHINE, instance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-from pathlib import Path
+    from tests.integration.prometheus import Prometheus
 
 pytestmark = pytest.mark.services
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
 FILES = sorted(DASHBOARDS.glob("ampwatch-*.json"))
-RANKS = 24
-"""More than any panel may name."""
-
 NO_ANSWER: dict[tuple[str, int], str] = {}
 """Panels that have nothing to show of the made-up run, by file and id, with the reason."""
 
@@ -49,18 +42,6 @@ def load(name: str) -> dict[str, Any]:
 
 def panel(name: str, number: int) -> dict[str, Any]:
     return next(p for p in asking.panels(load(name)) if p["id"] == number)
-
-
-@pytest.fixture(scope="module")
-def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus, float]]:
-    """A Prometheus that has scraped the made-up run, and the time of its newest sample."""
-    directory, now = tmp_path_factory.mktemp("history"), float(int(time.time()))
-    file = directory / "history.txt"
-    file.write_text(openmetrics(RANKS, now), encoding="utf-8")
-    command = [require("promtool"), "tsdb", "create-blocks-from", "openmetrics"]
-    subprocess.run([*command, str(file), str(directory / "data")], check=True, capture_output=True)
-    with prometheus(directory, "") as server:
-        yield server, now
 
 
 def rows(found: list[dict[str, Any]], *labels: str) -> dict[tuple[str, ...], float]:

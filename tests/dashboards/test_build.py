@@ -279,6 +279,17 @@ def test_only_trouble_has_a_coloured_ground() -> None:
     assert drawn == [["green", "orange"], ["transparent", "orange"]]
 
 
+def test_where_small_is_bad_the_ground_below_is_coloured() -> None:
+    """As of a headroom: what is good lies above."""
+    colours = thresholds("red", Step(1, "orange"), Step(3, GOOD))
+    headroom = TimeSeries(id=101, area=True, thresholds=colours, **TEXT)
+
+    (drawn,) = panels(page(Row(100, "Good?", (headroom,))))
+
+    steps = drawn["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    assert [step["color"] for step in steps] == ["red", "orange", "transparent"]
+
+
 def test_every_finding_has_advice_and_a_page_behind_it() -> None:
     pages = {file.stem for file in (program.DIRECTORY.parent / "docs" / "diagnoses").glob("*.md")}
 

@@ -78,7 +78,13 @@ PROPER: dict[str, Any] = {
                         {"url": "/d/ampwatch-run/x?${__url_time_range}&${datasource:queryparam}"}
                     ],
                     "thresholds": {"steps": [{"value": None}, {"value": 1}, {"value": 2}]},
-                }
+                },
+                "overrides": [
+                    {
+                        "matcher": {"id": "byName", "options": "{{run}}"},
+                        "properties": [{"id": "unit", "value": "short"}],
+                    }
+                ],
             },
             "options": {"legend": {"placement": "bottom"}},
         },
@@ -116,6 +122,11 @@ def defaults(dashboard: dict[str, Any]) -> dict[str, Any]:
 
 def target(dashboard: dict[str, Any], number: int = 2) -> dict[str, Any]:
     found: dict[str, Any] = panel(dashboard, number)["targets"][0]
+    return found
+
+
+def override(dashboard: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = panel(dashboard)["fieldConfig"]["overrides"][0]
     return found
 
 
@@ -183,6 +194,26 @@ BREACHES: list[tuple[str, str, Change]] = [
         "begin with null and rise",
         lambda d: defaults(d)["thresholds"]["steps"].reverse(),
     ),
+    (
+        "an override of nothing",
+        "override for 'Run': expected one of",
+        lambda d: override(d)["matcher"].update(options="Run"),
+    ),
+    (
+        "an override of nothing by pattern",
+        "override for '/^Run/': expected one of",
+        lambda d: override(d).update(matcher={"id": "byRegexp", "options": "/^Run/"}),
+    ),
+    (
+        "an override that Grafana ignores",
+        "no property 'unitt'",
+        lambda d: override(d)["properties"][0].update(id="unitt"),
+    ),
+    (
+        "a band to nowhere",
+        "no series 'At least' to fill to",
+        lambda d: override(d)["properties"][0].update(id="custom.fillBelowTo", value="At least"),
+    ),
     ("no refId", "expected a refId", lambda d: target(d).pop("refId")),
     ("no type", "in the target", lambda d: target(d).pop("datasource")),
     (
@@ -203,6 +234,21 @@ BREACHES: list[tuple[str, str, Change]] = [
         lambda d: target(d).update(expr='ampwatch_loss_scale{job=~"$job"}'),
     ),
 ]
+
+
+def test_an_override_may_name_a_value_that_the_label_of_a_series_can_have() -> None:
+    """Of a label with a list, each value is the name of a series."""
+    dashboard = copy.deepcopy(PROPER)
+    expression = f"rate(ampwatch_kernel_seconds_total{{{CHOSEN}}}[5m])"
+    target(dashboard).update(expr=expression, legendFormat="on {{unit}}")
+
+    override(dashboard)["matcher"].update(options="on tensor")
+    right = problems(dashboard)
+    override(dashboard)["matcher"].update(options="on sensor")
+    wrong = problems(dashboard)
+
+    assert right == []
+    assert len(wrong) == 1
 
 
 def test_a_proper_dashboard_has_no_problem() -> None:

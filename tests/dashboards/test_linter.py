@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.dashboards.linter import ERROR, RULES, WARNING, lint
+from tests.dashboards.lint_targets import ERROR, WARNING
+from tests.dashboards.linter import RULES, lint
 
 if TYPE_CHECKING:
     from collections.abc import Callable

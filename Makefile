@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 GRAFANA_VENV := .venv-grafana
 GRAFANA_INSTALLED := $(GRAFANA_VENV)/.installed
-CODE := ampwatch dashboards tests benchmarks examples
+CODE := ampwatch dashboards tests benchmarks examples deploy
 PROSE := README.md CHANGELOG.md CONTRIBUTING.md docs examples/README.md
 
 .PHONY: help

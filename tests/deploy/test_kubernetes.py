@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from ampwatch.cli import make_parser
 from ampwatch.deploying.kubernetes import PATH, prometheus_rules
 from ampwatch.settings import DEFAULT_PORT, Settings
 from tests.deploy.parts import DEPLOY, ROOT, containers, kustomized, loaded, only, pod
+from tests.integration.prometheus import free_port
 from tests.services import require
 
 if TYPE_CHECKING:
@@ -242,3 +244,23 @@ def test_torchrun_meets_on_the_first_pod_of_the_job() -> None:
     (script,) = only(things, "ConfigMap")["data"]
     mounts = {m["name"]: m["mountPath"] for m in training["volumeMounts"]}
     assert args.training_script == f"{mounts['script']}/{script}"
+
+
+def test_the_script_trains_and_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, which is told what torchrun tells a rank that is alone."""
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    places = {
+        f"AMPWATCH_{name}_DIR": str(tmp_path / name) for name in ("RUNTIME", "RING", "REPORT")
+    }
+    short = {"AMPWATCH_PORT": "0", "AMPWATCH_IDLE_EXIT_SECONDS": "1", "AMPWATCH_GRACE_SECONDS": "0"}
+    for name, value in (
+        ranks | meeting | places | short | {"STEPS": "3", "AMPWATCH_LEVEL": "light"}
+    ).items():
+        monkeypatch.setenv(name, value)
+
+    runpy.run_path(str(DIRECTORIES["training"] / "train.py"), run_name="__main__")
+
+    assert "rank 0" in capsys.readouterr().out

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ampwatch.errors import AmpwatchError
 from dashboards.preview.intervals import Span
@@ -20,11 +21,18 @@ from dashboards.preview.pictures import chromium, picture
 from dashboards.preview.prometheus import Prometheus
 from dashboards.preview.sheet import sheet
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 HERE = Path(__file__).parents[1]
 
 
-def main() -> int:
-    """Write a picture of each dashboard."""
+def main(given: Sequence[str] | None = None) -> int:
+    """Write a picture of each dashboard.
+
+    Args:
+        given: The arguments of the command line.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m dashboards.preview",
         description=__doc__,
@@ -44,8 +52,9 @@ def main() -> int:
         metavar="DASHBOARD.VARIABLE=VALUE",
         help="what is chosen, as ampwatch-run.run=gpt; all where nothing is",
     )
+    add("--unfolded", action="store_true", help="open the rows that are folded at first")
     add("--html", action="store_true", help="keep the page beside the picture")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     end = time.time() if arguments.end is None else arguments.end
     start = end - 3600 if arguments.start is None else arguments.start
     span = Span(start, end, arguments.scrape_seconds)
@@ -64,18 +73,19 @@ def _draw(arguments: argparse.Namespace, span: Span) -> None:
         if not arguments.only or file.stem in arguments.only
     ]
     if not files:
-        msg = (
-            f"expected dashboards ampwatch-*.json in {HERE}, got none of the name {arguments.only}"
-        )
+        msg = f"expected --only with names of dashboards, as ampwatch-run, got {' '.join(arguments.only)}"
         raise AmpwatchError(msg)
     prometheus = Prometheus(arguments.prometheus)
+    pages = {}
+    for file in files:
+        dashboard = json.loads(file.read_text(encoding="utf-8"))
+        chosen = _chosen(arguments.set, file.stem)
+        name = f"dashboard-{file.stem.removeprefix('ampwatch-')}"
+        pages[name] = sheet(dashboard, prometheus, span, chosen, unfolded=arguments.unfolded)
     arguments.out.mkdir(parents=True, exist_ok=True)
     with chromium() as browser, tempfile.TemporaryDirectory() as scratch:
-        for file in files:
-            dashboard = json.loads(file.read_text(encoding="utf-8"))
-            name = f"dashboard-{file.stem.removeprefix('ampwatch-')}"
+        for name, text in pages.items():
             page = (arguments.out if arguments.html else Path(scratch)) / f"{name}.html"
-            text = sheet(dashboard, prometheus, span, _chosen(arguments.set, file.stem))
             page.write_text(text, encoding="utf-8")
             png = arguments.out / f"{name}.png"
             png.write_bytes(picture(browser, page))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dashboards.preview import units
@@ -23,7 +23,6 @@ class Axis:
     Attributes:
         unit: Of its ticks.
         decimals: Of its ticks, if the panel says so.
-        label: Beside it.
         base: Of the logarithm; 0 for a linear scale.
         least: Where it begins, if the panel says so.
         most: Where it ends, if the panel says so.
@@ -31,30 +30,21 @@ class Axis:
 
     unit: str
     decimals: int | None = None
-    label: str = ""
     base: float = 0.0
     least: float | None = None
     most: float | None = None
     _low: float = math.inf
     _high: float = -math.inf
-    _soft: list[float] = field(default_factory=list)
 
-    def take(self, look: Look, values: Iterable[Any]) -> None:
-        """Let it reach to ``values``, and to where the panel would have it reach if it can."""
-        for name in ("axisSoftMin", "axisSoftMax"):
-            if (soft := look.custom.get(name)) is not None:
-                self._soft.append(float(soft))
-        self.reach(v for v in values if v is not None)
-
-    def reach(self, values: Iterable[float]) -> None:
+    def reach(self, values: Iterable[float | None]) -> None:
         """Let it reach to ``values``."""
-        there = [v for v in values if math.isfinite(v) and (v > 0 or not self.base)]
+        there = [v for v in map(self.drawable, values) if v is not None]
         self._low = min([self._low, *there])
         self._high = max([self._high, *there])
 
     def span(self) -> tuple[float, float]:
         """Return where it begins and ends."""
-        low, high = min([self._low, *self._soft]), max([self._high, *self._soft])
+        low, high = self._low, self._high
         if not math.isfinite(low):
             low, high = (1.0, 2.0) if self.base else (0.0, 1.0)
         low = low if self.least is None else float(self.least)
@@ -97,24 +87,21 @@ class Axis:
         steps = range(math.ceil(low / every - 1e-9), math.floor(high / every + 1e-9) + 1)
         return [i * every for i in steps]
 
-    def layout(self, number: int, placement: str) -> dict[str, Any]:
-        """Return it as Plotly has it."""
+    def layout(self, number: int) -> dict[str, Any]:
+        """Return it as Plotly has it: the first on the left, others on the right."""
         low, high = self.span()
         ticks = self.ticks()
-        right = placement == "right" or (number > 0 and placement == "auto")
         return {
             "type": "log" if self.base else "linear",
             "range": [self.place(low), self.place(high)],
             "tickvals": ticks,
             "ticktext": [units.written(_clean(t), self.unit, self.decimals) for t in ticks],
-            "side": "right" if right else "left",
+            "side": "right" if number else "left",
             "overlaying": "y" if number else None,
-            "title": {"text": self.label, "font": {"size": 11}} if self.label else None,
             "gridcolor": "rgba(204,204,220,0.10)",
             "showgrid": number == 0,
             "automargin": True,
             "zeroline": False,
-            "visible": placement != "hidden",
         }
 
 
@@ -129,7 +116,6 @@ def axis_of(look: Look) -> Axis:
     return Axis(
         unit=look.options.get("unit", ""),
         decimals=look.options.get("decimals"),
-        label=look.custom.get("axisLabel", ""),
         base=float(scale.get("log", 2)) if scale.get("type") == "log" else 0.0,
         least=look.options.get("min"),
         most=look.options.get("max"),

@@ -83,10 +83,16 @@ class Look:
 
 
 def _matched(mapping: Mapping[str, Any], value: Any) -> Mapping[str, Any] | None:
-    if mapping["type"] != "value":
-        msg = f"expected mappings of the type value, got {mapping['type']!r}; add it to dashboards/preview/fields.py"
+    options = mapping["options"]
+    found: Mapping[str, Any] | None
+    if mapping["type"] == "value":
+        found = options.get(_key(value))
+    elif mapping["type"] == "range":
+        inside = units.is_number(value) and options["from"] <= value <= options["to"]
+        found = options["result"] if inside else None
+    else:
+        msg = f"expected mappings of the type value or range, got {mapping['type']!r}; add it to dashboards/preview/fields.py"
         raise ValueError(msg)
-    found: Mapping[str, Any] | None = mapping["options"].get(_key(value))
     return found
 
 

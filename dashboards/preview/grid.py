@@ -1,4 +1,4 @@
-"""Where panels stand: Grafana's grid of 24 columns, with every row opened."""
+"""Where panels stand: Grafana's grid of 24 columns."""
 
 from __future__ import annotations
 
@@ -41,11 +41,13 @@ class Box:
         return (self.x * column, self.y * row, self.width * column - GAP, self.height * row - GAP)
 
 
-def boxes(dashboard: Mapping[str, Any]) -> list[Box]:
-    """Return every panel and row title, from the top.
+def boxes(dashboard: Mapping[str, Any], *, unfolded: bool) -> list[Box]:
+    """Return every panel and row title that can be seen, from the top.
 
-    The panels of a collapsed row stand under it, as when a user opens it, and what is below moves
-    down by as much.
+    Args:
+        dashboard: As its file has it.
+        unfolded: Whether every collapsed row is opened: its panels stand under it, and what is
+            below moves down by as much.
     """
     placed: list[Box] = []
     down = 0
@@ -53,7 +55,7 @@ def boxes(dashboard: Mapping[str, Any]) -> list[Box]:
         box = _box(panel, down)
         placed.append(box)
         inside = panel.get("panels") or []
-        if panel["type"] == "row" and inside:
+        if unfolded and inside:
             top = min(p["gridPos"]["y"] for p in inside)
             opened = [_box(p, box.y + box.height - top) for p in inside]
             placed += opened

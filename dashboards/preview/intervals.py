@@ -64,18 +64,21 @@ class Interval:
         }
 
 
-def interval(span: Span, points: int, least_step: float | None = None) -> Interval:
+def interval(
+    span: Span, points: int, *, of_panel: float | None = None, of_query: float | None = None
+) -> Interval:
     """Return how finely a panel asks.
 
     Args:
         span: What is looked at.
         points: At most so many (``maxDataPoints``, else the width of the panel in pixels).
-        least_step: The panel's or the query's own minimal step; that of the data source if ``None``.
-            Unit: s.
+        of_panel: Its minimal interval, which bounds the step only. Unit: s.
+        of_query: Minimal step of the query, which stands for the scrape interval as well. Unit: s.
     """
-    scrape = span.scrape_seconds if least_step is None else least_step
+    scrape = span.scrape_seconds if of_query is None else of_query
     wanted = span.seconds * 1e3 / points
-    step = max(_STEPS_MS[bisect_right(_BOUNDS_MS, wanted)] / 1e3, scrape)
+    rounded = _STEPS_MS[bisect_right(_BOUNDS_MS, wanted)] / 1e3
+    step = max(rounded, scrape, of_panel or 0.0)
     return Interval(span, step, max(step + scrape, 4 * scrape))
 
 

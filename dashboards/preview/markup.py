@@ -1,4 +1,4 @@
-"""Panels that are text: stat, bar gauge, table."""
+"""Panels that are text: stat, table; and legends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NARROWEST_COLUMN = 150
 
 
 class Value(NamedTuple):
-    """One value of a stat or a bar gauge.
+    """One value of a stat.
 
     Attributes:
         look: How it is shown.
@@ -76,60 +76,39 @@ def _sparkline(history: Sequence[Any], css: str) -> str:
     )
 
 
-def bar_gauge(values: Sequence[Value]) -> str:
-    """Return a bar for each value."""
-    numbers = [v.value for v in values if isinstance(v.value, float)]
-    rows = []
-    for look, value, _ in values:
-        low = look.options.get("min")
-        high = look.options.get("max")
-        low = min([0.0, *numbers]) if low is None else low
-        high = max(numbers, default=1.0) if high is None else high
-        share = (value - low) / ((high - low) or 1) if isinstance(value, float) else 0.0
-        css = look.colour(value)
-        rows.append(
-            f'<div class="gauge"><div class="name">{escape(look.name)}</div>'
-            f'<div class="track"><div style="width:{100 * min(max(share, 0), 1):.1f}%;background:{see_through(css, 0.45)};border-right:2px solid {css}"></div></div>'
-            f'<div class="value" style="color:{css}">{escape(look.text(value))}</div></div>'
-        )
-    return f'<div class="gauges">{"".join(rows)}</div>'
-
-
 def table(frame: Frame, looks: Sequence[Look], options: Mapping[str, Any], width: float) -> str:
     """Return a table, sorted as the panel wants it, with the widths that Grafana gives it."""
-    visible = [
-        i
-        for i, look in enumerate(looks)
-        if not look.custom.get("hidden") and not look.custom.get("hideFrom", {}).get("viz")
-    ]
+    columns = list(zip(looks, frame.fields, strict=True))
     order: Sequence[int] = range(len(frame))
     for by in reversed(options.get("sortBy") or []):
-        at = next((i for i in visible if looks[i].name == by["displayName"]), None)
-        if at is not None:
-            values = [frame.fields[at].values[row] for row in order]
-            again = sorted_rows(values, descending=bool(by.get("desc")))
-            order = [order[i] for i in again]
-    given = {i: looks[i].custom.get("width") for i in visible}
-    free = width - sum(w for w in given.values() if w)
-    shares = sum(1 for w in given.values() if not w) or 1
-    widths = {i: given[i] or max(NARROWEST_COLUMN, free / shares) for i in visible}
-    columns = "".join(f'<col style="width:{widths[i]:.0f}px">' for i in visible)
-    aligned = {
-        i: looks[i]
-        .custom.get("align", "auto")
-        .replace("auto", "right" if frame.fields[i].kind == NUMBER else "left")
-        for i in visible
-    }
+        for look, column in columns:
+            if look.name == by["displayName"]:
+                values = [column.values[row] for row in order]
+                again = sorted_rows(values, descending=bool(by.get("desc")))
+                order = [order[i] for i in again]
+    given = [look.custom.get("width") for look in looks]
+    free = width - sum(wide for wide in given if wide)
+    share = max(NARROWEST_COLUMN, free / (given.count(None) or 1))
+    widths = [share if wide is None else wide for wide in given]
+    aligned = ["right" if column.kind == NUMBER else "left" for column in frame.fields]
     head = "".join(
-        f'<th style="text-align:{aligned[i]}">{escape(looks[i].name)}</th>' for i in visible
+        f'<th style="text-align:{align}">{escape(look.name)}</th>'
+        for look, align in zip(looks, aligned, strict=True)
     )
     body = "".join(
-        f"<tr>{''.join(_cell(looks[i], frame.fields[i].values[row], aligned[i]) for i in visible)}</tr>"
+        "<tr>"
+        + "".join(
+            _cell(look, column.values[row], align)
+            for (look, column), align in zip(columns, aligned, strict=True)
+        )
+        + "</tr>"
         for row in order
     )
-    shown = "" if options.get("showHeader") is False else f"<thead><tr>{head}</tr></thead>"
-    total = sum(widths.values())
-    return f'<table style="width:{total:.0f}px"><colgroup>{columns}</colgroup>{shown}<tbody>{body}</tbody></table>'
+    grid = "".join(f'<col style="width:{wide:.0f}px">' for wide in widths)
+    return (
+        f'<table style="width:{sum(widths):.0f}px"><colgroup>{grid}</colgroup>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
 
 
 def sorted_rows(values: Sequence[Any], *, descending: bool) -> list[int]:
@@ -145,8 +124,6 @@ def _cell(look: Look, value: Any, aligned: str) -> str:
     style = f"text-align:{aligned}"
     if kind == "color-text":
         style += f";color:{look.colour(value)}"
-    elif kind == "color-background":
-        style += f";background:{see_through(look.colour(value), 0.6)}"
     text = escape(look.text(value))
     if look.options.get("links") and value is not None:
         text = f'<span class="link">{text}</span>'

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from plotly.io import to_json
 
-from dashboards.preview import markup, plots
+from dashboards.preview import cells, markup, timeseries
 from dashboards.preview.fields import NO_VALUE, looks
 from dashboards.preview.frames import NUMBER, TIME, Frame, frames
 from dashboards.preview.plots import Line
@@ -133,10 +133,6 @@ def _stat(shown: Shown) -> tuple[str, str]:
     return markup.stat(shown.values(), shown.options, shown.width, shown.height), ""
 
 
-def _bar_gauge(shown: Shown) -> tuple[str, str]:
-    return markup.bar_gauge(shown.values()), ""
-
-
 def _table(shown: Shown) -> tuple[str, str]:
     frame = shown.frames[0]
     named = list(zip(frame.names, frame.fields, strict=True))
@@ -146,7 +142,7 @@ def _table(shown: Shown) -> tuple[str, str]:
 
 def _time_series(shown: Shown) -> tuple[str, str]:
     lines = shown.lines()
-    figure = plots.time_series(lines, shown.setting.span, shown.setting.events)
+    figure = timeseries.time_series(lines, shown.setting.span, shown.setting.events)
     options = shown.options["legend"]
     calculations = options.get("calcs", []) if options["displayMode"] == "table" else []
     entries = [
@@ -156,13 +152,12 @@ def _time_series(shown: Shown) -> tuple[str, str]:
             [line.look.text(reduced(line.values, c)) for c in calculations],
         )
         for line in lines
-        if not line.look.custom.get("hideFrom", {}).get("legend")
     ]
     return PLOT + markup.legend(entries, [NAMES[c] for c in calculations]), to_json(figure)
 
 
 def _heatmap(shown: Shown) -> tuple[str, str]:
-    return PLOT, to_json(plots.heatmap(shown.lines(), shown.options, shown.setting.span))
+    return PLOT, to_json(cells.heatmap(shown.lines(), shown.options, shown.setting.span))
 
 
 def _state_timeline(shown: Shown) -> tuple[str, str]:
@@ -174,13 +169,12 @@ def _state_timeline(shown: Shown) -> tuple[str, str]:
         if value is not None
     }
     merge = bool(shown.options.get("mergeValues", True))
-    figure = plots.state_timeline(lines, shown.setting.span, merge=merge)
+    figure = cells.state_timeline(lines, shown.setting.span, merge=merge)
     return PLOT + markup.legend([markup.Entry(*e, []) for e in seen.items()], []), to_json(figure)
 
 
 _KINDS = {
     "stat": _stat,
-    "bargauge": _bar_gauge,
     "table": _table,
     "timeseries": _time_series,
     "heatmap": _heatmap,

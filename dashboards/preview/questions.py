@@ -133,8 +133,13 @@ def questions_of(panel: Mapping[str, Any], choices: Choices, span: Span) -> list
     points = panel.get("maxDataPoints") or pixels
     found = []
     for target in panel.get("targets", []):
-        least = target.get("interval") or panel.get("interval")
-        fine = interval(span, points, seconds(least) if least else None)
+        own, of_query = panel.get("interval"), target.get("interval")
+        fine = interval(
+            span,
+            points,
+            of_panel=seconds(own) if own else None,
+            of_query=seconds(of_query) if of_query else None,
+        )
         found.append(
             Question(
                 place=panel.get("title", ""),
@@ -157,7 +162,7 @@ def annotations_of(dashboard: Mapping[str, Any], choices: Choices, span: Span) -
         if not expression or model.get("builtIn"):
             continue
         step = model.get("step")
-        fine = interval(span, SHEET_PIXELS, seconds(step) if step else None)
+        fine = interval(span, SHEET_PIXELS, of_query=seconds(step) if step else None)
         found.append(
             Question(
                 place=f"annotation {model['name']}",

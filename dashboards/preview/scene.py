@@ -1,6 +1,6 @@
 """Something to look at: two real trainings, one of which breaks, and a Prometheus that saw it.
 
-    python -m dashboards.preview.scene DIR [--minutes 8]
+    python -m dashboards.preview.scene DIR [--minutes 10.5]
 
 A float16 training on two ranks, which ``ampwatch.inject`` breaks half way, a healthy one in bfloat16
 and one that dies early; the daemon with GPUs that do not exist; a Prometheus that scrapes every five
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,13 +46,17 @@ scrape_configs:
 """
 
 
-def main() -> int:
-    """Play the scene and stay until Ctrl-C."""
+def main(given: Sequence[str] | None = None) -> int:
+    """Play the scene and stay until Ctrl-C.
+
+    Args:
+        given: The arguments of the command line.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--minutes", type=float, default=8.0, help="how long it trains")
+    parser.add_argument("--minutes", type=float, default=10.5, help="how long it trains")
     parser.add_argument(
         "--rules",
         type=Path,
@@ -60,7 +64,7 @@ def main() -> int:
         default=sorted((ROOT / "dashboards" / "alerts").glob("*.rules.yml")),
         help="files of rules (default: those of dashboards/alerts)",
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     try:
         play(arguments.directory, arguments.minutes * 60, arguments.rules)
     except AmpwatchError as error:
@@ -94,6 +98,7 @@ def play(directory: Path, seconds: float, rules: Sequence[Path]) -> None:
         "AMPWATCH_RUNTIME_DIR": str(directory / "runtime"),
         "AMPWATCH_RING_DIR": str(directory / "rings"),
         "AMPWATCH_PORT": str(daemon_port),
+        "AMPWATCH_WINDOW_SECONDS": "120",  # of itself it does not profile a CPU
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
@@ -133,10 +138,8 @@ def play(directory: Path, seconds: float, rules: Sequence[Path]) -> None:
             flush=True,
         )
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
+        with suppress(KeyboardInterrupt):
             signal.pause()
-        except KeyboardInterrupt:
-            print("The end.")
 
 
 def _free_port() -> int:

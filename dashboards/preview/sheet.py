@@ -43,6 +43,8 @@ def sheet(
     prometheus: Prometheus,
     span: Span,
     chosen: Mapping[str, list[str]] | None = None,
+    *,
+    unfolded: bool = False,
 ) -> str:
     """Return a dashboard with the answers of Prometheus as a page of its own.
 
@@ -51,6 +53,7 @@ def sheet(
         prometheus: Who is asked.
         span: What is looked at.
         chosen: What the variables are set to, by name; all where there is nothing.
+        unfolded: Whether the rows are opened that Grafana shows folded at first.
 
     Raises:
         PrometheusError: If Prometheus does not answer, or a query is wrong.
@@ -65,7 +68,7 @@ def sheet(
     ]
     setting = Setting(prometheus, choices, span, happened)
     figures: dict[str, str] = {}
-    placed = [_box(box, setting, figures) for box in boxes(dashboard)]
+    placed = [_box(box, setting, figures) for box in boxes(dashboard, unfolded=unfolded)]
     lowest = max(top + height for *_, (top, height) in placed)
     body = "".join(html for html, _ in placed)
     scripts = ",".join(f'"{name}":{figure}' for name, figure in figures.items())
@@ -113,12 +116,10 @@ def _box(box: Box, setting: Setting, figures: dict[str, str]) -> tuple[str, tupl
     place = f"left:{left + MARGIN:.0f}px;top:{top:.0f}px;width:{width:.0f}px;height:{height:.0f}px"
     title = escape(setting.choices.in_text(panel.get("title", ""), {}))
     if panel["type"] == "row":
-        folded = (
-            ' <span class="folded">(opened; folded at first)</span>'
-            if panel.get("collapsed")
-            else ""
-        )
-        return f'<h2 style="{place}">⌄ {title}{folded}</h2>', (top, height)
+        folded = panel.get("panels") or ()
+        mark = "▸" if folded else "▾"
+        count = f' <span class="folded">({len(folded)} panels)</span>' if folded else ""
+        return f'<h2 style="{place}">{mark} {title}{count}</h2>', (top, height)
     identity = f"panel-{panel['id']}"
     inside, figure = drawn(panel, setting, width - 16, height - TITLE - 8)
     if figure:

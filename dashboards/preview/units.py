@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -96,6 +97,10 @@ def _yes_or_no(yes: str, no: str) -> Write:
     return lambda value, _: yes if value else no
 
 
+def _moment(value: float, _: int | None) -> str:
+    return f"{datetime.fromtimestamp(value / 1e3, timezone.utc):%Y-%m-%d %H:%M:%S}"
+
+
 _UNITS: dict[str, Write] = {
     **dict.fromkeys(("", "none"), _plain("")),
     "short": _scaled(1000.0, _SHORT, ""),
@@ -112,6 +117,7 @@ _UNITS: dict[str, Write] = {
     "celsius": _plain(" °C"),
     "ops": _count("ops/s"),
     "cps": _count("c/s"),
+    "dateTimeAsIso": _moment,
     "bool_yes_no": _yes_or_no("Yes", "No"),
 }
 

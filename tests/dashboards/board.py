@@ -113,7 +113,7 @@ OF_EACH_KIND = board(
     panel(
         "stat",
         "Runs",
-        (0, 1, 6, 4),
+        (0, 1, 12, 4),
         f"count(count by (run) (ampwatch_run_info{{{WHO}}}))",
         query={"instant": True},
         options={"reduceOptions": {"calcs": ["lastNotNull"]}, "graphMode": "none"},
@@ -121,19 +121,10 @@ OF_EACH_KIND = board(
     panel(
         "stat",
         "Missing",
-        (6, 1, 6, 4),
+        (12, 1, 12, 4),
         f"ampwatch_no_such_metric{{{WHO}}}",
         query={"instant": True},
         options={"reduceOptions": {"calcs": ["lastNotNull"]}},
-    ),
-    panel(
-        "bargauge",
-        "Steps",
-        (12, 1, 12, 4),
-        f"ampwatch_steps_total{{{WHO}}}",
-        query={"instant": True, "legendFormat": "{{run}} {{rank}}"},
-        options={"reduceOptions": {"calcs": ["lastNotNull"]}},
-        defaults={"min": 0},
     ),
     panel(
         "table",

@@ -1,0 +1,1 @@
+"""What an operator looks at: dashboards, alert rules, and the programs that make them."""

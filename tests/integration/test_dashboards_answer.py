@@ -1,0 +1,176 @@
+"""No panel stays empty: every query of every dashboard, asked of a real Prometheus."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from selenium.webdriver.common.by import By
+
+from ampwatch.catalog import CATALOG
+from dashboards.preview.intervals import Span
+from dashboards.preview.pictures import opened
+from dashboards.preview.prometheus import Prometheus as Client
+from dashboards.preview.questions import choices_of, panels, questions_of
+from dashboards.preview.sheet import sheet
+from tests.daemon.parts import eventually
+from tests.dashboards.board import OF_EACH_KIND, board, panel
+from tests.dashboards.made_up_gpus import DCGM_INSTANCES
+from tests.dashboards.made_up_history import MINUTES, openmetrics
+from tests.dashboards.queries import ROOT, shipped_dashboards, unanswered
+from tests.integration.prometheus import prometheus as run_prometheus
+from tests.services import require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from selenium.webdriver.chrome.webdriver import WebDriver
+
+    from tests.integration.prometheus import Prometheus
+
+pytestmark = pytest.mark.services
+
+CONFIG = """
+global:
+  evaluation_interval: 1s
+rule_files: ['{rules}']
+"""
+
+RANKS = 2
+SCRAPE_SECONDS = 60.0
+"""Of the made-up history."""
+
+ALWAYS = {
+    "alert": "AmpwatchStandIn",
+    "expr": "ampwatch_run_info",
+    "labels": {"severity": "warning"},
+}
+
+
+def impatient_rules() -> dict[str, Any]:
+    """Return the shipped rules, none of which waits, and one that always fires."""
+    groups: list[Any] = [{"name": "stand-in", "rules": [ALWAYS]}]
+    for file in sorted((ROOT / "dashboards" / "alerts").glob("*.rules.yml")):
+        groups += yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]
+    for rule in (rule for group in groups for rule in group["rules"]):
+        rule.pop("for", None)
+        rule.pop("keep_firing_for", None)
+    return {"groups": [{"name": g["name"], "rules": g["rules"]} for g in groups]}
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Has seen everything that can be exported, and an alert fires."""
+    require("prometheus")
+    directory, now = tmp_path_factory.mktemp("prometheus"), time.time()
+    file = directory / "history.txt"
+    file.write_text(openmetrics(RANKS, now), encoding="utf-8")
+    command = [require("promtool"), "tsdb", "create-blocks-from", "openmetrics"]
+    subprocess.run([*command, str(file), str(directory / "data")], check=True, capture_output=True)
+    rules = directory / "impatient.rules.yml"
+    rules.write_text(yaml.safe_dump(impatient_rules()), encoding="utf-8")
+    with run_prometheus(directory, CONFIG.format(rules=rules)) as server:
+        eventually(lambda: server.query("ALERTS"), "an alert", 30)
+        yield server
+
+
+def test_every_query_of_every_dashboard_has_an_answer(prometheus: Prometheus) -> None:
+    """Variables, panels and annotations, over a history in which each family has samples."""
+    dashboards = shipped_dashboards()
+
+    assert dashboards
+    assert unanswered(prometheus, dashboards, scrape_seconds=SCRAPE_SECONDS) == []
+
+
+def test_the_history_has_samples_of_every_family_of_the_catalog(prometheus: Prometheus) -> None:
+    """Else a query could not be held against it."""
+    there = Client(prometheus.url).label_values("__name__", "", Span(0, time.time()))
+
+    names = {m.name + ("_bucket" if m.type == "histogram" else "") for m in CATALOG}
+    assert names - set(there) == set()
+
+
+def test_both_generations_of_dcgm_exporter_are_seen(prometheus: Prometheus) -> None:
+    """Names and a label are new; a query that knew the old ones only would answer as well."""
+    dashboard = next(d for d in shipped_dashboards() if d["uid"] == "ampwatch-gpu")
+    now = time.time()
+    client, span = Client(prometheus.url), Span(now - 60 * MINUTES, now, SCRAPE_SECONDS)
+    choices = choices_of(dashboard, client, span)
+    asked = {p["title"]: questions_of(p, choices, span) for p in panels(dashboard)}
+
+    (question,) = asked["Tensor pipes active (DCGM)"]
+    hosts = {series.labels["host"] for series in question.ask(client)}
+
+    assert hosts == {instance.partition(":")[0] for instance in DCGM_INSTANCES}
+
+
+def test_a_query_that_nothing_answers_is_told_with_its_panel(prometheus: Prometheus) -> None:
+    """A renamed metric, a label that is not there, a division of nothing, a slip of the pen."""
+    place = (0, 0, 12, 8)
+    known = 'ampwatch_steps_total{job=~"$job"}'
+    broken = board(
+        panel("stat", "Good", place, known, f"rate({known}[$__rate_interval])"),
+        panel("stat", "Renamed", place, 'ampwatch_step_total{job=~"$job"}'),
+        panel("stat", "Label", place, known, 'ampwatch_steps_total{stage=~"$run"}'),
+        panel("stat", "Nothing", place, f"0 * {known} / 0"),
+        panel("stat", "Slip", place, f"sum({known}"),
+        panel("stat", "Unknown", place, 'ampwatch_steps_total{job=~"$jib"}'),
+    )
+    broken["templating"]["list"][4]["query"]["query"] = "label_values(ampwatch_run_info, ranks)"
+    broken["annotations"]["list"][0]["expr"] = 'ALERTS{alertname="Other"}'
+
+    gaps = unanswered(prometheus, [broken], scrape_seconds=SCRAPE_SECONDS)
+
+    assert [(gap.place, gap.reason) for gap in gaps if gap.place != "Slip"] == [
+        ("variable rank", "no values"),
+        ("Renamed", "no series"),
+        ("Label", "no series"),
+        ("Nothing", "nothing but NaN"),
+        ("Unknown", "no series"),
+        ("annotation Alerts", "no series"),
+    ]
+    assert [gap.query for gap in gaps if gap.place == "Slip"] == [f"sum({known}"]
+    absent = {"ampwatch_step_total": "it was renamed"}
+    left = unanswered(prometheus, [broken], scrape_seconds=SCRAPE_SECONDS, absent=absent)
+    excused = {gap.place for gap in left}
+    assert {gap.place for gap in gaps} - excused == {"Renamed"}
+
+
+def test_the_preview_shows_what_prometheus_answers(
+    prometheus: Prometheus, browser: WebDriver, tmp_path: Path
+) -> None:
+    """Titles, numbers, words of a mapping, legends and empty panels can be read in the page."""
+    now = time.time()
+    page = tmp_path / "sample.html"
+    span = Span(now - 60 * MINUTES, now, SCRAPE_SECONDS)
+    html = sheet(OF_EACH_KIND, Client(prometheus.url), span, unfolded=True)
+    page.write_text(html, encoding="utf-8")
+    browser.get_log("browser")
+
+    opened(browser, page)
+
+    def text(selector: str) -> list[str]:
+        found = browser.find_elements(By.CSS_SELECTOR, selector)
+        return [" ".join(element.text.split()) for element in found]
+
+    drawn = [p for row in OF_EACH_KIND["panels"] for p in (row, *row.get("panels", []))]
+    titles = [p["title"] for p in drawn]
+    assert sorted(text("h3")) == sorted(f"{t}i" for t in titles if not t.endswith("?"))
+    assert text("h2") == ["▾ Is it healthy?", "▸ Over time? (4 panels)"]
+    assert text(".stat .value") == ["2"]  # the runs gpt and bert
+    assert text(".stat .nothing") == ["Nothing was measured"]
+    rows = text(".table tbody tr")  # by steps, the most first
+    assert (sorted(rows[:2]), rows[2:]) == (
+        ["gpt 0 4 running", "gpt 1 4 running"],
+        ["bert 0 2 failed"],
+    )
+    legend = sorted(text(".timeseries .legend tbody tr"))
+    assert legend == ["gpt rank 0 32.8 K 32.8 K", "gpt rank 1 16.4 K 16.4 K"]
+    plots = browser.find_elements(By.CSS_SELECTOR, ".plot .main-svg")
+    assert {plot.size["height"] > 80 for plot in plots} == {True}
+    assert browser.find_elements(By.CSS_SELECTOR, ".state-timeline .bars .point")
+    assert browser.get_log("browser") == []

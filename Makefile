@@ -8,6 +8,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+GRAFANA_VENV := .venv-grafana
+GRAFANA_INSTALLED := $(GRAFANA_VENV)/.installed
 CODE := ampwatch dashboards tests benchmarks examples deploy
 PROSE := README.md CHANGELOG.md CONTRIBUTING.md docs examples/README.md
 
@@ -29,13 +31,20 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# The client of Grafana brings a package that takes the place of urllib3, which selenium needs.
+$(GRAFANA_INSTALLED): pyproject.toml constraints.txt
+	@echo "==> Making $(GRAFANA_VENV), for what talks to Grafana"
+	[ -x $(GRAFANA_VENV)/bin/python ] || $(PYTHON) -m venv $(GRAFANA_VENV)
+	$(GRAFANA_VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[grafana]'
+	@touch $@
+
 .PHONY: demo
 demo: $(INSTALLED) ## Train a small model, break it, and show the page that says so
 	@echo "==> Training a small model, which will break; the address of its page follows"
 	$(BIN)/ampwatch demo $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) ## Run all tests; installs Prometheus and Chromium if it may (ARGS="-k ring")
+test: $(INSTALLED) $(GRAFANA_INSTALLED) ## Run all tests; installs Prometheus and Chromium if it may (ARGS="-k ring")
 	@.ci/system-packages
 	@echo "==> Running the tests"
 	@# A test's matrices are small: threads of PyTorch would only be in each other's way.
@@ -81,5 +90,5 @@ bench: $(INSTALLED) ## Measure what watching costs; wants a quiet machine, takes
 
 .PHONY: clean
 clean: ## Remove .venv and everything the tools have left
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(GRAFANA_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +

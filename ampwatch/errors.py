@@ -13,7 +13,8 @@ The tree, each class also a built-in so that ordinary ``except`` clauses work::
     ├── TraceError      (RuntimeError)  a trace that was asked for cannot be had
     ├── StopTraining    (RuntimeError)  actions.stop() was asked for, and there is a finding
     ├── ReportError     (OSError)       a report cannot be found, read or written
-    └── DeployError     (OSError)       what is to be deployed cannot be had or written
+    ├── DeployError     (OSError)       what is to be deployed cannot be had or written
+    └── GrafanaError    (RuntimeError)  Grafana is not reached, or does not do what it was asked
 
 Every message says what was expected, what was given and what to do.
 """
@@ -79,3 +80,7 @@ class ReportError(AmpwatchError, OSError):
 
 class DeployError(AmpwatchError, OSError):
     """The files of a deployment cannot be had, or not be written where they were asked for."""
+
+
+class GrafanaError(AmpwatchError, RuntimeError):
+    """Grafana cannot be reached, or does not do what it was asked to. Never holds the token."""

@@ -17,6 +17,7 @@ TREE = {
     "TraceError": RuntimeError,
     "StopTraining": RuntimeError,
     "ReportError": OSError,
+    "GrafanaError": RuntimeError,
     "DeployError": OSError,
 }
 

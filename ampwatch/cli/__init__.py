@@ -17,7 +17,7 @@ from ampwatch.errors import AmpwatchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-VERBS = ("daemon", "demo", "deploy", "doctor", "ops", "report", "run", "trace")
+VERBS = ("daemon", "demo", "deploy", "doctor", "grafana", "ops", "report", "run", "trace")
 
 DESCRIPTION = """\
 Watch the numerical health of PyTorch mixed-precision training.

@@ -164,9 +164,10 @@ def _tiles() -> tuple[Stat, ...]:
             unit="short",
             no_value="Not looked at yet",
             queries=(
-                Query(
+                Query(  # a model need not have buffers
                     f"max by (run) ({of('ampwatch_parameter_nonfinite_elements')})"
-                    f" + max by (run) ({of('ampwatch_buffer_nonfinite_elements')})",
+                    f" + (max by (run) ({of('ampwatch_buffer_nonfinite_elements')})"
+                    f" or 0 * max by (run) ({of('ampwatch_parameter_nonfinite_elements')}))",
                     legend="{{run}}",
                     instant=True,
                 ),

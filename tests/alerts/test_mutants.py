@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.services
 
-RUNNING = re.compile(r'\s+and on \(job, instance, run, rank\) ampwatch_run_state\{state="running"\} == 1')
+RUNNING = re.compile(
+    r'\s+and on \(job, instance, run, rank\) ampwatch_run_state\{state="running"\} == 1'
+)
 
 SURVIVORS = {
     "run_rank:ampwatch_module_activation_headroom:log2_min: odule_activation_amax > [0]))) -> 1": (
@@ -60,9 +62,7 @@ class Copy:
         self.mutant = mutant
         self.suffix = f"__{number}"
         self.names = readers(mutant.rule, rules)
-        self._pattern = re.compile(
-            rf"(?<![\w:])({'|'.join(map(re.escape, self.names))})(?![\w:])"
-        )
+        self._pattern = re.compile(rf"(?<![\w:])({'|'.join(map(re.escape, self.names))})(?![\w:])")
         self.rules = [
             self._renamed(mutant.changed if place == mutant.place else rule)
             for place, rule in enumerate(rules)

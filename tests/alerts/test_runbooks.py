@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.alerts.rules import RUNBOOKS, alerts, metrics, records
+
 if TYPE_CHECKING:
     from pathlib import Path
 

@@ -1,0 +1,103 @@
+"""A real Alertmanager, and somebody it tells."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import urllib.request
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from tests.daemon.parts import eventually
+from tests.integration.prometheus import free_port
+from tests.services import require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Messages:
+    """What came in at a webhook.
+
+    Attributes:
+        address: Where to send to.
+        bodies: The messages, as Alertmanager writes them, oldest first.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.bodies: list[dict[str, Any]] = []
+
+    def of(self, alert: str, status: str) -> dict[str, Any] | None:
+        """Return the first message about ``alert`` in a status, ``firing`` or ``resolved``."""
+        for body in self.bodies:
+            if body["groupLabels"].get("alertname") == alert and body["status"] == status:
+                return body
+        return None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_POST(self) -> None:
+        length = int(self.headers["Content-Length"])
+        self.server.messages.bodies.append(json.loads(self.rfile.read(length)))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.messages = Messages(f"http://127.0.0.1:{self.server_port}/alerts")
+
+
+@contextmanager
+def webhook() -> Iterator[Messages]:
+    """Take what an Alertmanager sends."""
+    server = _Server()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server.messages
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def alertmanager(config: Path, data: Path) -> Iterator[str]:
+    """Run one, alone, with the configuration in ``config``; yield its host and port."""
+    address = f"127.0.0.1:{free_port()}"
+    process = subprocess.Popen(
+        [
+            require("prometheus-alertmanager"),
+            f"--config.file={config}",
+            f"--storage.path={data}",
+            f"--web.listen-address={address}",
+            "--cluster.listen-address=",
+            "--log.level=error",
+        ],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        eventually(lambda: _is_ready(address), "Alertmanager is ready", seconds=30)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _is_ready(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{address}/-/ready", timeout=1) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 MAX_MODULES = 512
 """Modules kept per rank; of more, those that were measured longest ago are let go."""
 
+MAX_NAMES = 4096
+"""Names of modules remembered per rank, of those that were let go as well."""
+
 
 class Modules:
     """Modules by name, in the order in which they were last measured.
@@ -24,6 +27,7 @@ class Modules:
 
     Attributes:
         by_name: Qualified name to the newest record of each topic.
+        measured: Names of those that were measured at any time.
         tracked: Names of those chosen to have series of their own, in the order of choice.
         troubled: Names of those among them that had a notable trouble at any time.
         spoken_for: Names of those whose series another rank exports instead (``exported.py``).
@@ -38,6 +42,7 @@ class Modules:
 
     def __init__(self, max_series: int) -> None:
         self.by_name: dict[str, dict[Topic, RangeRecord]] = {}
+        self.measured: set[str] = set()
         self.tracked: list[str] = []
         self.troubled: set[str] = set()
         self.spoken_for: frozenset[str] = frozenset()
@@ -61,6 +66,8 @@ class Modules:
         topics = self.by_name.pop(record.module, {})
         topics[record.topic] = record
         self.by_name[record.module] = topics
+        if len(self.measured) < MAX_NAMES:
+            self.measured.add(record.module)
         if record.module in self._chosen:
             self._unjudged.add(record.module)
         else:

@@ -68,5 +68,5 @@ def _first_of(ranks: Sequence[Modules], name: str) -> Modules:
 
 
 def _is_alone(modules: Modules, speaker: Modules, name: str) -> bool:
-    """Tell whether module ``name`` has had trouble here, and none where it is spoken for."""
-    return name in modules.troubled and name not in speaker.troubled
+    """Tell whether module ``name`` has had a trouble here that it has not had at its speaker."""
+    return bool(modules.troubles.get(name, set()) - speaker.troubles.get(name, set()))

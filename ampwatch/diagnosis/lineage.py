@@ -212,9 +212,11 @@ class Lineage:
         return self.trace
 
     def _bad(self, gradients: Iterable[tuple[str, Operand]]) -> dict[str, frozenset[int]]:
+        sent = self._sent()
+        unseen = (self._count + 1, frozenset(sent)) if sent else None
         found: list[tuple[int, str, frozenset[int]]] = []
         for name, gradient in gradients:
-            known = self._tainted.get(gradient.key)
+            known = self._tainted.get(gradient.key, unseen)
             if known is not None and gradient.is_float and not gradient.is_finite():
                 found.append((known[0], name, known[1]))
         return {name: births for _, name, births in sorted(found, key=lambda item: item[0])}
@@ -239,8 +241,22 @@ class Lineage:
         known = self._foreign.get(key)
         if known is None:
             origin, name = self._owner(key)
-            known = self._foreign[key] = self._add(origin, op, values, name=name)
+            sent = self._sent() if origin is Origin.INPUT and op.phase is Phase.BACKWARD else ()
+            known = sent[-1] if sent else self._add(origin, op, values, name=name)
+            self._foreign[key] = known
         return known
+
+    def _sent(self) -> list[int]:
+        """Return what hooks of backward have made: it may come back in another thread, unseen.
+
+        Those of ``DistributedDataParallel`` send it to other ranks, and write down what returns
+        when it does.
+        """
+        return [
+            birth.index
+            for birth in self._births
+            if birth.is_hook and birth.origin is Origin.OP and not birth.absorbed_by
+        ]
 
     def _constant(self, op: SeenOp, number: float) -> int:
         out = Values("", 1, math.isnan(number), number == math.inf, number == -math.inf)

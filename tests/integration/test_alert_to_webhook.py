@@ -100,6 +100,8 @@ def replaced(daemon: str, alertmanager: str) -> dict[str, list[tuple[str, str]]]
             ("group_interval: 1m", "group_interval: 2s"),
         ],
         RULES: [
+            # The daemon holds the smallest scale for up to two minutes: so far it does not fall here.
+            ("max_over_time(ampwatch_loss_scale[30m]) / 1024", f"{2.0**-60}"),
             ("(?s)(alert: AmpwatchLossScaleCollapsed\n.*?keep_firing_for:) 2m", r"\1 2s"),
             ("(?s)(alert: AmpwatchExporterDown\n.*?for:) 2m", r"\1 2s"),
         ],
@@ -234,7 +236,7 @@ def reads_as_a_collapse(tree: Path, message: dict[str, Any]) -> None:
     assert (alert["labels"]["run"], alert["labels"]["rank"]) == (RUN, "0")
     text = written(tree, "text", message)
     told = re.search(
-        rf"The loss scale of run {RUN}, rank 0 \(127\.0\.0\.1:\d+\) is down to ([\d.e+-]+)\."
+        rf"The loss scale of run {RUN}, rank 0 \(127\.0\.0\.1:\d+\) fell to ([\d.e+-]+)\."
         r" It was halved (\d+) times more than it grew within 30 minutes.*"
         r" At this pace 1/scale becomes infinite in (\d+) steps \(.+?\), and",
         text,

@@ -69,7 +69,7 @@ optimizer = torch.optim.AdamW(model.parameters())
 scaler = torch.amp.GradScaler("cpu", init_scale={FIRST_SCALE}, growth_interval={GROWTH_INTERVAL})
 watch = ampwatch.monitor(model, scaler, run="{RUN}")
 asked = lambda what: (Path(sys.argv[1]) / what).exists()
-fault, end = None, time.monotonic() + 150
+fault, end = None, time.monotonic() + 230
 while not asked("stop") and time.monotonic() < end:
     with torch.autocast("cpu", dtype=torch.float16):
         loss = model(torch.randn(16, 8)).float().square().mean()
@@ -200,16 +200,16 @@ def lived(
 
     (directory / "collapse").touch()
     alert = "AmpwatchLossScaleCollapsed"
-    collapsed = eventually(lambda: messages.of(alert, "firing"), "word of the collapse", 30)
+    collapsed = eventually(lambda: messages.of(alert, "firing"), "word of the collapse", 60)
 
-    gaps = never_answered(server, seconds=15)
+    gaps = never_answered(server, seconds=40)
 
     (directory / "recover").touch()
     resolved = eventually(lambda: messages.of(alert, "resolved"), "word of its end", 60)
 
     daemon.send_signal(signal.SIGKILL)
     gone = "AmpwatchExporterDown"
-    down = eventually(lambda: messages.of(gone, "firing"), "word of a dead daemon", 30)
+    down = eventually(lambda: messages.of(gone, "firing"), "word of a dead daemon", 60)
     return Story(before, collapsed, resolved, gaps, down)
 
 

@@ -201,9 +201,7 @@ class _Checkpoint(Action):
         try:
             if finding is not None:
                 self._save(finding)
-        except (
-            Exception
-        ):  # whatever it is, it is the user's own function, and no reason to end a training
+        except Exception:  # of the user's own function, whatever it is: no reason to end a training
             logger.exception(
                 "%r failed; training goes on, and the next finding calls it again", self
             )

@@ -267,7 +267,8 @@ class OpWatch:
         if met:
             sentences.append(
                 f"ops are not counted one by one any more: {met} was met, which"
-                " PyTorch computes otherwise while anybody looks; profiler windows count ops"
+                " PyTorch computes otherwise while anybody looks; profiler windows count ops: on a"
+                " GPU, elsewhere with window_seconds=600"
             )
         return sentences
 

@@ -2,7 +2,7 @@
 
 ``python benchmarks/fleet.py daemon`` puts 1, 8, 64 and 256 ranks on one machine;
 ``python benchmarks/fleet.py prometheus`` lets a Prometheus scrape machines of 8 ranks, up to
-1000 ranks (some 8 GB of memory, a gigabyte of /dev/shm, half an hour). Both keep their
+1000 ranks (some 4 GB of memory, 600 MB of /dev/shm, forty minutes). Both keep their
 numbers with ``--json FILE``. Ranks are simulated (`simulated.py`); rings, daemons, HTTP and
 Prometheus are real.
 """

@@ -5,7 +5,9 @@ import shutil
 
 import pytest
 
-PACKAGES = "apt-get install prometheus prometheus-alertmanager chromium chromium-driver"
+PACKAGES = (
+    "apt-get install prometheus prometheus-alertmanager chromium chromium-driver openssl systemd"
+)
 
 
 def require(program: str) -> str:

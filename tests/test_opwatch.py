@@ -13,6 +13,7 @@ import ampwatch
 from ampwatch import opwatch
 from ampwatch.diagnosis.pipeline import Diagnosis
 from ampwatch.precision.ops import OpKind
+from ampwatch.records import CensusSource
 from tests.sensors.counting import Counted
 from tests.training import RECIPES, build
 
@@ -171,6 +172,28 @@ def test_closing_from_another_thread_leaves_nothing_once_a_module_runs() -> None
 
     assert torch._C._len_torch_dispatch_stack() == 0
     assert not torch.nn.modules.module._global_forward_hooks
+
+
+def test_profiler_windows_count_ops_once_they_are_not_counted_one_by_one(
+    censuses: list[OpCensus],
+) -> None:
+    """From the iteration after the one that met what PyTorch computes otherwise under a mode."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    watched = ampwatch.monitor(
+        model, optimizer=optimizer, level="deep", window_seconds=1.0, serve=False
+    )
+    with watched:
+        for step in range(60):
+            out = model(torch.randn(2, 4))
+            (out.prod() if step == 2 else out.sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found = _once(censuses)
+    one_by_one = [s for s, census in found.items() if census.source is CensusSource.DISPATCH]
+    assert one_by_one == [0, 1]
+    assert [c.source for s, c in found.items() if s > 1][:1] == [CensusSource.PROFILER]
 
 
 def test_what_could_not_be_counted_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

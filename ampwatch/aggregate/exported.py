@@ -38,22 +38,35 @@ def share_modules(ranks: Iterable[RankView], which: str) -> None:
     """
     for _, job in groupby(ranks, key=lambda rank: rank.run):
         speakers: dict[str, Modules] = {}
+        so_far: list[Modules] = []
         for rank in job:
             modules = rank.ranges.modules
+            so_far.append(modules)
             if which == "all" or (which == "run" and rank.identity.rank == 0):
                 modules.spoken_for = frozenset()
             elif which == "run":
                 modules.spoken_for = frozenset(modules.tracked)
             else:
+                for name in modules.tracked:
+                    if name not in speakers:
+                        speakers[name] = _first_of(so_far, name)
                 modules.spoken_for = frozenset(
                     name
                     for name in modules.tracked
-                    if name in speakers and not _is_alone(modules, speakers[name], name)
+                    if speakers[name] is not modules
+                    and not _is_alone(modules, speakers[name], name)
                 )
-                for name in modules.by_name:
-                    speakers.setdefault(name, modules)
+
+
+def _first_of(ranks: Sequence[Modules], name: str) -> Modules:
+    """Return the first rank that has measured module ``name``, however long ago.
+
+    What it has let go of since counts as well: a series must not move to another rank and back
+    with every sample. The last one if none knows of it any more.
+    """
+    return next((modules for modules in ranks if name in modules.measured), ranks[-1])
 
 
 def _is_alone(modules: Modules, speaker: Modules, name: str) -> bool:
-    """Tell whether module ``name`` has had trouble here, and none where it is spoken for."""
-    return name in modules.troubled and name not in speaker.troubled
+    """Tell whether module ``name`` has had a trouble here that it has not had at its speaker."""
+    return bool(modules.troubles.get(name, set()) - speaker.troubles.get(name, set()))

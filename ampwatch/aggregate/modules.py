@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 MAX_MODULES = 512
 """Modules kept per rank; of more, those that were measured longest ago are let go."""
 
+MAX_NAMES = 4096
+"""Names of modules remembered per rank, of those that were let go as well."""
+
 
 class Modules:
     """Modules by name, in the order in which they were last measured.
@@ -24,8 +27,9 @@ class Modules:
 
     Attributes:
         by_name: Qualified name to the newest record of each topic.
+        measured: Names of those that were measured at any time.
         tracked: Names of those chosen to have series of their own, in the order of choice.
-        troubled: Names of those among them that had a notable trouble at any time.
+        troubles: What was notable of each of those at any time (``trouble.notable``).
         spoken_for: Names of those whose series another rank exports instead (``exported.py``).
 
     Args:
@@ -38,13 +42,14 @@ class Modules:
 
     def __init__(self, max_series: int) -> None:
         self.by_name: dict[str, dict[Topic, RangeRecord]] = {}
+        self.measured: set[str] = set()
         self.tracked: list[str] = []
-        self.troubled: set[str] = set()
+        self.troubles: dict[str, set[str]] = {}
         self.spoken_for: frozenset[str] = frozenset()
         self._max_series = max_series
         self._chosen: set[str] = set()
         self._fresh: dict[str, None] = {}
-        self._unjudged: set[str] = set()
+        self._sampled: set[str] = set()
 
     @property
     def exported(self) -> list[str]:
@@ -61,14 +66,16 @@ class Modules:
         topics = self.by_name.pop(record.module, {})
         topics[record.topic] = record
         self.by_name[record.module] = topics
-        if record.module in self._chosen:
-            self._unjudged.add(record.module)
-        else:
+        if len(self.measured) < MAX_NAMES:
+            self.measured.add(record.module)
+        self._sampled.add(record.module)
+        if record.module not in self._chosen:
             self._fresh[record.module] = None
         if len(self.by_name) > MAX_MODULES:
             oldest = next(name for name in self.by_name if name not in self._chosen)
             del self.by_name[oldest]
             self._fresh.pop(oldest, None)
+            self._sampled.discard(oldest)
 
     def choose(self, judge: Callable[[Mapping[Topic, RangeRecord]], Trouble]) -> None:
         """Give away series that are free to modules of the newest sample; call it after each.
@@ -76,8 +83,6 @@ class Modules:
         Args:
             judge: Returns the trouble of a module, given its newest record of each topic.
         """
-        again, self._unjudged = self._unjudged - self.troubled, set()
-        self.troubled.update(name for name in again if judge(self.by_name[name]).reason)
         fresh, self._fresh = self._fresh, {}
         free = self._max_series - len(self.tracked)
         if free <= 0:
@@ -90,4 +95,13 @@ class Modules:
             names = names[:at_once] + late
         self.tracked += names[:free]
         self._chosen.update(self.tracked)
-        self.troubled.update(name for name in names[:free] if troubles[name].reason)
+
+    def remember(self, notable: Callable[[Mapping[Topic, RangeRecord]], set[str]]) -> None:
+        """Remember what was notable of the newest sample; call it after ``choose``.
+
+        Args:
+            notable: Returns what is notable of a module, given its newest record of each topic.
+        """
+        sampled, self._sampled = self._sampled, set()
+        for name in sampled & self._chosen:
+            self.troubles.setdefault(name, set()).update(notable(self.by_name[name]))

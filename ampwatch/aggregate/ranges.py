@@ -18,7 +18,7 @@ from ampwatch.aggregate.limits import (
 )
 from ampwatch.aggregate.modules import Modules
 from ampwatch.aggregate.peak import Peak
-from ampwatch.aggregate.trouble import Trouble, worst
+from ampwatch.aggregate.trouble import Trouble, notable, worst
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.whatif import Fit, ScaleWindow, fit, scale_window
 from ampwatch.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
@@ -95,6 +95,7 @@ class Ranges:
         if isinstance(record, SamplingRecord):
             self.totals = record
             self.modules.choose(self.trouble)
+            self.modules.remember(self.notable)
             return
         self._sampled_ns[record.topic] = record.time_ns
         if record.module != ALL_MODULES:
@@ -137,6 +138,10 @@ class Ranges:
     def trouble(self, topics: Mapping[Topic, RangeRecord]) -> Trouble:
         """Return the worst trouble of a module, given its newest record of each topic."""
         return worst(topics, self.lost(topics) or 0.0, self.epsilon)
+
+    def notable(self, topics: Mapping[Topic, RangeRecord]) -> set[str]:
+        """Return all that is notable of a module (``trouble.notable``)."""
+        return notable(topics, self.lost(topics) or 0.0, self.epsilon)
 
     def headroom(self, record: RangeRecord) -> float | None:
         """Return how many times larger its largest magnitude could be; ``None`` if not known."""

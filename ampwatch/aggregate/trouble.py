@@ -58,13 +58,33 @@ def worst(topics: Mapping[Topic, RangeRecord], lost: float, tolerated: float) ->
         lost: Share of its gradient that is lost (``limits.lost_share``).
         tolerated: Share of a gradient that may be lost.
     """
-    judged = (
+    return max(_judged(topics, lost, tolerated), key=lambda one: one.score)
+
+
+def notable(topics: Mapping[Topic, RangeRecord], lost: float, tolerated: float) -> set[str]:
+    """Return all that is notable of a module, to compare ranks by: reasons, and where from.
+
+    Gradients are infinite on every rank now and then, while the scale is sought; outputs and
+    weights are not. So what is not finite is told apart by topic.
+
+    Args:
+        topics: As for ``worst``, like the others.
+        lost: Share of its gradient that is lost.
+        tolerated: Share of a gradient that may be lost.
+    """
+    reasons = {one.reason for one in _judged(topics, lost, tolerated) if one.reason}
+    return reasons | {f"nonfinite {topic.name}" for topic in topics if nonfinite((topics[topic],))}
+
+
+def _judged(
+    topics: Mapping[Topic, RangeRecord], lost: float, tolerated: float
+) -> tuple[Trouble, ...]:
+    return (
         _place(4, "nonfinite", float(nonfinite(topics.values()) > 0), 0.0),
         _place(3, "lost", lost, tolerated),
         _place(2, "activation_headroom", _closeness(topics.get(Topic.ACTIVATION)), NOTABLE_CLOSE),
         _place(1, "unchanged", _missed(topics.get(Topic.UPDATE)), NOTABLE_MISSED),
     )
-    return max(judged, key=lambda one: one.score)
 
 
 def nonfinite(records: Iterable[RangeRecord]) -> int:

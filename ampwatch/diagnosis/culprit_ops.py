@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.steps import Verdict
 
 RECURS = 3
-"""Iterations in which a kind of ``TRANSIENT`` is seen from which they are no longer a bad batch or two, which is
-what a scaler is for."""
+"""Iterations in which a kind of ``TRANSIENT`` is seen, from which on it is no longer a bad batch
+or two, which is what a scaler is for."""
 
 LEFT_BEHIND = ("buffer_nonfinite@", "scale_stuck_low@", "periodic_skip@")
 """What a few bad batches leave behind, and are explained by until they are no longer a few."""

@@ -44,6 +44,10 @@ come at once again, and is gone before anything else can be looked at."""
 MOST_BURSTS = 8
 """Events after which iterations are traced. What so many do not show is not to be seen so."""
 
+CALM_STEPS = 2000
+"""Iterations without a burst after which an event belongs to something new, and bursts are counted
+from the beginning: a run of weeks has more than one story. So many as a GradScaler grows after."""
+
 STATE = frozenset({Topic.ACTIVATION, Topic.WEIGHT})
 """What is traced for as soon as it is not finite, whether a scaler skips the step or not."""
 
@@ -106,6 +110,8 @@ class Escalation:
             if self._culprits.explained_at < iteration.step:
                 self._culprits.goes_on(iteration.step)
             return
+        if iteration.step - self._until >= CALM_STEPS:
+            self._bursts, self._traces = 0, FIRST_TRACES
         if iteration.step >= self._until and self._bursts < MOST_BURSTS:
             self._bursts += 1
             self._until = iteration.step + self._traces

@@ -43,7 +43,7 @@ class Event(NamedTuple):
 EVENTS = (
     Event(0.40, 1, {"kind": "stalled_step", "seconds": 3.0}),
     Event(0.50, -1, {"kind": "collapsed_scale", "steps": 24}),
-    Event(0.75, -1, {"kind": "inf_activation", "module": "blocks.2.mlp", "steps": 12}),
+    Event(0.75, -1, {"kind": "inf_activation", "module": "blocks.2.mlp", "steps": 4}),
 )
 
 

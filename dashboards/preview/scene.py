@@ -1,6 +1,6 @@
 """Something to look at: two real trainings, one of which breaks, and a Prometheus that saw it.
 
-    python -m dashboards.preview.scene DIR [--minutes 10.5]
+    python -m dashboards.preview.scene DIR [--minutes 8]
 
 A float16 training on two ranks, which ``ampwatch.inject`` breaks half way, a healthy one in bfloat16
 and one that dies early; the daemon with GPUs that do not exist; a Prometheus that scrapes every five
@@ -56,7 +56,7 @@ def main(given: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--minutes", type=float, default=10.5, help="how long it trains")
+    parser.add_argument("--minutes", type=float, default=8.0, help="how long it trains")
     parser.add_argument(
         "--rules",
         type=Path,
@@ -98,7 +98,6 @@ def play(directory: Path, seconds: float, rules: Sequence[Path]) -> None:
         "AMPWATCH_RUNTIME_DIR": str(directory / "runtime"),
         "AMPWATCH_RING_DIR": str(directory / "rings"),
         "AMPWATCH_PORT": str(daemon_port),
-        "AMPWATCH_WINDOW_SECONDS": "120",  # of itself it does not profile a CPU
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }

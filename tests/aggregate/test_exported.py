@@ -3,7 +3,8 @@
 import pytest
 
 from ampwatch.aggregate import Fleet, RankView
-from ampwatch.records import Record
+from ampwatch.aggregate.modules import MAX_MODULES
+from ampwatch.records import Record, Topic
 from ampwatch.settings import Settings
 from tests.aggregate.made_up import Clock, histogram, identity, put, ranges, sampling
 
@@ -65,6 +66,26 @@ def test_a_rank_that_was_in_trouble_goes_on_speaking() -> None:
     put(fleet, "1", identity(rank=1, world_size=64), sample("b"))
 
     assert modules(fleet)["gpt", 1] == ["b"]
+
+
+def test_trouble_of_another_kind_is_told_as_well() -> None:
+    """All gradients overflow while the scale is sought; outputs that do on one rank are its own."""
+    overflow = sample(broken=("b",))
+    output = [ranges("b", Topic.ACTIVATION, BROKEN), sampling()]
+    fleet = fleet_of("host", overflow, [*overflow, *output], overflow)
+
+    assert modules(fleet) == {("gpt", 0): ["b"], ("gpt", 1): ["b"], ("gpt", 2): []}
+
+
+def test_a_module_that_was_let_go_of_does_not_move_to_another_rank() -> None:
+    """A model may have more modules than are kept; the next sample may bring it back."""
+    many = [f"h.{i}" for i in range(MAX_MODULES + 1)]
+    fleet = fleet_of("host", sample("a", "b"), sample("b"), module_series=1)
+    put(fleet, "0", identity(rank=0, world_size=64), sample(*many))
+    ranks = fleet.exported()
+
+    assert "b" not in ranks[0].ranges.modules.by_name
+    assert modules(fleet) == {("gpt", 0): ["a"], ("gpt", 1): []}
 
 
 def test_trouble_that_all_have_is_told_once() -> None:

@@ -26,6 +26,9 @@ ON_A_CPU = {
     "ampwatch_kernel_": "no GPU kernel was profiled",
     "ampwatch_peak_flops_per_second": "nobody knows the peak of a CPU",
     "ampwatch_ideal_": "nobody knows the peak of a CPU",
+    "ampwatch_mfu_ratio": "nobody knows the peak of a CPU",
+    "ampwatch_gpu_xid_": "the GPUs that do not exist have their first XID after ten minutes",
+    "ampwatch_buffer_nonfinite_elements": "the model has no buffers",
     "ampwatch_tensor_views_disagree": "there is one view of the tensor cores at most",
     "ampwatch_gpu_process_memory_used_bytes": "no process computes on a GPU that does not exist",
 }

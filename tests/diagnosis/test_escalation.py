@@ -10,6 +10,7 @@ import pytest
 from ampwatch.diagnosis.culprit_ops import CulpritOps
 from ampwatch.diagnosis.escalation import (
     ALERT_STEPS,
+    CALM_STEPS,
     FIRST_TRACES,
     MOST_BURSTS,
     MOST_TRACES,
@@ -166,6 +167,16 @@ def test_bursts_double_up_to_a_limit_and_end_at_some_point() -> None:
     lengths = _bursts(started(), MOST_BURSTS + 3)
 
     assert lengths == [4, 8, 16, *[MOST_TRACES] * (MOST_BURSTS - 3), 0, 0, 0]
+
+
+def test_after_a_long_calm_an_event_is_a_new_story() -> None:
+    """A run of weeks is traced as at first, however often it was before."""
+    run = started()
+    _bursts(run, MOST_BURSTS + 1)
+
+    lengths = _bursts(run.calm(CALM_STEPS), 2)
+
+    assert lengths == [FIRST_TRACES, 2 * FIRST_TRACES]
 
 
 def test_an_event_in_a_burst_is_no_further_one() -> None:

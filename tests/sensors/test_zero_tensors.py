@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ampwatch import Monitor
 
 pytestmark = [
-    pytest.mark.usefixtures("nothing_compiled", "one_thread"),
+    pytest.mark.usefixtures("one_thread"),
     # PyTorch scripts its decompositions for forward-mode AD when it is first used.
     pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
 ]

@@ -131,6 +131,7 @@ def test_a_collapse_and_its_end_reach_somebody_and_so_does_a_dead_daemon(tmp_pat
 
     assert story.before == []
     assert story.gaps == []
+    assert story.errors == {}
     reads_as_a_collapse(tree, story.collapsed)
     reads_as_its_end(tree, story.resolved)
     reads_as_a_dead_daemon(tree, story.down, address)
@@ -145,6 +146,7 @@ class Story:
         collapsed: The message that the scale has collapsed.
         resolved: The message that this is over.
         gaps: Queries of the dashboards without an answer.
+        errors: Why rules could not be evaluated, by their names.
         down: The message that the daemon is gone.
     """
 
@@ -152,6 +154,7 @@ class Story:
     collapsed: dict[str, Any]
     resolved: dict[str, Any]
     gaps: list[Unanswered]
+    errors: dict[str, str]
     down: dict[str, Any]
 
 
@@ -204,13 +207,15 @@ def lived(
 
     gaps = never_answered(server, seconds=40)
 
+    errors = server.rules_that_fail()
+
     (directory / "recover").touch()
     resolved = eventually(lambda: messages.of(alert, "resolved"), "word of its end", 60)
 
     daemon.send_signal(signal.SIGKILL)
     gone = "AmpwatchExporterDown"
     down = eventually(lambda: messages.of(gone, "firing"), "word of a dead daemon", 60)
-    return Story(before, collapsed, resolved, gaps, down)
+    return Story(before, collapsed, resolved, gaps, errors, down)
 
 
 def never_answered(server: Prometheus, seconds: float) -> list[Unanswered]:

@@ -122,8 +122,7 @@ def test_a_wrong_option_is_told_before_anything_is_written(
     assert not (tmp_path / "stack").exists()
 
 
-@pytest.mark.parametrize(("target", "told"), [("localhost:1", 1), ("node-a", 0)])
-@pytest.mark.parametrize("verb", [["deploy"], ["grafana", "export"]])
+@pytest.mark.parametrize("verb", [["deploy"], ["grafana", "export"]], ids=["deploy", "export"])
 def test_a_variable_that_is_not_set_does_not_mean_the_directory_one_is_in(
     verb: list[str],
     tmp_path: Path,
@@ -139,6 +138,7 @@ def test_a_variable_that_is_not_set_does_not_mean_the_directory_one_is_in(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("target", "told"), [("localhost:1", 1), ("node-a", 0)])
 def test_loopback_is_told_to_mean_another_machine_in_a_container(
     target: str, told: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

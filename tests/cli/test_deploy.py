@@ -130,12 +130,14 @@ def test_a_variable_that_is_not_set_does_not_mean_the_directory_one_is_in(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Hundreds of files would lie in somebody's home."""
-    monkeypatch.chdir(tmp_path)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
 
     assert main([*verb, ""]) == 1
 
     assert "expected the name of a directory, got an empty one" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize(("target", "told"), [("localhost:1", 1), ("node-a", 0)])

@@ -97,7 +97,11 @@ def run(args: argparse.Namespace) -> int:
 def _deploy(args: argparse.Namespace) -> None:
     from ampwatch.deploying.tree import tree  # noqa: PLC0415 - --help must be quick
     from ampwatch.deploying.writing import Theirs, plan, write  # noqa: PLC0415
+    from ampwatch.errors import DeployError  # noqa: PLC0415
 
+    if not args.directory:
+        msg = "expected the name of a directory, got an empty one, as of a variable that is not set; for the one you are in say ."
+        raise DeployError(msg)
     options = options_of(args)
     todo = plan(Path(args.directory), tree(options))
     theirs = Theirs.KEEP if args.keep else Theirs.OVERWRITE if args.force else Theirs.REFUSE

@@ -164,9 +164,13 @@ def export(args: argparse.Namespace) -> int:
         SettingsError: If an option is not usable.
         GrafanaError: If Grafana does not do what it is asked to.
     """
+    from ampwatch.errors import SettingsError  # noqa: PLC0415 - as above
     from ampwatch.grafana import Wishes, load  # noqa: PLC0415 - as above
     from ampwatch.grafana import export as do  # noqa: PLC0415 - as above
 
+    if not args.directory:
+        msg = "expected the name of a directory, got an empty one, as of a variable that is not set; for the one you are in say ."
+        raise SettingsError(msg)
     wishes, boards = Wishes(folder=args.folder), load(_directory(args))
     do(_server(args), Path(args.directory), boards, wishes.folder, _say)
     return 0

@@ -38,6 +38,9 @@ _INTERVALS = {
 }
 """Where the scrape interval is written, and under which keys."""
 
+_NOT_SHIPPED = {"__pycache__", "_shipped", "targets", "data"}
+"""Caches; and what is there once somebody has started a Prometheus in a checkout: whom it scrapes, what it stores."""
+
 _TIMEOUTS = {
     "deploy/compose/prometheus.yml": "scrape_timeout",
     "deploy/kubernetes/podmonitor.yaml": "scrapeTimeout",
@@ -90,7 +93,7 @@ def _under(directory: Path, place: str, *patterns: str) -> Iterator[tuple[str, s
     for pattern in patterns:
         for path in directory.glob(pattern):
             name = path.relative_to(directory)
-            if {"__pycache__", "_shipped"} & set(name.parts) or not path.is_file():
+            if _NOT_SHIPPED & set(name.parts) or not path.is_file():
                 continue
             try:
                 yield f"{place}/{name.as_posix()}", path.read_text(encoding="utf-8")

@@ -100,6 +100,18 @@ def test_no_alert_inhibits_itself() -> None:
         }
 
 
+def test_what_is_critical_is_held_back_only_by_an_alert_of_the_same_host() -> None:
+    """Another host may have another run of the same name: by default that is the name of the script."""
+    critical = {name for name, rule in alerts().items() if rule.severity == "critical"}
+    held_back = 0
+    for rule in load(CONFIG)["inhibit_rules"]:
+        targets = " ".join(rule["target_matchers"])
+        if critical & set(re.findall(r"Ampwatch\w+", targets)):
+            assert "instance" in rule["equal"], rule
+            held_back += 1
+    assert held_back == 2
+
+
 def test_all_receivers_share_one_address() -> None:
     addresses = {
         hook["url"]

@@ -88,6 +88,16 @@ def test_the_healthy_run_has_every_metric_that_an_alert_reads() -> None:
     assert {name for name in read if not name.startswith("DCGM_")} <= series
 
 
+def test_a_page_outlasts_a_scrape_that_fails() -> None:
+    rules = [rule for group in groups() for rule in group["rules"] if "alert" in rule]
+    pages = [rule for rule in rules if rule["labels"]["severity"] == "critical"]
+
+    assert pages
+    assert {rule["alert"]: rule.get("keep_firing_for") for rule in pages} == {
+        rule["alert"]: "2m" for rule in pages
+    }
+
+
 @pytest.mark.parametrize("name", ALERTS_BY_NAME)
 def test_an_alert_says_what_it_is_and_where_to_read_on(name: str) -> None:
     alert = ALERTS_BY_NAME[name]

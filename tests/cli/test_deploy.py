@@ -122,6 +122,24 @@ def test_a_wrong_option_is_told_before_anything_is_written(
     assert not (tmp_path / "stack").exists()
 
 
+@pytest.mark.parametrize("verb", [["deploy"], ["grafana", "export"]], ids=["deploy", "export"])
+def test_a_variable_that_is_not_set_does_not_mean_the_directory_one_is_in(
+    verb: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Hundreds of files would lie in somebody's home."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+
+    assert main([*verb, ""]) == 1
+
+    assert "expected the name of a directory, got an empty one" in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
 @pytest.mark.parametrize(("target", "told"), [("localhost:1", 1), ("node-a", 0)])
 def test_loopback_is_told_to_mean_another_machine_in_a_container(
     target: str, told: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,7 @@ def test_everything_is_there_that_is_started_or_read(plain: dict[str, str]) -> N
         path.relative_to(ROOT).as_posix()
         for pattern in ("deploy/**/*", "dashboards/*.json", "dashboards/alerts/*.yml")
         for path in ROOT.glob(pattern)
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and not {"__pycache__", "targets", "data"} & set(path.parts)
     }
     assert shipped_here <= plain.keys()
     assert {"ampwatch/cli/deploy.py", "ampwatch/exporters/static/index.html"} <= plain.keys()
@@ -240,6 +241,24 @@ def test_an_incomplete_installation_is_told(
     rules.write_bytes(b"\xff\xfe")
     with pytest.raises(DeployError, match=r"expected to read .* install ampwatch again"):
         tree(Options())
+
+
+def test_what_a_prometheus_was_told_and_has_stored_in_a_checkout_is_not_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its targets are somebody's hosts, and its database is no text."""
+    place = tmp_path / "_shipped"
+    for name in ("dashboards", "deploy", "runbooks"):
+        shutil.copytree(shipped.shipped(name), place / name)
+    for left in ("deploy/prometheus/targets/ampwatch.yml", "deploy/prometheus/data/wal/00000000"):
+        (place / left).parent.mkdir(parents=True)
+        (place / left).write_bytes(b"\xff\xfe")
+    monkeypatch.setattr(shipped, "_PACKAGE", tmp_path)
+
+    paths = tree(Options()).keys()
+
+    assert "deploy/prometheus/prometheus.yml" in paths
+    assert not [path for path in paths if "targets" in path or "/data/" in path]
 
 
 def test_rules_are_told_from_their_tests() -> None:

@@ -46,6 +46,14 @@ class Prometheus:
             result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
         return result
 
+    def rules_that_fail(self) -> dict[str, str]:
+        """Return the errors of rules that cannot be evaluated, by name; a rule has to have been tried."""
+        with urllib.request.urlopen(f"{self.url}/api/v1/rules", timeout=30) as answer:
+            groups = json.load(answer)["data"]["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        assert "ok" in {rule["health"] for rule in rules}
+        return {rule["name"]: rule["lastError"] for rule in rules if rule["health"] == "err"}
+
     def value(self, expression: str) -> float | None:
         """Answer a query that has one series, ``None`` if it has none."""
         result = self.query(expression)

@@ -69,7 +69,7 @@ optimizer = torch.optim.AdamW(model.parameters())
 scaler = torch.amp.GradScaler("cpu", init_scale={FIRST_SCALE}, growth_interval={GROWTH_INTERVAL})
 watch = ampwatch.monitor(model, scaler, run="{RUN}")
 asked = lambda what: (Path(sys.argv[1]) / what).exists()
-fault, end = None, time.monotonic() + 150
+fault, end = None, time.monotonic() + 230
 while not asked("stop") and time.monotonic() < end:
     with torch.autocast("cpu", dtype=torch.float16):
         loss = model(torch.randn(16, 8)).float().square().mean()
@@ -100,6 +100,8 @@ def replaced(daemon: str, alertmanager: str) -> dict[str, list[tuple[str, str]]]
             ("group_interval: 1m", "group_interval: 2s"),
         ],
         RULES: [
+            # The daemon holds the smallest scale for up to two minutes: so far it does not fall here.
+            ("max_over_time(ampwatch_loss_scale[30m]) / 1024", f"{2.0**-60}"),
             ("(?s)(alert: AmpwatchLossScaleCollapsed\n.*?keep_firing_for:) 2m", r"\1 2s"),
             ("(?s)(alert: AmpwatchExporterDown\n.*?for:) 2m", r"\1 2s"),
         ],
@@ -129,6 +131,7 @@ def test_a_collapse_and_its_end_reach_somebody_and_so_does_a_dead_daemon(tmp_pat
 
     assert story.before == []
     assert story.gaps == []
+    assert story.errors == {}
     reads_as_a_collapse(tree, story.collapsed)
     reads_as_its_end(tree, story.resolved)
     reads_as_a_dead_daemon(tree, story.down, address)
@@ -143,6 +146,7 @@ class Story:
         collapsed: The message that the scale has collapsed.
         resolved: The message that this is over.
         gaps: Queries of the dashboards without an answer.
+        errors: Why rules could not be evaluated, by their names.
         down: The message that the daemon is gone.
     """
 
@@ -150,6 +154,7 @@ class Story:
     collapsed: dict[str, Any]
     resolved: dict[str, Any]
     gaps: list[Unanswered]
+    errors: dict[str, str]
     down: dict[str, Any]
 
 
@@ -198,17 +203,19 @@ def lived(
 
     (directory / "collapse").touch()
     alert = "AmpwatchLossScaleCollapsed"
-    collapsed = eventually(lambda: messages.of(alert, "firing"), "word of the collapse", 30)
+    collapsed = eventually(lambda: messages.of(alert, "firing"), "word of the collapse", 60)
 
-    gaps = never_answered(server, seconds=15)
+    gaps = never_answered(server, seconds=40)
+
+    errors = server.rules_that_fail()
 
     (directory / "recover").touch()
     resolved = eventually(lambda: messages.of(alert, "resolved"), "word of its end", 60)
 
     daemon.send_signal(signal.SIGKILL)
     gone = "AmpwatchExporterDown"
-    down = eventually(lambda: messages.of(gone, "firing"), "word of a dead daemon", 30)
-    return Story(before, collapsed, resolved, gaps, down)
+    down = eventually(lambda: messages.of(gone, "firing"), "word of a dead daemon", 60)
+    return Story(before, collapsed, resolved, gaps, errors, down)
 
 
 def never_answered(server: Prometheus, seconds: float) -> list[Unanswered]:
@@ -234,7 +241,7 @@ def reads_as_a_collapse(tree: Path, message: dict[str, Any]) -> None:
     assert (alert["labels"]["run"], alert["labels"]["rank"]) == (RUN, "0")
     text = written(tree, "text", message)
     told = re.search(
-        rf"The loss scale of run {RUN}, rank 0 \(127\.0\.0\.1:\d+\) is down to ([\d.e+-]+)\."
+        rf"The loss scale of run {RUN}, rank 0 \(127\.0\.0\.1:\d+\) fell to ([\d.e+-]+)\."
         r" It was halved (\d+) times more than it grew within 30 minutes.*"
         r" At this pace 1/scale becomes infinite in (\d+) steps \(.+?\), and",
         text,

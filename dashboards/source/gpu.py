@@ -152,7 +152,6 @@ def _tiles() -> tuple[Panel, ...]:
             ),
             unit="watt",
             no_value=NO_GPU,
-            queries=(Query(f"sum({of_gpu(_POWER)})"),),
-            sparkline=True,
+            queries=(Query(f"sum({of_gpu(_POWER)})", instant=True),),
         ),
     )

@@ -121,6 +121,7 @@ def errors() -> tuple[Panel, ...]:
             ),
             minimum=0,
             bars=True,
+            interval="1m",
         ),
         Table(
             id=504,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.source.fields import BAD, GOOD, NEUTRAL, WARN, Step, described, thresholds
-from dashboards.source.modules import KEYS, SHARE_LOST, SHOWN, lines, worst
+from dashboards.source.modules import KEYS, NOT_HERE, SHARE_LOST, SHOWN, SPEAKS, lines, worst
 from dashboards.source.panels import Panel, TimeSeries
 from dashboards.source.queries import Query
 from dashboards.source.tables import Column, Table
@@ -23,13 +23,13 @@ def underflow() -> tuple[Panel, ...]:
         "The share of gradient elements that are zero only because of the dtype of autocast:"
         " those that it has flushed, and those that it would flush."
     )
-    no_gradients = "No gradients were measured yet"
+    no_gradients = f"No gradients: {NOT_HERE}"
     return (
         Table(
             id=301,
             title="Gradients that round to zero",
             description=described(
-                shows=f"{lost} Zero in all counts what is zero for any reason, of the worst rank.",
+                shows=f"{lost} Zero in all counts what is zero for any reason. Of the worst rank. {SPEAKS}",
                 good="below 5 %.",
                 act="above 20 % the module learns from part of its gradient only: let the loss"
                 " scale grow (see its window on the dashboard of the run), or use bfloat16. A"
@@ -77,13 +77,13 @@ def updates() -> tuple[Panel, ...]:
         "The share of parameter elements, of a subsample, that the optimizer left exactly as they"
         " were: the update was smaller than half of the last bit."
     )
-    no_updates = "No updates were measured yet"
+    no_updates = f"No updates: {NOT_HERE}"
     return (
         Table(
             id=401,
             title="Updates that round away",
             description=described(
-                shows=f"{shows} Of the worst rank.",
+                shows=f"{shows} Of the worst rank. {SPEAKS}",
                 good="near 0 with parameters in float32.",
                 act="above 50 %, and with parameters in bfloat16 or float16: keep a master copy"
                 " in float32, or round stochastically. Rows of an embedding that were not used"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.source.fields import BAD, GOOD, NOTE, WARN, Step, thresholds
-from dashboards.source.queries import increase, of
+from dashboards.source.queries import having, increase, of
 
 SKIPPED_TOTAL = "ampwatch_optimizer_steps_skipped_total"
 ATTEMPTED_TOTAL = "ampwatch_optimizer_steps_total"
@@ -36,6 +36,15 @@ NO_SCALER_TILE = "No GradScaler in use"
 """What a tile has room for in letters that can be read."""
 
 NO_SAMPLE = "No gradient was sampled yet; the level light takes no samples at all"
+
+
+def unfinished(metric: str) -> str:
+    """Return PromQL of ``metric`` of the ranks that have not come to their proper end.
+
+    How long something is ago says nothing of those, and would be red until they are forgotten.
+    """
+    finished = f"{of('ampwatch_run_state', having('state', 'finished'))} == 1"
+    return f"{of(metric)} unless on (job, instance, run, rank) {finished}"
 
 
 def skipped_share(over: str, by: str) -> str:

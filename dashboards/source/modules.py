@@ -11,6 +11,12 @@ from dashboards.source.tables import Key
 SHOWN = 10
 """Lines in a panel over time: more cannot be told apart. The tables have every module."""
 
+SPEAKS = (
+    "By default one rank of a machine speaks for a module, and another while it alone has trouble."
+)
+NOT_HERE = "no sample yet, or other ranks speak for the chosen ones: set Rank to All"
+"""Why a module has no series: that of a rank others speak for cannot be told from none at all."""
+
 HEADROOM = thresholds(BAD, Step(1, WARN), Step(3, GOOD))
 """Unit: bits. Below 1 the next doubling overflows; GradScaler doubles, so 3 leaves it two growths."""
 

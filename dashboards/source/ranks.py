@@ -117,10 +117,11 @@ def _tiles() -> tuple[Stat, ...]:
             id=104,
             title="Runs with ranks missing",
             description=described(
-                shows="Runs of which fewer (or more) ranks report than their world size says.",
+                shows="Runs of which fewer (or more) ranks report than their world size says, on the"
+                " chosen instances: choose All.",
                 good="0.",
-                act="a machine without a daemon, or one that Prometheus does not scrape: compare"
-                " Ranks by machine with the list of machines of the job.",
+                act="fewer: a machine without a daemon, or one that Prometheus does not scrape; Scrape"
+                " targets in Overview says how many it reaches. More: two trainings under one name.",
                 metrics=["ampwatch_run_info"],
             ),
             unit="none",

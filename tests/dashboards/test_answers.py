@@ -147,7 +147,7 @@ def test_a_run_is_one_row_with_its_worst_rank(history: tuple[Prometheus, float])
 
     assert shown["State"] == {("gpt",): 3, ("bert",): 4}
     assert shown["Ranks up"] == {("gpt",): RANKS - 1, ("bert",): 0}
-    assert shown["Ranks stale"] == {("gpt",): 1, ("bert",): 1}
+    assert shown["Stale or failed"] == {("gpt",): 1, ("bert",): 1}
     assert shown["Loss scale"] == {("gpt",): 8192}
     assert shown["Worst finding"][("gpt",)] == 3
     assert shown["Loss"] == {("gpt",): 1, ("bert",): 0}

@@ -101,7 +101,9 @@ def _missing(number: int, title: str, metric: str, shows: str, act: str, each: s
         description=described(shows=shows, good="0.", act=act, metrics=[metric]),
         unit="short",
         no_value=_NO_SAMPLES,
-        queries=(Query(f"max({each}({of(metric)}))", instant=True),),
+        queries=(
+            Query(f"max({each} ({of(metric)}))" if each else f"max({of(metric)})", instant=True),
+        ),
         thresholds=_ANY_MISSING,
     )
 

@@ -226,6 +226,18 @@ BREACHES: list[tuple[str, str, Change]] = [
         "expected an instant query",
         lambda d: panel(d).update(type="table"),
     ),
+    (
+        "a history for a number",
+        "may be long gone",
+        lambda d: panel(d).update(type="stat"),
+    ),
+    (
+        "events that count four times",
+        "expected an interval",
+        lambda d: target(d).update(
+            expr=f"increase(ampwatch_steps_total{{{CHOSEN}}}[$__rate_interval])"
+        ),
+    ),
     ("no legend", "expected a legend", lambda d: target(d).pop("legendFormat")),
     ("any legend", "got __auto", lambda d: target(d).update(legendFormat="__auto")),
     (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dashboards.source.fields import BAD, NEUTRAL, Step, described, spans, thresholds
 from dashboards.source.layers_rounding import low_precision, underflow, updates
 from dashboards.source.layers_trust import trust
+from dashboards.source.measures import HEADROOM as GRADIENT_HEADROOM
 from dashboards.source.modules import (
     HEADROOM,
     KEYS,
@@ -17,7 +18,7 @@ from dashboards.source.modules import (
 )
 from dashboards.source.page import Page, Row
 from dashboards.source.panels import Panel, TimeSeries
-from dashboards.source.queries import Query, of
+from dashboards.source.queries import Query, largest, of
 from dashboards.source.tables import Column, Key, Table
 from dashboards.source.variables import choice
 
@@ -72,7 +73,7 @@ def page() -> Page:
         uid="ampwatch-layers",
         title="ampwatch / Layers",
         description="Which module? Ranges, NaN and infinity, what rounds to zero, what rounds"
-        " away, and what is not in low precision; the worst first. Leave Rank at All: one rank of a"
+        " away, and what is not in low precision; the worst first, in graphs by their mean over the time range. Leave Rank at All: one rank of a"
         " machine speaks for a module.",
         rows=(
             Row(100, "Which module is about to overflow?", _overflow()),
@@ -98,7 +99,8 @@ def _overflow() -> tuple[Panel, ...]:
             title="Ranges of the modules",
             description=described(
                 shows=f"The largest magnitudes of each module, of the worst rank. {SPEAKS} {limits}",
-                good="3 bits and more in every column. bfloat16 and float32 have a hundred.",
+                good="3 bits and more of outputs, 1 and more of gradients; bfloat16 and float32 have a"
+                " hundred.",
                 act="below 1 bit, run this module in bfloat16 or float32, or make its output"
                 " smaller (normalize before it, scale the logits, clip). A small headroom of"
                 " gradients alone is the loss scale at work: it is halved when it is too much.",
@@ -125,13 +127,13 @@ def _overflow() -> tuple[Panel, ...]:
                     title="Output gradient headroom",
                     expr=_OF_OUTPUT_GRADIENTS,
                     decimals=1,
-                    thresholds=HEADROOM,
+                    thresholds=GRADIENT_HEADROOM,
                 ),
                 Column(
                     title="Gradient headroom",
                     expr=_OF_GRADIENTS,
                     decimals=1,
-                    thresholds=HEADROOM,
+                    thresholds=GRADIENT_HEADROOM,
                 ),
                 Column(title="Largest gradient", expr=worst("max", _GRADIENT), unit="sci"),
             ),
@@ -168,6 +170,7 @@ def _overflow() -> tuple[Panel, ...]:
             no_value=no_ranges,
             expr=_OF_OUTPUT_GRADIENTS,
             bits=True,
+            limits=GRADIENT_HEADROOM,
             width=8,
         ),
         lines(
@@ -183,6 +186,7 @@ def _overflow() -> tuple[Panel, ...]:
             no_value=f"No autocast, so no limit to hold them against; or {NOT_HERE}",
             expr=_OF_GRADIENTS,
             bits=True,
+            limits=GRADIENT_HEADROOM,
             width=8,
         ),
     )
@@ -237,8 +241,11 @@ def _nonfinite() -> tuple[Panel, ...]:
             no_value=none_seen,
             queries=(
                 Query(
-                    f"topk({SHOWN}, sum by (run, module)"
-                    f" (increase({of_module(_NONFINITE)}[$__rate_interval])))",
+                    largest(
+                        SHOWN,
+                        "sum by (run, module)"
+                        f" (increase({of_module(_NONFINITE)}[$__rate_interval]))",
+                    ),
                     "{{run}} {{module}}",
                 ),
             ),

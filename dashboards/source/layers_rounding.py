@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.source.fields import BAD, GOOD, NEUTRAL, WARN, Step, described, thresholds
 from dashboards.source.modules import KEYS, NOT_HERE, SHARE_LOST, SHOWN, SPEAKS, lines, worst
 from dashboards.source.panels import Panel, TimeSeries
-from dashboards.source.queries import Query
+from dashboards.source.queries import Query, smallest
 from dashboards.source.tables import Column, Table
 
 _UNCHANGED = thresholds(GOOD, Step(0.5, WARN), Step(0.9, BAD))
@@ -166,7 +166,7 @@ def low_precision() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             no_value=no_census,
-            queries=(Query(f"bottomk({SHOWN}, {worst('min', _LOW)})", "{{run}} {{module}}"),),
+            queries=(Query(smallest(SHOWN, worst("min", _LOW)), "{{run}} {{module}}"),),
             minimum=0,
             maximum=1,
         ),

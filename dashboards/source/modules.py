@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dashboards.source.fields import BAD, GOOD, WARN, Step, thresholds
 from dashboards.source.links import field, to_dashboard
 from dashboards.source.panels import TimeSeries
-from dashboards.source.queries import Query, of
+from dashboards.source.queries import Query, largest, of, smallest
 from dashboards.source.tables import Key
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.models.dashboard import ThresholdsConfig
 
 SHOWN = 10
 """Lines in a panel over time: more cannot be told apart. The tables have every module."""
@@ -18,7 +23,10 @@ NOT_HERE = "no sample yet, or other ranks speak for the chosen ones: set Rank to
 """Why a module has no series: that of a rank others speak for cannot be told from none at all."""
 
 HEADROOM = thresholds(BAD, Step(1, WARN), Step(3, GOOD))
-"""Unit: bits. Below 1 the next doubling overflows; GradScaler doubles, so 3 leaves it two growths."""
+"""Of outputs, which no loss scale can make smaller. Unit: bits. Below 1 the next doubling overflows.
+
+Gradients have ``measures.HEADROOM``: a GradScaler looks for their limit, so that there 0 is no alarm.
+"""
 
 SHARE_LOST = thresholds(GOOD, Step(0.05, WARN), Step(0.2, BAD))
 """A twentieth of a gradient is no longer noise; a fifth is what the alert on underflow asks for."""
@@ -45,7 +53,15 @@ def worst(function: str, metric: str) -> str:
 
 
 def lines(
-    *, number: int, title: str, about: str, no_value: str, expr: str, bits: bool, width: int = 12
+    *,
+    number: int,
+    title: str,
+    about: str,
+    no_value: str,
+    expr: str,
+    bits: bool,
+    limits: ThresholdsConfig = HEADROOM,
+    width: int = 12,
 ) -> TimeSeries:
     """Return the worst modules over time.
 
@@ -56,19 +72,20 @@ def lines(
         no_value: Its words for no answer.
         expr: PromQL of one value for each module.
         bits: Whether it is a headroom, of which the smallest is worst, or a share.
+        limits: Colours of a headroom.
         width: Of 24 columns.
     """
-    function = "bottomk" if bits else "topk"
+    worst_of = smallest if bits else largest
     return TimeSeries(
         id=number,
         title=title,
         description=about,
         unit="none" if bits else "percentunit",
         no_value=no_value,
-        queries=(Query(f"{function}({SHOWN}, {expr})", "{{run}} {{module}}"),),
+        queries=(Query(worst_of(SHOWN, expr), "{{run}} {{module}}"),),
         minimum=None if bits else 0,
         decimals=1 if bits else None,
-        thresholds=HEADROOM if bits else SHARE_LOST,
+        thresholds=limits if bits else SHARE_LOST,
         area=bits,
         width=width,
     )

@@ -48,7 +48,8 @@ def page() -> Page:
         uid="ampwatch-ranks",
         title="ampwatch / Ranks",
         description="Which rank differs from the others of its run? Choose one run."
-        " Ranks are shown as bands and counts, and by name only where they stand out.",
+        " Ranks are shown as bands and counts, and by name only where they stand out: those with the"
+        " largest mean over the time range.",
         rows=(
             Row(100, "Are all ranks there?", (*_tiles(), _states(), _lost(), _silent())),
             Row(200, "Which rank is slow?", _by_the_minute(slow())),

@@ -43,8 +43,8 @@ def numbers() -> tuple[TimeSeries | Table, ...]:
             title=f"Ranks whose loss is farthest from the median ({TOP})",
             description=described(
                 shows="Distance of the loss from the median of the run, of ranks whose loss is finite.",
-                good="changing ranks: that is the noise of the batches.",
-                act="always the same rank: its data or its hardware. Move the job off that machine"
+                good="about alike, and changing: that is the noise of the batches.",
+                act="one stays above the others: its data or its hardware. Move the job off that machine"
                 " and see whether it stays with the data.",
                 metrics=["ampwatch_loss"],
             ),
@@ -99,7 +99,7 @@ def numbers() -> tuple[TimeSeries | Table, ...]:
                 shows="Doublings between the largest gradient of the rank and the median of its run,"
                 " in either direction.",
                 good="below 1.",
-                act="always the same rank, 3 and more: look at its data, then at its GPU.",
+                act="3 and more, and it stays there: look at its data, then at its GPU.",
                 metrics=["ampwatch_scaled_gradient_amax_max"],
             ),
             unit="none",

@@ -20,7 +20,8 @@ _VALUES = re.compile(r"label_values\((.*), (\w+)\)")
 
 def filled(expr: str, **chosen: str) -> str:
     """Fill in the variables: what is not chosen is All, and a rate looks back five minutes."""
-    expr = expr.replace("$__rate_interval", "5m").replace("$__range", "10m")
+    for name, time in {"rate_interval": "5m", "range": "10m", "interval": "1m"}.items():
+        expr = expr.replace(f"$__{name}", time)
     return re.sub(
         r"\$(job|instance|run|rank|gpu|module)\b", lambda name: chosen.get(name[1], ALL), expr
     )

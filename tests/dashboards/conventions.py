@@ -260,6 +260,8 @@ def _asked_as(kind: str, target: dict[str, Any]) -> Iterator[str]:
         yield "expected a heatmap of buckets with the legend {{le}}"
     if kind == "table" and (target.get("format"), target.get("instant")) != ("table", True):
         yield "expected an instant query in the format of a table"
+    if kind == "timeseries" and re.match(r"(top|bottom)k\(", target.get("expr", "")):
+        yield "expected the same series at every point: topk alone chooses anew at each"
     if kind == "stat" and not target.get("instant"):
         yield "expected an instant query: the newest value of a history may be long gone"
     if kind == "timeseries" and not legend.strip():

@@ -16,20 +16,15 @@ def openmetrics_of_odd_runs(now: float) -> str:
     lines = []
     for minute in range(MINUTES + 1):
         at = now - 60 * (MINUTES - minute)
-        for series, value in _scrape(minute / MINUTES, now, early=minute <= MINUTES // 2).items():
+        for series, value in _scrape(minute, now).items():
             name, _, labels = series.partition("{")
             lines.append(f'{name}{{job="ampwatch",{labels} {value!r} {at:.3f}')
     return "\n".join([*lines, "# EOF\n"])
 
 
-def _scrape(passed: float, now: float, *, early: bool) -> dict[str, float]:
-    """What is known after that share of the time.
-
-    Args:
-        passed: From 0 to 1.
-        now: Unix time at the end.
-        early: Whether the run ``gone`` and the daemon that is down are still there.
-    """
+def _scrape(minute: int, now: float) -> dict[str, float]:
+    """What is known in that minute, with ``now`` at the end."""
+    passed, early = minute / MINUTES, minute <= MINUTES // 2
     found: dict[str, float] = {}
 
     def rank(run: str, number: int, state: str, machine: str = UP, world: int = 1) -> str:
@@ -49,7 +44,9 @@ def _scrape(passed: float, now: float, *, early: bool) -> dict[str, float]:
         of = rank("wide", number, "running", world=8)
         # Rank 0 speaks for its machine, but for three of nine modules beyond module_series.
         found[f"ampwatch_modules_untracked{of}}}"] = 9.0 if number else 3.0
-        found[f"ampwatch_loss{of}}}"] = float("nan") if number == 5 else 2.0 + number / 10
+        # Rank 7 differs all the time, of the others another one each minute, and more.
+        apart = 1.0 if number == 7 else 3.0 * (minute % 8 == number)
+        found[f"ampwatch_loss{of}}}"] = float("nan") if number == 5 else 2.0 + apart
         found[f"ampwatch_loss_nonfinite_total{of}}}"] = 20.0 * passed if number == 5 else 0.0
     rank("twins", 0, "running", UP)
     rank("twins", 0, "running", "node-1:10917")

@@ -232,6 +232,11 @@ BREACHES: list[tuple[str, str, Change]] = [
         lambda d: panel(d).update(type="stat"),
     ),
     (
+        "other lines at each point",
+        "chooses anew at each",
+        lambda d: target(d).update(expr=f"topk(5, ampwatch_loss_scale{{{CHOSEN}}})"),
+    ),
+    (
         "events that count four times",
         "expected an interval",
         lambda d: target(d).update(

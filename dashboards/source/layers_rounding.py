@@ -128,7 +128,7 @@ def low_precision() -> tuple[Panel, ...]:
         "The share of the floating-point operations of a module that ran in 16 bits or fewer,"
         " in the newest iteration whose ops were counted, of the worst rank."
     )
-    no_census = "No ops were counted yet, or no module has matmuls, convolutions or attention"
+    no_census = f"No matmul, convolution or attention was counted yet; or {NOT_HERE}"
     return (
         Table(
             id=501,

@@ -19,7 +19,7 @@ SHOWN = 10
 SPEAKS = (
     "By default one rank of a machine speaks for a module, and another while it alone has trouble."
 )
-NOT_HERE = "no sample yet, or other ranks speak for the chosen ones: set Rank to All"
+NOT_HERE = "no sample yet, or another rank speaks for the chosen one: set Rank to All"
 """Why a module has no series: that of a rank others speak for cannot be told from none at all."""
 
 HEADROOM = thresholds(BAD, Step(1, WARN), Step(3, GOOD))

@@ -56,7 +56,7 @@ def _runs() -> Table:
         id=107,
         title="Runs",
         description=described(
-            shows="One row for each run. Loss scale, Worst finding and Loss are those of its worst"
+            shows="One row for each run, those that failed or are stale first. Loss scale, Worst finding and Loss are those of its worst"
             " rank, Steps/s and Skipped of all of them; the reports and findings are the newest of"
             " any rank. Skipped is of the last 10 minutes, Worst finding of the last hour.",
             good="running, all ranks up, a loss scale of 64 or more (or none, with bfloat16),"
@@ -78,7 +78,8 @@ def _runs() -> Table:
         no_value="No run is known: start one with ampwatch.monitor(), or widen the variables above",
         height=10,
         keys=(_RUN, _JOB),
-        sort_by="Worst finding",
+        sort_by="State",
+        then_by="Worst finding",
         descending=True,
         columns=(
             Column(

@@ -21,7 +21,7 @@ from dashboards.source.measures import (
 )
 from dashboards.source.page import Page, Row
 from dashboards.source.panels import Stat, TimeSeries
-from dashboards.source.queries import Query, increase, largest, of, rate
+from dashboards.source.queries import Query, increase, of, rate
 from dashboards.source.run_gradients import gradients
 from dashboards.source.run_progress import facts, learning, sampling, speed
 from dashboards.source.run_scaling import scaling
@@ -257,7 +257,7 @@ def _finding_steps() -> TimeSeries:
         title="Steps with each finding",
         description=described(
             shows="Iterations in which each kind of finding was seen, between two points of the"
-            " graph, on the rank that saw it most; the ten most frequent.",
+            " graph, on the rank that saw it most.",
             good="empty.",
             act="the kind that comes first is most often the cause of those that follow.",
             metrics=["ampwatch_finding_steps_total"],
@@ -266,7 +266,7 @@ def _finding_steps() -> TimeSeries:
         no_value="Nothing was found in this time",
         queries=(
             Query(
-                largest(10, f"max by (run, kind) ({increase('ampwatch_finding_steps_total')}) > 0"),
+                f"max by (run, kind) ({increase('ampwatch_finding_steps_total')}) > 0",
                 legend="{{kind}} {{run}}",
             ),
         ),

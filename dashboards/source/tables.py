@@ -109,12 +109,14 @@ class Table(Panel):
         keys: The labels that tell the rows apart, the first columns.
         columns: The queries. A row that one of them does not have stays empty there.
         sort_by: Title of the column to sort by.
-        descending: Whether its largest value comes first.
+        then_by: Title of the column that decides between equal values, in the same direction.
+        descending: Whether the largest value comes first.
     """
 
     keys: tuple[Key, ...]
     columns: tuple[Column, ...]
     sort_by: str
+    then_by: str = ""
     descending: bool = False
     width: int = 24
 
@@ -153,7 +155,11 @@ class Table(Panel):
         """Return how the table is sorted."""
         return table.Options(
             show_header=True,
-            sort_by=[common.TableSortByFieldState(display_name=self.sort_by, desc=self.descending)],
+            sort_by=[
+                common.TableSortByFieldState(display_name=name, desc=self.descending)
+                for name in (self.sort_by, self.then_by)
+                if name
+            ],
             cell_height=common.TableCellHeight.SM,
         )
 

@@ -278,3 +278,14 @@ def test_a_description_has_its_parts_in_order() -> None:
     text = described(shows="A.", good="0.", act="look.", metrics=["up", "b"])
 
     assert text == "A.\n\n**Good:** 0.\n\n**Otherwise:** look.\n\nMetric: `up`, `b`"
+
+
+def test_a_table_is_sorted_by_all_columns_that_it_names() -> None:
+    """Else a run that died without a finding would be the last one of Overview."""
+    overview = BOOK["ampwatch-overview.json"]().plain()
+    (runs,) = (p for p in panels(overview) if p["title"] == "Runs")
+
+    assert runs["options"]["sortBy"] == [
+        {"displayName": "State", "desc": True},
+        {"displayName": "Worst finding", "desc": True},
+    ]

@@ -8,9 +8,9 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.dashboards import documents
 
+if TYPE_CHECKING:
     from tests.integration.prometheus import Prometheus
 
 ALL = ".+"
@@ -27,13 +27,10 @@ def filled(expr: str, **chosen: str) -> str:
     )
 
 
-def panels(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """All panels that are no rows, those of collapsed rows as well."""
-    for panel in dashboard["panels"]:
-        if panel["type"] == "row":
-            yield from panel["panels"]
-        else:
-            yield panel
+def panel(topic: str, number: int) -> dict[str, Any]:
+    """Return the panel of a committed dashboard, by its id."""
+    document = documents.load(documents.ROOT / "dashboards" / f"ampwatch-{topic}.json")
+    return next(panel for panel in documents.drawn(document) if panel["id"] == number)
 
 
 def get(server: Prometheus, path: str, **parameters: Any) -> Any:

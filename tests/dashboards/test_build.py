@@ -23,7 +23,7 @@ from dashboards.source.panels import Stat, TimeSeries
 from dashboards.source.queries import Query, increase, of
 from dashboards.source.states import ADVICE_WORDS
 from dashboards.source.tables import Column, Key, Table
-from tests.dashboards.asking import panels
+from tests.dashboards.documents import drawn as panels
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.dashboards import asking
-from tests.dashboards.documents import ROOT, load
 
 if TYPE_CHECKING:
     from tests.integration.prometheus import Prometheus
@@ -20,9 +19,7 @@ pytestmark = pytest.mark.services
 def shown(history: History, topic: str, number: int, *labels: str) -> dict[tuple[str, ...], float]:
     """The newest values of a panel with one query, by labels."""
     server, now = history
-    document = load(ROOT / "dashboards" / f"ampwatch-{topic}.json")
-    panel = next(panel for panel in asking.panels(document) if panel["id"] == number)
-    (target,) = panel["targets"]
+    (target,) = asking.panel(topic, number)["targets"]
     return {
         tuple(s["metric"][name] for name in labels): float(
             (s["values"][-1] if "values" in s else s["value"])[1]

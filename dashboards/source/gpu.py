@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.source.fields import BAD, GOOD, WARN, Step, described, thresholds
+from dashboards.source.fields import BAD, GOOD, NEUTRAL, WARN, Step, described, thresholds
 from dashboards.source.gpu_dcgm import dcgm
 from dashboards.source.gpu_health import errors, known
 from dashboards.source.gpu_limits import clocks, links, memory
@@ -66,7 +66,7 @@ def _tiles() -> tuple[Panel, ...]:
             unit="none",
             no_value=NO_GPU,
             queries=(Query(f"sum({up})", instant=True),),
-            thresholds=thresholds(BAD, Step(1, GOOD)),
+            thresholds=thresholds(NEUTRAL, Step(0, BAD), Step(1, GOOD)),
         ),
         Stat(
             id=102,

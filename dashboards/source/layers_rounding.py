@@ -148,7 +148,9 @@ def low_precision() -> tuple[Panel, ...]:
                     title="In 16 bits or fewer",
                     expr=worst("min", _LOW),
                     unit="percentunit",
-                    thresholds=thresholds(WARN, Step(0.5, NEUTRAL), Step(0.9, GOOD)),
+                    thresholds=thresholds(
+                        NEUTRAL, Step(0, WARN), Step(0.5, NEUTRAL), Step(0.9, GOOD)
+                    ),
                 ),
             ),
             sort_by="In 16 bits or fewer",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.source.fields import BAD, GOOD, NOTE, WARN, Step, thresholds
+from dashboards.source.fields import BAD, GOOD, NEUTRAL, NOTE, WARN, Step, thresholds
 from dashboards.source.queries import having, increase, of
 
 SKIPPED_TOTAL = "ampwatch_optimizer_steps_skipped_total"
@@ -11,7 +11,7 @@ ATTEMPTED_TOTAL = "ampwatch_optimizer_steps_total"
 SKIPPED = thresholds(GOOD, Step(0.01, WARN), Step(0.05, BAD))
 """A healthy GradScaler probes once in 2000 steps, 0.05 %: 1 % is twenty times that, 5 % a hundred."""
 
-SCALE = thresholds(BAD, Step(1, WARN), Step(64, GOOD))
+SCALE = thresholds(NEUTRAL, Step(0, BAD), Step(1, WARN), Step(64, GOOD))
 """Below 1 the loss is made smaller instead of larger; from 64 it is six halvings to there."""
 
 LAST_HOUR = 3600

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dashboards.source.fields import BAD, GOOD, WARN, Step, thresholds
+from dashboards.source.fields import BAD, GOOD, NEUTRAL, WARN, Step, thresholds
 from dashboards.source.links import field, to_dashboard
 from dashboards.source.panels import TimeSeries
 from dashboards.source.queries import Query, largest, of, smallest
@@ -22,7 +22,7 @@ SPEAKS = (
 NOT_HERE = "no sample yet, or another rank speaks for the chosen one: set Rank to All"
 """Why a module has no series: that of a rank others speak for cannot be told from none at all."""
 
-HEADROOM = thresholds(BAD, Step(1, WARN), Step(3, GOOD))
+HEADROOM = thresholds(NEUTRAL, Step(0, BAD), Step(1, WARN), Step(3, GOOD))
 """Of outputs, which no loss scale can make smaller. Unit: bits. Below 1 the next doubling overflows.
 
 Gradients have ``measures.HEADROOM``: a GradScaler looks for their limit, so that there 0 is no alarm.

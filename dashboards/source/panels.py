@@ -33,11 +33,9 @@ class Stat(Panel):
     Of a history the newest value is shown, however old: that of a run that is gone as well.
 
     Args:
-        background: Whether the tile has the colour, or the text.
         names: Whether the name of the series stands beside the value even if there is only one.
     """
 
-    background: bool = False
     names: bool = False
     width: int = 4
     height: int = 4
@@ -48,9 +46,7 @@ class Stat(Panel):
         """Return how the tile looks."""
         return stat.Options(
             graph_mode=common.BigValueGraphMode.NONE,
-            color_mode=common.BigValueColorMode.BACKGROUND
-            if self.background
-            else common.BigValueColorMode.VALUE,
+            color_mode=common.BigValueColorMode.VALUE,
             justify_mode=common.BigValueJustifyMode.AUTO,
             text_mode=common.BigValueTextMode.VALUE_AND_NAME
             if self.names

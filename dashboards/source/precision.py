@@ -33,7 +33,7 @@ _KINDS = (
 
 _WITH_FLOPS = 'op_kind=~"matmul|convolution|attention"'
 
-_MOST = thresholds(WARN, Step(0.5, NEUTRAL), Step(0.9, GOOD))
+_MOST = thresholds(NEUTRAL, Step(0, WARN), Step(0.5, NEUTRAL), Step(0.9, GOOD))
 """Of a model that AMP suits, all but a few per cent of the FLOPs are matmuls that autocast takes."""
 
 

@@ -122,7 +122,8 @@ def _tiles() -> tuple[Stat, ...]:
                 " chosen instances: choose All.",
                 good="0.",
                 act="fewer: a machine without a daemon, or one that Prometheus does not scrape; Scrape"
-                " targets in Overview says how many it reaches. More: two trainings under one name.",
+                " targets in Overview says how many it reaches. More: two trainings under one name,"
+                " or two daemons on a machine.",
                 metrics=["ampwatch_run_info"],
             ),
             unit="none",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dashboards.source.fields import (
     BAD,
     GOOD,
+    NEUTRAL,
     NOTE,
     WARN,
     Step,
@@ -21,7 +22,7 @@ _CONSECUTIVE = thresholds(GOOD, Step(2, WARN), Step(16, BAD))
 """One skip in a row is a probe; sixteen halvings take the scale from 65536 to 1."""
 
 
-_FORECAST = thresholds(BAD, Step(86400, WARN))
+_FORECAST = thresholds(NEUTRAL, Step(0, BAD), Step(86400, WARN))
 """That there is a forecast is bad enough; within a day somebody has to be woken."""
 
 

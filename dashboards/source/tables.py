@@ -61,7 +61,6 @@ class Column:
         decimals: How many; Grafana chooses by itself without.
         thresholds: Colours of the text by value.
         mappings: Words in place of numbers.
-        links: Where a click leads.
         width: Of the column, in pixels.
     """
 
@@ -72,7 +71,6 @@ class Column:
     decimals: int | None = None
     thresholds: model.ThresholdsConfig | None = None
     mappings: tuple[model.ValueMapping, ...] = ()
-    links: tuple[model.DashboardLink, ...] = ()
     width: int | None = None
 
     def properties(self) -> dict[str, Any]:
@@ -85,7 +83,6 @@ class Column:
                 "decimals": self.decimals,
                 "thresholds": self.thresholds,
                 "mappings": self.mappings,
-                "links": self.links,
                 "custom.width": self.width,
                 "custom.cellOptions": {"type": "color-text"} if colored else None,
             }

@@ -45,6 +45,10 @@ PROPERTIES = frozenset(
 """What an override may change: Grafana ignores any other without a word, and no type knows them."""
 
 _METRIC_LINE = re.compile(r"\n\nMetric: `\w+`(, `\w+`)*$")
+_ALARMING = frozenset({"red", "orange"})
+_TROUBLE = frozenset({"Scrape targets", "GPUs that went"})
+"""Panels in which no value is bad, or which always have one."""
+
 _COUNTS = re.compile(r"increase\([^\[]*\[\$__rate_interval\]")
 _WORDS = re.compile(r"[A-Z]\w*( \S+)+")
 
@@ -192,16 +196,22 @@ def _panel(panel: dict[str, Any]) -> Iterator[str]:
         yield f"expected words in place of no value, got {defaults.get('noValue')!r}"
     if not defaults.get("unit") and not defaults.get("mappings"):
         yield "expected a unit"
-    for _, steps in _found(panel["fieldConfig"], "steps"):
-        values = [step.get("value") for step in steps]
-        if not values or values[0] is not None or values[1:] != sorted(v or 0 for v in values[1:]):
-            yield f"expected thresholds that begin with null and rise, got {values}"
+    yield from _colours(panel)
     references = [target.get("refId") for target in panel["targets"]]
     if None in references or len(set(references)) < len(references):
         yield f"expected a refId of its own for each target, got {references}"
     yield from _overrides(panel)
     for target in panel["targets"]:
         yield from _target(panel, target)
+
+
+def _colours(panel: dict[str, Any]) -> Iterator[str]:
+    for _, steps in _found(panel["fieldConfig"], "steps"):
+        values = [step.get("value") for step in steps]
+        if not values or values[0] is not None or values[1:] != sorted(v or 0 for v in values[1:]):
+            yield f"expected thresholds that begin with null and rise, got {values}"
+        if steps[:1] and steps[0].get("color") in _ALARMING and panel["title"] not in _TROUBLE:
+            yield "expected no alarming colour first: Grafana gives it to what has no value"
 
 
 def _series(target: dict[str, Any]) -> list[str]:

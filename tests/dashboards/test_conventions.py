@@ -190,6 +190,11 @@ BREACHES: list[tuple[str, str, Change]] = [
         lambda d: defaults(d)["thresholds"]["steps"].pop(0),
     ),
     (
+        "an alarm about nothing",
+        "no alarming colour first",
+        lambda d: defaults(d)["thresholds"]["steps"][0].update(color="red"),
+    ),
+    (
         "thresholds that fall",
         "begin with null and rise",
         lambda d: defaults(d)["thresholds"]["steps"].reverse(),

@@ -23,7 +23,10 @@ class Step:
 
 
 def thresholds(first: str, *steps: Step) -> model.ThresholdsConfig:
-    """Return thresholds that begin with ``first``; Grafana wants no value for that one."""
+    """Return thresholds that begin with ``first``; Grafana wants no value for that one.
+
+    It is also the colour of no value at all: what is bad from 0 on begins with ``NEUTRAL``.
+    """
     return model.ThresholdsConfig(
         mode=model.ThresholdsMode.ABSOLUTE,
         steps=[

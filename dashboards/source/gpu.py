@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.source.fields import BAD, GOOD, WARN, Step, described, thresholds
+from dashboards.source.fields import BAD, GOOD, NEUTRAL, WARN, Step, described, thresholds
 from dashboards.source.gpu_dcgm import dcgm
 from dashboards.source.gpu_health import errors, known
 from dashboards.source.gpu_limits import clocks, links, memory
@@ -66,7 +66,7 @@ def _tiles() -> tuple[Panel, ...]:
             unit="none",
             no_value=NO_GPU,
             queries=(Query(f"sum({up})", instant=True),),
-            thresholds=thresholds(BAD, Step(1, GOOD)),
+            thresholds=thresholds(NEUTRAL, Step(0, BAD), Step(1, GOOD)),
         ),
         Stat(
             id=102,
@@ -109,7 +109,7 @@ def _tiles() -> tuple[Panel, ...]:
             title="Clocks held down by heat",
             description=described(
                 shows="Share of the time for which heat or a power brake held the clocks of the"
-                " worst GPU down. A power cap is not in it: that is how these GPUs work.",
+                " worst GPU down: of several such reasons at once the longest. A power cap is not in it: that is how these GPUs work.",
                 good="0 %.",
                 act="above 10 %: look at fans, inlets and neighbours, see the row on clocks. All"
                 " ranks of a job wait for the slowest GPU.",
@@ -119,8 +119,7 @@ def _tiles() -> tuple[Panel, ...]:
             no_value="No reasons are read: see below why",
             queries=(
                 Query(
-                    "max(sum by (job, instance, gpu, uuid)"
-                    f" (rate({of_gpu(_THROTTLED, TOO_HOT)}[$__rate_interval])))",
+                    f"max(rate({of_gpu(_THROTTLED, TOO_HOT)}[$__rate_interval]))",
                     instant=True,
                 ),
             ),
@@ -152,7 +151,6 @@ def _tiles() -> tuple[Panel, ...]:
             ),
             unit="watt",
             no_value=NO_GPU,
-            queries=(Query(f"sum({of_gpu(_POWER)})"),),
-            sparkline=True,
+            queries=(Query(f"sum({of_gpu(_POWER)})", instant=True),),
         ),
     )

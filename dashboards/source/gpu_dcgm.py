@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.source.fields import NEUTRAL, WARN, Step, described, thresholds
 from dashboards.source.gpus import ANY_PIPE, SHOWN, of_gpu
 from dashboards.source.panels import Panel, TimeSeries
-from dashboards.source.queries import Query, foreign
+from dashboards.source.queries import Query, foreign, largest
 from dashboards.source.tables import Column, Key, Table
 
 _TENSOR = ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_TENSOR_UTIL_RATIO")
@@ -67,18 +67,18 @@ def dcgm() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             no_value=_NONE,
-            queries=(Query(f"topk({SHOWN}, {_by_gpu(_read(_TENSOR))})", _NAME),),
+            queries=(Query(largest(SHOWN, _by_gpu(_read(_TENSOR))), _NAME),),
             minimum=0,
             maximum=1,
         ),
         TimeSeries(
             id=902,
             width=8,
-            title="DCGM less ampwatch",
+            title="DCGM against ampwatch",
             description=described(
-                shows="Tensor activity by DCGM less that by ampwatch, of the same GPU (UUID), of"
-                " those where they differ most. DCGM's is up to 30 s old.",
-                good="around 0.",
+                shows="Distance of the tensor activity by DCGM from that by ampwatch, of the same GPU"
+                " (UUID), of those where it is largest. DCGM's is up to 30 s old.",
+                good="near 0.",
                 act="a lasting difference: one of the two is stuck, or reads another GPU instance.",
                 metrics=(*_TENSOR, _OURS),
             ),
@@ -86,8 +86,11 @@ def dcgm() -> tuple[Panel, ...]:
             no_value="Not known: it takes dcgm-exporter and ampwatch on the same GPU",
             queries=(
                 Query(
-                    f"topk({SHOWN}, max by (uuid) ({_read(_TENSOR)}) - on (uuid)"
-                    f" max by (uuid) ({of_gpu(_OURS, ANY_PIPE)}))",
+                    largest(
+                        SHOWN,
+                        f"abs(max by (uuid) ({_read(_TENSOR)}) - on (uuid)"
+                        f" max by (uuid) ({of_gpu(_OURS, ANY_PIPE)}))",
+                    ),
                     "{{uuid}}",
                 ),
             ),

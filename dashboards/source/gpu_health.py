@@ -15,7 +15,7 @@ from dashboards.source.fields import (
 )
 from dashboards.source.gpus import ANSWERS, KEYS, NAME, NO_GPU, SHOWN, UP, by_gpu, of_gpu
 from dashboards.source.panels import Panel, StateTimeline, TimeSeries
-from dashboards.source.queries import Query, of
+from dashboards.source.queries import Query, of, smallest
 from dashboards.source.tables import Column, Key, Table
 
 _XID, _XID_LAST = "ampwatch_gpu_xid_errors_total", "ampwatch_gpu_xid_last_timestamp_seconds"
@@ -97,7 +97,7 @@ def errors() -> tuple[Panel, ...]:
             ),
             unit="none",
             no_value=NO_GPU,
-            queries=(Query(f"bottomk({SHOWN}, min by (instance, gpu) ({of_gpu(UP)}))", NAME),),
+            queries=(Query(smallest(SHOWN, f"min by (instance, gpu) ({of_gpu(UP)})"), NAME),),
             mappings=(ANSWERS,),
             thresholds=thresholds(BAD, Step(1, GOOD)),
         ),
@@ -121,6 +121,7 @@ def errors() -> tuple[Panel, ...]:
             ),
             minimum=0,
             bars=True,
+            interval="1m",
         ),
         Table(
             id=504,

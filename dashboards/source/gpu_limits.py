@@ -13,7 +13,7 @@ from dashboards.source.fields import (
 )
 from dashboards.source.gpus import NAME, NO_GPU, ON, SHOWN, most, of_gpu
 from dashboards.source.panels import Panel, TimeSeries
-from dashboards.source.queries import Query
+from dashboards.source.queries import Query, largest
 
 _POWER, _LIMIT = "ampwatch_gpu_power_watts", "ampwatch_gpu_power_limit_watts"
 _ENERGY = "ampwatch_gpu_energy_joules_total"
@@ -67,7 +67,9 @@ def clocks() -> tuple[Panel, ...]:
             no_value="Not measured: it takes Volta or newer",
             queries=(
                 Query(
-                    f"topk({SHOWN}, sum by (instance) (rate({of_gpu(_ENERGY)}[$__rate_interval])))",
+                    largest(
+                        SHOWN, f"sum by (instance) (rate({of_gpu(_ENERGY)}[$__rate_interval]))"
+                    ),
                     "{{instance}}",
                 ),
             ),
@@ -178,7 +180,7 @@ def memory() -> tuple[Panel, ...]:
             no_value="No watched rank is known to compute on a GPU",
             queries=(
                 Query(
-                    f"topk({SHOWN}, max by (run, rank, gpu) ({of_gpu(_OF_RANK)}))",
+                    largest(SHOWN, f"max by (run, rank, gpu) ({of_gpu(_OF_RANK)})"),
                     "{{run}} rank {{rank}} on GPU {{gpu}}",
                 ),
             ),
@@ -232,7 +234,7 @@ def links() -> tuple[Panel, ...]:
             no_value="Not measured: before Hopper gpu_link_throughput has to be on",
             queries=tuple(
                 Query(
-                    f"topk({SHOWN}, sum by (instance) ({of_gpu(name)}))", f"{{{{instance}}}} {way}"
+                    largest(SHOWN, f"sum by (instance) ({of_gpu(name)})"), f"{{{{instance}}}} {way}"
                 )
                 for name, way in zip(pcie, directions, strict=True)
             ),
@@ -252,7 +254,7 @@ def links() -> tuple[Panel, ...]:
             no_value="Not measured: these GPUs have no NVLink, or see below",
             queries=tuple(
                 Query(
-                    f"topk({SHOWN}, sum by (instance) (rate({of_gpu(name)}[$__rate_interval])))",
+                    largest(SHOWN, f"sum by (instance) (rate({of_gpu(name)}[$__rate_interval]))"),
                     f"{{{{instance}}}} {way}",
                 )
                 for name, way in zip(nvlink, directions, strict=True)

@@ -42,7 +42,9 @@ def who() -> tuple[Panel, ...]:
         "max by (instance, gpu, run, rank)",
         f"({of_gpu(_POWER)} / {of_gpu(_LIMIT)})",
     )
-    idle = f"bottomk({SHOWN}, {by_rank} ({beside(of_limit)}))"
+    share = f"{by_rank} ({beside(of_limit)})"
+    # Without a limit a rank is 1 of it: it stays in the table, behind those that wait.
+    idle = f"bottomk({SHOWN}, {share} or {by_rank} ({of_gpu(ON)}))"
     chosen = f"and on (instance, gpu, run, rank) {idle}"
     return (
         Table(
@@ -79,7 +81,7 @@ def who() -> tuple[Panel, ...]:
                 ),
                 Column(
                     title="Power of its limit",
-                    expr=idle,
+                    expr=f"{share} {chosen}",
                     unit="percentunit",
                 ),
             ),

@@ -12,7 +12,7 @@ from dashboards.source.fields import (
     words,
 )
 from dashboards.source.links import field, to_dashboard
-from dashboards.source.queries import of
+from dashboards.source.queries import largest, of
 from dashboards.source.tables import Key
 from dashboards.source.variables import DAEMON, choice
 
@@ -68,8 +68,8 @@ def by_gpu(expr: str) -> str:
 
 
 def most(expr: str) -> str:
-    """Return PromQL of as many GPUs as can be told apart, those with the largest values."""
-    return f"topk({SHOWN}, {by_gpu(expr)})"
+    """Return PromQL of as many GPUs as can be told apart, those with the largest means."""
+    return largest(SHOWN, by_gpu(expr))
 
 
 def beside(expr: str) -> str:

@@ -5,10 +5,20 @@ from __future__ import annotations
 from dashboards.source.fields import BAD, NEUTRAL, Step, described, spans, thresholds
 from dashboards.source.layers_rounding import low_precision, underflow, updates
 from dashboards.source.layers_trust import trust
-from dashboards.source.modules import HEADROOM, KEYS, SHOWN, lines, of_module, worst
+from dashboards.source.measures import HEADROOM as GRADIENT_HEADROOM
+from dashboards.source.modules import (
+    HEADROOM,
+    KEYS,
+    NOT_HERE,
+    SHOWN,
+    SPEAKS,
+    lines,
+    of_module,
+    worst,
+)
 from dashboards.source.page import Page, Row
 from dashboards.source.panels import Panel, TimeSeries
-from dashboards.source.queries import Query, of
+from dashboards.source.queries import Query, largest, of
 from dashboards.source.tables import Column, Key, Table
 from dashboards.source.variables import choice
 
@@ -63,7 +73,8 @@ def page() -> Page:
         uid="ampwatch-layers",
         title="ampwatch / Layers",
         description="Which module? Ranges, NaN and infinity, what rounds to zero, what rounds"
-        " away, and what is not in low precision; the worst first.",
+        " away, and what is not in low precision; the worst first, in graphs by their mean over the time range. Leave Rank at All: one rank of a"
+        " machine speaks for a module.",
         rows=(
             Row(100, "Which module is about to overflow?", _overflow()),
             Row(200, "Which module has NaN or infinity?", _nonfinite()),
@@ -81,14 +92,15 @@ def _overflow() -> tuple[Panel, ...]:
         "A headroom of n bits: the largest value can double n times before the format ends,"
         " at 65504 for float16."
     )
-    no_ranges = "No ranges yet: modules are measured in sampled iterations"
+    no_ranges = f"No ranges: {NOT_HERE}"
     return (
         Table(
             id=101,
             title="Ranges of the modules",
             description=described(
-                shows=f"The largest magnitudes of each module, of the worst rank. {limits}",
-                good="3 bits and more in every column. bfloat16 and float32 have a hundred.",
+                shows=f"The largest magnitudes of each module, of the worst rank. {SPEAKS} {limits}",
+                good="3 bits and more of outputs, 1 and more of gradients; bfloat16 and float32 have a"
+                " hundred.",
                 act="below 1 bit, run this module in bfloat16 or float32, or make its output"
                 " smaller (normalize before it, scale the logits, clip). A small headroom of"
                 " gradients alone is the loss scale at work: it is halved when it is too much.",
@@ -115,13 +127,13 @@ def _overflow() -> tuple[Panel, ...]:
                     title="Output gradient headroom",
                     expr=_OF_OUTPUT_GRADIENTS,
                     decimals=1,
-                    thresholds=HEADROOM,
+                    thresholds=GRADIENT_HEADROOM,
                 ),
                 Column(
                     title="Gradient headroom",
                     expr=_OF_GRADIENTS,
                     decimals=1,
-                    thresholds=HEADROOM,
+                    thresholds=GRADIENT_HEADROOM,
                 ),
                 Column(title="Largest gradient", expr=worst("max", _GRADIENT), unit="sci"),
             ),
@@ -158,6 +170,7 @@ def _overflow() -> tuple[Panel, ...]:
             no_value=no_ranges,
             expr=_OF_OUTPUT_GRADIENTS,
             bits=True,
+            limits=GRADIENT_HEADROOM,
             width=8,
         ),
         lines(
@@ -170,19 +183,20 @@ def _overflow() -> tuple[Panel, ...]:
                 act="as beside; clip after unscale_, not before.",
                 metrics=[_GRADIENT, _GRADIENT_LIMIT],
             ),
-            no_value="No ranges yet, or no autocast: then there is no limit to hold them against",
+            no_value=f"No autocast, so no limit to hold them against; or {NOT_HERE}",
             expr=_OF_GRADIENTS,
             bits=True,
+            limits=GRADIENT_HEADROOM,
             width=8,
         ),
     )
 
 
 def _nonfinite() -> tuple[Panel, ...]:
-    none_seen = "No module was measured yet: without a value nothing is known, not even zero"
+    none_seen = f"Nothing is known, not even zero: {NOT_HERE}"
     shows = (
         "Elements of parameter gradients that were NaN or infinite, in sampled iterations of the"
-        " time range. A module that got its series only in trouble shows what came after that; the"
+        f" time range, over the ranks that speak for the module. {SPEAKS} A module that got its series only in trouble shows what came after that; the"
         " built-in page has the totals."
     )
     found = "run, module, kind"
@@ -227,12 +241,16 @@ def _nonfinite() -> tuple[Panel, ...]:
             no_value=none_seen,
             queries=(
                 Query(
-                    f"topk({SHOWN}, sum by (run, module)"
-                    f" (increase({of_module(_NONFINITE)}[$__rate_interval])))",
+                    largest(
+                        SHOWN,
+                        "sum by (run, module)"
+                        f" (increase({of_module(_NONFINITE)}[$__rate_interval]))",
+                    ),
                     "{{run}} {{module}}",
                 ),
             ),
             minimum=0,
             bars=True,
+            interval="1m",
         ),
     )

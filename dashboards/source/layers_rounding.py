@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dashboards.source.fields import BAD, GOOD, NEUTRAL, WARN, Step, described, thresholds
-from dashboards.source.modules import KEYS, SHARE_LOST, SHOWN, lines, worst
+from dashboards.source.modules import KEYS, NOT_HERE, SHARE_LOST, SHOWN, SPEAKS, lines, worst
 from dashboards.source.panels import Panel, TimeSeries
-from dashboards.source.queries import Query
+from dashboards.source.queries import Query, smallest
 from dashboards.source.tables import Column, Table
 
 _UNCHANGED = thresholds(GOOD, Step(0.5, WARN), Step(0.9, BAD))
@@ -23,13 +23,13 @@ def underflow() -> tuple[Panel, ...]:
         "The share of gradient elements that are zero only because of the dtype of autocast:"
         " those that it has flushed, and those that it would flush."
     )
-    no_gradients = "No gradients were measured yet"
+    no_gradients = f"No gradients: {NOT_HERE}"
     return (
         Table(
             id=301,
             title="Gradients that round to zero",
             description=described(
-                shows=f"{lost} Zero in all counts what is zero for any reason, of the worst rank.",
+                shows=f"{lost} Zero in all counts what is zero for any reason. Of the worst rank. {SPEAKS}",
                 good="below 5 %.",
                 act="above 20 % the module learns from part of its gradient only: let the loss"
                 " scale grow (see its window on the dashboard of the run), or use bfloat16. A"
@@ -77,13 +77,13 @@ def updates() -> tuple[Panel, ...]:
         "The share of parameter elements, of a subsample, that the optimizer left exactly as they"
         " were: the update was smaller than half of the last bit."
     )
-    no_updates = "No updates were measured yet"
+    no_updates = f"No updates: {NOT_HERE}"
     return (
         Table(
             id=401,
             title="Updates that round away",
             description=described(
-                shows=f"{shows} Of the worst rank.",
+                shows=f"{shows} Of the worst rank. {SPEAKS}",
                 good="near 0 with parameters in float32.",
                 act="above 50 %, and with parameters in bfloat16 or float16: keep a master copy"
                 " in float32, or round stochastically. Rows of an embedding that were not used"
@@ -128,7 +128,7 @@ def low_precision() -> tuple[Panel, ...]:
         "The share of the floating-point operations of a module that ran in 16 bits or fewer,"
         " in the newest iteration whose ops were counted, of the worst rank."
     )
-    no_census = "No ops were counted yet, or no module has matmuls, convolutions or attention"
+    no_census = f"No matmul, convolution or attention was counted yet; or {NOT_HERE}"
     return (
         Table(
             id=501,
@@ -148,7 +148,9 @@ def low_precision() -> tuple[Panel, ...]:
                     title="In 16 bits or fewer",
                     expr=worst("min", _LOW),
                     unit="percentunit",
-                    thresholds=thresholds(WARN, Step(0.5, NEUTRAL), Step(0.9, GOOD)),
+                    thresholds=thresholds(
+                        NEUTRAL, Step(0, WARN), Step(0.5, NEUTRAL), Step(0.9, GOOD)
+                    ),
                 ),
             ),
             sort_by="In 16 bits or fewer",
@@ -166,7 +168,7 @@ def low_precision() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             no_value=no_census,
-            queries=(Query(f"bottomk({SHOWN}, {worst('min', _LOW)})", "{{run}} {{module}}"),),
+            queries=(Query(smallest(SHOWN, worst("min", _LOW)), "{{run}} {{module}}"),),
             minimum=0,
             maximum=1,
         ),

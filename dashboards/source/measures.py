@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dashboards.source.fields import BAD, GOOD, NOTE, WARN, Step, thresholds
-from dashboards.source.queries import increase, of
+from dashboards.source.fields import BAD, GOOD, NEUTRAL, NOTE, WARN, Step, thresholds
+from dashboards.source.queries import having, increase, of
 
 SKIPPED_TOTAL = "ampwatch_optimizer_steps_skipped_total"
 ATTEMPTED_TOTAL = "ampwatch_optimizer_steps_total"
@@ -11,7 +11,7 @@ ATTEMPTED_TOTAL = "ampwatch_optimizer_steps_total"
 SKIPPED = thresholds(GOOD, Step(0.01, WARN), Step(0.05, BAD))
 """A healthy GradScaler probes once in 2000 steps, 0.05 %: 1 % is twenty times that, 5 % a hundred."""
 
-SCALE = thresholds(BAD, Step(1, WARN), Step(64, GOOD))
+SCALE = thresholds(NEUTRAL, Step(0, BAD), Step(1, WARN), Step(64, GOOD))
 """Below 1 the loss is made smaller instead of larger; from 64 it is six halvings to there."""
 
 LAST_HOUR = 3600
@@ -36,6 +36,15 @@ NO_SCALER_TILE = "No GradScaler in use"
 """What a tile has room for in letters that can be read."""
 
 NO_SAMPLE = "No gradient was sampled yet; the level light takes no samples at all"
+
+
+def unfinished(metric: str) -> str:
+    """Return PromQL of ``metric`` of the ranks that have not come to their proper end.
+
+    How long something is ago says nothing of those, and would be red until they are forgotten.
+    """
+    finished = f"{of('ampwatch_run_state', having('state', 'finished'))} == 1"
+    return f"{of(metric)} unless on (job, instance, run, rank) {finished}"
 
 
 def skipped_share(over: str, by: str) -> str:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from dashboards.source.fields import BAD, GOOD, WARN, Step, thresholds
+from typing import TYPE_CHECKING
+
+from dashboards.source.fields import BAD, GOOD, NEUTRAL, WARN, Step, thresholds
 from dashboards.source.links import field, to_dashboard
 from dashboards.source.panels import TimeSeries
-from dashboards.source.queries import Query, of
+from dashboards.source.queries import Query, largest, of, smallest
 from dashboards.source.tables import Key
+
+if TYPE_CHECKING:
+    from grafana_foundation_sdk.models.dashboard import ThresholdsConfig
 
 SHOWN = 10
 """Lines in a panel over time: more cannot be told apart. The tables have every module."""
 
-HEADROOM = thresholds(BAD, Step(1, WARN), Step(3, GOOD))
-"""Unit: bits. Below 1 the next doubling overflows; GradScaler doubles, so 3 leaves it two growths."""
+SPEAKS = (
+    "By default one rank of a machine speaks for a module, and another while it alone has trouble."
+)
+NOT_HERE = "no sample yet, or another rank speaks for the chosen one: set Rank to All"
+"""Why a module has no series: that of a rank others speak for cannot be told from none at all."""
+
+HEADROOM = thresholds(NEUTRAL, Step(0, BAD), Step(1, WARN), Step(3, GOOD))
+"""Of outputs, which no loss scale can make smaller. Unit: bits. Below 1 the next doubling overflows.
+
+Gradients have ``measures.HEADROOM``: a GradScaler looks for their limit, so that there 0 is no alarm.
+"""
 
 SHARE_LOST = thresholds(GOOD, Step(0.05, WARN), Step(0.2, BAD))
 """A twentieth of a gradient is no longer noise; a fifth is what the alert on underflow asks for."""
@@ -39,7 +53,15 @@ def worst(function: str, metric: str) -> str:
 
 
 def lines(
-    *, number: int, title: str, about: str, no_value: str, expr: str, bits: bool, width: int = 12
+    *,
+    number: int,
+    title: str,
+    about: str,
+    no_value: str,
+    expr: str,
+    bits: bool,
+    limits: ThresholdsConfig = HEADROOM,
+    width: int = 12,
 ) -> TimeSeries:
     """Return the worst modules over time.
 
@@ -50,19 +72,20 @@ def lines(
         no_value: Its words for no answer.
         expr: PromQL of one value for each module.
         bits: Whether it is a headroom, of which the smallest is worst, or a share.
+        limits: Colours of a headroom.
         width: Of 24 columns.
     """
-    function = "bottomk" if bits else "topk"
+    worst_of = smallest if bits else largest
     return TimeSeries(
         id=number,
         title=title,
         description=about,
         unit="none" if bits else "percentunit",
         no_value=no_value,
-        queries=(Query(f"{function}({SHOWN}, {expr})", "{{run}} {{module}}"),),
+        queries=(Query(worst_of(SHOWN, expr), "{{run}} {{module}}"),),
         minimum=None if bits else 0,
         decimals=1 if bits else None,
-        thresholds=HEADROOM if bits else SHARE_LOST,
+        thresholds=limits if bits else SHARE_LOST,
         area=bits,
         width=width,
     )

@@ -11,6 +11,7 @@ from dashboards.source.measures import (
     SKIPPED,
     SKIPPED_TOTAL,
     skipped_share,
+    unfinished,
 )
 from dashboards.source.overview_health import health
 from dashboards.source.overview_history import history
@@ -55,8 +56,9 @@ def _runs() -> Table:
         id=107,
         title="Runs",
         description=described(
-            shows="One row for each run; the worst of its ranks in each column. Skipped is of the"
-            " last 10 minutes, Worst finding of the last hour.",
+            shows="One row for each run, those that failed or are stale first. Loss scale, Worst finding and Loss are those of its worst"
+            " rank, Steps/s and Skipped of all of them; the reports and findings are the newest of"
+            " any rank. Skipped is of the last 10 minutes, Worst finding of the last hour.",
             good="running, all ranks up, a loss scale of 64 or more (or none, with bfloat16),"
             " skipped below 1 %, no finding, a finite loss, a report younger than 2 minutes.",
             act="click on the run: the dashboard Run says why steps are skipped and what to change,"
@@ -76,7 +78,8 @@ def _runs() -> Table:
         no_value="No run is known: start one with ampwatch.monitor(), or widen the variables above",
         height=10,
         keys=(_RUN, _JOB),
-        sort_by="Worst finding",
+        sort_by="State",
+        then_by="Worst finding",
         descending=True,
         columns=(
             Column(
@@ -99,11 +102,11 @@ def _runs() -> Table:
                 width=80,
             ),
             Column(
-                title="Ranks stale",
+                title="Stale or failed",
                 expr=f"sum by (job, run) ({LOST})",
                 decimals=0,
                 thresholds=thresholds(NEUTRAL, Step(1, BAD)),
-                width=95,
+                width=110,
             ),
             Column(
                 title="Steps/s",
@@ -154,9 +157,11 @@ def _runs() -> Table:
             ),
             Column(
                 title="Newest report",
-                expr=f"time() - max by (job, run) ({of('ampwatch_last_report_timestamp_seconds')})",
+                expr="time() - max by (job, run)"
+                f" ({unfinished('ampwatch_last_report_timestamp_seconds')})",
                 unit="s",
                 decimals=0,
+                no_value="finished",
                 thresholds=REPORT_AGE,
             ),
         ),
@@ -190,7 +195,7 @@ def _alerts() -> Table:
     runbook = to_page("Runbook", f"{DOCS}/runbooks/{field('Alert')}.md")
     return Table(
         id=202,
-        title="Alerts that fire",
+        title="Alerts that fire on machines",
         description=described(
             shows="Alerts of ampwatch that fire now, with how many series each has. Those about a"
             " whole run have no instance: they are drawn as annotations, and not listed here.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.source.fields import BAD, GOOD, WARN, Step, described, thresholds, words
 from dashboards.source.measures import OVERHEAD
 from dashboards.source.panels import Stat, StateTimeline, TimeSeries
-from dashboards.source.queries import Query, of, rate
+from dashboards.source.queries import Query, largest, of, rate, smallest
 from dashboards.source.tables import Column, Key, Table
 
 
@@ -84,7 +84,7 @@ def health() -> tuple[TimeSeries | StateTimeline | Table | Stat, ...]:
             no_value="No ampwatch target",
             queries=(
                 Query(
-                    f"bottomk(20, {of('ampwatch_collector_success')})",
+                    smallest(20, of("ampwatch_collector_success")),
                     legend="{{instance}} {{collector}}",
                 ),
             ),
@@ -145,7 +145,7 @@ def health() -> tuple[TimeSeries | StateTimeline | Table | Stat, ...]:
             no_value="No ampwatch target",
             queries=(
                 Query(
-                    f"topk(5, {of('ampwatch_collector_duration_seconds')})",
+                    largest(5, of("ampwatch_collector_duration_seconds")),
                     legend="{{instance}} {{collector}}",
                 ),
             ),

@@ -27,14 +27,15 @@ def tiles() -> tuple[Stat, ...]:
             description=described(
                 shows="ampwatch daemons that Prometheus reaches now.",
                 good="one for each machine that trains.",
-                act="if there is none, check in this order: that the data source is the Prometheus"
-                " that scrapes ampwatch, that its page Targets lists the job, that the daemon"
-                " listens where Prometheus looks (port 10917; by default on 127.0.0.1 only).",
+                act="0: none of those that were there within the day answers. If none is known,"
+                " check in this order: that the data source is the Prometheus that scrapes"
+                " ampwatch, that its page Targets lists the job, that the daemon listens where"
+                " Prometheus looks (port 10917; by default on 127.0.0.1 only).",
                 metrics=["up", "ampwatch_build_info"],
             ),
             unit="none",
             no_value="No ampwatch target",
-            queries=(Query(f"count({of('up')} == 1 {_OF_AMPWATCH})", instant=True),),
+            queries=(Query(f"sum({of('up')} {_OF_AMPWATCH})", instant=True),),
             thresholds=thresholds(BAD, Step(1, GOOD)),
         ),
         Stat(
@@ -114,7 +115,7 @@ def tiles() -> tuple[Stat, ...]:
         ),
         Stat(
             id=106,
-            title="Alerts firing",
+            title="Alerts firing on machines",
             description=described(
                 shows="Alerts of ampwatch that fire for the chosen jobs and instances. Those about a"
                 " whole run have no instance: they are drawn as annotations, and not counted here.",

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from grafana_foundation_sdk.models import (
-    bargauge,
     common,
     heatmap,
     prometheus,
@@ -22,23 +21,21 @@ from dashboards.source.panel import Panel
 if TYPE_CHECKING:
     from dashboards.source.queries import Query
 
-__all__ = ["BarGauge", "Heatmap", "Panel", "Stat", "StateTimeline", "TimeSeries"]
+__all__ = ["Heatmap", "Panel", "Stat", "StateTimeline", "TimeSeries"]
 
 _LAST = common.ReduceDataOptions(values=False, calcs=["lastNotNull"], fields="")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stat(Panel):
-    """One number, or one for each series, as a tile.
+    """One number, or one for each series, as a tile; its queries are instant.
+
+    Of a history the newest value is shown, however old: that of a run that is gone as well.
 
     Args:
-        background: Whether the tile has the colour, or the text.
-        sparkline: Whether the history is drawn behind it; wants queries that are not instant.
         names: Whether the name of the series stands beside the value even if there is only one.
     """
 
-    background: bool = False
-    sparkline: bool = False
     names: bool = False
     width: int = 4
     height: int = 4
@@ -48,34 +45,14 @@ class Stat(Panel):
     def options(self) -> stat.Options:
         """Return how the tile looks."""
         return stat.Options(
-            graph_mode=common.BigValueGraphMode.AREA
-            if self.sparkline
-            else common.BigValueGraphMode.NONE,
-            color_mode=common.BigValueColorMode.BACKGROUND
-            if self.background
-            else common.BigValueColorMode.VALUE,
+            graph_mode=common.BigValueGraphMode.NONE,
+            color_mode=common.BigValueColorMode.VALUE,
             justify_mode=common.BigValueJustifyMode.AUTO,
             text_mode=common.BigValueTextMode.VALUE_AND_NAME
             if self.names
             else common.BigValueTextMode.AUTO,
             reduce_options=_LAST,
             orientation=common.VizOrientation.AUTO,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class BarGauge(Panel):
-    """One bar for each series: for a few that are compared."""
-
-    kind = "bargauge"
-
-    def options(self) -> bargauge.Options:
-        """Return horizontal bars with their values beside them."""
-        return bargauge.Options(
-            display_mode=common.BarGaugeDisplayMode.BASIC,
-            value_mode=common.BarGaugeValueMode.TEXT,
-            reduce_options=_LAST,
-            orientation=common.VizOrientation.HORIZONTAL,
         )
 
 

@@ -8,7 +8,7 @@ from dashboards.source.panels import Panel, Stat, TimeSeries
 from dashboards.source.precision_basis import absent, on_the_cpu, windows
 from dashboards.source.precision_ceiling import ceiling, views
 from dashboards.source.precision_kernels import kernels
-from dashboards.source.precision_shares import LOW, OVER, RUN, share, sums
+from dashboards.source.precision_shares import FORWARD_ONLY, LOW, OVER, RUN, share, sums
 from dashboards.source.precision_why import casts, fallbacks
 from dashboards.source.queries import Query, of
 from dashboards.source.states import ADVICE_KEY, FINDING_KEYS
@@ -33,7 +33,7 @@ _KINDS = (
 
 _WITH_FLOPS = 'op_kind=~"matmul|convolution|attention"'
 
-_MOST = thresholds(WARN, Step(0.5, NEUTRAL), Step(0.9, GOOD))
+_MOST = thresholds(NEUTRAL, Step(0, WARN), Step(0.5, NEUTRAL), Step(0.9, GOOD))
 """Of a model that AMP suits, all but a few per cent of the FLOPs are matmuls that autocast takes."""
 
 
@@ -99,7 +99,8 @@ def _mix() -> tuple[Panel, ...]:
             id=103,
             title="In float32 under autocast",
             description=described(
-                shows=f"{asked}: the share that autocast could have made faster and did not.",
+                shows=f"{asked}, backward included: the share that autocast could have made faster and did"
+                f" not. {FORWARD_ONLY}",
                 good="below 1 %.",
                 act="the next row says why.",
                 metrics=[_FALLBACK, _FLOPS],

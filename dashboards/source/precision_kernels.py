@@ -17,7 +17,7 @@ _MISALIGNED = "ampwatch_kernel_misaligned_seconds_total"
 _LAGGING = "ampwatch_kernel_lagging_seconds_total"
 _GEMV = "ampwatch_kernel_gemv_seconds_total"
 
-_TENSOR = thresholds(WARN, Step(0.5, NEUTRAL), Step(0.8, GOOD))
+_TENSOR = thresholds(NEUTRAL, Step(0, WARN), Step(0.5, NEUTRAL), Step(0.8, GOOD))
 """Below a half, AMP gains little; above four fifths, what is left is small matmuls."""
 
 _WASTED = thresholds(NEUTRAL, Step(0.05, WARN))

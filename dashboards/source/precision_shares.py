@@ -9,6 +9,12 @@ from dashboards.source.tables import Key
 OVER = "1h"
 """Ops are counted and windows opened a few times in an hour, whatever the range on the screen."""
 
+FORWARD_ONLY = (
+    "Fallbacks are told in forward only, and backward does about twice as much: a third of all FLOPs"
+    " is all of the model."
+)
+"""What the counter of fallbacks leaves out, and that of FLOPs does not."""
+
 LOW = 'dtype=~"float16|bfloat16|float8.*"'
 BY_RUN = "run"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.source.fields import GOOD, NEUTRAL, WARN, Step, described, thresholds, words
 from dashboards.source.panels import Panel, TimeSeries
-from dashboards.source.precision_shares import OVER, RUN, share, sums
+from dashboards.source.precision_shares import FORWARD_ONLY, OVER, RUN, share, sums
 from dashboards.source.queries import Query
 from dashboards.source.tables import Column, Key, Table
 
@@ -41,7 +41,7 @@ def fallbacks() -> tuple[Panel, ...]:
             title="In float32 under autocast, by reason",
             description=described(
                 shows="Ops of the forward pass, and their share of the FLOPs of the run, in counted"
-                f" iterations of {OVER}.",
+                f" iterations of {OVER}. {FORWARD_ONLY}",
                 good="no FLOPs anywhere. Ops of the float32 list are many and cost little.",
                 act="above 1 % of the FLOPs: `ampwatch ops --by op` names the ops, docs/precision.md"
                 " says what each reason means and what to change.",
@@ -78,7 +78,7 @@ def fallbacks() -> tuple[Panel, ...]:
             id=202,
             title="What autocast could have made faster",
             description=described(
-                shows="FLOPs in float32 under autocast over all FLOPs, by reason.",
+                shows=f"FLOPs in float32 under autocast over all FLOPs, by reason. {FORWARD_ONLY}",
                 good="flat at 0.",
                 act="a step upwards is a change of code or data: a new branch of the model, an"
                 " evaluation in between. 10 % of the FLOPs in float32 can be half of the time.",

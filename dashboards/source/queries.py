@@ -72,6 +72,24 @@ def increase(metric: str, *matchers: str, over: str = "$__rate_interval") -> str
     return f"increase({of(metric, *matchers)}[{over}])"
 
 
+def largest(count: int, expr: str) -> str:
+    """Return PromQL of the ``count`` series whose mean over the time range on the screen is largest.
+
+    ``topk`` alone chooses anew at each point: of a thousand ranks it draws some hundred lines.
+    """
+    return _chosen("topk", count, expr)
+
+
+def smallest(count: int, expr: str) -> str:
+    """Return PromQL of the ``count`` series whose mean over the time range is smallest."""
+    return _chosen("bottomk", count, expr)
+
+
+def _chosen(function: str, count: int, expr: str) -> str:
+    mean = f"avg_over_time(({expr})[$__range:$__interval] @ end())"
+    return f"({expr}) and {function}({count}, {mean})"
+
+
 def foreign(metric: str, *matchers: str) -> str:
     """Return the selector of a metric that another exporter has, as dcgm-exporter.
 

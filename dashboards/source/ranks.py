@@ -48,7 +48,8 @@ def page() -> Page:
         uid="ampwatch-ranks",
         title="ampwatch / Ranks",
         description="Which rank differs from the others of its run? Choose one run."
-        " Ranks are shown as bands and counts, and by name only where they stand out.",
+        " Ranks are shown as bands and counts, and by name only where they stand out: those with the"
+        " largest mean over the time range.",
         rows=(
             Row(100, "Are all ranks there?", (*_tiles(), _states(), _lost(), _silent())),
             Row(200, "Which rank is slow?", _by_the_minute(slow())),
@@ -117,10 +118,12 @@ def _tiles() -> tuple[Stat, ...]:
             id=104,
             title="Runs with ranks missing",
             description=described(
-                shows="Runs of which fewer (or more) ranks report than their world size says.",
+                shows="Runs of which fewer (or more) ranks report than their world size says, on the"
+                " chosen instances: choose All.",
                 good="0.",
-                act="a machine without a daemon, or one that Prometheus does not scrape: compare"
-                " Ranks by machine with the list of machines of the job.",
+                act="fewer: a machine without a daemon, or one that Prometheus does not scrape; Scrape"
+                " targets in Overview says how many it reaches. More: two trainings under one name,"
+                " or two daemons on a machine.",
                 metrics=["ampwatch_run_info"],
             ),
             unit="none",

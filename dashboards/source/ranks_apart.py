@@ -6,7 +6,7 @@ from dashboards.source.fields import GOOD, WARN, Step, described, thresholds
 from dashboards.source.links import label, to_dashboard
 from dashboards.source.measures import NO_SCALER
 from dashboards.source.panels import TimeSeries
-from dashboards.source.queries import Query, increase, of, rate
+from dashboards.source.queries import Query, increase, largest, of, rate
 
 TOP = 5
 """So many ranks have a line of their own in a time series."""
@@ -46,8 +46,8 @@ def bands(expr: str, *shares: float) -> tuple[Query, ...]:
 
 
 def outliers(expr: str) -> tuple[Query, ...]:
-    """Return the few ranks with the largest values, each with its name."""
-    return (Query(f"topk({TOP}, {expr})", legend="{{run}} rank {{rank}} on {{instance}}"),)
+    """Return the few ranks with the largest values over the time range, each with its name."""
+    return (Query(largest(TOP, expr), legend="{{run}} rank {{rank}} on {{instance}}"),)
 
 
 def slow() -> tuple[TimeSeries, ...]:
@@ -170,7 +170,7 @@ def agreement() -> tuple[TimeSeries, ...]:
                 shows="How many more optimizer steps these ranks skipped than the median rank of"
                 " their run, between two points of the graph.",
                 good="0.",
-                act="always the same rank: its data or its GPU; see its findings and, on the"
+                act="one goes on: its data or its GPU; see its findings and, on the"
                 " dashboard GPU, ECC errors and XIDs of its machine.",
                 metrics=["ampwatch_optimizer_steps_skipped_total"],
             ),

@@ -6,12 +6,12 @@ from dashboards.source.fields import described
 from dashboards.source.links import field, to_dashboard
 from dashboards.source.measures import NO_SAMPLE
 from dashboards.source.panels import TimeSeries
-from dashboards.source.queries import Query, having, of, rate
+from dashboards.source.queries import Query, having, increase, of, rate
 from dashboards.source.ranks_apart import THIS_RANK, TOP, bands, outliers
 from dashboards.source.states import ADVICE_KEY, FINDING_KEYS, finding_columns
 from dashboards.source.tables import Key, Table
 
-_LOSS = of("ampwatch_loss")
+_FINITE = f"({of('ampwatch_loss')} < Inf > -Inf)"
 _ROOT_CAUSES = of("ampwatch_finding_last_seen_timestamp_seconds", having("root", "true"))
 _AMAX = f"({of('ampwatch_scaled_gradient_amax_max')} > 0)"
 
@@ -28,31 +28,31 @@ def numbers() -> tuple[TimeSeries | Table, ...]:
             title="Loss over the ranks",
             description=described(
                 shows="Newest loss of the ranks: smallest, largest, median, and the band in which"
-                " nine of ten lie. Ranks whose loss is NaN are left out.",
+                " nine of ten lie. Ranks whose loss is NaN or infinite are left out; the panel below has them.",
                 good="a band that does not widen: ranks see other batches, not other weights.",
                 act="it widens: weights drift apart, or one rank reads other data.",
                 metrics=["ampwatch_loss"],
             ),
             unit="short",
             no_value="No loss was seen: without GradScaler.scale(loss) ampwatch is not handed one",
-            queries=bands(f"({_LOSS} == {_LOSS})"),
+            queries=bands(_FINITE),
             width=8,
         ),
         TimeSeries(
             id=402,
             title=f"Ranks whose loss is farthest from the median ({TOP})",
             description=described(
-                shows="Distance of the loss from the median of the run; infinite losses included.",
-                good="changing ranks: that is the noise of the batches.",
-                act="always the same rank: its data or its hardware. Move the job off that machine"
+                shows="Distance of the loss from the median of the run, of ranks whose loss is finite.",
+                good="about alike, and changing: that is the noise of the batches.",
+                act="one stays above the others: its data or its hardware. Move the job off that machine"
                 " and see whether it stays with the data.",
                 metrics=["ampwatch_loss"],
             ),
             unit="short",
             no_value="No loss was seen: without GradScaler.scale(loss) ampwatch is not handed one",
             queries=outliers(
-                f"abs({_LOSS} - on (job, run) group_left ()"
-                f" quantile by (job, run) (0.5, {_LOSS} == {_LOSS}))"
+                f"abs({_FINITE} - on (job, run) group_left ()"
+                f" quantile by (job, run) (0.5, {_FINITE}))"
             ),
             minimum=0,
             width=8,
@@ -99,7 +99,7 @@ def numbers() -> tuple[TimeSeries | Table, ...]:
                 shows="Doublings between the largest gradient of the rank and the median of its run,"
                 " in either direction.",
                 good="below 1.",
-                act="always the same rank, 3 and more: look at its data, then at its GPU.",
+                act="3 and more, and it stays there: look at its data, then at its GPU.",
                 metrics=["ampwatch_scaled_gradient_amax_max"],
             ),
             unit="none",
@@ -135,6 +135,25 @@ def numbers() -> tuple[TimeSeries | Table, ...]:
             minimum=0,
             width=8,
         ),
+        TimeSeries(
+            id=408,
+            title=f"Ranks whose loss is not finite ({TOP})",
+            description=described(
+                shows="Iterations with a NaN or infinite loss between two points of the graph, of"
+                " the ranks that had most.",
+                good="nothing.",
+                act="one rank alone: its data, or its GPU; its findings name the op. All ranks:"
+                " the model has overflowed, or the weights are not finite any more.",
+                metrics=["ampwatch_loss_nonfinite_total"],
+            ),
+            unit="short",
+            no_value="No loss was NaN or infinite on the chosen ranks",
+            queries=outliers(f"{increase('ampwatch_loss_nonfinite_total')} > 0"),
+            bars=True,
+            minimum=0,
+            width=8,
+            links=THIS_RANK,
+        ),
         Table(
             id=407,
             title="Findings of the ranks",
@@ -147,6 +166,7 @@ def numbers() -> tuple[TimeSeries | Table, ...]:
             ),
             unit="none",
             no_value="Nothing was found on the chosen ranks",
+            width=16,
             keys=(
                 Key(
                     label="run",

@@ -17,6 +17,7 @@ from dashboards.source.measures import (
     SKIPPED,
     headroom,
     skipped_share,
+    unfinished,
 )
 from dashboards.source.page import Page, Row
 from dashboards.source.panels import Stat, TimeSeries
@@ -110,9 +111,12 @@ def _tiles() -> tuple[Stat, ...]:
             ),
             unit="none",
             no_value=NO_SCALER_TILE,
-            queries=(Query(f"min by (run) ({of('ampwatch_loss_scale')})", legend="{{run}}"),),
+            queries=(
+                Query(
+                    f"min by (run) ({of('ampwatch_loss_scale')})", legend="{{run}}", instant=True
+                ),
+            ),
             thresholds=SCALE,
-            sparkline=True,
             width=3,
         ),
         Stat(
@@ -187,25 +191,28 @@ def _tiles() -> tuple[Stat, ...]:
             unit="none",
             decimals=2,
             no_value="No step has ended yet",
-            queries=(Query(f"avg by (run) ({rate('ampwatch_steps_total')})", legend="{{run}}"),),
-            sparkline=True,
+            queries=(
+                Query(
+                    f"avg by (run) ({rate('ampwatch_steps_total')})", legend="{{run}}", instant=True
+                ),
+            ),
             width=3,
         ),
         Stat(
             id=108,
             title="Newest report",
             description=described(
-                shows="Age of the newest report of any rank.",
+                shows="Age of the newest report of any rank that has not finished.",
                 good="below 2 minutes.",
                 act="older: all ranks hang, or the daemon is down. See Ranks, then Overview.",
-                metrics=["ampwatch_last_report_timestamp_seconds"],
+                metrics=["ampwatch_last_report_timestamp_seconds", "ampwatch_run_state"],
             ),
             unit="s",
-            no_value=NO_RUN_TILE,
+            no_value="No such run is known, or it has finished",
             decimals=0,
             queries=(
                 Query(
-                    f"time() - max by (run) ({of('ampwatch_last_report_timestamp_seconds')})",
+                    f"time() - max by (run) ({unfinished('ampwatch_last_report_timestamp_seconds')})",
                     legend="{{run}}",
                     instant=True,
                 ),
@@ -250,7 +257,7 @@ def _finding_steps() -> TimeSeries:
         title="Steps with each finding",
         description=described(
             shows="Iterations in which each kind of finding was seen, between two points of the"
-            " graph, on the rank that saw it most; the ten most frequent.",
+            " graph, on the rank that saw it most.",
             good="empty.",
             act="the kind that comes first is most often the cause of those that follow.",
             metrics=["ampwatch_finding_steps_total"],
@@ -259,7 +266,7 @@ def _finding_steps() -> TimeSeries:
         no_value="Nothing was found in this time",
         queries=(
             Query(
-                f"topk(10, max by (run, kind) ({increase('ampwatch_finding_steps_total')}) > 0)",
+                f"max by (run, kind) ({increase('ampwatch_finding_steps_total')}) > 0",
                 legend="{{kind}} {{run}}",
             ),
         ),

@@ -6,7 +6,6 @@ from dashboards.source.fields import (
     BAD,
     color,
     described,
-    limit_line,
 )
 from dashboards.source.links import label, to_dashboard
 from dashboards.source.measures import NO_RUN, NONE_IS_GOOD, OVERHEAD
@@ -161,7 +160,7 @@ def speed() -> tuple[TimeSeries, ...]:
             title="What watching costs",
             description=described(
                 shows="Share of the time that ampwatch takes on the training thread and on the"
-                " device, of the rank that pays most; dashed its budget by default.",
+                " device, of the rank that pays most; coloured from the default budget on.",
                 good="below 1 %.",
                 act="above it for long: raise sample_every, or lower overhead_budget.",
                 metrics=[
@@ -180,12 +179,11 @@ def speed() -> tuple[TimeSeries, ...]:
                     f"max by (run) ({rate('ampwatch_device_overhead_seconds_total')})",
                     legend="device {{run}}",
                 ),
-                Query("vector(0.01)", legend="budget"),
             ),
             minimum=0,
             width=6,
             thresholds=OVERHEAD,
-            overrides=(limit_line("budget", BAD),),
+            area=True,
         ),
     )
 

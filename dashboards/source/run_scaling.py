@@ -5,6 +5,7 @@ from __future__ import annotations
 from dashboards.source.fields import (
     BAD,
     GOOD,
+    NEUTRAL,
     NOTE,
     WARN,
     Step,
@@ -13,7 +14,7 @@ from dashboards.source.fields import (
     limit_line,
     thresholds,
 )
-from dashboards.source.measures import NO_SCALER, REPORT_AGE, SKIPPED, skipped_share
+from dashboards.source.measures import NO_SCALER, REPORT_AGE, SKIPPED, skipped_share, unfinished
 from dashboards.source.panels import Stat, TimeSeries
 from dashboards.source.queries import Query, having, increase, of
 
@@ -21,7 +22,7 @@ _CONSECUTIVE = thresholds(GOOD, Step(2, WARN), Step(16, BAD))
 """One skip in a row is a probe; sixteen halvings take the scale from 65536 to 1."""
 
 
-_FORECAST = thresholds(BAD, Step(86400, WARN))
+_FORECAST = thresholds(NEUTRAL, Step(0, BAD), Step(86400, WARN))
 """That there is a forecast is bad enough; within a day somebody has to be woken."""
 
 
@@ -273,18 +274,19 @@ def scaling() -> tuple[TimeSeries | Stat, ...]:
             title="Newest applied step",
             description=described(
                 shows="How long ago an iteration ended in which no optimizer step was skipped, on"
-                " the rank where it is longest ago.",
+                " the rank where it is longest ago, of those that have not finished.",
                 good="about the time of a step.",
                 act="minutes, while steps go on: every step is skipped and nothing is learned. Stop"
                 " the run, or lower the learning rate if the findings say divergence.",
-                metrics=["ampwatch_last_applied_step_timestamp_seconds"],
+                metrics=["ampwatch_last_applied_step_timestamp_seconds", "ampwatch_run_state"],
             ),
             unit="s",
-            no_value="No step was applied yet",
+            no_value="No step was applied yet, or the run has finished",
             decimals=0,
             queries=(
                 Query(
-                    f"time() - min by (run) ({of('ampwatch_last_applied_step_timestamp_seconds')})",
+                    "time() - min by (run)"
+                    f" ({unfinished('ampwatch_last_applied_step_timestamp_seconds')})",
                     legend="{{run}}",
                     instant=True,
                 ),

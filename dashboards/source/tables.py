@@ -61,7 +61,6 @@ class Column:
         decimals: How many; Grafana chooses by itself without.
         thresholds: Colours of the text by value.
         mappings: Words in place of numbers.
-        links: Where a click leads.
         width: Of the column, in pixels.
     """
 
@@ -72,7 +71,6 @@ class Column:
     decimals: int | None = None
     thresholds: model.ThresholdsConfig | None = None
     mappings: tuple[model.ValueMapping, ...] = ()
-    links: tuple[model.DashboardLink, ...] = ()
     width: int | None = None
 
     def properties(self) -> dict[str, Any]:
@@ -85,7 +83,6 @@ class Column:
                 "decimals": self.decimals,
                 "thresholds": self.thresholds,
                 "mappings": self.mappings,
-                "links": self.links,
                 "custom.width": self.width,
                 "custom.cellOptions": {"type": "color-text"} if colored else None,
             }
@@ -109,12 +106,14 @@ class Table(Panel):
         keys: The labels that tell the rows apart, the first columns.
         columns: The queries. A row that one of them does not have stays empty there.
         sort_by: Title of the column to sort by.
-        descending: Whether its largest value comes first.
+        then_by: Title of the column that decides between equal values, in the same direction.
+        descending: Whether the largest value comes first.
     """
 
     keys: tuple[Key, ...]
     columns: tuple[Column, ...]
     sort_by: str
+    then_by: str = ""
     descending: bool = False
     width: int = 24
 
@@ -153,7 +152,11 @@ class Table(Panel):
         """Return how the table is sorted."""
         return table.Options(
             show_header=True,
-            sort_by=[common.TableSortByFieldState(display_name=self.sort_by, desc=self.descending)],
+            sort_by=[
+                common.TableSortByFieldState(display_name=name, desc=self.descending)
+                for name in (self.sort_by, self.then_by)
+                if name
+            ],
             cell_height=common.TableCellHeight.SM,
         )
 

@@ -8,9 +8,9 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.dashboards import documents
 
+if TYPE_CHECKING:
     from tests.integration.prometheus import Prometheus
 
 ALL = ".+"
@@ -20,19 +20,17 @@ _VALUES = re.compile(r"label_values\((.*), (\w+)\)")
 
 def filled(expr: str, **chosen: str) -> str:
     """Fill in the variables: what is not chosen is All, and a rate looks back five minutes."""
-    expr = expr.replace("$__rate_interval", "5m").replace("$__range", "10m")
+    for name, time in {"rate_interval": "5m", "range": "10m", "interval": "1m"}.items():
+        expr = expr.replace(f"$__{name}", time)
     return re.sub(
         r"\$(job|instance|run|rank|gpu|module)\b", lambda name: chosen.get(name[1], ALL), expr
     )
 
 
-def panels(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """All panels that are no rows, those of collapsed rows as well."""
-    for panel in dashboard["panels"]:
-        if panel["type"] == "row":
-            yield from panel["panels"]
-        else:
-            yield panel
+def panel(topic: str, number: int) -> dict[str, Any]:
+    """Return the panel of a committed dashboard, by its id."""
+    document = documents.load(documents.ROOT / "dashboards" / f"ampwatch-{topic}.json")
+    return next(panel for panel in documents.drawn(document) if panel["id"] == number)
 
 
 def get(server: Prometheus, path: str, **parameters: Any) -> Any:

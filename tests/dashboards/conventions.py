@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 FIRST_VARIABLES = ["datasource", "job", "instance", "run", "rank"]
-PANELS = frozenset({"timeseries", "stat", "bargauge", "heatmap", "state-timeline", "table", "text"})
+PANELS = frozenset({"timeseries", "stat", "heatmap", "state-timeline", "table", "text"})
 """Panels that Grafana 10.4 to 13 have, and whose options Grafana's types know."""
 
 PROPERTIES = frozenset(
@@ -45,6 +45,11 @@ PROPERTIES = frozenset(
 """What an override may change: Grafana ignores any other without a word, and no type knows them."""
 
 _METRIC_LINE = re.compile(r"\n\nMetric: `\w+`(, `\w+`)*$")
+_ALARMING = frozenset({"red", "orange"})
+_TROUBLE = frozenset({"Scrape targets", "GPUs that went"})
+"""Panels in which no value is bad, or which always have one."""
+
+_COUNTS = re.compile(r"increase\([^\[]*\[\$__rate_interval\]")
 _WORDS = re.compile(r"[A-Z]\w*( \S+)+")
 
 
@@ -191,16 +196,22 @@ def _panel(panel: dict[str, Any]) -> Iterator[str]:
         yield f"expected words in place of no value, got {defaults.get('noValue')!r}"
     if not defaults.get("unit") and not defaults.get("mappings"):
         yield "expected a unit"
-    for _, steps in _found(panel["fieldConfig"], "steps"):
-        values = [step.get("value") for step in steps]
-        if not values or values[0] is not None or values[1:] != sorted(v or 0 for v in values[1:]):
-            yield f"expected thresholds that begin with null and rise, got {values}"
+    yield from _colours(panel)
     references = [target.get("refId") for target in panel["targets"]]
     if None in references or len(set(references)) < len(references):
         yield f"expected a refId of its own for each target, got {references}"
     yield from _overrides(panel)
     for target in panel["targets"]:
-        yield from _target(panel["type"], target)
+        yield from _target(panel, target)
+
+
+def _colours(panel: dict[str, Any]) -> Iterator[str]:
+    for _, steps in _found(panel["fieldConfig"], "steps"):
+        values = [step.get("value") for step in steps]
+        if not values or values[0] is not None or values[1:] != sorted(v or 0 for v in values[1:]):
+            yield f"expected thresholds that begin with null and rise, got {values}"
+        if steps[:1] and steps[0].get("color") in _ALARMING and panel["title"] not in _TROUBLE:
+            yield "expected no alarming colour first: Grafana gives it to what has no value"
 
 
 def _series(target: dict[str, Any]) -> list[str]:
@@ -237,18 +248,10 @@ def _overrides(panel: dict[str, Any]) -> Iterator[str]:
                 yield f"override for {name!r}: no series {change['value']!r} to fill to"
 
 
-def _target(kind: str, target: dict[str, Any]) -> Iterator[str]:
-    legend = target.get("legendFormat", "")
-    if target.get("datasource") != SOURCE:
-        yield "expected the datasource in the target: without it Grafana's types check nothing"
-    if kind == "heatmap" and (target.get("format"), legend) != ("heatmap", "{{le}}"):
-        yield "expected a heatmap of buckets with the legend {{le}}"
-    if kind == "table" and (target.get("format"), target.get("instant")) != ("table", True):
-        yield "expected an instant query in the format of a table"
-    if kind == "timeseries" and not legend.strip():
-        yield "expected a legend"
-    if legend == "__auto":
-        yield "expected a legend in words, got __auto"
+def _target(panel: dict[str, Any], target: dict[str, Any]) -> Iterator[str]:
+    yield from _asked_as(panel["type"], target)
+    if _COUNTS.search(target.get("expr", "")) and not panel.get("interval"):
+        yield "expected an interval: $__rate_interval is four scrapes, each event counts four times"
     try:
         found = selectors(target.get("expr", ""))
     except PromQLError:
@@ -257,6 +260,24 @@ def _target(kind: str, target: dict[str, Any]) -> Iterator[str]:
         chosen = {matcher.label for matcher in selector.matchers if matcher.value == "$run"}
         if "run" in EXPORTED.get(selector.name, ()) and "run" not in chosen:
             yield f'{selector.name}: expected run=~"$run"'
+
+
+def _asked_as(kind: str, target: dict[str, Any]) -> Iterator[str]:
+    legend = target.get("legendFormat", "")
+    if target.get("datasource") != SOURCE:
+        yield "expected the datasource in the target: without it Grafana's types check nothing"
+    if kind == "heatmap" and (target.get("format"), legend) != ("heatmap", "{{le}}"):
+        yield "expected a heatmap of buckets with the legend {{le}}"
+    if kind == "table" and (target.get("format"), target.get("instant")) != ("table", True):
+        yield "expected an instant query in the format of a table"
+    if kind == "timeseries" and re.match(r"(top|bottom)k\(", target.get("expr", "")):
+        yield "expected the same series at every point: topk alone chooses anew at each"
+    if kind == "stat" and not target.get("instant"):
+        yield "expected an instant query: the newest value of a history may be long gone"
+    if kind == "timeseries" and not legend.strip():
+        yield "expected a legend"
+    if legend == "__auto":
+        yield "expected a legend in words, got __auto"
 
 
 RULES: tuple[Callable[[dict[str, Any]], Iterator[str]], ...] = (

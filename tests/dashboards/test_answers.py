@@ -1,28 +1,28 @@
-"""Every query of every dashboard is asked of a real Prometheus and has an answer, or says why not."""
+"""What a real Prometheus answers to the queries of Overview, Run and Ranks is what the run was given.
+
+That each query has an answer at all is the business of tests/integration/test_dashboards_answer.py.
+"""
 
 from __future__ import annotations
 
-import json
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.dashboards import asking
+from tests.dashboards.asking import panel
 from tests.dashboards.conftest import RANKS
+from tests.dashboards.documents import FILES, drawn, load
 from tests.dashboards.made_up_gpus import DCGM_INSTANCES, DCGM_JOB
 from tests.dashboards.made_up_history import PER_MACHINE, instance
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.integration.prometheus import Prometheus
 
 pytestmark = pytest.mark.services
 
-DASHBOARDS = Path(__file__).parents[2] / "dashboards"
-FILES = sorted(DASHBOARDS.glob("ampwatch-*.json"))
-NO_ANSWER: dict[tuple[str, int], str] = {}
-"""Panels that have nothing to show of the made-up run, by file and id, with the reason."""
 
 FURTHER_CHOICES: dict[str, dict[str, set[str]]] = {
     "ampwatch-layers": {"module": {"(root)", "head"}},
@@ -35,46 +35,9 @@ FURTHER_CHOICES: dict[str, dict[str, set[str]]] = {
 """Variables that one dashboard has, and what it offers beyond the others."""
 
 
-def load(name: str) -> dict[str, Any]:
-    dashboard: dict[str, Any] = json.loads((DASHBOARDS / name).read_text(encoding="utf-8"))
-    return dashboard
-
-
-def panel(name: str, number: int) -> dict[str, Any]:
-    return next(p for p in asking.panels(load(name)) if p["id"] == number)
-
-
 def rows(found: list[dict[str, Any]], *labels: str) -> dict[tuple[str, ...], float]:
     """Values of an instant answer, by the labels that tell its rows apart."""
     return {tuple(s["metric"][name] for name in labels): float(s["value"][1]) for s in found}
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_every_panel_has_an_answer(history: tuple[Prometheus, float], file: Path) -> None:
-    """An empty panel must be the news, not a typing error in a query."""
-    server, now = history
-
-    empty = {
-        (file.name, shown["id"]): f"{shown['title']} {target['refId']}: {target['expr']}"
-        for shown in asking.panels(load(file.name))
-        for target in shown.get("targets", ())
-        if not asking.answer(server, target, now)
-    }
-
-    assert {key: text for key, text in empty.items() if key not in NO_ANSWER} == {}
-    assert {key for key in NO_ANSWER if key[0] == file.name} <= empty.keys()
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_every_annotation_has_an_answer(history: tuple[Prometheus, float], file: Path) -> None:
-    """The made-up run has a firing alert, a finding and a backoff."""
-    server, now = history
-
-    for annotation in load(file.name)["annotations"]["list"]:
-        found = asking.answer(server, {"expr": annotation["expr"], "instant": False}, now)
-        assert found, annotation["name"]
-        for name in re.findall(r"{{(\w+)}}", annotation["textFormat"]):
-            assert any(name in s["metric"] for s in found), (annotation["name"], name)
 
 
 def test_alerts_about_a_whole_run_are_drawn_as_well(history: tuple[Prometheus, float]) -> None:
@@ -82,7 +45,9 @@ def test_alerts_about_a_whole_run_are_drawn_as_well(history: tuple[Prometheus, f
     server, now = history
     (alerts,) = (
         annotation
-        for annotation in load("ampwatch-run.json")["annotations"]["list"]
+        for annotation in load(next(f for f in FILES if f.stem == "ampwatch-run"))["annotations"][
+            "list"
+        ]
         if annotation["name"] == "Alerts"
     )
     target = {"expr": alerts["expr"], "instant": True}
@@ -103,7 +68,7 @@ def test_every_variable_offers_what_there_is(history: tuple[Prometheus, float], 
 
     offered = {
         variable["name"]: asking.values_of(server, variable, now)
-        for variable in load(file.name)["templating"]["list"]
+        for variable in load(file)["templating"]["list"]
         if variable["type"] == "query"
     }
 
@@ -124,7 +89,7 @@ def test_the_columns_of_a_table_can_be_joined(
     """Grafana merges rows whose labels are the same: those that the keys name, and no others."""
     server, now = history
 
-    for table in (p for p in asking.panels(load(file.name)) if p["type"] == "table"):
+    for table in (p for p in drawn(load(file)) if p["type"] == "table"):
         renamed = table["transformations"][1]["options"]["renameByName"]
         keys = {name for name in renamed if not name.startswith("Value")}
         for target in table["targets"]:
@@ -137,7 +102,7 @@ def test_the_columns_of_a_table_can_be_joined(
 def test_a_run_is_one_row_with_its_worst_rank(history: tuple[Prometheus, float]) -> None:
     """What the table of runs says of a run with a hanging rank, and of one that has failed."""
     server, now = history
-    table = panel("ampwatch-overview.json", 107)
+    table = panel("overview", 107)
     titles = table["transformations"][1]["options"]["renameByName"]
 
     shown = {
@@ -147,7 +112,7 @@ def test_a_run_is_one_row_with_its_worst_rank(history: tuple[Prometheus, float])
 
     assert shown["State"] == {("gpt",): 3, ("bert",): 4}
     assert shown["Ranks up"] == {("gpt",): RANKS - 1, ("bert",): 0}
-    assert shown["Ranks stale"] == {("gpt",): 1, ("bert",): 1}
+    assert shown["Stale or failed"] == {("gpt",): 1, ("bert",): 1}
     assert shown["Loss scale"] == {("gpt",): 8192}
     assert shown["Worst finding"][("gpt",)] == 3
     assert shown["Loss"] == {("gpt",): 1, ("bert",): 0}
@@ -159,7 +124,7 @@ def test_the_heatmap_gets_buckets_that_grafana_can_sort(
 ) -> None:
     """One series for each upper bound, that of infinity last and largest."""
     server, now = history
-    heatmap = panel("ampwatch-run.json", 301)
+    heatmap = panel("run", 301)
     (target,) = heatmap["targets"]
 
     found = asking.answer(server, target, now)
@@ -176,7 +141,7 @@ def test_the_heatmap_gets_buckets_that_grafana_can_sort(
 def test_limits_move_with_the_loss_scale(history: tuple[Prometheus, float]) -> None:
     """Gradients are shown without the scale, so the limits of float16 are divided by it."""
     server, now = history
-    shown = panel("ampwatch-run.json", 302)
+    shown = panel("run", 302)
 
     limits = {
         target["legendFormat"]: float(asking.answer(server, target, now)[0]["values"][-1][1])
@@ -195,7 +160,7 @@ def test_limits_move_with_the_loss_scale(history: tuple[Prometheus, float]) -> N
 def test_a_scale_that_falls_has_a_forecast(history: tuple[Prometheus, float]) -> None:
     """From 2^14 it is 142 halvings to 2^-128, at 40 in twenty minutes."""
     server, now = history
-    (target,) = panel("ampwatch-run.json", 207)["targets"]
+    (target,) = panel("run", 207)["targets"]
 
     (found,) = asking.answer(server, target, now)
 
@@ -210,14 +175,13 @@ def test_the_rank_that_differs_is_named(history: tuple[Prometheus, float]) -> No
 
     def largest(number: int) -> str:
         (found, *_) = (
-            asking.answer(server, target, now)
-            for target in panel("ampwatch-ranks.json", number)["targets"]
+            asking.answer(server, target, now) for target in panel("ranks", number)["targets"]
         )
         top = max(found, key=lambda s: float(s["values"][-1][1]))
         return str(top["metric"]["rank"])
 
     def tile(number: int, **chosen: str) -> float:
-        (target,) = panel("ampwatch-ranks.json", number)["targets"]
+        (target,) = panel("ranks", number)["targets"]
         return float(asking.answer(server, target, now, **chosen)[0]["value"][1])
 
     assert largest(202) == last
@@ -234,7 +198,7 @@ def test_no_panel_has_a_line_for_each_rank(history: tuple[Prometheus, float], fi
     """A thousand lines are no picture: ranks are bands, counts and a few names."""
     server, now = history
 
-    for shown in asking.panels(load(file.name)):
+    for shown in drawn(load(file)):
         for target in shown.get("targets", ()):
             expr = asking.filled(target["expr"])
             found = asking.get(server, "query", query=expr, time=now)["result"]

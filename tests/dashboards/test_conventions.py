@@ -190,6 +190,11 @@ BREACHES: list[tuple[str, str, Change]] = [
         lambda d: defaults(d)["thresholds"]["steps"].pop(0),
     ),
     (
+        "an alarm about nothing",
+        "no alarming colour first",
+        lambda d: defaults(d)["thresholds"]["steps"][0].update(color="red"),
+    ),
+    (
         "thresholds that fall",
         "begin with null and rise",
         lambda d: defaults(d)["thresholds"]["steps"].reverse(),
@@ -225,6 +230,23 @@ BREACHES: list[tuple[str, str, Change]] = [
         "a history for a table",
         "expected an instant query",
         lambda d: panel(d).update(type="table"),
+    ),
+    (
+        "a history for a number",
+        "may be long gone",
+        lambda d: panel(d).update(type="stat"),
+    ),
+    (
+        "other lines at each point",
+        "chooses anew at each",
+        lambda d: target(d).update(expr=f"topk(5, ampwatch_loss_scale{{{CHOSEN}}})"),
+    ),
+    (
+        "events that count four times",
+        "expected an interval",
+        lambda d: target(d).update(
+            expr=f"increase(ampwatch_steps_total{{{CHOSEN}}}[$__rate_interval])"
+        ),
     ),
     ("no legend", "expected a legend", lambda d: target(d).pop("legendFormat")),
     ("any legend", "got __auto", lambda d: target(d).update(legendFormat="__auto")),

@@ -53,6 +53,7 @@ ABSENT = ON_A_CPU | {
     "ampwatch_cpu_op_seconds_total": "it comes from the profiler",
     "ampwatch_gpu_xid_last_timestamp_seconds": "no GPU has had an error",
     'state="stale"': "no rank is stale or has failed",
+    "ampwatch_loss_nonfinite_total": "no loss was NaN or infinite",
 }
 """What so short a training on a CPU cannot have."""
 

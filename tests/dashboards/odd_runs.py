@@ -1,0 +1,59 @@
+"""Runs as they seldom are: ended, gone, with a namesake, without a scaler, on a daemon that is down."""
+
+from __future__ import annotations
+
+MINUTES = 20
+ENDED_SECONDS = 1500
+"""How long ago the run ``done`` has ended."""
+
+UP, DOWN = "node-0:10917", "node-9:10917"
+
+_STATES = ("running", "finished", "failed", "stale")
+
+
+def openmetrics_of_odd_runs(now: float) -> str:
+    """A sample a minute: what rises does so from 0, what is gone has none in the last ten minutes."""
+    lines = []
+    for minute in range(MINUTES + 1):
+        at = now - 60 * (MINUTES - minute)
+        for series, value in _scrape(minute, now).items():
+            name, _, labels = series.partition("{")
+            lines.append(f'{name}{{job="ampwatch",{labels} {value!r} {at:.3f}')
+    return "\n".join([*lines, "# EOF\n"])
+
+
+def _scrape(minute: int, now: float) -> dict[str, float]:
+    """What is known in that minute, with ``now`` at the end."""
+    passed, early = minute / MINUTES, minute <= MINUTES // 2
+    found: dict[str, float] = {}
+
+    def rank(run: str, number: int, state: str, machine: str = UP, world: int = 1) -> str:
+        of = f'{{instance="{machine}",run="{run}",rank="{number}"'
+        for name in _STATES:
+            found[f'ampwatch_run_state{of},state="{name}"}}'] = float(name == state)
+        found[f'ampwatch_run_info{of},world_size="{world}"}}'] = 1.0
+        found[f"ampwatch_last_report_timestamp_seconds{of}}}"] = now
+        found[f"ampwatch_last_applied_step_timestamp_seconds{of}}}"] = now
+        return of
+
+    done = rank("done", 0, "finished")
+    for what in ("report", "applied_step"):
+        found[f"ampwatch_last_{what}_timestamp_seconds{done}}}"] = now - ENDED_SECONDS
+    found[f"ampwatch_loss_scale{done}}}"] = 65536.0
+    for number in range(8):
+        of = rank("wide", number, "running", world=8)
+        # Rank 0 speaks for its machine, but for three of nine modules beyond module_series.
+        found[f"ampwatch_modules_untracked{of}}}"] = 9.0 if number else 3.0
+        # Rank 7 differs all the time, of the others another one each minute, and more.
+        apart = 1.0 if number == 7 else 3.0 * (minute % 8 == number)
+        found[f"ampwatch_loss{of}}}"] = float("nan") if number == 5 else 2.0 + apart
+        found[f"ampwatch_loss_nonfinite_total{of}}}"] = 20.0 * passed if number == 5 else 0.0
+    rank("twins", 0, "running", UP)
+    rank("twins", 0, "running", "node-1:10917")
+    if early:
+        gone = rank("gone", 0, "running")
+        found[f"ampwatch_loss_scale{gone}}}"] = 0.5
+        found[f"ampwatch_steps_total{gone}}}"] = 100.0 * passed
+        found[f'ampwatch_build_info{{instance="{DOWN}",version="0.1.0"}}'] = 1.0
+    found[f'up{{instance="{DOWN}"}}'] = float(early)
+    return found

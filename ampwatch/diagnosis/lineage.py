@@ -231,6 +231,11 @@ class Lineage:
     ) -> int:
         if op.name in MAKES_NONE or op.is_scaling:
             return self._another(op, out)
+        if op.name == "copy_" and all(values.dtype == out.dtype for values in given):
+            # A copy makes nothing: its input has changed since it was looked at.
+            sent = self._sent()
+            if sent:
+                return sent[-1]
         self._spread(parents, op)
         return self._add(Origin.OP, op, out, out_index=index, inputs=tuple(given), parents=parents)
 

@@ -139,8 +139,11 @@ def test_zeros_nan_and_infinities_are_rows_of_the_heatmap(sampled: Sampled, page
     rows = f"""{CHART} return Object.fromEntries(c.data.filter((t) => t.z?.length === 1)
         .map((t) => [t.text[0].join().match(/zero|inf:|NaN:|$/)[0], t.z[0]]))"""
 
-    eventually(lambda: page.run(DRAWN) and "NaN:" in page.run(rows), "rows")
-    shares = page.run(rows)
+    def drawn() -> dict[str, list[float | None]] | None:
+        shown = page.run(rows) if page.run(DRAWN) else {}  # one look: it is drawn anew meanwhile
+        return shown if {"zero", "inf:", "NaN:"} <= shown.keys() else None
+
+    shares = eventually(drawn, "rows")
     assert shares["zero"] == [pytest.approx(math.log10(0.5)), None]
     assert shares["NaN:"] == [None, pytest.approx(math.log10(0.6))]
     assert shares["inf:"] == [None, pytest.approx(math.log10(0.3))]

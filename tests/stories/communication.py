@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from threading import Thread
 
 import torch
 from torch import distributed, nn
@@ -108,6 +109,45 @@ def gradients_that_ddp_compresses_to_float16(*, sick: bool) -> Program:
         return loss
 
     return Program([model], [optimizer], iterate, steps=steps, shows=lambda: all(local) and lost[0])
+
+
+@STORIES.tell("reduce_overflow", "param:weight", "backward", "_to_copy")
+def gradients_that_come_back_in_another_thread(*, sick: bool) -> Program:
+    """As with the hook above where the network is slow: who waits for it writes the gradients."""
+    _leave_the_group()
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    model = nn.Linear(6, 1, bias=False)
+    parallel = DistributedDataParallel(model)
+    waiting: list[Thread] = []
+
+    def hook(_state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202 - PyTorch wants classes there, no words
+        sent = bucket.buffer().to(torch.float16 if sick else torch.float32)
+        answer: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+        def receive() -> None:
+            bucket.buffer().copy_(sent)
+            answer.set_result(bucket.buffer())
+
+        waiting.append(Thread(target=receive))
+        waiting[-1].start()
+        waiting[-1].join()
+        return answer
+
+    parallel.register_comm_hook(None, hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    lost: list[bool] = []
+    steps = 24
+
+    def iterate(step: int) -> torch.Tensor:
+        loss = (parallel(30.0 + torch.rand(16, 6)) - 3000.0).square().mean()
+        backward(None, loss)
+        lost.append(not bool(model.weight.grad.isfinite().all()))
+        update(None, optimizer)
+        if step == steps - 1:
+            _leave_the_group()
+        return loss
+
+    return Program([model], [optimizer], iterate, steps=steps, shows=lambda: lost[0])
 
 
 def _leave_the_group() -> None:

@@ -26,9 +26,9 @@ def _annotation(
 
 
 _FIRING = (
-    'ALERTS{job=~"$job", instance=~"$instance|", alertname=~"Ampwatch.+", alertstate="firing"}'
+    'ALERTS{job=~"$job", instance=~"$instance|several", alertname=~"Ampwatch.+", alertstate="firing"}'
 )
-"""Of the chosen machines and, for the bar, of none: alerts about a whole run have no instance."""
+"""Of the chosen machines, and about whole runs: the instance of these alerts is ``several``."""
 
 _SEEN = of("ampwatch_finding_last_seen_timestamp_seconds", 'root="true"')
 

@@ -195,10 +195,10 @@ def _alerts() -> Table:
     runbook = to_page("Runbook", f"{DOCS}/runbooks/{field('Alert')}.md")
     return Table(
         id=202,
-        title="Alerts that fire on machines",
+        title="Alerts that fire",
         description=described(
             shows="Alerts of ampwatch that fire now, with how many series each has. Those about a"
-            " whole run have no instance: they are drawn as annotations, and not listed here.",
+            " whole run are listed when All instances are chosen.",
             good="empty.",
             act="click on the alert: its runbook says what to look at, what to do and how to see"
             " that it helped.",

@@ -115,10 +115,10 @@ def tiles() -> tuple[Stat, ...]:
         ),
         Stat(
             id=106,
-            title="Alerts firing on machines",
+            title="Alerts firing",
             description=described(
                 shows="Alerts of ampwatch that fire for the chosen jobs and instances. Those about a"
-                " whole run have no instance: they are drawn as annotations, and not counted here.",
+                " whole run are counted when All instances are chosen.",
                 good="0.",
                 act="see the table of alerts below; each has a runbook.",
                 metrics=["ALERTS"],

@@ -112,6 +112,20 @@ def test_an_alert_says_what_it_is_and_where_to_read_on(name: str) -> None:
     assert re.match(r"/d/ampwatch-(overview|run|layers|precision|gpu|ranks)\b", text["dashboard"])
 
 
+def test_a_dashboard_that_asks_for_all_machines_shows_every_alert() -> None:
+    """It asks for ``job=~".+", instance=~".+"``, so each has both, also those about whole runs."""
+    without = {
+        case["alertname"]
+        for file in TESTS
+        for test in load(file)["tests"]
+        for case in test.get("alert_rule_test", ())
+        for expected in case.get("exp_alerts", ())
+        if not {"job", "instance"} <= expected["exp_labels"].keys()
+    }
+
+    assert without == {"AmpwatchNoTargets"}  # then there is nothing to choose
+
+
 def test_rules_and_their_texts_read_only_what_is_exported_or_recorded() -> None:
     known = {metric.name: set(metric.labels) | OF_PROMETHEUS for metric in CATALOG}
     known["up"] = OF_PROMETHEUS

@@ -41,7 +41,7 @@ def rows(found: list[dict[str, Any]], *labels: str) -> dict[tuple[str, ...], flo
 
 
 def test_alerts_about_a_whole_run_are_drawn_as_well(history: tuple[Prometheus, float]) -> None:
-    """They have no instance, whichever is chosen."""
+    """They are of several instances, whichever is chosen."""
     server, now = history
     (alerts,) = (
         annotation

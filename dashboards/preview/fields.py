@@ -60,10 +60,10 @@ class Look:
         return self.threshold(value)
 
     def threshold(self, value: Any) -> str:
-        """Return the colour of the highest threshold that ``value`` reaches."""
+        """Return the colour of the highest threshold that ``value`` reaches; without one, the first."""
         found = "green"
         for step, bound in self.thresholds():
-            if units.is_number(value) and value >= bound:
+            if bound == -math.inf or (units.is_number(value) and value >= bound):
                 found = step
         return colour(found)
 

@@ -25,9 +25,7 @@ def _annotation(
     )
 
 
-_FIRING = (
-    'ALERTS{job=~"$job", instance=~"$instance|several", alertname=~"Ampwatch.+", alertstate="firing"}'
-)
+_FIRING = 'ALERTS{job=~"$job", instance=~"$instance|several", alertname=~"Ampwatch.+", alertstate="firing"}'
 """Of the chosen machines, and about whole runs: the instance of these alerts is ``several``."""
 
 _SEEN = of("ampwatch_finding_last_seen_timestamp_seconds", 'root="true"')

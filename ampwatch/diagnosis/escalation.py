@@ -42,7 +42,9 @@ ALERT_STEPS = 512
 come at once again, and is gone before anything else can be looked at."""
 
 MOST_BURSTS = 8
-"""Events after which iterations are traced. What so many do not show is not to be seen so."""
+"""Events after which iterations are traced. What so many do not show is not to be seen so. Those
+that are more than a skipped step have as many of their own: a scale that is too large for some
+batches must not use up what a loss that is not finite is traced by."""
 
 CALM_STEPS = 2000
 """Iterations without a burst after which an event belongs to something new, and bursts are counted
@@ -64,9 +66,8 @@ class Escalation:
         self._skips = skips
         self._culprits = culprits
         self._until = -1
-        self._traces = FIRST_TRACES
         self._step = -1
-        self._bursts = 0
+        self._forget_bursts()
         self._event_at = -ALERT_STEPS
         self._watched_until = -1
         self._watches = 0
@@ -103,7 +104,9 @@ class Escalation:
         self._step = iteration.step
         if verdict.skipped and self._skips.calibrated:
             self._event_at = iteration.step
-        if not self._is_event(iteration, verdict):
+        is_skipping = self._is_skipping(iteration, verdict)
+        is_broken = verdict.nonfinite_loss or self._is_broken(iteration, verdict)
+        if not (is_broken or is_skipping):
             return
         self._event_at = iteration.step
         if self._is_explained():
@@ -111,17 +114,24 @@ class Escalation:
                 self._culprits.goes_on(iteration.step)
             return
         if iteration.step - self._until >= CALM_STEPS:
-            self._bursts, self._traces = 0, FIRST_TRACES
-        if iteration.step >= self._until and self._bursts < MOST_BURSTS:
-            self._bursts += 1
-            self._until = iteration.step + self._traces
-            self._traces = min(2 * self._traces, MOST_TRACES)
+            self._forget_bursts()
+        if iteration.step >= self._until and self._bursts[is_broken] < MOST_BURSTS:
+            self._bursts[is_broken] += 1
+            self._until = iteration.step + self._traces[is_broken]
+            self._traces[is_broken] = min(2 * self._traces[is_broken], MOST_TRACES)
 
-    def _is_event(self, iteration: Iteration, verdict: Verdict) -> bool:
-        recurs = self._recurs(iteration, verdict)
+    def _forget_bursts(self) -> None:
+        """Begin to count bursts, by whether more is broken than a step that was skipped."""
+        self._bursts = {True: 0, False: 0}
+        self._traces = {True: FIRST_TRACES, False: FIRST_TRACES}
+
+    def _is_skipping(self, iteration: Iteration, verdict: Verdict) -> bool:
+        """Whether steps are skipped in a row, or again and again."""
         in_a_row = verdict.skipped and self._skips.unexplained >= UNEXPLAINED_SKIPS
-        if recurs or in_a_row or verdict.nonfinite_loss:
-            return True
+        return self._recurs(iteration, verdict) or in_a_row
+
+    def _is_broken(self, iteration: Iteration, verdict: Verdict) -> bool:
+        """Whether something is not finite that no scale makes so."""
         topics = (
             STATE if verdict.skipped or iteration.scaler is not None else STATE | {Topic.GRADIENT}
         )

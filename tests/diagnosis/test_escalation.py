@@ -169,6 +169,19 @@ def test_bursts_double_up_to_a_limit_and_end_at_some_point() -> None:
     assert lengths == [4, 8, 16, *[MOST_TRACES] * (MOST_BURSTS - 3), 0, 0, 0]
 
 
+def test_skipped_steps_do_not_use_up_what_a_bad_loss_is_traced_by() -> None:
+    """A scale that is too large for some batches skips again and again, and means nothing."""
+    run = started()
+    for _ in range(MOST_BURSTS + 2):
+        run.skip(2).calm(3 * MOST_TRACES)
+    before = len(run.traced)
+    run.skip(2).calm(3 * MOST_TRACES)
+    after_skips = len(run.traced) - before
+
+    assert after_skips == 0
+    assert _bursts(run, 2) == [FIRST_TRACES, 2 * FIRST_TRACES]
+
+
 def test_after_a_long_calm_an_event_is_a_new_story() -> None:
     """A run of weeks is traced as at first, however often it was before."""
     run = started()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.services
 
 DRAWN = "return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0"
-LAST_STEP = "return Math.max(...document.getElementById('chart-loss').data[0].x)"
+LAST_STEP = "return Math.max(...document.getElementById('chart-loss').data?.[0]?.x ?? [])"
 
 
 def test_without_a_run_the_page_says_so_and_what_to_do(page: Page) -> None:

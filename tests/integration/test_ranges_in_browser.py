@@ -116,7 +116,7 @@ def test_the_limits_move_with_the_scale_until_the_data_are_told_to(
         sampled.sample(exponent)
     edge = f"{CHART} return c.data.filter((t) => t.mode === 'lines').map((t) => t.y)"
     foot = f"""{CHART} const map = c.data.find((t) => t.z?.length > 9);
-        return map.z[0].map((_, i) => map.y[map.z.findIndex((row) => row[i] !== null)])"""
+        return (map?.z[0] ?? []).map((_, i) => map.y[map.z.findIndex((row) => row[i] !== null)])"""
 
     eventually(lambda: page.run(DRAWN) and len(page.run(foot)) == 3, "three columns")
     top = math.log2(FLOAT16.overflow_from)

@@ -49,6 +49,8 @@ class CulpritOps:
 
     def judge_input(self, iteration: Iteration, verdict: Verdict) -> None:
         """Take in a judged iteration: has a bad input made it fail?"""
+        if not self._inputs:
+            return
         bad = self._inputs.get(iteration.step)
         # Also those that came too late to be judged.
         self._inputs = {step: b for step, b in self._inputs.items() if step > iteration.step}

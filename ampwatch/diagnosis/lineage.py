@@ -231,8 +231,9 @@ class Lineage:
     ) -> int:
         if op.name in MAKES_NONE or op.is_scaling:
             return self._another(op, out)
-        if op.name == "copy_" and all(values.dtype == out.dtype for values in given):
-            # A copy makes nothing: its input has changed since it was looked at.
+        dtypes = [values.dtype for values in given]
+        if op.name == "copy_" and not parents and dtypes == [out.dtype, out.dtype]:
+            # A copy within a dtype makes nothing: its input has changed since it was looked at.
             sent = self._sent()
             if sent:
                 return sent[-1]

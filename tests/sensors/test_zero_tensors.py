@@ -28,7 +28,7 @@ def trained(level: str | None) -> tuple[list[float], Monitor | None]:
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    watch = level and ampwatch.monitor(model, scaler, level=level, serve=False)
+    watch = ampwatch.monitor(model, scaler, level=level, serve=False) if level else None
     losses = []
     for _ in range(8):
         data = torch.randn(4, 8)
@@ -45,7 +45,7 @@ def trained(level: str | None) -> tuple[list[float], Monitor | None]:
         losses.append(loss.item())
     if watch:
         watch.close()
-    return losses, watch or None
+    return losses, watch
 
 
 @pytest.mark.parametrize("level", ["light", "standard", "deep"])

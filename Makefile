@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 GRAFANA_VENV := .venv-grafana
 GRAFANA_INSTALLED := $(GRAFANA_VENV)/.installed
-CODE := ampwatch dashboards tests benchmarks examples deploy
+CODE := ampwatch dashboards tests benchmarks examples deploy tools
 PROSE := README.md CHANGELOG.md CONTRIBUTING.md docs examples/README.md
 
 .PHONY: help
@@ -62,11 +62,11 @@ check: $(INSTALLED) ## Check format, lint, types, layers, spelling, and that gen
 	else echo "==> Leaving the dashboards unchecked: they are built with Python 3.11 or newer"; fi
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell $(CODE) $(PROSE)
-	@for page in catalog:metrics settings:settings; do \
+	@for page in host.metrics.catalog:metrics settings:settings; do \
 		$(BIN)/python -m ampwatch.$${page%:*} | diff -u docs/$${page#*:}.md - || { \
 			echo "expected docs/$${page#*:}.md as generated, got the above; run: make docs"; exit 1; }; \
 	done
-	@$(BIN)/python -m ampwatch.deploying | diff -u deploy/kubernetes/prometheusrule.yaml - || { \
+	@$(BIN)/python -m ampwatch.operate.deploy | diff -u deploy/kubernetes/prometheusrule.yaml - || { \
 		echo "expected deploy/kubernetes/prometheusrule.yaml as generated, got the above; run: make docs"; exit 1; }
 
 .PHONY: format
@@ -76,9 +76,9 @@ format: $(INSTALLED) ## Format the code and mend what can be mended
 
 .PHONY: docs
 docs: $(INSTALLED) ## Write what is generated again: metrics, settings, rules for Kubernetes
-	$(BIN)/python -m ampwatch.catalog > docs/metrics.md
+	$(BIN)/python -m ampwatch.host.metrics.catalog > docs/metrics.md
 	$(BIN)/python -m ampwatch.settings > docs/settings.md
-	$(BIN)/python -m ampwatch.deploying > deploy/kubernetes/prometheusrule.yaml
+	$(BIN)/python -m ampwatch.operate.deploy > deploy/kubernetes/prometheusrule.yaml
 
 .PHONY: dashboards
 dashboards: $(INSTALLED) ## Write the dashboards again, from dashboards/source; wants Python 3.11

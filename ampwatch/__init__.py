@@ -28,9 +28,9 @@ if TYPE_CHECKING:
         StopTraining,
         TraceError,
     )
-    from ampwatch.injection import Injection, inject
-    from ampwatch.monitoring import LastStep, Monitor, monitor
-    from ampwatch.records import Finding, Severity, SkipClass
+    from ampwatch.training.inject.injection import Injection, inject
+    from ampwatch.training.monitor import LastStep, Monitor, monitor
+    from ampwatch.wire.records import Finding, Severity, SkipClass
 
 __all__ = [
     "AmpwatchError",
@@ -68,14 +68,14 @@ _HOME = {
     "StateError": "errors",
     "StopTraining": "errors",
     "TraceError": "errors",
-    "Finding": "records",
-    "Severity": "records",
-    "SkipClass": "records",
-    "Injection": "injection",
-    "inject": "injection",
-    "LastStep": "monitoring",
-    "Monitor": "monitoring",
-    "monitor": "monitoring",
+    "Finding": "wire.records",
+    "Severity": "wire.records",
+    "SkipClass": "wire.records",
+    "Injection": "training.inject.injection",
+    "inject": "training.inject.injection",
+    "LastStep": "training.monitor",
+    "Monitor": "training.monitor",
+    "monitor": "training.monitor",
 }
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.errors import SettingsError
-from ampwatch.precision.kernel_patterns import parse_patterns
-from ampwatch.precision.peaks import parse_override
+from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
+from ampwatch.numerics.units.peaks import parse_override
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

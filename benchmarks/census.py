@@ -24,12 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from turns import quartiles
 from workloads import WORKLOADS, Training
 
-from ampwatch.sensors.census import OpCensusSensor
-from ampwatch.sensors.guard import Account, Guard
-from ampwatch.sensors.names import Names
-from ampwatch.sensors.regions import Regions
-from ampwatch.sensors.sampling import Look, Sampler
+from ampwatch.guard import Account, Guard
 from ampwatch.settings import Settings
+from ampwatch.training.hooks.regions import Regions
+from ampwatch.training.iteration.governor import Look, Sampler
+from ampwatch.training.model.names import Names
+from ampwatch.training.sensors.ops.census import OpCensusSensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

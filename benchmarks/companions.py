@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import ampwatch
-from ampwatch.sensors.sampling import OPENING
+from ampwatch.training.iteration.governor import OPENING
 
 if TYPE_CHECKING:
     from turns import Stopwatch

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import ampwatch
-from ampwatch.launcher import daemon_is_running
 from ampwatch.runtime import SHARED_MEMORY
 from ampwatch.settings import Settings
+from ampwatch.training.launcher import daemon_is_running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

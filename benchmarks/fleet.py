@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 from fleet_server import QUERIES, RECORDED, prometheus, timed
 
 from ampwatch import __version__
-from ampwatch.catalog import TOPICS
-from ampwatch.daemon.lock import read_info
+from ampwatch.host.metrics.catalog import TOPICS
+from ampwatch.wire.rendezvous.lock import read_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

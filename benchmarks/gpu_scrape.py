@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-from ampwatch.daemon.lock import read_info
+from ampwatch.wire.rendezvous.lock import read_info
 
 NUM_GPUS = 8
 NUM_SCRAPES = 300
@@ -29,7 +29,7 @@ NUM_LOOKS = 100
 STANDIN = Path(__file__).parents[1] / "tests" / "daemon" / "gpu" / "nvml_standin.c"
 LOOK = """
 import json, sys, time
-from ampwatch.daemon.gpu.source import open_source
+from ampwatch.host.gpu.source import open_source
 source = open_source(None, link_throughput=False)
 times = []
 for _ in range(int(sys.argv[1])):

@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from ampwatch.daemon.app import Daemon, Options
+from ampwatch.host.daemon.app import Daemon, Options
 from ampwatch.settings import Settings
 
 POLL_SECONDS = 1.0

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from conditions import QUIET_ENVIRONMENT, kept, restart_in_quiet_environment, write
 
-from ampwatch.kernels import native
-from ampwatch.kernels.eager import EagerKernel
-from ampwatch.kernels.encodings import DTYPES
-from ampwatch.kernels.rows import ROW_WORDS
+from ampwatch.numerics.encodings import DTYPES
+from ampwatch.training.kernels import native
+from ampwatch.training.kernels.eager import EagerKernel
+from ampwatch.training.kernels.rows import ROW_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ampwatch.kernels.base import Kernel
+    from ampwatch.training.kernels.base import Kernel
 
 FLOOR = "sum"
 SAMPLED = 16
@@ -76,7 +76,7 @@ def tensors(case: Case, values: str, dtype: torch.dtype, device: str) -> list[to
 def kernels(device: str) -> list[Kernel]:
     """Return the kernels that there are on this machine."""
     if device == "cuda":
-        from ampwatch.kernels.fused import TritonKernel  # noqa: PLC0415 - needs Triton
+        from ampwatch.training.kernels.fused import TritonKernel  # noqa: PLC0415 - needs Triton
 
         return [TritonKernel()]
     compiled = native.load()

@@ -24,13 +24,13 @@ from conditions import kept, own_places, write
 from turns import Stopwatch
 from workloads import WORKLOADS, Training, many_parameters
 
-from ampwatch.kernels.rows import ROW_BYTES
-from ampwatch.rangewatch import _rows
-from ampwatch.sensors.iteration import ROW_WIDTH
-from ampwatch.sensors.measuring import SLABS
-from ampwatch.sensors.names import Names
-from ampwatch.sensors.updates import sample_of
 from ampwatch.settings import Settings
+from ampwatch.training.iteration.ledger import ROW_WIDTH
+from ampwatch.training.kernels.rows import ROW_BYTES
+from ampwatch.training.model.names import Names
+from ampwatch.training.sensors.ranges.updates import sample_of
+from ampwatch.training.transfer.measuring import SLABS
+from ampwatch.training.wiring.ranges import _rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -39,8 +39,8 @@ from turns import (
 )
 from workloads import WORKLOADS
 
-from ampwatch.sensors.sampling import OPENING
 from ampwatch.settings import LEVELS
+from ampwatch.training.iteration.governor import OPENING
 
 BARE, CONTROL, WATCHED = "bare", "bare again", "watched"
 MICRO_STEPS = 500

@@ -14,7 +14,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ampwatch.numerics.exponents import ExponentHistogram
-from ampwatch.records import (
+from ampwatch.runtime import SHARED_MEMORY
+from ampwatch.wire.records import (
     EndRecord,
     Finding,
     FindingRecord,
@@ -27,13 +28,12 @@ from ampwatch.records import (
     StepRecord,
     Topic,
 )
-from ampwatch.ring import RingReader, RingWriter
-from ampwatch.runtime import SHARED_MEMORY
+from ampwatch.wire.ring import RingReader, RingWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ampwatch.records import Record
+    from ampwatch.wire.records import Record
 
 ROUNDS = 101
 CALLS = 1000

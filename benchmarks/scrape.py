@@ -8,11 +8,12 @@ import math
 import statistics
 import time
 
-from ampwatch.aggregate import Fleet
-from ampwatch.exporters.prometheus import PrometheusExporter
-from ampwatch.exporters.samples import CollectorPass
+from ampwatch.host.fleet import Fleet
+from ampwatch.host.metrics.prometheus import PrometheusExporter
+from ampwatch.host.metrics.samples import CollectorPass
 from ampwatch.numerics.exponents import ExponentHistogram
-from ampwatch.records import (
+from ampwatch.settings import Settings
+from ampwatch.wire.records import (
     ALL_MODULES,
     FactsRecord,
     Finding,
@@ -27,7 +28,6 @@ from ampwatch.records import (
     StepRecord,
     Topic,
 )
-from ampwatch.settings import Settings
 
 NUM_RANKS = 8
 NUM_OPTIMIZERS = 2

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ampwatch.numerics.exponents import ExponentHistogram
-from ampwatch.precision.ops import Fallback, OpKind, Phase
-from ampwatch.records import (
+from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
+from ampwatch.wire.records import (
     ALL_MODULES,
     CastTotal,
     CensusRecord,
@@ -36,7 +36,7 @@ from ampwatch.records import (
     Topic,
     WindowRecord,
 )
-from ampwatch.ring import RingWriter
+from ampwatch.wire.ring import RingWriter
 
 RUN = "gpt-30b-pretrain"
 NUM_MODULES = 32

@@ -22,15 +22,15 @@ import torch
 from conditions import QUIET_ENVIRONMENT, kept, restart_in_quiet_environment, write
 from workloads import WORKLOADS, Training
 
-from ampwatch.ring.requests import TraceAnswer, TraceRequest
-from ampwatch.sensors import window as window_module
-from ampwatch.sensors.guard import Guard
-from ampwatch.sensors.iteration import Clock
-from ampwatch.sensors.window import WindowSensor
+from ampwatch.guard import Guard
 from ampwatch.settings import Settings
+from ampwatch.training.iteration.ledger import Clock
+from ampwatch.training.sensors.window import sensor as window_module
+from ampwatch.training.sensors.window.sensor import WindowSensor
+from ampwatch.wire.ring.requests import TraceAnswer, TraceRequest
 
 if TYPE_CHECKING:
-    from ampwatch.records import WindowRecord
+    from ampwatch.wire.records import WindowRecord
 
 BARE_STEPS = 6
 WARM_UP_STEPS = 8

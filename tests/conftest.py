@@ -75,8 +75,8 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def able_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Findings must not depend on the machine: this one has instructions for every dtype."""
-    from ampwatch.precision.ops import HALF_DTYPES  # noqa: PLC0415 - like the next
-    from ampwatch.sensors import machine  # noqa: PLC0415 - needs torch
+    from ampwatch.numerics.units.ops import HALF_DTYPES  # noqa: PLC0415 - like the next
+    from ampwatch.training.model import machine  # noqa: PLC0415 - needs torch
 
     monkeypatch.setattr(machine, "cpu_dtypes", lambda _=None: HALF_DTYPES)
 

@@ -17,14 +17,14 @@ HEAVY = ("torch", "numpy", "prometheus_client", "pynvml", "plotly", "http.server
 """What no import of the package alone may load."""
 
 HOST_HALF = [
-    "ampwatch.aggregate",
-    "ampwatch.catalog",
+    "ampwatch.host.fleet",
+    "ampwatch.host.metrics.catalog",
     "ampwatch.cli",
     "ampwatch.cli.daemon",
-    "ampwatch.daemon.app",
-    "ampwatch.exporters.page",
-    "ampwatch.exporters.prometheus",
-    "ampwatch.ring",
+    "ampwatch.host.daemon.app",
+    "ampwatch.host.page.page",
+    "ampwatch.host.metrics.prometheus",
+    "ampwatch.wire.ring",
 ]
 
 
@@ -54,7 +54,7 @@ def test_the_training_half_loads_neither_prometheus_nor_a_server() -> None:
     loaded = loaded_by("import ampwatch; ampwatch.monitor")
 
     assert "torch" in loaded
-    assert loaded & {"prometheus_client", "plotly", "ampwatch.daemon.server"} == set()
+    assert loaded & {"prometheus_client", "plotly", "ampwatch.host.daemon.server"} == set()
 
 
 def test_errors_and_records_can_be_had_without_torch() -> None:
@@ -108,7 +108,7 @@ def test_an_unknown_name_is_an_attribute_error_that_lists_the_names() -> None:
 
 def test_the_module_does_not_hide_the_function() -> None:
     """``ampwatch.monitor`` is the function, whatever was imported before."""
-    import_module("ampwatch.monitoring")
+    import_module("ampwatch.training.monitor")
 
     assert callable(ampwatch.monitor)
 

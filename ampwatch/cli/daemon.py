@@ -91,8 +91,8 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: If a setting is not usable.
         DaemonError: If the daemon cannot start, or a part of it died.
     """
-    from ampwatch.daemon.app import Options, serve  # noqa: PLC0415 - --help must not load the server
-    from ampwatch.daemon.detach import BoundedLog  # noqa: PLC0415 - likewise
+    from ampwatch.host.daemon.app import Options, serve  # noqa: PLC0415 - --help must not load the server
+    from ampwatch.host.daemon.detach import BoundedLog  # noqa: PLC0415 - likewise
     from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
 
     logging.basicConfig(

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ampwatch.deploying.options import Options
-    from ampwatch.deploying.writing import Plan, Theirs
+    from ampwatch.operate.deploy.options import Options
+    from ampwatch.operate.deploy.writing import Plan, Theirs
 
 DESCRIPTION = """\
 Write everything that an operator starts: Docker Compose, Kubernetes and systemd files, the
@@ -95,9 +95,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _deploy(args: argparse.Namespace) -> None:
-    from ampwatch.deploying.tree import tree  # noqa: PLC0415 - --help must be quick
-    from ampwatch.deploying.writing import Theirs, plan, write  # noqa: PLC0415
     from ampwatch.errors import DeployError  # noqa: PLC0415
+    from ampwatch.operate.deploy.tree import tree  # noqa: PLC0415 - --help must be quick
+    from ampwatch.operate.deploy.writing import Theirs, plan, write  # noqa: PLC0415
 
     if not args.directory:
         msg = "expected the name of a directory, got an empty one, as of a variable that is not set; for the one you are in say ."
@@ -119,7 +119,7 @@ def options_of(args: argparse.Namespace) -> Options:
     Raises:
         DeployError: If one is not usable.
     """
-    from ampwatch.deploying import options as checks  # noqa: PLC0415 - --help must be quick
+    from ampwatch.operate.deploy import options as checks  # noqa: PLC0415 - --help must be quick
 
     interval = args.scrape_interval
     return checks.Options(
@@ -131,7 +131,7 @@ def options_of(args: argparse.Namespace) -> Options:
 
 
 def _told(todo: Plan, theirs: Theirs) -> str:
-    from ampwatch.deploying.writing import Change, Theirs  # noqa: PLC0415 - as above
+    from ampwatch.operate.deploy.writing import Change, Theirs  # noqa: PLC0415 - as above
 
     shown = {
         Change.NEW: "new",
@@ -162,7 +162,7 @@ def _listed(todo: Plan, paths: list[str]) -> str:
 
 
 def _next(directory: Path, options: Options) -> str:
-    from ampwatch.deploying.options import is_loopback  # noqa: PLC0415 - as above
+    from ampwatch.operate.deploy.options import is_loopback  # noqa: PLC0415 - as above
 
     def at(path: str) -> str:
         return shlex.quote(str(directory / path))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ampwatch.grafana import Board, Wishes
-    from ampwatch.grafana.server import Server
+    from ampwatch.operate.grafana import Board, Wishes
+    from ampwatch.operate.grafana.server import Server
 
 DESCRIPTION = """\
 Put the dashboards into a Grafana (10.4 or newer), say what differs there, or write what it
@@ -137,7 +137,7 @@ def push(args: argparse.Namespace) -> int:
         SettingsError: If an option is not usable.
         GrafanaError: If Grafana does not do what it is asked to.
     """
-    from ampwatch.grafana import push as do  # noqa: PLC0415 - --help must be quick
+    from ampwatch.operate.grafana import push as do  # noqa: PLC0415 - --help must be quick
 
     wishes, boards = _asked(args)
     do(_server(args), boards, wishes, _say, dry_run=args.dry_run)
@@ -147,7 +147,7 @@ def push(args: argparse.Namespace) -> int:
 def diff(args: argparse.Namespace) -> int:
     """Print the differences, with the exit status of ``diff``: 2 stands for trouble."""
     from ampwatch.errors import AmpwatchError  # noqa: PLC0415 - as above
-    from ampwatch.grafana import diff as do  # noqa: PLC0415 - as above
+    from ampwatch.operate.grafana import diff as do  # noqa: PLC0415 - as above
 
     try:
         wishes, boards = _asked(args)
@@ -165,8 +165,8 @@ def export(args: argparse.Namespace) -> int:
         GrafanaError: If Grafana does not do what it is asked to.
     """
     from ampwatch.errors import SettingsError  # noqa: PLC0415 - as above
-    from ampwatch.grafana import Wishes, load  # noqa: PLC0415 - as above
-    from ampwatch.grafana import export as do  # noqa: PLC0415 - as above
+    from ampwatch.operate.grafana import Wishes, load  # noqa: PLC0415 - as above
+    from ampwatch.operate.grafana import export as do  # noqa: PLC0415 - as above
 
     if not args.directory:
         msg = "expected the name of a directory, got an empty one, as of a variable that is not set; for the one you are in say ."
@@ -186,8 +186,8 @@ def _say(line: str) -> None:
 
 
 def _asked(args: argparse.Namespace) -> tuple[Wishes, list[Board]]:
-    from ampwatch.grafana import Wishes, load  # noqa: PLC0415 - as above
-    from ampwatch.grafana.plan import DATASOURCE  # noqa: PLC0415 - as above
+    from ampwatch.operate.grafana import Wishes, load  # noqa: PLC0415 - as above
+    from ampwatch.operate.grafana.plan import DATASOURCE  # noqa: PLC0415 - as above
 
     wishes = Wishes(
         folder=args.folder,
@@ -200,14 +200,14 @@ def _asked(args: argparse.Namespace) -> tuple[Wishes, list[Board]]:
 
 
 def _directory(args: argparse.Namespace) -> Path:
-    from ampwatch.shipped import shipped  # noqa: PLC0415 - as above
+    from ampwatch.operate.shipped import shipped  # noqa: PLC0415 - as above
 
     return Path(args.dashboards) if args.dashboards else shipped("dashboards")
 
 
 def _server(args: argparse.Namespace) -> Server:
-    from ampwatch.grafana import find_place  # noqa: PLC0415 - as above
-    from ampwatch.grafana.server import Server  # noqa: PLC0415 - as above
+    from ampwatch.operate.grafana import find_place  # noqa: PLC0415 - as above
+    from ampwatch.operate.grafana.server import Server  # noqa: PLC0415 - as above
 
     place = find_place(
         os.environ,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from ampwatch.records import CensusRecord, RunIdentity
+    from ampwatch.wire.records import CensusRecord, RunIdentity
 
 DESCRIPTION = """\
 Show which ops of a training ran in which dtype: calls, FLOPs, bytes, casts, and why some
@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
         RingError: If there is no such training here, or none of its ops was counted yet.
     """
     from ampwatch.errors import RingError  # noqa: PLC0415 - --help must be quick
-    from ampwatch.exporters.op_table import render  # noqa: PLC0415 - likewise
-    from ampwatch.exporters.precision_words import NO_CENSUS  # noqa: PLC0415 - likewise
+    from ampwatch.report.op_table import render  # noqa: PLC0415 - likewise
+    from ampwatch.report.precision_words import NO_CENSUS  # noqa: PLC0415 - likewise
     from ampwatch.runtime import ring_directories  # noqa: PLC0415 - likewise
     from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
 
@@ -84,10 +84,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _censuses(places: Iterable[Path]) -> Iterator[tuple[RunIdentity, CensusRecord | None]]:
     """Yield who writes each ring, and the newest census in it."""
-    from ampwatch.daemon.discovery import find_rings  # noqa: PLC0415 - --help must be quick
     from ampwatch.errors import RingError  # noqa: PLC0415 - likewise
-    from ampwatch.records import CensusRecord  # noqa: PLC0415 - likewise
-    from ampwatch.ring import RingReader  # noqa: PLC0415 - likewise
+    from ampwatch.host.daemon.discovery import find_rings  # noqa: PLC0415 - --help must be quick
+    from ampwatch.wire.records import CensusRecord  # noqa: PLC0415 - likewise
+    from ampwatch.wire.ring import RingReader  # noqa: PLC0415 - likewise
 
     for path in find_rings(places, any_user=False).rings:
         try:

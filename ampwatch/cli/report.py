@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from ampwatch.blackbox import Box
     from ampwatch.settings import Settings
+    from ampwatch.wire.blackbox import Box
 
 DESCRIPTION = """\
 Say what went wrong in a training: what broke, where, since when, how sure that is, and what
@@ -84,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell(args: argparse.Namespace) -> None:
-    from ampwatch.blackbox.document import to_json  # noqa: PLC0415 - --help must be quick
-    from ampwatch.daemon.remains import jobs  # noqa: PLC0415 - likewise
+    from ampwatch.host.daemon.remains import jobs  # noqa: PLC0415 - likewise
+    from ampwatch.wire.blackbox.document import to_json  # noqa: PLC0415 - --help must be quick
 
     found = jobs(_boxes(args.run))
     if args.all:
@@ -109,7 +109,7 @@ def _boxes(asked: str | None) -> list[Box]:
     Raises:
         ReportError: If there is nothing.
     """
-    from ampwatch.daemon.remains import find_remains, read_path  # noqa: PLC0415 - as above
+    from ampwatch.host.daemon.remains import find_remains, read_path  # noqa: PLC0415 - as above
     from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
 
     if asked is not None and _is_path(asked):
@@ -132,10 +132,10 @@ def _is_path(asked: str) -> bool:
 
 
 def _nothing(asked: str | None, settings: Settings) -> NoReturn:
-    from ampwatch.blackbox.files import report_directory  # noqa: PLC0415 - as above
-    from ampwatch.daemon.remains import find_remains  # noqa: PLC0415 - likewise
     from ampwatch.errors import ReportError  # noqa: PLC0415 - likewise
+    from ampwatch.host.daemon.remains import find_remains  # noqa: PLC0415 - likewise
     from ampwatch.runtime import ring_directories  # noqa: PLC0415 - likewise
+    from ampwatch.wire.blackbox.files import report_directory  # noqa: PLC0415 - as above
 
     places = [report_directory(settings.report_dir)]
     places += ring_directories(settings.ring_dir, settings.runtime_dir)
@@ -151,7 +151,7 @@ def _nothing(asked: str | None, settings: Settings) -> NoReturn:
 
 
 def _print_text(job: list[Box], others: list[list[Box]]) -> None:
-    from ampwatch.exporters.report import render_boxes  # noqa: PLC0415 - as above
+    from ampwatch.report.report import render_boxes  # noqa: PLC0415 - as above
 
     columns = shutil.get_terminal_size((MAX_WIDTH, 40)).columns
     print(_printable(render_boxes(job, min(max(columns, MIN_WIDTH), MAX_WIDTH))), end="")
@@ -162,9 +162,9 @@ def _print_text(job: list[Box], others: list[list[Box]]) -> None:
 
 def _listed(found: list[list[Box]]) -> list[str]:
     """Return a line for each job."""
-    from ampwatch.exporters.html_report import when  # noqa: PLC0415 - as above
-    from ampwatch.exporters.report import one_line  # noqa: PLC0415 - likewise
-    from ampwatch.exporters.stories import stories  # noqa: PLC0415 - likewise
+    from ampwatch.report.html_report import when  # noqa: PLC0415 - as above
+    from ampwatch.report.report import one_line  # noqa: PLC0415 - likewise
+    from ampwatch.report.stories import stories  # noqa: PLC0415 - likewise
 
     lines = []
     for job in reversed(found):
@@ -185,7 +185,7 @@ def _printable(text: str) -> str:
 
 def _write_page(out: str, job: list[Box]) -> None:
     from ampwatch.errors import ReportError  # noqa: PLC0415 - as above
-    from ampwatch.exporters.html_report import render_html  # noqa: PLC0415 - likewise
+    from ampwatch.report.html_report import render_html  # noqa: PLC0415 - likewise
 
     page = render_html(job)
     try:

@@ -34,7 +34,7 @@ Options for ampwatch come before the program, options for the program after it. 
 can be given as AMPWATCH_* variables. What it cannot see: docs/zero-code.md.
 """
 
-STARTUP = Path(__file__).parent.parent / "startup"
+STARTUP = Path(__file__).parents[1] / "training" / "attach" / "startup"
 """Where the ``sitecustomize`` is that attaches."""
 
 WITH_VALUE = ("--level", "--run")

@@ -19,8 +19,8 @@ from ampwatch.errors import TraceError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.ring import RingReader
-    from ampwatch.ring.requests import TraceAnswer
+    from ampwatch.wire.ring import RingReader
+    from ampwatch.wire.ring.requests import TraceAnswer
 
 DESCRIPTION = """\
 Ask a training that runs under ampwatch to profile its next iterations, and write what
@@ -97,11 +97,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _readers(undo: ExitStack) -> list[RingReader]:
     """Return the rings of this user whose training runs."""
-    from ampwatch.daemon.discovery import find_rings  # noqa: PLC0415 - not for --help
     from ampwatch.errors import RingError  # noqa: PLC0415
-    from ampwatch.ring import RingReader  # noqa: PLC0415
+    from ampwatch.host.daemon.discovery import find_rings  # noqa: PLC0415 - not for --help
     from ampwatch.runtime import ring_directories  # noqa: PLC0415
     from ampwatch.settings import Settings  # noqa: PLC0415
+    from ampwatch.wire.ring import RingReader  # noqa: PLC0415
 
     settings = Settings.resolve()
     directories = ring_directories(settings.ring_dir, settings.runtime_dir)
@@ -150,7 +150,7 @@ def _ask(
     reader: RingReader, output: Path, args: argparse.Namespace, undo: ExitStack
 ) -> TraceAnswer:
     """Return the answer of the training; its trace is at ``output`` then."""
-    from ampwatch.ring.requests import TraceRequest, withdraw, write_request  # noqa: PLC0415
+    from ampwatch.wire.ring.requests import TraceRequest, withdraw, write_request  # noqa: PLC0415
 
     raw = _empty_file(output, undo)
     request = TraceRequest(secrets.token_hex(8), os.getpid(), raw, args.iterations)
@@ -174,7 +174,7 @@ def _ask(
 
 def _make_room(ring: Path) -> None:
     """Take away the request of somebody who is no more."""
-    from ampwatch.ring.requests import read_request, withdraw  # noqa: PLC0415
+    from ampwatch.wire.ring.requests import read_request, withdraw  # noqa: PLC0415
 
     with suppress(OSError, ValueError):
         try:
@@ -199,7 +199,7 @@ def _empty_file(output: Path, undo: ExitStack) -> Path:
 
 
 def _wait(reader: RingReader, token: str, timeout_s: float) -> TraceAnswer:
-    from ampwatch.ring.requests import read_answer  # noqa: PLC0415
+    from ampwatch.wire.ring.requests import read_answer  # noqa: PLC0415
 
     until = time.monotonic() + timeout_s
     while True:

@@ -75,7 +75,7 @@ def _best_display(stream: TextIO) -> Iterator[Display]:
     if not stream.isatty() or importlib.util.find_spec("rich") is None:
         yield LogDisplay(stream)
     else:
-        from ampwatch.demo.richdisplay import RichDisplay  # noqa: PLC0415 - an extra
+        from ampwatch.demo.rich_display import RichDisplay  # noqa: PLC0415 - an extra
 
         display = RichDisplay(stream)
         with display.progress:

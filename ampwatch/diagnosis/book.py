@@ -16,7 +16,7 @@ from ampwatch.diagnosis.causes import (
 )
 
 if TYPE_CHECKING:
-    from ampwatch.records import Finding
+    from ampwatch.wire.records import Finding
 
 
 TOLD_EACH_TIME = 256

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ampwatch.records import Finding
+    from ampwatch.wire.records import Finding
 
 SYMPTOMS = frozenset(
     {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.records import Topic
+from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis.culprit_ops import CulpritOps
-    from ampwatch.diagnosis.evidence import Iteration
-    from ampwatch.diagnosis.skips import SkipClassifier
-    from ampwatch.diagnosis.steps import Verdict
+    from ampwatch.diagnosis.evidence.iteration import Iteration
+    from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
+    from ampwatch.diagnosis.steps.skips import SkipClassifier
+    from ampwatch.diagnosis.steps.steps import Verdict
 
 UNEXPLAINED_SKIPS = 2
 """Skips in a row, neither calibration nor a probe, after which the next iteration is traced."""

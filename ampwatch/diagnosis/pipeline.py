@@ -6,34 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ampwatch.diagnosis.accumulation import Accumulation
-from ampwatch.diagnosis.api_misuse import ApiMisuse
-from ampwatch.diagnosis.birth_evidence import BadInput, OpTrace
+from ampwatch.diagnosis.autocast.compiled_backward import CompiledBackward
+from ampwatch.diagnosis.autocast.stale_casts import StaleCasts
 from ampwatch.diagnosis.book import FindingBook
-from ampwatch.diagnosis.compiled_backward import CompiledBackward
-from ampwatch.diagnosis.culprit_ops import CulpritOps
-from ampwatch.diagnosis.culprits import Culprits
-from ampwatch.diagnosis.divergence import Divergence
+from ampwatch.diagnosis.calls.api_misuse import ApiMisuse
 from ampwatch.diagnosis.escalation import Escalation
-from ampwatch.diagnosis.forward_range import ForwardRange
-from ampwatch.diagnosis.fp8 import Fp8
-from ampwatch.diagnosis.gradient_range import GradientRange
-from ampwatch.diagnosis.loss_dtype import LossDtype
-from ampwatch.diagnosis.lossy_casts import LossyCasts
-from ampwatch.diagnosis.observations import (
-    CompiledGradients,
-    ReplicaVerdicts,
-    ScalerChange,
-    StaleCast,
-)
-from ampwatch.diagnosis.op_evidence import Machine
-from ampwatch.diagnosis.op_records import OpRecorder
-from ampwatch.diagnosis.performance import Performance
-from ampwatch.diagnosis.periodic_skips import PeriodicSkips
-from ampwatch.diagnosis.poisoned_state import PoisonedState
-from ampwatch.diagnosis.range_records import RangeRecorder
-from ampwatch.diagnosis.replicas import Replicas
-from ampwatch.diagnosis.rounding_evidence import (
+from ampwatch.diagnosis.evidence.births import BadInput, OpTrace
+from ampwatch.diagnosis.evidence.ops import Machine
+from ampwatch.diagnosis.evidence.rounding import (
     BrokenScale,
     Fp8Cast,
     GradientSum,
@@ -42,24 +22,44 @@ from ampwatch.diagnosis.rounding_evidence import (
     StuckSum,
     SumSeen,
 )
-from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
-from ampwatch.diagnosis.scale_reset import ScaleReset
-from ampwatch.diagnosis.shared_scaler import SharedScaler
-from ampwatch.diagnosis.skips import SkipClassifier
-from ampwatch.diagnosis.stale_casts import StaleCasts
-from ampwatch.diagnosis.step_bookkeeping import StepBookkeeping
-from ampwatch.diagnosis.steps import StepJudge, Totals, Verdict
-from ampwatch.diagnosis.update_precision import UpdatePrecision
-from ampwatch.records import OptimizerRecord, StepRecord
+from ampwatch.diagnosis.evidence.scaler import (
+    CompiledGradients,
+    ReplicaVerdicts,
+    ScalerChange,
+    StaleCast,
+)
+from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
+from ampwatch.diagnosis.forward.forward_range import ForwardRange
+from ampwatch.diagnosis.gradients.culprits import Culprits
+from ampwatch.diagnosis.gradients.gradient_range import GradientRange
+from ampwatch.diagnosis.gradients.loss_dtype import LossDtype
+from ampwatch.diagnosis.performance.performance import Performance
+from ampwatch.diagnosis.records.op_records import OpRecorder
+from ampwatch.diagnosis.records.range_records import RangeRecorder
+from ampwatch.diagnosis.rounding.accumulation import Accumulation
+from ampwatch.diagnosis.rounding.fp8 import Fp8
+from ampwatch.diagnosis.rounding.lossy_casts import LossyCasts
+from ampwatch.diagnosis.rounding.update_precision import UpdatePrecision
+from ampwatch.diagnosis.scale.scale_dynamics import ScaleDynamics
+from ampwatch.diagnosis.scale.scale_reset import ScaleReset
+from ampwatch.diagnosis.state.divergence import Divergence
+from ampwatch.diagnosis.state.poisoned_state import PoisonedState
+from ampwatch.diagnosis.steps.periodic_skips import PeriodicSkips
+from ampwatch.diagnosis.steps.replicas import Replicas
+from ampwatch.diagnosis.steps.shared_scaler import SharedScaler
+from ampwatch.diagnosis.steps.skips import SkipClassifier
+from ampwatch.diagnosis.steps.step_bookkeeping import StepBookkeeping
+from ampwatch.diagnosis.steps.steps import StepJudge, Totals, Verdict
+from ampwatch.wire.records import OptimizerRecord, StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ampwatch.diagnosis.book import Teller
-    from ampwatch.diagnosis.evidence import Iteration, SamplingCost
-    from ampwatch.diagnosis.op_evidence import LayerShape, OpCensus
-    from ampwatch.records import Record
+    from ampwatch.diagnosis.evidence.iteration import Iteration, SamplingCost
+    from ampwatch.diagnosis.evidence.ops import LayerShape, OpCensus
     from ampwatch.settings import Settings
+    from ampwatch.wire.records import Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ampwatch import __version__
-from ampwatch.daemon.lock import read_info
-from ampwatch.daemon.probe import SERVICE, Answer, ask
 from ampwatch.doctor.check import Check, State
 from ampwatch.doctor.places import trouble_with
 from ampwatch.errors import RingError
-from ampwatch.ring.layout import LAYOUT
 from ampwatch.runtime import DAEMON_LOCK, DAEMON_LOG, runtime_path
+from ampwatch.wire.rendezvous.lock import read_info
+from ampwatch.wire.rendezvous.probe import SERVICE, Answer, ask
+from ampwatch.wire.ring.layout import LAYOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

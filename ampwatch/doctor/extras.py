@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.daemon.assets import PLOTLY, find_assets
 from ampwatch.doctor.check import Check, State, installed_version
+from ampwatch.host.daemon.assets import PLOTLY, find_assets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container

@@ -6,17 +6,17 @@ import time
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ampwatch.aggregate.gpus import CAPABILITY_STATES, NOTHING_WRONG, Reason
-from ampwatch.daemon.gpu.nvml import LIBRARY, open_nvml
-from ampwatch.daemon.gpu.source import NvmlSource
 from ampwatch.doctor.check import Check, State
+from ampwatch.host.fleet.gpus import CAPABILITY_STATES, NOTHING_WRONG, Reason
+from ampwatch.host.gpu.nvml import LIBRARY, open_nvml
+from ampwatch.host.gpu.source import NvmlSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ampwatch.aggregate.gpus import Gpu, Pass
-    from ampwatch.daemon.gpu.nvml import Nvml
     from ampwatch.doctor.check import Load
+    from ampwatch.host.fleet.gpus import Gpu, Pass
+    from ampwatch.host.gpu.nvml import Nvml
 
 GPM_SECONDS = 0.2
 """Time between the two samples without which GPM has no value. Unit: s."""

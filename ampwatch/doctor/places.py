@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from ampwatch.doctor.check import Check, State
 from ampwatch.errors import RingError
-from ampwatch.ring import layout
-from ampwatch.ring.writer import fitting_slots
 from ampwatch.runtime import SHARED_MEMORY, lets_others_in, runtime_path
+from ampwatch.wire.ring import layout
+from ampwatch.wire.ring.writer import fitting_slots
 
 if TYPE_CHECKING:
     from ampwatch.settings import Settings

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def cpu_kernel(load: Load) -> Check:
     """Tell whether the C kernel can be compiled and loaded here, by doing it."""
-    if load("ampwatch.kernels.native").load() is not None:
+    if load("ampwatch.training.kernels.native").load() is not None:
         return Check("ranges, CPU", State.OK, "measured by C, compiled here when a training starts")
     why = "no C compiler whose library can be loaded: measured by PyTorch, which takes longer"
     remedy = "install gcc or clang; the temporary directory must allow programs"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ampwatch.catalog import CATALOG
+from ampwatch.host.metrics.catalog import CATALOG
 
 _LABELS: dict[str, tuple[str, ...]] = {
     metric.name + suffix: metric.labels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ampwatch.diagnosis.advice import ADVICE
+from ampwatch.diagnosis.kinds.advice import ADVICE
 from dashboards.source.fields import BAD, GOOD, NEUTRAL, NOTE, WARN, words
 from dashboards.source.links import DOCS, field, to_page
 from dashboards.source.queries import having, of

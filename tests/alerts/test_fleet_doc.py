@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from ampwatch.aggregate import Fleet
-from ampwatch.catalog import CATALOG, TOPICS
-from ampwatch.exporters.prometheus import FleetCollector
-from ampwatch.records import FactsRecord
+from ampwatch.host.fleet import Fleet
+from ampwatch.host.metrics.catalog import CATALOG, TOPICS
+from ampwatch.host.metrics.prometheus import FleetCollector
 from ampwatch.settings import Settings
-from tests.aggregate.made_up import H100, Clock, identity, put
+from ampwatch.wire.records import FactsRecord
 from tests.alerts.test_fleet_rules import ONLY_HERE, rules
+from tests.host.fleet.made_up import H100, Clock, identity, put
 from tests.services import require
 
 TEXT = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from ampwatch.catalog import CATALOG
+from ampwatch.host.metrics.catalog import CATALOG
 from tests.services import require
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch import __version__
-from ampwatch.catalog import CATALOG
+from ampwatch.host.metrics.catalog import CATALOG
 from tests.alerts.promtool import promtool
 from tests.alerts.rules import (
     RULES,

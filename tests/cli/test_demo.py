@@ -12,7 +12,7 @@ import pytest
 from ampwatch.cli import main, make_parser
 from ampwatch.cli.demo import course_of
 from ampwatch.demo.course import Course, Limit
-from tests.daemon.parts import Place, ask, eventually
+from tests.host.daemon.parts import Place, ask, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

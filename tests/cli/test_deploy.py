@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ampwatch.cli import main
-from tests.daemon.parts import ROOT
+from tests.host.daemon.parts import ROOT
 
 
 def test_it_says_what_it_wrote_and_what_comes_next(

@@ -11,7 +11,7 @@ from ampwatch import __version__
 from ampwatch.cli import main
 from ampwatch.cli.doctor import as_json, as_text, print_with_rich
 from ampwatch.doctor.check import Check, State
-from tests.daemon.parts import Place
+from tests.host.daemon.parts import Place
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch import __version__, cli
-from ampwatch.aggregate import Fleet
 from ampwatch.cli import main
-from ampwatch.daemon.site import Request, Site
 from ampwatch.errors import DaemonError
+from ampwatch.host.daemon.site import Request, Site
+from ampwatch.host.fleet import Fleet
 from ampwatch.settings import DEFAULT_PORT, Settings
-from tests.daemon.parts import ROOT
+from tests.host.daemon.parts import ROOT
 
 if TYPE_CHECKING:
     import argparse
@@ -134,7 +134,7 @@ def test_a_setting_that_is_not_usable_is_one_line(capsys: pytest.CaptureFixture[
 def test_the_arguments_of_the_daemon_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Options over environment over defaults."""
     served: list[tuple[object, ...]] = []
-    monkeypatch.setattr("ampwatch.daemon.app.serve", lambda *given: served.append(given))
+    monkeypatch.setattr("ampwatch.host.daemon.app.serve", lambda *given: served.append(given))
     monkeypatch.setenv("AMPWATCH_PORT", "12345")
     monkeypatch.setenv("AMPWATCH_HOST", "::1")
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.cli import main
-from ampwatch.ring import RingWriter
-from tests.aggregate.made_up import SECOND, START, census, end, identity, op_row, step
+from ampwatch.wire.ring import RingWriter
+from tests.host.fleet.made_up import SECOND, START, census, end, identity, op_row, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ampwatch.records import Record
+    from ampwatch.wire.records import Record
 
     Train = Callable[..., None]
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.blackbox import Box, files
-from ampwatch.blackbox.document import from_json
 from ampwatch.cli import main
-from ampwatch.records import FindingRecord, RunState
-from ampwatch.ring import RingWriter
-from tests.aggregate.made_up import SECOND, START, end, identity, step
-from tests.blackbox.made_up import alarm, box
-from tests.daemon.parts import ROOT
+from ampwatch.wire.blackbox import Box, files
+from ampwatch.wire.blackbox.document import from_json
+from ampwatch.wire.records import FindingRecord, RunState
+from ampwatch.wire.ring import RingWriter
+from tests.host.daemon.parts import ROOT
+from tests.host.fleet.made_up import SECOND, START, end, identity, step
+from tests.wire.blackbox.made_up import alarm, box
 
 if TYPE_CHECKING:
     from pathlib import Path

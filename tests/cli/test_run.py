@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.cli.run import STARTUP, command_of, cut
-from tests.daemon.parts import ROOT, Place, eventually
+from tests.host.daemon.parts import ROOT, Place, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -196,7 +196,7 @@ def test_it_is_served_like_any_run(tmp_path: Path) -> None:
         HEAD
         + """
 import re, urllib.request
-from ampwatch.launcher import ensure_daemon
+from ampwatch.training.launcher import ensure_daemon
 from ampwatch.settings import Settings
 for _ in range(5): step()
 page = ensure_daemon(Settings.resolve()).url

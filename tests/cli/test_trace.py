@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ampwatch.cli import main
-from ampwatch.records import KernelTotal
-from ampwatch.ring.requests import (
+from ampwatch.wire.records import KernelTotal
+from ampwatch.wire.ring.requests import (
     ANSWER_SUFFIX,
     REQUEST_SUFFIX,
     TraceAnswer,
@@ -25,7 +25,7 @@ from ampwatch.ring.requests import (
     write_answer,
     write_request,
 )
-from tests.daemon.parts import ROOT, eventually
+from tests.host.daemon.parts import ROOT, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,15 +35,15 @@ TRAINING = """
 import os, sys, time
 from pathlib import Path
 import torch
-from ampwatch.records import EndRecord, RunState
-from ampwatch.ring import RingWriter
-from ampwatch.sensors.guard import Guard
-from ampwatch.sensors.iteration import Clock
-from ampwatch.sensors.trace_requests import TraceRequests
-from ampwatch.sensors.window import WindowSensor
+from ampwatch.wire.records import EndRecord, RunState
+from ampwatch.wire.ring import RingWriter
+from ampwatch.guard import Guard
+from ampwatch.training.iteration.ledger import Clock
+from ampwatch.training.sensors.window.requests import TraceRequests
+from ampwatch.training.sensors.window.sensor import WindowSensor
 from ampwatch.settings import Settings
-from tests.aggregate.made_up import identity
-from tests.training import build
+from tests.host.fleet.made_up import identity
+from tests.trainings import build
 
 rings, run, rank, mode = sys.argv[1:]
 who = identity(run=run, rank=int(rank), started_ns=time.time_ns())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ampwatch.exporters.prometheus import PrometheusExporter
-from tests.exporters.gpus import fleet_with_gpus
+from ampwatch.host.metrics.prometheus import PrometheusExporter
+from tests.host.gpus import fleet_with_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ampwatch.exporters.prometheus import PrometheusExporter
-from tests.aggregate.made_up import START, made_up_fleet
+from ampwatch.host.metrics.prometheus import PrometheusExporter
 from tests.dashboards.made_up_gpus import dcgm_samples, gpu_samples
+from tests.host.fleet.made_up import START, made_up_fleet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

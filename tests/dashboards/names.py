@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ampwatch.aggregate.gpus import (
+from ampwatch.host.fleet.gpus import (
     CAPABILITY_STATES,
     TENSOR_PIPES,
     THROTTLE_REASONS,
     Feature,
     Reason,
 )
-from ampwatch.aggregate.precision import Absence
-from ampwatch.catalog import (
+from ampwatch.host.metrics.catalog import (
     CATALOG,
     DTYPES,
     KINDS,
@@ -22,9 +21,10 @@ from ampwatch.catalog import (
     OTHER_DTYPE,
     PROFILER_PARTS,
 )
+from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.numerics.whatif import Fit
-from ampwatch.precision.ops import Fallback, OpKind
-from ampwatch.records import (
+from ampwatch.report.op_shares import Absence
+from ampwatch.wire.records import (
     KERNEL_UNITS,
     SKIP_CLASSES,
     CensusSource,

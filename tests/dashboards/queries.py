@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from dashboards.preview.intervals import Span
-from dashboards.preview.prometheus import Prometheus, PrometheusError
-from dashboards.preview.questions import annotations_of, choices_of, lookup, panels, questions_of
-from dashboards.preview.variables import variables
+from tools.preview.intervals import Span
+from tools.preview.prometheus import Prometheus, PrometheusError
+from tools.preview.questions import annotations_of, choices_of, lookup, panels, questions_of
+from tools.preview.variables import variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from dashboards.preview.questions import Question
+    from tools.preview.questions import Question
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ampwatch.aggregate.precision import casts_per_op, low_precision_share, tensor_share
-from tests.aggregate.made_up import made_up_fleet
+from ampwatch.report.op_shares import casts_per_op, low_precision_share, tensor_share
 from tests.dashboards import asking
 from tests.dashboards.asking import panel
 from tests.dashboards.conftest import RANKS
 from tests.dashboards.made_up_gpus import BLANK
+from tests.host.fleet.made_up import made_up_fleet
 
 if TYPE_CHECKING:
-    from ampwatch.aggregate import RankView
+    from ampwatch.host.fleet import RankView
     from tests.integration.prometheus import Prometheus
 
 pytestmark = pytest.mark.services

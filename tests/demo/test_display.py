@@ -13,7 +13,7 @@ from ampwatch import LastStep
 from ampwatch.demo.course import Moment
 from ampwatch.demo.display import LogDisplay, Status, open_display
 from ampwatch.demo.meter import Meter
-from ampwatch.demo.richdisplay import RichDisplay
+from ampwatch.demo.rich_display import RichDisplay
 from tests.demo.recorder import Recorder
 
 if TYPE_CHECKING:

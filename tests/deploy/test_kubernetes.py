@@ -16,7 +16,7 @@ import yaml
 
 from ampwatch import __version__
 from ampwatch.cli import make_parser
-from ampwatch.deploying.kubernetes import PATH, prometheus_rules
+from ampwatch.operate.deploy.kubernetes import PATH, prometheus_rules
 from ampwatch.settings import DEFAULT_PORT, Settings
 from tests.deploy.parts import DEPLOY, ROOT, containers, kustomized, loaded, only, pod
 from tests.integration.prometheus import free_port
@@ -89,7 +89,7 @@ def test_the_rules_for_the_operator_are_the_rule_files() -> None:
     objects = list(yaml.safe_load_all((ROOT / PATH).read_text(encoding="utf-8")))
 
     generated = prometheus_rules({n: p.read_text(encoding="utf-8") for n, p in RULES.items()})
-    command = "python -m ampwatch.deploying > deploy/kubernetes/prometheusrule.yaml"
+    command = "python -m ampwatch.operate.deploy > deploy/kubernetes/prometheusrule.yaml"
     assert (ROOT / PATH).read_text(encoding="utf-8") == generated, f"run {command}"
     assert {thing["metadata"]["name"]: thing["spec"] for thing in objects} == {
         name.removesuffix(".rules.yml").replace(".", "-"): loaded(path)
@@ -99,7 +99,7 @@ def test_the_rules_for_the_operator_are_the_rule_files() -> None:
 
 def test_the_module_prints_what_is_committed() -> None:
     """As the Makefile calls it."""
-    command = [sys.executable, "-m", "ampwatch.deploying"]
+    command = [sys.executable, "-m", "ampwatch.operate.deploy"]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
 
     assert done.stdout == (ROOT / PATH).read_text(encoding="utf-8")

@@ -113,7 +113,7 @@ def test_the_one_capability_is_the_one_that_the_daemon_asks_for() -> None:
     (bound,) = re.findall(
         r"^CapabilityBoundingSet=CAP_(\w+)$", UNIT.read_text("utf-8"), re.MULTILINE
     )
-    code = "from ampwatch.daemon.discovery import check_may_tidy_all as f; f()"
+    code = "from ampwatch.host.daemon.discovery import check_may_tidy_all as f; f()"
 
     def allowed(capability: str) -> bool:
         only = f"-all,+{capability}" if capability else "-all"

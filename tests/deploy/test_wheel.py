@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.deploying.options import Options
-from ampwatch.deploying.tree import tree
+from ampwatch.operate.deploy.options import Options
+from ampwatch.operate.deploy.tree import tree
 from tests.deploy.parts import ROOT
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 PRINT_THE_TREE = """
 import json, ampwatch
-from ampwatch.deploying.options import Options
-from ampwatch.deploying.tree import tree
+from ampwatch.operate.deploy.options import Options
+from ampwatch.operate.deploy.tree import tree
 print(json.dumps({"from": ampwatch.__file__, "files": tree(Options())}))
 """
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import ampwatch
-from ampwatch.sensors import machine, sampling
+from ampwatch.training.iteration import governor
+from ampwatch.training.model import machine
 from tests.stories.births import BORN, Birth, Births
 from tests.stories.stage import ALARMS
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from ampwatch.records import Finding
+    from ampwatch.wire.records import Finding
 
 PAGES = sorted(
     page
@@ -123,7 +124,7 @@ def places(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
 def machine_of_the_page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What depends on the machine is as the page has it."""
     # How many pieces a sample is split into depends on how busy this machine is.
-    monkeypatch.setattr(sampling, "WORST_SHARE", math.inf)
+    monkeypatch.setattr(governor, "WORST_SHARE", math.inf)
     page = request.getfixturevalue("page").stem if "page" in request.fixturenames else ""
     if page == "cpu_isa_missing":
         monkeypatch.setattr(machine, "cpu_dtypes", lambda _=None: frozenset())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.diagnosis.birth_evidence import Birth, OpTrace, Origin, Values
-from ampwatch.precision.ops import Phase
+from ampwatch.diagnosis.evidence.births import Birth, OpTrace, Origin, Values
+from ampwatch.numerics.units.ops import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

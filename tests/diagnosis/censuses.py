@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.diagnosis.book import FindingBook
-from ampwatch.diagnosis.op_evidence import Machine, OpCensus, OpKey, OpTally
-from ampwatch.diagnosis.performance import Performance
-from ampwatch.precision.ops import Fallback, OpKind, Phase
+from ampwatch.diagnosis.evidence.ops import Machine, OpCensus, OpKey, OpTally
+from ampwatch.diagnosis.performance.performance import Performance
+from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.op_evidence import LayerShape
-    from ampwatch.records import Finding
+    from ampwatch.diagnosis.evidence.ops import LayerShape
+    from ampwatch.wire.records import Finding
 
 CPU = Machine(device_type="cpu", cpu_dtypes=frozenset({"float16", "bfloat16"}))
 

@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ampwatch.diagnosis.evidence import Iteration, SamplingCost, ScalerSettings, TensorRange
+from ampwatch.diagnosis.evidence.iteration import (
+    Iteration,
+    SamplingCost,
+    ScalerSettings,
+    TensorRange,
+)
 from ampwatch.diagnosis.pipeline import Diagnosis, Known, SelfCost
-from ampwatch.records import Topic
 from ampwatch.settings import Settings
+from ampwatch.wire.records import Topic
 from tests.numerics.oracle import histogram_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ampwatch.records import Finding, Record
+    from ampwatch.wire.records import Finding, Record
 
 NAMES = (Topic.GRADIENT, Topic.WEIGHT, Topic.BUFFER)
 

@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.book import FindingBook
-from ampwatch.diagnosis.culprits import Culprits
-from ampwatch.diagnosis.divergence import Divergence
-from ampwatch.diagnosis.evidence import Iteration, ScalerSettings
-from ampwatch.diagnosis.periodic_skips import PeriodicSkips
-from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
-from ampwatch.diagnosis.scale_reset import ScaleReset
-from ampwatch.diagnosis.shared_scaler import SharedScaler
-from ampwatch.diagnosis.skips import SkipClassifier
-from ampwatch.diagnosis.step_bookkeeping import StepBookkeeping
-from ampwatch.diagnosis.steps import StepJudge
+from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings
+from ampwatch.diagnosis.gradients.culprits import Culprits
+from ampwatch.diagnosis.scale.scale_dynamics import ScaleDynamics
+from ampwatch.diagnosis.scale.scale_reset import ScaleReset
+from ampwatch.diagnosis.state.divergence import Divergence
+from ampwatch.diagnosis.steps.periodic_skips import PeriodicSkips
+from ampwatch.diagnosis.steps.shared_scaler import SharedScaler
+from ampwatch.diagnosis.steps.skips import SkipClassifier
+from ampwatch.diagnosis.steps.step_bookkeeping import StepBookkeeping
+from ampwatch.diagnosis.steps.steps import StepJudge
 from ampwatch.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ampwatch.records import Finding, SkipClass
+    from ampwatch.wire.records import Finding, SkipClass
 
 
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127

@@ -15,7 +15,7 @@ from ampwatch.diagnosis.causes import (
     PROVEN_LATE,
     SYMPTOMS,
 )
-from ampwatch.records import Finding, Severity
+from ampwatch.wire.records import Finding, Severity
 
 
 class Ear:

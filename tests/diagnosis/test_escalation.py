@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from ampwatch.diagnosis.culprit_ops import CulpritOps
 from ampwatch.diagnosis.escalation import (
     ALERT_STEPS,
     CALM_STEPS,
@@ -20,11 +19,12 @@ from ampwatch.diagnosis.escalation import (
     WATCHED_STEPS,
     Escalation,
 )
-from ampwatch.diagnosis.evidence import ScalerSettings, TensorRange
-from ampwatch.diagnosis.skips import SkipClassifier
-from ampwatch.diagnosis.steps import StepJudge
+from ampwatch.diagnosis.evidence.iteration import ScalerSettings, TensorRange
+from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
+from ampwatch.diagnosis.steps.skips import SkipClassifier
+from ampwatch.diagnosis.steps.steps import StepJudge
 from ampwatch.numerics.exponents import ExponentHistogram
-from ampwatch.records import Topic
+from ampwatch.wire.records import Topic
 from tests.diagnosis.births_made_up import born, traced
 from tests.diagnosis.simulated import Simulation
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ampwatch import __version__
-from ampwatch.daemon.lock import DaemonInfo, DaemonLock
-from ampwatch.daemon.probe import Answer
 from ampwatch.doctor.check import Check, State
 from ampwatch.doctor.daemon import daemon
-from ampwatch.ring.layout import LAYOUT
 from ampwatch.settings import Settings
+from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock
+from ampwatch.wire.rendezvous.probe import Answer
+from ampwatch.wire.ring.layout import LAYOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ampwatch.aggregate.gpus import Reason
 from ampwatch.doctor.check import Check, State
 from ampwatch.doctor.gpu import REMEDIES, gpus
-from tests.daemon.gpu.standin import Standin
+from ampwatch.host.fleet.gpus import Reason
+from tests.host.gpu.standin import Standin
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -88,7 +88,7 @@ def test_a_ring_on_a_small_file_system_is_small(
 ) -> None:
     """As the writer makes it: a 64th of the shared memory of a container."""
     status = SimpleNamespace(f_frsize=4096, f_blocks=16384)
-    monkeypatch.setattr("ampwatch.ring.writer.os.statvfs", lambda _: status)
+    monkeypatch.setattr("ampwatch.wire.ring.writer.os.statvfs", lambda _: status)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=2**26, free=2**26))
 
     check = _place("shared memory", tmp_path, slots=8192)

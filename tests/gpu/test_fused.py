@@ -10,17 +10,17 @@ import torch
 from torch import nn
 
 from ampwatch.errors import StateError
-from ampwatch.kernels.encodings import DTYPES
-from ampwatch.kernels.reference import histogram
-from ampwatch.kernels.rows import MAX_NUMEL, ROW_WORDS, decode
+from ampwatch.numerics.encodings import DTYPES
+from ampwatch.training.kernels.reference import histogram
+from ampwatch.training.kernels.rows import MAX_NUMEL, ROW_WORDS, decode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from ampwatch.kernels.base import Kernel
     from ampwatch.numerics.exponents import ExponentHistogram
+    from ampwatch.training.kernels.base import Kernel
 
 DEVICE = "cuda"
 
@@ -28,7 +28,7 @@ DEVICE = "cuda"
 @pytest.fixture(scope="module")
 def kernel() -> Kernel:
     pytest.importorskip("triton", reason="Triton is not installed")
-    from ampwatch.kernels.fused import TritonKernel  # noqa: PLC0415 - imports Triton
+    from ampwatch.training.kernels.fused import TritonKernel  # noqa: PLC0415 - imports Triton
 
     return TritonKernel()
 

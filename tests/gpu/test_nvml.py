@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ampwatch.aggregate.gpus import Feature, Reason
-from ampwatch.daemon.gpu.source import NvmlSource, open_source
-from ampwatch.sensors.machine import gpu_facts
+from ampwatch.host.fleet.gpus import Feature, Reason
+from ampwatch.host.gpu.source import NvmlSource, open_source
+from ampwatch.training.model.machine import gpu_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ampwatch.aggregate.gpus import Gpu
+    from ampwatch.host.fleet.gpus import Gpu
 
 DEVICE = torch.device("cuda", 0)
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import ampwatch
-from ampwatch.diagnosis.range_records import RangeRecorder
-from ampwatch.kernels import reference
-from ampwatch.records import SkipClass, Topic
+from ampwatch.diagnosis.records.range_records import RangeRecorder
+from ampwatch.training.kernels import reference
+from ampwatch.wire.records import SkipClass, Topic
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis.evidence import Iteration
+    from ampwatch.diagnosis.evidence.iteration import Iteration
 
 DEVICE = "cuda"
 

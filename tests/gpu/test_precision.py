@@ -10,16 +10,16 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import ampwatch
-from ampwatch.precision.kernel_names import classify
-from ampwatch.precision.ops import Fallback, OpKind, Phase
-from ampwatch.precision.verdict import Unit
-from ampwatch.sensors.machine import gpu_facts, machine_of
+from ampwatch.numerics.units.kernels.kernel_names import classify
+from ampwatch.numerics.units.kernels.verdict import Unit
+from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.settings import Settings
+from ampwatch.training.model.machine import gpu_facts, machine_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ampwatch.records import CensusRecord
+    from ampwatch.wire.records import CensusRecord
 
 DEVICE = torch.device("cuda", 0)
 

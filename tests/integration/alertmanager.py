@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from tests.daemon.parts import eventually
+from tests.host.daemon.parts import eventually
 from tests.integration.prometheus import free_port
 from tests.services import require
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from selenium.webdriver.common.by import By
 
-from ampwatch.ring import RingWriter
-from tests.aggregate.made_up import end, identity, optimizer, step
-from tests.daemon.parts import eventually
+from ampwatch.wire.ring import RingWriter
+from tests.host.daemon.parts import eventually
+from tests.host.fleet.made_up import end, identity, optimizer, step
 
 if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
 
-    from ampwatch.records import Record
-    from tests.daemon.parts import Daemon, Place
+    from ampwatch.wire.records import Record
+    from tests.host.daemon.parts import Daemon, Place
 
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),

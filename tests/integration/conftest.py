@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from selenium import webdriver
 
-from tests.daemon.parts import Place
+from tests.host.daemon.parts import Place
 from tests.integration.browsing import FLAGS, Page, Trainer
 from tests.services import require
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from selenium.webdriver.chrome.webdriver import WebDriver
 
-    from tests.daemon.parts import Daemon
+    from tests.host.daemon.parts import Daemon
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from tests.daemon.parts import eventually
+from tests.host.daemon.parts import eventually
 from tests.services import require
 
 if TYPE_CHECKING:

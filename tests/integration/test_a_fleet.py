@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.aggregate.made_up import ranges, sampling
-from tests.daemon.parts import ROOT, Place, eventually
+from tests.host.daemon.parts import ROOT, Place, eventually
+from tests.host.fleet.made_up import ranges, sampling
 from tests.integration.browsing import Trainer
 from tests.integration.prometheus import free_port
 from tests.integration.prometheus import prometheus as run_prometheus
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.daemon.parts import Daemon
+    from tests.host.daemon.parts import Daemon
 
 pytestmark = pytest.mark.services
 

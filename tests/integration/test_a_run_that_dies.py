@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.blackbox import Box, files
-from ampwatch.daemon.remains import find_remains
-from ampwatch.records import RunState
+from ampwatch.host.daemon.remains import find_remains
 from ampwatch.settings import Settings
-from tests.daemon.parts import ROOT, eventually
+from ampwatch.wire.blackbox import Box, files
+from ampwatch.wire.records import RunState
+from tests.host.daemon.parts import ROOT, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,10 +23,10 @@ import os, signal, sys
 import torch
 import ampwatch
 from ampwatch import outlet
-from ampwatch.launcher import DaemonStatus
-from ampwatch.precision.ops import HALF_DTYPES
-from ampwatch.sensors import machine
-from tests.training import build
+from ampwatch.training.launcher import DaemonStatus
+from ampwatch.numerics.units.ops import HALF_DTYPES
+from ampwatch.training.sensors import machine
+from tests.trainings import build
 
 machine.cpu_dtypes = lambda _=None: HALF_DTYPES  # findings must not depend on the machine
 outlet.ensure_daemon = lambda _: DaemonStatus("", "unavailable", "")  # nobody is there to help

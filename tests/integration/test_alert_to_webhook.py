@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.daemon.parts import ROOT, Place, eventually
 from tests.dashboards.queries import ON_A_CPU, Unanswered, shipped_dashboards, unanswered
+from tests.host.daemon.parts import ROOT, Place, eventually
 from tests.integration.alertmanager import alertmanager, webhook
 from tests.integration.prometheus import free_port, prometheus
 from tests.services import require

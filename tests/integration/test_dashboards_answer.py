@@ -10,19 +10,19 @@ import pytest
 import yaml
 from selenium.webdriver.common.by import By
 
-from ampwatch.catalog import CATALOG
-from dashboards.preview.intervals import Span
-from dashboards.preview.pictures import opened
-from dashboards.preview.prometheus import Prometheus as Client
-from dashboards.preview.questions import choices_of, panels, questions_of
-from dashboards.preview.sheet import sheet
-from tests.daemon.parts import eventually
+from ampwatch.host.metrics.catalog import CATALOG
 from tests.dashboards.board import OF_EACH_KIND, board, panel
 from tests.dashboards.made_up_gpus import DCGM_INSTANCES
 from tests.dashboards.made_up_history import MINUTES, openmetrics
 from tests.dashboards.queries import ROOT, shipped_dashboards, unanswered
+from tests.host.daemon.parts import eventually
 from tests.integration.prometheus import prometheus as run_prometheus
 from tests.services import require
+from tools.preview.intervals import Span
+from tools.preview.pictures import opened
+from tools.preview.prometheus import Prometheus as Client
+from tools.preview.questions import choices_of, panels, questions_of
+from tools.preview.sheet import sheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

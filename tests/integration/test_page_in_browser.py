@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import pytest
 from selenium.webdriver.common.by import By
 
-from ampwatch.records import FactsRecord, FindingRecord, Severity, SkipClass
-from tests.aggregate.made_up import finding
-from tests.daemon.parts import eventually
+from ampwatch.wire.records import FactsRecord, FindingRecord, Severity, SkipClass
+from tests.host.daemon.parts import eventually
+from tests.host.fleet.made_up import finding
 from tests.integration.browsing import Page, Trainer
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from selenium.webdriver.chrome.webdriver import WebDriver
 
-    from tests.daemon.parts import Place
+    from tests.host.daemon.parts import Place
 
 pytestmark = pytest.mark.services
 

@@ -8,10 +8,10 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from ampwatch.precision.ops import Fallback, OpKind
-from ampwatch.records import FallbackTotal, KernelTotal, OpTotal
-from tests.aggregate.made_up import H100, PRECISION, census, kernel, op_row, window
-from tests.daemon.parts import Place, eventually
+from ampwatch.numerics.units.ops import Fallback, OpKind
+from ampwatch.wire.records import FallbackTotal, KernelTotal, OpTotal
+from tests.host.daemon.parts import Place, eventually
+from tests.host.fleet.made_up import H100, PRECISION, census, kernel, op_row, window
 from tests.integration.browsing import Page, Trainer
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from selenium.webdriver.chrome.webdriver import WebDriver
 
-    from tests.daemon.parts import Daemon
+    from tests.host.daemon.parts import Daemon
 
 pytestmark = pytest.mark.services
 

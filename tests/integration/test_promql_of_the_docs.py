@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.aggregate.precision import casts_per_op, low_precision_share, tensor_share
-from ampwatch.exporters.prometheus import PrometheusExporter
-from tests.aggregate.made_up import made_up_fleet
+from ampwatch.host.metrics.prometheus import PrometheusExporter
+from ampwatch.report.op_shares import casts_per_op, low_precision_share, tensor_share
+from tests.host.fleet.made_up import made_up_fleet
 from tests.integration.prometheus import prometheus
 from tests.services import require
 
 if TYPE_CHECKING:
-    from ampwatch.aggregate import RankView
+    from ampwatch.host.fleet import RankView
 
 pytestmark = pytest.mark.services
 

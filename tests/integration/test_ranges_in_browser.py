@@ -14,13 +14,13 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from ampwatch.exporters.range_state import formats
-from ampwatch.exporters.words import percent, power_of_two
+from ampwatch.host.page.range_state import formats
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.whatif import cast, fit, scale_window
-from ampwatch.records import ALL_MODULES, Topic
-from tests.aggregate.made_up import FACTS, histogram, ranges, sampling
-from tests.daemon.parts import Place, eventually
+from ampwatch.report.words import percent, power_of_two
+from ampwatch.wire.records import ALL_MODULES, Topic
+from tests.host.daemon.parts import Place, eventually
+from tests.host.fleet.made_up import FACTS, histogram, ranges, sampling
 from tests.integration.browsing import Page, Trainer
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
 
     from ampwatch.numerics.exponents import ExponentHistogram
-    from tests.daemon.parts import Daemon
+    from tests.host.daemon.parts import Daemon
 
 pytestmark = pytest.mark.services
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.exporters.html_report import render_html
-from ampwatch.records import Topic
-from tests.blackbox.made_up import box, measured
+from ampwatch.report.html_report import render_html
+from ampwatch.wire.records import Topic
+from tests.wire.blackbox.made_up import box, measured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ import sys
 import urllib.request
 from typing import TYPE_CHECKING
 
-from tests.daemon.parts import ROOT, Place, eventually
+from tests.host.daemon.parts import ROOT, Place, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

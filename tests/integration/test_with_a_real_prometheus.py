@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.daemon.parts import ROOT, Place, eventually
+from tests.host.daemon.parts import ROOT, Place, eventually
 from tests.integration.prometheus import free_port
 from tests.integration.prometheus import prometheus as run_prometheus
 from tests.services import require

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch import outlet
-from ampwatch.launcher import DaemonStatus
+from ampwatch.training import outlet
+from ampwatch.training.launcher import DaemonStatus
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,9 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampwatch
-from ampwatch.sensors.sampling import OPENING
+from ampwatch.training.iteration.governor import OPENING
 from tests.promises.conftest import ahead
-from tests.training import RECIPES, Net, Run, build, scaler
+from tests.trainings import RECIPES, Net, Run, build, scaler
 
 pytestmark = ahead
 

@@ -6,7 +6,7 @@ import pytest
 
 import ampwatch
 from tests.promises.conftest import ahead
-from tests.training import RECIPES, build
+from tests.trainings import RECIPES, build
 
 pytestmark = ahead
 

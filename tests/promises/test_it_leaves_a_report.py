@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import ampwatch
-from ampwatch.blackbox import files
-from ampwatch.blackbox.document import from_json
-from ampwatch.blackbox.recorder import Recorder
-from ampwatch.instruments import Instruments
-from ampwatch.records import RunState
-from tests.training import Run, build
+from ampwatch.training.session import Instruments
+from ampwatch.wire.blackbox import files
+from ampwatch.wire.blackbox.document import from_json
+from ampwatch.wire.blackbox.recorder import Recorder
+from ampwatch.wire.records import RunState
+from tests.trainings import Run, build
 
 if TYPE_CHECKING:
     from pathlib import Path

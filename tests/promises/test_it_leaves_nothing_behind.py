@@ -17,9 +17,9 @@ import torch
 from torch.optim import optimizer as optimizer_module
 
 import ampwatch
-from ampwatch.sensors import taps
+from ampwatch.training.hooks import taps
 from tests.promises.conftest import ahead
-from tests.training import Net, Run, adamw, build, scaler
+from tests.trainings import Net, Run, adamw, build, scaler
 
 pytestmark = ahead
 

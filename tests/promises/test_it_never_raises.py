@@ -10,62 +10,62 @@ import pytest
 import torch
 
 import ampwatch
-from ampwatch.diagnosis.api_misuse import ApiMisuse
 from ampwatch.diagnosis.book import FindingBook
-from ampwatch.diagnosis.culprit_ops import CulpritOps
-from ampwatch.diagnosis.culprits import Culprits
+from ampwatch.diagnosis.calls.api_misuse import ApiMisuse
 from ampwatch.diagnosis.escalation import Escalation
-from ampwatch.diagnosis.forward_range import ForwardRange
-from ampwatch.diagnosis.gradient_range import GradientRange
-from ampwatch.diagnosis.loss_dtype import LossDtype
-from ampwatch.diagnosis.op_records import OpRecorder
-from ampwatch.diagnosis.performance import Performance
+from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
+from ampwatch.diagnosis.forward.forward_range import ForwardRange
+from ampwatch.diagnosis.gradients.culprits import Culprits
+from ampwatch.diagnosis.gradients.gradient_range import GradientRange
+from ampwatch.diagnosis.gradients.loss_dtype import LossDtype
+from ampwatch.diagnosis.performance.performance import Performance
 from ampwatch.diagnosis.pipeline import Diagnosis
-from ampwatch.diagnosis.poisoned_state import PoisonedState
-from ampwatch.diagnosis.range_records import RangeRecorder
-from ampwatch.diagnosis.scale_dynamics import ScaleDynamics
-from ampwatch.diagnosis.step_bookkeeping import StepBookkeeping
-from ampwatch.diagnosis.steps import StepJudge
-from ampwatch.diagnosis.update_precision import UpdatePrecision
-from ampwatch.opwatch import OpWatch
-from ampwatch.sensors.activations import ActivationSensor
-from ampwatch.sensors.autocast import AutocastSensor
-from ampwatch.sensors.averages import WeightAverages
-from ampwatch.sensors.births import BirthListener
-from ampwatch.sensors.census import OpCensusSensor
-from ampwatch.sensors.clipping import ClippingSensor
-from ampwatch.sensors.fallbacks import Fallbacks
-from ampwatch.sensors.fp8casts import Fp8Casts
-from ampwatch.sensors.gradcontents import GradContents
-from ampwatch.sensors.gradients import GradientSensor
-from ampwatch.sensors.gradientuse import GradientUseSensor
-from ampwatch.sensors.gradsums import GradientSums
-from ampwatch.sensors.guard import Guard
-from ampwatch.sensors.inputs import InputSensor
-from ampwatch.sensors.iteration import IterationLedger
-from ampwatch.sensors.loss_scale import LossScaleSensor
-from ampwatch.sensors.losses import LossSum
-from ampwatch.sensors.lossycasts import LossyCasts
-from ampwatch.sensors.measuring import Measuring
-from ampwatch.sensors.metricsums import MetricSums
-from ampwatch.sensors.modulestack import ModuleStack
-from ampwatch.sensors.names import Names
-from ampwatch.sensors.opcounts import OpCounts
-from ampwatch.sensors.oplistener import GuardedListeners
-from ampwatch.sensors.opmode import OpMode
-from ampwatch.sensors.optimizer_steps import OptimizerStepSensor
-from ampwatch.sensors.optimizers import OptimizerRegistry
-from ampwatch.sensors.readback import Readback
-from ampwatch.sensors.regions import Regions
-from ampwatch.sensors.replicas import ReplicaSensor
-from ampwatch.sensors.sampling import Sampler
-from ampwatch.sensors.scaledroots import ScaledRoots
-from ampwatch.sensors.schedulers import SchedulerSensor
-from ampwatch.sensors.succession import ScalerSuccession
-from ampwatch.sensors.updates import UpdateSensor
-from ampwatch.sensors.weights import WeightSensor
+from ampwatch.diagnosis.records.op_records import OpRecorder
+from ampwatch.diagnosis.records.range_records import RangeRecorder
+from ampwatch.diagnosis.rounding.update_precision import UpdatePrecision
+from ampwatch.diagnosis.scale.scale_dynamics import ScaleDynamics
+from ampwatch.diagnosis.state.poisoned_state import PoisonedState
+from ampwatch.diagnosis.steps.step_bookkeeping import StepBookkeeping
+from ampwatch.diagnosis.steps.steps import StepJudge
+from ampwatch.guard import Guard
+from ampwatch.training.hooks.regions import Regions
+from ampwatch.training.iteration.governor import Sampler
+from ampwatch.training.iteration.ledger import IterationLedger
+from ampwatch.training.model.module_stack import ModuleStack
+from ampwatch.training.model.names import Names
+from ampwatch.training.model.optimizers import OptimizerRegistry
+from ampwatch.training.ops.call import OpCounts
+from ampwatch.training.ops.listener import GuardedListeners
+from ampwatch.training.ops.mode import OpMode
+from ampwatch.training.sensors.autocast.dtypes import AutocastSensor
+from ampwatch.training.sensors.births.births import BirthListener
+from ampwatch.training.sensors.calls.clipping import ClippingSensor
+from ampwatch.training.sensors.calls.gradient_contents import GradContents
+from ampwatch.training.sensors.calls.gradient_use import GradientUseSensor
+from ampwatch.training.sensors.calls.scaled_roots import ScaledRoots
+from ampwatch.training.sensors.ops.census import OpCensusSensor
+from ampwatch.training.sensors.ops.fallbacks import Fallbacks
+from ampwatch.training.sensors.ops.inputs import InputSensor
+from ampwatch.training.sensors.ranges.activations import ActivationSensor
+from ampwatch.training.sensors.ranges.gradients import GradientSensor
+from ampwatch.training.sensors.ranges.updates import UpdateSensor
+from ampwatch.training.sensors.ranges.weights import WeightSensor
+from ampwatch.training.sensors.rounding.averages import WeightAverages
+from ampwatch.training.sensors.rounding.fp8_casts import Fp8Casts
+from ampwatch.training.sensors.rounding.gradient_sums import GradientSums
+from ampwatch.training.sensors.rounding.lossy_casts import LossyCasts
+from ampwatch.training.sensors.rounding.metric_sums import MetricSums
+from ampwatch.training.sensors.scaler.loss_scale import LossScaleSensor
+from ampwatch.training.sensors.scaler.optimizer_steps import OptimizerStepSensor
+from ampwatch.training.sensors.scaler.replicas import ReplicaSensor
+from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
+from ampwatch.training.sensors.scaler.succession import ScalerSuccession
+from ampwatch.training.transfer.losses import LossSum
+from ampwatch.training.transfer.measuring import Measuring
+from ampwatch.training.transfer.readback import Readback
+from ampwatch.training.wiring.ops import OpWatch
 from tests.promises.conftest import ahead
-from tests.training import Run, build
+from tests.trainings import Run, build
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -248,7 +248,7 @@ def test_a_fault_at_any_call_leaves_training_as_it_was(
 
     watched = _faulty_run(method)
     with (
-        caplog.at_level(logging.WARNING, logger="ampwatch.sensors.guard"),
+        caplog.at_level(logging.WARNING, logger="ampwatch.guard"),
         ampwatch.monitor(watched.models, watched.scaler, level=level, serve=False) as watch,
     ):
         watched.loop()
@@ -308,7 +308,7 @@ def test_a_fault_behind_any_guard_reaches_neither_training_nor_its_exception(
 
     monkeypatch.setattr(Guard, "run", run_guarded)
     with (
-        caplog.at_level(logging.WARNING, logger="ampwatch.sensors.guard"),
+        caplog.at_level(logging.WARNING, logger="ampwatch.guard"),
         pytest.raises(ValueError, match="batch 3") as caught,
     ):
         train()

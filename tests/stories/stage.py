@@ -16,8 +16,8 @@ import ampwatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ampwatch.monitoring import Monitor
-    from ampwatch.records import Finding
+    from ampwatch.training.monitor import Monitor
+    from ampwatch.wire.records import Finding
 
 LEVELS = ("standard", "deep")
 ALARMS = ("warning", "critical")

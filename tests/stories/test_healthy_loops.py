@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.sensors import sampling
+from ampwatch.training.iteration import governor
 from tests.stories.healthy_loops import CONTROLS
 from tests.stories.stage import ALARMS, bare_digest, watch
 
@@ -28,7 +28,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def samples_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many pieces a sample is split into depends on how busy this machine is."""
-    monkeypatch.setattr(sampling, "WORST_SHARE", math.inf)
+    monkeypatch.setattr(governor, "WORST_SHARE", math.inf)
 
 
 @pytest.mark.parametrize(

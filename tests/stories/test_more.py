@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 import ampwatch
-from ampwatch.sensors import machine, sampling
+from ampwatch.training.iteration import governor
+from ampwatch.training.model import machine
 from tests.stories import autocast, bookkeeping, misuse, scale_more
 from tests.stories.stage import ALARMS, LEVELS, alarms, bare_digest, seed, watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.monitoring import Monitor
-    from ampwatch.records import Finding
+    from ampwatch.training.monitor import Monitor
+    from ampwatch.wire.records import Finding
     from tests.stories.stage import Program, Story
 
 STORIES = [
@@ -46,7 +47,7 @@ of_each_error = pytest.mark.parametrize("story", ERRORS, ids=str)
 @pytest.fixture(autouse=True)
 def samples_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many pieces a sample is split into depends on how busy this machine is."""
-    monkeypatch.setattr(sampling, "WORST_SHARE", math.inf)
+    monkeypatch.setattr(governor, "WORST_SHARE", math.inf)
 
 
 def ops(findings: Sequence[Finding], kind: str) -> list[str]:

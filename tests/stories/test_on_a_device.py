@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ampwatch.diagnosis.birth_evidence import OpTrace
 from ampwatch.diagnosis.escalation import FIRST_TRACES
+from ampwatch.diagnosis.evidence.births import OpTrace
 from ampwatch.diagnosis.pipeline import Diagnosis
-from ampwatch.sensors import sampling
-from tests.sensors.late import BEHIND, pretend
+from ampwatch.training.iteration import governor
 from tests.stories import backward, communication, forward, not_amp, small_numbers
 from tests.stories.births import BORN
 from tests.stories.stage import ALARMS, alarms, bare_digest, watch
+from tests.training.sensors.late import BEHIND, pretend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ CONTROLS = [control for play in PLAYS for control in getattr(play, "CONTROLS", (
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values arrive late; samples come in one piece."""
     pretend(monkeypatch)
-    monkeypatch.setattr(sampling, "WORST_SHARE", math.inf)
+    monkeypatch.setattr(governor, "WORST_SHARE", math.inf)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_burst_ends_and_an_incident_stays_one_finding(
     traces: list[OpTrace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the op is named only some steps after it was traced, and traced until then."""
-    monkeypatch.setattr(sampling, "OPENING", 0)
+    monkeypatch.setattr(governor, "OPENING", 0)
     story = next(s for s in forward.STORIES if s.kind in BORN and "standard" in s.levels)
     program, monitor = watch(partial(story.build, sick=True), "standard", sample_every=10_000)
 

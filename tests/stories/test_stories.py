@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.sensors import sampling
+from ampwatch.training.iteration import governor
 from tests.stories import outputs
 from tests.stories.collection import CONTROLS, STORIES
 from tests.stories.stage import ALARMS, LEVELS, alarms, bare_digest, watch
@@ -16,7 +16,7 @@ from tests.stories.stage import ALARMS, LEVELS, alarms, bare_digest, watch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ampwatch.records import Finding
+    from ampwatch.wire.records import Finding
     from tests.stories.stage import Program, Story
 
 # torch says so where the first step of a training is skipped; that is as it should be.
@@ -32,7 +32,7 @@ of_each_story = pytest.mark.parametrize("story", STORIES, ids=str)
 @pytest.fixture(autouse=True)
 def samples_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many pieces a sample is split into depends on how busy this machine is."""
-    monkeypatch.setattr(sampling, "WORST_SHARE", math.inf)
+    monkeypatch.setattr(governor, "WORST_SHARE", math.inf)
 
 
 def ops(findings: Sequence[Finding], kind: str) -> list[str]:

@@ -1,0 +1,1 @@
+"""Findings about autocast regions and their cached casts."""

@@ -1,0 +1,157 @@
+"""Findings about autocast that is on for somebody else than the code it was meant for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.performance.op_shares import (
+    FORWARD,
+    TRAINING,
+    by_module,
+    flops_of,
+    low_flops_of,
+    ops_in,
+    place,
+)
+from ampwatch.numerics.units.ops import Fallback
+from ampwatch.wire.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.ops import LoneForward, Machine, OpCensus, OpKey, OpTally
+
+LOOKS = 3
+"""Censuses in a row without a single FLOP in low precision before it is said."""
+
+USUAL_SHARE = 0.5
+"""Share of the FLOPs of the largest census before that such a census must have: it may have seen
+only a part of the iteration."""
+
+MOST = 0.5
+"""Share of the FLOPs of the forward pass from which a region that does not apply is a mistake."""
+
+REGION_ELSEWHERE = {
+    Fallback.OTHER_THREAD: "autocast is on in another thread only: each thread has to enter it",
+    Fallback.DEVICE_TYPE: "the autocast region is for another type of device than the tensors are on",
+}
+
+
+class AutocastState:
+    """Looks for forward passes without the autocast that was expected.
+
+    Args:
+        book: Where findings go.
+        machine: What it runs on.
+    """
+
+    def __init__(self, book: FindingBook, machine: Machine) -> None:
+        self._book = book
+        self._has_gpu = machine.capability is not None
+        self._usual_flops = 0
+        self._idle = 0
+
+    def look(self, census: OpCensus, *, is_scaled: bool) -> None:
+        """Take in one census.
+
+        Args:
+            census: The census.
+            is_scaled: Whether the loss of its iteration was scaled by an enabled scaler.
+        """
+        if census.lone_forwards:
+            self._say_lone(census, max(census.lone_forwards, key=lambda lone: lone.calls))
+        else:
+            self._look_for_regions_elsewhere(census)
+        self._look_for_none(census, is_scaled=is_scaled)
+
+    def _say_lone(self, census: OpCensus, lone: LoneForward) -> None:
+        calls = sum(other.calls for other in census.lone_forwards)
+        region = f"the region is for {lone.device_type} and asks for {lone.dtype}"
+        # A region for a device that is not there is off, and may have been meant to be:
+        # autocast("cuda", enabled=torch.cuda.is_available()).
+        applies = lone.reason is Fallback.OTHER_THREAD or lone.device_type == "cpu" or self._has_gpu
+        self._say(
+            census,
+            Severity.WARNING if applies else Severity.INFO,
+            lone.module,
+            f"{lone.module or 'the model'} was called without autocast"
+            f" {'once' if calls == 1 else f'{calls} times'}: {REGION_ELSEWHERE[lone.reason]}"
+            f" ({region})",
+            {"calls": float(calls)},
+        )
+
+    def _look_for_regions_elsewhere(self, census: OpCensus) -> None:
+        totals = by_module(census, FORWARD, flops_of)
+        reasons: Counter[Fallback] = Counter()
+        for key, tally in ops_in(census, FORWARD):
+            if key.fallback in REGION_ELSEWHERE:
+                reasons[key.fallback] += flops_of(key, tally)
+        if not reasons.total() > MOST * totals.total():
+            return
+        reason = reasons.most_common(1)[0][0]
+
+        def amount(key: OpKey, tally: OpTally) -> int:
+            return flops_of(key, tally) if key.fallback is reason else 0
+
+        share = reasons[reason] / totals.total()
+        where = place(by_module(census, FORWARD, amount), totals)
+        self._say(
+            census,
+            Severity.WARNING,
+            where,
+            f"{share:.0%} of the FLOPs of the forward pass ran without autocast, in"
+            f" {where or 'the model'}: {REGION_ELSEWHERE[reason]}",
+            {"float32_share": share},
+        )
+
+    def _look_for_none(self, census: OpCensus, *, is_scaled: bool) -> None:
+        totals = by_module(census, TRAINING, flops_of)
+        flops = totals.total()
+        if census.autocast_dtypes or by_module(census, TRAINING, low_flops_of):
+            self._usual_flops = max(self._usual_flops, flops)
+            self._idle = 0
+            return
+        if not flops or flops < USUAL_SHARE * self._usual_flops:
+            return
+        self._idle += 1
+        if self._idle < LOOKS or not (is_scaled or self._usual_flops):
+            return
+        expected = [
+            *(["an enabled GradScaler scales the loss"] if is_scaled else []),
+            *(["it ran in low precision before"] if self._usual_flops else []),
+        ]
+        # Either alone may be meant: a scaler that stays where autocast is switched off, or
+        # a phase of the training in float32.
+        severity = Severity.WARNING if is_scaled and self._usual_flops else Severity.INFO
+        self._say(
+            census,
+            severity,
+            place(totals, totals),
+            f"no matmul ran in low precision and no autocast region was entered in"
+            f" {self._idle} looks in a row, although {' and '.join(expected)}",
+            {"looks": float(self._idle), "float32_flops": float(flops)},
+        )
+
+    def _say(
+        self,
+        census: OpCensus,
+        severity: Severity,
+        where: str,
+        what: str,
+        evidence: dict[str, float],
+    ) -> None:
+        self._book.make_once(
+            Finding(
+                kind="autocast_inactive",
+                severity=severity,
+                where=where,
+                summary=f"Autocast did nothing at step {census.step}: {what}",
+                advice=ADVICE["autocast_inactive"],
+                phase="forward",
+                dtype="float32",
+                first_step=census.step,
+                last_step=census.step,
+                evidence=evidence,
+            )
+        )

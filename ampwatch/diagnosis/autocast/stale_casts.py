@@ -1,0 +1,48 @@
+"""Findings about weights whose casts autocast has kept from before they changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.wire.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.scaler import StaleCast
+
+
+class StaleCasts:
+    """Says what the sensor has proven.
+
+    Args:
+        book: Where findings go.
+    """
+
+    def __init__(self, book: FindingBook) -> None:
+        self._book = book
+
+    def observe(self, seen: StaleCast) -> None:
+        """Take in a forward with casts from before the last step."""
+        where = f"param:{seen.parameter}" if seen.parameter else "api"
+        if any(f.last_step == seen.step for f in self._book.of_kind("stale_autocast_cache")):
+            return  # another sensor has seen it in the same iteration
+        self._book.make_once(
+            Finding(
+                kind="stale_autocast_cache",
+                severity=Severity.CRITICAL,
+                where=where,
+                summary=(
+                    f"A forward in step {seen.step} used {seen.casts} weights as they had been before"
+                    f" they were last changed, the first of them {where}: the autocast region was"
+                    f" not left in between, and keeps what it has cast to {seen.dtype}. The model"
+                    f" does not see its updates"
+                ),
+                advice=ADVICE["stale_autocast_cache"],
+                phase="forward",
+                dtype=seen.dtype,
+                first_step=seen.step,
+                last_step=seen.step,
+                evidence={"stale_casts": float(seen.casts)},
+            )
+        )

@@ -1,0 +1,1 @@
+"""Findings about calls of AMP in the wrong place or order."""

@@ -1,0 +1,119 @@
+"""What the well-known exceptions of mixed precision mean, and what to do about them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.calls.known_errors import BCE, KNOWN, RECURRENT, Known
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.wire.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.evidence.calls import Raised, RefusedOp
+
+MOST_NAMES = 4
+"""Parameters named in a sentence."""
+
+
+def explain_error(seen: Raised) -> Finding | None:
+    """Return what is known of an exception; ``None`` if it has nothing to do with AMP."""
+    for known in KNOWN:
+        match = known.message.search(seen.message)
+        if match is not None and seen.type_name in known.types:
+            return _finding(seen, known, match)
+    if seen.type_name == "RuntimeError" and _is_recurrent(seen):
+        return _finding(seen, RECURRENT, None)
+    return None
+
+
+def refused_op(seen: RefusedOp) -> Finding:
+    """Return what is known of an op that runs under autocast on a CPU, and not on a GPU."""
+    return Finding(
+        kind="api_error",
+        severity=Severity.WARNING,
+        where=seen.where,
+        op=seen.op,
+        summary=(
+            f"{seen.op} ran under autocast at step {seen.step} on a probability that had been"
+            f" rounded to {seen.dtype}, where all that is close to 1 is 1: on a GPU PyTorch raises"
+            f" an exception instead"
+        ),
+        advice=BCE.remedy,
+        phase="forward",
+        dtype=seen.dtype,
+        first_step=seen.step,
+        last_step=seen.step,
+        source=seen.source,
+    )
+
+
+def _is_recurrent(seen: Raised) -> bool:
+    half = re.search(r"Half|float16|BFloat16|bfloat16|dtype|data type", seen.message)
+    return bool(half and seen.module_type in ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell"))
+
+
+def _finding(seen: Raised, known: Known, match: re.Match[str] | None) -> Finding:
+    phase = known.phase or ("backward" if seen.in_backward else "forward")
+    where = _where(seen, phase)
+    op = known.op or _op_of(seen, match)
+    names, evidence = _gradients(seen)
+    place = f" in {_words(where)}" if where != "api" else ""
+    shown = seen.message.strip().splitlines()[0][:200] if seen.message.strip() else ""
+    return Finding(
+        kind="api_error",
+        severity=Severity.CRITICAL,
+        where=where,
+        op=op,
+        summary=(
+            f"Training ended at step {seen.step}{place} with {seen.type_name} ({shown!r}):"
+            f" {known.meaning}{names}"
+        ),
+        advice=f"{known.remedy} {ADVICE['api_error']}".strip(),
+        phase=phase,
+        dtype=_dtype_of(seen.message),
+        first_step=seen.step,
+        last_step=seen.step,
+        evidence=evidence,
+        source=seen.source,
+    )
+
+
+def _where(seen: Raised, phase: str) -> str:
+    if seen.optimizer >= 0 and phase == "optimizer":
+        return f"optimizer:{seen.optimizer}"
+    if phase in ("forward", "backward") and seen.module is not None:
+        return seen.module
+    return "loss" if phase == "forward" else "api"
+
+
+def _words(where: str) -> str:
+    return where or "the model itself"
+
+
+def _op_of(seen: Raised, match: re.Match[str] | None) -> str:
+    """Return the op at fault: as the message has it, else as the program has it."""
+    if match is not None and match.groupdict().get("op"):
+        return match["op"].rpartition("::")[2]
+    attempted = re.search(r"Attempted (\w+) but", seen.message)
+    if attempted:
+        return attempted[1]
+    return seen.op
+
+
+def _gradients(seen: Raised) -> tuple[str, dict[str, float]]:
+    """Return, in words, which parameters have no gradient and why, and their numbers."""
+    if not seen.without_gradient:
+        return "", {}
+    parts, evidence = [], {"parameters": float(seen.parameters)}
+    for reason, parameters in seen.without_gradient:
+        more = f" and {len(parameters) - MOST_NAMES} more" if len(parameters) > MOST_NAMES else ""
+        parts.append(f"{', '.join(parameters[:MOST_NAMES])}{more} ({reason})")
+        evidence[f"without_gradient_{reason.split()[0].rstrip(',')}"] = float(len(parameters))
+    return f". Without a gradient: {'; '.join(parts)}", evidence
+
+
+def _dtype_of(message: str) -> str:
+    if "BFloat16" in message or "bfloat16" in message:
+        return "bfloat16"
+    return "float16" if re.search(r"Half|FP16|float16", message) else ""

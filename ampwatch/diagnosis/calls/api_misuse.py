@@ -1,0 +1,267 @@
+"""Findings about code around AMP that runs, and does not do what it should."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ampwatch.diagnosis.calls.api_errors import explain_error, refused_op
+from ampwatch.diagnosis.evidence.calls import (
+    AutocastBackward,
+    MixedGradients,
+    MixedScales,
+    NonfiniteClip,
+    Raised,
+    RefusedOp,
+    ScaledClip,
+    ScaledStep,
+)
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.wire.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.iteration import Iteration
+
+WAIT_FOR_NAME = 8
+"""Iterations in which it may turn out, from the weights that broke, whose gradient was not finite
+when a device clipped it."""
+
+
+class ApiMisuse:
+    """Takes what the sensors of API use have observed.
+
+    Args:
+        book: Where findings go.
+        scale: Returns the newest loss scale that has reached the host.
+    """
+
+    def __init__(self, book: FindingBook, scale: Callable[[], float]) -> None:
+        self._book = book
+        self._scale = scale
+        self._unnamed: NonfiniteClip | None = None
+
+    @property
+    def observers(self) -> Mapping[type, Callable[[Any], None]]:
+        """What is taken, by type."""
+        return {
+            ScaledClip: self.clipped_scaled,
+            NonfiniteClip: self.clipped_nonfinite,
+            ScaledStep: self.stepped_scaled,
+            MixedGradients: self.mixed,
+            MixedScales: self.mixed_scales,
+            AutocastBackward: self.backward_in_autocast,
+            Raised: self.raised,
+            RefusedOp: self.refused,
+        }
+
+    def look(self, iteration: Iteration) -> None:
+        """Say what was held back, if it is known by now."""
+        self._name(iteration.step)
+
+    def clipped_scaled(self, seen: ScaledClip) -> None:
+        """Gradients were clipped before ``unscale_``."""
+        scale = seen.scale if not math.isnan(seen.scale) else self._scale()
+        # A limit that large was multiplied by the scale, or only measures.
+        if not seen.limit < scale:
+            return
+        where = f"optimizer:{seen.optimizer}"
+        norm = "" if math.isnan(seen.norm) else f", with a norm of {seen.norm:.4g}"
+        self._say(
+            _warning(
+                "clip_before_unscale",
+                where,
+                seen.step,
+                "optimizer",
+                f"{seen.function} limited gradients of {where} to {seen.limit:g} at step {seen.step}"
+                f" while they were still multiplied by the loss scale of {scale:g}{norm}: after"
+                f" unscaling the limit is {seen.limit / scale:.3g}, and the optimizer all but stops",
+                source=seen.source,
+                evidence={
+                    "loss_scale": scale,
+                    "limit": seen.limit,
+                    "norm": seen.norm,
+                    "effective_limit": seen.limit / scale,
+                },
+            )
+        )
+
+    def clipped_nonfinite(self, seen: NonfiniteClip) -> None:
+        """Gradients were clipped by a norm that is not finite, and stepped with."""
+        made = self._book.again_anywhere("clip_nonfinite_norm", seen.step, norm=seen.norm)
+        if made is not None:
+            return
+        if seen.parameter:
+            self._say_nonfinite(seen, f"param:{seen.parameter}")
+        elif self._unnamed is None:
+            self._unnamed = seen
+
+    def _name(self, step: int) -> None:
+        """Say which parameter it was, as soon as that is known from the weights, or nobody knows."""
+        seen = self._unnamed
+        if seen is None:
+            return
+        broken = self._book.of_kind("param_nonfinite")
+        if broken or step - seen.step >= WAIT_FOR_NAME:
+            self._unnamed = None
+            where = broken[0].where if broken else f"optimizer:{seen.optimizer}"
+            self._say_nonfinite(seen, where)
+
+    def flush(self) -> None:
+        """Say what was held back: the run ends."""
+        if self._unnamed is not None:
+            self._name(self._unnamed.step + WAIT_FOR_NAME)
+
+    def _say_nonfinite(self, seen: NonfiniteClip, where: str) -> None:
+        count = f" ({seen.broken} elements)" if seen.broken else ""
+        self._say(
+            _warning(
+                "clip_nonfinite_norm",
+                where,
+                seen.step,
+                "optimizer",
+                f"clip_grad_norm_ scaled the gradients by a norm of {seen.norm:g} at step {seen.step},"
+                f" which turns all of them into zeros and NaN, and optimizer:{seen.optimizer} took the"
+                f" step; the gradient that was not finite{count} is that of {where}",
+                source=seen.source,
+                evidence={"norm": seen.norm, "limit": seen.limit, "nonfinite": float(seen.broken)},
+            )
+        )
+
+    def stepped_scaled(self, seen: ScaledStep) -> None:
+        """``optimizer.step()`` was called on gradients of scaled losses."""
+        scale = seen.scale if not math.isnan(seen.scale) else self._scale()
+        where = f"optimizer:{seen.optimizer}"
+        self._say(
+            _warning(
+                "unscaled_step",
+                where,
+                seen.step,
+                "optimizer",
+                f"{where} was stepped directly at step {seen.step} with the gradients of"
+                f" {seen.parameters} parameters still multiplied by the loss scale of {scale:g}:"
+                f" nothing has divided them by it, and nothing skips a step with infinities",
+                source=seen.source,
+                evidence={"loss_scale": scale, "parameters": float(seen.parameters)},
+                op="step",
+            )
+        )
+
+    def mixed(self, seen: MixedGradients) -> None:
+        """Scaled and unscaled losses were accumulated into the gradients of one optimizer."""
+        scale = seen.scale if not math.isnan(seen.scale) else self._scale()
+        where = f"optimizer:{seen.optimizer}"
+        if seen.after_unscale:
+            what = (
+                f"a scaled loss was added, after unscale_, to the gradients of {seen.parameters}"
+                f" parameters that had been divided by the scale already: it weighs {scale:g} times"
+                f" too much"
+            )
+        elif seen.any_scaled:
+            what = (
+                f"the gradients of {seen.parameters} parameters hold a loss that was not scaled"
+                f" beside others that were: after unscaling it weighs 1/{scale:g} of what it should"
+            )
+        else:
+            what = (
+                f"the gradients of {seen.parameters} parameters come from losses that were not"
+                f" scaled, and are divided by the scale of {scale:g} all the same"
+            )
+        self._say(
+            _warning(
+                "mixed_scaled_backward",
+                where,
+                seen.step,
+                "backward",
+                f"Scaled and unscaled losses are mixed in {where} at step {seen.step}: {what}, for"
+                f" example param:{seen.parameter}",
+                source=seen.source,
+                evidence={"loss_scale": scale, "parameters": float(seen.parameters)},
+            )
+        )
+
+    def mixed_scales(self, seen: MixedScales) -> None:
+        """Gradients were made with another scale than they are divided by."""
+        where = f"optimizer:{seen.optimizer}"
+        self._say(
+            _warning(
+                "scale_changed_mid_accumulation",
+                where,
+                seen.step,
+                "backward",
+                f"Gradients of {where} were accumulated over {seen.updates} updates of the scaler until"
+                f" step {seen.step}: a part of them was multiplied by {seen.other:g}, all of them are"
+                f" divided by {seen.scale:g}",
+                source=seen.source,
+                evidence={
+                    "loss_scale": seen.scale,
+                    "other_scale": seen.other,
+                    "updates": float(seen.updates),
+                    "parameters": float(seen.parameters),
+                },
+            )
+        )
+
+    def backward_in_autocast(self, seen: AutocastBackward) -> None:
+        """``backward`` was called under autocast."""
+        made = self._book.get("backward_under_autocast", "api")
+        if made is not None and made.severity is Severity.INFO and not seen.is_held:
+            made.severity = Severity.WARNING
+            self._book.announce(made)
+        finding = _warning(
+            "backward_under_autocast",
+            "api",
+            seen.step,
+            "backward",
+            f"backward() was called inside a {seen.dtype} autocast region at step {seen.step}:"
+            f" backward ran under autocast, so ops whose forward ran in float32 may run in"
+            f" {seen.dtype}",
+            source=seen.source,
+            evidence={},
+            dtype=seen.dtype,
+        )
+        if seen.is_held:
+            # Whoever does that on purpose has no block of the step to leave: not a slip.
+            finding.severity = Severity.INFO
+            finding.summary += "; the region is held from step to step"
+        self._say(finding)
+
+    def refused(self, seen: RefusedOp) -> None:
+        """An op ran that autocast would have refused on a GPU."""
+        self._say(refused_op(seen))
+
+    def raised(self, seen: Raised) -> None:
+        """An exception has ended the training."""
+        finding = explain_error(seen)
+        if finding is None:
+            return
+        self._book.make_once(finding)
+        if finding.op == "unscale_":
+            # What is added after unscale_ is the same mistake, one call before it is refused.
+            for mixed in self._book.of_kind("mixed_scaled_backward"):
+                if seen.step - mixed.last_step <= 1:
+                    self._book.explain(mixed, finding)
+
+    def _say(self, finding: Finding) -> None:
+        """Make a finding, or count it: once per iteration."""
+        made = self._book.get(finding.kind, finding.where)
+        if made is None:
+            self._book.make(finding)
+        elif made.last_step != finding.last_step:
+            self._book.again(made.kind, made.where, finding.last_step, **finding.evidence)
+
+
+def _warning(kind: str, where: str, step: int, phase: str, summary: str, **more: Any) -> Finding:
+    more.setdefault("advice", ADVICE[kind])
+    return Finding(
+        kind=kind,
+        severity=Severity.WARNING,
+        where=where,
+        summary=summary,
+        phase=phase,
+        first_step=step,
+        last_step=step,
+        **more,
+    )

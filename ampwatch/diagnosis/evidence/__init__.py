@@ -1,0 +1,1 @@
+"""What sensors hand to the diagnosis: plain numbers, no tensors."""

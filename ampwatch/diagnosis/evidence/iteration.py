@@ -1,0 +1,118 @@
+"""What the sensors hand to the diagnosis: plain numbers, one value object per iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.diagnosis.evidence.ops import OpCensus, Window
+    from ampwatch.numerics.exponents import ExponentHistogram
+    from ampwatch.wire.records import Topic
+
+
+class ScalerSettings(NamedTuple):
+    """The scaler's settings that decide how the scale moves.
+
+    Attributes:
+        growth_factor: Factor of a growth.
+        backoff_factor: Factor of a backoff.
+        growth_interval: Consecutive unskipped steps before a growth. Unit: steps.
+    """
+
+    growth_factor: float
+    backoff_factor: float
+    growth_interval: int
+
+
+class TensorRange(NamedTuple):
+    """The exponents of one tensor, or of all calls of one module, in one iteration.
+
+    Attributes:
+        topic: What the values are.
+        name: Qualified name of the parameter, buffer or module.
+        module: Qualified name of the module it belongs to; empty for the root.
+        dtype: Name of its dtype.
+        histogram: The exponents.
+        scaled: Whether the values are multiplied by the loss scale.
+        span: Of an update, how many iterations it is the sum of.
+    """
+
+    topic: Topic
+    name: str
+    module: str
+    dtype: str
+    histogram: ExponentHistogram
+    scaled: bool = False
+    span: int = 1
+
+
+class SamplingCost(NamedTuple):
+    """What sampling costs and misses, so far.
+
+    Attributes:
+        interval: Iterations between the two newest samples.
+        dropped: Measurements that were given up.
+        refused: Tensors of the newest sample that cannot be measured.
+        device_ns: Device time of the measurements. Unit: ns.
+    """
+
+    interval: int
+    dropped: int
+    refused: int
+    device_ns: int
+
+
+@dataclass(slots=True)
+class Iteration:
+    """One iteration; complete once its values have reached the host.
+
+    Not frozen: it is begun when the iteration ends and completed when the values of
+    the device arrive.
+
+    Attributes:
+        step: Index of the iteration since ``monitor()``, from 0.
+        time_ns: Unix time at its end. Unit: ns.
+        duration_s: Wall time since the end of the one before; NaN for the first. Unit: s.
+        loss: Mean of the unscaled losses handed to ``scaler.scale()``.
+        num_losses: How many losses that were; 0 means that ``loss`` means nothing.
+        scale_before: Scale before the update; NaN without an enabled scaler.
+        loss_scale: Scale after the update; NaN without an enabled scaler.
+        growth_tracker: The scaler's growth tracker after the update; -1 without one.
+        scaler: Settings of the enabled scaler, ``None`` without one.
+        scale_given: ``update(new_scale)`` was called, so that the scaler did not decide.
+        found_inf: Per optimizer stepped through the scaler: were its gradients non-finite?
+        other_found_inf: Non-finite gradients of an optimizer that was unscaled and not
+            stepped; they back the scale off all the same.
+        applied_directly: Optimizers whose step was taken without the scaler, once per step.
+        scheduler_stepped: Optimizers whose learning-rate scheduler was stepped between
+            their previous step and the one in this iteration.
+        loss_dtype: ``float16`` if any loss handed to ``scaler.scale()`` is, else the name of
+            the newest one's dtype; empty if there was none.
+        topics: What was measured in this iteration, whether or not it had any tensors.
+        ranges: The measurements.
+        census: The ops, if they were counted.
+        window: The kernels, if a profiler window has ended with this iteration.
+    """
+
+    step: int
+    time_ns: int
+    duration_s: float
+    loss: float
+    num_losses: int
+    scale_before: float
+    loss_scale: float
+    growth_tracker: int
+    scaler: ScalerSettings | None
+    scale_given: bool
+    found_inf: dict[int, bool]
+    other_found_inf: bool
+    applied_directly: tuple[int, ...]
+    scheduler_stepped: frozenset[int]
+    loss_dtype: str = ""
+    topics: frozenset[Topic] = frozenset()
+    ranges: Sequence[TensorRange] = field(default=())
+    census: OpCensus | None = None
+    window: Window | None = None

@@ -1,0 +1,319 @@
+"""Who is born of whom: what is known of non-finite values while an iteration is followed op by op.
+
+It works on keys and on values that somebody else reads: at once where they lie in host memory
+(``sensors/births.py``), or some iterations later, from a log, where they lie on a device
+(``sensors/birthlog.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ampwatch.diagnosis.evidence.births import Birth, OpTrace, Origin, Values
+from ampwatch.numerics.units.ops import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+MOST_BIRTHS = 256
+"""Births that are remembered of one iteration; what follows the first of them seldom matters."""
+
+MAKES_NONE = frozenset({"_amp_update_scale_", "_amp_foreach_non_finite_check_and_unscale_"})
+"""Ops of the scaler. They write what is not finite already, or was not meant to be."""
+
+
+class Operand(Protocol):
+    """A tensor that an op has read or written."""
+
+    @property
+    def key(self) -> int:
+        """Where its values lie, whatever view of them it is."""
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it can hold values that are not finite."""
+
+    @property
+    def dtype_name(self) -> str:
+        """Name of its dtype."""
+
+    @property
+    def numel(self) -> int:
+        """Number of its elements."""
+
+    def is_finite(self) -> bool:
+        """Whether all of its values are finite."""
+
+    def values(self) -> Values:
+        """Return what is known of its values."""
+
+
+class OpFacts(NamedTuple):
+    """What a birth tells of its op besides the place; the fields are those of ``Birth``."""
+
+    overload: str
+    needs_grad: bool
+    number: float
+    is_stepping: bool
+    gradient: str
+    is_hook: bool
+    source: str
+
+
+class SeenOp(NamedTuple):
+    """One call of an op.
+
+    Attributes:
+        name: Base name of the ATen op.
+        phase: The part of the iteration.
+        module: Qualified name of the module that was running.
+        is_inside: Whether a watched module was running.
+        nonfinite: The first Python number among the arguments that is not finite, if any.
+        is_scaling: Whether it reads the loss scale.
+        facts: Returns what else there is to say, for a birth.
+    """
+
+    name: str
+    phase: Phase
+    module: str
+    is_inside: bool
+    nonfinite: float | None
+    is_scaling: bool
+    facts: Callable[[], OpFacts]
+
+
+class Lineage:
+    """Follows non-finite values of one iteration from the op that made them to where they end.
+
+    Ops come in the order in which they ran. One whose values are all finite needs to be told of
+    only if something is not.
+
+    Args:
+        step: The iteration.
+        owner: Says whose values lie at a key that no op was seen to write: asked once a key.
+
+    Attributes:
+        trace: What was seen; complete after ``finish``.
+        is_clean: Whether no values are known that are not finite.
+    """
+
+    def __init__(self, step: int, owner: Callable[[int], tuple[Origin, str]]) -> None:
+        self.trace = OpTrace(step)
+        self._owner = owner
+        self._births: list[Birth] = []
+        self._tainted: dict[int, tuple[int, frozenset[int]]] = {}
+        self._foreign: dict[int, int] = {}
+        self._hidden: set[int] = set()
+        self._other: int | None = None
+        self._count = 0
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether no values are known that are not finite."""
+        return not self._tainted
+
+    def failed(
+        self,
+        op: SeenOp,
+        outputs: Sequence[Operand],
+        bad: Mapping[int, Values],
+        inputs: Iterable[Operand],
+        written: AbstractSet[int],
+    ) -> None:
+        """Outputs of an op are not finite.
+
+        Args:
+            op: The op.
+            outputs: What it has written.
+            bad: What is known of those that are not finite, by their place among ``outputs``.
+            inputs: What it has read.
+            written: The keys of all that it has written, returned or not: what it has read there
+                is gone.
+        """
+        self._count += 1
+        given, parents, has_nans = self._look(op, inputs, written)
+        for index, output in enumerate(outputs):
+            if index not in bad:
+                self._tainted.pop(output.key, None)
+                continue
+            out = bad[index]
+            births = parents
+            if (out.nans and not has_nans) or not parents:
+                births = frozenset({self._born(op, out, index, given, parents)})
+            else:
+                self._spread(births, op)
+            self._tainted[output.key] = self._count, births
+
+    def _look(
+        self, op: SeenOp, inputs: Iterable[Operand], written: AbstractSet[int]
+    ) -> tuple[list[Values], frozenset[int], bool]:
+        """Return the finite inputs, the births that the others are made of, and if any is NaN."""
+        given: list[Values] = []
+        parents: frozenset[int] = frozenset()
+        has_nans = False
+        for operand in inputs:
+            known = self._tainted.get(operand.key)
+            if operand.key in written:
+                # Its values are gone. What is known of them is where they lay.
+                if known is not None:
+                    parents |= known[1]
+                    has_nans = has_nans or any(self._births[b].out.nans for b in known[1])
+                else:
+                    given.append(Values(operand.dtype_name, operand.numel))
+                continue
+            if not operand.is_float:
+                continue
+            values = operand.values()
+            if values.is_finite:
+                given.append(values)
+                continue
+            has_nans = has_nans or values.nans
+            if known is not None:
+                parents |= known[1]
+            else:
+                parents |= {self._found(op, operand.key, values)}
+        if op.nonfinite is not None:
+            has_nans = has_nans or math.isnan(op.nonfinite)
+            parents |= {self._constant(op, op.nonfinite)}
+        return given, parents, has_nans
+
+    def settle(self, op: SeenOp, outputs: Sequence[Operand], inputs: Iterable[Operand]) -> None:
+        """All outputs of an op are finite: what was not among the inputs has been absorbed."""
+        # What backward reads of them again is no part of the result.
+        computed = op.phase is not Phase.BACKWARD and not _only_looks(op.name)
+        if computed and any(output.is_float for output in outputs):
+            for operand in inputs:
+                known = self._tainted.get(operand.key)
+                if known is not None and operand.is_float and not operand.is_finite():
+                    for birth in known[1]:
+                        self._births[birth].absorbed_by[op.name] += 1
+        for output in outputs:
+            self._tainted.pop(output.key, None)
+
+    def hide(self, keys: Iterable[int]) -> None:
+        """Values were written by an op that is nobody's failure, and that was not looked at."""
+        for key in keys:
+            self._tainted.pop(key, None)
+            self._hidden.add(key)
+
+    def finish(self, gradients: Iterable[tuple[str, Operand]], scale: float) -> OpTrace:
+        """Return what was seen.
+
+        Args:
+            gradients: The gradients that there are at the end, with the names of their parameters.
+            scale: The loss scale; NaN without one, or if it is not known.
+        """
+        if self._births:
+            self.trace.scale = scale
+            self.trace.births = self._births
+            self.trace.bad_gradients = self._bad(gradients)
+        return self.trace
+
+    def _bad(self, gradients: Iterable[tuple[str, Operand]]) -> dict[str, frozenset[int]]:
+        sent = self._sent()
+        unseen = (self._count + 1, frozenset(sent)) if sent else None
+        found: list[tuple[int, str, frozenset[int]]] = []
+        for name, gradient in gradients:
+            known = self._tainted.get(gradient.key, unseen)
+            if known is not None and gradient.is_float and not gradient.is_finite():
+                found.append((known[0], name, known[1]))
+        return {name: births for _, name, births in sorted(found, key=lambda item: item[0])}
+
+    def _born(
+        self,
+        op: SeenOp,
+        out: Values,
+        index: int,
+        given: Sequence[Values],
+        parents: frozenset[int],
+    ) -> int:
+        if op.name in MAKES_NONE or op.is_scaling:
+            return self._another(op, out)
+        dtypes = [values.dtype for values in given]
+        if op.name == "copy_" and not parents and dtypes == [out.dtype, out.dtype]:
+            # A copy within a dtype makes nothing: its input has changed since it was looked at.
+            sent = self._sent()
+            if sent:
+                return sent[-1]
+        self._spread(parents, op)
+        return self._add(Origin.OP, op, out, out_index=index, inputs=tuple(given), parents=parents)
+
+    def _found(self, op: SeenOp, key: int, values: Values) -> int:
+        """Return the birth of values that no op was seen to make."""
+        if key in self._hidden:
+            return self._another(op, values)
+        known = self._foreign.get(key)
+        if known is None:
+            origin, name = self._owner(key)
+            sent = self._sent() if origin is Origin.INPUT and op.phase is Phase.BACKWARD else ()
+            known = sent[-1] if sent else self._add(origin, op, values, name=name)
+            self._foreign[key] = known
+        return known
+
+    def _sent(self) -> list[int]:
+        """Return what hooks of backward have made: it may come back in another thread, unseen.
+
+        Those of ``DistributedDataParallel`` send it to other ranks, and write down what returns
+        when it does.
+        """
+        return [
+            birth.index
+            for birth in self._births
+            if birth.is_hook and birth.origin is Origin.OP and not birth.absorbed_by
+        ]
+
+    def _constant(self, op: SeenOp, number: float) -> int:
+        out = Values("", 1, math.isnan(number), number == math.inf, number == -math.inf)
+        return self._add(Origin.CONSTANT, op, out)
+
+    def _another(self, op: SeenOp, out: Values) -> int:
+        """Return the birth that stands for all that are not told apart."""
+        if self._other is None:
+            self._other = self._add(Origin.OTHER, op, out)
+        return self._other
+
+    def _add(
+        self,
+        origin: Origin,
+        op: SeenOp,
+        out: Values,
+        *,
+        name: str = "",
+        out_index: int = 0,
+        inputs: Sequence[Values] = (),
+        parents: frozenset[int] = frozenset(),
+    ) -> int:
+        if len(self._births) >= MOST_BIRTHS and origin is not Origin.OTHER:
+            return self._another(op, out)
+        birth = Birth(
+            index=len(self._births),
+            origin=origin,
+            name=name,
+            op=op.name,
+            module=op.module,
+            is_inside=op.is_inside,
+            phase=op.phase,
+            out=out,
+            out_index=out_index,
+            inputs=inputs,
+            parents=parents,
+            **op.facts()._asdict(),
+        )
+        self._births.append(birth)
+        return birth.index
+
+    def _spread(self, births: Iterable[int], op: SeenOp) -> None:
+        where = op.module if op.is_inside else "loss"
+        for number in births:
+            birth = self._births[number]
+            if op.phase is Phase.BACKWARD:
+                birth.in_backward = True
+            else:
+                birth.spread_to.add(where)
+
+
+def _only_looks(name: str) -> bool:
+    """Whether an op reads the shape of its input, and none of its values."""
+    return name.endswith("_like") or name.startswith("new_")

@@ -1,0 +1,1 @@
+"""Findings about the forward pass: births and ranges of activations."""

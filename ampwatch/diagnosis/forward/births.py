@@ -1,0 +1,372 @@
+"""Which of the non-finite values of one iteration is the one that matters, and what it is called.
+
+Most infinities in a training are as they should be: a mask of -inf that softmax turns into zeros,
+a sentinel that a minimum starts from, the auxiliary output of a norm over one element. They are
+told from failures by what becomes of them, not by the op's name alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from ampwatch.diagnosis.evidence.births import Origin
+from ampwatch.numerics.formats import FORMATS, HALF
+from ampwatch.numerics.units.ops import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.diagnosis.evidence.births import Birth, OpTrace, Values
+
+SOFTMAX = frozenset({"_softmax", "_log_softmax", "softmax", "log_softmax", "_safe_softmax"})
+
+LOGARITHMS = frozenset(
+    {"log", "log2", "log10", "log1p", "logit", "special_logit", "xlogy", "special_xlogy"}
+)
+"""Not finite only because the argument is zero, one, or negative: the logarithm of no finite
+number overflows."""
+
+RECIPROCALS = frozenset({"reciprocal", "rsqrt", "_foreach_reciprocal", "_foreach_rsqrt"})
+"""Not finite only because the argument is zero, all but zero, or negative."""
+
+DOMAINS = frozenset({"sqrt", "_foreach_sqrt", "acos", "asin", "acosh", "atanh", "erfinv", "lgamma"})
+"""Not finite only because the argument is outside of, or at the end of, where they are defined."""
+
+DIVISIONS = frozenset({"div", "true_divide", "_foreach_div", "addcdiv", "_foreach_addcdiv"})
+
+MEANS = frozenset({"mean", "nll_loss_forward", "nll_loss2d_forward", "std", "var", "var_mean"})
+"""NaN where there is nothing to take the mean of."""
+
+EXPONENTIALS = frozenset({"exp", "expm1", "exp2", "cosh", "sinh"})
+"""Where their overflow ends as a reciprocal, zero is the right answer: ``1 / (1 + exp(-x))``."""
+
+FILLS = frozenset(
+    {"fill", "full", "full_like", "masked_fill", "index_fill", "index_put", "where", "copy"}
+)
+"""Ops that write a number."""
+
+CHOOSERS = frozenset(
+    {
+        *("where", "masked_fill", "minimum", "maximum", "min", "max", "amin", "amax", "fmin"),
+        *("fmax", "topk", "sort", "index_put", "masked_scatter", "gather", "index", "select"),
+    }
+)
+"""Ops that choose among their inputs: what they leave out was not meant to be used."""
+
+SMALL = 1.0
+"""A divisor below this is what made a quotient overflow, not the numerator."""
+
+SMALL_NUMBER = 1e-4
+"""The same for one that the program has written down, as it does with temperatures."""
+
+USELESS_SCALE = 2.0**-14
+"""With a loss scale below this, gradients smaller than 1 are no normal numbers of float16 any more:
+what needs such a scale is not cured by it."""
+
+
+class Diagnosed(NamedTuple):
+    """The birth that an incident begins with.
+
+    Attributes:
+        kind: Kind of the finding.
+        birth: The birth.
+        where: Place of the finding.
+        phase: Phase of the finding.
+        others: How many births were not made of this one and are failures as well.
+    """
+
+    kind: str
+    birth: Birth
+    where: str
+    phase: str
+    others: int = 0
+
+
+def diagnose(trace: OpTrace) -> Diagnosed | None:
+    """Return the birth that explains what is not finite in ``trace``; ``None`` if all is well."""
+    births = trace.births
+    if not births:
+        return None
+    family = _Family(trace)
+    found = [d for birth in births if (d := _judge(birth, family)) is not None]
+    if not found:
+        return None
+    # What goes wrong in forward comes before what goes wrong in backward.
+    first = min(found, key=lambda d: (d.birth.phase is Phase.BACKWARD, d.birth.index))
+    others = [d for d in found if d is not first and not family.descends(d.birth, first.birth)]
+    return _placed(first, found)._replace(others=len(others))
+
+
+def _placed(first: Diagnosed, found: Sequence[Diagnosed]) -> Diagnosed:
+    """Return a diagnosis with the kind and place that the same line has where more is known of it.
+
+    Where gradients are summed in a loop, only what came last is still in one at the end.
+    """
+    known = [
+        d
+        for d in found
+        if d.kind == "reduce_overflow"
+        and d.where.startswith("param:")
+        and (d.birth.op, d.birth.source) == (first.birth.op, first.birth.source)
+    ]
+    return known[0]._replace(birth=first.birth) if known and not first.birth.is_inside else first
+
+
+class _Family:
+    """Who is made of whom."""
+
+    def __init__(self, trace: OpTrace) -> None:
+        self.trace = trace
+        self._children: dict[int, list[Birth]] = {}
+        for birth in trace.births:
+            for parent in birth.parents:
+                self._children.setdefault(parent, []).append(birth)
+
+    def children(self, birth: Birth) -> Sequence[Birth]:
+        return self._children.get(birth.index, ())
+
+    def parents(self, birth: Birth) -> Sequence[Birth]:
+        return [self.trace.births[index] for index in sorted(birth.parents)]
+
+    def descends(self, birth: Birth, ancestor: Birth) -> bool:
+        """Whether values of one birth are made of those of another."""
+        return any(
+            parent is ancestor or self.descends(parent, ancestor) for parent in self.parents(birth)
+        )
+
+    def parameters(self, birth: Birth) -> list[str]:
+        """Return the parameters whose gradients are made of a birth, the first of them first."""
+        return [
+            name
+            for name, births in self.trace.bad_gradients.items()
+            if any(
+                index == birth.index or self.descends(self.trace.births[index], birth)
+                for index in births
+            )
+        ]
+
+    def in_backward(self, birth: Birth) -> bool:
+        """Whether values made of a birth were not finite in backward."""
+        return birth.in_backward or any(self.in_backward(c) for c in self.children(birth))
+
+    def spread(self, birth: Birth) -> set[str]:
+        """Return the places in which values made of a birth were not finite."""
+        places = set(birth.spread_to)
+        for child in self.children(birth):
+            places |= self.spread(child)
+            if child.phase is not Phase.BACKWARD:
+                places.add(child.place)
+        return places
+
+
+def _judge(birth: Birth, family: _Family) -> Diagnosed | None:
+    if birth.origin is not Origin.OP:
+        return _judge_given(birth, family)
+    if birth.is_stepping:
+        return None
+    if birth.phase is Phase.BACKWARD and not birth.is_hook:
+        return _judge_backward(birth, family)
+    found = _judge_reduced(birth, family)
+    is_metric = birth.phase is Phase.EVAL and not birth.is_inside
+    if found is None and birth.phase in (Phase.FORWARD, Phase.EVAL) and not is_metric:
+        found = _judge_made(birth, family) if birth.parents else _judge_forward(birth, family)
+    return found
+
+
+def _judge_given(birth: Birth, family: _Family) -> Diagnosed | None:
+    """Judge what came in from outside: a batch, a constant, or a mask."""
+    is_data = birth.origin in (Origin.CONSTANT, Origin.INPUT)
+    if not is_data or birth.phase not in (Phase.FORWARD, Phase.EVAL):
+        return None
+    is_number = birth.origin is Origin.CONSTANT or (birth.out.numel == 1 and not birth.is_inside)
+    used_by_model = birth.is_inside or any(place != "loss" for place in birth.spread_to)
+    if is_number and (birth.is_inside or not (used_by_model or _is_written(birth))):
+        return None  # a mask, a sentinel, a weight of a loss: the program says so itself
+    if birth.out.is_negative_only and _is_mask(birth, family):
+        return None
+    if not _spoils(birth, family) or not (used_by_model or family.trace.has_trained):
+        return None
+    where = "" if used_by_model else "loss"
+    return Diagnosed("nonfinite_input", birth, where, _phase(birth))
+
+
+def _is_written(birth: Birth) -> bool:
+    """Whether NaN was written into a tensor, as data that is missing is, and not computed with."""
+    return birth.out.nans and birth.op.rstrip("_") in FILLS
+
+
+def _is_mask(birth: Birth, family: _Family) -> bool:
+    """Whether only rows that are masked as a whole make it a failure, or nothing does."""
+    children = family.children(birth)
+    return not children or all(child.op in SOFTMAX for child in children)
+
+
+def _spoils(birth: Birth, family: _Family) -> bool:
+    """Whether backward, or a gradient, is not finite because of a birth.
+
+    A loss that is not finite says nothing of what else was looked at in its iteration.
+    """
+    if family.in_backward(birth) or family.parameters(birth):
+        return True
+    spread = not birth.absorbed_by and bool(family.spread(birth))
+    return spread and not family.trace.has_trained
+
+
+def _judge_made(birth: Birth, family: _Family) -> Diagnosed | None:
+    """Judge NaN that were made of infinities."""
+    parents = family.parents(birth)
+    is_empty_row = birth.op in SOFTMAX and all(p.out.is_negative_only for p in parents)
+    if is_empty_row and (_spoils(birth, family) or not birth.absorbed_by):
+        return Diagnosed("masked_row_nan", birth, birth.place, _phase(birth))
+    if all(_is_plain_mask(parent) for parent in parents) and _spoils(birth, family):
+        # A mask of infinities that is multiplied, or subtracted from itself.
+        return Diagnosed("masked_row_nan", birth, birth.place, _phase(birth))
+    return None
+
+
+def _is_plain_mask(birth: Birth) -> bool:
+    is_given = birth.origin in (Origin.CONSTANT, Origin.INPUT, Origin.BUFFER)
+    return is_given and birth.out.is_negative_only
+
+
+def _judge_forward(birth: Birth, family: _Family) -> Diagnosed | None:
+    """Judge what an op of the forward pass has made of finite values."""
+    small, spread = _is_small_number(birth), family.spread(birth)
+    if not _matters(birth, family, spread, small=small):
+        return None
+    kind, where = "forward_nan_underflow" if small else "forward_overflow", birth.place
+    if birth.absorbed_by and (not spread or _is_silent(birth, spread, family)) and not small:
+        kind = "silent_overflow"
+    elif _is_preparation(birth):
+        kind, where = "nonfinite_input", ""
+    return Diagnosed(kind, birth, where, _phase(birth))
+
+
+def _matters(birth: Birth, family: _Family, spread: set[str], *, small: bool) -> bool:
+    """Whether values do harm, and are not a mask or a sentinel, or what nobody has asked for."""
+    children = family.children(birth)
+    if birth.out.is_negative_only and children and all(c.op in SOFTMAX for c in children):
+        return False  # the row that it masked is what failed
+    if birth.absorbed_by and not _escapes(birth, family, spread):
+        return not _is_meant(birth, small=small)
+    is_unused = birth.absorbed_by or birth.phase is Phase.EVAL  # scores of what cannot be
+    if is_unused and birth.out.is_negative_only and not children:
+        return False
+    return bool(spread) or family.in_backward(birth) or _is_result(birth, family)
+
+
+def _escapes(birth: Birth, family: _Family, spread: set[str]) -> bool:
+    """Whether values made of a birth are not finite outside of where it was, or in backward."""
+    if spread - {birth.place} or family.in_backward(birth) or family.parameters(birth):
+        return True
+    return birth.place == "loss" and bool(family.trace.loss_nonfinite)
+
+
+def _is_silent(birth: Birth, spread: set[str], family: _Family) -> bool:
+    """Whether the forward pass got rid of it inside of the module, and only backward met it."""
+    return birth.is_inside and spread <= {birth.place} and not family.trace.loss_nonfinite
+
+
+def _is_meant(birth: Birth, *, small: bool) -> bool:
+    """Whether values that were absorbed have left the right result behind."""
+    if birth.out.is_negative_only or birth.out.nans or small or birth.op in EXPONENTIALS:
+        return True
+    return all(op.rstrip("_") in CHOOSERS for op in birth.absorbed_by)
+
+
+def _is_result(birth: Birth, family: _Family) -> bool:
+    """Whether values that nothing has read are what was asked for."""
+    if birth.out_index or (birth.op in EXPONENTIALS and birth.out.dtype not in HALF):
+        return False
+    if birth.phase is Phase.EVAL:
+        return True
+    trace = family.trace
+    return bool(trace.loss_nonfinite) or (trace.loss_nonfinite is None and not trace.has_trained)
+
+
+def _is_preparation(birth: Birth) -> bool:
+    """Whether it happened to the data, before the model or beside it, in full precision."""
+    return (
+        not birth.is_inside
+        and not birth.needs_grad
+        and birth.phase is Phase.FORWARD
+        and birth.out.dtype not in HALF
+        and birth.spread_to != {"loss"}
+        and bool(birth.spread_to)
+    )
+
+
+def _is_small_number(birth: Birth) -> bool:
+    """Whether it is not finite because something that it needs is zero, or all but zero."""
+    op = birth.op.rstrip("_")
+    if op in LOGARITHMS or op in RECIPROCALS or op in DOMAINS:
+        return True
+    if op in MEANS:
+        return birth.out.nans
+    if op.startswith("pow") or op == "_foreach_pow":
+        return birth.number < 0 or birth.out.nans
+    if op in DIVISIONS:
+        return birth.out.nans or not _divisor(birth) >= SMALL
+    return False
+
+
+def _divisor(birth: Birth) -> float:
+    """Return the smallest magnitude of a divisor; NaN if unknown."""
+    if not math.isnan(birth.number):
+        return abs(birth.number) / SMALL_NUMBER
+    inputs = birth.inputs
+    if len(inputs) < 2:
+        return math.nan
+    divisor: Values = inputs[-1]
+    return divisor.amin
+
+
+def _judge_reduced(birth: Birth, family: _Family) -> Diagnosed | None:
+    """Judge what was made of gradients after backward, where they are summed or measured."""
+    is_collective = birth.overload.startswith(("c10d", "_c10d"))
+    if not (is_collective or birth.out.dtype in HALF) or not _is_beside(birth):
+        return None
+    parameters = family.parameters(birth)
+    if parameters and (birth.is_hook or not family.in_backward(birth)):
+        return Diagnosed("reduce_overflow", birth, f"param:{parameters[0]}", "backward")
+    if birth.gradient:
+        # A norm is of all gradients of an optimizer together.
+        return Diagnosed("reduce_overflow", birth, "optimizer:0", "optimizer")
+    if is_collective:
+        return Diagnosed("reduce_overflow", birth, "loss", "backward")
+    return None
+
+
+def _is_beside(birth: Birth) -> bool:
+    """Whether an overflow happened to something that is no part of a forward pass."""
+    is_forward = birth.is_inside or birth.needs_grad or birth.phase is Phase.EVAL
+    return not (is_forward or birth.parents or _is_small_number(birth))
+
+
+def _judge_backward(birth: Birth, family: _Family) -> Diagnosed | None:
+    """Judge what an op of the backward pass has made of finite values, or NaN it made of others.
+
+    What a smaller scale would cure is the scaler's business, and it is at it.
+    """
+    if birth.parents or not (_is_small_number(birth) or _needs_no_scale(birth, family.trace.scale)):
+        return None
+    parameters = family.parameters(birth)
+    if not parameters:
+        return None
+    return Diagnosed("backward_nonfinite_any_scale", birth, f"param:{parameters[0]}", "backward")
+
+
+def _needs_no_scale(birth: Birth, scale: float) -> bool:
+    """Whether the scale that a gradient would fit with is of no use to any other."""
+    return limit_of(birth.out.dtype) * scale / birth.in_amax < USELESS_SCALE
+
+
+def _phase(birth: Birth) -> str:
+    return Phase.EVAL.label if birth.phase is Phase.EVAL else Phase.FORWARD.label
+
+
+def limit_of(dtype: str) -> float:
+    """Return the largest number of a dtype; NaN for one without a format."""
+    known = FORMATS.get(dtype)
+    return math.nan if known is None else known.max

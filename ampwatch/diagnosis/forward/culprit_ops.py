@@ -1,0 +1,178 @@
+"""Findings about the op in which finite became non-finite."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.causes import LASTING, TRANSIENT
+from ampwatch.diagnosis.evidence.births import Origin
+from ampwatch.diagnosis.forward.births import diagnose, limit_of
+from ampwatch.diagnosis.forward.culprit_words import summary_of
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.wire.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.births import BadInput, OpTrace
+    from ampwatch.diagnosis.evidence.iteration import Iteration
+    from ampwatch.diagnosis.forward.births import Diagnosed
+    from ampwatch.diagnosis.steps.steps import Verdict
+
+RECURS = 3
+"""Iterations in which a kind of ``TRANSIENT`` is seen, from which on it is no longer a bad batch
+or two, which is what a scaler is for."""
+
+LEFT_BEHIND = ("buffer_nonfinite@", "scale_stuck_low@", "periodic_skip@")
+"""What a few bad batches leave behind, and are explained by until they are no longer a few."""
+
+
+class CulpritOps:
+    """Names the op that an incident began with.
+
+    Args:
+        book: Where findings go.
+
+    Attributes:
+        explained_at: The newest iteration in which an op was named; -1 before the first.
+    """
+
+    def __init__(self, book: FindingBook) -> None:
+        self._book = book
+        self.explained_at = -1
+        self._newest: Finding | None = None
+        self._inputs: dict[int, BadInput] = {}
+
+    def look_at_input(self, bad: BadInput) -> None:
+        """Take in what a model was given; what becomes of it is known when the iteration is judged."""
+        self._inputs[bad.step] = bad
+
+    def judge_input(self, iteration: Iteration, verdict: Verdict) -> None:
+        """Take in a judged iteration: has a bad input made it fail?"""
+        if not self._inputs:
+            return
+        bad = self._inputs.get(iteration.step)
+        # Also those that came too late to be judged.
+        self._inputs = {step: b for step, b in self._inputs.items() if step > iteration.step}
+        if bad is None or not (verdict.skipped or verdict.nonfinite_loss):
+            return
+        if self.explained_at == iteration.step:
+            return  # it was traced, and more is known
+        self.explained_at = iteration.step
+        made = next(iter(self._book.of_kind("nonfinite_input")), None)
+        if made is not None:
+            self._book.again(made.kind, made.where, iteration.step)
+            self._newest = made
+            self._book.led_to_by(made)
+            return
+        finding = Finding(
+            kind="nonfinite_input",
+            severity=Severity.CRITICAL,
+            where="",
+            phase="forward",
+            summary=(
+                f"The data was not finite before the model saw it: {'NaN' if bad.nans else 'inf'} among"
+                f" the inputs of the model at step {bad.step}; no precision and no loss scale would help"
+            ),
+            advice=ADVICE["nonfinite_input"],
+            source=bad.source,
+            first_step=bad.step,
+            last_step=bad.step,
+            evidence={"numel": float(bad.numel)},
+        )
+        self._book.make(finding)
+        self._attach(finding)
+
+    def goes_on(self, step: int) -> None:
+        """What an op was named for goes on in iteration ``step``, which was not traced."""
+        if self._newest is not None:
+            self._book.again(self._newest.kind, self._newest.where, step)
+            self._seen_again(self._newest)
+
+    def look(self, trace: OpTrace) -> None:
+        """Take in an iteration that was traced op by op; on a device some iterations later."""
+        found = diagnose(trace)
+        if found is None:
+            return
+        self.explained_at = max(self.explained_at, trace.step)
+        made = self._book.get(found.kind, found.where) or self._same_incident(found)
+        if made is not None:
+            if trace.step > made.last_step:  # what arrives late may have been counted already
+                self._book.again(made.kind, made.where, trace.step, **_evidence(found))
+            self._newest = made
+            self._seen_again(made)
+            self._book.led_to_by(made)
+            return
+        finding = _finding(found, trace)
+        self._book.make(finding)
+        self._attach(finding)
+
+    def _seen_again(self, made: Finding) -> None:
+        if made.count >= RECURS and made.severity is Severity.INFO:
+            made.severity = Severity.CRITICAL
+            self._book.announce(made)
+        if made.count == LASTING and made.caused_by.startswith(LEFT_BEHIND):
+            self._book.promote(made)
+
+    def _same_incident(self, found: Diagnosed) -> Finding | None:
+        """Return the finding of the same op in another module, or at another of its places.
+
+        A batch that breaks one block of a stack may break another one the next time.
+        """
+        return next(
+            (
+                f
+                for f in self._book.of_kind(found.kind)
+                if found.kind
+                in ("nonfinite_input", "backward_nonfinite_any_scale", "reduce_overflow")
+                or (f.op == found.birth.op and f.source == found.birth.source != "")
+            ),
+            None,
+        )
+
+    def _attach(self, finding: Finding) -> None:
+        self._newest = finding
+        announced = self._book.get("headroom_low", finding.where)
+        if announced is not None and finding.kind == "forward_overflow":
+            self._book.explain(finding, self._book.root_of(announced))
+        self._book.led_to_by(finding)
+
+
+def _finding(found: Diagnosed, trace: OpTrace) -> Finding:
+    birth = found.birth
+    is_op = birth.origin is Origin.OP
+    severity = Severity.WARNING if found.phase == "eval" else Severity.CRITICAL
+    if (
+        trace.is_scaled
+        and found.kind in TRANSIENT
+        and found.phase == "forward"
+        and trace.has_trained
+    ):
+        severity = Severity.INFO
+    return Finding(
+        kind=found.kind,
+        severity=severity,
+        where=found.where,
+        op=birth.op if is_op else "",
+        phase=found.phase,
+        dtype=birth.out.dtype or "float32",
+        summary=summary_of(found, trace.step),
+        advice=ADVICE[found.kind],
+        source=birth.source,
+        first_step=trace.step,
+        last_step=trace.step,
+        evidence=_evidence(found),
+    )
+
+
+def _evidence(found: Diagnosed) -> dict[str, float]:
+    birth = found.birth
+    evidence = {
+        "numel": float(birth.out.numel),
+        "in_amax": birth.in_amax,
+        "out_amax": birth.out.amax,
+        "dtype_max": limit_of(birth.out.dtype),
+        "in_amin": min((v.amin for v in birth.inputs if not math.isnan(v.amin)), default=math.nan),
+        "other_births": float(found.others),
+    }
+    return {name: value for name, value in evidence.items() if not math.isnan(value)}

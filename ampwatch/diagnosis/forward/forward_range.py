@@ -1,0 +1,197 @@
+"""Findings about outputs of modules that approach the end of float16."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.wire.records import Finding, Severity, Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
+    from ampwatch.settings import Settings
+
+FLOAT16_MAX = FORMATS["float16"].max
+
+POINTS = 24
+"""Newest measurements of a module that a fast trend is fitted to."""
+
+FAST_POINTS = 8
+"""And what is over in a dozen steps. Growth by equal steps, as Adam makes it, is no line in the
+logarithm except over a few of them."""
+
+FEWEST_POINTS = 4
+
+CLEAR_TREND = 5.0
+"""A slope of so many standard errors is a trend; of more through a few points, see
+``_clear_from``. Independent values reach that in fewer than one fit in ten thousand."""
+
+AHEAD_STEPS = 200
+"""A trend that reaches the limit later than this is told later, and what an output was longer
+ago is forgotten. Unit: steps."""
+
+FOCUS_FROM = 2.0**-6
+"""Share of float16's largest number from which an output is measured in every iteration."""
+
+FOCUS_STEPS = 48
+"""Iterations that a module is measured in a row; then not again for ten times as long,
+unless it has grown by a quarter."""
+
+MAX_FOCUS = 8
+"""Modules that are measured in every iteration at a time."""
+
+
+class ForwardRange:
+    """Follows the largest outputs of modules in float16.
+
+    Args:
+        book: Where findings go.
+        settings: ``headroom_factor``.
+
+    Attributes:
+        focus: Names of the modules to measure in every iteration; read by the sensor.
+    """
+
+    def __init__(self, book: FindingBook, settings: Settings) -> None:
+        self.focus: set[str] = set()
+        self._book = book
+        self._low_from = FLOAT16_MAX / settings.headroom_factor
+        self._series: dict[str, deque[tuple[int, float]]] = {}
+        self._focused: dict[str, tuple[int, float]] = {}
+
+    def look(self, iteration: Iteration) -> None:
+        """Take in one judged iteration."""
+        largest: dict[str, TensorRange] = {}
+        for r in iteration.ranges:
+            if r.topic is Topic.ACTIVATION and r.dtype == "float16":
+                known = largest.get(r.name)
+                if known is None or r.histogram.amax > known.histogram.amax:
+                    largest[r.name] = r
+        for name, r in largest.items():
+            if r.histogram.nonfinite or not r.histogram.amax:
+                self._series.pop(name, None)
+            else:
+                self._follow(name, r.histogram.amax, iteration.step)
+        self._look_away(iteration.step)
+
+    def _follow(self, name: str, amax: float, step: int) -> None:
+        series = self._series.setdefault(name, deque())
+        series.append((step, math.log2(amax)))
+        while len(series) > POINTS and step - series[0][0] > AHEAD_STEPS:
+            series.popleft()
+        if amax >= FOCUS_FROM * FLOAT16_MAX:
+            self._focus_on(name, amax, step)
+        if amax >= self._low_from:
+            ahead = steps_ahead(list(series), math.log2(FLOAT16_MAX))
+            if ahead is not None and ahead <= AHEAD_STEPS:
+                self._say(name, amax, step, ahead)
+
+    def _focus_on(self, name: str, amax: float, step: int) -> None:
+        since, then = self._focused.get(name, (-math.inf, 0.0))
+        rested = step - since > 10 * FOCUS_STEPS or amax > 1.25 * then
+        if name not in self.focus and len(self.focus) < MAX_FOCUS and rested:
+            self.focus.add(name)
+            self._focused[name] = (step, amax)
+
+    def _look_away(self, step: int) -> None:
+        self.focus -= {n for n in self.focus if step - self._focused[n][0] >= FOCUS_STEPS}
+
+    def _say(self, name: str, amax: float, step: int, ahead: float) -> None:
+        evidence = {"amax": amax, "max": FLOAT16_MAX, "steps_to_overflow": ahead}
+        if self._book.again("headroom_low", name, step, **evidence):
+            return
+        self._book.make(
+            Finding(
+                kind="headroom_low",
+                severity=Severity.WARNING,
+                where=name,
+                summary=(
+                    f"The output of module {name or '(root)'} has come to {amax:.6g} at step {step},"
+                    f" {FLOAT16_MAX / amax:.2g} times below the end of float16, and rises: at this"
+                    f" rate it overflows in {ahead:.0f} steps"
+                ),
+                advice=ADVICE["headroom_low"],
+                phase="forward",
+                dtype="float16",
+                first_step=step,
+                last_step=step,
+                evidence=evidence,
+            )
+        )
+
+
+def steps_ahead(series: Sequence[tuple[int, float]], limit: float) -> float | None:
+    """Return in how many steps a series is at ``limit``; ``None`` if it need not get there.
+
+    The newest points show what is fast, all of them what is slow. A trend alone is not enough:
+    an output that wanders about has one most of the time, up or down. What is on its way to
+    the limit has already risen, since the oldest third of the points, by as much as is left;
+    and what is coming to rest rises more slowly in the newer half of the points.
+
+    Args:
+        series: Step and value, oldest first.
+        limit: In the unit of the values.
+    """
+    oldest = [value for _, value in series[: -(-len(series) // 3)]]
+    for points in (series[-FAST_POINTS:], series[-POINTS:], series):
+        line = _Line.through(points)
+        if line is None or not line.rises_clearly or 2 * line.level < limit + _mean(oldest):
+            continue
+        newer = _Line.through(points[len(points) // 2 :]) or line
+        slope = min(line.slope, newer.slope)
+        if slope > 0.0:
+            return max(0.0, (limit - line.level) / slope)
+    return None
+
+
+class _Line(NamedTuple):
+    """A least-squares line through steps and values.
+
+    Attributes:
+        slope: Per step.
+        error: Standard error of the slope.
+        level: Value of the line at the newest step.
+        freedom: Degrees of freedom.
+    """
+
+    slope: float
+    error: float
+    level: float
+    freedom: int
+
+    @classmethod
+    def through(cls, points: Sequence[tuple[int, float]]) -> _Line | None:
+        """Fit the line; ``None`` through too few points."""
+        n = len(points)
+        mean_step = _mean([step for step, _ in points])
+        mean = _mean([value for _, value in points])
+        spread = sum((s - mean_step) ** 2 for s, _ in points)
+        if n < FEWEST_POINTS or not spread:
+            return None
+        slope = sum((s - mean_step) * (v - mean) for s, v in points) / spread
+        rest = sum((v - mean - slope * (s - mean_step)) ** 2 for s, v in points)
+        error = math.sqrt(rest / (n - 2) / spread)
+        return cls(slope, error, mean + slope * (points[-1][0] - mean_step), n - 2)
+
+    @property
+    def rises_clearly(self) -> bool:
+        """Whether the slope is positive beyond what chance makes of a few points."""
+        return self.slope > max(0.0, _clear_from(self.freedom) * self.error)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))
+
+
+def _clear_from(freedom: int) -> float:
+    """Return how many standard errors are a trend, given the degrees of freedom.
+
+    Within a quarter of Student's t at 1 in 10000: 70 for 2, 13 for 4, 5.7 for 10 of them.
+    """
+    return CLEAR_TREND * (1.0 + 30.0 / freedom**2)

@@ -1,0 +1,1 @@
+"""Findings about gradients: their range, their losses, their dtypes."""

@@ -1,0 +1,242 @@
+"""Findings about gradients that do not fit into float16."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16, Gradient, LostGradients
+from ampwatch.diagnosis.gradients.low_scale import LowScale
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.wire.records import Finding, Severity, Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.iteration import Iteration
+    from ampwatch.diagnosis.gradients.culprits import Culprits
+    from ampwatch.diagnosis.steps.steps import Verdict
+
+LOST_SHARE = 0.01
+"""Share of all gradient elements that must be lost before it is said: a few parameters, such
+as the biases of attention keys, have no gradient worth the name in any precision."""
+
+LOST_OF_ONE = 0.5
+"""Share of the elements of one parameter from which it counts as lost."""
+
+LOOKS = 2
+"""Looks in a row that must agree: one may be between a backoff and a growth."""
+
+HARMLESS_LOOKS = 3
+"""Looks without a loss after which float16 without a scaler is said to have done no harm."""
+
+
+class GradientRange:
+    """Holds the gradients of sampled iterations against the range of float16.
+
+    Args:
+        book: Where findings go.
+        culprits: Who made the steps be skipped.
+    """
+
+    def __init__(self, book: FindingBook, culprits: Culprits) -> None:
+        self._book = book
+        self._culprits = culprits
+        self._lost = LostGradients()
+        self._looks = 0
+        self._agreeing = 0
+        self._low = LowScale(book)
+
+    def look(self, iteration: Iteration, verdict: Verdict, autocast_dtypes: Sequence[str]) -> None:
+        """Take in one judged iteration.
+
+        Args:
+            iteration: The iteration.
+            verdict: The verdict on it.
+            autocast_dtypes: Names of the autocast dtypes seen so far.
+        """
+        self._low.follow(iteration, verdict)
+        gradients = _gradients(iteration, float16="float16" in autocast_dtypes)
+        for name, gradient in gradients.items():
+            self._lost.remember(name, gradient, iteration.step)
+        if gradients and not verdict.skipped:
+            self._judge(iteration, gradients)
+        elif verdict.applied and not verdict.skipped:
+            self._low.look(iteration)
+
+    def _judge(self, iteration: Iteration, gradients: Mapping[str, Gradient]) -> None:
+        self._looks += 1
+        step = iteration.step
+        shares = self._lost.shares(gradients, step)
+        seen = [g.histogram for g in gradients.values()]
+        if not any(h.amax or h.nonfinite for h in seen) and _is_flushed_whole(iteration):
+            shares = dict.fromkeys(gradients, 1.0)
+        lost = {name: share * gradients[name].histogram.numel for name, share in shares.items()}
+        worst = max(lost, key=lambda name: lost[name])
+        total = sum(histogram.numel for histogram in seen)
+        share = sum(lost.values()) / total if total else 0.0
+        if share < LOST_SHARE or shares[worst] < LOST_OF_ONE:
+            self._agreeing = 0
+            if iteration.scaler is None and self._looks >= HARMLESS_LOOKS:
+                self._say_without_scaler(iteration, Severity.INFO, "api", share, math.nan)
+            elif iteration.scaler is not None and gradients[worst].scale < 1.0:
+                # The range fits: what is wrong is where the scale was left, even if nothing is lost.
+                self._low.stuck(iteration, gradients, worst, share)
+            return
+        self._agreeing += 1
+        if iteration.scaler is None:
+            where = f"param:{worst}"
+            self._say_without_scaler(iteration, Severity.WARNING, where, share, shares[worst])
+            return
+        if self._agreeing < LOOKS and not self._is_known(worst):
+            return
+        scale = gradients[worst].scale
+        if self._low.is_passing(iteration, gradients, scale):
+            return
+        root = (
+            self._low.stuck(iteration, gradients, worst, share)
+            or self._too_wide(iteration, worst, scale, share)
+            or self._low.brought_here(scale)
+        )
+        self._say_underflow(iteration, worst, scale, shares[worst], share, root)
+
+    def _is_known(self, worst: str) -> bool:
+        return self._book.get("grad_underflow", f"param:{worst}") is not None
+
+    def _say_without_scaler(
+        self, iteration: Iteration, severity: Severity, where: str, share: float, worst: float
+    ) -> None:
+        step = iteration.step
+        evidence = {"lost_share": share}
+        if not math.isnan(worst):
+            evidence["lost_share_here"] = worst
+        made = self._book.of_kind("fp16_without_scaler")
+        if made and (severity is Severity.INFO or made[-1].severity is Severity.WARNING):
+            self._book.again_anywhere("fp16_without_scaler", step, **evidence)
+            return
+        harm = (
+            f"{share:.1%} of all gradient elements are zero only because of float16, most of them"
+            f" in {where}"
+            if severity is Severity.WARNING
+            else "so far the gradients are large enough for it"
+        )
+        # In weights of float16 no scaler helps, and the optimizer has been named.
+        roots = self._book.of_kind("optimizer_eps_underflow")
+        self._book.make(
+            Finding(
+                kind="fp16_without_scaler",
+                severity=severity,
+                where=where,
+                root=not roots,
+                caused_by=roots[0].key if roots else "",
+                summary=(
+                    f"Gradients come out of float16 without an enabled GradScaler; {harm}, as of step"
+                    f" {step}"
+                ),
+                advice=ADVICE["fp16_without_scaler"],
+                phase="backward",
+                dtype="float16",
+                first_step=step,
+                last_step=step,
+                evidence=evidence,
+            )
+        )
+
+    def _too_wide(
+        self, iteration: Iteration, worst: str, scale: float, share: float
+    ) -> Finding | None:
+        """Say that no scale fits, if another parameter caps it below what this one needs."""
+        cap = self._culprits.cap(apart_from=worst)
+        needed = self._lost.scale_needed(worst, iteration.step)
+        if cap is None or needed is None or needed < cap.overflows_at or scale >= cap.overflows_at:
+            return None
+        where = f"param:{cap.name}"
+        evidence = {
+            "loss_scale": scale,
+            "overflows_at": cap.overflows_at,
+            "scale_needed": needed,
+            "lost_share": share,
+        }
+        made = self._book.again_anywhere("range_too_wide", iteration.step, **evidence)
+        if made is not None:
+            return made
+        finding = Finding(
+            kind="range_too_wide",
+            severity=Severity.WARNING,
+            where=where,
+            summary=(
+                f"No loss scale fits: {where} overflows float16 at a scale of"
+                f" {cap.overflows_at:.6g}, while param:{worst} needs {needed:.3g} and is flushed to"
+                f" zero at the present {scale:.6g}, as of step {iteration.step}"
+            ),
+            advice=ADVICE["range_too_wide"],
+            phase="backward",
+            dtype="float16",
+            first_step=iteration.step,
+            last_step=iteration.step,
+            evidence=evidence,
+        )
+        self._book.make(finding)
+        for symptom in self._book.of_kind("scale_below_one"):
+            self._book.explain(symptom, finding)
+        return finding
+
+    def _say_underflow(
+        self,
+        iteration: Iteration,
+        worst: str,
+        scale: float,
+        share_here: float,
+        share: float,
+        root: Finding | None,
+    ) -> None:
+        where, step = f"param:{worst}", iteration.step
+        evidence = {"loss_scale": scale, "lost_share": share, "lost_share_here": share_here}
+        if root is not None:
+            for symptom in self._book.of_kind("grad_underflow"):
+                self._book.explain(symptom, root)
+        if not self._book.again("grad_underflow", where, step, **evidence):
+            self._book.make(
+                Finding(
+                    kind="grad_underflow",
+                    severity=Severity.WARNING,
+                    where=where,
+                    summary=(
+                        f"{share_here:.1%} of the gradient elements of {where} are zero only because"
+                        f" of float16, since step {step}, at a loss scale of {scale:.6g}; of all"
+                        f" gradients {share:.1%}"
+                    ),
+                    advice=ADVICE["grad_underflow"],
+                    phase="backward",
+                    dtype="float16",
+                    root=root is None,
+                    caused_by="" if root is None else root.key,
+                    first_step=step,
+                    last_step=step,
+                    evidence=evidence,
+                )
+            )
+
+
+def _is_flushed_whole(iteration: Iteration) -> bool:
+    """Whether gradients of nothing but zeros, with nothing to hold them against, were flushed.
+
+    Without a scaler they were: no loss has no gradient at all. With one a model may be dead, or
+    the loss have reached zero; but not if even the scaled loss is no normal number of float16,
+    for the gradients of its last layer are about as large as it is.
+    """
+    if iteration.scaler is None:
+        return True
+    scaled = abs(iteration.loss) * iteration.scale_before
+    return 0.0 < scaled < FLOAT16.min_normal
+
+
+def _gradients(iteration: Iteration, *, float16: bool) -> dict[str, Gradient]:
+    """Return the gradients of an iteration that come out of float16, by parameter."""
+    scaled = iteration.scale_before if iteration.scale_before > 0 else 1.0
+    return {
+        r.name: Gradient(r.histogram, scaled if r.scaled else 1.0)
+        for r in iteration.ranges
+        if r.topic is Topic.GRADIENT and (float16 or r.dtype == "float16")
+    }

@@ -1,0 +1,58 @@
+"""Findings about the dtype of the loss."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.wire.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.iteration import Iteration
+    from ampwatch.diagnosis.steps.steps import Verdict
+
+
+class LossDtype:
+    """Looks for a loss in float16, which no scale of 65536 can multiply.
+
+    Args:
+        book: Where findings go.
+    """
+
+    def __init__(self, book: FindingBook) -> None:
+        self._book = book
+
+    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+        """Take in one judged iteration: in backward the scale itself is cast to float16."""
+        scale, step = verdict.scale_before, iteration.step
+        if not (
+            verdict.skipped
+            and iteration.loss_dtype == "float16"
+            and math.isfinite(iteration.loss)
+            and scale >= FLOAT16.overflow_from
+        ):
+            return
+        if self._book.again("fp16_loss_caps_scale", "loss", step, loss_scale=scale):
+            return
+        self._book.make(
+            Finding(
+                kind="fp16_loss_caps_scale",
+                severity=Severity.WARNING,
+                where="loss",
+                op="mul",
+                summary=(
+                    f"The loss is a float16 tensor: a loss scale of {scale:.6g} becomes infinite in"
+                    f" the first op of backward, so the step {step} had to be skipped, and so has"
+                    f" every step after a growth to 65536"
+                ),
+                advice=ADVICE["fp16_loss_caps_scale"],
+                phase="backward",
+                dtype="float16",
+                first_step=step,
+                last_step=step,
+                evidence={"loss_scale": scale, "largest_scale": FLOAT16.max},
+            )
+        )

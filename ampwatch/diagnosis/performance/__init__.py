@@ -1,0 +1,1 @@
+"""Findings about speed: casts, float32 matmuls, idle tensor cores."""

@@ -1,0 +1,228 @@
+"""Findings about casts: the time they take, and the memory that the copies of weights take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.performance.op_shares import FORWARD, TRAINING, by_module, heaviest, ops_in
+from ampwatch.numerics.units.ops import HALF_DTYPES, Fallback, OpKind
+from ampwatch.wire.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Sequence
+
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.ops import LayerShape, OpCensus, OpKey, OpTally
+
+CASTS_PER_OP = 1.0
+"""Casts for each op that computes, in the forward pass. A plain stack of Linear and ReLU has 0.9,
+a transformer 0.5, one without autocast that computes its norms in float32 0.25; a stack that
+leaves half precision after each layer 1.5."""
+
+RAISED_PER_MATMUL = 0.25
+"""Casts back to float32 that nothing asks for, for each op with FLOPs, if there are also more
+casts than ops. They alone, and not the casts of weights, are the user's to take out."""
+
+MANY_RAISED_PER_MATMUL = 0.75
+"""The same, however many other ops there are. Four norms in float32 in a layer of a transformer
+make it 0.5."""
+
+FEWEST = 2
+"""Fewer such casts are an output that is wanted in float32."""
+
+BYTES_SHARE = 0.2
+"""Share of the memory traffic of forward and backward that casts must have."""
+
+PARAMETERS = 2
+"""What autocast casts once in a region for one layer: a weight and a bias."""
+
+WORTH_A_WORD = 1 << 17
+"""Fewer bytes of weight copies are nobody's memory problem. Unit: bytes."""
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What the ops of a census come to.
+
+    Attributes:
+        casts: Casts of the forward pass.
+        raised: Those from float16 or bfloat16 to float32.
+        asked_for: How many of these are as they should be: for the ops that autocast runs in
+            float32 or promotes, and one for the loss each time the model runs.
+        ops: Other ops of the forward pass that compute.
+        multiplications: Those of them with FLOPs.
+        cast_bytes: Bytes that casts read and write, in forward and backward.
+        bytes: The same of all ops.
+    """
+
+    casts: int = 0
+    raised: int = 0
+    asked_for: int = 0
+    ops: int = 0
+    multiplications: int = 0
+    cast_bytes: int = 0
+    bytes: int = 0
+
+
+class Casts:
+    """Looks at what casts cost.
+
+    Args:
+        book: Where findings go.
+        layers: The weights of the model's layers, as they were at set-up.
+    """
+
+    def __init__(self, book: FindingBook, layers: Sequence[LayerShape]) -> None:
+        self._book = book
+        self._layers = frozenset(layer.module for layer in layers if layer.module)
+
+    def look(self, census: OpCensus, num_losses: int) -> None:
+        """Take in one census.
+
+        Args:
+            census: The census.
+            num_losses: How many losses were scaled in its iteration; 0 if that is not known.
+        """
+        sums = _sum(census)
+        if sums.bytes and sums.cast_bytes >= BYTES_SHARE * sums.bytes:
+            self._look_for_round_trips(census, sums)
+            self._look_for_recasts(census, sums, num_losses)
+        self._look_for_weight_copies(census)
+
+    def _look_for_round_trips(self, census: OpCensus, sums: _Sums) -> None:
+        raised = sums.raised - sums.asked_for
+        more_casts = sums.casts > CASTS_PER_OP * sums.ops
+        least = RAISED_PER_MATMUL if more_casts else MANY_RAISED_PER_MATMUL
+        if raised < max(FEWEST, least * sums.multiplications) or not sums.multiplications:
+            return
+        what = f"{raised} of them cast back to float32 where autocast does not ask for it, {{most}}"
+        self._say(census, sums, by_module(census, FORWARD, _raised_bytes), what, float(raised))
+
+    def _look_for_recasts(self, census: OpCensus, sums: _Sums, num_losses: int) -> None:
+        """Look for layers whose weights are cast more often than once a micro-batch.
+
+        Besides its weight and its bias a layer casts its input, at most once a call. What runs
+        outside of all layers may be another model's.
+        """
+        if not num_losses:
+            return
+        lowered = by_module(census, FORWARD, _lowered)
+        calls = by_module(census, FORWARD, _multiplications)
+        again = {
+            module: count - calls[module] - PARAMETERS * num_losses
+            for module, count in lowered.items()
+            if module in self._layers
+        }
+        modules = {module for module, count in again.items() if count > 0}
+        if not modules:
+            return
+        amounts = by_module(
+            census, FORWARD, lambda k, t: t.bytes if k.module in modules and _lowered(k, t) else 0
+        )
+        count = sum(again[module] for module in modules)
+        what = f"at least {count} of them cast a weight again that had been cast, {{most}}"
+        self._say(census, sums, amounts, what, float(count))
+
+    def _say(
+        self, census: OpCensus, sums: _Sums, amounts: Counter[str], what: str, avoidable: float
+    ) -> None:
+        where = heaviest(amounts)
+        what = what.format(most=f"most in {where or '(root)'}")
+        share = sums.cast_bytes / sums.bytes
+        self._book.make_once(
+            Finding(
+                kind="cast_overhead",
+                severity=Severity.INFO,
+                where=where,
+                op="_to_copy",
+                summary=(
+                    f"The forward pass has {sums.casts} casts between dtypes beside {sums.ops} ops"
+                    f" that compute, at step {census.step}; {what}. Casts move {share:.0%} of the"
+                    f" bytes of forward and backward"
+                ),
+                advice=ADVICE["cast_overhead"],
+                phase="forward",
+                first_step=census.step,
+                last_step=census.step,
+                evidence={
+                    "casts": float(sums.casts),
+                    "ops": float(sums.ops),
+                    "casts_per_op": sums.casts / max(1, sums.ops),
+                    "avoidable_casts": avoidable,
+                    "cast_bytes_share": share,
+                },
+            )
+        )
+
+    def _look_for_weight_copies(self, census: OpCensus) -> None:
+        copies, activations = census.weight_cast_bytes, census.activation_bytes
+        if copies < WORTH_A_WORD or copies <= activations:
+            return
+        self._book.make_once(
+            Finding(
+                kind="no_memory_gain",
+                severity=Severity.INFO,
+                where="",
+                summary=(
+                    f"Autocast does not save memory here: until backward the graph keeps"
+                    f" {_mebibytes(copies)} of low-precision copies of weights, and only"
+                    f" {_mebibytes(activations)} of activations are halved, at step {census.step}"
+                ),
+                advice=ADVICE["no_memory_gain"],
+                phase="config",
+                first_step=census.step,
+                last_step=census.step,
+                evidence={
+                    "weight_copy_bytes": float(copies),
+                    "activation_bytes": float(activations),
+                    "bytes_more_than_float32": float(copies - activations),
+                },
+            )
+        )
+
+
+def _sum(census: OpCensus) -> _Sums:
+    sums = _Sums()
+    for key, tally in ops_in(census, TRAINING):
+        sums.bytes += tally.bytes
+        if key.kind is OpKind.CAST:
+            sums.cast_bytes += tally.bytes
+        if key.phase not in FORWARD:
+            continue
+        if key.kind is OpKind.CAST:
+            sums.casts += tally.calls
+            sums.raised += tally.calls if _is_raise(key) else 0
+        elif key.kind is not OpKind.COPY:
+            sums.ops += tally.calls
+            sums.multiplications += tally.calls if key.kind.has_flops else 0
+            if key.fallback in (Fallback.FP32_LIST, Fallback.PROMOTED):
+                sums.asked_for += tally.calls
+    # As often as the module that multiplies least often does, so often the model has run, at most.
+    sums.asked_for += min(by_module(census, FORWARD, _multiplications).values(), default=1)
+    return sums
+
+
+def _multiplications(key: OpKey, tally: OpTally) -> int:
+    return tally.calls if key.kind.has_flops else 0
+
+
+def _is_raise(key: OpKey) -> bool:
+    # From float8 a cast is the other half of quantising.
+    return key.kind is OpKind.CAST and key.dtype in HALF_DTYPES and key.out_dtype == "float32"
+
+
+def _raised_bytes(key: OpKey, tally: OpTally) -> int:
+    return tally.bytes if _is_raise(key) else 0
+
+
+def _lowered(key: OpKey, tally: OpTally) -> int:
+    """Return how many casts from float32 to float16 or bfloat16 a tally holds."""
+    is_one = key.kind is OpKind.CAST and key.dtype == "float32" and key.out_dtype in HALF_DTYPES
+    return tally.calls if is_one else 0
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:.3g} MiB"

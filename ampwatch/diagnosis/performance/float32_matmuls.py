@@ -1,0 +1,154 @@
+"""Findings about matmuls that run in float32 where a faster dtype would do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.performance.gains import saving
+from ampwatch.diagnosis.performance.op_shares import (
+    FORWARD,
+    TRAINING,
+    by_module,
+    flops_of,
+    ops_in,
+    place,
+)
+from ampwatch.numerics.units.ops import Fallback
+from ampwatch.wire.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.ops import Machine, OpCensus, OpKey, OpTally
+    from ampwatch.settings import Settings
+
+TF32_FROM = (8, 0)
+"""Compute capability of the first GPUs that have TF32, and tensor cores for bfloat16."""
+
+WORDS = {
+    Fallback.NONE: "for a reason that is not known",
+    Fallback.FP32_LIST: "because autocast runs these ops in float32",
+    Fallback.NOT_LISTED: "because autocast does not cast the inputs of these ops",
+    Fallback.PROMOTED: "because one of their inputs is float32",
+    Fallback.DISABLED_REGION: "inside autocast(enabled=False)",
+    Fallback.OUTSIDE_REGION: "outside every autocast region",
+    Fallback.OTHER_THREAD: "in a thread that has not entered autocast",
+    Fallback.DEVICE_TYPE: "inside an autocast region for another type of device",
+    Fallback.CUSTOM_FUNCTION: "in an autograd.Function that asks for float32, or in an op that is not PyTorch's own",
+}
+"""Why an op ran in float32, in words."""
+
+AUTOCAST_IS_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
+"""Of these ``autocast_inactive`` speaks."""
+
+
+class Float32Matmuls:
+    """Looks at the dtype in which a training spends the FLOPs of its forward pass.
+
+    Args:
+        book: Where findings go.
+        settings: ``fp32_share``.
+        machine: What it runs on.
+    """
+
+    def __init__(self, book: FindingBook, settings: Settings, machine: Machine) -> None:
+        self._book = book
+        self._share = settings.fp32_share
+        self._machine = machine
+        self._has_idle_tf32 = (
+            machine.capability is not None
+            and machine.capability >= TF32_FROM
+            and not machine.matmul_tf32
+        )
+
+    def look(self, census: OpCensus) -> None:
+        """Take in one census."""
+        totals = by_module(census, FORWARD, flops_of)
+        reasons: Counter[Fallback] = Counter()
+        for key, tally in ops_in(census, FORWARD):
+            reasons[key.fallback] += float32_flops_of(key, tally)
+        share = reasons.total() / max(1, totals.total())
+        if share <= self._share:
+            return
+        reason, flops = reasons.most_common(1)[0]
+        if census.autocast_dtypes:
+            if reason not in AUTOCAST_IS_ELSEWHERE:
+                self._say(census, totals, reason, share, flops)
+        elif self._has_idle_tf32:
+            self._say(census, totals, None, share, flops)
+
+    def _say(
+        self,
+        census: OpCensus,
+        totals: Counter[str],
+        reason: Fallback | None,
+        share: float,
+        flops: int,
+    ) -> None:
+        def amount(key: OpKey, tally: OpTally) -> int:
+            return float32_flops_of(key, tally) if reason in (None, key.fallback) else 0
+
+        amounts = by_module(census, FORWARD, amount)
+        where = place(amounts, totals)
+        ops: Counter[str] = Counter()
+        for key, tally in ops_in(census, FORWARD):
+            ops[key.op] += amount(key, tally)
+        why = (
+            "no autocast is used, and TF32 is off"
+            if reason is None
+            else f"most of it in {where or '(root)'}, {WORDS[reason]}, although autocast is"
+            f" {' and '.join(census.autocast_dtypes)}"
+        )
+        self._book.make_once(
+            Finding(
+                kind="fp32_matmul",
+                severity=Severity.INFO,
+                where=where,
+                op=ops.most_common(1)[0][0],
+                summary=(
+                    f"{share:.0%} of the FLOPs of the forward pass are float32 matmuls and"
+                    f" convolutions at step {census.step}: {why}"
+                ),
+                advice=ADVICE["fp32_matmul"],
+                phase="forward",
+                dtype="float32",
+                first_step=census.step,
+                last_step=census.step,
+                evidence={
+                    "float32_share": share,
+                    "reason_share": flops / totals.total(),
+                    "float32_flops": share * totals.total(),
+                    "modules": float(len(amounts)),
+                    **self._gain(census),
+                },
+            )
+        )
+
+    def _gain(self, census: OpCensus) -> dict[str, float]:
+        """Return what is won at least, if the least time that float32 takes here is known."""
+        peak = self._machine.peak_flops.get("float32")
+        if not peak:
+            return {}
+        ops = [
+            (key, tally, flops / peak)
+            for key, tally in ops_in(census, TRAINING)
+            if (flops := float32_flops_of(key, tally))
+        ]
+        seconds = saving(ops, self._machine, next(iter(census.autocast_dtypes), "tf32"))
+        if seconds is None:
+            return {}
+        gain = {"recoverable_seconds": seconds}
+        if census.duration_s > 0.0:
+            gain["gain_ratio"] = seconds / census.duration_s
+        return gain
+
+
+def float32_flops_of(key: OpKey, tally: OpTally) -> int:
+    """Return the FLOPs done in float32, and not in TF32.
+
+    Without those of no watched module that are outside of autocast: another model's, perhaps,
+    that is meant to be in float32.
+    """
+    is_elsewhere = not key.module and key.fallback is Fallback.OUTSIDE_REGION
+    return flops_of(key, tally) if key.dtype == "float32" and not is_elsewhere else 0

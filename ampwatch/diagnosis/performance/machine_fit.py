@@ -1,0 +1,188 @@
+"""Findings about a precision that the machine has no instructions for, and switches left off."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.performance.float32_matmuls import TF32_FROM, float32_flops_of
+from ampwatch.diagnosis.performance.op_shares import TRAINING, by_module, flops_of, ops_in
+from ampwatch.numerics.units.ops import HALF_DTYPES, OpKind
+from ampwatch.wire.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.ops import Machine, OpCensus, OpKey, OpTally
+
+REMAINING_SHARE = 0.05
+"""Share of the FLOPs that must be float32 for TF32 to be worth a word."""
+
+CONVOLUTION_SHARE = 0.2
+"""Share of the FLOPs that must be convolutions for cuDNN's search to be worth a word."""
+
+FLOAT16_ON_OLD = (
+    " This GPU has no bfloat16 units: with float16 autocast the scaler is needed, and the tensor"
+    " cores of compute capability 7.0 and newer are used."
+)
+"""What a scaler beside bfloat16 means on a GPU that emulates it."""
+
+
+class MachineFit:
+    """Holds what a training computes in against what the machine can do.
+
+    Args:
+        book: Where findings go.
+        machine: The machine.
+        autocast_dtypes: Names of the autocast dtypes seen so far; read, never copied.
+    """
+
+    def __init__(self, book: FindingBook, machine: Machine, autocast_dtypes: Sequence[str]) -> None:
+        self._book = book
+        self._machine = machine
+        self._autocast_dtypes = autocast_dtypes
+        self._convolutions: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
+        capability = machine.capability
+        self._emulates_bfloat16 = capability is not None and capability < TF32_FROM
+        self._has_tf32 = capability is not None and capability >= TF32_FROM
+
+    def look(self, step: int) -> None:
+        """Look at the dtypes of autocast, which need no census."""
+        if self._machine.device_type == "cpu":
+            self._look_for_cpu(step, self._autocast_dtypes)
+        if self._emulates_bfloat16 and "bfloat16" in self._autocast_dtypes:
+            self._say_emulated(step)
+
+    def look_at(self, census: OpCensus) -> None:
+        """Take in one census."""
+        computed = {k.dtype for k, t in ops_in(census, TRAINING) if flops_of(k, t)}
+        dtypes = {*computed, *census.autocast_dtypes} & HALF_DTYPES
+        if census.device_types == {"cpu"}:
+            self._look_for_cpu(census.step, sorted(dtypes))
+        if self._emulates_bfloat16 and "cuda" in census.device_types and "bfloat16" in dtypes:
+            self._say_emulated(census.step)
+        if self._machine.capability is not None and "cuda" in census.device_types:
+            self._look_for_flags(census)
+
+    def _look_for_cpu(self, step: int, dtypes: Iterable[str]) -> None:
+        missing = [dtype for dtype in dtypes if dtype not in self._machine.cpu_dtypes]
+        if not missing:
+            return
+        instead = sorted(self._machine.cpu_dtypes & HALF_DTYPES)
+        has = f"it has them for {' and '.join(instead)}" if instead else "nor for another half"
+        self._make(
+            Severity.INFO,
+            step,
+            missing[0],
+            f"This CPU has no instructions for {missing[0]}, {has}: ops in it are computed in"
+            f" float32 and cast back and forth, which is slower than float32, since step {step}",
+            {"cpu_dtypes": float(len(instead))},
+        )
+
+    def _say_emulated(self, step: int) -> None:
+        major, minor = self._machine.capability or (0, 0)
+        evidence = {"compute_capability": major + minor / 10}
+        self._make(
+            Severity.WARNING,
+            step,
+            "bfloat16",
+            f"{self._machine.device_name or 'This GPU'} (compute capability {major}.{minor}) has no"
+            f" bfloat16 units, they come with 8.0: bfloat16 is emulated, without tensor cores and"
+            f" slower than float16, since step {step}",
+            evidence,
+        )
+        scaler = self._book.get("scaler_with_bf16", "api")
+        if scaler is not None and not scaler.advice.endswith(FLOAT16_ON_OLD):
+            scaler.advice += FLOAT16_ON_OLD
+            scaler.evidence |= evidence
+            self._book.retell(scaler)
+
+    def _make(
+        self,
+        severity: Severity,
+        step: int,
+        dtype: str,
+        summary: str,
+        evidence: dict[str, float],
+    ) -> None:
+        self._book.make_once(
+            Finding(
+                kind="cpu_isa_missing",
+                severity=severity,
+                where="env",
+                summary=summary,
+                advice=ADVICE["cpu_isa_missing"],
+                phase="config",
+                dtype=dtype,
+                first_step=step,
+                last_step=step,
+                evidence=evidence,
+            )
+        )
+
+    def _look_for_flags(self, census: OpCensus) -> None:
+        total = by_module(census, TRAINING, flops_of).total()
+        if not total:
+            return
+        matmuls, convolutions = self._idle_tf32(census)
+        unsearched = self._unsearched(census)
+        flags = {
+            "torch.set_float32_matmul_precision('high')": matmuls >= REMAINING_SHARE * total,
+            "torch.backends.cudnn.allow_tf32 = True": convolutions >= REMAINING_SHARE * total,
+            "torch.backends.cudnn.benchmark = True": unsearched >= CONVOLUTION_SHARE * total,
+        }
+        if not any(flags.values()):
+            return
+        tf32, benchmark = (matmuls + convolutions) / total, unsearched / total
+        self._book.make_once(
+            Finding(
+                kind="backend_flags",
+                severity=Severity.INFO,
+                where="env",
+                summary=(
+                    f"Switches of PyTorch that this training would run faster with are off, at"
+                    f" step {census.step}: {' and '.join(f for f, is_worth in flags.items() if is_worth)}."
+                    f" {tf32:.0%} of the FLOPs are float32 that may not use TF32, {benchmark:.0%} are"
+                    f" convolutions of sizes that stay the same and that cuDNN has not searched the"
+                    f" fastest algorithm for"
+                ),
+                advice=ADVICE["backend_flags"],
+                phase="config",
+                first_step=census.step,
+                last_step=census.step,
+                evidence={"float32_share": tf32, "unsearched_convolution_share": benchmark},
+            )
+        )
+
+    def _idle_tf32(self, census: OpCensus) -> tuple[int, int]:
+        """Return the FLOPs of float32 matmuls and convolutions that TF32 is switched off for.
+
+        None where ``fp32_matmul`` says it already.
+        """
+        if not self._has_tf32 or self._book.of_kind("fp32_matmul"):
+            return 0, 0
+        flops = by_module(census, TRAINING, float32_flops_of).total()
+        convolutions = by_module(
+            census, TRAINING, lambda k, t: min(float32_flops_of(k, t), _convolution_flops_of(k, t))
+        ).total()
+        return (
+            0 if self._machine.matmul_tf32 else flops - convolutions,
+            0 if self._machine.convolution_tf32 else convolutions,
+        )
+
+    def _unsearched(self, census: OpCensus) -> int:
+        """Return the FLOPs of convolutions, if their sizes are those of the census before."""
+        sizes = frozenset(
+            (key.module, tally.shape)
+            for key, tally in ops_in(census, TRAINING)
+            if _convolution_flops_of(key, tally)
+        )
+        are_the_same, self._convolutions = sizes == self._convolutions, sizes
+        if self._machine.cudnn_benchmark or not are_the_same:
+            return 0
+        return by_module(census, TRAINING, _convolution_flops_of).total()
+
+
+def _convolution_flops_of(key: OpKey, tally: OpTally) -> int:
+    return flops_of(key, tally) if key.kind is OpKind.CONVOLUTION else 0

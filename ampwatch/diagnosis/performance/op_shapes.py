@@ -1,0 +1,246 @@
+"""Findings about matmuls and convolutions whose operands have a shape or layout that costs time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.performance.op_shares import (
+    FORWARD,
+    LOW_DTYPES,
+    TRAINING,
+    by_module,
+    heaviest,
+    low_flops_of,
+    ops_in,
+)
+from ampwatch.numerics.units.ops import ALIGNMENT, OpKind
+from ampwatch.wire.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.ops import LayerShape, Machine, OpCensus, OpKey, OpTally
+    from ampwatch.settings import Settings
+
+WORTH_PADDING = 32
+"""A smaller dimension, the ten classes of a head, would grow by more than padding it saves."""
+
+RANK = 4
+"""Numbers in the shape of an op whose dimensions are understood."""
+
+NCHW_SHARE = 0.5
+"""Share of the FLOPs of low-precision convolutions."""
+
+
+class _Dims(NamedTuple):
+    """The dimensions that are not aligned.
+
+    Attributes:
+        sizes: They, by what they are called.
+        to: What they have to be multiples of.
+    """
+
+    sizes: dict[str, int]
+    to: int
+
+    @property
+    def words(self) -> str:
+        return " and ".join(f"{name} {size}" for name, size in self.sizes.items())
+
+    @property
+    def padded(self) -> str:
+        return " and ".join(str(-(-size // self.to) * self.to) for size in self.sizes.values())
+
+    @property
+    def are_worth_it(self) -> bool:
+        return max(self.sizes.values(), default=0) >= WORTH_PADDING
+
+
+class OpShapes:
+    """Looks at the dimensions and the memory format of what is multiplied in low precision.
+
+    Args:
+        book: Where findings go.
+        settings: ``unaligned_share``.
+        machine: What it runs on.
+        layers: The weights of the model's layers, as they were at set-up.
+        autocast_dtypes: Names of the autocast dtypes seen so far; read, never copied.
+    """
+
+    def __init__(
+        self,
+        book: FindingBook,
+        settings: Settings,
+        machine: Machine,
+        layers: Sequence[LayerShape],
+        autocast_dtypes: Sequence[str],
+    ) -> None:
+        self._book = book
+        self._share = settings.unaligned_share
+        self._is_gpu = machine.capability is not None
+        self._layers = layers
+        self._autocast_dtypes = autocast_dtypes
+        self._layers_are_open = bool(layers)
+
+    def look_at_layers(self) -> None:
+        """Look at the layers alone, as soon as it is known that they multiply in low precision.
+
+        Weights on the device ``meta`` have nothing but their shapes to be looked at for.
+        """
+        if not self._layers_are_open:
+            return
+        layers = [layer for layer in self._layers if self._counts(layer)]
+        if not layers:
+            return
+        self._layers_are_open = False
+        unaligned = {layer.module: layer for layer in layers if _dims_of_layer(layer).are_worth_it}
+        share = sum(_.numel for _ in unaligned.values()) / sum(_.numel for _ in layers)
+        if share < self._share:
+            return
+        where = heaviest({name: layer.numel for name, layer in unaligned.items()})
+        dims = _dims_of_layer(unaligned[where])
+        evidence = {"unaligned_weight_share": share, "layers": float(len(unaligned))}
+        summary = (
+            f"{dims.words} of the weight of {where or '(root)'} are not multiples of {dims.to}, as"
+            f" tensor cores need for float16 and bfloat16: {dims.padded} would be. Of all weights"
+            f" that are multiplied {share:.0%} are like that, in {len(unaligned)} layers"
+        )
+        self._make("dims_unaligned", where, 0, dims, evidence, summary)
+
+    def _counts(self, layer: LayerShape) -> bool:
+        return (
+            layer.device_type == "meta"
+            or layer.dtype in LOW_DTYPES
+            or (layer.device_type == "cuda" and bool(self._autocast_dtypes))
+        )
+
+    def look(self, census: OpCensus) -> None:
+        """Take in one census."""
+        self._look_for_unaligned(census)
+        self._look_for_nchw(census)
+
+    def _look_for_unaligned(self, census: OpCensus) -> None:
+        amounts = by_module(census, TRAINING, unaligned_flops_of)
+        total = by_module(census, TRAINING, low_flops_of).total()
+        share = amounts.total() / max(1, total)
+        if not amounts or share < self._share:
+            return
+        where = heaviest(amounts)
+        key, tally = max(
+            (
+                (k, t)
+                for k, t in ops_in(census, TRAINING)
+                if k.module == where and unaligned_flops_of(k, t)
+            ),
+            key=lambda item: (item[0].phase in FORWARD, unaligned_flops_of(*item)),
+        )
+        dims = _dims_of_op(key, tally)
+        evidence = {
+            "unaligned_share": share,
+            "unaligned_share_here": amounts[where] / total,
+            "modules": float(len(amounts)),
+        }
+        cost = "" if self._is_gpu else "; what that costs on this device is not known"
+        summary = (
+            f"{share:.0%} of the {key.dtype} FLOPs are multiplications with a dimension that is not"
+            f" a multiple of {dims.to}, as tensor cores need, at step {census.step}; most of them in"
+            f" {where or '(root)'}: {dims.words}, where {dims.padded} would be{cost}"
+        )
+        self._make("dims_unaligned", where, census.step, dims, evidence, summary, key)
+
+    def _look_for_nchw(self, census: OpCensus) -> None:
+        # Of the forward pass: the gradient of a loss may be contiguous whatever the model is.
+        amounts = by_module(census, FORWARD, lambda _, tally: tally.nchw_flops)
+        total = by_module(census, FORWARD, _low_convolution_flops_of).total()
+        share = amounts.total() / max(1, total)
+        if not amounts or share < NCHW_SHARE:
+            return
+        where = heaviest(amounts)
+        key = max(
+            ((t.nchw_flops, k) for k, t in ops_in(census, FORWARD) if k.module == where),
+        )[1]
+        self._book.make_once(
+            Finding(
+                kind="layout_nchw",
+                severity=Severity.INFO,
+                where=where,
+                op=key.op,
+                summary=(
+                    f"{share:.0%} of the {key.dtype} convolution FLOPs of the forward pass read an input that is"
+                    f" contiguous and not channels_last, at step {census.step}, most of them in"
+                    f" {where or '(root)'}: tensor cores work on channels_last, so each such"
+                    f" convolution transposes its input and its output, or runs a slower kernel"
+                ),
+                advice=ADVICE["layout_nchw"],
+                phase="config",
+                dtype=key.dtype,
+                first_step=census.step,
+                last_step=census.step,
+                evidence={
+                    "nchw_share": share,
+                    "nchw_share_here": amounts[where] / total,
+                    "modules": float(len(amounts)),
+                },
+            )
+        )
+
+    def _make(
+        self,
+        kind: str,
+        where: str,
+        step: int,
+        dims: _Dims,
+        evidence: dict[str, float],
+        summary: str,
+        key: OpKey | None = None,
+    ) -> None:
+        sizes = {name.lower().replace(" ", "_"): float(size) for name, size in dims.sizes.items()}
+        self._book.make_once(
+            Finding(
+                kind=kind,
+                severity=Severity.INFO,
+                where=where,
+                op="" if key is None else key.op,
+                summary=summary,
+                advice=ADVICE[kind],
+                phase="config",
+                dtype="" if key is None else key.dtype,
+                first_step=step,
+                last_step=step,
+                evidence=evidence | sizes,
+            )
+        )
+
+
+def _dims_of_layer(layer: LayerShape) -> _Dims:
+    to = ALIGNMENT.get(layer.dtype, ALIGNMENT["float16"])
+    what = "features" if layer.kind is OpKind.MATMUL else "channels"
+    inputs, outputs = layer.dims
+    return _unaligned({f"input {what}": inputs, f"output {what}": outputs}, to)
+
+
+def _dims_of_op(key: OpKey, tally: OpTally) -> _Dims:
+    to = ALIGNMENT[key.dtype]
+    if key.kind is OpKind.ATTENTION:
+        return _unaligned({"head size": tally.shape[-1]}, to)
+    _, m, n, k = tally.shape
+    if key.kind is OpKind.CONVOLUTION:
+        return _unaligned({"output channels": n, "K": k}, to)
+    return _unaligned({"M": m, "N": n, "K": k}, to)
+
+
+def _unaligned(sizes: dict[str, int], to: int) -> _Dims:
+    return _Dims({name: size for name, size in sizes.items() if size % to}, to)
+
+
+def unaligned_flops_of(key: OpKey, tally: OpTally) -> int:
+    """Return the FLOPs done in low precision with a dimension that is worth padding."""
+    if not tally.unaligned_flops or key.dtype not in ALIGNMENT or len(tally.shape) != RANK:
+        return 0
+    return tally.unaligned_flops if _dims_of_op(key, tally).are_worth_it else 0
+
+
+def _low_convolution_flops_of(key: OpKey, tally: OpTally) -> int:
+    return low_flops_of(key, tally) if key.kind is OpKind.CONVOLUTION else 0

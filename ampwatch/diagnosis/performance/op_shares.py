@@ -1,0 +1,110 @@
+"""Sums over an op census, and the module that a sum is about."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ampwatch.numerics.units.ops import FP8_DTYPES, HALF_DTYPES, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ampwatch.diagnosis.evidence.ops import OpCensus, OpKey, OpTally
+
+LOW_DTYPES = HALF_DTYPES | FP8_DTYPES
+"""The dtypes of low precision."""
+
+FORWARD = frozenset({Phase.FORWARD})
+
+TRAINING = frozenset({Phase.FORWARD, Phase.BACKWARD})
+"""The phases that mixed precision is about: optimizers compute in the dtype of the weights."""
+
+NEGLIGIBLE = 0.001
+"""Modules with less than this share of a sum have no say in where it is."""
+
+NEARLY_ALL = 0.9
+"""Share of a module's FLOPs from which it is said that the module does it, and not a part of it."""
+
+
+def ops_in(census: OpCensus, phases: frozenset[Phase]) -> Iterator[tuple[OpKey, OpTally]]:
+    """Yield the ops of some phases."""
+    return ((key, tally) for key, tally in census.tallies.items() if key.phase in phases)
+
+
+def by_module(
+    census: OpCensus,
+    phases: frozenset[Phase],
+    amount: Callable[[OpKey, OpTally], int],
+) -> Counter[str]:
+    """Return an amount by module, without those where there is none of it."""
+    amounts: Counter[str] = Counter()
+    for key, tally in ops_in(census, phases):
+        if found := amount(key, tally):
+            amounts[key.module] += found
+    return amounts
+
+
+def flops_of(key: OpKey, tally: OpTally) -> int:
+    """Return the FLOPs that tensor cores could do."""
+    return tally.flops if key.kind.has_flops else 0
+
+
+def low_flops_of(key: OpKey, tally: OpTally) -> int:
+    """Return the FLOPs done in low precision."""
+    return flops_of(key, tally) if key.dtype in LOW_DTYPES else 0
+
+
+def heaviest(amounts: Mapping[str, int]) -> str:
+    """Return the module with most; of two alike the first one by name."""
+    return min(amounts, key=lambda module: (-amounts[module], module))
+
+
+def place(amounts: Mapping[str, int], totals: Mapping[str, int]) -> str:
+    """Return the module that an amount is about.
+
+    The innermost module that holds all of it, where nearly all of what that module does is
+    part of it: a decoder that runs in float32. Else the part of it, and of that part again,
+    with the largest amount, until it is so.
+
+    Args:
+        amounts: By module, in its own forward and not in its children's.
+        totals: What each module does in all, likewise.
+    """
+    least = NEGLIGIBLE * sum(amounts.values())
+    name = _common([module for module, amount in amounts.items() if amount >= least])
+    while _within(amounts, name) < NEARLY_ALL * _within(totals, name):
+        parts: Counter[str] = Counter()
+        for module, amount in amounts.items():
+            if _is_within(module, name):
+                parts[_child(module, name)] += amount
+        child = heaviest(parts)
+        if child == name:
+            break
+        name = child
+    return name
+
+
+def _common(modules: list[str]) -> str:
+    paths = [module.split(".") if module else [] for module in modules]
+    common: list[str] = []
+    for names in zip(*paths, strict=False):
+        if len(set(names)) > 1:
+            break
+        common.append(names[0])
+    return ".".join(common)
+
+
+def _within(amounts: Mapping[str, int], name: str) -> float:
+    return sum(amount for module, amount in amounts.items() if _is_within(module, name))
+
+
+def _is_within(module: str, name: str) -> bool:
+    return not name or module == name or module.startswith(f"{name}.")
+
+
+def _child(module: str, name: str) -> str:
+    """Return the child of ``name`` that ``module`` is or is in; ``name`` for itself."""
+    start = len(name) + 1 if name else 0
+    end = module.find(".", start)
+    return module if end < 0 or len(module) < start else module[:end]

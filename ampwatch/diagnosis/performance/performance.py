@@ -1,0 +1,84 @@
+"""Findings about mixed precision that gains less than it could, or nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.autocast.autocast_state import AutocastState
+from ampwatch.diagnosis.performance.casts import Casts
+from ampwatch.diagnosis.performance.float32_matmuls import Float32Matmuls
+from ampwatch.diagnosis.performance.kernel_choice import KernelChoice
+from ampwatch.diagnosis.performance.machine_fit import MachineFit
+from ampwatch.diagnosis.performance.op_shapes import OpShapes
+from ampwatch.wire.records import CensusSource
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.iteration import Iteration
+    from ampwatch.diagnosis.evidence.ops import LayerShape, Machine, OpCensus
+    from ampwatch.settings import Settings
+
+
+class Performance:
+    """Looks at what ran in which dtype, and in which kernels.
+
+    Args:
+        book: Where findings go.
+        settings: Thresholds.
+        machine: What it runs on.
+        layers: The weights of the model's layers, as they were at set-up.
+        autocast_dtypes: Names of the autocast dtypes seen so far; read, never copied.
+    """
+
+    def __init__(
+        self,
+        book: FindingBook,
+        settings: Settings,
+        machine: Machine,
+        layers: Sequence[LayerShape],
+        autocast_dtypes: Sequence[str],
+    ) -> None:
+        self._autocast_dtypes = autocast_dtypes
+        self._known_dtypes = 0
+        self._state = AutocastState(book, machine)
+        self._matmuls = Float32Matmuls(book, settings, machine)
+        self._shapes = OpShapes(book, settings, machine, layers, autocast_dtypes)
+        self._casts = Casts(book, layers)
+        self._machine = MachineFit(book, machine, autocast_dtypes)
+        self._kernels = KernelChoice(book, machine, autocast_dtypes)
+
+    def look_at_layers(self) -> None:
+        """Look at the shapes of the layers, before anything has run."""
+        self._shapes.look_at_layers()
+
+    def look(self, iteration: Iteration) -> None:
+        """Take in one judged iteration, after ``ScaleDynamics`` has."""
+        if len(self._autocast_dtypes) != self._known_dtypes:
+            self._known_dtypes = len(self._autocast_dtypes)
+            self._shapes.look_at_layers()
+            self._machine.look(iteration.step)
+        if iteration.census is not None:
+            is_scaled = iteration.scaler is not None
+            self.look_at(iteration.census, is_scaled=is_scaled, num_losses=iteration.num_losses)
+        if iteration.window is not None:
+            self._kernels.look(iteration.window)
+
+    def look_at(self, census: OpCensus, *, is_scaled: bool = False, num_losses: int = 0) -> None:
+        """Take in one census.
+
+        Args:
+            census: The census, be it of an iteration that did not end.
+            is_scaled: Whether an enabled scaler took part in the iteration.
+            num_losses: How many losses were scaled in it; 0 if that is not known.
+        """
+        if census.source is CensusSource.PROFILER:
+            # The profiler does not see autocast; who enters a region is known all the same.
+            census.autocast_dtypes = tuple(self._autocast_dtypes)
+        self._kernels.remember(census)
+        self._state.look(census, is_scaled=is_scaled)
+        self._matmuls.look(census)
+        self._shapes.look(census)
+        self._casts.look(census, num_losses)
+        self._machine.look_at(census)

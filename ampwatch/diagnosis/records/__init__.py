@@ -1,0 +1,1 @@
+"""Records made of evidence, for the wire."""

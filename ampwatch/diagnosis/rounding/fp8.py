@@ -1,0 +1,132 @@
+"""Findings about casts to FP8 formats: their scale is too large, too small, or not finite."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.wire.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.rounding import BrokenScale, Fp8Cast, OpSite
+    from ampwatch.settings import Settings
+
+FEWEST = 64
+"""Numbers of a cast below which a share says nothing."""
+
+FEWEST_LOST = 8
+
+
+class Fp8:
+    """Looks at what casts to FP8 lose.
+
+    Each kind is made once, at the first place; the others are counted.
+
+    Args:
+        book: Where findings go.
+        settings: ``fp8_clipped_share`` and ``fp8_flushed_share``.
+    """
+
+    def __init__(self, book: FindingBook, settings: Settings) -> None:
+        self._book = book
+        self._clipped_share = settings.fp8_clipped_share
+        self._flushed_share = settings.fp8_flushed_share
+
+    def look(self, cast: Fp8Cast) -> None:
+        """Take in a cast."""
+        if cast.num_values < FEWEST:
+            return
+        if cast.clipped >= max(FEWEST_LOST, self._clipped_share * cast.num_values):
+            self._clipped(cast)
+        if cast.flushed >= max(FEWEST_LOST, self._flushed_share * cast.num_values):
+            self._flushed(cast)
+
+    def look_at_scale(self, scale: BrokenScale) -> None:
+        """Take in a scale that is not finite, and was used."""
+        site = scale.site
+        self._make(
+            "fp8_scale_nonfinite",
+            Severity.CRITICAL,
+            site,
+            scale.dtype,
+            f"A scale for {scale.dtype} is not finite: {site.op} in {_place(site.where)} divided by"
+            f" zero or by next to nothing (a largest magnitude of 0), so that {scale.num_values} numbers"
+            f" were NaN or infinite when they were cast in {_place(scale.cast_in)} in step"
+            f" {site.step}",
+            {"nonfinite": float(scale.num_values)},
+        )
+
+    def _clipped(self, cast: Fp8Cast) -> None:
+        largest = FORMATS[cast.dtype].max
+        share = cast.clipped / cast.num_values
+        finding = self._book.get("fp8_saturation", cast.site.where)
+        # A delayed scale begins with 1 before it has seen anything: that is over after a step.
+        if finding is not None and finding.severity is Severity.INFO and not cast.is_first:
+            finding.severity = Severity.WARNING
+        self._make(
+            "fp8_saturation",
+            Severity.INFO if cast.is_first else Severity.WARNING,
+            cast.site,
+            cast.dtype,
+            f"{share:.1%} of the numbers cast to {cast.dtype} in {_place(cast.site.where)} in step"
+            f" {cast.site.step} were clipped: the largest is {cast.largest:.4g}, the format ends at"
+            f" {largest:g}. The scale is {cast.largest / largest:.3g} times too large for them",
+            {
+                "clipped_share": share,
+                "largest": cast.largest,
+                "largest_of_format": largest,
+                "values": float(cast.num_values),
+            },
+        )
+
+    def _flushed(self, cast: Fp8Cast) -> None:
+        fmt = FORMATS[cast.dtype]
+        share = cast.flushed / cast.num_values
+        self._make(
+            "fp8_underflow",
+            Severity.WARNING,
+            cast.site,
+            cast.dtype,
+            f"{share:.1%} of the numbers that are not zero became zero when they were cast to"
+            f" {cast.dtype} in {_place(cast.site.where)} in step {cast.site.step}: they are"
+            f" {fmt.flush_at:.3g} or less, while the largest, which sets the scale, is"
+            f" {cast.largest:.4g}",
+            {"flushed_share": share, "largest": cast.largest, "values": float(cast.num_values)},
+        )
+
+    def _make(
+        self,
+        kind: str,
+        severity: Severity,
+        site: OpSite,
+        dtype: str,
+        summary: str,
+        evidence: dict[str, float],
+    ) -> None:
+        made = self._book.of_kind(kind)
+        if made:
+            if made[-1].last_step != site.step:
+                self._book.again(kind, made[-1].where, site.step)
+            return
+        self._book.make(
+            Finding(
+                kind=kind,
+                severity=severity,
+                where=site.where,
+                summary=summary,
+                advice=ADVICE[kind],
+                op=site.op,
+                phase=site.phase,
+                dtype=dtype,
+                first_step=site.step,
+                last_step=site.step,
+                evidence=evidence,
+                source=site.source,
+            )
+        )
+
+
+def _place(where: str) -> str:
+    return "the code outside of the model" if where == "loss" else f"module {where!r}"

@@ -1,0 +1,81 @@
+"""Findings about integers that a format cannot tell apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.wire.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.rounding import LossyCast
+
+KIND = "lossy_integer_cast"
+
+
+class LossyCasts:
+    """Says once that integers were rounded: positions, counts, times, ids.
+
+    Integers that run up or down are positions or counts, and their neighbours have become the
+    same: a warning. Others may be measurements, which lose nothing that matters: an info.
+
+    Args:
+        book: Where findings go.
+    """
+
+    def __init__(self, book: FindingBook) -> None:
+        self._book = book
+
+    def look(self, cast: LossyCast) -> None:
+        """Take in a cast of integers that are too large for its format."""
+        severity = Severity.WARNING if cast.is_ordered else Severity.INFO
+        made = self._book.of_kind(KIND)
+        evidence = {
+            "values": float(cast.num_values),
+            "distinct_before": float(cast.distinct),
+            "distinct_after": float(cast.kept),
+            "rounded": float(cast.rounded),
+            "largest": cast.largest,
+        }
+        site = cast.site
+        # Positions are cast once in every layer: one incident. An info stands for no warning.
+        alike = next((f for f in made if f.severity == severity), None)
+        if alike is not None or (made and severity is Severity.INFO):
+            self._count(alike or made[0], site.step)
+            return
+        if any(f.where == site.where for f in made):
+            return
+        self._book.make(
+            Finding(
+                kind=KIND,
+                severity=severity,
+                where=site.where,
+                summary=_summary(cast),
+                advice=ADVICE[KIND],
+                op=site.op,
+                phase=site.phase,
+                dtype=cast.dtype,
+                first_step=site.step,
+                last_step=site.step,
+                evidence=evidence,
+                source=site.source,
+            )
+        )
+
+    def _count(self, finding: Finding, step: int) -> None:
+        if finding.last_step != step:
+            self._book.again(KIND, finding.where, step)
+
+
+def _summary(cast: LossyCast) -> str:
+    place = "outside of the model" if cast.site.where == "loss" else f"in {cast.site.where!r}"
+    limit = 2 ** (FORMATS[cast.dtype].mantissa_bits + 1)
+    head = (
+        f"Integers up to {cast.largest:.0f} became {cast.dtype} {place} in step {cast.site.step},"
+        f" which holds every integer only up to {limit}"
+    )
+    if cast.kept < cast.distinct:
+        return f"{head}: of {cast.distinct} different ones {cast.kept} are left"
+    return f"{head}: {cast.rounded} of {cast.num_values} were rounded"

@@ -1,0 +1,97 @@
+"""Findings about optimizer steps that leave the weights as they were."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.numerics.formats import FORMATS, HALF
+from ampwatch.wire.records import Finding, Severity, Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
+
+UNCHANGED_SHARE = 0.9
+"""Share of the elements of a parameter that must stay the same."""
+
+SPAN = 8
+"""Over so many iterations, at least."""
+
+
+class UpdatePrecision:
+    """Looks for updates that round away in parameters kept in float16 or bfloat16.
+
+    Args:
+        book: Where findings go.
+    """
+
+    def __init__(self, book: FindingBook) -> None:
+        self._book = book
+        self._dtypes: dict[str, str] = {}
+        self._nonzero_gradients: dict[str, float] = {}
+        self._skipped_at = -math.inf
+
+    def look(self, iteration: Iteration) -> None:
+        """Take in one judged iteration."""
+        stuck = []
+        if any(iteration.found_inf.values()):
+            self._skipped_at = iteration.step
+        for r in iteration.ranges:
+            if r.topic is Topic.WEIGHT:
+                self._dtypes[r.name] = r.dtype
+            elif r.topic is Topic.GRADIENT and not r.histogram.nonfinite:
+                self._nonzero_gradients[r.name] = 1.0 - r.histogram.zero_share
+            elif r.topic is Topic.UPDATE and r.span >= SPAN:
+                stuck.append(r)
+        # Steps that were not taken change nothing in any precision.
+        taken = iteration.step - self._skipped_at
+        stuck = [r for r in stuck if r.span < taken and self._rounds_away(r)]
+        if stuck:
+            self._say(iteration, stuck)
+
+    def _rounds_away(self, r: TensorRange) -> bool:
+        return (
+            self._dtypes.get(r.name) in HALF
+            and self._nonzero_gradients.get(r.name, 0.0) > 1.0 - UNCHANGED_SHARE
+            and r.histogram.zero_share >= UNCHANGED_SHARE
+        )
+
+    def _say(self, iteration: Iteration, stuck: Sequence[TensorRange]) -> None:
+        # Of a large parameter some elements were compared: its own weight is unknown here,
+        # but the order is right, and one place is enough to begin with.
+        worst = max(stuck, key=lambda r: r.histogram.zeros)
+        dtype = self._dtypes[worst.name]
+        mantissa = FORMATS[dtype].mantissa_bits + 1
+        evidence = {
+            "unchanged_share": worst.histogram.zero_share,
+            "over_steps": float(worst.span),
+            "gradient_nonzero_share": self._nonzero_gradients[worst.name],
+            "parameters": float(len(stuck)),
+        }
+        if self._book.again_anywhere("update_rounding", iteration.step, **evidence) is not None:
+            return
+        where = f"param:{worst.name}"
+        self._book.make(
+            Finding(
+                kind="update_rounding",
+                severity=Severity.WARNING,
+                where=where,
+                summary=(
+                    f"Updates round away: {worst.histogram.zero_share:.1%} of the elements of {where}"
+                    f" ({dtype}) have not changed in the {worst.span} steps up to step"
+                    f" {iteration.step}, although their gradients are not zero; an update more than"
+                    f" 2^{mantissa} times smaller than the weight vanishes. {len(stuck)} parameters"
+                    f" are like that"
+                ),
+                advice=ADVICE["update_rounding"],
+                phase="optimizer",
+                dtype=dtype,
+                first_step=max(0, iteration.step - worst.span),
+                last_step=iteration.step,
+                evidence=evidence,
+            )
+        )

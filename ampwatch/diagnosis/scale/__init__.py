@@ -1,0 +1,1 @@
+"""Findings about the course of the loss scale."""

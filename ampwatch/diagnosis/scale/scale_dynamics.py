@@ -1,0 +1,347 @@
+"""Findings about how the loss scale moves."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.scale.drift import SkipRateTest
+from ampwatch.diagnosis.scale.forecast import SCALE_FLOOR, drift, steps_until
+from ampwatch.wire.records import Finding, Severity, SkipClass
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings
+    from ampwatch.diagnosis.gradients.culprits import Culprits
+    from ampwatch.diagnosis.steps.skips import SkipClassifier
+    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.settings import Settings
+
+STORM_FALL = 2.0**-3
+"""How far below every scale that a step was taken with a storm must have brought the scale:
+noisy gradients skip several steps in a row from above, and that is how the scale finds them."""
+
+CRITICAL_SKIPS = 8
+"""Unexplained skips in a row from which a collapse is critical: a spike of the gradients
+costs a few halvings and passes."""
+
+BELOW_ONE_STEPS = 2
+"""Steps taken below scale 1 before it is said: one may be on the way back up."""
+
+
+RECOVERED_GROWTHS = 3
+"""Growths in a row, with no skip in between, after which a collapse or a scale below one is over."""
+
+RECOVERED = "; it has recovered since"
+
+
+ANNOUNCED_STEPS = 10
+"""A collapse that begins so soon after an output was said to approach its limit is that."""
+
+
+class ScaleDynamics:
+    """Watches the scale of one scaler.
+
+    Args:
+        book: Where findings go.
+        settings: Thresholds.
+        skips: Knows the current streaks.
+        culprits: Knows whose gradients made the steps be skipped.
+    """
+
+    def __init__(
+        self,
+        book: FindingBook,
+        settings: Settings,
+        skips: SkipClassifier,
+        culprits: Culprits,
+    ) -> None:
+        self._book = book
+        self._settings = settings
+        self._skips = skips
+        self._culprits = culprits
+        self._skip_rate = SkipRateTest()
+        self._growths_in_a_row = 0
+        self._below_one = 0
+        self._brought_low = False
+
+    def look(self, iteration: Iteration, verdict: Verdict, autocast_dtypes: Sequence[str]) -> None:
+        """Take in one judged iteration.
+
+        Args:
+            iteration: The iteration.
+            verdict: The verdict on it.
+            autocast_dtypes: Names of the autocast dtypes seen so far.
+        """
+        scaler = iteration.scaler
+        if scaler is None:
+            return
+        self._look_for_bfloat16(iteration, verdict, autocast_dtypes)
+        if verdict.set_by_hand:
+            self._brought_low = False
+            self._skip_rate = SkipRateTest()
+        if verdict.backed_off:
+            self._brought_low = True
+            self._growths_in_a_row = 0
+        elif verdict.grew:
+            self._growths_in_a_row += 1
+            self._look_for_runaway(iteration)
+            if self._growths_in_a_row == RECOVERED_GROWTHS:
+                self._is_over("scale_collapse")
+            if self._growths_in_a_row >= RECOVERED_GROWTHS and iteration.loss_scale >= 1.0:
+                self._is_over("scale_below_one")
+        if verdict.skip_class in (SkipClass.UNPROVOKED, SkipClass.STORM):
+            self._look_for_collapse(iteration, verdict, scaler)
+        if verdict.applied and not verdict.skipped:
+            self._look_below_one(iteration, verdict)
+
+    def _look_for_collapse(
+        self, iteration: Iteration, verdict: Verdict, scaler: ScalerSettings
+    ) -> None:
+        rate = self._skip_rate.skipped(iteration.step, verdict.scale_before, scaler)
+        storm = (
+            self._skips.unexplained >= self._settings.collapse_skips
+            and iteration.loss_scale <= self._skips.lowest_applied * STORM_FALL
+        )
+        if storm:
+            rate = 1.0
+        if rate is None:
+            return
+        since = iteration.step - self._skips.unexplained + 1 if storm else self._skip_rate.since
+        where = _optimizers_with_found_inf(iteration)
+        finding = self._book.get("scale_collapse", where)
+        if finding is None:
+            finding = Finding(
+                kind="scale_collapse",
+                severity=Severity.WARNING,
+                where=where,
+                summary="",
+                advice=ADVICE["scale_collapse"],
+                phase="backward",
+                first_step=since,
+                last_step=iteration.step,
+                count=self._skips.unexplained if storm else self._skip_rate.skips,
+            )
+            self._describe(finding, iteration, scaler, since=since, rate=rate)
+            self._book.make(finding)
+            self._explain(finding)
+            return
+        self._is_back(finding)
+        again = self._book.count(finding, iteration.step)
+        critical = self._skips.unexplained >= CRITICAL_SKIPS
+        worse = critical and finding.severity is Severity.WARNING
+        if worse:
+            finding.severity = Severity.CRITICAL
+        self._describe(finding, iteration, scaler, since=since, rate=rate)
+        if again or worse:
+            self._book.retell(finding)
+
+    def _explain(self, collapse: Finding) -> None:
+        """Attach a new collapse to what is known to make gradients non-finite at any scale."""
+        poisoned = self._book.of_kind("param_nonfinite")
+        announced = [
+            f
+            for f in self._book.of_kind("headroom_low")
+            if 0 <= collapse.first_step - f.last_step <= ANNOUNCED_STEPS
+        ]
+        # The forward that began it has left its trace.
+        traced = [
+            f
+            for f in self._book.of_kind("buffer_nonfinite")
+            if abs(collapse.first_step - f.first_step) <= 1
+        ]
+        for root in (*poisoned[:1], *announced[:1], *traced[:1]):
+            self._book.explain(collapse, self._book.root_of(root))
+
+    def _describe(
+        self,
+        finding: Finding,
+        iteration: Iteration,
+        scaler: ScalerSettings,
+        *,
+        since: int,
+        rate: float,
+    ) -> None:
+        """Put the numbers as they stand, and the forecast, into the finding."""
+        change = drift(rate, scaler)
+        to_floor = steps_until(iteration.loss_scale, SCALE_FLOOR, change)
+        finding.evidence = {
+            "loss_scale": iteration.loss_scale,
+            "consecutive_skips": float(self._skips.streak),
+            "skip_rate": rate,
+            "steps_to_one": _number(steps_until(iteration.loss_scale, 1.0, change)),
+            "steps_to_floor": _number(to_floor),
+        }
+        finding.summary = _collapse_summary(
+            iteration, since, self._skips.streak, rate=rate, to_floor=to_floor
+        )
+        if self._culprits.worst:
+            finding.summary += (
+                f"; most non-finite gradients are those of param:{self._culprits.worst}"
+            )
+
+    def _look_below_one(self, iteration: Iteration, verdict: Verdict) -> None:
+        # A scale that the user put there is the user's business.
+        if not (verdict.scale_before < 1.0 and self._brought_low):
+            self._below_one = 0
+            return
+        self._below_one += 1
+        worst = self._culprits.worst
+        where = f"param:{worst}" if worst else _optimizers_of(iteration)
+        made = self._book.of_kind("scale_below_one")
+        where = made[-1].where if made else where
+        scale = iteration.loss_scale
+        if made:
+            self._is_back(made[-1])
+        if (
+            self._book.again("scale_below_one", where, iteration.step, loss_scale=scale)
+            or self._below_one < BELOW_ONE_STEPS
+        ):
+            return
+        first = iteration.step - self._below_one + 1
+        finding = Finding(
+            kind="scale_below_one",
+            severity=Severity.WARNING,
+            where=where,
+            summary=(
+                f"Training goes on with a loss scale of {iteration.loss_scale:.6g} since step"
+                f" {first}: below 1 the loss is being shrunk, so the true gradients are too large"
+                f" for float16"
+            ),
+            advice=ADVICE["scale_below_one"],
+            phase="backward",
+            first_step=first,
+            last_step=iteration.step,
+            count=self._below_one,
+            evidence={"loss_scale": iteration.loss_scale},
+        )
+        self._book.make(finding)
+        # The scale came to rest: what looked like a collapse was the way here, and what is
+        # flushed to zero at such a scale is what it costs.
+        for symptom in (
+            *self._book.of_kind("scale_collapse"),
+            *self._book.of_kind("grad_underflow"),
+        ):
+            self._book.explain(symptom, finding)
+        for root in self._book.of_kind("range_too_wide"):
+            self._book.explain(finding, root)
+
+    def _look_for_runaway(self, iteration: Iteration) -> None:
+        if (
+            self._growths_in_a_row < self._settings.runaway_growths
+            or iteration.loss_scale < self._settings.runaway_scale
+        ):
+            return
+        scale = iteration.loss_scale
+        if self._book.again("scale_runaway", "api", iteration.step, loss_scale=scale):
+            return
+        finding = Finding(
+            kind="scale_runaway",
+            severity=Severity.WARNING,
+            where="api",
+            summary=(
+                f"The loss scale has grown {self._growths_in_a_row} times in a row to"
+                f" {iteration.loss_scale:.6g} at step {iteration.step} and never met an overflow"
+            ),
+            advice=ADVICE["scale_runaway"],
+            phase="backward",
+            first_step=iteration.step,
+            last_step=iteration.step,
+            evidence={
+                "loss_scale": iteration.loss_scale,
+                "growths_in_a_row": float(self._growths_in_a_row),
+            },
+        )
+        self._book.make(finding)
+        root = self._book.get("scaler_with_bf16", "api")
+        if root is not None:
+            self._book.explain(finding, root)
+
+    def _is_over(self, kind: str) -> None:
+        """Say of what the scale has come back from that it is over: nobody has to be woken."""
+        for finding in self._book.of_kind(kind):
+            if finding.severity is not Severity.INFO:
+                finding.severity = Severity.INFO
+                finding.summary += RECOVERED
+                self._book.retell(finding)
+
+    def _is_back(self, finding: Finding) -> None:
+        """It was over, and begins again."""
+        if finding.severity is Severity.INFO:
+            finding.severity = Severity.WARNING
+            finding.summary = finding.summary.removesuffix(RECOVERED)
+            self._book.announce(finding)
+
+    def _look_for_bfloat16(
+        self, iteration: Iteration, verdict: Verdict, autocast_dtypes: Sequence[str]
+    ) -> None:
+        if "bfloat16" not in autocast_dtypes or "float16" in autocast_dtypes:
+            return
+        scale = iteration.loss_scale
+        if not self._book.again("scaler_with_bf16", "api", iteration.step, loss_scale=scale):
+            self._book.make(
+                Finding(
+                    kind="scaler_with_bf16",
+                    severity=Severity.INFO,
+                    where="api",
+                    summary=(
+                        f"A GradScaler is enabled although autocast runs in bfloat16, since step"
+                        f" {iteration.step}: it does useless work, its scale means nothing, and it"
+                        f" hides skipped steps"
+                    ),
+                    advice=ADVICE["scaler_with_bf16"],
+                    phase="config",
+                    dtype="bfloat16",
+                    first_step=iteration.step,
+                    last_step=iteration.step,
+                    evidence={"loss_scale": scale},
+                )
+            )
+        if verdict.grew or verdict.skipped:
+            self._bfloat16_does_harm()
+
+    def _bfloat16_does_harm(self) -> None:
+        # As long as the scale rests the scaler only costs time; moving, it skips steps
+        # or climbs without end.
+        finding = self._book.get("scaler_with_bf16", "api")
+        if finding is not None and finding.severity is Severity.INFO:
+            finding.severity = Severity.WARNING
+            self._book.retell(finding)
+
+
+def _collapse_summary(
+    iteration: Iteration, since: int, streak: int, *, rate: float, to_floor: int | None
+) -> str:
+    how = (
+        f"{streak} steps skipped in a row"
+        if rate >= 1.0
+        else f"1 step in {1.0 / rate:.0f} skipped, more than growth makes up for,"
+    )
+    end = (
+        "it is already so small that the next finite step makes weights infinite"
+        if to_floor == 0
+        else f"at this rate 1/scale becomes infinite in {to_floor} steps"
+    )
+    return (
+        f"The loss scale is collapsing: {how} since step {since}, scale now"
+        f" {iteration.loss_scale:.6g}; {end}"
+    )
+
+
+def _optimizers_with_found_inf(iteration: Iteration) -> str:
+    return _first_of([i for i, found in iteration.found_inf.items() if found])
+
+
+def _optimizers_of(iteration: Iteration) -> str:
+    return _first_of([i for i, found in iteration.found_inf.items() if not found])
+
+
+def _first_of(indices: Sequence[int]) -> str:
+    return f"optimizer:{min(indices, default=0)}"
+
+
+def _number(steps: int | None) -> float:
+    return math.inf if steps is None else float(steps)

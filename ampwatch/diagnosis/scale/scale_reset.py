@@ -1,0 +1,115 @@
+"""Findings about a loss scale that begins anew in the middle of a training."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.wire.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.iteration import Iteration
+    from ampwatch.diagnosis.evidence.scaler import ScalerChange
+    from ampwatch.diagnosis.steps.steps import Verdict
+
+JUMP = 4.0
+"""How far the scale must have gone up: a checkpoint from one growth earlier is no reset."""
+
+SKIPS = 2
+"""Skips in a row right after it: one may be a probe that would have come anyway."""
+
+SKIPS_UNKNOWN = 3
+"""The same where the scale before is not known, and only the optimizer says that it was restored."""
+
+
+class ScaleReset:
+    """Looks for a new state of the scaler, and the skips until its scale fits again.
+
+    Args:
+        book: Where findings go.
+    """
+
+    def __init__(self, book: FindingBook) -> None:
+        self._book = book
+        self._announced: dict[int, ScalerChange] = {}
+        self._scale = math.nan
+        self._largest_applied = 0.0
+        self._change: ScalerChange | None = None
+        self._before = self._after = math.nan
+        self._skips = 0
+
+    def announce(self, change: ScalerChange) -> None:
+        """Take in that the state of the scaler is a new one as of an iteration to come."""
+        known = self._announced.get(change.step)
+        if known is not None:  # a new scaler whose state was loaded
+            change = change._replace(loaded=known.loaded or change.loaded)
+        self._announced[change.step] = change
+
+    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+        """Take in one judged iteration."""
+        if iteration.scaler is None:
+            return
+        change = self._announced.pop(iteration.step, None)
+        if change is not None:
+            self._begin(change, iteration.scale_before)
+        if self._change is not None:
+            if verdict.skipped and not iteration.scale_given and not verdict.nonfinite_loss:
+                self._skips += 1
+                self._say(iteration, self._change)
+            else:
+                self._change = None
+        if verdict.applied and not verdict.skipped:
+            self._largest_applied = max(self._largest_applied, verdict.scale_before)
+        self._scale = iteration.loss_scale
+
+    def _begin(self, change: ScalerChange, after: float) -> None:
+        self._change, self._skips = None, 0
+        self._before, self._after = self._scale, after
+        if not change.resumed:
+            return
+        if not change.known_before:
+            self._before = math.nan
+            self._change = change
+        elif after >= JUMP * self._before and not (
+            # A checkpoint of this training holds a scale that it once took steps with.
+            change.loaded and after <= self._largest_applied
+        ):
+            self._change = change
+
+    def _say(self, iteration: Iteration, change: ScalerChange) -> None:
+        step = iteration.step
+        evidence = {"scale_after": self._after, "skips": float(self._skips)}
+        if change.known_before:
+            evidence["scale_before"] = self._before
+        if self._skips < (SKIPS if change.known_before else SKIPS_UNKNOWN):
+            return
+        if self._book.again("scale_reset", "api", step, **evidence):
+            return
+        since = step - self._skips + 1
+        how = "a new state was loaded into the scaler" if change.loaded else "a new GradScaler"
+        summary = (
+            f"The loss scale jumped from {self._before:.6g} to {self._after:.6g} at step {since}:"
+            f" {how}, while the optimizer went on; {self._skips} steps were skipped since then to"
+            f" find the scale again"
+            if change.known_before
+            else f"The optimizer had been restored, but the GradScaler began anew at"
+            f" {self._after:.6g}: the first {self._skips} steps, from step {since} on, were skipped"
+            f" to find the scale again"
+        )
+        self._book.make(
+            Finding(
+                kind="scale_reset",
+                # Without the scale before it may be the first training with a scaler at all.
+                severity=Severity.WARNING if change.known_before else Severity.INFO,
+                where="api",
+                summary=summary,
+                advice=ADVICE["scale_reset"],
+                phase="config",
+                first_step=since,
+                last_step=step,
+                count=self._skips,
+                evidence=evidence,
+            )
+        )

@@ -1,0 +1,1 @@
+"""Findings about weights and optimizer state."""

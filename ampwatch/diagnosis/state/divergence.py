@@ -1,0 +1,210 @@
+"""Findings about a training that diverges: a failure of the optimization, not of a format."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.wire.records import Finding, Severity, SkipClass, Topic
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.iteration import Iteration
+    from ampwatch.diagnosis.steps.steps import Verdict
+
+FIRST_LOSSES = 2
+"""Losses that say where a training began. Unit: steps."""
+
+CALM = 16
+"""So many losses in a row, the largest of them, say where it was later. Losses of critics pass
+through zero, but do not stay there. Unit: steps."""
+
+LEAST = 0.01
+"""A level below this counts as this: many a loss begins at nothing, and a hundred is not much then."""
+
+RISE = 1e3
+"""How far above the lowest such level a loss must be, when something stops being finite."""
+
+LOST = 1e8
+"""How far above a loss must be for there to be no way back, though everything is finite yet."""
+
+RECORDS = 3
+"""Times that the loss was larger than ever since. An overflow out of the blue sets one record, a
+bad batch two."""
+
+FAST_RECORDS = 2
+FAST_RISE = 1e6
+"""And where it rises by so much: rates that are far too high need two steps."""
+
+RECORDS_FINITE = 8
+"""The same where everything is finite yet."""
+
+NEAR_TOP = 0.1
+"""Share of its largest value below which a loss is on the way back."""
+
+BLOWN_UP = 10.0
+"""What weights must have grown by for one record to be enough: no format does that to them."""
+
+GROWN = 1.2
+"""What weights must have grown by, where they were measured."""
+
+STATE = (Topic.WEIGHT, Topic.ACTIVATION)
+"""What the loss scale does not touch."""
+
+SYMPTOMS = (
+    "headroom_low",
+    "forward_overflow",
+    "silent_overflow",
+    "forward_nan_underflow",
+    "masked_row_nan",
+    "backward_nonfinite_any_scale",
+    "clip_nonfinite_norm",
+    "scale_collapse",
+    "scale_below_one",
+    "scale_stuck_low",
+    "grad_underflow",
+    "range_too_wide",
+    "param_nonfinite",
+    "buffer_nonfinite",
+    "optimizer_eps_underflow",
+    "periodic_skip",
+    "shared_scaler_desync",
+    "fp16_loss_caps_scale",
+)
+"""What numbers that grow without end do sooner or later, in any format."""
+
+
+class Divergence:
+    """Follows the magnitude of the loss from its first values on.
+
+    Args:
+        book: Where findings go.
+    """
+
+    def __init__(self, book: FindingBook) -> None:
+        self._book = book
+        self._losses: deque[float] = deque(maxlen=CALM)
+        self._level = math.inf
+        self._largest = 0.0
+        self._records = 0
+        self._record_since = 0
+        self._newest = math.nan
+        self._updated = True
+        self._weights: dict[str, tuple[float, float]] = {}
+        self._attached = 0
+
+    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+        """Take in one judged iteration, after the other families have."""
+        for r in iteration.ranges:
+            if r.topic is Topic.WEIGHT and not r.histogram.nonfinite:
+                first, _ = self._weights.get(r.name, (r.histogram.amax, 0.0))
+                self._weights[r.name] = first, r.histogram.amax
+        if iteration.num_losses and math.isfinite(iteration.loss):
+            self._follow(abs(iteration.loss), iteration.step)
+        self._updated = self._updated or not verdict.skipped
+        broke = _has_broken(iteration, verdict)
+        if self._book.of_kind("divergence"):
+            if broke:
+                self._book.again_anywhere("divergence", iteration.step, loss=self._newest)
+        elif self._is_diverging(broke=broke):
+            self._say(iteration, broke=broke)
+        self._attach_symptoms()
+
+    def _follow(self, loss: float, step: int) -> None:
+        self._newest = loss
+        self._losses.append(loss)
+        if len(self._losses) in (FIRST_LOSSES, CALM):
+            level = max(self._losses)
+            if len(self._losses) == FIRST_LOSSES and level > RISE * max(self._losses[0], LEAST):
+                level = self._losses[0]  # it was gone after one update
+            if level < self._level:
+                self._level = self._largest = level
+                self._records = 0
+        if loss > max(self._largest, LEAST):
+            if not self._records:
+                self._record_since = step
+            self._largest = loss
+            # Without an update since the last one it is the batch that is large, not the weights.
+            self._records += self._updated
+            self._updated = False
+        elif loss < NEAR_TOP * self._largest:
+            # It has come back: what it was at the top is where the next rise begins.
+            self._records = 0
+
+    def _is_diverging(self, *, broke: bool) -> bool:
+        ways = ((RECORDS, RISE), (FAST_RECORDS, FAST_RISE)) if broke else ((RECORDS_FINITE, LOST),)
+        if broke and self._growth() >= BLOWN_UP:
+            ways = (*ways, (1, RISE))
+        level = max(self._level, LEAST)
+        return (
+            self._level < math.inf
+            and any(self._records >= n and self._newest >= rise * level for n, rise in ways)
+            and self._newest >= NEAR_TOP * self._largest
+            and self._weights_grow()
+        )
+
+    def _weights_grow(self) -> bool:
+        """Whether some weights have grown; also where they have not been measured twice."""
+        growth = self._growth()
+        return math.isnan(growth) or growth >= GROWN
+
+    def _growth(self) -> float:
+        """Return how much the weights that have grown most have; NaN if that is not known."""
+        ratios = [last / first for first, last in self._weights.values() if first and last]
+        return max(ratios, default=math.nan)
+
+    def _say(self, iteration: Iteration, *, broke: bool) -> None:
+        step = iteration.step
+        evidence = {
+            "loss_before": self._level,
+            "loss": self._newest,
+            "records": float(self._records),
+        }
+        grown = {n: last / first for n, (first, last) in self._weights.items() if first and last}
+        weights = ""
+        if grown:
+            worst = max(grown, key=lambda name: grown[name])
+            first, last = self._weights[worst]
+            evidence["weight_first"], evidence["weight"] = first, last
+            weights = f"; the largest weight of param:{worst} from {first:.3g} to {last:.3g}"
+        since = self._record_since
+        end = "before anything stopped being finite" if broke else "and nothing holds it any more"
+        self._book.make(
+            Finding(
+                kind="divergence",
+                severity=Severity.CRITICAL,
+                where="loss",
+                summary=(
+                    f"The training diverges: since step {since} the loss has risen from"
+                    f" {self._level:.3g} to {self._newest:.3g}, larger than ever since"
+                    f" {self._records} times, {end}{weights}. It would do so in float32 as well"
+                ),
+                advice=ADVICE["divergence"],
+                phase="forward",
+                first_step=since,
+                last_step=step,
+                evidence=evidence,
+            )
+        )
+
+    def _attach_symptoms(self) -> None:
+        made = self._book.of_kind("divergence")
+        if not made or len(self._book.findings) == self._attached:
+            return
+        self._attached = len(self._book.findings)
+        for kind in SYMPTOMS:
+            for symptom in self._book.of_kind(kind):
+                if symptom.last_step >= made[0].first_step:
+                    self._book.explain(symptom, made[0])
+
+
+def _has_broken(iteration: Iteration, verdict: Verdict) -> bool:
+    """Whether something was not finite that no search for a loss scale explains."""
+    if verdict.nonfinite_loss or verdict.skip_class in (SkipClass.UNPROVOKED, SkipClass.STORM):
+        return True
+    return any(
+        r.histogram.nonfinite and (r.topic in STATE or iteration.scaler is None)
+        for r in iteration.ranges
+    )

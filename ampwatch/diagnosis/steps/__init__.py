@@ -1,0 +1,1 @@
+"""Findings about skipped steps and what is counted along with them."""

@@ -1,0 +1,49 @@
+"""Findings about replicas in one process that do not agree on a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.wire.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.scaler import ReplicaVerdicts
+
+
+class Replicas:
+    """Says that replicas part.
+
+    Args:
+        book: Where findings go.
+    """
+
+    def __init__(self, book: FindingBook) -> None:
+        self._book = book
+
+    def observe(self, seen: ReplicaVerdicts) -> None:
+        """Take in that one of several replicas skips a step that another one takes."""
+        here = "skips it" if seen.here else "takes it"
+        self._book.make_once(
+            Finding(
+                kind="rank_found_inf_mismatch",
+                severity=Severity.CRITICAL,
+                where=f"optimizer:{seen.optimizer}",
+                summary=(
+                    f"{seen.skipping} of {seen.replicas} replicas skip step {seen.step} at a loss"
+                    f" scale of {seen.loss_scale:.6g} (this one {here}), after {seen.common_steps}"
+                    f" steps together: from here on their weights and scales are different"
+                ),
+                advice=ADVICE["rank_found_inf_mismatch"],
+                phase="optimizer",
+                first_step=seen.step,
+                last_step=seen.step,
+                evidence={
+                    "replicas": float(seen.replicas),
+                    "skipping": float(seen.skipping),
+                    "common_steps": float(seen.common_steps),
+                    "loss_scale": seen.loss_scale,
+                },
+            )
+        )

@@ -1,0 +1,223 @@
+"""Findings about optimizers that share a scaler and are not skipped alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.scale.forecast import alarm_rate
+from ampwatch.wire.records import OTHER_OPTIMIZERS, Finding, Severity
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.iteration import Iteration
+    from ampwatch.diagnosis.steps.steps import Verdict
+
+RELAPSES = 5
+"""Skips below a scale at which the optimizer has already stepped, since it was first seen or the
+scale set by hand. Gradients that vary around the limit make one or two of them, those that grow at
+the start of a training another one or two."""
+
+RATE = 0.25
+"""Share of its steps that an optimizer is skipped in, from which it is no noise."""
+
+RATE_OF_DEEP = 0.08
+"""The same, of one that has been skipped far below a scale that fitted."""
+
+RATE_RATIO = 3.0
+"""The same, in multiples of the rate that growth just makes up for."""
+
+FAR_BELOW = 2.0**-4
+"""Skips so far below a scale at which the optimizer has stepped are no search of the scaler, however
+often that grows."""
+
+FEWEST_DEEP = 3
+"""Skips of that kind that are no accident."""
+
+FEWER = 0.25
+"""The other optimizer has at most this share of them."""
+
+NEVER = 8
+"""Attempts, all skipped, of an optimizer that has never stepped: below a scale of 1, or with a loss
+that is not finite, no scale is being looked for."""
+
+FORGET_AFTER = 200
+"""Steps of an optimizer in a row that end what was held against it. Unit: steps."""
+
+SYMPTOMS = (
+    "scale_collapse",
+    "scale_below_one",
+    "scale_stuck_low",
+    "grad_underflow",
+    "periodic_skip",
+)
+
+
+@dataclass(slots=True)
+class _Account:
+    """What happened to one optimizer.
+
+    Attributes:
+        attempts: Steps attempted.
+        skips: Of those, skipped.
+        relapses: Of those, at a scale at which it had stepped.
+        deep: Of those, far below it.
+        nonfinite: Of the skips since it last stepped, those with a loss that was not finite.
+        largest: The largest scale that it has stepped with; 0 before.
+        since: The first skip that is held against it.
+        since_attempts: How many attempts there had been before that.
+        streak: Steps taken in a row.
+    """
+
+    attempts: int = 0
+    skips: int = 0
+    relapses: int = 0
+    deep: int = 0
+    nonfinite: int = 0
+    largest: float = 0.0
+    since: int = -1
+    since_attempts: int = 0
+    streak: int = 0
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it has never stepped, though it should have found its scale."""
+        return self.attempts >= NEVER and self.skips == self.attempts
+
+    def take(self, step: int, scale: float, *, skipped: bool, nonfinite_loss: bool) -> None:
+        """Take in one attempt."""
+        self.attempts += 1
+        if not skipped:
+            self.streak += 1
+            self.nonfinite = 0
+            self.largest = max(self.largest, scale)
+            if self.streak >= FORGET_AFTER:
+                self.relapses, self.deep, self.since, self.largest = 0, 0, -1, scale
+            return
+        self.streak = 0
+        self.skips += 1
+        self.nonfinite += nonfinite_loss
+        self.relapses += scale < self.largest
+        self.deep += scale <= FAR_BELOW * self.largest
+        if self.since < 0 and (self.relapses or not self.largest):
+            self.since, self.since_attempts = step, self.attempts - 1
+
+    @property
+    def rate(self) -> float:
+        """Share of the attempts since the first skip held against it that it relapsed in."""
+        return self.relapses / max(1, self.attempts - self.since_attempts)
+
+
+class SharedScaler:
+    """Compares the optimizers of one scaler.
+
+    One that keeps being skipped falls behind the other, and drags the scale of both down.
+
+    Args:
+        book: Where findings go.
+    """
+
+    def __init__(self, book: FindingBook) -> None:
+        self._book = book
+        self._accounts: dict[int, _Account] = {}
+        self._attached = 0
+
+    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+        """Take in one judged iteration."""
+        if iteration.scaler is None:
+            return
+        if verdict.set_by_hand:
+            self._accounts.clear()
+        scale = iteration.scale_before
+        for index, found_inf in iteration.found_inf.items():
+            self._accounts.setdefault(index, _Account()).take(
+                iteration.step, scale, skipped=found_inf, nonfinite_loss=verdict.nonfinite_loss
+            )
+        if len(self._accounts) > 1:
+            for index, found_inf in iteration.found_inf.items():
+                if found_inf and index != OTHER_OPTIMIZERS:
+                    self._compare(index, iteration)
+        self._attach_symptoms()
+
+    def _compare(self, index: int, iteration: Iteration) -> None:
+        account = self._accounts[index]
+        lost = account.is_stuck and (account.nonfinite >= NEVER or iteration.scale_before < 1.0)
+        if not lost and not _keeps_relapsing(account, iteration):
+            return
+        others = [a for i, a in self._accounts.items() if i != index]
+        # What hits all of them alike is not a matter of sharing.
+        if not any(_is_well(other, account) for other in others):
+            return
+        if any(not _is_well(other, account) and other.skips >= account.skips for other in others):
+            return
+        self._say(index, iteration, account, others)
+
+    def _say(
+        self, index: int, iteration: Iteration, account: _Account, others: list[_Account]
+    ) -> None:
+        where, step = f"optimizer:{index}", iteration.step
+        evidence = {
+            "skipped": float(account.skips),
+            "attempted": float(account.attempts),
+            "skipped_of_other": float(min(a.skips for a in others)),
+            "loss_scale": iteration.loss_scale,
+        }
+        if self._book.again("shared_scaler_desync", where, step, **evidence):
+            return
+        roots = [
+            f
+            for f in self._book.of_kind("nonfinite_input")
+            if f.root and f.first_step <= step and f.last_step >= account.since
+        ]
+        first = step if account.since < 0 else account.since
+        finding = Finding(
+            kind="shared_scaler_desync",
+            severity=Severity.WARNING,
+            where=where,
+            summary=(
+                f"Optimizers share a GradScaler, and optimizer {index} is skipped far more often:"
+                f" {account.skips} of its {account.attempts} steps, of those of another"
+                f" {min(a.skips for a in others)}, as of step {step}; it falls behind, and its"
+                f" overflows lower the scale of all of them"
+            ),
+            advice=ADVICE["shared_scaler_desync"],
+            phase="optimizer",
+            root=not roots,
+            caused_by=roots[0].key if roots else "",
+            first_step=first,
+            last_step=step,
+            count=account.skips,
+            evidence=evidence,
+        )
+        self._book.make(finding)
+
+    def _attach_symptoms(self) -> None:
+        made = self._book.of_kind("shared_scaler_desync")
+        if not made or len(self._book.findings) == self._attached:
+            return
+        self._attached = len(self._book.findings)
+        root = self._book.root_of(made[0])
+        for kind in SYMPTOMS:
+            for symptom in self._book.of_kind(kind):
+                if symptom.last_step >= made[0].first_step:
+                    self._book.explain(symptom, root)
+
+
+def _keeps_relapsing(account: _Account, iteration: Iteration) -> bool:
+    """Whether an optimizer is skipped at scales that fitted, and more often than a search would."""
+    if account.relapses < RELAPSES or iteration.scaler is None:
+        return False
+    if account.deep >= RELAPSES and account.rate >= RATE:
+        return True
+    least = RATE if account.deep < FEWEST_DEEP else RATE_OF_DEEP
+    return account.rate >= max(least, RATE_RATIO * alarm_rate(iteration.scaler))
+
+
+def _is_well(other: _Account, account: _Account) -> bool:
+    """Whether an optimizer has really stepped all the while, and was hardly skipped."""
+    if other.attempts - other.skips < RELAPSES:
+        return False
+    if account.is_stuck:
+        return other.skips <= FEWER * account.skips
+    return other.relapses <= FEWER * account.relapses

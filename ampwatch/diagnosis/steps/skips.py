@@ -1,0 +1,104 @@
+"""Skips are not all alike: which class a skipped step belongs to."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ampwatch.wire.records import SkipClass
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.evidence.iteration import ScalerSettings
+
+
+class SkipClassifier:
+    """Classifies the skipped steps of one scaler, in order.
+
+    Args:
+        calibration_steps: Unskipped steps in a row after which the scale counts as
+            calibrated, at most one growth interval.
+        probe_steps: How long after a growth a skip is that growth's probe, at most
+            one growth interval.
+
+    Attributes:
+        calibrated: Whether the first unskipped run of steps is over.
+        streak: Consecutive skipped steps up to now.
+        unexplained: Consecutive skipped steps up to now that neither calibration nor
+            a growth explains.
+        lowest_applied: Smallest scale that a step was taken with, since the scale was
+            last set by hand; infinite before the first.
+    """
+
+    def __init__(self, calibration_steps: int, probe_steps: int) -> None:
+        self.calibrated = False
+        self.streak = 0
+        self.unexplained = 0
+        self.lowest_applied = math.inf
+        self._calibration_steps = calibration_steps
+        self._probe_steps = probe_steps
+        self._unskipped = 0
+        self._since_growth: int | None = None
+
+    def moved_by_hand(self, before: float, after: float) -> None:
+        """The user set the scale: from above it has to find its place again.
+
+        Not in the middle of skips: a scale that is held up by hand while every step is
+        skipped is not being calibrated.
+        """
+        self.lowest_applied = math.inf
+        if after > before and not self.streak:
+            self.calibrated = False
+            self._unskipped = 0
+            self._since_growth = None
+
+    def applied(self, scaler: ScalerSettings, scale: float, *, grew: bool) -> None:
+        """Note a step that was not skipped.
+
+        Args:
+            scaler: The scaler's settings.
+            scale: The scale that it was taken with.
+            grew: The scale grew after it.
+        """
+        self.streak = self.unexplained = 0
+        self._unskipped += 1
+        self.lowest_applied = min(self.lowest_applied, scale)
+        if self._unskipped >= min(self._calibration_steps, scaler.growth_interval):
+            self.calibrated = True
+        if grew:
+            self._since_growth = 0
+        elif self._since_growth is not None:
+            self._since_growth += 1
+
+    def skipped(
+        self, scaler: ScalerSettings, scale_before: float, *, nonfinite_loss: bool
+    ) -> SkipClass:
+        """Classify a skipped step.
+
+        Args:
+            scaler: The scaler's settings.
+            scale_before: The scale the skipped step was taken with; NaN if unknown.
+            nonfinite_loss: The unscaled loss was NaN or infinite already. No scale
+                cures that, so it is neither calibration nor a probe.
+        """
+        self.streak += 1
+        self._unskipped = 0
+        skip_class = self._why(scaler, scale_before, nonfinite_loss=nonfinite_loss)
+        self._since_growth = None
+        if skip_class in (SkipClass.CALIBRATING, SkipClass.PROBE):
+            self.unexplained = 0
+        else:
+            self.unexplained += 1
+        return skip_class
+
+    def _why(
+        self, scaler: ScalerSettings, scale_before: float, *, nonfinite_loss: bool
+    ) -> SkipClass:
+        if not nonfinite_loss:
+            # Calibration looks for the largest scale that fits; below 1 the loss is
+            # being shrunk, which is no calibration any more (torch.amp.GradScaler.update).
+            if not self.calibrated and not scale_before <= 1.0:
+                return SkipClass.CALIBRATING
+            window = min(self._probe_steps, scaler.growth_interval)
+            if self._since_growth is not None and self._since_growth < window:
+                return SkipClass.PROBE
+        return SkipClass.STORM if self.unexplained else SkipClass.UNPROVOKED

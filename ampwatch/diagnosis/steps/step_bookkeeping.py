@@ -1,0 +1,95 @@
+"""Findings about code around the step that counts steps which were not taken."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.wire.records import Finding, Severity, SkipClass
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.iteration import Iteration
+    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.settings import Settings
+
+
+STEPWISE_SHARE = 0.5
+"""A scheduler that moves after fewer of the optimizer's steps than this goes by the epoch."""
+
+AHEAD_SHARE = 0.01
+"""Share of the schedule's steps that must be ahead for a warning: less, nobody notices."""
+
+
+class StepBookkeeping:
+    """Holds the steps of learning-rate schedulers against the steps really taken.
+
+    A scheduler's step belongs to the optimizer step before it. Steps ahead are an
+    ``info`` until they cost a share of the schedule; then they are a ``warning``.
+    Probes do not count: one step in a growth interval is the price of a scaler. Nor
+    does a schedule by the epoch, which happens to move after a skipped step.
+
+    Args:
+        book: Where findings go.
+        settings: Thresholds.
+    """
+
+    def __init__(self, book: FindingBook, settings: Settings) -> None:
+        self._book = book
+        self._settings = settings
+        self._last_skip: dict[int, int | None] = {}
+        self._steps: dict[int, int] = {}
+        self._moves: dict[int, int] = {}
+
+    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+        """Take in one judged iteration."""
+        for index, found_inf in iteration.found_inf.items():
+            self._steps[index] = self._steps.get(index, 0) + 1
+            skipped_at = self._last_skip.get(index)
+            if index in iteration.scheduler_stepped:
+                self._moves[index] = self._moves.get(index, 0) + 1
+                if skipped_at is not None and self._is_stepwise(index):
+                    self._ahead(index, skipped_at)
+            counts = found_inf and verdict.skip_class is not SkipClass.PROBE
+            self._last_skip[index] = iteration.step if counts else None
+
+    def _is_stepwise(self, index: int) -> bool:
+        return self._moves[index] >= STEPWISE_SHARE * (self._steps[index] - 1)
+
+    def _ahead(self, index: int, step: int) -> None:
+        where = f"optimizer:{index}"
+        finding = self._book.get("scheduler_ahead", where)
+        if finding is None:
+            self._book.make(
+                Finding(
+                    kind="scheduler_ahead",
+                    severity=Severity.INFO,
+                    where=where,
+                    summary=_summary(index, 1, step),
+                    advice=ADVICE["scheduler_ahead"],
+                    phase="optimizer",
+                    first_step=step,
+                    last_step=step,
+                    evidence={"scheduler_steps_ahead": 1.0},
+                )
+            )
+            return
+        again = self._book.count(finding, step)
+        alarm = (
+            finding.count >= self._settings.scheduler_ahead_steps
+            and finding.count >= AHEAD_SHARE * self._moves[index]
+        )
+        if again or (alarm and finding.severity is Severity.INFO):
+            finding.severity = Severity.WARNING if alarm else Severity.INFO
+            finding.summary = _summary(index, finding.count, finding.first_step)
+            finding.evidence["scheduler_steps_ahead"] = float(finding.count)
+            self._book.retell(finding)
+
+
+def _summary(index: int, ahead: int, first: int) -> str:
+    times = "once" if ahead == 1 else f"{ahead} times"
+    return (
+        f"The learning-rate scheduler of optimizer {index} was stepped {times} although the"
+        f" optimizer's step had been skipped, since step {first}: the schedule runs ahead of"
+        f" the updates"
+    )

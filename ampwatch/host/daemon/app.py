@@ -1,0 +1,269 @@
+"""The daemon put together: rings in, the fleet in the middle, HTTP out, and the loop that drives it.
+
+No torch here, nor in anything this imports: the daemon runs on machines without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ampwatch import __version__
+from ampwatch.errors import DaemonError
+from ampwatch.host.daemon import web_config
+from ampwatch.host.daemon.detach import detach
+from ampwatch.host.daemon.discovery import MachineDirectories, check_may_tidy_all
+from ampwatch.host.daemon.handler import parse_address
+from ampwatch.host.daemon.rescue import Rescue
+from ampwatch.host.daemon.server import Server
+from ampwatch.host.daemon.site import Site
+from ampwatch.host.daemon.watcher import RingWatcher
+from ampwatch.host.fleet import Fleet
+from ampwatch.host.gpu.choice import gpu_collector
+from ampwatch.host.metrics.samples import CollectorPass
+from ampwatch.runtime import ring_directories, runtime_directory
+from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, read_info
+from ampwatch.wire.ring.layout import LAYOUT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from ampwatch.settings import Settings
+
+STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
+
+STUCK_SECONDS = 30.0
+STUCK_POLLS = 10
+"""The loop counts as stuck after so long, and so many polls, without looking into the rings."""
+
+LOCK_SECONDS = 2.0
+"""Patience with somebody who holds the lock without serving: a daemon that starts, or
+a training process that looks for a moment whether there is one."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a daemon is told besides the settings.
+
+    Attributes:
+        machine: Read the rings of every user.
+        auto: End when nothing is left to watch.
+        web_config_file: Path of the web-config file, empty for none.
+        external_address: ``host:port`` under which others reach it, empty if as they come.
+    """
+
+    machine: bool = False
+    auto: bool = False
+    web_config_file: str = ""
+    external_address: str = ""
+
+
+class Daemon:
+    """A daemon that listens already; ``run`` serves.
+
+    Args:
+        settings: The checked settings.
+        options: What else it was told.
+        clock: Unix time. Unit: s.
+
+    Raises:
+        DaemonError: If it cannot listen, or cannot honour what it was told.
+
+    Attributes:
+        fleet: What it knows.
+    """
+
+    def __init__(
+        self, settings: Settings, options: Options, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._settings = settings
+        self._options = options
+        web = web_config.WebConfig()
+        if options.web_config_file:
+            web = web_config.load(options.web_config_file)
+        self.fleet = Fleet(settings, clock)
+        self._passes: dict[str, CollectorPass] = {}
+        self._watcher = RingWatcher(
+            self.fleet,
+            _directories(settings, options),
+            grace_seconds=settings.grace_seconds,
+            any_user=options.machine,
+            # The rings of others go into no directory of theirs: a link there could lead anywhere.
+            rescue=None if options.machine else Rescue(settings),
+            clock=clock,
+        )
+        self._gpus = gpu_collector(self.fleet, self._passes, settings)
+        site = Site(
+            self.fleet,
+            self._passes,
+            machine=options.machine,
+            external_address=options.external_address,
+            is_stuck=self._is_stuck,
+            https=web.tls is not None,
+        )
+        self._server = Server(settings.host, settings.port, site, web, _own_names(options))
+        self._scheme = "https" if web.tls else "http"
+        self._polled_at = self._busy_at = time.monotonic()
+
+    def info(self, pid: int) -> DaemonInfo:
+        """Return what the lock file says about this daemon, which runs as ``pid``."""
+        settings = self._settings
+        places = ring_directories(settings.ring_dir, settings.runtime_dir)
+        return DaemonInfo(
+            pid=pid,
+            scheme=self._scheme,
+            host=settings.host,
+            port=self._server.server_port,
+            version=__version__,
+            layout=LAYOUT,
+            ring_directories=tuple(map(os.path.realpath, places)),
+        )
+
+    @property
+    def is_open_to_all(self) -> bool:
+        """Whether other machines are answered without a password or certificate."""
+        return not (self._server.is_loopback or self._server.asks_who)
+
+    def run(self, lock: DaemonLock) -> None:
+        """Serve until told to end, or until idle; then let go of everything.
+
+        Args:
+            lock: The lock that makes this the one daemon; released at the end.
+
+        Raises:
+            DaemonError: If a part of the daemon died: better no page than a frozen one.
+        """
+        # Before any thread: all of them inherit it, and the signals wait for the loop.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        listener = threading.Thread(target=self._server.serve_forever, daemon=True)
+        listener.start()
+        if self._gpus is not None:
+            self._gpus.start()
+        try:
+            self._loop(lock, listener)
+        finally:
+            self._server.shutdown()
+            self._server.server_close()
+            self._watcher.close()
+            if self._gpus is not None:
+                self._gpus.stop()
+            lock.release()
+        logger.info("the daemon has ended")
+
+    def step(self) -> None:
+        """Look into the rings once."""
+        started = time.monotonic()
+        success = self._watcher.poll()
+        self._polled_at = time.monotonic()
+        with self.fleet.lock:
+            self._passes["rings"] = CollectorPass(success, self._polled_at - started)
+        if self._watcher.num_followed or self.fleet.ranks():
+            self._busy_at = self._polled_at
+        if self._gpus is not None:
+            self._gpus.check()
+        self.fleet.compare_views()
+        self._server.cut_overdue()
+
+    def _loop(self, lock: DaemonLock, listener: threading.Thread) -> None:
+        self.step()
+        # The signals are taken here, not in a handler: that could interrupt a lock's holder.
+        while signal.sigtimedwait(STOP_SIGNALS, self._settings.poll_seconds) is None:
+            self.step()
+            if not listener.is_alive():
+                msg = "expected the HTTP server to run for the daemon's life, got its end; see the traceback above"
+                raise DaemonError(msg)
+            if self._options.auto and self._is_idle() and self._leave(lock):
+                return
+
+    def _is_idle(self) -> bool:
+        return time.monotonic() - self._busy_at > self._settings.idle_exit_seconds
+
+    def _leave(self, lock: DaemonLock) -> bool:
+        """Say that nobody serves here any more; stay nevertheless if a run came meanwhile.
+
+        A run that creates its ring and then reads the lock file either finds it empty,
+        and waits for the lock, or its ring is found here.
+        """
+        lock.retract()
+        self.step()
+        if self._is_idle():
+            return True
+        lock.publish(self.info(os.getpid()))
+        return False
+
+    def _is_stuck(self) -> bool:
+        patience = max(STUCK_SECONDS, STUCK_POLLS * self._settings.poll_seconds)
+        return time.monotonic() - self._polled_at > patience
+
+
+def serve(settings: Settings, options: Options, lock_fd: int | None = None) -> None:
+    """Be the daemon, in this process or, for the launcher, in a detached child.
+
+    Args:
+        settings: The checked settings.
+        options: What else it was told.
+        lock_fd: Descriptor of the lock that the launcher took. Then the daemon detaches as
+            soon as it listens, and this process exits with 0.
+
+    Raises:
+        DaemonError: If it cannot start, or a part of it died.
+    """
+    directory = runtime_directory(settings.runtime_dir)
+    lock = _lock(directory, lock_fd)
+    daemon = Daemon(settings, options)
+    # Before the lock file says whom to end: whoever reads it may do so at once.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    if lock_fd is not None:
+        detach(directory, parent_says=lambda pid: lock.publish(daemon.info(pid)))
+    else:
+        lock.publish(daemon.info(os.getpid()))
+    info = daemon.info(os.getpid())
+    logger.info("ampwatch %s serves %s as pid %d", __version__, info.url, info.pid)
+    if daemon.is_open_to_all:
+        logger.warning("anybody who can connect to %s can read: give a --web.config.file", info.url)
+    daemon.run(lock)
+
+
+def _lock(directory: Path, lock_fd: int | None) -> DaemonLock:
+    if lock_fd is not None:
+        return DaemonLock.adopt(lock_fd, directory)
+    deadline = time.monotonic() + LOCK_SECONDS
+    while (lock := DaemonLock.take(directory)) is None:
+        if (info := read_info(directory)) is not None or time.monotonic() > deadline:
+            raise DaemonError(_other_daemon(info))
+        time.sleep(LOCK_SECONDS / 40)
+    return lock
+
+
+def _other_daemon(info: DaemonInfo | None) -> str:
+    expected = f"expected no other daemon of uid {os.geteuid()}, found "
+    if info is None:
+        return f"{expected}one that is starting; try again"
+    return f"{expected}ampwatch {info.version} at {info.url}; open that, or end it with `kill {info.pid}`"
+
+
+def _directories(settings: Settings, options: Options) -> Callable[[], Iterable[Path]]:
+    if options.machine and not settings.ring_dir:
+        check_may_tidy_all()
+        return MachineDirectories(settings.runtime_dir)
+    places = ring_directories(settings.ring_dir, settings.runtime_dir)
+    return lambda: places
+
+
+def _own_names(options: Options) -> frozenset[str]:
+    """Return the further names under which clients may come."""
+    if not options.external_address:
+        return frozenset()
+    address = parse_address(options.external_address)
+    if address is None or address[1] is None:
+        msg = f"`--web.external-address`: expected host:port, got {options.external_address!r}"
+        raise DaemonError(msg)
+    return frozenset({address[0]})

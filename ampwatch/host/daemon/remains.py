@@ -1,0 +1,170 @@
+"""What runs have left on this machine, or still write: rings and reports, together."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from ampwatch.errors import ReportError, RingError
+from ampwatch.host.daemon.discovery import find_rings
+from ampwatch.host.fleet.jobs import START_WINDOW_NS
+from ampwatch.host.fleet.rank import STALE_STEPS
+from ampwatch.runtime import ring_directories
+from ampwatch.wire.blackbox import files
+from ampwatch.wire.blackbox.box import joined
+from ampwatch.wire.blackbox.salvage import SILENT, look_into
+from ampwatch.wire.records import RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from ampwatch.settings import Settings
+    from ampwatch.wire.blackbox import Box
+    from ampwatch.wire.records import RunIdentity
+
+VANISHED = (
+    "It has not said how it ended, and left no ring on this machine: killed, out of memory, or"
+    " still running elsewhere"
+)
+WAS_RUNNING = "It was running when this was written"
+
+
+class Remains(NamedTuple):
+    """What was found.
+
+    Attributes:
+        boxes: One for each process, the one that started first first.
+        problems: Why a file cannot be read, in sentences.
+    """
+
+    boxes: list[Box]
+    problems: list[str]
+
+
+def find_remains(
+    settings: Settings, run: str | None = None, clock: Callable[[], float] = time.time
+) -> Remains:
+    """Look into the rings and the reports of this user on this machine.
+
+    Args:
+        settings: Where they are.
+        run: Name of the run; of all runs if ``None``.
+        clock: Unix time. Unit: s.
+
+    Cost:
+        0.1 s for each ring and some ms for each report.
+    """
+    problems: list[str] = []
+    found = {box.identity: box for box in _on_disk(settings, run, problems)}
+    places = ring_directories(settings.ring_dir, settings.runtime_dir)
+    in_rings = {}
+    for path in find_rings(places, any_user=False).rings:
+        try:
+            look = look_into(path, settings.report_steps, "report")
+        except RingError:  # it has just ended, or is of another release
+            continue
+        box = look.box
+        if run in (None, box.identity.run):
+            if look.is_alive and is_silent(box, clock(), settings.stale_seconds):
+                box.state, box.reason = RunState.STALE, SILENT
+            in_rings[box.identity] = box
+    for identity, box in found.items():
+        if identity not in in_rings and box.state is RunState.RUNNING:
+            box.reason = VANISHED
+    for identity, box in in_rings.items():
+        known = found.get(identity)
+        found[identity] = box if known is None else _together(known, box)
+    boxes = sorted(found.values(), key=lambda box: (box.identity.started_ns, box.identity.rank))
+    return Remains(boxes, problems)
+
+
+def read_path(path: Path) -> list[Box]:
+    """Return the boxes in a report, in a ring, or in all reports of a directory.
+
+    Raises:
+        ReportError: If there is none that can be read.
+    """
+    boxes = _read_path(path)
+    for box in boxes:
+        if box.state is RunState.RUNNING and not box.reason:
+            box.reason = WAS_RUNNING
+    return boxes
+
+
+def _read_path(path: Path) -> list[Box]:
+    if path.is_dir():
+        inside = [p for p in sorted(path.rglob(f"*{files.SUFFIX}")) if not p.name.startswith(".")]
+        boxes = [box for each in inside for box in files.read(each)]
+        if not boxes:
+            msg = f"expected reports in the directory {str(path)!r}, found none"
+            raise ReportError(msg)
+        return boxes
+    try:
+        return [look_into(path, _EVERYTHING, "report").box]
+    except RingError:
+        return files.read(path)
+
+
+_EVERYTHING = 4096
+"""Steps that are taken from a ring that somebody names."""
+
+
+def jobs(boxes: Iterable[Box]) -> list[list[Box]]:
+    """Return the boxes of each job, by rank; the job that started first first.
+
+    The ranks of a job have one name and size, start within ten minutes, and are not the same.
+    """
+    found: list[list[Box]] = []
+    for box in sorted(boxes, key=lambda box: box.identity.started_ns):
+        job = next((job for job in found if _admits(job, box.identity)), None)
+        if job is None:
+            found.append([box])
+        else:
+            job.append(box)
+    return [sorted(job, key=lambda box: box.identity.rank) for job in found]
+
+
+def is_silent(box: Box, now: float, stale_seconds: float) -> bool:
+    """Tell whether the newest step is so long ago that the process may hang.
+
+    Args:
+        box: A process that is alive.
+        now: Unix time. Unit: s.
+        stale_seconds: The setting.
+    """
+    silence = now - box.last_ns / 1e9
+    known = [s.duration_s for s in box.steps[-32:] if s.duration_s > 0]
+    usual = statistics.median(known) if known else 0.0
+    return silence > stale_seconds and silence > STALE_STEPS * usual
+
+
+def _admits(job: Sequence[Box], who: RunIdentity) -> bool:
+    first = job[0].identity
+    return (
+        (who.run, who.world_size) == (first.run, first.world_size)
+        and who.started_ns - first.started_ns <= START_WINDOW_NS
+        and all(who.rank != box.identity.rank for box in job)
+    )
+
+
+def _together(known: Box, ring: Box) -> Box:
+    """Return what disk and ring say; how it goes the ring knows better."""
+    both = joined(known, ring)
+    if not ring.has_ended:
+        both.reason = ring.reason
+    return both
+
+
+def _on_disk(settings: Settings, run: str | None, problems: list[str]) -> Iterable[Box]:
+    directory = files.report_directory(settings.report_dir)
+    for path in files.paths(directory):
+        if run is not None and path.parent != files.run_directory(directory, run):
+            continue
+        try:
+            boxes = files.read(path)
+        except ReportError as error:
+            problems.append(str(error))
+            continue
+        yield from (box for box in boxes if run in (None, box.identity.run))

@@ -1,0 +1,215 @@
+"""What the daemon serves: a table of routes, each a function from request to response.
+
+Nothing here writes to anything but the connection; there is no route that changes
+or triggers something. No sockets here, and no HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from ampwatch import __version__
+from ampwatch.host.daemon.assets import find_assets
+from ampwatch.host.metrics.prometheus import PrometheusExporter
+from ampwatch.host.page.page import Feed
+from ampwatch.host.page.precision_state import kernel_names
+from ampwatch.wire.rendezvous.probe import SERVICE
+from ampwatch.wire.ring.layout import LAYOUT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+
+    from ampwatch.host.fleet import Fleet
+    from ampwatch.host.metrics.samples import CollectorPass
+
+MAX_STREAMS = 64
+"""Open pages at a time; each costs a thread."""
+
+EVENT_SECONDS = 1.0
+
+PLAIN = "text/plain; charset=utf-8"
+JSON = "application/json; charset=utf-8"
+EVENTS = "text/event-stream; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The part of a request that answers depend on.
+
+    Attributes:
+        path: Without the query.
+        query: Values by name.
+        accept: The ``Accept`` header.
+        known_etag: The ``If-None-Match`` header.
+        address: ``host:port`` that the client reached the daemon by.
+    """
+
+    path: str
+    query: Mapping[str, list[str]]
+    accept: str
+    known_etag: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """An answer.
+
+    Attributes:
+        body: The content, gzipped if ``packed``.
+        content_type: Its media type.
+        status: Status code.
+        headers: Further headers.
+        packed: The body is gzipped already.
+        stream: Instead of a body, chunks that go on until the client leaves. To be closed.
+    """
+
+    body: bytes = b""
+    content_type: str = PLAIN
+    status: HTTPStatus = HTTPStatus.OK
+    headers: Mapping[str, str] = field(default_factory=dict)
+    packed: bool = False
+    stream: Generator[bytes, None, None] | None = None
+
+
+def sentence(status: HTTPStatus, text: str, **headers: str) -> Response:
+    """Return an answer that is a sentence for a human."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Response(f"{text}\n".encode(), PLAIN, status, named)
+
+
+def json_response(value: Any, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    """Return ``value`` as JSON."""
+    return Response(_json(value), JSON, status)
+
+
+class Site:
+    """The routes.
+
+    Args:
+        fleet: What is shown.
+        passes: The newest pass of each of the daemon's collectors, by name.
+        machine: The daemon reads every user's rings.
+        external_address: ``host:port`` for ``/sd``; where the client came to if empty.
+        is_stuck: Tells whether the daemon has stopped reading rings.
+        https: The connections are TLS.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        passes: Mapping[str, CollectorPass],
+        *,
+        machine: bool = False,
+        external_address: str = "",
+        is_stuck: Callable[[], bool] = lambda: False,
+        https: bool = False,
+    ) -> None:
+        self.scope = "machine" if machine else "user"
+        self._fleet = fleet
+        self._exporter = PrometheusExporter(fleet, passes)
+        self._feed = Feed(fleet)
+        self._external_address = external_address
+        self._is_stuck = is_stuck
+        self._https = https
+        self._assets = find_assets()
+        self._streams = threading.BoundedSemaphore(MAX_STREAMS)
+        self._routes: dict[str, Callable[[Request], Response]] = {
+            "/metrics": self._metrics,
+            "/healthz": self._health,
+            "/sd": self._discovery,
+            "/state.json": self._state,
+            "/events": self._events,
+            "/debug/kernels.json": self._kernels,
+        } | dict.fromkeys(self._assets, self._asset)
+
+    def answer(self, request: Request) -> Response:
+        """Return the answer to a GET or HEAD request."""
+        route = self._routes.get(request.path)
+        if route is None:
+            return sentence(
+                HTTPStatus.NOT_FOUND,
+                f"There is nothing here. The daemon serves {', '.join(sorted(self._routes))}.",
+            )
+        return route(request)
+
+    def _metrics(self, request: Request) -> Response:
+        body, content_type = self._exporter.render(request.accept, request.query.get("name[]", []))
+        return Response(body, content_type)
+
+    def _health(self, _: Request) -> Response:
+        stuck = self._is_stuck()
+        health = {
+            "service": SERVICE,
+            "status": "stuck: no ring was read for a while, see the log" if stuck else "ok",
+            "version": __version__,
+            "layout": LAYOUT,
+            "scope": self.scope,
+            "uid": os.geteuid(),
+            "pid": os.getpid(),
+            "ranks": len(self._fleet.ranks()),
+        }
+        return json_response(health, HTTPStatus.SERVICE_UNAVAILABLE if stuck else HTTPStatus.OK)
+
+    def _discovery(self, request: Request) -> Response:
+        """Answer Prometheus's HTTP service discovery: this daemon is the one target."""
+        labels = {"__scheme__": "https"} if self._https else {}
+        target = self._external_address or request.address
+        return json_response([{"targets": [target], "labels": labels}])
+
+    def _state(self, _: Request) -> Response:
+        return json_response(self._feed.full())
+
+    def _kernels(self, _: Request) -> Response:
+        """Answer whoever checks how the names of kernels were taken."""
+        return json_response(kernel_names(self._fleet))
+
+    def _asset(self, request: Request) -> Response:
+        asset = self._assets[request.path]
+        headers = {"ETag": asset.etag, "Cache-Control": "no-cache"}
+        if asset.etag in request.known_etag:
+            return Response(
+                status=HTTPStatus.NOT_MODIFIED, headers=headers, content_type=asset.content_type
+            )
+        return Response(asset.packed, asset.content_type, headers=headers, packed=True)
+
+    def _events(self, _: Request) -> Response:
+        stream = self._stream()
+        if next(stream, None) is None:
+            text = f"{MAX_STREAMS} pages are open, which is all the daemon serves; close one."
+            return sentence(HTTPStatus.SERVICE_UNAVAILABLE, text, Retry_After="30")
+        return Response(content_type=EVENTS, stream=stream)
+
+    def _stream(self) -> Generator[bytes, None, None]:
+        """Yield server-sent events: everything once, then what has changed.
+
+        The first chunk is empty and says that there is room for one more; without it
+        there is none. Every change has the time in it, so none is ever empty and the
+        connection never silent.
+        """
+        if not self._streams.acquire(blocking=False):
+            return
+        try:
+            yield b""
+            state = self._feed.full(EVENT_SECONDS / 2)
+            yield _event("full", state)
+            while True:
+                time.sleep(EVENT_SECONDS)
+                patch, state = self._feed.delta(state, EVENT_SECONDS / 2)
+                yield _event("delta", patch)
+        finally:
+            self._streams.release()
+
+
+def _event(name: str, value: Any) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + _json(value) + b"\n\n"
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()

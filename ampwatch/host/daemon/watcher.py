@@ -1,0 +1,228 @@
+"""Follows every ring from its first record to its end, and feeds the fleet.
+
+A ring is *followed* while its writer lives, then *settled*: what it said is in
+the fleet, and the file is removed (the run closed it) or stays for a day as the
+*flight recorder* of a run that died, unless the run is started again or the
+recorders take too much room.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ampwatch.errors import RingError
+from ampwatch.host.daemon.discovery import Signature, find_rings
+from ampwatch.host.daemon.settled import (
+    FLIGHT_RECORDER_SECONDS,
+    NEVER,
+    Settled,
+    predecessors,
+    remove,
+    surplus,
+)
+from ampwatch.wire.records import EndRecord, RunState, StepRecord
+from ampwatch.wire.ring import RingReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from ampwatch.host.daemon.rescue import Rescue
+    from ampwatch.host.fleet import Fleet
+    from ampwatch.wire.records import Record, RunIdentity
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A ring that is being read."""
+
+    reader: RingReader
+    signature: Signature
+    last_ns: int
+    """Newest time its writer is known to have lived. Unit: ns."""
+    is_shown: bool = False
+    """Whether the fleet knows it."""
+    is_silent: bool = False
+    """Whether its writer is alive and has not ended a step for long."""
+
+
+class RingWatcher:
+    """Keeps the fleet up to date with the rings on this machine.
+
+    Args:
+        fleet: Where the records go.
+        directories: Tells where to look, each time anew.
+        grace_seconds: A run that was dead for longer when its ring was found is not shown.
+        any_user: Read every user's rings.
+        rescue: Keeps what a process that died or hangs has left; ``None`` for nobody.
+        clock: Unix time. Unit: s.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        directories: Callable[[], Iterable[Path]],
+        *,
+        grace_seconds: float,
+        any_user: bool = False,
+        rescue: Rescue | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._fleet = fleet
+        self._directories = directories
+        self._grace_seconds = grace_seconds
+        self._any_user = any_user
+        self._rescue = rescue
+        self._clock = clock
+        self._followed: dict[Path, _Followed] = {}
+        self._settled: dict[Path, Settled] = {}
+        self._problems: dict[Path, str] = {}
+        self._failed: dict[Path, str] = {}
+
+    @property
+    def num_followed(self) -> int:
+        """How many rings have a writer that lives."""
+        return len(self._followed)
+
+    def poll(self) -> bool:
+        """Look for rings, read what is new in all of them, and tidy up.
+
+        Returns:
+            Whether everything that was to be looked into could be.
+
+        Cost:
+            For a ring at rest an ``lstat``, a lock query and a read of its header.
+        """
+        found = find_rings(self._directories(), any_user=self._any_user)
+        # The known ones first: a run that was restarted must find its predecessor dead.
+        for path in list(self._followed):
+            self._read(path, found.rings.get(path))
+        for path, signature in found.rings.items():
+            if self._take_up(path, signature):
+                self._read(path, signature)
+        self._tidy(found.rings)
+        self._tell_problems(found.problems)
+        return not found.problems
+
+    def close(self) -> None:
+        """Close every ring; the files stay."""
+        for ring in self._followed.values():
+            ring.reader.close()
+        self._followed.clear()
+
+    def _take_up(self, path: Path, signature: Signature) -> bool:
+        """Open ``path`` if it is new; tell whether it is to be read now."""
+        settled = self._settled.get(path)
+        if path in self._followed or (settled is not None and settled.is_still(signature)):
+            return False
+        try:
+            reader = RingReader(path)
+        except RingError as error:
+            self._settled[path] = Settled(signature, NEVER, str(error), was_read=False)
+            return False
+        if reader.inode != signature.inode:
+            reader.close()  # replaced just now: the next look tells whether it may be read
+            return False
+        self._settled.pop(path, None)
+        self._followed[path] = _Followed(reader, signature, signature.modified_ns)
+        self._release(predecessors(self._settled, path.parent, reader.identity))
+        return True
+
+    def _read(self, path: Path, signature: Signature | None) -> None:
+        """Feed what is new in ``path`` to the fleet; settle it if nothing more can come."""
+        ring = self._followed[path]
+        # Asked before reading: what is written in between is read now or next time.
+        alive = ring.reader.writer_alive()
+        records = ring.reader.poll()
+        ring.last_ns = max([ring.last_ns, *_times(records)])
+        try:
+            if alive or ring.is_shown or self._is_recent(ring):
+                self._show(path, ring, records, alive=alive)
+        except Exception as error:  # one ring, of whomever, must not end the page of all others
+            if path not in self._failed:
+                logger.exception("records of %s cannot be taken in", path)
+            self._failed[path] = f"records cannot be taken in: {error!r:.200}"
+        self._look_for_silence(path, ring)
+        if any(isinstance(record, EndRecord) for record in records):
+            self._settle(path, remove_after=0.0)
+        elif not alive:
+            until = ring.last_ns / 1e9 + FLIGHT_RECORDER_SECONDS
+            self._settle(path, remove_after=until, died=ring.reader.identity)
+            if self._rescue is not None:
+                self._rescue.died(path, ring.reader.identity)
+        elif signature is not None and not signature.is_same_file(ring.signature):
+            # Somebody put another file in its place, which is taken up right after this.
+            self._settle(path, remove_after=NEVER)
+
+    def _look_for_silence(self, path: Path, ring: _Followed) -> None:
+        is_silent = self._fleet.state_of(str(path)) is RunState.STALE
+        if is_silent != ring.is_silent and self._rescue is not None:
+            tell = self._rescue.fell_silent if is_silent else self._rescue.spoke_again
+            tell(path, ring.reader.identity)
+        ring.is_silent = is_silent
+
+    def _is_recent(self, ring: _Followed) -> bool:
+        return self._clock() - ring.last_ns / 1e9 <= self._grace_seconds
+
+    def _show(self, path: Path, ring: _Followed, records: Iterable[Record], *, alive: bool) -> None:
+        ring.is_shown = True
+        self._fleet.apply(
+            str(path),
+            ring.reader.identity,
+            records,
+            alive=alive,
+            lost=ring.reader.lost,
+            dropped=ring.reader.dropped,
+            pid=ring.reader.writer_pid,
+        )
+
+    def _settle(self, path: Path, *, remove_after: float, died: RunIdentity | None = None) -> None:
+        ring = self._followed.pop(path)
+        ring.reader.close()
+        self._settled[path] = Settled(ring.signature, remove_after, died=died, last_ns=ring.last_ns)
+
+    def _release(self, paths: Iterable[Path]) -> None:
+        """Let flight recorders go at the end of this poll."""
+        for path in paths:
+            self._settled[path] = replace(self._settled[path], remove_after=0.0)
+
+    def _tidy(self, rings: dict[Path, Signature]) -> None:
+        """Remove the files whose time has come, forget those that are gone."""
+        for path in self._settled.keys() - rings.keys():
+            del self._settled[path]
+        self._release(surplus(self._settled))
+        now = self._clock()
+        for path, settled in list(self._settled.items()):
+            if now >= settled.remove_after:
+                problem = remove(path, settled.signature)
+                again = settled.remove_after if problem else NEVER
+                self._settled[path] = replace(
+                    settled, remove_after=again, problem=problem, died=None
+                )
+        for key in self._fleet.expired():
+            self._fleet.forget(key)
+
+    def _tell_problems(self, problems: dict[Path, str]) -> None:
+        """Show the problems there are now; log each one once."""
+        self._failed = {path: text for path, text in self._failed.items() if path in self._followed}
+        current = problems | {p: s.problem for p, s in self._settled.items() if s.problem}
+        current |= self._failed
+        with self._fleet.lock:
+            for path in self._problems.keys() - current.keys():
+                # Not ``forget``: the file may be a ring by now, whose records are there.
+                self._fleet.problems.pop(str(path), None)
+        for path, text in current.items():
+            if self._problems.get(path) != text:
+                logger.warning("%s: %s", path, text)
+            # Again each time: the fleet may have forgotten the run, and with it the problem.
+            self._fleet.note_problem(str(path), text)
+        self._problems = current
+
+
+def _times(records: Iterable[Record]) -> list[int]:
+    return [r.time_ns for r in records if isinstance(r, (StepRecord, EndRecord))]

@@ -1,0 +1,72 @@
+"""What of many ranks is exported: how many of them, and which one speaks for a module.
+
+Ranks that train on copies of one model measure nearly the same of each module: gradients
+are equal once they are reduced, activations alike. What differs from rank to rank are its
+steps, its time and its trouble, which are never left out.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ampwatch.host.fleet.modules import Modules
+    from ampwatch.host.fleet.rank import RankView
+
+
+def within(ranks: Sequence[RankView], limit: int) -> list[RankView]:
+    """Return at most ``limit`` of ``ranks``, in their order.
+
+    Those that have ended go first, then those that started last: a rank that is exported
+    stays so while it lives, whatever is started beside it.
+    """
+    if len(ranks) <= limit:
+        return list(ranks)
+    kept = set(sorted(ranks, key=lambda rank: (rank.ended, rank.identity.started_ns))[:limit])
+    return [rank for rank in ranks if rank in kept]
+
+
+def share_modules(ranks: Iterable[RankView], which: str) -> None:
+    """Tell the modules of each rank which of them another rank speaks for.
+
+    Args:
+        ranks: Those of one machine, by run and rank.
+        which: The setting ``module_series_ranks``.
+    """
+    for _, job in groupby(ranks, key=lambda rank: rank.run):
+        speakers: dict[str, Modules] = {}
+        so_far: list[Modules] = []
+        for rank in job:
+            modules = rank.ranges.modules
+            so_far.append(modules)
+            if which == "all" or (which == "run" and rank.identity.rank == 0):
+                modules.spoken_for = frozenset()
+            elif which == "run":
+                modules.spoken_for = frozenset(modules.tracked)
+            else:
+                for name in modules.tracked:
+                    if name not in speakers:
+                        speakers[name] = _first_of(so_far, name)
+                modules.spoken_for = frozenset(
+                    name
+                    for name in modules.tracked
+                    if speakers[name] is not modules
+                    and not _is_alone(modules, speakers[name], name)
+                )
+
+
+def _first_of(ranks: Sequence[Modules], name: str) -> Modules:
+    """Return the first rank that has measured module ``name``, however long ago.
+
+    What it has let go of since counts as well: a series must not move to another rank and back
+    with every sample. The last one if none knows of it any more.
+    """
+    return next((modules for modules in ranks if name in modules.measured), ranks[-1])
+
+
+def _is_alone(modules: Modules, speaker: Modules, name: str) -> bool:
+    """Tell whether module ``name`` has had a trouble here that it has not had at its speaker."""
+    return bool(modules.troubles.get(name, set()) - speaker.troubles.get(name, set()))

@@ -1,0 +1,100 @@
+"""The findings of one rank: the newest state of each, and how many of which sort."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from ampwatch.host.fleet.text import encodable
+
+if TYPE_CHECKING:
+    from ampwatch.wire.records import Finding, Severity
+
+MAX_FINDINGS = 256
+"""Findings kept per rank; one per kind and place, so a broken large model has many."""
+
+
+class Sort(NamedTuple):
+    """What findings are counted by."""
+
+    kind: str
+    severity: Severity
+    root: bool
+
+
+@dataclass(slots=True)
+class SortTotals:
+    """The findings of one sort.
+
+    Attributes:
+        num_places: Places at which one was made.
+        last_seen_ns: Unix time at which one was last seen. Unit: ns.
+    """
+
+    num_places: int
+    last_seen_ns: int
+
+
+class Findings:
+    """Findings by ``kind@where``.
+
+    Attributes:
+        by_key: The newest state of each finding, in the order in which they were made.
+        left_out: Reports of findings that were not kept, because there were too many; the
+            ring repeats them, and so does this count.
+    """
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, Finding] = {}
+        self.left_out = 0
+        self._last_seen_ns: dict[str, int] = {}
+
+    def put(self, finding: Finding, time_ns: int) -> None:
+        """Take in ``finding``, last seen at Unix time ``time_ns``.
+
+        One that is as it was changes nothing: the ring repeats it for readers that come late.
+        """
+        finding = replace(finding, kind=encodable(finding.kind))
+        # As text, because evidence that is NaN does not equal itself.
+        if repr(finding) == repr(self.by_key.get(finding.key)):
+            return
+        if finding.key not in self.by_key and len(self.by_key) >= MAX_FINDINGS:
+            self.left_out += 1
+            return
+        self.by_key[finding.key] = finding
+        self._last_seen_ns[finding.key] = time_ns
+
+    def last_seen_ns(self, key: str) -> int:
+        """Return the Unix time at which the finding of ``key`` was last seen. Unit: ns.
+
+        Raises:
+            KeyError: If there is none.
+        """
+        return self._last_seen_ns[key]
+
+    def by_sort(self) -> dict[Sort, SortTotals]:
+        """Return the totals per kind, severity and whether another finding explains it."""
+        totals: dict[Sort, SortTotals] = {}
+        for key, finding in self.by_key.items():
+            sort = Sort(finding.kind, finding.severity, finding.root)
+            total = totals.setdefault(sort, SortTotals(0, 0))
+            total.num_places += 1
+            total.last_seen_ns = max(total.last_seen_ns, self._last_seen_ns[key])
+        return totals
+
+    def newest_by_kind(self) -> dict[str, tuple[Finding, int]]:
+        """Return the finding of each kind that was seen last, and when in Unix time. Unit: ns."""
+        newest: dict[str, tuple[Finding, int]] = {}
+        for key, finding in self.by_key.items():
+            seen_ns = self._last_seen_ns[key]
+            if finding.kind not in newest or seen_ns >= newest[finding.kind][1]:
+                newest[finding.kind] = finding, seen_ns
+        return newest
+
+    def steps_by_kind(self) -> Counter[str]:
+        """Return in how many iterations a finding was seen, per kind, added up over its places."""
+        steps: Counter[str] = Counter()
+        for finding in self.by_key.values():
+            steps[finding.kind] += finding.count
+        return steps

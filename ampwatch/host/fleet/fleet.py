@@ -1,0 +1,150 @@
+"""All the ranks of this machine that can be seen right now."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ampwatch.host.fleet.exported import share_modules, within
+from ampwatch.host.fleet.gpus import Gpus
+from ampwatch.host.fleet.jobs import jobs_of, label
+from ampwatch.host.fleet.rank import RankView
+from ampwatch.host.fleet.rank_verdicts import VerdictKeeper
+from ampwatch.host.fleet.tensor_views import ViewKeeper
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ampwatch.settings import Settings
+    from ampwatch.wire.records import Record, RunIdentity, RunState
+
+
+class Fleet:
+    """One ``RankView`` per ring, under labels that tell the jobs of one name apart (``jobs.py``).
+
+    The job that started first is shown under the name of its run, the next one as
+    ``<run>~2``; a run cannot be given such a name by its user. When a job ends, the next
+    one of its name takes over the label at once.
+
+    Every method is thread-safe. Hold ``lock`` to read several things that must fit together.
+
+    Attributes:
+        lock: Guards the fleet and every view in it; re-entrant.
+        problems: Why a ring cannot be read, by its path.
+        gpus: The GPUs of this machine.
+
+    Args:
+        settings: ``grace_seconds``, ``max_ranks``, ``module_series_ranks`` and those of ``RankView``
+            are used.
+        clock: Returns the Unix time in seconds.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        self.lock = threading.RLock()
+        self.problems: dict[str, str] = {}
+        self.gpus = Gpus()
+        self._views_of_tensor_cores = ViewKeeper()
+        self._verdicts = VerdictKeeper()
+        self._settings = settings
+        self._clock = clock
+        self._views: dict[str, RankView] = {}
+
+    def apply(
+        self,
+        key: str,
+        identity: RunIdentity,
+        records: Iterable[Record],
+        *,
+        alive: bool,
+        lost: int,
+        dropped: int,
+        pid: int = 0,
+    ) -> None:
+        """Fold in what was read from one ring; call it also when there was nothing new.
+
+        Rings already known should be read before new ones: then a run that was restarted
+        finds its dead predecessor noticed as such, and takes over its label at once.
+
+        Args:
+            key: Path of the ring.
+            identity: Who writes it. Another one than before means another ring.
+            records: New records in the order in which they were written.
+            alive: The writer still holds its lock.
+            lost: Slots of the ring overwritten or unreadable before they were read, so far.
+            dropped: Records the writer could not write, so far.
+            pid: The writer's process as the daemon sees it, 0 if it cannot be named.
+        """
+        with self.lock:
+            self.problems.pop(key, None)
+            view = self._views.get(key)
+            if view is None or view.identity != identity:
+                view = self._views[key] = self._new_view(identity)
+            for record in records:
+                view.apply(record)
+            view.observe(alive=alive, lost=lost, dropped=dropped)
+            view.pid = pid
+
+    def state_of(self, key: str) -> RunState | None:
+        """Return what the writer of the ring at path ``key`` is doing; ``None`` if it is not known."""
+        with self.lock:
+            view = self._views.get(key)
+            return None if view is None else view.state
+
+    def compare_views(self) -> None:
+        """Hold what GPUs and ranks say of the tensor cores, and of steps, against one another."""
+        with self.lock:
+            ranks = self.ranks()
+            self._views_of_tensor_cores.look(self.gpus.all(), ranks)
+            self._verdicts.look(ranks)
+
+    def note_problem(self, key: str, text: str) -> None:
+        """Say why the ring at path ``key`` cannot be read."""
+        with self.lock:
+            self.problems[key] = text
+
+    def forget(self, key: str) -> None:
+        """Let go of all that is known about the ring at path ``key``."""
+        with self.lock:
+            self._views.pop(key, None)
+            self.problems.pop(key, None)
+
+    def ranks(self) -> list[RankView]:
+        """Return the ranks to show, by run and rank: those that live or ended a short while ago."""
+        with self.lock:
+            return sorted(self._shown(), key=lambda view: (view.run, view.identity.rank))
+
+    def exported(self) -> list[RankView]:
+        """Return the ranks that are exported, by run and rank, and settle who speaks for each module.
+
+        Cost:
+            Some 10 us a rank of 100 modules.
+        """
+        with self.lock:
+            ranks = within(self.ranks(), self._settings.max_ranks)
+            share_modules(ranks, self._settings.module_series_ranks)
+            return ranks
+
+    @property
+    def num_left_out(self) -> int:
+        """Ranks to show that are not exported, because there are too many."""
+        return max(0, len(self.ranks()) - self._settings.max_ranks)
+
+    def expired(self) -> list[str]:
+        """Return the paths of rings that are not shown any more and can be forgotten."""
+        with self.lock:
+            shown = set(self._shown())
+            return [key for key, view in self._views.items() if view not in shown]
+
+    def _new_view(self, identity: RunIdentity) -> RankView:
+        return RankView(identity, clock=self._clock, settings=self._settings)
+
+    def _shown(self) -> list[RankView]:
+        """Label the ranks that live or ended a short while ago, and return those to show."""
+        now, grace = self._clock(), self._settings.grace_seconds
+        recent = {
+            key: view
+            for key, view in self._views.items()
+            if view.ended_at is None or now - view.ended_at <= grace
+        }
+        return label(jobs_of(recent))

@@ -1,0 +1,206 @@
+"""The iterations of a run since its beginning, in bounded memory.
+
+A bucket is a span of the course (``course.py``): no dip of the scale and no slow step is
+smoothed away in it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from ampwatch.host.fleet.course import Course, Place
+from ampwatch.wire.records import SKIP_CLASSES, SkipClass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.wire.records import StepRecord
+
+MAX_BUCKETS = 1024
+MAX_SKIPS = 512
+
+
+class SkipEvent(NamedTuple):
+    """A skipped iteration, with the scale after it (NaN if unknown)."""
+
+    step: int
+    time_ns: int
+    skip_class: SkipClass
+    loss_scale: float
+
+
+@dataclass(slots=True)
+class Bucket:
+    """What happened in some consecutive iterations.
+
+    Attributes:
+        first_step: First iteration.
+        last_step: Last iteration.
+        time_ns: Unix time at the end of the last one. Unit: ns.
+        num_steps: Iterations that were read; fewer than the span when some were lost.
+        scale_min: Smallest loss scale; NaN without a scaler.
+        scale_max: Largest loss scale; NaN without a scaler.
+        scale_last: Newest loss scale; NaN without a scaler.
+        loss_sum: Sum of the finite losses.
+        num_losses: Iterations with a finite loss.
+        num_nonfinite_losses: Iterations with a loss that was NaN or infinite.
+        loss_last: Newest loss, also one that is not finite; None without any.
+        duration_sum: Sum of the known durations. Unit: s.
+        num_durations: Iterations of known duration.
+        duration_max: Longest known duration, NaN if none is known. Unit: s.
+        skips: Skipped iterations per class, in the order of ``SKIP_CLASSES``.
+    """
+
+    first_step: int
+    last_step: int
+    time_ns: int
+    num_steps: int = 1
+    scale_min: float = math.nan
+    scale_max: float = math.nan
+    scale_last: float = math.nan
+    loss_sum: float = 0.0
+    num_losses: int = 0
+    num_nonfinite_losses: int = 0
+    loss_last: float | None = None
+    duration_sum: float = 0.0
+    num_durations: int = 0
+    duration_max: float = math.nan
+    skips: list[int] = field(default_factory=lambda: [0] * len(SKIP_CLASSES))
+
+    @classmethod
+    def of(cls, record: StepRecord) -> Bucket:
+        """Return the bucket of the one iteration of ``record``."""
+        bucket = cls(record.step, record.step, record.time_ns)
+        bucket.scale_min = bucket.scale_max = bucket.scale_last = record.loss_scale
+        if record.num_losses > 0:
+            finite = math.isfinite(record.loss)
+            bucket.loss_sum = record.loss if finite else 0.0
+            bucket.num_losses = int(finite)
+            bucket.num_nonfinite_losses = int(not finite)
+            bucket.loss_last = record.loss
+        if math.isfinite(record.duration_s):
+            bucket.duration_sum = bucket.duration_max = record.duration_s
+            bucket.num_durations = 1
+        if record.skip_class is not SkipClass.NONE:
+            bucket.skips[SKIP_CLASSES.index(record.skip_class)] = 1
+        return bucket
+
+    def merge(self, newer: Bucket) -> None:
+        """Take in ``newer``, the bucket of iterations after these."""
+        self.last_step = max(self.last_step, newer.last_step)
+        self.time_ns = newer.time_ns
+        self.num_steps += newer.num_steps
+        self.scale_min = _best(min, self.scale_min, newer.scale_min)
+        self.scale_max = _best(max, self.scale_max, newer.scale_max)
+        self.scale_last = newer.scale_last
+        self.loss_sum += newer.loss_sum
+        self.num_losses += newer.num_losses
+        self.num_nonfinite_losses += newer.num_nonfinite_losses
+        self.loss_last = self.loss_last if newer.loss_last is None else newer.loss_last
+        self.duration_sum += newer.duration_sum
+        self.num_durations += newer.num_durations
+        self.duration_max = _best(max, self.duration_max, newer.duration_max)
+        self.skips = [mine + its for mine, its in zip(self.skips, newer.skips, strict=True)]
+
+    @property
+    def loss_mean(self) -> float:
+        """Mean of the finite losses; NaN without any."""
+        return self.loss_sum / self.num_losses if self.num_losses else math.nan
+
+    @property
+    def duration_mean(self) -> float:
+        """Mean of the known durations; NaN without any. Unit: s."""
+        return self.duration_sum / self.num_durations if self.num_durations else math.nan
+
+
+def _best(pick: Callable[[float, float], float], one: float, other: float) -> float:
+    """Return ``pick`` of both, where NaN stands for "not known"."""
+    if math.isnan(one):
+        return other
+    return one if math.isnan(other) else pick(one, other)
+
+
+class Cursor(NamedTuple):
+    """How much of a history somebody has seen."""
+
+    place: Place
+    num_skips: int
+
+
+class Update(NamedTuple):
+    """What is new in a history.
+
+    Attributes:
+        cursor: Where to go on from next time.
+        everything: The buckets and skips are all there are: throw away what you have.
+        buckets: New buckets in order. Unless ``everything``, the first one may be a newer
+            state of the last one seen: it has the same ``first_step`` and replaces it.
+        skips: New skipped iterations in order.
+    """
+
+    cursor: Cursor
+    everything: bool
+    buckets: list[Bucket]
+    skips: list[SkipEvent]
+
+
+class History:
+    """The iterations of one rank, thinned as the run grows.
+
+    Attributes:
+        skips: The newest skipped iterations, each by itself.
+
+    Args:
+        max_buckets: Buckets kept at most.
+        max_skips: Skipped iterations kept one by one, the newest ones.
+
+    Cost:
+        About 0.5 MB at the most. A record takes a few microseconds; one that makes the
+        history too long about a millisecond.
+    """
+
+    def __init__(self, *, max_buckets: int = MAX_BUCKETS, max_skips: int = MAX_SKIPS) -> None:
+        self.skips: deque[SkipEvent] = deque(maxlen=max_skips)
+        self._course = Course[Bucket](max_buckets)
+        self._num_skips = 0
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """The buckets in order; the last one is still growing."""
+        return self._course.spans
+
+    def add(self, record: StepRecord) -> None:
+        """Append the iteration of ``record``."""
+        self._course.add(Bucket.of(record))
+        if record.skip_class is not SkipClass.NONE:
+            self._num_skips += 1
+            event = SkipEvent(record.step, record.time_ns, record.skip_class, record.loss_scale)
+            self.skips.append(event)
+
+    def time_of(self, step: int) -> int | None:
+        """Return the Unix time by which ``step`` was over; ``None`` if none so new is known.
+
+        As exact as the stride; for a step before the first known one, the time of that one.
+        Unit: ns.
+        """
+        place = bisect_left(self.buckets, step, key=lambda bucket: bucket.last_step)
+        return self.buckets[place].time_ns if place < len(self.buckets) else None
+
+    def since(self, cursor: Cursor | None) -> Update:
+        """Return what is new since ``cursor``, or everything if it does not fit any more.
+
+        Args:
+            cursor: Of an earlier update; ``None`` for everything.
+
+        Returns:
+            The live buckets, not copies: read them before the next ``add``.
+        """
+        news = self._course.since(cursor and cursor.place)
+        seen = 0 if cursor is None or news.everything else cursor.num_skips
+        num_skips = min(self._num_skips - seen, len(self.skips))
+        skips = list(self.skips)[len(self.skips) - num_skips :]
+        return Update(Cursor(news.place, self._num_skips), news.everything, news.spans, skips)

@@ -1,0 +1,236 @@
+"""What the measured ranges of one rank say, folded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ampwatch.host.fleet.gradients import GradientHistory, unscaled
+from ampwatch.host.fleet.histogram import Histogram
+from ampwatch.host.fleet.limits import (
+    GRADIENTS,
+    finite_amax,
+    flushed,
+    headroom,
+    limit_of,
+    lost_share,
+)
+from ampwatch.host.fleet.modules import Modules
+from ampwatch.host.fleet.peak import Peak
+from ampwatch.host.fleet.trouble import Trouble, notable, worst
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.whatif import Fit, ScaleWindow, fit, scale_window
+from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ampwatch.numerics.exponents import ExponentHistogram
+    from ampwatch.numerics.formats import FloatFormat
+    from ampwatch.settings import Settings
+
+MAGNITUDE_BOUNDS = tuple(math.ldexp(1.0, e) for e in range(-48, 17, 4))
+"""Upper bounds for magnitudes of gradients: powers of two, so that each bin of exponents lies
+in one bucket. From what only a loss scale of 2**24 brings into float16, to its largest number."""
+
+CANDIDATES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+"""Formats that are held against the gradients."""
+
+_BY_PREFERENCE = ("float16", "bfloat16")
+
+_NARROW_BITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """What the newest gradients would need.
+
+    Attributes:
+        window: Loss scales that bring them into ``Ranges.format``; without ends if there is
+            none. Without a lower end where gradients were flushed before they were measured;
+            the upper one is below the scale at which some overflowed.
+        fits: Whether they fit each of ``CANDIDATES``; empty where values were flushed, have
+            overflowed or become NaN before they were measured, for what they were is unknown.
+    """
+
+    window: ScaleWindow
+    fits: dict[str, Fit]
+
+
+class Ranges:
+    """The ranges of one rank.
+
+    Attributes:
+        totals: What sampling has looked at so far; ``None`` before the first sample.
+        modules: The newest ranges of each module.
+        gradients: The course of the gradients of all modules, without the loss scale.
+        epsilon: Share of the non-zero gradients that a recommended loss scale may flush to zero.
+        magnitude: Their finite magnitudes above zero, without the loss scale, since
+            ``counted_from_ns``; there is no sum.
+
+    Args:
+        settings: ``module_series`` and ``window_epsilon`` are used.
+        counted_from_ns: Unix time before which nothing goes into ``magnitude``: what a
+            predecessor of this daemon has counted. Unit: ns.
+    """
+
+    def __init__(self, settings: Settings, counted_from_ns: int) -> None:
+        self.totals: SamplingRecord | None = None
+        self.modules = Modules(settings.module_series)
+        self.gradients = GradientHistory()
+        self.magnitude = Histogram(MAGNITUDE_BOUNDS, summed=False)
+        self.epsilon = settings.window_epsilon
+        self._counted_from_ns = counted_from_ns
+        self._autocast: FloatFormat | None = None
+        self._all: dict[Topic, RangeRecord] = {}
+        self._sampled_ns: dict[Topic, int] = {}
+        self._measured: RangeRecord | None = None
+        self._unscaled: ExponentHistogram | None = None
+        self._recommended: Recommendation | None = None
+        self._amax_max = Peak(max)
+
+    def put(self, record: RangeRecord | SamplingRecord) -> None:
+        """Take in a record; they must come in the order in which they were written."""
+        if isinstance(record, SamplingRecord):
+            self.totals = record
+            self.modules.choose(self.trouble)
+            self.modules.remember(self.notable)
+            return
+        self._sampled_ns[record.topic] = record.time_ns
+        if record.module != ALL_MODULES:
+            self.modules.put(record)
+        else:
+            self._all[record.topic] = record
+            if record.topic is Topic.GRADIENT:
+                self._put_gradients(record)
+
+    def know_dtypes(self, names: Sequence[str]) -> None:
+        """Take in the dtypes of autocast; of several the one with the smallest range counts."""
+        known = [name for name in _BY_PREFERENCE if name in names]
+        self._autocast = FORMATS[known[0]] if known else None
+        self._recommended = None
+
+    @property
+    def autocast(self) -> FloatFormat | None:
+        """The format of autocast, float16 or bfloat16; ``None`` when neither was seen."""
+        return self._autocast
+
+    @property
+    def format(self) -> FloatFormat | None:
+        """The narrow format that the gradients have to fit; ``None`` if there is none.
+
+        It is that of autocast, or their own in a model that is in such a format as a whole.
+        """
+        newest = self.newest(Topic.GRADIENT)
+        limit = self._autocast if newest is None else limit_of(newest, self._autocast)
+        return limit if limit is not None and limit.bits <= _NARROW_BITS else None
+
+    def newest(self, topic: Topic, module: str = ALL_MODULES) -> RangeRecord | None:
+        """Return the newest ranges of a module; ``None`` if there are none."""
+        topics = self._all if module == ALL_MODULES else self.modules.by_name.get(module, {})
+        return topics.get(topic)
+
+    def sampled_ns(self, topic: Topic) -> int | None:
+        """Return the Unix time of the newest record of ``topic``; ``None`` before. Unit: ns."""
+        return self._sampled_ns.get(topic)
+
+    def trouble(self, topics: Mapping[Topic, RangeRecord]) -> Trouble:
+        """Return the worst trouble of a module, given its newest record of each topic."""
+        return worst(topics, self.lost(topics) or 0.0, self.epsilon)
+
+    def notable(self, topics: Mapping[Topic, RangeRecord]) -> set[str]:
+        """Return all that is notable of a module (``trouble.notable``)."""
+        return notable(topics, self.lost(topics) or 0.0, self.epsilon)
+
+    def headroom(self, record: RangeRecord) -> float | None:
+        """Return how many times larger its largest magnitude could be; ``None`` if not known."""
+        return headroom(record, self._autocast)
+
+    def lost(self, topics: Mapping[Topic, RangeRecord]) -> float | None:
+        """Return the largest share that gradients of a module lose; ``None`` if not known."""
+        shares = (self.lost_share(topics[topic]) for topic in GRADIENTS if topic in topics)
+        return max((share for share in shares if share is not None), default=None)
+
+    def lost_share(self, record: RangeRecord) -> float | None:
+        """Return the share of a gradient that is lost (``limits.lost_share``)."""
+        return lost_share(record, limit_of(record, self._autocast), self._largest(record))
+
+    def flushed(self, record: RangeRecord) -> int:
+        """Return how many zeros of a gradient were none before; 0 if that is not known."""
+        fmt = limit_of(record, self._autocast)
+        return 0 if fmt is None else flushed(record, fmt, self._largest(record)) or 0
+
+    def _largest(self, record: RangeRecord) -> float | None:
+        """Return the largest finite gradient of all modules, at the loss scale of ``record``."""
+        everything = self._all.get(record.topic)
+        if everything is None:
+            return None
+        amax = everything.histogram.amax
+        if record.loss_scale == everything.loss_scale or not everything.loss_scale > 0.0:
+            return amax
+        return amax * (record.loss_scale / everything.loss_scale)
+
+    @property
+    def measured(self) -> RangeRecord | None:
+        """The record that ``unscaled`` was made of."""
+        return self._measured
+
+    @property
+    def unscaled(self) -> ExponentHistogram | None:
+        """The newest gradients of all modules, without the loss scale."""
+        return self._unscaled
+
+    @property
+    def recommendation(self) -> Recommendation | None:
+        """What the newest gradients would need; ``None`` before the first non-zero ones."""
+        measured, plain = self._measured, self._unscaled
+        if measured is None or plain is None or not (plain.amax or plain.infs):
+            return None
+        if self._recommended is None:
+            self._recommended = self._recommend(measured, plain)
+        return self._recommended
+
+    def _recommend(self, measured: RangeRecord, plain: ExponentHistogram) -> Recommendation:
+        window = ScaleWindow(None, None)
+        if self.format is not None:
+            window = scale_window(plain, self.format, self.epsilon)
+        if plain.infs and self.format is not None:
+            # What overflowed may be any larger than what is left.
+            below = math.ceil(math.log2(measured.loss_scale)) - 1
+            window = ScaleWindow(
+                window.low, below if window.high is None else min(window.high, below)
+            )
+        if self.flushed(measured) > self.epsilon * plain.binned:
+            # What is missing would ask for more: from what is left nobody can tell how much.
+            return Recommendation(ScaleWindow(None, window.high), {})
+        if plain.nonfinite:
+            return Recommendation(window, {})
+        fits = {name: fit(plain, FORMATS[name], self.epsilon) for name in CANDIDATES}
+        return Recommendation(window, fits)
+
+    def scaled_amax_max(self, now_ns: int) -> float | None:
+        """Return the largest scaled gradient of the last one to two hold windows.
+
+        That of the newest sample if it is older; ``None`` if nothing finite was in any of them.
+        """
+        newest = self.newest(Topic.GRADIENT)
+        if newest is None:
+            return None
+        found = finite_amax(newest)
+        held = self._amax_max.read(-math.inf if found is None else found, now_ns)
+        return held if held >= 0.0 else None
+
+    def _put_gradients(self, record: RangeRecord) -> None:
+        found = finite_amax(record)
+        if found is not None:
+            self._amax_max.put(found, record.time_ns)
+        histogram = unscaled(record)
+        if histogram is None:
+            return
+        self._measured, self._unscaled, self._recommended = record, histogram, None
+        self.gradients.put(record, histogram)
+        if record.time_ns >= self._counted_from_ns:
+            for exponent, count in histogram.by_exponent().items():
+                # Any value within the bin: it falls into the bucket of the bin.
+                self.magnitude.observe(math.ldexp(0.75, exponent), count)

@@ -1,0 +1,280 @@
+"""What the records of one training process say, folded."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ampwatch.host.fleet.findings import Findings
+from ampwatch.host.fleet.histogram import STEP_DURATION_BOUNDS, Histogram
+from ampwatch.host.fleet.history import History
+from ampwatch.host.fleet.peak import Peak
+from ampwatch.host.fleet.ranges import Ranges
+from ampwatch.host.fleet.rank_verdicts import Verdicts
+from ampwatch.host.fleet.tensor_views import TensorViews
+from ampwatch.host.fleet.text import encodable
+from ampwatch.report.op_shares import Precision
+from ampwatch.wire.blackbox.box import DIED
+from ampwatch.wire.records import (
+    MAX_OPTIMIZERS,
+    OTHER_OPTIMIZERS,
+    CensusRecord,
+    EndRecord,
+    FactsRecord,
+    FindingRecord,
+    OptimizerRecord,
+    RangeRecord,
+    RunState,
+    SamplingRecord,
+    SkipClass,
+    StepRecord,
+    WindowRecord,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.report.op_shares import Arithmetic
+    from ampwatch.settings import Settings
+    from ampwatch.wire.records import Finding, Record, RunIdentity
+
+MAX_FACTS = 64
+"""Facts kept per rank."""
+
+USUAL_STEPS = 32
+"""Newest steps whose median duration is the usual one: slow first steps are soon forgotten."""
+
+STALE_STEPS = 10
+"""A rank that is silent for so many of its usual steps may be stale."""
+
+FIRST_LOOK_SECONDS = 10.0
+"""Steps that ended longer ago than this when the view was made are not in the histogram.
+A daemon that was restarted finds thousands of steps in the ring that its predecessor has
+counted, and to Prometheus all that it counts at its first look happened just then. Long
+enough for the steps in which the run's own daemon starts. Unit: s."""
+
+
+class RankView:
+    """One rank of one run, as its ring tells it.
+
+    The totals are the writer's own, so a view that began late tells the truth; only
+    the history is limited to the records that were seen, and the histogram to the steps
+    since then.
+
+    Attributes:
+        identity: Who writes the ring.
+        name: Name of the run as the user gave it.
+        run: Label of the run: its name, unless the fleet must tell two of them apart.
+        facts: What does not change from step to step, by name.
+        newest: The newest step, ``None`` before the first.
+        loss: The newest loss that was handed to the scaler, ``None`` before the first.
+        last_applied_ns: Unix time of the newest step that was not skipped, 0 before. Unit: ns.
+        last_record_ns: Unix time of the newest record that has one, or of the start. Unit: ns.
+        optimizers: The newest record per optimizer; ``OTHER_OPTIMIZERS`` for all beyond the limit.
+        durations: Durations of the steps since ``FIRST_LOOK_SECONDS`` before the view was made.
+            Unit: s.
+        history: The course of the run.
+        ranges: What the sampled tensors say about ranges.
+        precision: What ran in which dtype, and on which units.
+        tensor_views: What the three views of the tensor cores say.
+        verdicts: Which of the newest steps were skipped.
+        conflict_told_ns: When a conflict among them was told last, 0 before. Unit: ns.
+        records_lost: Slots of the ring overwritten or unreadable before they were read.
+        ring_dropped: Records the writer could not write.
+        pid: Process in the daemon's pid namespace, 0 if it cannot be named or has ended.
+        ended_at: When the end was noticed, by the fleet's clock; ``None`` before. Unit: s.
+
+    Args:
+        identity: Who writes the ring.
+        clock: Returns the Unix time in seconds.
+        settings: ``stale_seconds`` and those of ``Ranges`` are used.
+    """
+
+    def __init__(
+        self, identity: RunIdentity, *, clock: Callable[[], float], settings: Settings
+    ) -> None:
+        self.identity = identity
+        self.name = self.run = encodable(identity.run)
+        self.facts: dict[str, str] = {}
+        self.newest: StepRecord | None = None
+        self.loss: float | None = None
+        self.last_applied_ns = 0
+        self.last_record_ns = identity.started_ns
+        self.optimizers: dict[int, OptimizerRecord] = {}
+        self.durations = Histogram(STEP_DURATION_BOUNDS)
+        self.history = History()
+        self.records_lost = 0
+        self.ring_dropped = 0
+        self.pid = 0
+        self.ended_at: float | None = None
+        self._clock = clock
+        self._counted_from_ns = int((clock() - FIRST_LOOK_SECONDS) * 1e9)
+        self.ranges = Ranges(settings, self._counted_from_ns)
+        self.precision = Precision()
+        self.tensor_views = TensorViews()
+        self.verdicts = Verdicts()
+        self.conflict_told_ns = 0
+        self._stale_seconds = settings.stale_seconds
+        self._alive = True
+        self._end: EndRecord | None = None
+        self._findings = Findings()
+        self._usual = deque[float](maxlen=USUAL_STEPS)
+        self._scale_min = Peak(min)
+        self._skips_max = Peak(max)
+
+    def apply(self, record: Record) -> None:
+        """Fold one record in; they must come in the order in which they were written."""
+        if isinstance(record, StepRecord):
+            self._apply_step(record)
+        elif isinstance(record, OptimizerRecord):
+            index = record.index if 0 <= record.index < MAX_OPTIMIZERS else OTHER_OPTIMIZERS
+            self.optimizers[index] = record
+            self.verdicts.put_optimizer(record)
+        elif isinstance(record, (RangeRecord, SamplingRecord)):
+            self.ranges.put(record)
+        elif isinstance(record, (CensusRecord, WindowRecord)):
+            self.precision.put(record)
+        elif isinstance(record, FindingRecord):
+            self._apply_finding(record.finding)
+        elif isinstance(record, FactsRecord):
+            self._apply_facts(record)
+        else:
+            self._end = record
+            self.last_record_ns = record.time_ns
+
+    def find(self, finding: Finding) -> None:
+        """Enter a finding that the daemon itself has made."""
+        self._apply_finding(finding)
+
+    def observe(self, *, alive: bool, lost: int, dropped: int) -> None:
+        """Note what the reader of the ring knows besides the records.
+
+        Args:
+            alive: The writer still holds its lock.
+            lost: Slots of the ring overwritten or unreadable before they were read, so far.
+            dropped: Records the writer could not write, so far.
+        """
+        self._alive, self.records_lost, self.ring_dropped = alive, lost, dropped
+        if not self.ended:
+            self.ended_at = None
+        elif self.ended_at is None:
+            self.ended_at = self._clock()
+
+    @property
+    def ended(self) -> bool:
+        """The run has said so, or its process is gone."""
+        return self._end is not None or not self._alive
+
+    @property
+    def state(self) -> RunState:
+        """What the rank is doing right now."""
+        if self._end is not None:
+            finished = self._end.state is RunState.FINISHED
+            return RunState.FINISHED if finished else RunState.FAILED
+        if not self._alive:
+            return RunState.FAILED
+        silence = self.silence_seconds
+        if silence <= self._stale_seconds or silence <= STALE_STEPS * self.usual_step_seconds:
+            return RunState.RUNNING
+        return RunState.STALE
+
+    @property
+    def silence_seconds(self) -> float:
+        """How long ago the newest record that has a time was made. Unit: s."""
+        return self._clock() - self.last_record_ns / 1e9
+
+    @property
+    def end_reason(self) -> str:
+        """Why the rank ended, in words; empty while it runs or when it ended well."""
+        if self._end is not None:
+            return self._end.reason
+        return "" if self._alive else DIED
+
+    @property
+    def usual_step_seconds(self) -> float:
+        """Median duration of the newest steps, 0 before the first. Unit: s."""
+        return statistics.median(self._usual) if self._usual else 0.0
+
+    @property
+    def findings(self) -> dict[str, Finding]:
+        """The newest state of each finding by its key, in the order in which they were made."""
+        return self._findings.by_key
+
+    @property
+    def finding_totals(self) -> Findings:
+        """The same findings, with their totals."""
+        return self._findings
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The newest loss scale; ``None`` without an enabled scaler."""
+        if self.newest is None or math.isnan(self.newest.loss_scale):
+            return None
+        return self.newest.loss_scale
+
+    @property
+    def loss_scale_min(self) -> float | None:
+        """Smallest loss scale of the last one to two hold windows; ``None`` without a scaler."""
+        scale = self.loss_scale
+        return None if scale is None else self._scale_min.read(scale, self._now_ns())
+
+    @property
+    def consecutive_skips_max(self) -> float:
+        """Longest run of skipped iterations of the last one to two hold windows."""
+        current = 0 if self.newest is None else self.newest.consecutive_skips
+        return self._skips_max.read(current, self._now_ns())
+
+    @property
+    def scaled_amax_max(self) -> float | None:
+        """Largest scaled gradient of the last one to two hold windows (``Ranges``)."""
+        return self.ranges.scaled_amax_max(self._now_ns())
+
+    @property
+    def sampling_interval(self) -> int | None:
+        """Steps from one sample to the next, or since the last one if that is more; 0 for no more.
+
+        ``None`` before the first sample. Unit: steps.
+        """
+        totals = self.ranges.totals
+        if totals is None or self.newest is None or not totals.interval:
+            return None if totals is None else totals.interval
+        return max(totals.interval, self.newest.step - totals.step)
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """How much of its ceiling the rank uses."""
+        return self.precision.arithmetic(self.usual_step_seconds)
+
+    def _now_ns(self) -> int:
+        return int(self._clock() * 1e9)
+
+    def _apply_step(self, record: StepRecord) -> None:
+        self.newest = record
+        self.last_record_ns = record.time_ns
+        if record.skip_class is SkipClass.NONE:
+            self.last_applied_ns = record.time_ns
+        if record.num_losses > 0:
+            self.loss = record.loss
+        if math.isfinite(record.duration_s):
+            self._usual.append(record.duration_s)
+        if not math.isnan(record.loss_scale):
+            self._scale_min.put(record.loss_scale, record.time_ns)
+        self._skips_max.put(record.consecutive_skips, record.time_ns)
+        if record.time_ns >= self._counted_from_ns:
+            self.durations.observe(record.duration_s)
+        self.history.add(record)
+        self.verdicts.put_step(record)
+
+    def _apply_finding(self, finding: Finding) -> None:
+        """Take in a finding as of the iteration it was last seen in, which may be long ago."""
+        seen_ns = self.history.time_of(finding.last_step)
+        self._findings.put(finding, self.last_record_ns if seen_ns is None else seen_ns)
+
+    def _apply_facts(self, record: FactsRecord) -> None:
+        for name, value in record.facts.items():
+            if name in self.facts or len(self.facts) < MAX_FACTS:
+                self.facts[name] = encodable(value)
+        self.ranges.know_dtypes(self.facts.get("autocast_dtype", "").split(","))
+        self.precision.know_facts(self.facts)

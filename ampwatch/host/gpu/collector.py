@@ -1,0 +1,155 @@
+"""The thread that reads the GPUs: when it looks, when it starts over, when it has fallen silent."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ampwatch.host.fleet.gpus import NOTHING_WRONG, Pass, Reason
+from ampwatch.host.metrics.samples import CollectorPass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.host.fleet import Fleet
+    from ampwatch.host.gpu.source import Source
+
+NAME = "gpu"
+"""Value of the label ``collector``."""
+
+ABSENT_SECONDS = 60.0
+"""After so long NVML is looked for again where there was none: a driver may be loaded later."""
+
+REOPEN_SECONDS = (10.0, 600.0)
+"""First and longest wait until NVML is opened anew because a GPU is missing. A GPU that comes
+back is not seen otherwise; the others lose a value of GPM each time."""
+
+SILENT_SECONDS = 60.0
+"""A look that takes longer hangs in the driver. Eight GPUs that have to wake up take 20 s."""
+
+STOP_SECONDS = 2.0
+
+ANSWERS = (Reason.OK, Reason.SWITCHED_OFF)
+"""How NVML stands where an open source need not be opened anew; off it is for synthetic GPUs."""
+
+logger = logging.getLogger(__name__)
+
+
+class GpuCollector:
+    """Keeps ``fleet.gpus`` up to date.
+
+    Args:
+        fleet: Where the readings go.
+        passes: Where it is noted how a look went; guarded by ``fleet.lock``.
+        open_source: Opens the GPUs, or tells why it cannot.
+        poll_seconds: Time between two looks. Unit: s.
+        clock: A clock that never goes back. Unit: s.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        passes: dict[str, CollectorPass],
+        open_source: Callable[[], Source | Reason],
+        poll_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._passes = passes
+        self._open_source = open_source
+        self._poll_seconds = poll_seconds
+        self._clock = clock
+        self._source: Source | None = None
+        self._opens_at: float | None = clock()
+        self._reopen_wait = REOPEN_SECONDS[0]
+        self._looked_at = clock()
+        self._host = Reason.WAITING
+        self._gone: dict[str, Reason] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ampwatch-gpu", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._looked_at = self._clock()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End reading; a thread that hangs in the driver is left behind."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(STOP_SECONDS)
+
+    def look(self) -> None:
+        """Read all GPUs once, having opened them if it is time to."""
+        begin = self._clock()
+        if self._opens_at is not None and begin >= self._opens_at and self.close():
+            self._opens_at = None
+        elif self._source is None:
+            self._looked_at = begin
+            return
+        found = self._read()
+        now = self._clock()
+        with self._fleet.lock:
+            self._looked_at = now
+            success = self._fleet.gpus.apply(found)
+            self._passes[NAME] = CollectorPass(success, now - begin)
+            gone = {gpu.uuid: gpu.gone for gpu in self._fleet.gpus.all() if not gpu.is_up}
+        self._plan(now, success=success and found.host in ANSWERS)
+        self._tell(found.host, gone)
+
+    def check(self) -> None:
+        """Take back what was read if the newest look hangs; called by another thread."""
+        with self._fleet.lock:
+            silent = self._clock() - self._looked_at
+            if silent > max(SILENT_SECONDS, 3 * self._poll_seconds):
+                self._fleet.gpus.silence(Reason.TIMEOUT)
+                self._passes[NAME] = CollectorPass(success=False, duration_seconds=silent)
+
+    def close(self) -> bool:
+        """Let go of the GPUs; tell whether that was possible."""
+        if self._source is not None and not self._source.close():
+            return False
+        self._source = None
+        return True
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self.look()
+            self._stopping.wait(self._poll_seconds)
+        self.close()
+
+    def _read(self) -> Pass:
+        try:
+            if self._source is None:
+                opened = self._open_source()
+                if isinstance(opened, Reason):
+                    return Pass(opened)
+                self._source = opened
+            return self._source.read()
+        except Exception:  # nothing here may end the thread; NVML's own errors never come so far
+            logger.exception("the GPUs could not be read")
+            return Pass(Reason.ERROR)
+
+    def _plan(self, now: float, *, success: bool) -> None:
+        """Decide when NVML is opened the next time, if at all."""
+        if self._source is None:
+            self._opens_at = now + ABSENT_SECONDS
+        elif success:
+            self._opens_at, self._reopen_wait = None, REOPEN_SECONDS[0]
+        elif self._opens_at is None or self._opens_at <= now:
+            self._opens_at = now + self._reopen_wait
+            self._reopen_wait = min(2 * self._reopen_wait, REOPEN_SECONDS[1])
+
+    def _tell(self, host: Reason, gone: dict[str, Reason]) -> None:
+        """Log what has changed since the look before."""
+        if host is not self._host:
+            level = logging.INFO if host in NOTHING_WRONG else logging.WARNING
+            logger.log(level, "NVML: %s", host.text)
+        for uuid, reason in gone.items():
+            if self._gone.get(uuid) is not reason:
+                logger.warning("%s: %s", uuid, reason.text)
+        for uuid in self._gone.keys() - gone.keys():
+            logger.info("%s is back", uuid)
+        self._host, self._gone = host, gone

@@ -1,0 +1,176 @@
+"""One GPU: its handle, its GPM samples, its instances, and a reading of all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ampwatch.host.fleet.gpus import GONE, Feature, Gpu, Instance, MigDevice, Reason
+from ampwatch.host.gpu import gpm, pids, readings
+from ampwatch.host.gpu.gpm import Gpm
+
+if TYPE_CHECKING:
+    from ampwatch.host.fleet.gpus import Answers
+    from ampwatch.host.gpu.nvml import Nvml
+
+    InstanceKey = tuple[int, tuple[MigDevice, ...]]
+
+MIG_ENABLED = 1
+
+PROCESS_FUNCTIONS = (
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetComputeRunningProcesses_v2",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a device is asked beyond the usual.
+
+    Attributes:
+        link_throughput: Measure PCIe traffic where that takes 40 ms a GPU.
+        is_host: The daemon sees the pids of the host.
+    """
+
+    link_throughput: bool
+    is_host: bool
+
+
+class Device:
+    """A GPU that NVML has given a handle for.
+
+    Args:
+        nvml: NVML.
+        index: Its number.
+        handle: Its handle.
+        uuid: Its name for life.
+        wishes: What to read beyond the usual.
+    """
+
+    def __init__(self, nvml: Nvml, index: int, handle: Any, uuid: str, wishes: Wishes) -> None:
+        self.uuid = uuid
+        self.handle = handle
+        self._nvml = nvml
+        self._index = index
+        self._wishes = wishes
+        self._facts = readings.facts(nvml, handle) | {"synthetic": "false"}
+        self._minor = nvml.call("nvmlDeviceGetMinorNumber", handle)
+        self._gpm_support = gpm.support(nvml, handle)
+        self._gpm = Gpm(nvml, partial(nvml.call, "nvmlGpmSampleGet", handle))
+        self._instance_gpm: dict[InstanceKey, Gpm] = {}
+
+    def read(self, xid: Reason) -> Gpu:
+        """Return everything the GPU tells.
+
+        Args:
+            xid: Whether its XID errors are listened for.
+
+        Cost:
+            Some thirty calls, most of them microseconds; 40 ms more with
+            ``link_throughput`` and without GPM.
+        """
+        gpu = Gpu(self._index, self.uuid, self._facts)
+        gpu.answers = readings.read(self._nvml, self.handle)
+        if gone := _gone(gpu.answers):
+            gpu.answers, gpu.gone = {}, gone
+            return gpu
+        gpu.answers |= self._activity()
+        gpu.answers[Feature.XID] = {"": xid}
+        self._read_processes(gpu)
+        self._read_instances(gpu)
+        return gpu
+
+    def close(self) -> None:
+        """Give back what was taken of NVML."""
+        for sampler in (self._gpm, *self._instance_gpm.values()):
+            sampler.close()
+        self._instance_gpm.clear()
+
+    def _activity(self) -> Answers:
+        if self._gpm_support is Reason.OK:
+            return self._gpm.read()
+        answers = gpm.nothing(self._gpm_support)
+        wanted = self._wishes.link_throughput
+        answers[Feature.PCIE] = (
+            readings.pcie(self._nvml, self.handle)
+            if wanted
+            else dict.fromkeys(readings.PCIE_DIRECTIONS, Reason.SWITCHED_OFF)
+        )
+        return answers
+
+    def _read_processes(self, gpu: Gpu) -> None:
+        got = self._nvml.first(PROCESS_FUNCTIONS, self.handle)
+        if isinstance(got, Reason):
+            gpu.answers[Feature.PROCESSES] = {"": got}
+            return
+        gpu.answers[Feature.PROCESSES] = {"": float(len(got))}
+        gpu.processes = {p.pid: p.usedGpuMemory for p in got if self._is_certain(p.pid)}
+
+    def _is_certain(self, pid: int) -> bool:
+        """Tell whether ``pid`` is that of a process as the daemon sees it."""
+        if self._wishes.is_host:
+            return True
+        return not isinstance(self._minor, Reason) and pids.has_open(pid, self._minor)
+
+    def _read_instances(self, gpu: Gpu) -> None:
+        mode = self._nvml.call("nvmlDeviceGetMigMode", self.handle)
+        if isinstance(mode, Reason):
+            gpu.answers[Feature.MIG] = {"": mode}
+            return
+        is_enabled = mode[0] == MIG_ENABLED
+        gpu.answers[Feature.MIG] = {"": float(is_enabled)}
+        known, self._instance_gpm = self._instance_gpm, {}
+        for key, handle in self._instances() if is_enabled else ():
+            # An id that comes again with other devices is another instance.
+            sampler = known.pop(key) if key in known else self._sampler_of(key[0])
+            self._instance_gpm[key] = sampler
+            answers: Answers = {Feature.MEMORY: readings.memory(self._nvml, handle)}
+            answers |= self._activity_by(sampler)
+            gpu.instances.append(Instance(*key, answers))
+        for sampler in known.values():
+            sampler.close()
+
+    def _instances(self) -> list[tuple[InstanceKey, Any]]:
+        """Return the GPU instances, each with the handle of its first MIG device."""
+        found: dict[int, list[MigDevice]] = {}
+        handles: dict[int, Any] = {}
+        count = self._nvml.call("nvmlDeviceGetMaxMigDeviceCount", self.handle)
+        for index in range(0 if isinstance(count, Reason) else count):
+            handle = self._nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", self.handle, index)
+            if isinstance(handle, Reason):
+                continue  # a place that is empty
+            number = self._nvml.call("nvmlDeviceGetGpuInstanceId", handle)
+            compute = self._nvml.call("nvmlDeviceGetComputeInstanceId", handle)
+            if isinstance(number, Reason) or isinstance(compute, Reason):
+                continue  # it was taken down just now
+            _, _, profile = readings.text(self._nvml.call("nvmlDeviceGetName", handle)).partition(
+                " MIG "
+            )
+            uuid = readings.text(self._nvml.call("nvmlDeviceGetUUID", handle))
+            found.setdefault(number, []).append(MigDevice(uuid, compute, profile))
+            handles.setdefault(number, handle)
+        return [((number, tuple(found[number])), handles[number]) for number in sorted(found)]
+
+    def _sampler_of(self, number: int) -> Gpm:
+        take = partial(self._nvml.call, "nvmlGpmMigSampleGet", self.handle, number)
+        return Gpm(self._nvml, take)
+
+    def _activity_by(self, sampler: Gpm) -> Answers:
+        if self._gpm_support is not Reason.OK:
+            return gpm.nothing(self._gpm_support)
+        return sampler.read()
+
+
+def _gone(answers: Answers) -> Reason | None:
+    """Return why the GPU itself does not answer: it says so, or there is not one number."""
+    reasons = []
+    has_number = False
+    for parts in answers.values():
+        for answer in parts.values():
+            if isinstance(answer, Reason):
+                reasons.append(answer)
+            else:
+                has_number = True
+    gone = next((reason for reason in reasons if reason in GONE), None)
+    return gone or (None if has_number else reasons[0])

@@ -1,0 +1,161 @@
+"""pynvml, with every call returning what NVML says or the reason why it says nothing.
+
+The one place that knows return codes, missing symbols and how the library is found.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ampwatch.host.fleet.gpus import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Load = Callable[[str], Any]
+    """Imports a module by name, as ``importlib.import_module`` does."""
+
+LIBRARY = "libnvidia-ml.so.1"
+
+# Return codes of nvml.h, group nvmlReturn_t.
+SUCCESS = 0
+UNINITIALIZED = 1
+TIMEOUT = 10
+
+REASONS = {
+    2: Reason.NOT_IN_DRIVER,  # it does not know what it is asked for
+    3: Reason.NOT_SUPPORTED,
+    4: Reason.NO_PERMISSION,
+    6: Reason.NO_DATA,  # nothing at this index
+    9: Reason.DRIVER_NOT_LOADED,
+    TIMEOUT: Reason.TIMEOUT,
+    12: Reason.LIBRARY_NOT_FOUND,
+    13: Reason.NOT_IN_DRIVER,
+    15: Reason.GPU_LOST,
+    16: Reason.RESET_REQUIRED,
+    18: Reason.VERSION_MISMATCH,
+    21: Reason.NO_DATA,
+    22: Reason.NOT_SUPPORTED,  # ECC of a virtual GPU
+    24: Reason.NOT_SUPPORTED,  # a clock domain
+    25: Reason.NOT_IN_DRIVER,  # the version of a structure
+    26: Reason.NOT_IN_DRIVER,  # deprecated, and taken out
+    27: Reason.NO_DATA,  # not ready yet
+    28: Reason.GPU_LOST,  # not found any more
+}
+
+_VALUE_FIELDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""Members of ``nvmlValue_t`` in the order of ``nvmlValueType_t``."""
+
+logger = logging.getLogger(__name__)
+
+
+class Nvml:
+    """An open NVML.
+
+    Thread-safe. Nothing that NVML reports is raised.
+
+    Args:
+        module: The module pynvml, initialised.
+
+    Attributes:
+        is_lost: NVML has said that it is not initialised: it was shut down by somebody
+            else in this process, or the driver was taken away.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.is_lost = False
+        self._told: set[int] = set()
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call a function of pynvml, by a name with a version where there are several.
+
+        Those without one raise what is no ``NVMLError`` if the driver is older than pynvml.
+
+        Returns:
+            What it returns, or the ``Reason`` why it does not.
+        """
+        function = getattr(self.module, name, None)
+        if function is None:
+            return Reason.NOT_IN_BINDING
+        try:
+            return function(*args)
+        except self.module.NVMLError as error:
+            return self.reason(name, error.value)
+        except UnicodeDecodeError:  # a name from a damaged board
+            return Reason.ERROR
+
+    def first(self, names: Sequence[str], *args: Any) -> Any:
+        """Call the first of several functions that this driver and this pynvml have."""
+        answer: Any = Reason.NOT_IN_DRIVER
+        for name in names:
+            answer = self.call(name, *args)
+            if answer is not Reason.NOT_IN_DRIVER and answer is not Reason.NOT_IN_BINDING:
+                break
+        return answer
+
+    def constant(self, name: str) -> Any:
+        """Return a constant of pynvml, ``None`` if this release does not have it."""
+        return getattr(self.module, name, None)
+
+    def reason(self, what: str, code: int) -> Reason:
+        """Return the reason for a return code; one that has no name here is logged once."""
+        if code == UNINITIALIZED:
+            self.is_lost = True
+        reason = REASONS.get(code, Reason.ERROR)
+        if reason is Reason.ERROR and code not in self._told:
+            self._told.add(code)
+            logger.warning("%s: NVML returned %d", what, code)
+        return reason
+
+    def fields(self, handle: Any, ids: Sequence[int | tuple[int, int]]) -> list[float | Reason]:
+        """Read several fields at once, each with a status of its own.
+
+        Args:
+            handle: The device.
+            ids: Numbers of fields, or pairs of number and scope.
+        """
+        got = self.call("nvmlDeviceGetFieldValues", handle, list(ids))
+        if isinstance(got, Reason):
+            return [got] * len(ids)
+        return [self._field(value) for value in got]
+
+    def _field(self, value: Any) -> float | Reason:
+        if value.nvmlReturn != SUCCESS:
+            return self.reason(f"field {value.fieldId}", value.nvmlReturn)
+        if not 0 <= value.valueType < len(_VALUE_FIELDS):
+            return Reason.NOT_IN_BINDING
+        return float(getattr(value.value, _VALUE_FIELDS[value.valueType]))
+
+    def close(self) -> None:
+        """Let go of NVML; the library stays loaded, and ``open_nvml`` starts afresh."""
+        self.call("nvmlShutdown")
+
+
+def open_nvml(
+    load: Load = import_module, find: Callable[[str], Any] = ctypes.CDLL
+) -> Nvml | Reason:
+    """Return an initialised NVML, or the reason why there is none.
+
+    Args:
+        load: Imports pynvml.
+        find: Loads a shared library, raises OSError where there is none.
+
+    Cost:
+        Without the library next to nothing: pynvml, of eight thousand lines, is not even
+        imported. With it some 50 ms.
+    """
+    try:
+        find(LIBRARY)
+    except OSError:
+        return Reason.LIBRARY_NOT_FOUND
+    try:
+        module = load("pynvml")
+    except ImportError:
+        return Reason.BINDING_NOT_FOUND
+    nvml = Nvml(module)
+    answer = nvml.call("nvmlInit")
+    return answer if isinstance(answer, Reason) else nvml

@@ -1,0 +1,180 @@
+"""What NVML tells about one device: a function per feature, in the base units of Prometheus."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ampwatch.host.fleet.gpus import THROTTLE_REASONS, Feature, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.host.fleet.gpus import Answer, Answers
+    from ampwatch.host.gpu.nvml import Nvml
+
+    Parts = dict[str, Answer]
+
+CLOCK_DOMAINS = {"sm": 1, "memory": 2}
+ECC_SEVERITIES = {"corrected": 0, "uncorrected": 1}
+SINCE_DRIVER_LOAD = 0
+CORE_SENSOR = 0
+PCIE_DIRECTIONS = {"transmit": 0, "receive": 1}
+ALL_LINKS = 0xFFFFFFFF
+
+# Numbers of fields (NVML_FI_DEV_*). Those of the slowdowns were others for a while in
+# pynvml and nvml.h, so they are not taken from there.
+MEMORY_TEMPERATURE = 82
+NVLINK_FIELDS = {"transmit": 138, "receive": 139}
+THROTTLE_FIELDS = dict(zip(THROTTLE_REASONS, (74, 76, 77, 79, 269, 270, 271), strict=True))
+THERMAL = 75
+"""All thermal slowdown, for drivers that do not tell the two kinds of it apart."""
+
+
+def _scaled(answer: Any, scale: float) -> Answer:
+    return answer if isinstance(answer, Reason) else float(answer) * scale
+
+
+def _utilization(nvml: Nvml, handle: Any) -> Parts:
+    rates = nvml.call("nvmlDeviceGetUtilizationRates", handle)
+    return {"": rates if isinstance(rates, Reason) else rates.gpu / 100}
+
+
+def memory(nvml: Nvml, handle: Any) -> dict[str, Answer]:
+    """Return the memory of a device or MIG device; before v2, what is reserved counts as used."""
+    version = nvml.constant("nvmlMemory_v2")
+    got = (
+        Reason.NOT_IN_BINDING
+        if version is None
+        else nvml.call("nvmlDeviceGetMemoryInfo", handle, version)
+    )
+    if got is Reason.NOT_IN_DRIVER or got is Reason.NOT_IN_BINDING:
+        missing = got
+        got = nvml.call("nvmlDeviceGetMemoryInfo", handle)
+        if not isinstance(got, Reason):
+            return {"used": float(got.used), "reserved": missing, "capacity": float(got.total)}
+    if isinstance(got, Reason):
+        return dict.fromkeys(("used", "reserved", "capacity"), got)
+    return {
+        "used": float(got.used),
+        "reserved": float(got.reserved),
+        "capacity": float(got.total),
+    }
+
+
+def _power(nvml: Nvml, handle: Any) -> Parts:
+    return {"": _scaled(nvml.call("nvmlDeviceGetPowerUsage", handle), 1e-3)}
+
+
+def _power_limit(nvml: Nvml, handle: Any) -> Parts:
+    return {"": _scaled(nvml.call("nvmlDeviceGetEnforcedPowerLimit", handle), 1e-3)}
+
+
+def _energy(nvml: Nvml, handle: Any) -> Parts:
+    return {"": _scaled(nvml.call("nvmlDeviceGetTotalEnergyConsumption", handle), 1e-3)}
+
+
+def _clock(function: str) -> Callable[[Nvml, Any], Parts]:
+    def read(nvml: Nvml, handle: Any) -> Parts:
+        return {
+            domain: _scaled(nvml.call(function, handle, number), 1e6)
+            for domain, number in CLOCK_DOMAINS.items()
+        }
+
+    return read
+
+
+def _ecc(nvml: Nvml, handle: Any) -> Parts:
+    return {
+        severity: _scaled(
+            nvml.call("nvmlDeviceGetTotalEccErrors", handle, number, SINCE_DRIVER_LOAD), 1
+        )
+        for severity, number in ECC_SEVERITIES.items()
+    }
+
+
+def _remapped_rows(nvml: Nvml, handle: Any) -> Parts:
+    parts = ("correctable", "uncorrectable", "pending", "failure")
+    got = nvml.call("nvmlDeviceGetRemappedRows", handle)
+    if isinstance(got, Reason):
+        return dict.fromkeys(parts, got)
+    return {part: float(value) for part, value in zip(parts, got, strict=True)}
+
+
+def pcie(nvml: Nvml, handle: Any) -> dict[str, Answer]:
+    """Return what goes over PCIe a second, measured for 20 ms a direction, which it waits for."""
+    return {
+        direction: _scaled(nvml.call("nvmlDeviceGetPcieThroughput", handle, number), 1024)
+        for direction, number in PCIE_DIRECTIONS.items()
+    }
+
+
+def _fields(nvml: Nvml, handle: Any) -> Answers:
+    """Read everything that is a field in one call."""
+    throttle = [*THROTTLE_FIELDS.values(), THERMAL]
+    nvlink = [(field, ALL_LINKS) for field in NVLINK_FIELDS.values()]
+    heat, *rest = nvml.fields(handle, [MEMORY_TEMPERATURE, *throttle, *nvlink])
+    slowed, traffic = rest[: len(throttle)], rest[len(throttle) :]
+    core = nvml.first(
+        ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"), handle, CORE_SENSOR
+    )
+    return {
+        Feature.TEMPERATURE: {"gpu": _scaled(core, 1), "memory": heat},
+        Feature.THROTTLE: _throttle([_scaled(answer, 1e-9) for answer in slowed]),
+        Feature.NVLINK: {
+            direction: _scaled(answer, 1024)
+            for direction, answer in zip(NVLINK_FIELDS, traffic, strict=True)
+        },
+    }
+
+
+def _throttle(seconds: list[Answer]) -> Parts:
+    """Name the answers; those that an old driver gives twice or not at all count once."""
+    parts = dict(zip(THROTTLE_FIELDS, seconds, strict=False))
+    kinds = ("sw_thermal", "hw_thermal")
+    if all(isinstance(parts[kind], Reason) for kind in kinds) and not isinstance(
+        seconds[-1], Reason
+    ):
+        parts["thermal"] = seconds[-1]
+    return parts
+
+
+_READERS: dict[Feature, Callable[[Nvml, Any], Parts]] = {
+    Feature.UTILIZATION: _utilization,
+    Feature.MEMORY: memory,
+    Feature.POWER: _power,
+    Feature.POWER_LIMIT: _power_limit,
+    Feature.ENERGY: _energy,
+    Feature.CLOCK: _clock("nvmlDeviceGetClockInfo"),
+    Feature.CLOCK_MAX: _clock("nvmlDeviceGetMaxClockInfo"),
+    Feature.ECC: _ecc,
+    Feature.REMAPPED_ROWS: _remapped_rows,
+}
+
+
+def read(nvml: Nvml, handle: Any) -> Answers:
+    """Return what a device tells without GPM, and without anything that takes long."""
+    answers = {feature: reader(nvml, handle) for feature, reader in _READERS.items()}
+    return answers | _fields(nvml, handle)
+
+
+def facts(nvml: Nvml, handle: Any) -> dict[str, str]:
+    """Return what does not change about a device; what is not told is empty."""
+    capability = nvml.call("nvmlDeviceGetCudaComputeCapability", handle)
+    bus = nvml.call("nvmlDeviceGetPciInfo", handle)
+    cuda = nvml.call("nvmlSystemGetCudaDriverVersion")
+    return {
+        "name": text(nvml.call("nvmlDeviceGetName", handle)),
+        "pci_bus_id": "" if isinstance(bus, Reason) else text(bus.busId).lower(),
+        "compute_capability": (
+            "" if isinstance(capability, Reason) else "{}.{}".format(*capability)
+        ),
+        "driver_version": text(nvml.call("nvmlSystemGetDriverVersion")),
+        "cuda_version": ("" if isinstance(cuda, Reason) else f"{cuda // 1000}.{cuda % 1000 // 10}"),
+    }
+
+
+def text(value: Any) -> str:
+    """Return a string of pynvml, whose older releases return bytes; empty if it is not told."""
+    if isinstance(value, Reason):
+        return ""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

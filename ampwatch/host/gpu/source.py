@@ -1,0 +1,101 @@
+"""All GPUs of this machine through NVML: opened, read again and again, closed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from ampwatch.host.fleet.gpus import Pass, Reason
+from ampwatch.host.gpu import pids, readings
+from ampwatch.host.gpu.device import Device, Wishes
+from ampwatch.host.gpu.nvml import Nvml, open_nvml
+from ampwatch.host.gpu.xid import XidWatcher
+
+if TYPE_CHECKING:
+    from ampwatch.host.gpu.xid import Report
+
+
+class Source(Protocol):
+    """Where readings of GPUs come from. Used by one thread."""
+
+    def read(self) -> Pass:
+        """Return what all GPUs tell now."""
+
+    def close(self) -> bool:
+        """Let go of everything; tell whether a new one may be opened in this process."""
+
+
+class NvmlSource:
+    """The GPUs that NVML shows.
+
+    Which there are is found out once: NVML itself does not notice a GPU that comes.
+
+    Args:
+        nvml: NVML, which this closes in the end.
+        report: Is told of XID errors; they are not listened for without it.
+        link_throughput: Measure PCIe traffic where that takes 40 ms a GPU.
+    """
+
+    def __init__(
+        self, nvml: Nvml, report: Report | None = None, *, link_throughput: bool = False
+    ) -> None:
+        self._nvml = nvml
+        self._host = Reason.OK
+        self._devices: list[Device] = []
+        self._unnamed: dict[int, Reason] = {}
+        self._find(Wishes(link_throughput, pids.is_of_the_host()))
+        self._xids = XidWatcher(
+            nvml, {d.uuid: d.handle for d in self._devices}, report or _nobody_listens
+        )
+        if report is not None and self._devices:
+            self._xids.start()
+
+    def read(self) -> Pass:
+        """Return what all GPUs tell now, one after the other."""
+        states = self._xids.states
+        gpus = [device.read(states.get(device.uuid, Reason.WAITING)) for device in self._devices]
+        host = Reason.ERROR if self._nvml.is_lost else self._host
+        return Pass(host, gpus, self._unnamed)
+
+    def close(self) -> bool:
+        """Give back everything in the order in which NVML wants it.
+
+        Returns:
+            Whether NVML was closed. It is not while a call of the other thread hangs in it.
+        """
+        if not self._xids.stop():
+            return False
+        for device in self._devices:
+            device.close()
+        self._nvml.close()
+        return True
+
+    def _find(self, wishes: Wishes) -> None:
+        count = self._nvml.call("nvmlDeviceGetCount")
+        if isinstance(count, Reason):
+            self._host = count
+            return
+        if count == 0:
+            self._host = Reason.NO_DEVICES
+        for index in range(count):
+            handle = self._nvml.call("nvmlDeviceGetHandleByIndex", index)
+            uuid = (
+                handle
+                if isinstance(handle, Reason)
+                else self._nvml.call("nvmlDeviceGetUUID", handle)
+            )
+            if isinstance(uuid, Reason):
+                self._unnamed[index] = uuid
+            else:
+                self._devices.append(Device(self._nvml, index, handle, readings.text(uuid), wishes))
+
+
+def open_source(report: Report | None, *, link_throughput: bool) -> NvmlSource | Reason:
+    """Return the GPUs of this machine, or the reason why they cannot be asked."""
+    nvml = open_nvml()
+    if isinstance(nvml, Reason):
+        return nvml
+    return NvmlSource(nvml, report, link_throughput=link_throughput)
+
+
+def _nobody_listens(_uuid: str, _code: int) -> None:
+    pass

@@ -1,0 +1,1 @@
+"""Prometheus metrics: their catalogue and the readers of their values."""

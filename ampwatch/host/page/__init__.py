@@ -1,0 +1,1 @@
+"""The built-in page: what the fleet knows, as the browser reads it."""

@@ -1,0 +1,226 @@
+"""The state behind the built-in page, as JSON: whole once, then only what has changed.
+
+A change is a JSON merge patch (RFC 7396), so a client needs a few lines to follow. Reads
+the aggregate and puts it into words; nothing is measured here. No torch, no network.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from ampwatch import __version__
+from ampwatch.host.page.figures import figures
+from ampwatch.host.page.gpu_state import gpu_state
+from ampwatch.host.page.precision_state import KERNEL_COLUMNS, OP_COLUMNS, PrecisionState
+from ampwatch.host.page.range_state import (
+    EXPONENT_COLUMNS,
+    HISTOGRAM_COLUMNS,
+    MODULE_COLUMNS,
+    RangeState,
+    formats,
+)
+from ampwatch.host.page.verdict import Verdict, is_current, rank_verdict, run_verdict
+from ampwatch.report.accounts import doc_page
+from ampwatch.wire.records import SKIP_CLASSES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ampwatch.host.fleet import Bucket, Fleet, RankView
+    from ampwatch.host.fleet import Cursor as HistoryCursor
+    from ampwatch.wire.records import Finding
+
+State = dict[str, Any]
+"""JSON-ready: plain dicts with string keys, finite numbers, and no ``None`` as a dict's value."""
+
+Cursor = State
+"""What a client holds: the state it was sent last. Never written to once handed out."""
+
+Row = tuple[float | str | None, ...]
+
+COLUMNS = (
+    *("last_step", "steps", "scale_low", "scale_high", "scale", "loss", "nonfinite_losses"),
+    *("seconds", "longest", *(c.label for c in SKIP_CLASSES)),
+)
+"""What the row of a bucket holds; its first step is its key."""
+
+
+class Feed:
+    """The state of a fleet for the page.
+
+    Thread-safe; one feed serves any number of clients.
+
+    Args:
+        fleet: What to show.
+        clock: Returns the Unix time in seconds.
+
+    Cost:
+        A full state of one rank is at most about 100 kB of JSON, a change some hundred bytes;
+        with ranges see ``RangeState``, with precision ``PrecisionState``.
+    """
+
+    def __init__(self, fleet: Fleet, clock: Callable[[], float] = time.time) -> None:
+        self._fleet = fleet
+        self._clock = clock
+        self._series: dict[RankView, tuple[HistoryCursor, dict[str, Row]]] = {}
+        self._ranges: dict[RankView, RangeState] = {}
+        self._precision: dict[RankView, PrecisionState] = {}
+        self._formats = formats()
+        self._newest: State = {}
+        self._made_at = -math.inf
+
+    def full(self, max_age: float = 0.0) -> State:
+        """Return everything there is to show; also the cursor to go on from.
+
+        Args:
+            max_age: A state that was made for another client so short a time ago will do.
+                Then many open pages cost little more than one. Unit: s.
+        """
+        with self._fleet.lock:
+            now = self._clock()
+            if 0.0 <= now - self._made_at < max_age:
+                return self._newest
+            self._newest, self._made_at = self._made(now), now
+            return self._newest
+
+    def _made(self, now: float) -> State:
+        ranks = self._fleet.ranks()
+        self._series = {rank: self._series_of(rank) for rank in ranks}
+        self._ranges = {rank: self._ranges.get(rank, RangeState()) for rank in ranks}
+        self._precision = {r: self._precision.get(r, PrecisionState()) for r in ranks}
+        runs = groupby(ranks, key=lambda rank: rank.run)
+        return {
+            "now": round(now, 3),
+            "version": __version__,
+            "columns": COLUMNS,
+            "exponent_columns": EXPONENT_COLUMNS,
+            "histogram_columns": HISTOGRAM_COLUMNS,
+            "module_columns": MODULE_COLUMNS,
+            "op_columns": OP_COLUMNS,
+            "kernel_columns": KERNEL_COLUMNS,
+            "formats": self._formats,
+            "runs": {run: self._run(list(members), now) for run, members in runs},
+            "gpus": gpu_state(self._fleet),
+            "problems": dict(self._fleet.problems),
+        }
+
+    def delta(self, cursor: Cursor, max_age: float = 0.0) -> tuple[State, Cursor]:
+        """Return what has changed since ``cursor``, as a merge patch, and the cursor after it.
+
+        Args:
+            cursor: The state the client holds.
+            max_age: As for ``full``. Unit: s.
+        """
+        current = self.full(max_age)
+        return merge_patch(cursor, current), current
+
+    def _run(self, ranks: Sequence[RankView], now: float) -> State:
+        verdicts = [(rank, rank_verdict(rank, now)) for rank in ranks]
+        speaker, verdict = run_verdict(verdicts)
+        return {
+            **_words(verdict),
+            "speaker": speaker,
+            "world_size": max(rank.identity.world_size for rank in ranks),
+            "ranks": {str(r.identity.rank): self._rank(r, v) for r, v in verdicts},
+        }
+
+    def _rank(self, rank: RankView, verdict: Verdict) -> State:
+        state: State = {
+            **_words(verdict),
+            "state": rank.state.value,
+            "host": rank.identity.host,
+            "pid": rank.identity.pid,
+            "version": rank.identity.version,
+            "started": rank.identity.started_ns / 1e9,
+            "last_seen": rank.last_record_ns / 1e9,
+            "figures": {title: list(figure) for title, figure in figures(rank).items()},
+            "facts": dict(rank.facts),
+            "findings": {key: _finding(f, rank) for key, f in rank.findings.items()},
+            "series": self._series[rank][1],
+            "ranges": self._ranges[rank].of(rank),
+            "precision": self._precision[rank].of(rank),
+        }
+        if rank.newest is not None:
+            state["step"] = rank.newest.step
+        return state
+
+    def _series_of(self, rank: RankView) -> tuple[HistoryCursor, dict[str, Row]]:
+        """Return the rows of ``rank``, built anew only where its history has changed."""
+        cursor, rows = self._series.get(rank, (None, {}))
+        update = rank.history.since(cursor)
+        fresh = {str(bucket.first_step): _row(bucket) for bucket in update.buckets}
+        return update.cursor, fresh if update.everything else {**rows, **fresh}
+
+
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> State:
+    """Return the JSON merge patch (RFC 7396) that turns ``old`` into ``new``."""
+    patch: State = dict.fromkeys(old.keys() - new.keys())
+    for name, value in new.items():
+        before = old.get(name)
+        if before is value:
+            continue
+        if isinstance(value, dict) and isinstance(before, dict):
+            if changed := merge_patch(before, value):
+                patch[name] = changed
+        elif before != value:
+            patch[name] = value
+    return patch
+
+
+def _words(verdict: Verdict) -> State:
+    return {"level": verdict.level.value, "sentence": verdict.sentence, "advice": verdict.advice}
+
+
+def _finding(finding: Finding, rank: RankView) -> State:
+    return {
+        "kind": finding.kind,
+        "severity": finding.severity.value,
+        "where": finding.where,
+        "op": finding.op,
+        "phase": finding.phase,
+        "dtype": finding.dtype,
+        "first_step": finding.first_step,
+        "last_step": finding.last_step,
+        "count": finding.count,
+        "evidence": {name: _number(value) for name, value in finding.evidence.items()},
+        "summary": finding.summary,
+        "advice": finding.advice,
+        "root": finding.root,
+        "caused_by": finding.caused_by,
+        "source": finding.source,
+        "page": doc_page(finding.kind),
+        "current": is_current(finding, rank),
+    }
+
+
+def _row(bucket: Bucket) -> Row:
+    loss = bucket.loss_mean if bucket.num_losses else bucket.loss_last
+    return (
+        bucket.last_step,
+        bucket.num_steps,
+        *map(_known, (bucket.scale_min, bucket.scale_max, bucket.scale_last)),
+        None if loss is None else _number(loss),
+        bucket.num_nonfinite_losses,
+        *map(_known, (bucket.duration_mean, bucket.duration_max)),
+        *bucket.skips,
+    )
+
+
+def _known(value: float) -> float | str | None:
+    """Return ``value`` for JSON, where NaN stands for "not known"."""
+    return None if math.isnan(value) else _number(value)
+
+
+def _number(value: float) -> float | str:
+    """Return ``value`` for JSON, which has no NaN and no infinities: those become strings.
+
+    Six digits are more than a screen shows.
+    """
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return float(f"{value:.6g}")

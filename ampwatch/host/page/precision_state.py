@@ -1,0 +1,175 @@
+"""The precision of a rank for the page: who ran what in which dtype, and on which units.
+
+Rows are lists whose cells the ``*_COLUMNS`` name. The same object is returned for as long as
+what it says holds, so that a change of state names what is new only. No torch, no network.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ampwatch.numerics.units.kernels.kernel_names import UNLISTED
+from ampwatch.report.op_lines import GROUPINGS, op_lines
+from ampwatch.report.op_shares import Absence, casts_per_op, flops_by_dtype, tensor_share
+from ampwatch.report.precision_words import (
+    FALLBACKS,
+    arithmetic_sentence,
+    census_sentence,
+    kernels_sentence,
+    matmul_remarks,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ampwatch.host.fleet import Fleet, RankView
+    from ampwatch.report.op_lines import OpLine
+    from ampwatch.report.op_shares import Arithmetic
+    from ampwatch.wire.records import CensusRecord, KernelRow, WindowRecord
+
+State = dict[str, Any]
+Row = list[Any]
+
+OP_COLUMNS = (
+    *("name", "ran_in", "calls", "flops", "tensor_flops", "bytes", "casts", "cast_bytes"),
+    *("mix", "why"),
+)
+"""What a line of the op table holds. ``mix`` are pairs of dtype and share of the FLOPs, or of the
+bytes where there are no FLOPs; ``why`` pairs of calls and words."""
+
+KERNEL_COLUMNS = (
+    *("name", "op", "unit", "dtype", "family", "rule", "arch", "align", "calls", "seconds"),
+)
+"""What the row of a kernel holds."""
+
+MOST_LINES = 128
+"""Lines of each table, and"""
+
+MOST_KERNELS = 32
+"""rows of kernels that a page is sent: some 40 kB a rank in all. Unit: rows."""
+
+
+class PrecisionState:
+    """The precision of one rank, kept ready for the page."""
+
+    def __init__(self) -> None:
+        self._census: CensusRecord | None = None
+        self._window: tuple[WindowRecord | None, Absence] | None = None
+        self._ops: State = {"sentence": census_sentence(None)}
+        self._kernels: State = {}
+
+    def of(self, rank: RankView) -> State:
+        """Return what the page shows of the precision of ``rank``."""
+        known = rank.precision
+        if known.census is not None and known.census is not self._census:
+            self._census = known.census
+            self._ops = _ops(known.census)
+        seen = (known.window, known.kernels_absence)
+        if self._window is None or self._window[0] is not seen[0]:
+            self._window = seen
+            self._kernels = _kernels(*seen)
+        return {"ops": self._ops, "kernels": self._kernels, "ceiling": _ceiling(rank.arithmetic)}
+
+
+def kernel_names(fleet: Fleet) -> State:
+    """Return the kernels of the newest window of every rank, for whoever checks the classifier.
+
+    ``unlisted`` are the names of which no rule knows anything.
+    """
+    runs: State = {}
+    with fleet.lock:
+        for rank in fleet.ranks():
+            window = rank.precision.window
+            if window is not None:
+                runs.setdefault(rank.run, {})[str(rank.identity.rank)] = {
+                    "step": window.step,
+                    "columns": KERNEL_COLUMNS,
+                    "kernels": [_kernel(kernel) for kernel in window.kernels],
+                    "left_out": window.kernels_left_out,
+                    "unlisted": [k.name for k in window.kernels if k.rule == UNLISTED],
+                }
+    return {"runs": runs}
+
+
+def _ops(census: CensusRecord) -> State:
+    tables = {by: op_lines(census, by) for by in GROUPINGS}
+    casts = casts_per_op(census)
+    per_iteration = max(1, census.iterations)
+    state: State = {
+        "sentence": census_sentence(census),
+        "mix": _shares(flops_by_dtype(census)),
+        "fallbacks": [
+            [FALLBACKS[total.reason], total.calls, _size(total.flops)]
+            for total in sorted(census.fallbacks, key=lambda t: (-t.flops, -t.calls))
+            if total.reason in FALLBACKS
+        ],
+        "cast_bytes": _size(sum(cast.bytes for cast in census.casts) / per_iteration),
+        "tables": {
+            by: [_line(line) for line in lines[:MOST_LINES]] for by, lines in tables.items()
+        },
+        "left_out": {by: max(0, len(lines) - MOST_LINES) for by, lines in tables.items()},
+    }
+    if casts is not None:
+        state["casts_per_op"] = _short(casts)
+    return state
+
+
+def _line(line: OpLine) -> Row:
+    return [
+        *(line.name, line.ran_in, line.calls, _size(line.flops), _size(line.tensor_flops)),
+        *(_size(line.bytes), line.casts, _size(line.cast_bytes)),
+        _shares(dict((line.mix if line.flops else line.bytes_mix).most_common())),
+        [[calls, FALLBACKS[reason]] for reason, calls in line.fallbacks.most_common()],
+    ]
+
+
+def _ceiling(arithmetic: Arithmetic) -> State:
+    if arithmetic.absence is Absence.WAITING:
+        return {}
+    state: State = {"sentence": arithmetic_sentence(arithmetic)}
+    if arithmetic.utilization is not None:
+        state["share"] = _short(arithmetic.utilization)
+    return state
+
+
+def _kernels(window: WindowRecord | None, absence: Absence) -> State:
+    state: State = {"sentence": kernels_sentence(window, absence)}
+    if window is None:
+        return state
+    share = tensor_share(window)
+    if share is not None:
+        state["share"] = [_short(share.low), _short(share.high)]
+    shown = window.kernels[:MOST_KERNELS]
+    return {
+        **state,
+        "remarks": matmul_remarks(window),
+        "totals": [
+            [total.unit, total.dtype, _short(total.nanoseconds / 1e9)]
+            for total in sorted(window.totals, key=lambda t: -t.nanoseconds)
+            if total.nanoseconds
+        ],
+        "busy": _short(window.busy_ns / window.wall_ns) if window.wall_ns else 0,
+        "step": window.step,
+        "rows": [_kernel(kernel) for kernel in shown],
+        "left_out": window.kernels_left_out + len(window.kernels) - len(shown),
+    }
+
+
+def _kernel(kernel: KernelRow) -> Row:
+    return [*kernel[:-1], _short(kernel.nanoseconds / 1e9)]
+
+
+def _shares(weights: Mapping[str, float]) -> list[Row]:
+    whole = sum(weights.values())
+    return [[dtype, _short(n / whole)] for dtype, n in weights.items() if n]
+
+
+def _short(value: float) -> float:
+    """Return what a cell of the page shows of ``value``, and a little more."""
+    return float(f"{value:.4g}") if math.isfinite(value) else 0.0
+
+
+def _size(value: float) -> float:
+    """Return ``value`` for JSON, whose readers have no whole numbers beyond 2**53."""
+    return float(f"{value:.6g}")

@@ -1,0 +1,235 @@
+"""The ranges of a rank for the page: columns of the heatmap, rows of the table, a histogram.
+
+Rows are lists whose cells the ``*_COLUMNS`` name. A row is the same object for as long as
+what it says holds, so that a change of state names new rows only. No torch, no network.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ampwatch.host.fleet.gradients import unscaled
+from ampwatch.host.fleet.limits import GRADIENTS, finite_amax
+from ampwatch.host.fleet.trouble import nonfinite
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.report.words import number, plural
+from ampwatch.wire.records import Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ampwatch.host.fleet import RankView
+    from ampwatch.host.fleet.course import Place
+    from ampwatch.host.fleet.gradients import GradientColumn
+    from ampwatch.host.fleet.ranges import Ranges
+    from ampwatch.numerics.exponents import ExponentHistogram
+    from ampwatch.numerics.formats import FloatFormat
+    from ampwatch.wire.records import RangeRecord
+
+State = dict[str, Any]
+Row = list[Any]
+
+EXPONENT_COLUMNS = (
+    *("last_step", "scale_low", "scale_high", "amax", "lowest", "counts", "zeros", "nans", "infs"),
+)
+"""What a column of the heatmap holds, of unscaled gradients; its first step is its key."""
+
+HISTOGRAM_COLUMNS = (
+    *("step", "first", "counts", "zeros", "nans", "infs", "amax", "amin", "numel", "flushed"),
+)
+"""What the histogram of unscaled gradients holds; ``flushed`` of the zeros were none once."""
+
+MODULE_COLUMNS = (
+    *("trouble", "why", "nonfinite", "lost", "gradient_amax", "gradient_headroom"),
+    *("activation_amax", "activation_headroom", "unchanged", "histogram", "step"),
+)
+"""What the row of a module holds; null where it was not measured. Gradients are unscaled, but
+for their headroom, which is that of the scaled ones at the scale of their time. Headroom is in
+bits. ``lost`` is a share of all elements; ``step`` is that of the newest measurement."""
+
+NARROW_BITS = 16
+"""Formats of at most so many bits are worth a what-if."""
+
+UNKNOWN_FORMAT = "float16"
+"""What is drawn where no narrow format is known: what the format would do that needs scaling."""
+
+NOTHING_YET = (
+    'Nothing was measured yet: level="standard" measures every few steps, "deep" every step,'
+    ' "light" and "off" never measure.'
+)
+
+
+def formats() -> State:
+    """Return the limits of the formats that values may be cast to, by name of the format."""
+    limits = ("max", "overflow_from", "min_normal", "min_subnormal")
+    narrow = (fmt for fmt in FORMATS.values() if fmt.bits <= NARROW_BITS)
+    return {fmt.name: {limit: getattr(fmt, limit) for limit in limits} for fmt in narrow}
+
+
+class _Seen(NamedTuple):
+    """The row of a module, and what it was made from."""
+
+    records: tuple[RangeRecord, ...]
+    limits: tuple[FloatFormat | None, ...]
+    vanished: list[float | None]
+    row: Row
+
+
+class RangeState:
+    """The ranges of one rank, kept ready for the page.
+
+    Cost:
+        Of JSON: about 200 bytes a column of the heatmap and 400 bytes a module. A sample
+        replaces the rows of its modules and one column; between samples nothing is made
+        or sent, and looking for news takes a microsecond a module.
+    """
+
+    def __init__(self) -> None:
+        self._place: Place | None = None
+        self._columns: dict[str, Row] = {}
+        self._modules: dict[str, _Seen] = {}
+        self._source: tuple[ExponentHistogram, FloatFormat | None] | None = None
+        self._gradients: Row = []
+
+    def of(self, rank: RankView) -> State:
+        """Return what the page shows of the ranges of ``rank``, always the same one."""
+        ranges, loss_scale = rank.ranges, rank.loss_scale
+        state: State = {
+            "sentence": sentence(rank),
+            "format": UNKNOWN_FORMAT if ranges.format is None else ranges.format.name,
+            "format_known": ranges.format is not None,
+            "tolerated": ranges.epsilon,
+            "columns": self._columns_of(ranges),
+            "modules": self._modules_of(ranges),
+        }
+        if loss_scale is not None and 0.0 < loss_scale < math.inf:
+            state["loss_scale"] = loss_scale
+        if gradients := self._gradients_of(ranges):
+            state["gradients"] = gradients
+        return state
+
+    def _columns_of(self, ranges: Ranges) -> dict[str, Row]:
+        news = ranges.gradients.since(self._place)
+        fresh = {str(span.first_step): _column(span) for span in news.spans}
+        self._place = news.place
+        if news.everything or fresh:
+            self._columns = fresh if news.everything else {**self._columns, **fresh}
+        return self._columns
+
+    def _modules_of(self, ranges: Ranges) -> dict[str, Row]:
+        limits = (ranges.autocast, ranges.format)
+        seen: dict[str, _Seen] = {}
+        for name, topics in ranges.modules.by_name.items():
+            records = tuple(topics.values())
+            old = self._modules.get(name)
+            vanished = _vanished(ranges, records)
+            if (
+                old is None
+                or not _same(old.limits, limits)
+                or old.vanished != vanished
+                or not _same(old.records, records)
+            ):
+                old = _Seen(records, limits, vanished, _module(ranges, topics))
+            seen[name] = old
+        self._modules = seen
+        return {name: seen[name].row for name in sorted(seen)}
+
+    def _gradients_of(self, ranges: Ranges) -> Row:
+        measured, histogram = ranges.measured, ranges.unscaled
+        if measured is None or histogram is None:
+            return []
+        source = (histogram, ranges.autocast)
+        if self._source is None or not _same(self._source, source):
+            self._source = source
+            self._gradients = _histogram(ranges, measured, histogram)
+        return self._gradients
+
+
+def sentence(rank: RankView) -> str:
+    """Say how often samples are taken, and what is missing in them."""
+    totals, interval = rank.ranges.totals, rank.sampling_interval
+    if totals is None or interval is None:
+        return NOTHING_YET
+    often = "every step" if interval == 1 else f"every {number(interval)} steps"
+    parts = [f"Sampled {often}" if interval else "Not sampled any more"]
+    parts.append(f"{plural(totals.samples[Topic.GRADIENT], 'sample')} of gradients so far")
+    missing = (
+        (totals.samples_dropped, "sample", " dropped"),
+        (totals.modules_left_out, "module", " left out of the newest"),
+        (totals.tensors_refused, "tensor", " that cannot be measured"),
+    )
+    parts += [f"{plural(total, noun)}{what}" for total, noun, what in missing if total]
+    return ", ".join(parts)
+
+
+def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+    """Return whether both hold the same objects; comparing what is in them takes longer."""
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+
+
+def _vanished(ranges: Ranges, records: Iterable[RangeRecord]) -> list[float | None]:
+    """Return what depends on more than ``records``: whether nothing but zeros was a gradient."""
+    return [
+        ranges.lost_share(record)
+        for record in records
+        if record.topic in GRADIENTS and not record.histogram.counts
+    ]
+
+
+def _column(span: GradientColumn) -> Row:
+    h = span.histogram
+    scales = (finite(span.scale_low), finite(span.scale_high))
+    return [
+        *(span.last_step, *scales, finite(span.amax)),
+        *(h.first, list(h.counts), h.zeros, h.nans, h.infs),
+    ]
+
+
+def _module(ranges: Ranges, topics: Mapping[Topic, RangeRecord]) -> Row:
+    trouble, lost = ranges.trouble(topics), ranges.lost(topics)
+    gradient, activation = topics.get(Topic.GRADIENT), topics.get(Topic.ACTIVATION)
+    plain = None if gradient is None else unscaled(gradient)
+    update = topics.get(Topic.UPDATE)
+    return [
+        float(f"{trouble.score:.6g}"),
+        trouble.reason,
+        nonfinite(topics.values()),
+        None if lost is None else _short(lost),
+        None if gradient is None or plain is None else _amax(gradient, plain.amax),
+        None if ranges.format is None else _headroom(ranges, gradient),
+        None if activation is None else _amax(activation, activation.histogram.amax),
+        _headroom(ranges, activation),
+        None if update is None else _short(update.histogram.zero_share),
+        None if gradient is None or plain is None else _histogram(ranges, gradient, plain),
+        max(record.step for record in topics.values()),
+    ]
+
+
+def _amax(record: RangeRecord, amax: float) -> float | str | None:
+    """Return ``amax`` if anything finite of ``record`` was counted."""
+    return None if finite_amax(record) is None else _short(amax)
+
+
+def _headroom(ranges: Ranges, record: RangeRecord | None) -> float | str | None:
+    room = None if record is None else ranges.headroom(record)
+    return _short(math.log2(room)) if room and math.isfinite(room) else None
+
+
+def _histogram(ranges: Ranges, record: RangeRecord, plain: ExponentHistogram) -> Row:
+    """Return the row of ``plain``, the gradients of ``record`` without the loss scale."""
+    return [
+        *(record.step, plain.first, list(plain.counts), plain.zeros, plain.nans, plain.infs),
+        *(finite(plain.amax), finite(plain.amin), plain.numel),
+        ranges.flushed(record),
+    ]
+
+
+def _short(value: float) -> float | str:
+    """Return what a cell of the table shows of ``value``, and a little more."""
+    return finite(float(f"{value:.4g}"))
+
+
+def finite(value: float) -> float | str:
+    """Return ``value`` for JSON, exactly; infinity becomes a string."""
+    return value if math.isfinite(value) else "Infinity"

@@ -1,0 +1,1 @@
+"""Which kernel names stand for tensor cores, and which do not."""

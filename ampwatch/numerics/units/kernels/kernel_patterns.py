@@ -1,0 +1,80 @@
+"""What users know of their own kernels: patterns of names, as a setting."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from ampwatch.errors import SettingsError
+from ampwatch.numerics.units.kernels.verdict import Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+DTYPES = (
+    "float16",
+    "bfloat16",
+    "tf32",
+    "float32",
+    "float64",
+    "float8",
+    "mx",
+    "int8",
+    "complex64",
+    "complex128",
+)
+"""The dtypes a kernel can be said to multiply."""
+
+_FORM = "expected regex=unit or regex=unit:dtype, several separated by semicolons or lines"
+_EXAMPLE = "e.g. my_gemm_.*=tensor:bfloat16"
+
+
+class KernelPattern(NamedTuple):
+    """Kernels of a user's own.
+
+    Attributes:
+        pattern: Searched for in the whole name, in this case.
+        unit: Where they multiply.
+        dtype: What they multiply; empty if it is not said.
+    """
+
+    pattern: re.Pattern[str]
+    unit: Unit
+    dtype: str
+
+
+def parse_patterns(patterns: str | Iterable[str]) -> tuple[KernelPattern, ...]:
+    """Return the patterns of the setting ``kernel_patterns``, in their order.
+
+    Args:
+        patterns: ``regex=unit[:dtype]``: one string with semicolons or line breaks in between,
+            or one string for each. The last ``=`` counts, so the regex may contain others.
+
+    Raises:
+        SettingsError: If one of them is not of that form.
+    """
+    entries = re.split(r"[;\n]", patterns) if isinstance(patterns, str) else list(patterns)
+    return tuple(_parse(entry.strip()) for entry in entries if entry.strip())
+
+
+def _parse(entry: str) -> KernelPattern:
+    regex, equals, verdict = entry.rpartition("=")
+    word, colon, dtype = verdict.strip().partition(":")
+    if not equals or not regex.strip():
+        msg = f"`kernel_patterns`: {_FORM}, got {entry!r}; {_EXAMPLE}"
+        raise SettingsError(msg)
+    if word not in [unit.value for unit in Unit]:
+        units = ", ".join(unit.value for unit in Unit)
+        msg = (
+            f"`kernel_patterns`: expected a unit of {units} in {entry!r}, got {word!r}; {_EXAMPLE}"
+        )
+        raise SettingsError(msg)
+    if colon and dtype not in DTYPES:
+        msg = f"`kernel_patterns`: expected a dtype of {', '.join(DTYPES)} in {entry!r}, got {dtype!r}; leave out :{dtype} if the dtype varies"
+        raise SettingsError(msg)
+    try:
+        pattern = re.compile(regex.strip())
+    except re.error as error:
+        msg = f"`kernel_patterns`: expected a regular expression, got {regex.strip()!r} ({error}); put \\ in front of characters that stand for themselves"
+        raise SettingsError(msg) from error
+    return KernelPattern(pattern, Unit(word), dtype)

@@ -1,0 +1,55 @@
+"""What a rule on kernel names is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.numerics.units.kernels.symbols import Symbol
+    from ampwatch.numerics.units.kernels.verdict import Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a name has to be like, and what then follows.
+
+    Attributes:
+        id: Name of the rule.
+        family: Which library's kernels, or which kind of helper.
+        unit: Where such a kernel multiplies.
+        why: What the rule rests on.
+        function: Pattern of the function's name, in any case.
+        inside: Pattern of its template arguments, where they decide too.
+        dtype: The dtype, or what reads it from the name.
+        arch: Architecture, where the name does not say it and the family has only one.
+        gemv: Whether one matrix is a vector, or nearly so.
+    """
+
+    id: str
+    family: str
+    unit: Unit
+    why: str
+    function: re.Pattern[str]
+    inside: re.Pattern[str] | None = None
+    dtype: str | Callable[[Symbol], str] = ""
+    arch: int | None = None
+    gemv: bool = False
+
+    def matches(self, symbol: Symbol) -> bool:
+        """Return whether the rule applies."""
+        return self.function.search(symbol.function) is not None and (
+            self.inside is None or self.inside.search(symbol.template) is not None
+        )
+
+    def read_dtype(self, symbol: Symbol) -> str:
+        """Return the dtype of what is multiplied."""
+        return self.dtype if isinstance(self.dtype, str) else self.dtype(symbol)
+
+
+def like(pattern: str) -> re.Pattern[str]:
+    """Return a pattern that takes ASCII letters in either case."""
+    return re.compile(pattern, re.IGNORECASE | re.ASCII)  # K is no Kelvin sign

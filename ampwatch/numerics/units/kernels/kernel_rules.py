@@ -1,0 +1,57 @@
+"""The rules by which a kernel's name tells the unit it multiplies on.
+
+NVIDIA publishes no list of names, and every list others keep is stale or wrong in places, so
+these rules go by what the names are made of: the MMA instruction, the dtypes, the library's own
+grammar. What looks like a matmul and says neither is ``unknown``, which is an answer.
+
+The order matters: first what is no matmul although it is called like one, then what says it
+runs on the general-purpose cores, then what says it runs on tensor cores, then what is a matmul.
+"""
+
+from __future__ import annotations
+
+from ampwatch.numerics.units.kernels import name_fields as fields
+from ampwatch.numerics.units.kernels.amd_rules import AMD
+from ampwatch.numerics.units.kernels.helper_rules import HELPERS
+from ampwatch.numerics.units.kernels.kernel_rule import Rule, like
+from ampwatch.numerics.units.kernels.nvidia_rules import BY_DTYPE, GENERAL_PURPOSE, TENSOR
+from ampwatch.numerics.units.kernels.verdict import Unit
+
+_MM = r"(?:^|[^a-z])(?:badd|add)?b?mm(?:[^a-z]|$)"
+
+_MATMULS = (
+    Rule(
+        "triton-template",
+        "triton",
+        Unit.UNKNOWN,
+        "tl.dot compiles to either unit, by the dtype of what it is given.",
+        like(
+            rf"^triton_|{_MM}.*(?:triton|fused)|^_?attn_(?:fwd|bwd)|^_(?:fwd|bwd)_kernel|fused_moe"
+        ),
+        dtype=fields.words_dtype,
+    ),
+    Rule(
+        "not-a-matmul",
+        "helper",
+        Unit.OTHER,
+        "Named after a matmul or an attention that it serves.",
+        like(
+            rf"^(?!.*(?:gemm|matmul|fmha|mha|{_MM})).*(?:softmax|norm|rotary|rope|transpose|permute"
+            r"|copy|(?<!kv)cache|quant|cast|convert|optimizer|adam)"
+        ),
+    ),
+    Rule(
+        "some-matmul",
+        "unlisted",
+        Unit.UNKNOWN,
+        "Called a matmul, a convolution or an attention, and nothing more is known.",
+        like(
+            rf"^cutlass\w*::|gemm|conv(?!er)|matmul|attn|attention|fmha|(?<![a-z])mha|sdpa|[fb]prop|[dw]grad"
+            rf"|xmma|(?<![a-z])mma(?![a-z])|marlin|batch(?:prefill|decode)|persist\w*_[fb]p_|(?:^|_)dot(?:_|$)|syrk|herk|symm_|trmm|{_MM}"
+        ),
+        dtype=fields.words_dtype,
+    ),
+)
+
+RULES = (*HELPERS, *GENERAL_PURPOSE, *TENSOR, *AMD, *BY_DTYPE, *_MATMULS)
+"""All rules; the first that matches decides. None matching means: no matmul that is known."""

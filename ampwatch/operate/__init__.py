@@ -1,0 +1,1 @@
+"""What an operator is handed: dashboards, alert rules, deployment files."""

@@ -1,0 +1,242 @@
+"""Which files of a deployment are written, and which are left alone because somebody changed them.
+
+Beside the files lies a record of what was written. A file that is as it was written is
+replaced or removed; one that is not, or that was not written here, is somebody's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ampwatch import __version__
+from ampwatch.errors import DeployError
+from ampwatch.operate.deploy.tree import STAMP
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RECORD = ".ampwatch-deploy.json"
+
+FILE_MODE = 0o644
+DIRECTORY_MODE = 0o755
+"""Readable by the users of the containers, whatever the umask; DIR itself can be closed."""
+
+
+class Change(Enum):
+    """What becomes of a file."""
+
+    NEW = "new"
+    UPDATED = "updated"
+    SAME = "same"
+    REMOVED = "removed"
+    THEIRS = "changed by hand"
+    LEFT = "left"
+    """Theirs, and no longer part of a deployment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done to a directory.
+
+    Attributes:
+        directory: Where.
+        files: Text by path, of the whole deployment.
+        changes: What becomes of each file, by path.
+        notes: What else is known of a file, in words, by path.
+        version: The version that wrote the directory, empty if none did.
+    """
+
+    directory: Path
+    files: Mapping[str, str]
+    changes: Mapping[str, Change]
+    notes: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
+
+    def paths(self, change: Change) -> list[str]:
+        """Return the paths that ``change`` is for, in order."""
+        return sorted(path for path, what in self.changes.items() if what is change)
+
+
+def plan(directory: Path, files: Mapping[str, str]) -> Plan:
+    """Compare a directory with what it is to be.
+
+    Args:
+        directory: Where; need not exist.
+        files: Text by path.
+
+    Raises:
+        DeployError: If it is no directory, cannot be read, or was written by a newer version.
+    """
+    if os.path.lexists(directory) and not directory.is_dir():
+        msg = f"expected a directory, new or old, got {str(directory)!r}, which is something else; name another one"
+        raise DeployError(msg)
+    try:
+        version, written = _record(_read(directory / RECORD))
+        there = {path: _read(directory / path) for path in {*files, *written}}
+    except OSError as error:
+        raise _refused(directory, error) from error
+    except ValueError as error:
+        msg = f"expected {str(directory / RECORD)!r} as `ampwatch deploy` wrote it, got something else; remove it, then every file that differs counts as changed by hand"
+        raise DeployError(msg) from error
+    if _order(version) > _order(__version__):
+        msg = f"expected a directory that ampwatch {__version__} or an older one wrote, got {str(directory)!r} of ampwatch {version}; use that version, or name another directory"
+        raise DeployError(msg)
+    changes, notes = {}, {}
+    for path, content in there.items():
+        wanted = files[path].encode() if path in files else None
+        if content is None and wanted is None:
+            continue
+        changes[path] = _change(content, wanted, written.get(path, ""))
+        if changes[path] in {Change.THEIRS, Change.UPDATED}:
+            notes[path] = _note(content or b"")
+    return Plan(directory, files, changes, {k: v for k, v in notes.items() if v}, version)
+
+
+class Theirs(Enum):
+    """What is done about files that somebody has changed."""
+
+    REFUSE = "refuse"
+    KEEP = "keep"
+    OVERWRITE = "overwrite"
+
+
+def write(todo: Plan, *, theirs: Theirs = Theirs.REFUSE) -> None:
+    """Do what was planned.
+
+    Each file is whole, the old or the new one, whenever this is interrupted.
+
+    Args:
+        todo: The plan.
+        theirs: Write nothing, the others, or all, where somebody has changed some.
+
+    Raises:
+        DeployError: If something was changed by hand and is neither to be kept nor overwritten,
+            before anything is written; or if a file cannot be written.
+    """
+    changed = todo.paths(Change.THEIRS)
+    if changed and theirs is Theirs.REFUSE:
+        listed = "".join(f"\n  {path}{_dash(todo.notes.get(path, ''))}" for path in changed)
+        msg = f"expected files in {str(todo.directory)!r} as `ampwatch deploy` wrote them, found {len(changed)} that somebody changed or put there:{listed}\nNothing was written. Add --keep to leave them as they are and write the rest, or --force to overwrite them."
+        raise DeployError(msg)
+    kept = set(changed) if theirs is Theirs.KEEP else set[str]()
+    ours = {path: text for path, text in todo.files.items() if path not in kept}
+    try:
+        _make(todo.directory)
+        for path, text in ours.items():
+            if todo.changes[path] is not Change.SAME:
+                _make((todo.directory / path).parent)
+                _replace(todo.directory / path, text)
+        for path in todo.paths(Change.REMOVED):
+            (todo.directory / path).unlink()
+        content = {
+            "version": __version__,
+            "files": {path: _digest(text.encode()) for path, text in ours.items()},
+        }
+        record = json.dumps(content, indent=1) + "\n"
+        if _read(todo.directory / RECORD) != record.encode():
+            _replace(todo.directory / RECORD, record)
+    except OSError as error:
+        raise _refused(todo.directory, error) from error
+
+
+def _change(content: bytes | None, wanted: bytes | None, written: str) -> Change:
+    if content is None:
+        return Change.NEW
+    if content == wanted:
+        return Change.SAME
+    is_ours = written == _digest(content)
+    if wanted is None:
+        return Change.REMOVED if is_ours else Change.LEFT
+    return Change.UPDATED if is_ours else Change.THEIRS
+
+
+def _note(content: bytes) -> str:
+    """Say which version a rule file is of, if it is not this one."""
+    line = content.partition(b"\n")[0].decode(errors="replace")
+    version = line.removeprefix(STAMP) if line.startswith(STAMP) else ""
+    if not re.fullmatch(r"[0-9][0-9A-Za-z.+-]{0,40}", version) or version == __version__:
+        return ""
+    than = "older" if _order(version) < _order(__version__) else "newer"
+    return f"rules of ampwatch {version}, {than} than this {__version__}"
+
+
+def _order(version: str) -> tuple[int, ...]:
+    """Return what orders versions by their numbers; nothing is before all others."""
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
+
+
+def _record(content: bytes | None) -> tuple[str, dict[str, str]]:
+    """Return the version that wrote the directory, and the digests of what it wrote.
+
+    Raises:
+        ValueError: If it is no record.
+    """
+    if content is None:
+        return "", {}
+    try:
+        record = json.loads(content)
+        version, written = record["version"], dict(record["files"])
+        good = isinstance(version, str) and all(map(_is_inside, written))
+    except (KeyError, TypeError) as error:
+        raise ValueError from error
+    if not good:
+        raise ValueError
+    return version, written
+
+
+def _is_inside(path: str) -> bool:
+    """Tell whether a path of the record stays in the directory: files are removed by it."""
+    parts = Path(path).parts
+    return bool(parts) and not Path(path).is_absolute() and ".." not in parts
+
+
+def _read(path: Path) -> bytes | None:
+    """Return the content of a file; ``None`` if there is none, nothing of ours for a link."""
+    if path.is_symlink():
+        return b"\0a link"
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _make(directory: Path) -> None:
+    for place in reversed([directory, *directory.parents]):
+        if not place.exists():
+            place.mkdir()
+            place.chmod(DIRECTORY_MODE)
+
+
+def _replace(path: Path, text: str) -> None:
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".ampwatch-")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        Path(name).chmod(FILE_MODE)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _refused(directory: Path, error: OSError) -> DeployError:
+    place = error.filename or directory
+    return DeployError(
+        f"expected to read and write {str(place)!r}, got: {error.strerror or error}; name a directory that is yours"
+    )
+
+
+def _dash(note: str) -> str:
+    return f" ({note})" if note else ""

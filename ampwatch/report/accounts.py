@@ -1,0 +1,139 @@
+"""What there is to say of one finding, in parts; the terminal and the HTML report arrange them.
+
+ASCII only: a report can be printed in any locale.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.report.stories import Story
+    from ampwatch.wire.records import Finding
+
+_PHASES = {
+    "forward": "forward pass",
+    "backward": "backward pass",
+    "optimizer": "optimizer step",
+    "eval": "evaluation",
+    "config": "set-up of the training",
+}
+_PLACES = {
+    "": "the model itself",
+    "loss": "the loss, outside the model",
+    "api": "the training loop",
+    "env": "the machine and its settings",
+}
+_MANY = 8
+
+WHERE_PAGES_ARE = "in ampwatch's source repository"
+
+
+def sentence(text: str) -> str:
+    """Return ``text`` with a full stop."""
+    text = text.rstrip()
+    return text if not text or text.endswith((".", "!", "?")) else f"{text}."
+
+
+def place(finding: Finding) -> str:
+    """Say where it happened: what is called ``where`` in a finding, in words."""
+    prefix, colon, name = finding.where.partition(":")
+    if finding.where in _PLACES:
+        return _PLACES[finding.where]
+    if colon and prefix == "param":
+        return f"parameter {name}"
+    if colon and prefix == "buffer":
+        return f"buffer {name}"
+    if colon and prefix == "optimizer":
+        return f"optimizer {name}"
+    return f"module {finding.where}"
+
+
+def circumstances(story: Story) -> list[str]:
+    """Say op, dtype, phase, source line and ranks, those that are known."""
+    f = story.finding
+    parts = [
+        f"op {f.op}" if f.op else "",
+        f"in {f.dtype}" if f.dtype else "",
+        _PHASES.get(f.phase, f.phase),
+        f"at {f.source}" if f.source else "",
+        ranks(story.ranks),
+    ]
+    return [part for part in parts if part]
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """Write ranks, as in "rank 3" or "ranks 0-3, 7"; at most ``_MANY`` parts."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    if not spans:
+        return ""
+    parts = [str(a) if a == b else f"{a}-{b}" for a, b in spans]
+    if len(parts) > _MANY:
+        parts = [*parts[:_MANY], f"{len(parts) - _MANY} more"]
+    noun = "rank" if len(set(numbers)) == 1 else "ranks"
+    return f"{noun} {', '.join(parts)}"
+
+
+def steps(finding: Finding) -> str:
+    """Write since when, until when, and how often."""
+    first, last, count = finding.first_step, finding.last_step, finding.count
+    if first == last:
+        return f"step {first}"
+    return f"step {first}; last seen at step {last}, in {count} {_steps(count)} so far"
+
+
+def since(story: Story) -> str:
+    """Write since when, until when, and how often, and if what it explains was seen before it."""
+    told = steps(story.finding)
+    if story.first_step < story.finding.first_step:
+        told += f". What it explains was seen first, at step {story.first_step}"
+    return told
+
+
+def path(finding: Finding) -> list[str]:
+    """Return the way to the culprit through the model, from the outside in; empty for no module."""
+    prefix, colon, name = finding.where.partition(":")
+    if finding.where in ("loss", "api", "env") or (colon and prefix == "optimizer"):
+        return []
+    inside = name if colon and prefix in ("param", "buffer") else finding.where
+    return list(filter(None, inside.split("."))) or ["the model"]
+
+
+def evidence(finding: Finding) -> list[tuple[str, str]]:
+    """Return the numbers that a finding rests on, as name and value."""
+    return [(name, figure(value)) for name, value in finding.evidence.items()]
+
+
+def figure(value: object) -> str:
+    """Write a number with all the digits that matter; powers of two as such, too."""
+    if not isinstance(value, (int, float)):
+        return ascii(value)  # written there by a callback of the user's
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "infinity" if value > 0 else "-infinity"
+    if value == int(value) and abs(value) < 1e15:
+        text = str(int(value))
+    else:
+        text = f"{value:.7g}"
+    mantissa, exponent = math.frexp(value)
+    # Those from 1/8 to 8 anybody knows.
+    is_notable = mantissa == 0.5 and abs(exponent - 1) > 3
+    return f"{text} (2^{exponent - 1})" if is_notable else text
+
+
+def doc_page(kind: str) -> str:
+    """Return the page of the documentation about a kind, by its place in the repository."""
+    return f"docs/diagnoses/{kind}.md"
+
+
+def _steps(count: int) -> str:
+    return "step" if count == 1 else "steps"

@@ -1,0 +1,292 @@
+"""The report of a run as one HTML file: no script, no network, nothing beside it.
+
+A report holds what a training said of itself, and is sent around: what it shows is text,
+escaped where it is put in (``markup.py``), and the browser is told to run and load nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ampwatch import __version__
+from ampwatch.diagnosis.kinds.certainty import certainty
+from ampwatch.report import accounts, course_picture, exponent_picture
+from ampwatch.report.glossary import Glossary
+from ampwatch.report.markup import Markup, element, joined
+from ampwatch.report.report import one_line, summary_of
+from ampwatch.report.stories import Story, all_symptoms, stories
+from ampwatch.report.svg import NARROW, WIDE
+from ampwatch.report.words import percent
+from ampwatch.wire.blackbox.culprit import about
+from ampwatch.wire.records import SKIP_CLASSES, Severity, SkipClass, StepRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ampwatch.report.glossary import Term
+    from ampwatch.wire.blackbox import Box
+    from ampwatch.wire.records import Finding, RangeRecord
+
+STYLE = Path(__file__).with_name("report.css")
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+MAX_ROWS = 96
+"""Steps in the table of a rank; the JSON report has all there are."""
+
+MAX_RANKS = 64
+
+
+def render_html(boxes: Sequence[Box]) -> str:
+    """Return the report of the ranks of one run as a page.
+
+    Args:
+        boxes: At least one, all of one run.
+    """
+    told = stories((box.identity.rank, box.findings) for box in boxes)
+    by_rank = {box.identity.rank: box for box in boxes}
+    glossary = Glossary()
+    body = element(
+        "main",
+        element("p", "ampwatch report", class_="wordmark"),
+        element("h1", f"Run {boxes[0].identity.run}: {verdict(told)}"),
+        *[element("p", one_line(box), class_="lead") for box in boxes[:MAX_RANKS]],
+        *[element("p", note, class_="muted") for note in boxes[0].notes],
+        _traceback(boxes),
+        *[_article(story, by_rank[story.ranks[0]], glossary) for story in told],
+        element("h3", "Everything else"),
+        *[_rank_details(box) for box in boxes[:MAX_RANKS]],
+        _footer(boxes),
+    )
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"/>'),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("title", f"ampwatch report: {boxes[0].identity.run}"),
+        element("style", Markup(STYLE.read_text(encoding="utf-8"))),
+    )
+    return f"<!doctype html>\n{element('html', head, element('body', body), lang='en')}\n"
+
+
+def verdict(told: Sequence[Story]) -> str:
+    """Say in a few words how many findings there are, and since when."""
+    alarming = [s for s in told if s.severity is not Severity.INFO]
+    if not alarming:
+        return "nothing is wrong"
+    first = min(s.first_step for s in alarming)
+    noun = "cause" if len(alarming) == 1 else "causes"
+    return f"{len(alarming)} {noun} of trouble, since step {first}"
+
+
+def _article(story: Story, box: Box, glossary: Glossary) -> Markup:
+    f = story.finding
+    sure = certainty(f.kind)
+    parts = [
+        ("Where", "; ".join([accounts.place(f), *accounts.circumstances(story)]), None),
+        ("Since", accounts.since(story), None),
+        ("How sure", accounts.sentence(f"{sure.word}: {sure.why}"), None),
+        ("What to change", accounts.sentence(f.advice), "advice"),
+    ]
+    lists = [
+        joined(element("dt", name), element("dd", text, class_=sort)) for name, text, sort in parts
+    ]
+    return element(
+        "article",
+        element("p", f"{story.severity.value} ", element("code", f.kind), class_="tag"),
+        element("h2", accounts.sentence(f.summary)),
+        _path(f),
+        element("dl", *lists, class_="parts"),
+        _course(f, box),
+        _exponents(f, box),
+        _symptoms(story),
+        _numbers(story),
+        _terms(glossary.new_in(f.summary, f.advice)),
+        element(
+            *(
+                "p",
+                "More: ",
+                element("code", accounts.doc_page(f.kind)),
+                f", {accounts.WHERE_PAGES_ARE}",
+            ),
+            class_="terms",
+        ),
+        class_=story.severity.value,
+    )
+
+
+def _path(finding: Finding) -> Markup | None:
+    names = accounts.path(finding)
+    if not names:
+        return None
+    items = [element("li", element("span", name)) for name in names]
+    return element("ol", *items, class_="path", aria_label="Where in the model")
+
+
+def _course(finding: Finding, box: Box) -> Markup | None:
+    if finding.severity is Severity.INFO:
+        return None
+    near = course_picture.around(box.steps, finding)
+    drawn = [course_picture.course(near, finding, width) for width in (WIDE, NARROW)]
+    if drawn[0] is None:
+        return None
+    classes = sorted({s.skip_class for s in near if s.skip_class is not SkipClass.NONE})
+    keys = [element("span", f"skipped, {c.label}", class_=c.label) for c in classes]
+    legend = element("p", *keys, class_="legend") if keys else None
+    said = "Loss scale, skipped steps and loss around the time it began."
+    return element("figure", element("figcaption", said), *drawn, legend)
+
+
+def _exponents(finding: Finding, box: Box) -> Markup | None:
+    record = about(finding, box.ranges)
+    if record is None:
+        return None
+    fmt = exponent_picture.limits_of(record, finding, box.facts)
+    drawn = [exponent_picture.exponents(record, fmt, w) for w in (WIDE, NARROW)]
+    if drawn[0] is None:
+        return None
+    said = _of_record(record, "" if fmt is None else fmt.name)
+    return element("figure", element("figcaption", said), *drawn)
+
+
+def _of_record(record: RangeRecord, limits: str) -> str:
+    """Say what a histogram shows."""
+    h = record.histogram
+    what = (
+        f"{record.topic.label.replace('_', ' ')}s" if record.topic.label != "update" else "updates"
+    )
+    module = "all modules" if record.module == "*" else record.module or "the model itself"
+    scaled = (
+        f", multiplied by the loss scale {record.loss_scale:g}" if record.loss_scale != 1 else ""
+    )
+    held = f"in {record.dtype}" if record.dtype != "mixed" else "of several dtypes"
+    sample = f"; a sample of {h.binned}" if h.is_subsample else ""
+    against = f", against the limits of {limits}" if limits else ""
+    nonfinite = f", {h.nonfinite} NaN or infinite" if h.nonfinite else ""
+    whole = h.binned + h.nonfinite
+    zeros = f", {percent(h.zeros / whole)} zero" if whole and h.zeros else ""
+    return (
+        f"Magnitudes of the {what} of {module} at step {record.step}, {held}{scaled}{against}."
+        f" {h.numel} elements{sample}{zeros}{nonfinite}, the largest finite {accounts.figure(h.amax)}."
+    )
+
+
+def _symptoms(story: Story) -> Markup | None:
+    told = [s.finding for s in all_symptoms(story)]
+    if not told:
+        return None
+    items = [
+        element(
+            "li",
+            element("code", f.kind),
+            f" at {f.where or 'the model'}, since step {f.first_step}. {accounts.sentence(f.summary)}",
+        )
+        for f in told
+    ]
+    return joined(element("h3", "It explains"), element("ul", *items, class_="symptoms"))
+
+
+def _numbers(story: Story) -> Markup | None:
+    told = [(s.finding, accounts.evidence(s.finding)) for s in (story, *all_symptoms(story))]
+    rows = []
+    for finding, numbers in told:
+        if numbers and finding is not story.finding:
+            rows.append(element("tr", element("th", f"of {finding.kind}", colspan=2)))
+        rows += [element("tr", *[element("td", cell) for cell in row]) for row in numbers]
+    if not rows:
+        return None
+    return joined(element("h3", "The numbers"), element("table", *rows, class_="numbers"))
+
+
+def _terms(terms: Sequence[Term]) -> Markup | None:
+    if not terms:
+        return None
+    lines = [
+        element("p", element("dfn", term.name), f": {accounts.sentence(term.meaning)}")
+        for term in terms
+    ]
+    return element("div", *lines, class_="terms")
+
+
+def _traceback(boxes: Sequence[Box]) -> Markup | None:
+    box = next((box for box in boxes if box.traceback), None)
+    if box is None:
+        return None
+    said = f"Where the exception was raised, rank {box.identity.rank}"
+    return element("details", element("summary", said), element("pre", box.traceback), open="")
+
+
+def _rank_details(box: Box) -> Markup:
+    summary = summary_of(box)
+    who = box.identity
+    numbers = {
+        "iterations": summary.iterations,
+        "optimizer steps attempted": summary.steps,
+        **{f"skipped, {c.label}": n for c, n in zip(SKIP_CLASSES, summary.skipped, strict=True)},
+        "growths of the scale": summary.growths,
+        "backoffs of the scale": summary.backoffs,
+        "iterations with a NaN or infinite loss": summary.nonfinite_losses,
+    }
+    origin = {f.name: getattr(who, f.name) for f in fields(who)} | {"started": when(who.started_ns)}
+    return element(
+        "details",
+        element("summary", f"Rank {who.rank}: totals, versions, settings, the steps around"),
+        _table(numbers, "what", "total"),
+        _table(origin, "origin", "value"),
+        _table(box.facts, "fact", "value"),
+        _table(box.settings, "setting", "value"),
+        _steps(box),
+    )
+
+
+def _table(rows: Mapping[str, object], name: str, value: str) -> Markup | None:
+    if not rows:
+        return None
+    head = element("tr", element("th", name), element("th", value))
+    body = [
+        element("tr", element("td", key), element("td", "" if item is None else str(item)))
+        for key, item in rows.items()
+    ]
+    return element("table", head, *body)
+
+
+def _steps(box: Box) -> Markup | None:
+    if not box.steps:
+        return None
+    alarms = [f.first_step for f in box.findings if f.severity is not Severity.INFO]
+    middle = min(alarms, default=box.steps[-1].step)
+    shown = [s for s in box.steps if abs(s.step - middle) <= MAX_ROWS // 2] or box.steps[-MAX_ROWS:]
+    names = [f.name for f in fields(StepRecord)]
+    head = element("tr", *[element("th", name.replace("_", " ")) for name in names])
+    body = [element("tr", *[element("td", _cell(getattr(s, n))) for n in names]) for s in shown]
+    return element("div", element("table", head, *body, class_="steps"), class_="scroll")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, SkipClass):
+        return value.label
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    return accounts.figure(value) if isinstance(value, float) else str(value)
+
+
+def _footer(boxes: Sequence[Box]) -> Markup:
+    box = max(boxes, key=lambda box: box.written_ns)
+    by = {"training": "the training itself", "daemon": "the daemon of its machine"}
+    said = (
+        f"Written {when(box.written_ns)} by {by.get(box.written_by, 'ampwatch report')}; the run was"
+        f" watched by ampwatch {box.identity.version}, this page made by {__version__}."
+    )
+    return element("footer", said)
+
+
+def when(time_ns: int) -> str:
+    """Write a Unix time in nanoseconds as date and time in UTC."""
+    try:
+        moment = datetime.fromtimestamp(time_ns // 1_000_000_000, tz=timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        return "at an unknown time"
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"

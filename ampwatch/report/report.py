@@ -1,0 +1,254 @@
+"""The report of a run in words, for a terminal."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.certainty import certainty
+from ampwatch.report import accounts
+from ampwatch.report.glossary import Glossary
+from ampwatch.report.precision_words import report_lines
+from ampwatch.report.stories import Story, all_symptoms, stories
+from ampwatch.wire.records import SKIP_CLASSES, RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.report.glossary import Term
+    from ampwatch.wire.blackbox import Box
+    from ampwatch.wire.records import CensusRecord, Finding, WindowRecord
+
+WIDTH = 92
+MAX_LISTED_RANKS = 8
+
+
+@dataclass(slots=True)
+class Summary:
+    """The numbers a report begins with.
+
+    Attributes:
+        run: Name of the run.
+        rank: Global rank.
+        iterations: Iterations seen.
+        steps: Optimizer steps attempted.
+        skipped: Steps skipped, per class in the order of ``SKIP_CLASSES``.
+        loss_scale: The newest scale; NaN without one.
+        growths: Growths of the scale.
+        backoffs: Backoffs of the scale.
+        nonfinite_losses: Iterations with a NaN or infinite loss.
+        not_seen: What was not observed, in sentences.
+        census: The newest op census, if there was one.
+        window: The newest profiler window, if there was one.
+        ending: How the rank ended, or that it hangs; empty while it runs or if it ended well.
+    """
+
+    run: str
+    rank: int
+    iterations: int = 0
+    steps: int = 0
+    skipped: Sequence[int] = field(default_factory=lambda: [0] * len(SKIP_CLASSES))
+    loss_scale: float = float("nan")
+    growths: int = 0
+    backoffs: int = 0
+    nonfinite_losses: int = 0
+    not_seen: Sequence[str] = ()
+    census: CensusRecord | None = None
+    window: WindowRecord | None = None
+    ending: str = ""
+
+
+def summary_of(box: Box) -> Summary:
+    """Return the numbers of a box."""
+    newest = {record.index: record for record in box.optimizers}.values()
+    summary = Summary(box.identity.run, box.identity.rank, not_seen=box.notes, ending=ending(box))
+    summary.steps = sum(record.total_steps for record in newest)
+    summary.skipped = [sum(r.total_skipped[i] for r in newest) for i in range(len(SKIP_CLASSES))]
+    if box.steps:
+        last = box.steps[-1]
+        summary.iterations = last.step + 1
+        summary.loss_scale = last.loss_scale
+        summary.growths, summary.backoffs = last.total_growths, last.total_backoffs
+        summary.nonfinite_losses = last.total_nonfinite_losses
+    return summary
+
+
+def ending(box: Box) -> str:
+    """Say how the rank of a box ended; empty while it runs or if it ended well."""
+    if box.state is RunState.FAILED:
+        return f"It failed: {box.reason or 'no reason was given'}"
+    if box.state is RunState.STALE:
+        return f"It seems to hang: {box.reason or 'no step has ended for long'}"
+    return box.reason
+
+
+def render(summary: Summary, findings: Sequence[Finding], width: int = WIDTH) -> str:
+    """Return the report of one rank: the run in numbers, then each finding with its advice.
+
+    Roots come first, by severity, each followed by the symptoms it explains.
+
+    Args:
+        summary: The run in numbers.
+        findings: Its findings.
+        width: Characters in a line.
+    """
+    head = f"ampwatch report: run {summary.run}, rank {summary.rank}"
+    told = stories([(summary.rank, findings)])
+    return _text([head, *_numbers(summary, width)], told, width)
+
+
+def render_boxes(boxes: Sequence[Box], width: int = WIDTH) -> str:
+    """Return the report of the ranks of one run.
+
+    Args:
+        boxes: At least one, all of one run.
+        width: Characters in a line.
+    """
+    found = [(box.identity.rank, box.findings) for box in boxes]
+    if len(boxes) == 1:
+        lines = _lines_of(boxes[0], width)
+    else:
+        first = boxes[0].identity
+        lines = [f"ampwatch report: run {first.run}, {len(boxes)} of {first.world_size} ranks"]
+        for box in boxes[:MAX_LISTED_RANKS]:
+            lines += _wrapped(one_line(box), width, 2, 4)
+        if len(boxes) > MAX_LISTED_RANKS:
+            lines.append(f"  and {len(boxes) - MAX_LISTED_RANKS} ranks more")
+    lines += _tracebacks(boxes)
+    return _text(lines, stories(found), width)
+
+
+def one_line(box: Box) -> str:
+    """Say in a line how far a rank has come and how it ended."""
+    summary = summary_of(box)
+    parts = [_plural(summary.iterations, "iteration")]
+    if not math.isnan(summary.loss_scale):
+        parts.append(f"{_plural(sum(summary.skipped), 'step')} skipped")
+        parts.append(f"loss scale {summary.loss_scale:g}")
+    ended = f". {summary.ending}" if summary.ending else f"; {box.state.value}"
+    return f"rank {summary.rank}, on {box.identity.host}: {', '.join(parts)}{ended}"
+
+
+def _lines_of(box: Box, width: int) -> list[str]:
+    who = box.identity
+    head = f"run {who.run}, rank {who.rank}, on {who.host}"
+    return [f"ampwatch report: {head}", *_numbers(summary_of(box), width)]
+
+
+def _tracebacks(boxes: Sequence[Box]) -> list[str]:
+    box = next((box for box in boxes if box.traceback), None)
+    if box is None:
+        return []
+    return ["", f"Where it was raised (rank {box.identity.rank}):", *_quoted(box.traceback)]
+
+
+def _quoted(text: str) -> list[str]:
+    return [f"  {line}" for line in text.rstrip().splitlines()]
+
+
+def _text(head: Sequence[str], told: Sequence[Story], width: int) -> str:
+    lines = [*head, ""]
+    if not told:
+        lines.append("Nothing to report: no finding was made.")
+    glossary = Glossary()
+    for story in told:
+        lines += [*_story(story, glossary, width), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _numbers(summary: Summary, width: int) -> list[str]:
+    iterations = _plural(summary.iterations, "iteration")
+    lines = [f"  {iterations}, {_plural(summary.steps, 'optimizer step')} attempted"]
+    total = sum(summary.skipped)
+    if total:
+        parts = [f"{n} {c.label}" for c, n in zip(SKIP_CLASSES, summary.skipped, strict=True) if n]
+        lines.append(f"  {_plural(total, 'step')} skipped: {', '.join(parts)}")
+    elif not math.isnan(summary.loss_scale):
+        lines.append("  no step skipped")
+    if not math.isnan(summary.loss_scale):
+        moves = f"{_plural(summary.growths, 'growth')}, {_plural(summary.backoffs, 'backoff')}"
+        lines.append(f"  loss scale {summary.loss_scale:g}, {moves}")
+    if summary.nonfinite_losses:
+        bad = _plural(summary.nonfinite_losses, "iteration")
+        lines.append(f"  {bad} with a NaN or infinite loss")
+    lines += [f"  {line}" for line in report_lines(summary.census, summary.window)]
+    for text in (*summary.not_seen, *filter(None, [summary.ending])):
+        lines += _wrapped(text, width, 2)
+    return lines
+
+
+def _plural(count: int, noun: str) -> str:
+    # Not words.plural: its narrow spaces cannot be printed where the locale is plain ASCII.
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _story(story: Story, glossary: Glossary, width: int) -> list[str]:
+    finding = story.finding
+    sure = certainty(finding.kind)
+    where = "; ".join([accounts.place(finding), *accounts.circumstances(story)])
+    lines = [_title(story)]
+    lines += _wrapped(accounts.sentence(finding.summary), width, 2)
+    lines += _part("Where", where, width)
+    lines += _part("Since", accounts.since(story), width)
+    lines += _part("How sure", accounts.sentence(f"{sure.word}: {sure.why}"), width)
+    lines += _part("What to change", accounts.sentence(finding.advice), width)
+    for symptom in all_symptoms(story):
+        f = symptom.finding
+        explained = f"{f.kind} at {f.where or 'the model'}, since step {f.first_step}"
+        lines += _part("It explains", f"{explained}. {accounts.sentence(f.summary)}", width)
+    lines += _words(glossary.new_in(finding.summary, finding.advice), width)
+    lines += _evidence([story, *all_symptoms(story)])
+    lines += _part("More", f"{accounts.doc_page(finding.kind)}, {accounts.WHERE_PAGES_ARE}", width)
+    return lines
+
+
+def _title(story: Story) -> str:
+    finding = story.finding
+    words = [f"{story.severity.value.upper()}  {finding.kind}"]
+    words += [finding.where] if finding.where else []
+    return "  ".join(words)
+
+
+def _evidence(told: Sequence[Story]) -> list[str]:
+    """Return the numbers of a finding and its symptoms, one a line."""
+    rows = [
+        (accounts.evidence(s.finding), s.finding.kind if place else "")
+        for place, s in enumerate(told)
+    ]
+    names = [name for row, _ in rows for name, _ in row]
+    if not names:
+        return []
+    longest = max(map(len, names))
+    lines = ["  Numbers:"]
+    for row, of in rows:
+        if row and of:
+            lines.append(f"    of {of}:")
+        lines += [f"    {name:<{longest}}  {value}" for name, value in row]
+    return lines
+
+
+def _words(terms: Sequence[Term], width: int) -> list[str]:
+    """Return what the words mean that come up for the first time."""
+    lines = ["  In other words:"] if terms else []
+    for term in terms:
+        text = f"{term.name}: {accounts.sentence(term.meaning)}"
+        lines += _wrapped(text, width, 4, 6)
+    return lines
+
+
+def _part(name: str, text: str, width: int) -> list[str]:
+    """Return a part of a finding: its name, then its text, indented where it goes on."""
+    return _wrapped(f"{name}: {text}", width, 2, 4)
+
+
+def _wrapped(text: str, width: int, first: int, others: int | None = None) -> list[str]:
+    """Return ``text`` in lines, the first and the others indented by so many spaces."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=" " * first,
+        subsequent_indent=" " * (first if others is None else others),
+        break_on_hyphens=False,
+    )

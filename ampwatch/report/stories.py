@@ -1,0 +1,90 @@
+"""Findings put in the order in which they are told: the cause, then what it explains.
+
+The ranks of a run mostly tell the same: what several of them found is one story.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ampwatch.wire.records import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ampwatch.wire.records import Finding
+
+_ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
+
+
+@dataclass(slots=True)
+class Story:
+    """A finding that nothing else explains, and what it explains.
+
+    Attributes:
+        finding: As the rank tells it that saw it first.
+        ranks: The ranks that found it.
+        symptoms: What it explains, in the order in which it was found.
+    """
+
+    finding: Finding
+    ranks: list[int]
+    symptoms: list[Story] = field(default_factory=list)
+
+    @property
+    def severity(self) -> Severity:
+        """The worst of the finding and all that it explains: how bad it is for the run."""
+        return min(
+            (s.finding.severity for s in (self, *all_symptoms(self))), key=_ORDER.__getitem__
+        )
+
+    @property
+    def first_step(self) -> int:
+        """The first iteration in which the finding or anything that it explains was seen."""
+        return min(s.finding.first_step for s in (self, *all_symptoms(self)))
+
+
+def stories(found: Iterable[tuple[int, Sequence[Finding]]]) -> list[Story]:
+    """Return the stories of a run, the worst first, and of equals what began first.
+
+    What counts is the worst and the first thing in a story, be it the cause or a symptom.
+
+    Args:
+        found: The findings of each rank.
+    """
+    by_key: dict[str, Story] = {}
+    for rank, findings in found:
+        for finding in findings:
+            story = by_key.get(finding.key)
+            if story is None:
+                by_key[finding.key] = Story(finding, [rank])
+            else:
+                story.ranks.append(rank)
+                if finding.first_step < story.finding.first_step:
+                    story.finding = finding
+    roots = []
+    for story in by_key.values():
+        cause = by_key.get(story.finding.caused_by)
+        if story.finding.root or cause is None or _leads_back(story, by_key):
+            roots.append(story)
+        else:
+            cause.symptoms.append(story)
+    return sorted(roots, key=lambda s: (_ORDER[s.severity], s.first_step))
+
+
+def all_symptoms(story: Story) -> list[Story]:
+    """Return what a story explains, and what that explains, and so on."""
+    return [each for s in story.symptoms for each in (s, *all_symptoms(s))]
+
+
+def _leads_back(story: Story, by_key: dict[str, Story]) -> bool:
+    """Tell whether the causes of ``story`` go round in a circle; none would ever be told."""
+    seen = set()
+    step: Story | None = story
+    while step is not None and not step.finding.root:
+        if step.finding.key in seen:
+            return True
+        seen.add(step.finding.key)
+        step = by_key.get(step.finding.caused_by)
+    return False

@@ -1,0 +1,1 @@
+"""What runs in the training process, and alone needs torch: it emits records and findings."""

@@ -1,0 +1,1 @@
+"""What is done about a finding. Users reach it as ``ampwatch.actions``."""

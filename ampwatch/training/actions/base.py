@@ -1,0 +1,166 @@
+"""What is done about a finding: the contract of an action, and who is told of which findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from ampwatch.diagnosis.kinds.slugs import KINDS
+from ampwatch.errors import SettingsError, StateError
+from ampwatch.guard import Guard
+from ampwatch.training.arguments import check_callable
+from ampwatch.wire.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from ampwatch.errors import StopTraining
+    from ampwatch.wire.records import RunIdentity
+
+Callback = Callable[[Finding], None]
+
+SEVERITIES = tuple(Severity)
+"""From harmless to bad."""
+
+_Factory = TypeVar("_Factory", bound=Callable[..., Any])
+
+_factories: list[Callable[..., Any]] = []
+
+
+def makes_callback(factory: _Factory) -> _Factory:
+    """Mark a function that makes a callback, and is none itself."""
+    _factories.append(factory)
+    return factory
+
+
+class Action:
+    """Something that is done about findings, at its own pace.
+
+    A plain function is enough for ``on_finding``; an action also knows the run, and may wait for
+    the safe point: right after an iteration has closed, when model, optimizer and scaler agree.
+
+    Attributes:
+        min_severity: What it is told of, where ``on_finding`` does not say.
+        wants_safe_point: Whether ``settle`` has anything to do.
+    """
+
+    min_severity: ClassVar[Severity] = Severity.INFO
+    wants_safe_point: ClassVar[bool] = False
+
+    _taken_by: RunIdentity | None = None
+
+    def take(self, identity: RunIdentity) -> None:
+        """Open it for a run, unless it is open for that already.
+
+        Raises:
+            StateError: If it is open for another run: what it has noted is of one.
+        """
+        if self._taken_by is identity:
+            return
+        if self._taken_by is not None:
+            msg = f"expected an action that no other open monitor has, got {self!r} of run {self._taken_by.run!r}; make one for each monitor"
+            raise StateError(msg)
+        self._taken_by = identity
+        self.open(identity)
+
+    def let_go(self) -> None:
+        """The run is over; another may take it."""
+        self._taken_by = None
+
+    def open(self, identity: RunIdentity) -> None:
+        """It was handed to ``on_finding`` of this run. Raises nothing."""
+
+    def __call__(self, finding: Finding) -> None:
+        """A finding was made, perhaps in the middle of a step: take note, and return at once."""
+        raise NotImplementedError
+
+    def settle(self, step: int) -> StopTraining | None:  # noqa: ARG002 - for those that override it
+        """Iteration ``step`` has closed: do what has to be done on the training thread.
+
+        Returns:
+            What is to be raised out of the user's call, if that is what the action is for.
+        """
+        return None
+
+    def close(self) -> None:
+        """The monitor is closed: finish, within a bound, and leave nothing behind."""
+
+
+class Subscription:
+    """One callback and the findings that it wants.
+
+    Args:
+        callback: A function or an action.
+        min_severity: The least severity it is told of; its own choice if ``None``.
+        kinds: The kinds it is told of; all if ``None``.
+
+    Raises:
+        SettingsError: If the callback cannot be called, or a severity or a kind does not exist.
+    """
+
+    def __init__(
+        self,
+        callback: Callback,
+        min_severity: Severity | str | None = None,
+        kinds: Iterable[str] | None = None,
+    ) -> None:
+        _check_callback(callback)
+        self.action = callback if isinstance(callback, Action) else None
+        default = Action if self.action is None else type(self.action)
+        self._callback = callback
+        self._guard = Guard(f"on_finding {callback!r}")
+        self._least = SEVERITIES.index(
+            _severity(default.min_severity if min_severity is None else min_severity)
+        )
+        self._kinds = None if kinds is None else _checked_kinds(kinds)
+        self._told: set[str] = set()
+
+    def tell(self, finding: Finding, *, new: bool) -> None:
+        """Pass on a finding that is wanted, once: when it is made, or has become bad enough.
+
+        Cost: three look-ups, and the callback's own. Thread: that of the finding.
+        """
+        if not new and finding.key in self._told:
+            return
+        if SEVERITIES.index(finding.severity) < self._least:
+            return
+        if self._kinds is not None and finding.kind not in self._kinds:
+            return
+        self._told.add(finding.key)
+        self._guard.run(self._callback, finding)
+
+
+def _check_callback(given: Any) -> None:
+    name = getattr(given, "__name__", "")
+    if any(given is factory for factory in _factories):
+        msg = f"`callback`: expected a function that takes a finding, got actions.{name}, which makes one; write actions.{name}(...)"
+        raise SettingsError(msg)
+    if isinstance(given, type) and issubclass(given, Action):
+        msg = f"`callback`: expected an action, got its class {name}; call it first"
+        raise SettingsError(msg)
+    check_callable("callback", given, "ampwatch.actions has ready ones")
+
+
+def _severity(given: Severity | str) -> Severity:
+    try:
+        return Severity(given)
+    except ValueError:
+        those = ", ".join(severity.value for severity in SEVERITIES)
+        msg = f"`min_severity`: expected one of {those}, got {given!r}"
+        raise SettingsError(msg) from None
+
+
+def _checked_kinds(given: Iterable[str]) -> frozenset[str]:
+    if isinstance(given, str):
+        msg = f"`kinds`: expected several kinds of findings, got {given!r}; write kinds=[{given!r}]"
+        raise SettingsError(msg)
+    listed = list(given) if isinstance(given, Iterable) else []
+    if not listed or not all(isinstance(kind, str) for kind in listed):
+        msg = f"`kinds`: expected several kinds of findings, got {given!r}; write kinds=['scale_collapse'], or leave it out for all"
+        raise SettingsError(msg)
+    kinds = frozenset(listed)
+    for kind in sorted(kinds - set(KINDS)):
+        near = get_close_matches(kind, KINDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "docs/diagnoses/README.md lists them"
+        msg = f"`kinds`: expected kinds of findings, got {kind!r}; {hint}"
+        raise SettingsError(msg)
+    return kinds

@@ -1,0 +1,224 @@
+"""Findings sent to an HTTP endpoint, from a thread of its own that training never waits for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import time
+from dataclasses import asdict
+from http.client import HTTPException
+from queue import Full, Queue
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from ampwatch.errors import SettingsError
+from ampwatch.training.actions.base import Action
+from ampwatch.wire.records import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ampwatch.wire.records import Finding, RunIdentity
+
+logger = logging.getLogger("ampwatch")
+
+BODY_VERSION = 1
+"""Version of the JSON body; a field that is added is no new version."""
+
+TRY_AGAIN = (408, 425, 429)
+"""Answers below 500 after which the same request may yet succeed."""
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """Follows nothing: a redirected POST becomes a GET, and headers may hold a secret."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class Webhook(Action):
+    """Posts each finding as JSON; see ``ampwatch.actions.webhook``.
+
+    Attributes:
+        sent: Findings that the endpoint has accepted.
+        retried: Requests that were repeated.
+        failed: Findings that were given up after the last attempt, or at the end.
+        dropped: Findings that did not fit into the queue.
+    """
+
+    min_severity: ClassVar[Severity] = Severity.WARNING
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        timeout_seconds: float,
+        retries: int,
+        backoff_seconds: float,
+        queue_size: int,
+        close_seconds: float,
+    ) -> None:
+        self.sent = self.retried = self.failed = self.dropped = 0
+        self._place = _checked(url)
+        self._url = url
+        self._headers = {"User-Agent": "ampwatch", **headers, "Content-Type": "application/json"}
+        self._timeout_s = timeout_seconds
+        self._retries = retries
+        self._backoff_s = backoff_seconds
+        self._close_s = close_seconds
+        self._opener = build_opener(_NoRedirect)
+        self._queue: Queue[bytes | None] = Queue(queue_size)
+        self._ending = Event()
+        self._thread: Thread | None = None
+        self._pid = 0
+        self._run: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        # Without path, query and headers: that is where endpoints keep their secrets.
+        return f"webhook({self._place})"
+
+    def open(self, identity: RunIdentity) -> None:
+        """Learn which run it is."""
+        self._run = {
+            "run": identity.run,
+            "rank": identity.rank,
+            "world_size": identity.world_size,
+            "host": identity.host,
+            "pid": identity.pid,
+        }
+        if not self._is_working:
+            self._queue = Queue(self._queue.maxsize)
+            self._ending.clear()
+
+    def __call__(self, finding: Finding) -> None:
+        """Put the finding in the queue. Never waits."""
+        try:
+            self._queue.put_nowait(self._body(finding))
+        except Full:
+            self.dropped += 1
+            return
+        if not self._is_working:
+            self._pid = os.getpid()
+            self._thread = Thread(target=self._work, name="ampwatch-webhook", daemon=True)
+            self._thread.start()
+
+    @property
+    def _is_working(self) -> bool:
+        """Whether its thread takes findings; that of the parent of a fork is left to that."""
+        thread = self._thread
+        return thread is not None and (self._pid != os.getpid() or thread.is_alive())
+
+    def close(self) -> None:
+        """Send what is left, one attempt each, for ``close_seconds`` at most."""
+        thread, self._thread = self._thread, None
+        if thread is None or self._pid != os.getpid():  # a thread does not live on in a fork
+            return
+        self._ending.set()
+        self._wake()
+        thread.join(self._close_s)
+        if not thread.is_alive():
+            return
+        given_up = self._queue.qsize()
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._wake()  # it ends with the request that it is in
+        self.failed += given_up
+        logger.warning(
+            "%r: expected the endpoint to take the last findings within %g s, gave up %d and the one"
+            " on its way",
+            self,
+            self._close_s,
+            given_up,
+        )
+
+    def _wake(self) -> None:
+        # A queue that is full has something to wake up for.
+        with contextlib.suppress(Full):
+            self._queue.put_nowait(None)
+
+    def _body(self, finding: Finding) -> bytes:
+        told = asdict(finding)
+        told["severity"] = finding.severity.value
+        told["evidence"] = {name: _number(value) for name, value in finding.evidence.items()}
+        body = {"version": BODY_VERSION, **self._run, "time": time.time(), "finding": told}
+        return json.dumps(body, allow_nan=False).encode()
+
+    def _work(self) -> None:
+        while (body := self._queue.get()) is not None:
+            self._deliver(body)
+            if self._ending.is_set() and self._queue.empty():
+                return
+
+    def _deliver(self, body: bytes) -> None:
+        for attempt in range(self._retries + 1):
+            trouble, lasting = self._post(body)
+            if not trouble:
+                self.sent += 1
+                return
+            last = attempt == self._retries or lasting
+            # At the end of the program nobody waits for the pause between two attempts.
+            if last or self._ending.wait(self._backoff_s * 2**attempt):
+                break
+            self.retried += 1
+        self.failed += 1
+        logger.warning("%r: expected the endpoint to take a finding, got %s", self, trouble)
+
+    def _post(self, body: bytes) -> tuple[str, bool]:
+        """Return what went wrong, empty if nothing did, and whether it would again."""
+        try:
+            # Each time anew: a request that was sent knows where it went.
+            request = Request(self._url, data=body, headers=self._headers, method="POST")  # noqa: S310 - checked to be http
+            with self._opener.open(request, timeout=self._timeout_s):
+                return "", False
+        except HTTPError as error:
+            with error:
+                return f"status {error.code}", error.code < 500 and error.code not in TRY_AGAIN
+        except URLError as error:
+            # Not the error itself: its text may hold the address, and so the secret in it.
+            reason = error.reason
+            return (reason.strerror if isinstance(reason, OSError) else "") or type(
+                reason
+            ).__name__, False
+        except (OSError, HTTPException) as error:
+            return type(error).__name__, False
+        except Exception as error:  # noqa: BLE001 - it would end the thread, and with it all that is to come
+            return type(error).__name__, True
+
+
+def _checked(url: str) -> str:
+    """Return what may be told of ``url``.
+
+    Raises:
+        SettingsError: If it is no HTTP address; it is not quoted, as it may hold a secret.
+    """
+    try:
+        parts = urlsplit(url)
+        place = f"{parts.scheme}://{parts.hostname or ''}" + (
+            f":{parts.port}" if parts.port else ""
+        )
+    except (ValueError, AttributeError, TypeError):
+        msg = "`url`: expected an address that begins with http:// or https://, got one that cannot be read"
+        raise SettingsError(msg) from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        msg = (
+            f"`url`: expected an address that begins with http:// or https://, got one of {place!r}"
+        )
+        raise SettingsError(msg)
+    if parts.username is not None or parts.password is not None:
+        msg = f"`url`: expected an address without a password, got one for {place}; use headers={{'Authorization': ...}}"
+        raise SettingsError(msg)
+    return place
+
+
+def _number(value: float) -> float | str:
+    """Return ``value`` for JSON, which has no NaN and no infinities: those become strings."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,247 @@
+"""Watching without an edit: ``monitor()`` for the optimizers and scalers that a program makes.
+
+Armed by `ampwatch run` as soon as the program has imported torch. It listens to the making of
+optimizers and GradScalers and attaches between two iterations, where nothing is half done: at
+``zero_grad``, else at the end of ``scaler.update()``, or without a scaler of ``optimizer.step()``.
+A program that calls ``ampwatch.monitor`` itself is left alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch.optim import Optimizer
+
+from ampwatch.errors import AmpwatchError
+from ampwatch.guard import Guard
+from ampwatch.settings import ATTACH, FINDINGS_ONLY
+from ampwatch.training.hooks.taps import Listener, listen
+from ampwatch.wire.records import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import nn
+
+    from ampwatch.training.monitor import Monitor
+
+T = TypeVar("T")
+
+GradScaler = torch.amp.GradScaler
+logger = logging.getLogger("ampwatch")
+
+
+class _ToStderr(logging.Handler):
+    """Writes to whatever ``sys.stderr`` is at the moment, and never through the program's handlers.
+
+    A program may have sent its log to stdout, which is its own.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _say(self.format(record))
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(Exception):  # no stderr, or one that is closed
+        print(f"ampwatch: {text}", file=sys.stderr, flush=True)  # noqa: T201 - ours is the command line
+
+
+def arm() -> Attacher:
+    """Attach to what this process makes from now on."""
+    attacher = Attacher(serve=os.environ.get(ATTACH) != FINDINGS_ONLY)
+    if not logger.handlers:
+        logger.addHandler(_ToStderr())
+        logger.propagate = False
+    atexit.register(attacher.tell)
+    os.register_at_fork(after_in_child=attacher.forget)
+    attacher.install()
+    return attacher
+
+
+class Attacher:
+    """Makes one monitor per training.
+
+    Args:
+        serve: Whether rings are written and a daemon is started.
+    """
+
+    def __init__(self, *, serve: bool) -> None:
+        self._serve = serve
+        self._guard = Guard("ampwatch run")
+        self._said = ""
+        self._listeners: list[Listener] = []
+        self._steps: dict[type, Listener] = {}
+        self._waiting: list[weakref.ref[Optimizer]] = []
+        self._scalers: list[weakref.ref[GradScaler]] = []
+        self._stepped: list[tuple[weakref.ref[GradScaler], weakref.ref[Optimizer]]] = []
+        self._watches: list[tuple[Monitor, weakref.ref[GradScaler] | None]] = []
+
+    def install(self) -> None:
+        """Listen to what is made, and to where an iteration begins or ends."""
+        on = self._guarded
+        self._listeners = [
+            listen(Optimizer, "__init__", after=on(self._made_optimizer)),
+            listen(Optimizer, "zero_grad", before=on(self._zero_grad)),
+            listen(GradScaler, "__init__", after=on(self._made_scaler)),
+            listen(GradScaler, "step", before=on(self._scaled_step)),
+            listen(GradScaler, "update", after=on(self._updated)),
+        ]
+
+    def remove(self) -> None:
+        """Listen no more; monitors that are open stay."""
+        for listener in (*self._listeners, *self._steps.values()):
+            listener.remove()
+        self._listeners.clear()
+        self._steps.clear()
+
+    def _guarded(self, work: Callable[..., None]) -> Callable[..., None]:
+        def advice(instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._guard.run(work, instance, args, kwargs)
+
+        return advice
+
+    def _made_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
+        self._waiting.append(weakref.ref(optimizer))
+        kind = type(optimizer)
+        if kind not in self._steps:
+            # Not by PyTorch's hooks: attaching places some, which it cannot do from within one.
+            self._steps[kind] = listen(kind, "step", after=self._guarded(self._stepped_alone))
+
+    def _made_scaler(self, scaler: GradScaler, *_: Any) -> None:
+        self._scalers.append(weakref.ref(scaler))
+
+    def _zero_grad(self, optimizer: Optimizer, *_: Any) -> None:
+        scalers = [s for s in _living(self._scalers) if s.is_enabled()]
+        # With several nobody knows yet which of them is whose.
+        if self._is_waiting(optimizer) and len(scalers) <= 1:
+            self._attach(_living(self._waiting), scalers[0] if scalers else None, 0)
+
+    def _stepped_alone(self, optimizer: Optimizer, *_: Any) -> None:
+        in_use = [s for s in _living(self._scalers) if s.is_enabled() and s._scale is not None]  # noqa: SLF001 - see sensors/loss_scale.py
+        if self._is_waiting(optimizer) and not in_use:
+            self._attach(_living(self._waiting), None, 1)
+
+    def _scaled_step(
+        self, scaler: GradScaler, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        optimizer = args[0] if args else kwargs.get("optimizer")
+        if (
+            isinstance(optimizer, Optimizer)
+            and scaler.is_enabled()
+            and not self._is_watched(scaler)
+        ):
+            self._stepped.append((weakref.ref(scaler), weakref.ref(optimizer)))
+
+    def _updated(self, scaler: GradScaler, *_: Any) -> None:
+        if not scaler.is_enabled() or self._is_watched(scaler):
+            return
+        mine = [o for s, o in self._stepped if s() is scaler]
+        self._stepped = [(s, o) for s, o in self._stepped if s() not in (scaler, None)]
+        if sum(s.is_enabled() for s in _living(self._scalers)) == 1:
+            mine += self._waiting
+        if mine:
+            self._attach(_living(mine), scaler, 1)
+
+    def _is_waiting(self, optimizer: Optimizer) -> bool:
+        return any(reference() is optimizer for reference in self._waiting)
+
+    def _is_watched(self, scaler: GradScaler) -> bool:
+        return any(of is not None and of() is scaler for _, of in self._watches)
+
+    def _attach(self, optimizers: list[Optimizer], scaler: GradScaler | None, step: int) -> None:
+        """Watch the training of ``optimizers``, of which iteration ``step`` is open."""
+        from ampwatch.training.attach.owners import models_of  # noqa: PLC0415
+        from ampwatch.training.monitor import Monitor, watch_unasked  # noqa: PLC0415 - not before it is needed
+
+        if Monitor.num_asked_for:
+            self.remove()
+            return
+        same = [
+            w for w, of in self._watches if scaler is not None and of is not None and of() is scaler
+        ]
+        models = models_of(optimizers)
+        if self._covers(models, scaler):
+            self._stop_waiting(optimizers)
+            return
+        models += [m for w in same for m in w.models if not any(m is n for n in models)]
+        several = sum(s.is_enabled() for s in _living(self._scalers)) > 1
+        try:
+            watch = watch_unasked(
+                models or None,
+                scaler,
+                optimizer=optimizers if several or not models else None,
+                serve=self._serve,
+                step=max([step, *(w.last_step.step + 1 for w in same)]),
+            )
+        except AmpwatchError as error:
+            self.remove()
+            logger.warning("this training runs unwatched: %s", error)
+            return
+        self._mind(watch, scaler, optimizers)
+
+    @property
+    def watches(self) -> list[Monitor]:
+        """The monitors made so far."""
+        return [watch for watch, _ in self._watches]
+
+    def _mind(self, watch: Monitor, scaler: GradScaler | None, now: Iterable[Optimizer]) -> None:
+        """Take note of what is watched; what is not yet goes on waiting."""
+        # Of a program that trains a thousand times only those are kept that have to be told of.
+        self._watches = [(w, of) for w, of in self._watches if not w.closed or _has_to_tell(w)]
+        self._watches.append((watch, None if scaler is None else weakref.ref(scaler)))
+        self._stop_waiting(now)
+        if watch.settings.level != "off":
+            place = watch.url or "findings only, at the end"
+            words = f"watching run {watch.identity.run}, rank {watch.identity.rank}: {place}"
+            if words != self._said:
+                self._said = words
+                _say(words)
+
+    def _covers(self, models: list[nn.Module], scaler: GradScaler | None) -> bool:
+        """Whether a monitor of ours finds optimizers of ``models`` by itself."""
+        return bool(models) and any(
+            not watch.closed
+            and (scaler is None or (of is not None and of() is scaler))
+            and all(any(m is n for n in watch.models) for m in models)
+            for watch, of in self._watches
+        )
+
+    def _stop_waiting(self, optimizers: Iterable[Optimizer]) -> None:
+        watched = {id(optimizer) for optimizer in optimizers}
+        self._waiting = [
+            w for w in self._waiting if (o := w()) is not None and id(o) not in watched
+        ]
+        for kind in [k for k in self._steps if not any(type(w()) is k for w in self._waiting)]:
+            self._steps.pop(kind).remove()
+
+    def forget(self) -> None:
+        """In a process that was forked what the parent has made is the parent's."""
+        self._waiting.clear()
+        self._scalers.clear()
+        self._stepped.clear()
+        self._watches.clear()
+
+    def tell(self) -> None:
+        """Report what was found, if anything was that matters."""
+        # Monitors have closed themselves by now: they came later.
+        for watch, _ in self._watches:
+            with contextlib.suppress(Exception):
+                if _has_to_tell(watch):
+                    _say(f"\n{watch.report()}")
+
+
+def _has_to_tell(watch: Monitor) -> bool:
+    return any(finding.severity is not Severity.INFO for finding in watch.findings)
+
+
+def _living(references: Iterable[weakref.ref[T]]) -> list[T]:
+    """Return what still lives, each once, in order."""
+    things = [thing for reference in references if (thing := reference()) is not None]
+    return list({id(thing): thing for thing in things}.values())

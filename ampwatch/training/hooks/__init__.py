@@ -1,0 +1,1 @@
+"""Every line that replaces or hooks something of torch."""

@@ -1,0 +1,94 @@
+"""Calls of clipping functions, remembered as long as their gradients are there."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from ampwatch.training.transfer.readback import host_scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+MOST_WITNESSES = 64
+"""Gradients by which it is told whether what was clipped is still there; of more every k-th."""
+
+
+BY_NORM, BY_VALUE = "clip_grad_norm_", "clip_grad_value_"
+
+
+@dataclass(slots=True, eq=False)
+class ClipCall:
+    """One call of a clipping function.
+
+    Attributes:
+        function: Its name.
+        limit: ``max_norm`` or ``clip_value``; NaN where that is a tensor.
+        gradients: By identity the gradients, and their versions before the call.
+        changes: How many operations in place the call may take.
+        scale: The scale, NaN unless it lies in host memory.
+        source: ``file:line`` of the call.
+        norm: The norm, NaN where it cannot be read, ``None`` while it is on its way.
+        broken: Name of the parameter whose gradient was not finite, and how many of its elements.
+        scaled_for: Optimizers, by number, whose gradients were unscaled after it, and when.
+        stepped_by: The optimizer that stepped with the gradients, and when.
+    """
+
+    function: str
+    limit: float
+    gradients: dict[int, tuple[weakref.ref[Tensor], int]]
+    changes: int
+    scale: float
+    source: str
+    norm: float | None = math.nan
+    broken: tuple[str, int] = ("", 0)
+    scaled_for: list[tuple[int, int]] = field(default_factory=list)
+    stepped_by: tuple[int, int] | None = None
+
+    def is_there(self) -> bool:
+        """Whether clipped gradients are still there, and nobody has changed them since."""
+        return any(map(self._is_unchanged, self.gradients))
+
+    def is_stepped_with(self, mine: set[int]) -> bool:
+        """Whether some of ``mine``, by identity, are clipped gradients, unchanged since."""
+        return any(self._is_unchanged(key) for key in mine & self.gradients.keys())
+
+    def is_unscaled_with(self, mine: set[int]) -> bool:
+        """Whether some of ``mine``, by identity, were clipped; another loss may be on top."""
+        return any(self.gradients[key][0]() is not None for key in mine & self.gradients.keys())
+
+    def _is_unchanged(self, key: int) -> bool:
+        reference, version = self.gradients[key]
+        gradient = reference()
+        if gradient is None:
+            return False
+        return version <= gradient._version <= version + self.changes  # noqa: SLF001 - documented in PyTorch's notes on autograd
+
+    def is_repaired(self) -> bool:
+        """Whether a norm broke gradients in host memory, and they are finite all the same."""
+        if self.norm is None or math.isfinite(self.norm):
+            return False
+        gradients = [reference() for reference, _ in self.gradients.values()]
+        here = [g for g in gradients if g is not None and g.device.type == "cpu"]
+        return bool(here) and not any(num_nonfinite(g) for g in here)
+
+
+def witnesses(gradients: Sequence[Tensor]) -> dict[int, tuple[weakref.ref[Tensor], int]]:
+    """Return gradients, or some of them, by identity, with their versions."""
+    some = gradients[:: -(-len(gradients) // MOST_WITNESSES) or 1]
+    return {id(g): (weakref.ref(g), g._version) for g in some}  # noqa: SLF001 - as above
+
+
+def num_nonfinite(gradient: Tensor) -> int:
+    """Return how many elements of a gradient in host memory are not finite. No sync."""
+    if gradient.device.type != "cpu":
+        return 0
+    with torch.no_grad():
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient.detach()
+        return int(host_scalar((~torch.isfinite(values)).sum()))

@@ -1,0 +1,75 @@
+"""Whether ``torch.compile`` is at work in this process."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+from ampwatch.training.hooks.taps import Listener, listen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BACKENDS = ("_TorchCompileInductorWrapper", "_TorchCompileWrapper")
+"""Classes of which ``torch.compile`` makes one object at each call."""
+
+
+def has_compiled() -> bool:
+    """Whether ``torch.compile`` has compiled anything in this process."""
+    # Importing it only to ask takes a second; whoever compiles has imported it.
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return bool(dynamo is not None and dynamo.counters["frames"])
+
+
+def may_compile() -> bool:
+    """Whether ``torch.compile`` was called in this process, even if nothing has run yet.
+
+    What runs for the first time while its ops are watched one by one is not compiled, then or
+    later. PyTorch keeps each backend that ``torch.compile`` was called with.
+    """
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is None:
+        return False
+    backends = getattr(frames, "cached_backends", None)
+    if backends is None:  # a version that keeps them elsewhere
+        return True
+    return any(callable(backend) for backend in list(backends.values())) or has_compiled()
+
+
+def is_traced() -> bool:
+    """Whether a compiler or ``torch.jit.trace`` is writing down what this thread does."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None  # noqa: SLF001 - no public name for it
+
+
+class ForcedEager:
+    """Has whatever was compiled run eagerly, from now on until ``end``."""
+
+    def __init__(self) -> None:
+        self._stance = torch.compiler.set_stance("force_eager")
+        self._set = _stance()
+
+    def end(self) -> None:
+        """Have it run compiled again; nothing has to be compiled anew.
+
+        Unless the user has decided otherwise meanwhile.
+        """
+        if _stance() is self._set:
+            self._stance.__exit__(None, None, None)
+
+
+def _stance() -> object:
+    return getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
+
+
+def listen_to_compile(called: Callable[..., None]) -> list[Listener]:
+    """Have ``called`` called whenever ``torch.compile`` is, before anything runs compiled.
+
+    Args:
+        called: Called with what nobody needs. Must not raise.
+    """
+    # The function itself may have been imported by name; and it warns whoever has hooks on
+    # all modules when something compiled runs.
+    owners = [getattr(torch, name) for name in BACKENDS if hasattr(torch, name)]
+    return [listen(owner, "__init__", before=called) for owner in owners]

@@ -1,0 +1,164 @@
+"""Which autocast regions every thread is in."""
+
+from __future__ import annotations
+
+import sys
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ampwatch.training.hooks.taps import Listener, listen
+from ampwatch.training.model.dtypes import name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from ampwatch.guard import Guard
+
+CALLERS = 8
+"""How many callers are looked at for ``custom_fwd``; between it and here are five of ours."""
+
+
+DEVICES = ("cpu", "cuda", "xpu")
+"""Types of devices for which there may be regions that nobody saw being entered."""
+
+
+_any_enabled = getattr(torch._C, "_is_any_autocast_enabled", None)  # noqa: SLF001 - one call, not three
+
+
+def is_in_autocast() -> bool:
+    """Whether autocast is on in the calling thread, for any type of device."""
+    if _any_enabled is not None:
+        return bool(_any_enabled())
+    return any(torch.is_autocast_enabled(device) for device in DEVICES)
+
+
+class Region(NamedTuple):
+    """One autocast region that has been entered and not left.
+
+    Attributes:
+        device_type: The type of device it is for.
+        dtype: Name of the dtype it asks for.
+        enabled: Whether it switches autocast on.
+        by_function: Entered by the ``custom_fwd`` of an ``autograd.Function``.
+    """
+
+    device_type: str
+    dtype: str
+    enabled: bool
+    by_function: bool
+
+
+class Regions:
+    """Follows ``torch.autocast`` in every thread.
+
+    Below the dispatcher's autocast key, where ops are counted, PyTorch itself says that
+    autocast is off: it has just been applied. A region inside a compiled function is not
+    entered by Python and is not seen.
+
+    Args:
+        guard: The fail-open boundary.
+    """
+
+    name = "regions"
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._of_thread: dict[int, list[Region]] = {}
+        self._unseen: dict[int, int] = {}
+        self._listeners: list[Listener] = []
+
+    def install(self) -> None:
+        """Listen to entering and leaving."""
+        self._listeners = [
+            listen(torch.autocast, "__enter__", after=self._enter),
+            listen(torch.autocast, "__exit__", after=self._exit),
+        ]
+
+    def remove(self) -> None:
+        """Stop listening."""
+        for listener in self._listeners:
+            listener.remove()
+        self._listeners.clear()
+        self._of_thread.clear()
+        self._unseen.clear()
+
+    def _enter(self, region: Any, _args: Any, _kwargs: Any) -> None:
+        self._guard.run(self.entered, region)
+
+    def _exit(self, _region: Any, _args: Any, _kwargs: Any) -> None:
+        self._guard.run(self.left)
+
+    def entered(self, region: Any) -> None:
+        """The calling thread is in ``region``, a ``torch.autocast``, now."""
+        dtype = name_of(region.fast_dtype)
+        enabled = bool(region._enabled)  # noqa: SLF001 - no public name for it
+        entered = Region(region.device, dtype, enabled, not enabled and _is_custom_function())
+        self._of_thread.setdefault(get_ident(), []).append(entered)
+
+    def left(self) -> None:
+        """The calling thread has left the region it entered last."""
+        me = get_ident()
+        regions = self._of_thread.get(me)
+        if regions and len(regions) > self._unseen.get(me, 0):
+            regions.pop()
+            if not regions:
+                del self._of_thread[me]
+
+    def look(self) -> None:
+        """Ask PyTorch for regions that nobody saw being entered: before ampwatch came, or by hand.
+
+        To be called where users' code runs, above the dispatcher's autocast key.
+        """
+        me = get_ident()
+        if len(self._of_thread.get(me, ())) > self._unseen.get(me, 0):
+            return
+        self._unseen.pop(me, None)
+        regions = [
+            Region(
+                device, name_of(torch.get_autocast_dtype(device)), enabled=True, by_function=False
+            )
+            for device in DEVICES
+            if torch.is_autocast_enabled(device)
+        ]
+        self._of_thread.pop(me, None)
+        if regions:
+            self._of_thread[me], self._unseen[me] = regions, len(regions)
+
+    def here(self) -> list[Region]:
+        """Return the regions that the calling thread is in, the innermost last. Not to be kept."""
+        return self._of_thread.get(get_ident(), [])
+
+    def elsewhere(self, device_type: str) -> Region | None:
+        """Return an enabled region for a type of device that another thread is in."""
+        me = get_ident()
+        return next(
+            (
+                region
+                for thread, regions in list(self._of_thread.items())
+                if thread != me
+                for region in _enabled(regions, device_type)
+            ),
+            None,
+        )
+
+
+def _enabled(regions: list[Region], device_type: str) -> Iterator[Region]:
+    """Yield the innermost region for a type of device, if it is enabled."""
+    innermost = next((r for r in reversed(regions) if r.device_type == device_type), None)
+    if innermost is not None and innermost.enabled:
+        yield innermost
+
+
+def _is_custom_function() -> bool:
+    """Whether a region is being entered by PyTorch's ``custom_fwd``."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
+    for _ in range(CALLERS):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "decorate_fwd" and frame.f_globals.get("autocast"):
+            return True
+        frame = frame.f_back
+    return False

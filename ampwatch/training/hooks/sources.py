@@ -1,0 +1,106 @@
+"""Where in the user's code something was called from."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.optim import Optimizer
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+MOST_FILES = 4096
+"""File names whose owner is remembered; code that is made anew in each step has new ones."""
+
+INTERACTIVE = ("<stdin>", "<ipython-input", "<doctest")
+"""How the names of what is typed in begin. Other names in angle brackets are generated code."""
+
+
+def _folder(path: str | None) -> str:
+    return str(Path(path).resolve()) + "/" if path else ""
+
+
+_FOREIGN = (
+    _folder(str(Path(torch.__file__).parent)),
+    _folder(str(Path(__file__).parents[2])),
+)
+_DEMO = _folder(str(Path(__file__).parents[2] / "demo"))
+"""A training like a user's, though it comes with ampwatch."""
+
+_STANDARD = tuple(
+    {_folder(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")} - {""},
+)
+_INSTALLED = tuple(
+    {_folder(sysconfig.get_path(name)) for name in ("purelib", "platlib")} - {""},
+)
+_SITES = ("/site-packages/", "/dist-packages/")
+
+_OPTIMIZER_FILE = sys.modules[Optimizer.__module__].__file__
+
+_is_users: dict[str, bool] = {}
+
+
+def user_source() -> str:
+    """Return ``file:line`` of the innermost frame of the calling thread that is the user's.
+
+    Those of PyTorch, of ampwatch, of the standard library and of generated code are passed over;
+    other installed packages count as the user's: a model often lives in one.
+
+    Returns:
+        The name of the file as Python knows it, and the line; empty where there is no such frame,
+        as in a thread of autograd.
+
+    Cost: 0.1 us a frame; no string is made before the frame is found.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
+    while frame is not None:
+        name = frame.f_code.co_filename
+        known = _is_users.get(name)
+        if known is None:
+            known = _learn(name)
+        if known:
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _learn(name: str) -> bool:
+    if len(_is_users) >= MOST_FILES:
+        _is_users.clear()
+    _is_users[name] = is_users_file(name)
+    return _is_users[name]
+
+
+def is_users_file(name: str) -> bool:
+    """Whether code of a file of this name is the user's.
+
+    Args:
+        name: As in ``code.co_filename``.
+    """
+    if name.startswith("<"):
+        return name.startswith(INTERACTIVE)
+    path = str(Path(name).resolve())
+    if path.startswith(_FOREIGN):
+        return path.startswith(_DEMO)
+    # Installed packages lie below the standard library's folder.
+    is_installed = path.startswith(_INSTALLED) or any(site in path for site in _SITES)
+    return is_installed or not path.startswith(_STANDARD)
+
+
+def is_in_optimizer() -> bool:
+    """Whether an optimizer is stepping in the calling thread, one of PyTorch's or its user's.
+
+    The wrapper that PyTorch puts around ``step`` is there in every class of optimizers.
+
+    Cost: as of ``user_source``.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
+    while frame is not None:
+        if frame.f_code.co_filename == _OPTIMIZER_FILE:
+            return True
+        frame = frame.f_back
+    return False

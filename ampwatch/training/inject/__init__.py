@@ -1,0 +1,1 @@
+"""Planted faults, for users who want to see an alert fire."""

@@ -1,0 +1,205 @@
+"""The faults that ``ampwatch.inject`` can plant: each goes on, plants when it is due, comes off."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.nn.modules import module as module_state
+from torch.nn.modules.module import register_module_forward_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ampwatch.training.hooks.compiling import is_traced
+from ampwatch.training.hooks.taps import Listener, listen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor, nn
+    from torch.utils.hooks import RemovableHandle
+
+    from ampwatch.guard import Guard
+
+
+class Fault(Protocol):
+    """One fault. ``due`` says whether to plant it, and takes note that it was."""
+
+    def install(self, due: Callable[[], bool]) -> None:
+        """Place what is needed to plant it; nothing on the model itself."""
+
+    def remove(self) -> None:
+        """Take everything off. Idempotent."""
+
+
+class GradientFault:
+    """One element of the gradient of each parameter becomes ``value`` in a backward that is due.
+
+    By hooks on the parameters' nodes of the graph, before gradients are accumulated, and so before
+    they are reduced over ranks. The parameters are left alone: their copies have no hook.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], value: float, guard: Guard) -> None:
+        self._parameters = parameters
+        self._value = value
+        self._guard = guard
+        # A node lives as long as it is held, and its hook with it.
+        self._placed: list[tuple[torch.autograd.graph.Node, RemovableHandle]] = []
+
+    def install(self, due: Callable[[], bool]) -> None:
+        """Place the hooks."""
+
+        def before(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+            if is_traced() or not due():
+                return None
+            return self._guard.run(self._planted, gradients)
+
+        for parameter in self._parameters:
+            node = torch.autograd.graph.get_gradient_edge(parameter).node
+            self._placed.append((node, node.register_prehook(before)))
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for _, handle in self._placed:
+            handle.remove()
+        self._placed.clear()
+
+    def _planted(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        gradient = gradients[0].clone()
+        values = gradient._values() if gradient.is_sparse else gradient  # noqa: SLF001 - the view that can be written to
+        if values.numel():
+            values[(0,) * values.dim()] = self._value
+        return (gradient, *gradients[1:])
+
+
+class ActivationFault:
+    """The first floating-point tensor of a module's output becomes ``value`` throughout.
+
+    By PyTorch's global forward hook, so that nothing is on the module, and ahead of the others, so that
+    sensors see it as the module's own. Made by ops whose inputs are finite, as in the fault that it
+    stands for: a number that the program writes down as infinite is taken for meant. Its gradient passes
+    unchanged.
+    """
+
+    def __init__(self, module: nn.Module, value: float, guard: Guard) -> None:
+        self._module = module
+        self._value = value
+        self._guard = guard
+        self._handle: RemovableHandle | None = None
+
+    def install(self, due: Callable[[], bool]) -> None:
+        """Place the hook."""
+
+        def after(module: nn.Module, _inputs: Any, output: Any) -> Any:
+            if module is not self._module or is_traced():
+                return None
+            # Not in evaluation; a checkpointed forward runs without gradients at first.
+            if not (module.training or torch.is_grad_enabled()):
+                return None
+            found = self._guard.run(_first_floating, output)
+            if found is None or not due():
+                return None
+            # Outside of the guard: what sensors do there is hidden from the op tracer, and
+            # these ops have to be seen.
+            planted = found + _made_by_ops(found, self._value)
+            return self._guard.run(_with, output, found, planted)
+
+        self._handle = register_module_forward_hook(after)
+        hooks: Any = getattr(module_state, "_global_forward_hooks", {})
+        if self._handle.id in hooks:
+            hooks.move_to_end(self._handle.id, last=False)
+
+    def remove(self) -> None:
+        """Take the hook off."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+
+def _made_by_ops(like: Tensor, value: float) -> Tensor:
+    """Return NaN or infinity in the shape of ``like``, computed from finite numbers."""
+    if math.isnan(value):
+        zeros = torch.zeros_like(like, requires_grad=False)
+        return zeros / zeros
+    largest = torch.full_like(like, torch.finfo(like.dtype).max, requires_grad=False)
+    return largest * 2.0
+
+
+def _first_floating(output: Any) -> Tensor | None:
+    if isinstance(output, torch.Tensor):
+        return output if output.is_floating_point() else None
+    return next((t for part in _parts(output) if (t := _first_floating(part)) is not None), None)
+
+
+def _parts(output: Any) -> list[Any]:
+    if isinstance(output, (tuple, list)):
+        return list(output)
+    if isinstance(output, dict):
+        return list(output.values())
+    if is_dataclass(output) and not isinstance(output, type):
+        return [getattr(output, f.name) for f in fields(output)]
+    return []
+
+
+def _with(output: Any, old: Tensor, new: Tensor) -> Any:
+    """Return ``output`` with ``new`` in the place of ``old``; the user's own object stays as it is."""
+    if output is old:
+        return new
+    if isinstance(output, (tuple, list)):
+        replaced = [_with(part, old, new) for part in output]
+        return type(output)(*replaced) if hasattr(output, "_fields") else type(output)(replaced)
+    twin: Any
+    if isinstance(output, dict):
+        twin = copy.copy(output)
+        for key, part in output.items():
+            if (other := _with(part, old, new)) is not part:
+                twin[key] = other
+        return twin
+    if is_dataclass(output) and not isinstance(output, type):
+        twin = copy.copy(output)
+        for f in fields(output):
+            part = getattr(output, f.name)
+            if (other := _with(part, old, new)) is not part:
+                object.__setattr__(twin, f.name, other)
+        return twin
+    return output
+
+
+class StallFault:
+    """The step of the first optimizer waits for so long in each iteration that is due."""
+
+    def __init__(
+        self,
+        scaler: torch.amp.GradScaler | None,
+        seconds: float,
+        sleep: Callable[[float], None],
+        step: Callable[[], int],
+    ) -> None:
+        self._scaler = scaler
+        self._seconds = seconds
+        self._sleep = sleep
+        self._step = step
+        self._stalled = -1
+        self._placed: list[Listener | RemovableHandle] = []
+
+    def install(self, due: Callable[[], bool]) -> None:
+        """Listen to the steps."""
+
+        def before(*_: Any) -> None:
+            if not is_traced() and self._stalled != self._step() and due():
+                self._stalled = self._step()
+                self._sleep(self._seconds)
+
+        if self._scaler is not None and self._scaler.is_enabled():
+            owner = type(self._scaler)
+            self._placed = [listen(owner, "step", instance=self._scaler, before=before)]
+        else:
+            self._placed = [register_optimizer_step_pre_hook(before)]
+
+    def remove(self) -> None:
+        """Stop listening."""
+        for placed in self._placed:
+            placed.remove()
+        self._placed.clear()

@@ -1,0 +1,260 @@
+"""``ampwatch.inject``: plant a fault, to see that finding, alert and page answer to it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from ampwatch.errors import SettingsError, StateError
+from ampwatch.guard import Guard
+from ampwatch.training.arguments import check_count, check_number
+from ampwatch.training.inject.faults import ActivationFault, Fault, GradientFault, StallFault
+from ampwatch.training.model.names import Names
+from ampwatch.training.monitor import Monitor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from ampwatch.training.session import Instruments
+    from ampwatch.wire.records import Finding
+
+logger = logging.getLogger("ampwatch")
+
+GRADIENT = {"inf_grad": math.inf, "nan_grad": math.nan}
+ACTIVATION = {"inf_activation": math.inf, "nan_activation": math.nan}
+KINDS = (*GRADIENT, *ACTIVATION, "collapsed_scale", "stalled_step")
+
+COLLAPSE_STEPS = 12
+"""Halvings that nobody takes for calibration or a growth probe: a factor of 4096."""
+
+STALL_SECONDS = 5.0
+
+AFTERMATH_STEPS = 20
+"""A finding that is first seen so many iterations after the fault may still come from it."""
+
+EVIDENCE = "injected"
+"""What the evidence of a finding says, at 1, that may come from a planted fault."""
+
+
+def inject(
+    watch: Monitor,
+    kind: str,
+    *,
+    parameter: str | None = None,
+    module: str | None = None,
+    step: int | None = None,
+    steps: int | None = None,
+    seconds: float | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Injection:
+    """Plant a fault in a watched training, so that you can see what it sets off.
+
+    It breaks the training for as long as it lasts: gradients and activations that are not finite
+    cost skipped steps with a GradScaler, and the weights without one. Findings that may come from it say so, in their
+    summary and by ``injected`` in their evidence; the log tells when it begins and ends.
+
+    Args:
+        watch: The monitor, open.
+        kind: ``inf_grad`` or ``nan_grad``, in one element of the gradient of ``parameter``;
+            ``inf_activation`` or ``nan_activation``, in the output of ``module``;
+            ``collapsed_scale``, an infinite gradient in every parameter until the scaler has halved
+            its scale so often as there are ``steps``; ``stalled_step``, a wait of ``seconds`` before
+            the optimizer's step.
+        parameter: Qualified name, as in ``model.named_parameters()``; with several models it
+            begins with the index of its model.
+        module: Qualified name, as in ``model.named_modules()``, likewise.
+        step: The iteration, counted as in ``watch.last_step``; the open one if ``None``.
+        steps: How many iterations; 1 if ``None``, and ``COLLAPSE_STEPS`` for ``collapsed_scale``.
+        seconds: The wait of ``stalled_step``; 5 if ``None``. Unit: s.
+        sleep: Waits; tests hand in their own.
+
+    Returns:
+        The handle: ``remove()``, or the end of a ``with`` block, takes the fault off at once. By
+        itself it comes off after its last iteration, or with the monitor.
+
+    Raises:
+        SettingsError: If there is no such kind, parameter or module, an argument is missing or too
+            many, or the iteration is over.
+        StateError: If the monitor is not open.
+
+    Cost:
+        About 1 us a module call (activations) or 0.3 us a call of the scaler while it is in place.
+    """
+    instruments = _open_instruments(watch)
+    guard = Guard(f"inject {kind}")
+    if steps is None:
+        steps = COLLAPSE_STEPS if kind == "collapsed_scale" else 1
+    check_count("steps", steps, least=1)
+    first = instruments.step if step is None else step
+    check_count("step", first, least=0)
+    given = {"parameter": parameter, "module": module}
+    _check_names(kind, given)
+    fault: Fault
+    if kind == "stalled_step":
+        wait = STALL_SECONDS if seconds is None else seconds
+        check_number("seconds", wait, least=0)
+        fault, place = _stall(watch, wait, sleep), f" of {wait:g} s"
+    elif seconds is not None:
+        msg = f"`seconds`: expected none for {kind!r}, got {seconds!r}; it is how long 'stalled_step' waits"
+        raise SettingsError(msg)
+    else:
+        fault, place = _fault(watch, kind, parameter or module or "", guard)
+    if first < instruments.step:
+        msg = f"`step`: expected {instruments.step} or later, which is the open iteration, got {step!r}"
+        raise SettingsError(msg)
+    injection = Injection(instruments, fault, f"{kind}{place}", range(first, first + steps))
+    instruments.add(injection)
+    watch._outlet.marks.append(injection.mark)  # noqa: SLF001 - one room with two doors
+    return injection
+
+
+class Injection:
+    """A fault that was planted, or waits for its iteration. Made by ``ampwatch.inject``.
+
+    Attributes:
+        what: Its kind and place.
+        planted: In how many iterations it was planted so far.
+    """
+
+    name = "injection"
+
+    def __init__(
+        self, instruments: Instruments, fault: Fault, what: str, iterations: range
+    ) -> None:
+        self.what = what
+        self.planted = 0
+        self._instruments = instruments
+        self._fault = fault
+        self._iterations = iterations
+        self._first = self._last = -1
+        self._is_over = False
+
+    @property
+    def active(self) -> bool:
+        """Whether it is still in place."""
+        return not self._is_over
+
+    def install(self) -> None:
+        """Place it."""
+        self._instruments.boundaries.tell(self._closed)
+        self._fault.install(self._due)
+
+    def remove(self) -> None:
+        """Take it off. Idempotent."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._instruments.boundaries.forget(self._closed)
+        self._fault.remove()
+        if self.planted:
+            times = f"{self.planted} iteration{'s' if self.planted > 1 else ''}"
+            logger.warning("the fault %s was planted in %s and is taken off now", self.what, times)
+
+    def mark(self, finding: Finding) -> None:
+        """Say in a finding that it may come from this."""
+        if self.planted and self._first <= finding.first_step <= self._last + AFTERMATH_STEPS:
+            # Again each time it is told: its family may have written both anew.
+            words = f" (ampwatch.inject had planted a fault: {self.what})"
+            if words not in finding.summary:
+                finding.summary += words
+            finding.evidence[EVIDENCE] = 1.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        state = "over" if self._is_over else "active" if self.planted else "waiting"
+        return f"<ampwatch.Injection {self.what}, {state}>"
+
+    def _due(self) -> bool:
+        step = self._instruments.step
+        if self._is_over or step not in self._iterations:
+            return False
+        if step != self._last:
+            self.planted += 1
+            self._last = step
+            if self._first < 0:
+                self._first = step
+                logger.warning("a fault is planted, as ampwatch.inject was asked to: %s", self.what)
+        return True
+
+    def _closed(self, step: int) -> None:
+        if step >= self._iterations[-1]:
+            self.remove()
+
+
+def _open_instruments(watch: Any) -> Instruments:
+    if not isinstance(watch, Monitor):
+        msg = f"`watch`: expected what ampwatch.monitor() has returned, got {watch!r}"
+        raise SettingsError(msg)
+    if watch.closed:
+        msg = f"expected an open monitor, got {watch!r}; inject between monitor() and close(), at a level other than off"
+        raise StateError(msg)
+    return watch._instruments  # noqa: SLF001 - as above
+
+
+def _check_names(kind: str, given: dict[str, str | None]) -> None:
+    if kind not in KINDS:
+        near = get_close_matches(str(kind), KINDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        msg = f"`kind`: expected one of {', '.join(KINDS)}, got {kind!r}{hint}"
+        raise SettingsError(msg)
+    needed = "parameter" if kind in GRADIENT else "module" if kind in ACTIVATION else ""
+    for name, value in given.items():
+        if (value is not None) != (name == needed):
+            wanted = f"the name of a {name}" if name == needed else "none"
+            msg = f"`{name}`: expected {wanted} for {kind!r}, got {value!r}"
+            raise SettingsError(msg)
+
+
+def _fault(watch: Monitor, kind: str, name: str, guard: Guard) -> tuple[Fault, str]:
+    """Return the fault and where it is, in words."""
+    names = Names(watch.models)
+    if kind in ACTIVATION:
+        module = _named(names.modules(), name, "module")
+        return ActivationFault(module, ACTIVATION[kind], guard), f" of {name or 'the model'}"
+    if kind in GRADIENT:
+        parameter = _named(names.parameters(), name, "parameter")
+        if not parameter.requires_grad:
+            msg = f"`parameter`: expected one that gets a gradient, got {name!r}, whose requires_grad is False"
+            raise SettingsError(msg)
+        return GradientFault([parameter], GRADIENT[kind], guard), f" in {name}"
+    scaler = watch._scaler  # noqa: SLF001
+    trained = [p for _, p in names.parameters() if p.requires_grad]
+    if scaler is None or not scaler.is_enabled() or not trained:
+        msg = f"`kind`: expected a monitor of a model and an enabled GradScaler for {kind!r}, got {watch!r}, which lacks one"
+        raise SettingsError(msg)
+    return GradientFault(trained, math.inf, guard), ""
+
+
+def _stall(watch: Monitor, seconds: float, sleep: Callable[[float], None]) -> StallFault:
+    instruments, scaler = watch._instruments, watch._scaler  # noqa: SLF001
+    return StallFault(scaler, seconds, sleep, lambda: instruments.step)
+
+
+def _named(pairs: Iterable[tuple[str, Any]], name: str, what: str) -> Any:
+    there = dict(pairs)
+    if name in there:
+        return there[name]
+    near = get_close_matches(name, there, n=3)
+    hint = (
+        f"; did you mean {' or '.join(map(repr, near))}?"
+        if near
+        else f"; model.named_{what}s() lists them"
+    )
+    msg = f"`{what}`: expected the name of a {what} of the watched models, got {name!r}{hint}"
+    raise SettingsError(msg)

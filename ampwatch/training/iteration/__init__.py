@@ -1,0 +1,1 @@
+"""What is one iteration, and what is measured in which."""

@@ -1,0 +1,173 @@
+"""Which tensors can be measured, and where in memory their elements are."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from ampwatch.numerics.encodings import DTYPES
+from ampwatch.training.kernels.rows import MAX_NUMEL
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.tensor import DTensor
+
+_ADMITTED = frozenset(getattr(torch, name) for name in DTYPES)
+_LAYOUTS = frozenset(
+    {
+        torch.strided,
+        torch.sparse_coo,
+        torch.sparse_csr,
+        torch.sparse_csc,
+        torch.sparse_bsr,
+        torch.sparse_bsc,
+    }
+)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+MAX_COPIED = 2**26
+"""Largest copy of a view with gaps. Gradients and outputs have none; a copy at the peak of
+backward's memory must not be what exceeds it. Unit: bytes."""
+
+
+def admit(tensor: Tensor) -> tuple[list[Tensor], str]:
+    """Return what of ``tensor`` a kernel may read.
+
+    Args:
+        tensor: Anything. What is stored is measured: of a sparse tensor its values, of an
+            expanded one each element once, of a DTensor the local shard.
+
+    Returns:
+        The pieces, dense in memory (``base.Kernel.measure``), none if there are no elements;
+        and a word, empty if the tensor can be measured: ``integer``, ``complex``, ``dtype``
+        (another that cannot be), ``meta``, ``quantized``, ``nested``, ``functorch``, ``fake``,
+        ``subclass`` (one that hides its memory), ``layout`` (one without strides), ``freed``
+        (its storage was resized, as FSDP does between uses) or ``gaps`` (a large view that is
+        not dense: it would have to be copied).
+
+    Cost:
+        About 1 us and no ATen op for an ordinary tensor. A view with gaps or overlaps is
+        copied, if it is small. No communication, no host sync.
+    """
+    if type(tensor) not in _PLAIN:
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - documented, for this use
+            return _admit_subclass(tensor)
+    return _admit(tensor)
+
+
+def _admit_subclass(tensor: Tensor) -> tuple[list[Tensor], str]:
+    if _is_a(tensor, "torch.distributed.tensor", "DTensor"):
+        with torch.no_grad():  # to_local() would be recorded for backward
+            return admit(cast("DTensor", tensor).to_local())
+    if tensor.is_nested:
+        return [], "nested"
+    if _is_a(tensor, "torch._subclasses.fake_tensor", "FakeTensor"):
+        return [], "fake"
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return [], "subclass"
+    # What only overrides __torch_function__ has its elements in memory like any other.
+    return _admit(tensor.as_subclass(torch.Tensor))
+
+
+def _is_a(tensor: Tensor, module: str, name: str) -> bool:
+    """Whether ``tensor`` is of a class of PyTorch's, without loading its module for that."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(tensor, getattr(loaded, name))
+
+
+def _admit(tensor: Tensor) -> tuple[list[Tensor], str]:
+    if reason := _refusal(tensor):
+        return [], reason
+    if tensor.layout is not torch.strided:
+        return admit(_stored_values(tensor))
+    numel = tensor.numel()
+    if numel == 0:
+        return [], ""
+    is_contiguous = tensor.is_contiguous()
+    if not _is_in_storage(tensor, numel if is_contiguous else _extent(tensor)):
+        return [], "freed"
+    if tensor.is_neg():
+        tensor = tensor.detach().resolve_neg()
+    if not is_contiguous and not _is_dense(tensor):
+        tensor = _made_dense(tensor.detach())
+        if not _is_dense(tensor):
+            return [], "gaps"
+    return _cut(tensor), ""
+
+
+def _cut(tensor: Tensor) -> list[Tensor]:
+    """Return pieces of at most ``MAX_NUMEL`` elements of a tensor that is dense."""
+    numel = tensor.numel()
+    if numel <= MAX_NUMEL:
+        return [tensor]
+    flat = tensor.detach().as_strided((numel,), (1,))
+    return [flat[begin : begin + MAX_NUMEL] for begin in range(0, numel, MAX_NUMEL)]
+
+
+def _made_dense(tensor: Tensor) -> Tensor:
+    """Return what is stored of an expanded tensor; a copy of what has gaps, if it is small."""
+    tensor = _without_repeats(tensor)
+    small = tensor.numel() * tensor.element_size() <= MAX_COPIED
+    return tensor.contiguous() if small and not _is_dense(tensor) else tensor
+
+
+def _without_repeats(tensor: Tensor) -> Tensor:
+    """Return what an expanded tensor was expanded from."""
+    for dimension in reversed(range(tensor.dim())):
+        if tensor.stride(dimension) == 0:
+            tensor = tensor.select(dimension, 0)
+    return tensor
+
+
+def _refusal(tensor: Tensor) -> str:
+    """Return why a tensor of no special class cannot be measured; empty if it can."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001 - nothing public tells
+        return "functorch"
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.dtype not in _ADMITTED:
+        return _refusal_of_dtype(tensor.dtype)
+    if tensor.is_meta:
+        return "meta"
+    return "" if tensor.layout in _LAYOUTS else "layout"
+
+
+def _refusal_of_dtype(dtype: torch.dtype) -> str:
+    if dtype.is_complex:
+        return "complex"
+    return "dtype" if dtype.is_floating_point else "integer"
+
+
+def _stored_values(tensor: Tensor) -> Tensor:
+    if tensor.layout is torch.sparse_coo:
+        return tensor._values()  # noqa: SLF001 - values() refuses what is not coalesced
+    return tensor.detach().values()
+
+
+def _extent(tensor: Tensor) -> int:
+    """Return the elements of memory from the first to the last."""
+    strided = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in strided)
+
+
+def _is_in_storage(tensor: Tensor, extent: int) -> bool:
+    end = (tensor.storage_offset() + extent) * tensor.element_size()
+    return end <= tensor.untyped_storage().nbytes()
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements lie one after another, whatever the order of the dimensions."""
+    expected = 1
+    strided = sorted(zip(tensor.stride(), tensor.shape, strict=True))
+    for stride, size in strided:
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True

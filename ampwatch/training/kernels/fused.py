@@ -1,0 +1,96 @@
+"""The kernel for GPUs: CUDA and ROCm, through Triton. Imports Triton; load it lazily."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ampwatch.numerics.encodings import ENCODINGS
+from ampwatch.training.kernels import fused_device
+from ampwatch.training.kernels.units import Units
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from ampwatch.numerics.encodings import Encoding
+
+_WARPS = 4
+_UNITS_PER_PROCESSOR = 8
+
+
+class TritonKernel:
+    """Measures all pieces of a dtype in one launch, on the current stream.
+
+    Neither the host nor another stream is waited for. What belongs to the current stream, or
+    is ordered with it, may be given back as soon as ``measure`` returns.
+
+    ``stride`` is not looked at: all blocks count. In the capture of a CUDA graph only pieces
+    are accepted that were measured before; the graph measures what is at their addresses when
+    it is replayed.
+
+    Cost:
+        One small launch to clear the rows, and one or two for each dtype. The first
+        call for a dtype compiles for seconds; Triton keeps the result on disk.
+    """
+
+    name = "triton"
+    most = 0
+
+    def __init__(self) -> None:
+        self._units = Units(fused_device.STEP.value, _UNITS_PER_PROCESSOR)
+
+    def measure(
+        self,
+        pieces: Sequence[Tensor],
+        rows: Tensor,
+        *,
+        stride: Sequence[int] | None = None,  # noqa: ARG002 - part of the contract
+        gate: Tensor | None = None,
+    ) -> None:
+        """Fill the rows, as ``base.Kernel`` says."""
+        if not pieces:
+            return
+        gated = gate is not None
+        gate = rows if gate is None else gate
+        with torch.cuda.device(rows.get_device()):
+            launches = self._units.of(pieces, rows.device)
+            fused_device.prepare[len(pieces),](rows, gate, GATED=gated, num_warps=_WARPS)
+            for dtype, aligned, units in launches:
+                fused_device.measure[len(units),](
+                    units, rows, gate, gated, aligned, **CONSTANTS[dtype], num_warps=_WARPS
+                )
+
+
+def _constants(name: str, encoding: Encoding) -> dict[str, str | int]:
+    """Return what ``fused_device`` has to know of a dtype."""
+    mantissa, beyond = encoding.mantissa_bits, encoding.max_key + 1
+    if name == "float64":
+        return _named(name, mantissa, 0, encoding.max_key, beyond)
+    # Exponent fields of float32 are larger than those of the dtype by as much.
+    offset = 126 + encoding.unit + mantissa
+    max_key = (encoding.max_key << 23 - mantissa) + (offset << 23)
+    inf_key = (beyond << 23 - mantissa) + (offset << 23) if encoding.has_infs else 0
+    if name == "float16":  # the conversion by the device gives the infinity of float32
+        inf_key = 0x7F800000
+    kind = "float8" if encoding.bits == 8 else name
+    if encoding.nan_is_negative_zero:
+        kind = "float8fnuz"
+    return _named(kind, mantissa, offset, max_key, inf_key)
+
+
+def _named(
+    kind: str, mantissa: int, offset: int, max_key: int, inf_key: int
+) -> dict[str, str | int]:
+    return {
+        "KIND": kind,
+        "MANTISSA": mantissa,
+        "OFFSET": offset,
+        "MAX_KEY": max_key,
+        "INF_KEY": inf_key,
+    }
+
+
+CONSTANTS = {name: _constants(name, encoding) for name, encoding in ENCODINGS.items()}

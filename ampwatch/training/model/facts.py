@@ -1,0 +1,115 @@
+"""What does not change from step to step: versions, device, scaler settings, backend flags."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import TYPE_CHECKING
+
+import torch
+
+from ampwatch.training.model.machine import gpu_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+UNKNOWN = "unknown"
+"""Value of a fact that this version of torch does not tell."""
+
+_RANK_VARIABLES = {
+    "rank": ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
+    "local_rank": ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
+    "world_size": ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
+}
+
+
+def ranks(environ: Mapping[str, str] | None = None) -> tuple[int, int, int]:
+    """Return rank, local rank and world size of this process.
+
+    From ``torch.distributed`` if it is initialised, else from the variables of
+    torchrun, Slurm or MPI, else ``(0, 0, 1)``.
+    """
+    environ = os.environ if environ is None else environ
+    rank = _first(environ, "rank", 0)
+    world_size = _first(environ, "world_size", 1)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return rank, _first(environ, "local_rank", 0), world_size
+
+
+def _first(environ: Mapping[str, str], what: str, default: int) -> int:
+    values = (environ.get(name, "") for name in _RANK_VARIABLES[what])
+    return next((int(value) for value in values if value.isdigit()), default)
+
+
+def run_facts(
+    scaler: torch.amp.GradScaler | None,
+    autocast_dtypes: Sequence[str],
+    device: torch.device | None,
+) -> dict[str, str]:
+    """Return the facts of this process as short strings.
+
+    Args:
+        scaler: The watched scaler or ``None``.
+        autocast_dtypes: Names of the autocast dtypes seen so far.
+        device: Where the model's parameters are, ``None`` if unknown.
+
+    Cost:
+        About 50 us; no device work. At set-up and when something new was seen.
+    """
+    facts = {
+        "autocast_dtype": ",".join(sorted(autocast_dtypes)),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": _device_name(device),
+        **gpu_facts(device),
+        **_scaler_facts(scaler),
+    }
+    facts.update({name: _ask(read) for name, read in _FLAGS.items()})
+    return facts
+
+
+def _scaler_facts(scaler: torch.amp.GradScaler | None) -> dict[str, str]:
+    if scaler is None:
+        return {"scaler": "none"}
+    if not scaler.is_enabled():
+        return {"scaler": "disabled"}
+    return {
+        "scaler": type(scaler).__name__,
+        "init_scale": repr(float(scaler._init_scale)),  # noqa: SLF001 - no public name for it
+        "growth_factor": repr(float(scaler.get_growth_factor())),
+        "backoff_factor": repr(float(scaler.get_backoff_factor())),
+        "growth_interval": str(int(scaler.get_growth_interval())),
+    }
+
+
+def _device_name(device: torch.device | None) -> str:
+    if device is None:
+        return ""
+    if device.type == "cuda":
+        return _ask(lambda: torch.cuda.get_device_name(device))
+    return device.type
+
+
+_FLAGS: dict[str, Callable[[], object]] = {
+    "cudnn_benchmark": lambda: torch.backends.cudnn.benchmark,
+    "allow_tf32": lambda: torch.backends.cuda.matmul.allow_tf32,
+    "cudnn_allow_tf32": lambda: torch.backends.cudnn.allow_tf32,
+    "float32_matmul_precision": torch.get_float32_matmul_precision,
+    "allow_fp16_reduced_precision_reduction": lambda: (
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+    ),
+    "allow_bf16_reduced_precision_reduction": lambda: (
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    ),
+}
+
+
+def _ask(read: Callable[[], object]) -> str:
+    # torch raises RuntimeError where its old and new TF32 switches were mixed, and
+    # AttributeError where a version does not have a flag.
+    try:
+        answer = read()
+    except (RuntimeError, AttributeError):
+        return UNKNOWN
+    return str(answer).lower() if isinstance(answer, bool) else str(answer)

@@ -1,0 +1,405 @@
+"""``monitor(model, scaler)``: attaches the instruments and takes everything off again."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import sys
+import time
+import weakref
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import ampwatch
+from ampwatch.diagnosis.pipeline import LastStep
+from ampwatch.errors import StateError
+from ampwatch.report.html_report import render_html
+from ampwatch.report.op_table import render as render_ops
+from ampwatch.report.precision_words import NO_CENSUS, report_lines
+from ampwatch.report.report import Summary, render
+from ampwatch.settings import Settings
+from ampwatch.training.actions.base import Subscription
+from ampwatch.training.model.facts import ranks
+from ampwatch.training.outlet import Outlet
+from ampwatch.training.session import Instruments
+from ampwatch.training.targets import Targets, check_targets
+from ampwatch.wire.blackbox import Box
+from ampwatch.wire.blackbox.document import to_json
+from ampwatch.wire.blackbox.exception import traceback_of, words_of
+from ampwatch.wire.records import SKIP_CLASSES, RunIdentity, RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import TracebackType
+
+    import torch
+    from torch import nn
+    from torch.optim import Optimizer
+    from typing_extensions import Self
+
+    from ampwatch.diagnosis.pipeline import Diagnosis
+    from ampwatch.report.op_lines import By
+    from ampwatch.wire.records import Finding, Severity
+
+__all__ = ["LastStep", "Monitor", "monitor"]
+
+logger = logging.getLogger("ampwatch")
+
+_open: list[Monitor] = []
+"""The monitors that are attached; it keeps alive those that nobody else holds."""
+
+
+def monitor(
+    model: nn.Module | Sequence[nn.Module] | None,
+    scaler: torch.amp.GradScaler | None = None,
+    *,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    level: str | None = None,
+    run: str | None = None,
+    serve: bool = True,
+    **settings: Any,
+) -> Monitor:
+    """Watch a mixed-precision training until it ends; the training loop stays as it is.
+
+    A model or scaler that is watched already changes hands: the older monitor is
+    closed, with a warning, so that running a notebook's cell again just works.
+
+    Args:
+        model: The model, a list of models, or ``None``.
+        scaler: The GradScaler, enabled or not, or ``None`` (bfloat16, float32).
+        optimizer: The optimizers; those that step through the scaler, or that hold
+            parameters of the model, are found by themselves.
+        level: How much is watched: ``off``, ``light``, ``standard`` or ``deep``.
+        run: Name of the run, stable between restarts; the script's name by default.
+        serve: Whether to write a ring and to start the host's daemon if none runs.
+            Without it nothing leaves the process: no file (unless ``report_dir`` is given),
+            no port, findings only.
+        settings: Any setting of ``ampwatch.settings.Settings`` by name.
+
+    Returns:
+        The monitor; it need not be kept. Used as a context manager it ends with the
+        block, else with ``close()`` or the program.
+
+    Raises:
+        AttachError: If an argument cannot be watched.
+        SettingsError: If a setting or an ``AMPWATCH_*`` variable is not usable.
+
+    Cost:
+        Set-up some 10 ms, half a second where the daemon has to be started, a fifth of one to
+        compile the CPU kernel. In training 0.1 to 0.3 ms a step on the training thread; at
+        ``standard`` sampled steps cost more, within ``overhead_budget`` of the whole. No host
+        sync, no thread of its own; docs/how-it-works.md has the measurements.
+    """
+    resolved = Settings.resolve({"level": level, "run": run, **settings})
+    targets = check_targets(model, scaler, optimizer)
+    Monitor.num_asked_for += 1
+    for other in tuple(_open):
+        other._make_room_for(targets)  # noqa: SLF001 - same module
+    return Monitor(targets, resolved, serve=serve)
+
+
+def watch_unasked(
+    model: Sequence[nn.Module] | None,
+    scaler: torch.amp.GradScaler | None,
+    *,
+    optimizer: Sequence[Optimizer] | None,
+    serve: bool,
+    step: int,
+) -> Monitor:
+    """Do what ``monitor`` does, for `ampwatch run`: it steps aside when the user calls ``monitor``.
+
+    Args:
+        model: The models, or ``None``.
+        scaler: The scaler, or ``None``.
+        optimizer: The optimizers, or ``None``.
+        serve: As of ``monitor``.
+        step: Index of the iteration that is open.
+
+    Raises:
+        AttachError: As of ``monitor``.
+        SettingsError: If an ``AMPWATCH_*`` variable is not usable.
+    """
+    targets = check_targets(model, scaler, optimizer)
+    resolved = Settings.resolve()
+    for other in tuple(_open):
+        other._make_room_for(targets)  # noqa: SLF001 - same module
+    return Monitor(targets, resolved, serve=serve, is_unasked=True, step=step)
+
+
+class Monitor:
+    """One watched training. Made by ``ampwatch.monitor``.
+
+    Attributes:
+        num_asked_for: Monitors that the user has asked for in this process.
+        settings: The checked settings.
+        identity: Run, rank and process.
+    """
+
+    num_asked_for: ClassVar[int] = 0
+
+    def __init__(
+        self,
+        targets: Targets,
+        settings: Settings,
+        *,
+        serve: bool,
+        is_unasked: bool = False,
+        step: int = 0,
+    ) -> None:
+        self.settings = settings
+        self._is_unasked = is_unasked
+        self.identity = _identity(settings)
+        self._models = tuple(weakref.ref(m) for m in targets.models)
+        self._scaler = targets.scaler
+        self._outlet = Outlet(settings)
+        self._instruments = Instruments(targets, settings, self._outlet, first_step=step)
+        self._settles = False
+        self._traceback = ""
+        self._closed = settings.level == "off"
+        if self._closed:
+            return
+        self._outlet.remember(
+            self.identity, is_durable=serve or bool(settings.report_dir), describe=self._describe
+        )
+        try:
+            if serve:
+                self._outlet.serve(self.identity)
+            self._instruments.install()
+        except BaseException as error:
+            self._outlet.forget()
+            self._outlet.close(*_how_it_ended(error))
+            raise
+        _open.append(self)
+        atexit.register(self._at_exit)
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The watched models that still live."""
+        return [model for model in (reference() for reference in self._models) if model is not None]
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is watched (any more)."""
+        return self._closed
+
+    @property
+    def url(self) -> str:
+        """Where the page and ``/metrics`` are; empty without a daemon."""
+        return self._outlet.url
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The findings so far, in the order in which they were made. Still there after ``close``."""
+        return self._diagnosis.book.findings
+
+    @property
+    def last_step(self) -> LastStep:
+        """The iteration that has ended last, with what is known of it without a sync."""
+        self._instruments.catch_up()
+        return self._instruments.last_step
+
+    def on_finding(
+        self,
+        callback: Callable[[Finding], None],
+        *,
+        min_severity: Severity | str | None = None,
+        kinds: Iterable[str] | None = None,
+    ) -> None:
+        """Call ``callback(finding)`` when a finding is made: once for each.
+
+        A callback that raises is logged once and not called again. It runs where the finding is
+        made, as a rule on the training thread inside of ``scaler.update()``: it should be quick.
+        ``ampwatch.actions`` has ready ones, also for what has to wait for the end of the step.
+
+        Args:
+            callback: A function, or an action of ``ampwatch.actions``, made for this monitor alone.
+            min_severity: ``info``, ``warning`` or ``critical``; findings below are left out until
+                they become as bad. An action has a choice of its own, a function takes all.
+            kinds: Kinds of findings, all others are left out.
+
+        Raises:
+            StateError: If the monitor is closed, or another open monitor has the action already.
+            SettingsError: If ``callback`` cannot be called, or a severity or a kind does not exist.
+        """
+        self._require_open()
+        subscription = Subscription(callback, min_severity, kinds)
+        if self._closed:  # at level off
+            return
+        self._outlet.subscribe(subscription, self.identity)
+        action = subscription.action
+        if action is not None and action.wants_safe_point and not self._settles:
+            self._settles = True
+            self._instruments.boundaries.tell(self._outlet.settle)
+
+    def report(self, format: Literal["text", "json", "html"] = "text") -> str:  # noqa: A002 - what it is
+        """Return the run in words: what happened, where, since when, how sure, what to change.
+
+        Args:
+            format: ``text`` for a terminal; ``html`` for a page of its own, with pictures, that
+                needs nothing beside it; ``json`` for programs, and for ``ampwatch report FILE``
+                on any machine.
+
+        Raises:
+            ValueError: If the format is another one.
+
+        Cost:
+            A few ms; 20 ms as a page.
+        """
+        if format == "text":
+            return render(self._summary(), self.findings)
+        if format not in ("json", "html"):
+            msg = f"expected `format` to be text, json or html, got {format!r}"
+            raise ValueError(msg)
+        # What catching up learns belongs to the evidence, too.
+        self._instruments.catch_up()
+        box = self._outlet.evidence() or Box(self.identity, written_ns=time.time_ns())
+        box.findings = list(self.findings)
+        self._describe(box)
+        return to_json([box]) if format == "json" else render_html([box])
+
+    def _summary(self) -> Summary:
+        diagnosis = self._diagnosis
+        totals = diagnosis.totals
+        return Summary(
+            run=self.identity.run,
+            rank=self.identity.rank,
+            iterations=diagnosis.iterations,
+            steps=totals.attempted,
+            skipped=[sum(s[i] for s in totals.skipped.values()) for i in range(len(SKIP_CLASSES))],
+            loss_scale=self.last_step.loss_scale,
+            growths=totals.growths,
+            backoffs=totals.backoffs,
+            nonfinite_losses=totals.nonfinite_losses,
+            not_seen=self._not_seen(),
+            census=self._instruments.census,
+            window=self._instruments.window,
+        )
+
+    def op_table(self, by: By = "op") -> str:
+        """Return which ops ran in which dtype, and why, as a table for a terminal.
+
+        Of the newest iteration whose ops were counted: at ``deep`` every one, at ``standard``
+        those of profiler windows; see the setting ``op_census``.
+
+        Args:
+            by: What a line stands for: ``op``, ``module`` or ``dtype``.
+        """
+        self._instruments.catch_up()
+        census = self._instruments.census
+        return NO_CENSUS if census is None else render_ops(census, by)
+
+    def close(self) -> None:
+        """Take everything off: hooks, taps, ring. Idempotent; findings stay readable."""
+        self._close(RunState.FINISHED, "")
+
+    def __enter__(self) -> Self:
+        self._require_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._traceback = traceback_of(error)
+        self._end(error)
+
+    def __repr__(self) -> str:
+        state = (
+            "closed" if self._closed else f"open, step {self._instruments.diagnosis.last_step.step}"
+        )
+        return (
+            f"<ampwatch.Monitor run={self.identity.run!r} rank={self.identity.rank} {state}"
+            f" {self.url}>"
+        )
+
+    @property
+    def _diagnosis(self) -> Diagnosis:
+        """The diagnosis, up to date."""
+        self._instruments.catch_up()
+        return self._instruments.diagnosis
+
+    def _not_seen(self) -> list[str]:
+        """Return, in sentences, what was not observed or kept."""
+        return [*self._instruments.not_seen(), *self._outlet.not_kept()]
+
+    def _describe(self, box: Box) -> None:
+        """Add to a report what is not in the records."""
+        instruments = self._instruments
+        box.settings = {f.name: getattr(self.settings, f.name) for f in fields(self.settings)}
+        box.notes = [*report_lines(instruments.census, instruments.window), *self._not_seen()]
+        box.traceback = self._traceback
+
+    def _require_open(self) -> None:
+        if self._closed and self.settings.level != "off":
+            msg = "expected an open monitor, got one that is closed; call ampwatch.monitor() again"
+            raise StateError(msg)
+
+    def _close(self, state: RunState, reason: str) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._at_exit)
+        _open.remove(self)
+        try:
+            self._instruments.drain()
+        finally:
+            self._instruments.remove()
+            self._outlet.close(state, reason)
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is not None and not self._closed:
+            self._instruments.ended_by(error)
+        self._close(*_how_it_ended(error))
+
+    def _at_exit(self) -> None:
+        # The interpreter leaves an uncaught exception here before it runs us; an
+        # interactive one leaves there every error the user has ever made.
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        self._traceback = traceback_of(error)
+        self._end(error)
+
+    def _make_room_for(self, targets: Targets) -> None:
+        """Close if the watched models are gone, or if one of them is asked for again."""
+        if self._is_unasked and self.num_asked_for:
+            self.close()
+            return
+        mine = [reference() for reference in self._models]
+        asked = [x for x in (targets.scaler, *targets.models) if x is not None]
+        shared = [x for x in asked if any(x is y for y in (self._scaler, *mine))]
+        if shared and not self._is_unasked:
+            logger.warning(
+                "expected objects that nobody watches, got a %s that %r watches; that monitor is"
+                " closed now. Use `with ampwatch.monitor(...)` or close() where a training ends",
+                type(shared[0]).__qualname__,
+                self,
+            )
+        if shared or (mine and not any(model is not None for model in mine)):
+            self.close()
+
+
+def _how_it_ended(error: BaseException | None) -> tuple[RunState, str]:
+    # Without an exception in sight the program may still end by sys.exit(1): its exit
+    # status is not to be had from inside.
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return RunState.FINISHED, ""
+    if isinstance(error, KeyboardInterrupt):
+        return RunState.FINISHED, "interrupted from the keyboard"
+    return RunState.FAILED, words_of(error)
+
+
+def _identity(settings: Settings) -> RunIdentity:
+    rank, local_rank, world_size = ranks()
+    return RunIdentity(
+        run=settings.run_name,
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        started_ns=time.time_ns(),
+        version=ampwatch.__version__,
+    )

@@ -1,0 +1,278 @@
+"""What is known of an ATen op once and for all: its kind, its name, how its FLOPs are counted."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from ampwatch.numerics.units.ops import OpKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch._ops import OpOverload
+
+RECURRENT = frozenset(
+    name + direction
+    for name in ("_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer")
+    for direction in ("", "_backward")
+)
+"""Whole recurrent networks in one op, called with their weights."""
+
+_MATMULS = RECURRENT | frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "addbmm", "linear", "matmul", "mv", "addmv", "dot"}
+    | {"mkldnn_linear", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_addmm_activation"}
+)
+_PARTS = (
+    (OpKind.ATTENTION, "attention"),
+    (OpKind.CONVOLUTION, "convolution cudnn_conv mkldnn_conv conv_depthwise"),
+    (OpKind.NORMALIZATION, "norm"),
+    (OpKind.LOSS, "loss cross_entropy kl_div"),
+    (OpKind.REDUCTION, "softmax logsumexp cumsum cumprod pool argmax topk sum mean"),
+    (
+        OpKind.COPY,
+        (
+            "copy clone cat stack fill zero ones empty full arange index gather scatter embedding"
+            " pad roll flip repeat"
+        ),
+    ),
+    (OpKind.POINTWISE, "_foreach_ _fused_ add mul div sub threshold dropout where lerp backward"),
+)
+"""Parts of the names of ops by kind, tried in this order."""
+
+_TAGS = {"pointwise": OpKind.POINTWISE, "reduction": OpKind.REDUCTION}
+"""What PyTorch itself says of an op; a name that says more comes first."""
+
+_CASTS = frozenset({"_to_copy", "to", "copy_", "copy", "_foreach_copy_"})
+
+_IGNORED = frozenset(
+    {"detach", "lift_fresh", "_unsafe_view", "_local_scalar_dense", "is_same_size", "sym_size"}
+    | {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+)
+"""Ops that compute nothing."""
+
+_NOT_TENSORS = frozenset({"prim", "profiler"})
+"""Namespaces of ops that are about something else."""
+
+_ALIASES = {
+    "linalg_vector_norm": "norm",
+    "_cdist_forward": "cdist",
+    "_euclidean_dist": "cdist",
+    "nll_loss2d_forward": "nll_loss",
+    "_ctc_loss": "ctc_loss",
+    "_fused_rms_norm": "rms_norm",
+}
+"""Names under which autocast knows what the dispatcher calls otherwise further down."""
+
+
+AUTOCAST_DEVICES = ("cpu", "cuda", "xpu")
+"""Types of devices that autocast is looked after for."""
+
+
+class OpInfo(NamedTuple):
+    """What is known of one overload of an op.
+
+    Attributes:
+        name: Base name (``addmm``).
+        kind: What it does; an op that may cast is ``CAST`` and says at each call whether it does.
+        count_flops: Counts its FLOPs as ``flop_registry`` does, ``None`` if that has no formula.
+        arguments: Names of its arguments.
+        written: Places of the arguments that it changes, if it returns nothing.
+        is_ignored: Whether it is a view, or computes nothing.
+        is_own: Whether it is one of PyTorch's own (``aten``).
+        has_fp32_policy: Per type of device: whether autocast knows the op although tensor cores
+            cannot run it, so that it must be one that it runs in float32 or promotes.
+    """
+
+    name: str
+    kind: OpKind
+    count_flops: Callable[..., int] | None
+    arguments: tuple[str, ...]
+    written: tuple[int, ...]
+    is_ignored: bool
+    is_own: bool
+    has_fp32_policy: Callable[[str], bool]
+
+
+def op_info(func: OpOverload) -> OpInfo:
+    """Return what is known of ``func``.
+
+    Cost: some 20 us; ask once per op.
+    """
+    schema = func._schema  # noqa: SLF001 - no public name for it
+    space, _, full = schema.name.partition("::")
+    count_flops = flop_registry.get(func._overloadpacket)  # noqa: SLF001 - the key of the registry
+    known: dict[str, bool] = {}
+
+    def has_fp32_policy(device_type: str) -> bool:
+        if device_type not in known:
+            known[device_type] = space == "aten" and _autocast_knows(full, device_type)
+        return known[device_type]
+
+    return OpInfo(
+        name=full,
+        kind=_kind(full, func, has_flops=count_flops is not None),
+        count_flops=count_flops,
+        arguments=tuple(argument.name for argument in schema.arguments),
+        written=() if schema.returns else _written(schema.arguments),
+        is_ignored=full in _IGNORED or space in _NOT_TENSORS or _is_view(func),
+        is_own=space == "aten",
+        has_fp32_policy=has_fp32_policy,
+    )
+
+
+def _kind(name: str, func: OpOverload, *, has_flops: bool) -> OpKind:
+    if name in _CASTS:
+        return OpKind.CAST
+    if name in _MATMULS:
+        return OpKind.MATMUL
+    named = next((kind for kind, parts in _PARTS if any(p in name for p in parts.split())), None)
+    if has_flops:
+        return named if named is not None and named.has_flops else OpKind.MATMUL
+    if named in (OpKind.NORMALIZATION, OpKind.LOSS, OpKind.COPY):
+        return named
+    tagged = next((_TAGS[tag.name] for tag in func.tags if tag.name in _TAGS), None)
+    return tagged or named or OpKind.OTHER
+
+
+def _written(arguments: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(
+        place
+        for place, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def _is_view(func: OpOverload) -> bool:
+    """Whether all outputs share memory with inputs that are not written to."""
+    if torch.Tag.inplace_view in func.tags:
+        return True
+    returns = func._schema.returns  # noqa: SLF001 - no public name for it
+    aliases = [value.alias_info for value in returns]
+    return bool(aliases) and all(a is not None and not a.is_write for a in aliases)
+
+
+@cache
+def _autocast_knows(name: str, device_type: str) -> bool:
+    """Whether a kernel of autocast is registered for an op of ATen, by the name users call it by.
+
+    Cost: some 20 us at the first call; there are as many answers as ops.
+    """
+    key = f"Autocast{device_type.upper()}"
+    plain = name.rstrip("_").removeprefix("_").removeprefix("native_").removesuffix("_forward")
+    for candidate in (name, plain, _ALIASES.get(name, plain)):
+        packet = getattr(torch.ops.aten, candidate, None)
+        for overload in packet.overloads() if packet is not None else ():
+            full = f"aten::{candidate}" + ("" if overload == "default" else f".{overload}")
+            try:
+                if torch._C._dispatch_has_kernel_for_dispatch_key(full, key):  # noqa: SLF001 - no public name for it
+                    return True
+            except RuntimeError:  # a type of device that autocast has no key for
+                return False
+    return False
+
+
+def lets_autocast_through(func: Any) -> tuple[str, ...]:
+    """Return the types of devices for which autocast applies to what ``func`` calls, not to itself.
+
+    Those are ops of users, and ops of PyTorch that autocast has no kernel for: matrix products
+    in their kernels are cast. What surely calls no other op is left out.
+    """
+    if not isinstance(func, torch._ops.OpOverload):  # noqa: SLF001 - no public name for it
+        return ()
+    space, _, name = func._schema.name.partition("::")  # noqa: SLF001 - no public name for it
+    if space != "aten":
+        return AUTOCAST_DEVICES
+    if torch.Tag.pointwise in func.tags or name in _IGNORED or name in _CASTS or _is_view(func):
+        return ()
+    return tuple(device for device in AUTOCAST_DEVICES if not _autocast_knows(name, device))
+
+
+class Dims(NamedTuple):
+    """The dimensions of one call that tensor cores care about.
+
+    Attributes:
+        shape: ``(B, M, N, K)`` of the matmul, or of what a convolution is as one; of attention
+            the shape of the query.
+        leading: How many elements the rows of its operands are apart, the channels of a
+            convolution, the size of a head: multiples of 16 bytes for full-speed kernels.
+            Empty if tensor cores cannot help, or the call is not understood.
+    """
+
+    shape: tuple[int, ...] = ()
+    leading: tuple[int, ...] = ()
+
+
+def dims_of(info: OpInfo, tensors: Sequence[torch.Tensor], args: Sequence[Any], out: Any) -> Dims:
+    """Return the dimensions of a call with FLOPs.
+
+    Args:
+        info: The op.
+        tensors: Its tensor arguments.
+        args: All its arguments.
+        out: What it has returned.
+    """
+    if info.name in RECURRENT:
+        return _recurrent(tensors[0], recurrent_weights(info, args))
+    if info.kind is OpKind.MATMUL:
+        return _matmul(operands_of(info, tensors), out)
+    if info.kind is OpKind.CONVOLUTION:
+        return _convolution(tensors, args, out)
+    return Dims(tuple(tensors[0].shape), (int(tensors[0].shape[-1]),))
+
+
+def operands_of(info: OpInfo, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return the two tensors that a matmul multiplies."""
+    first = 1 if "add" in info.name else 0
+    return tensors[first : first + 2]
+
+
+def _matmul(operands: Sequence[torch.Tensor], out: Any) -> Dims:
+    if len(operands) < 2 or not isinstance(out, torch.Tensor):
+        return Dims()
+    a, b = operands
+    if a.ndim < 2 or b.ndim < 2 or out.ndim < 2:
+        return Dims()
+    shape = (prod(out.shape[:-2]), int(out.shape[-2]), int(out.shape[-1]), int(a.shape[-1]))
+    # A product with a vector does not run on tensor cores, however it is padded.
+    return Dims(shape, tuple(map(_row, (a, b, out))) if min(shape[1:]) > 1 else ())
+
+
+def _row(matrix: torch.Tensor) -> int:
+    """Return how many elements the rows of a matrix are apart in memory, or its columns."""
+    rows, columns = matrix.stride()[-2:]
+    if columns == 1:
+        return int(rows)
+    return int(columns) if rows == 1 else 1
+
+
+def recurrent_weights(info: OpInfo, args: Sequence[Any]) -> list[torch.Tensor]:
+    """Return the matrices that a recurrent network multiplies by."""
+    given = [x for name, x in zip(info.arguments, args, strict=False) if "weight" in name]
+    flat = [x for value in given for x in (value if isinstance(value, (list, tuple)) else [value])]
+    return [x for x in flat if isinstance(x, torch.Tensor) and x.ndim == 2]
+
+
+def _recurrent(inputs: torch.Tensor, weights: Sequence[torch.Tensor]) -> Dims:
+    if len(weights) < 2:
+        return Dims()
+    (outputs, features), hidden = weights[0].shape, int(weights[1].shape[1])
+    steps = inputs.numel() // max(int(inputs.shape[-1]), 1)
+    return Dims((1, steps, int(outputs), int(features)), (int(features), hidden))
+
+
+def _convolution(tensors: Sequence[torch.Tensor], args: Sequence[Any], out: Any) -> Dims:
+    # In backward the gradient of the output comes before image and weight.
+    backward = not isinstance(out, torch.Tensor)
+    weight, image = (tensors[2], tensors[0]) if backward else (tensors[1], out)
+    outputs, inputs = int(weight.shape[0]), int(weight.shape[1])
+    pixels = prod(image.shape[2:]) * int(image.shape[0])
+    # With groups each group is a matmul of its own; a depthwise one is none.
+    numbers = [a for a in args if isinstance(a, int) and not isinstance(a, bool)]
+    groups = max(numbers[-1] if numbers else 1, 1)
+    shape = (groups, pixels, max(outputs // groups, 1), inputs * prod(weight.shape[2:]))
+    return Dims(shape, (inputs, outputs // groups) if inputs > 1 else ())

@@ -1,0 +1,72 @@
+"""What an op has read and written, as far as the births of non-finite values are about it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from ampwatch.training.ops.call import tensors_among, written_by
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ampwatch.training.ops.call import OpCall
+
+HALF = frozenset({torch.float16, torch.bfloat16})
+FLOATS = HALF | {torch.float32, torch.float64}
+"""The dtypes whose values are looked at. float8 holds codes that mean nothing without a scale."""
+
+AVERAGES = ("running_mean", "running_var")
+
+
+def made_by(call: OpCall) -> list[Tensor]:
+    """Return what an op has returned, or, if that is nothing, what it has written."""
+    return tensors_among((call.out,)) or written_by(call)
+
+
+def overwritten_by(call: OpCall) -> list[Tensor]:
+    """Return all tensors that an op has written among its arguments, returned or not."""
+    written = written_by(call) if call.info.written else []
+    if "batch_norm" in call.info.name:
+        # The schemas of most of them do not say that they write these, and when.
+        given = dict(zip(call.info.arguments, call.args, strict=False)) | call.kwargs
+        if given.get("training", given.get("train", False)):
+            written += tensors_among([given.get(name) for name in AVERAGES])
+    return written
+
+
+def read_by(call: OpCall) -> list[Tensor]:
+    """Return the tensors that an op was given to read."""
+    given = tensors_among(call.args)
+    if call.kwargs:
+        given += tensors_among([v for name, v in call.kwargs.items() if name != "out"])
+    return given
+
+
+def nonfinite_number(call: OpCall) -> float | None:
+    """Return the first Python number among the arguments that is not finite, if any."""
+    for value in (*call.args, *call.kwargs.values()):
+        if isinstance(value, float) and not math.isfinite(value):
+            return value
+    return None
+
+
+def second_number(call: OpCall) -> float:
+    """Return the Python number that an op was given as its second argument; NaN without one."""
+    number = call.args[1] if len(call.args) > 1 else None
+    return float(number) if isinstance(number, (int, float)) else math.nan
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has elements to look at, each at a place of its own in memory."""
+    has_places = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
+    # Zeros of forward-mode AD have no memory: to read them ends the process.
+    return has_places and not tensor._is_zerotensor()  # noqa: SLF001 - no public name for it
+
+
+def is_in_node() -> bool:
+    """Whether a node of the graph computes, and not a hook beside it, where gradients are sent."""
+    node = torch._C._current_autograd_node()  # noqa: SLF001 - no public name for it
+    return node is not None and "AccumulateGrad" not in node.name()

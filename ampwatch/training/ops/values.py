@@ -1,0 +1,64 @@
+"""What sensors of single ops need of tensors: whether they can be looked at, and parts of them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.ops.operands import is_dense
+
+if TYPE_CHECKING:
+    from ampwatch.training.ops.listener import OpPlace
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def is_plain(value: object) -> bool:
+    """Whether ``value`` is an ordinary dense tensor that holds something."""
+    return (
+        type(value) in _PLAIN
+        and isinstance(value, torch.Tensor)
+        and is_dense(value)
+        and value.numel() > 0
+    )
+
+
+def has_grad(*values: Any) -> bool:
+    """Whether autograd records an op on these: then it is a part of the computation."""
+    return torch.is_grad_enabled() and any(getattr(v, "requires_grad", False) for v in values)
+
+
+def place_name(place: OpPlace) -> str:
+    """Return what a finding calls the place of an op: its module, or ``loss`` outside of all."""
+    if place.is_inside or place.module or place.phase is Phase.BACKWARD:
+        return place.module
+    return "loss"
+
+
+def head(values: torch.Tensor, most: int) -> torch.Tensor:
+    """Return the first elements in their order, up to ``most``, in one dimension.
+
+    Cost: a copy of what is returned at most, unless the last dimension alone is longer.
+    """
+    while values.numel() > most and values.ndim > 1:
+        values = values[0]
+    return values.reshape(-1)[:most]
+
+
+def thinned(values: torch.Tensor, most: int) -> torch.Tensor:
+    """Return elements spread over a tensor, about ``most`` at most, in one dimension.
+
+    Two tensors of one shape are thinned alike, however they are laid out.
+
+    Cost: a copy of what is returned.
+    """
+    for dim in range(values.ndim):
+        excess = values.numel() / most
+        if excess <= 1.0:
+            break
+        step = min(values.shape[dim], math.ceil(excess))
+        values = values[(slice(None),) * dim + (slice(None, None, step),)]
+    return values.reshape(-1)

@@ -1,0 +1,177 @@
+"""Where records and findings leave the training half: the ring, the log, the user's callbacks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from ampwatch.errors import RingError
+from ampwatch.guard import Guard
+from ampwatch.runtime import ring_directories
+from ampwatch.training.launcher import daemon_is_running, ensure_daemon
+from ampwatch.wire.blackbox import Recorder
+from ampwatch.wire.blackbox.writer import BoxWriter
+from ampwatch.wire.records import EndRecord, Finding, FindingRecord, RunState, Severity
+from ampwatch.wire.ring import RingWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ampwatch.settings import Settings
+    from ampwatch.training.actions.base import Action, Subscription
+    from ampwatch.wire.blackbox import Box
+    from ampwatch.wire.records import Record, RunIdentity
+
+logger = logging.getLogger("ampwatch")
+
+
+class Outlet:
+    """The way out of one monitor.
+
+    Args:
+        settings: Where rings and daemon are.
+
+    Attributes:
+        url: Where the page and ``/metrics`` are; empty without a daemon.
+        marks: Called with each finding before anybody else is told of it; may add to it.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.url = ""
+        self._settings = settings
+        self._ring: RingWriter | None = None
+        self._log, self._acting = Guard("log"), Guard("actions")
+        self._subscriptions: list[Subscription] = []
+        self.marks: list[Callable[[Finding], None]] = []
+        self._remembering = Guard("black box")
+        self._recorder: Recorder | None = None
+        self._remember: Callable[[Record], None] | None = None
+        self._box: BoxWriter | None = None
+
+    def serve(self, identity: RunIdentity) -> None:
+        """Make the ring and see that a daemon reads it; trouble is a warning, not an error.
+
+        Cost: a few ms; half a second where the daemon has to be started.
+        """
+        settings = self._settings
+        try:
+            directories = ring_directories(settings.ring_dir, settings.runtime_dir)
+            self._ring = RingWriter.create(directories, identity, slots=settings.ring_slots)
+        except RingError as error:
+            logger.warning("no ring, so findings only, no page and no metrics: %s", error)
+            return
+        if self._ring.fell_back:
+            logger.warning("%s", self._ring.fell_back)
+        status = ensure_daemon(settings)
+        self.url = status.url
+        if status.message:
+            logger.warning("%s", status.message)
+        logger.info("watching run %s: %s", identity.run, self.url)
+
+    def remember(
+        self, identity: RunIdentity, *, is_durable: bool, describe: Callable[[Box], None]
+    ) -> None:
+        """Keep the newest evidence, for reports; on disk as well when something goes wrong.
+
+        Args:
+            identity: Who is watched.
+            is_durable: Write a report into ``report_dir`` when a finding is made, and at the
+                end of a run that has findings or has failed.
+            describe: Adds to a report what is not in the records.
+        """
+        self._recorder = Recorder(identity, self._settings.report_steps)
+        self._remember = self._recorder.put
+        if is_durable:
+            self._box = BoxWriter(self._recorder, self._settings, describe)
+            self._remember = self._box.put
+
+    def forget(self) -> None:
+        """Remember nothing and write no report: there was no training."""
+        self._recorder = self._remember = self._box = None
+
+    def evidence(self) -> Box | None:
+        """Return what is remembered now; ``None`` if that failed, or nothing is."""
+        if self._recorder is None:
+            return None
+        return self._remembering.run(self._recorder.box, "training", time.time_ns())
+
+    def not_kept(self) -> list[str]:
+        """Return, in sentences, what could not be remembered or written to disk."""
+        sentences = []
+        if self._remembering.off:
+            sentences.append("sensor black box failed and was switched off")
+        if self._box is not None and self._box.failures:
+            sentences.append(f"{self._box.failures} reports could not be written to disk")
+        return sentences
+
+    @property
+    def ring_path(self) -> Path | None:
+        """The ring file, ``None`` without one."""
+        return None if self._ring is None else self._ring.path
+
+    def put(self, record: Record) -> None:
+        """Write a record to the ring, if there is one, and remember it. Never raises."""
+        if self._ring is not None:
+            self._ring.put(record)
+        if self._remember is not None:
+            self._remembering.run(self._remember, record)
+
+    def tell(self, finding: Finding, *, new: bool) -> None:
+        """Pass on a finding; a new one also to the log, and to the callbacks that want it."""
+        for mark in self.marks:
+            mark(finding)
+        self.put(FindingRecord(finding))
+        if new and finding.severity is not Severity.INFO:
+            # A log handler is user code and may raise.
+            text = (finding.kind, finding.summary, finding.advice)
+            self._log.run(logger.warning, "%s: %s. %s", *text)
+        for subscription in self._subscriptions:
+            subscription.tell(finding, new=new)
+
+    def subscribe(self, subscription: Subscription, identity: RunIdentity) -> None:
+        """Tell ``subscription`` of the findings it wants, until it raises.
+
+        Raises:
+            StateError: If its action is another open monitor's.
+        """
+        if subscription.action is not None:
+            subscription.action.take(identity)
+        self._subscriptions.append(subscription)
+
+    def settle(self, step: int) -> None:
+        """Iteration ``step`` has closed: let the actions do what waited for that.
+
+        Raises:
+            StopTraining: If the user has asked for it, after all other actions were asked.
+        """
+        stops = [self._acting.run(action.settle, step) for action in self._actions()]
+        if stop := next(filter(None, stops), None):
+            raise stop
+
+    def _actions(self) -> list[Action]:
+        # One that was handed in twice, with two filters, is one.
+        return list(dict.fromkeys(s.action for s in self._subscriptions if s.action is not None))
+
+    def close(self, state: RunState, reason: str) -> None:
+        """Write the last record and the last report, let go of the ring, have the actions finish."""
+        end = EndRecord(state, reason, time.time_ns())
+        if self._remember is not None:
+            self._remembering.run(self._remember, end)
+        if self._box is not None:
+            self._remembering.run(self._box.close)
+        try:
+            self._close_ring(end)
+        finally:
+            for action in self._actions():
+                self._acting.run(action.close)
+                action.let_go()
+            self._subscriptions.clear()
+
+    def _close_ring(self, end: EndRecord) -> None:
+        if self._ring is not None:
+            # A daemon that runs takes the rest and removes the file; without one
+            # nobody would.
+            keep = daemon_is_running(self._settings)
+            self._ring.close(end, keep=keep)

@@ -1,0 +1,237 @@
+"""Gradients of regions that compiled code keeps out of autocast."""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ampwatch.diagnosis.evidence.scaler import CompiledGradients
+from ampwatch.training.hooks.compiling import BACKENDS
+from ampwatch.training.hooks.regions import is_in_autocast
+from ampwatch.training.hooks.taps import Listener, listen
+from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.model.living import alive
+from ampwatch.training.transfer.readback import host_scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.guard import Guard
+    from ampwatch.training.iteration.ledger import IterationLedger
+    from ampwatch.training.model.names import Names
+
+EACH_BACKWARD = 64
+"""Backwards that are looked at one by one; then one in ``SELDOM``."""
+
+SELDOM = 16
+
+SAME_AS_FORWARD = "same_as_forward"
+
+
+class _Region(NamedTuple):
+    """What a compiled graph keeps out of autocast.
+
+    Attributes:
+        protected: The parameters that are used inside.
+        behind: Those that are used after it.
+        dtype: Name of the dtype of the autocast region around the compiled code.
+        products: The ops of backward that make gradients inside, by parameter, where certain.
+    """
+
+    protected: list[weakref.ref[torch.Tensor]]
+    behind: list[weakref.ref[torch.Tensor]]
+    dtype: str
+    products: dict[int, str]
+
+
+PRODUCTS = {"bmm": "bmm", "baddbmm": "bmm", "mm": "mm", "addmm": "mm"}
+"""The op that makes the gradients of a product, by the name of its function."""
+
+
+class CompiledBackwardSensor:
+    """Looks at graphs that ``torch.compile`` has captured, and at the gradients that come of them.
+
+    A graph that is captured under autocast, and switches it off for some ops, has a backward that
+    autocast is on for throughout, unless ``torch._functorch.config.backward_pass_autocast`` says
+    otherwise. Where after a backward gradients of such ops are not finite, and none of what comes
+    behind them is, that is why. On a CPU only: elsewhere looking would be a sync.
+
+    Args:
+        names: Names of the parameters.
+        ledger: Says which iteration is open.
+        guard: The fail-open boundary.
+        is_scaled: Whether a scaler multiplies the loss.
+        observe: Told of such gradients.
+    """
+
+    name = "compiled_backward"
+
+    def __init__(
+        self,
+        names: Names,
+        ledger: IterationLedger,
+        guard: Guard,
+        observe: Callable[[object], None],
+        *,
+        is_scaled: bool,
+    ) -> None:
+        self._names = names
+        self._ledger = ledger
+        self._guard = guard
+        self._observe = observe
+        self._is_scaled = is_scaled
+        self._regions: list[_Region] = []
+        self._backwards = 0
+        self._listeners: list[Listener] = []
+
+    def install(self) -> None:
+        """Listen to the backends that ``torch.compile`` hands its graphs to."""
+        owners = [getattr(torch, name) for name in BACKENDS if hasattr(torch, name)]
+        self._listeners = [
+            listen(owner, "__call__", before=self._captured, in_compiler=True) for owner in owners
+        ]
+
+    def remove(self) -> None:
+        """Stop listening."""
+        for listener in self._listeners:
+            listener.remove()
+        self._listeners.clear()
+        self._regions.clear()
+
+    def _captured(self, _backend: Any, args: Any, _kwargs: Any) -> None:
+        self._guard.run(self.captured, *args[:2])
+
+    def captured(self, graph: Any, inputs: Any) -> None:
+        """A graph is about to be compiled."""
+        if _backward_pass_autocast() != SAME_AS_FORWARD:
+            return
+        device = next((x.device.type for x in inputs if isinstance(x, torch.Tensor)), "cpu")
+        if not torch.is_autocast_enabled(device) or device != "cpu":
+            return
+        region = _protected(graph, inputs, name_of(torch.get_autocast_dtype(device)))
+        if region.protected:
+            self._regions.append(region)
+
+    @property
+    def has_regions(self) -> bool:
+        """Whether compiled code keeps any op out of autocast."""
+        return bool(self._regions)
+
+    def after_backward(self) -> None:
+        """A backward has returned."""
+        if not self._regions or is_in_autocast():
+            return
+        self._backwards += 1
+        if self._backwards > EACH_BACKWARD and self._backwards % SELDOM:
+            return
+        for region in self._regions:
+            self._look(region)
+
+    def _look(self, region: _Region) -> None:
+        protected = alive(region.protected)
+        bad = {id(p): n for p in protected if (n := _nonfinite(p.grad))}
+        if not bad or not math.isfinite(self._ledger.losses.on_host):
+            return
+        # What comes in broken, from the loss or from what is behind, breaks all of it, and
+        # what breaks in float16 becomes infinite.
+        elements = sum(p.grad.numel() for p in protected if p.grad is not None)
+        if sum(bad.values()) >= elements or any(_nonfinite(p.grad) for p in alive(region.behind)):
+            return
+        if not any(_infinite(p.grad) for p in protected if id(p) in bad):
+            return
+        name, op = self._describe(bad, region.products)
+        self._observe(
+            CompiledGradients(
+                step=self._ledger.step,
+                parameter=name,
+                op=op,
+                dtype=region.dtype,
+                nonfinite=sum(bad.values()),
+                parameters=len(bad),
+                is_scaled=self._is_scaled,
+            )
+        )
+
+    def _describe(self, nonfinite: dict[int, int], products: dict[int, str]) -> tuple[str, str]:
+        """Return name and op of the parameter with most non-finite elements in its gradient."""
+        worst, most, op = "", 0, ""
+        for path, module in self._names.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                count = nonfinite.get(id(parameter), 0)
+                if count > most:
+                    most = count
+                    worst = f"{path}.{name}".lstrip(".")
+                    op = _op(module, parameter) or products.get(id(parameter), "")
+        return worst, op
+
+
+def _op(module: nn.Module, parameter: torch.Tensor) -> str:
+    """Return the op that computes the gradient of a module's weight, where that is certain."""
+    if parameter.dim() == 2 and isinstance(module, nn.Linear):
+        return "mm"
+    if parameter.dim() > 2 and isinstance(module, nn.modules.conv._ConvNd):  # noqa: SLF001 - no public name for it
+        return "convolution_backward"
+    return ""
+
+
+def _backward_pass_autocast() -> object:
+    # Importing it only to ask takes long; whoever compiles has imported it.
+    config = sys.modules.get("torch._functorch.config")
+    return getattr(config, "backward_pass_autocast", None)
+
+
+def _protected(graph: Any, inputs: Any, dtype: str) -> _Region:
+    """Return which parameters a graph uses where it has switched autocast off, and behind that."""
+    protected: dict[Any, None] = {}
+    behind: dict[Any, None] = {}
+    products: dict[Any, str] = {}
+    off: list[Any] = []
+    placeholders: list[Any] = []
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            placeholders.append(node)
+            continue
+        name = getattr(node.target, "__name__", "")
+        if name == "_enter_autocast":
+            enabled = node.args[2] if len(node.args) > 2 else node.kwargs.get("enabled", True)
+            if enabled is False or off:
+                off.append(node)
+        elif name == "_exit_autocast":
+            if off and node.args and node.args[0] is off[-1]:
+                off.pop()
+        elif off:
+            protected.update(dict.fromkeys(node.all_input_nodes))
+            if name in PRODUCTS:
+                products.update(dict.fromkeys(node.all_input_nodes, PRODUCTS[name]))
+        elif protected:
+            behind.update(dict.fromkeys(node.all_input_nodes))
+    leaves: dict[Any, weakref.ref[torch.Tensor]] = {
+        node: weakref.ref(value)
+        for node, value in zip(placeholders, inputs, strict=False)
+        if isinstance(value, nn.Parameter)
+    }
+    return _Region(
+        [leaves[node] for node in protected if node in leaves],
+        [leaves[node] for node in behind if node in leaves and node not in protected],
+        dtype,
+        {id(leaves[node]()): op for node, op in products.items() if node in leaves},
+    )
+
+
+def _nonfinite(gradient: torch.Tensor | None) -> int:
+    if gradient is None or gradient.device.type != "cpu" or gradient.layout is not torch.strided:
+        return 0
+    with torch.no_grad():
+        return int(host_scalar(gradient.isfinite().logical_not_().sum()))
+
+
+def _infinite(gradient: torch.Tensor | None) -> bool:
+    if gradient is None:
+        return False
+    with torch.no_grad():
+        return host_scalar(gradient.isinf().sum()) > 0

@@ -1,0 +1,1 @@
+"""The op in which a finite value became non-finite."""

@@ -1,0 +1,302 @@
+"""Where values on a device stop being finite: a log of the ops, which is read when they arrive."""
+
+from __future__ import annotations
+
+from collections import deque
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ampwatch.diagnosis.evidence.births import Origin
+from ampwatch.diagnosis.forward.births import DIVISIONS
+from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.hooks.sources import user_source
+from ampwatch.training.ops.operands import (
+    FLOATS,
+    is_dense,
+    is_in_node,
+    made_by,
+    nonfinite_number,
+    overwritten_by,
+    read_by,
+    second_number,
+)
+from ampwatch.training.sensors.births.op_log import (
+    LoggedGradient,
+    LoggedOp,
+    LoggedOperand,
+    OpLog,
+    replayed,
+)
+from ampwatch.training.transfer.extremes import Measures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from torch import Tensor
+
+    from ampwatch.diagnosis.evidence.births import OpTrace
+    from ampwatch.training.model.names import Names
+    from ampwatch.training.ops.call import OpCall
+    from ampwatch.training.ops.listener import OpPlace
+    from ampwatch.training.transfer.extremes import Extremes
+
+MOST_OPS = 32768
+"""Ops that are logged of one iteration. One with more is not followed."""
+
+MOST_FLIGHTS = 8
+"""Iterations that may be on their way; one more is dropped and counted."""
+
+
+class BirthLog:
+    """Follows non-finite values wherever they are, and waits for none of them.
+
+    The smallest and the largest element of what each op writes are found by the device, and
+    those of what it reads if no op was seen to write it; with the log of the ops they tell what
+    reading each value at once would have told. They arrive some iterations later, and the
+    log is gone through only if something in it is not finite. No tensor is kept.
+
+    Args:
+        names: Names of parameters and buffers.
+        deliver: Takes what was seen of an iteration, from ``poll``.
+        is_stepping: Whether an optimizer is stepping. What it writes is not looked at: no finding
+            is about it.
+        scale: Returns the scaler's scale, ``None`` without one.
+        loss: Returns the losses of the open iteration: the sum of those on the host, ``None`` if
+            there are none, and of those on a device.
+        measures: Measures.
+
+    Attributes:
+        dropped: Iterations that were looked at and could not be followed to the end.
+
+    Cost:
+        Some 20 to 100 us an op on the host, of which half is launching; on a device one small
+        kernel and one pass over each output, and over what no op was seen to write.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        deliver: Callable[[OpTrace], None],
+        is_stepping: Callable[[], bool],
+        scale: Callable[[], Tensor | None],
+        loss: Callable[[], tuple[float | None, Tensor | None]],
+        measures: Measures | None = None,
+    ) -> None:
+        self.dropped = 0
+        self._names = names
+        self._deliver = deliver
+        self._is_stepping = is_stepping
+        self._scale = scale
+        self._loss = loss
+        self._measures = measures or Measures()
+        self._flying: deque[OpLog] = deque()
+        # Autograd runs the nodes of several devices in as many threads.
+        self._lock = Lock()
+        self._log: OpLog | None = None
+        self._owners: dict[int, tuple[Origin, str]] | None = None
+        self._clear()
+
+    @property
+    def in_flight(self) -> int:
+        """How many iterations are on their way."""
+        return len(self._flying)
+
+    def _clear(self) -> None:
+        self._storages: dict[int, StorageWeakRef] = {}
+        self._rows: dict[int, dict[Hashable, Extremes]] = {}
+        self._gradients: list[LoggedGradient] | None = None
+
+    def begin(self, step: int) -> None:
+        """Iteration ``step`` begins."""
+        self._measures.clear()
+        self._clear()
+        self._log = OpLog(step)
+
+    def give_up(self) -> None:
+        """Follow the iteration no further, and count it."""
+        self.dropped += 1
+        self._log = None
+        self._clear()
+
+    def note(self, call: OpCall, place: OpPlace) -> None:
+        """An op has returned."""
+        with self._lock:
+            log = self._log
+            if log is None:
+                return
+            log.num_ops += 1
+            if place.phase is Phase.BACKWARD:
+                log.has_trained, self._gradients = True, None
+            outputs = made_by(call)
+            if not any(tensor.dtype in FLOATS for tensor in outputs):
+                return
+            try:
+                noted = self._noted(call, place, outputs)
+            except _NoRoomError:
+                self.give_up()
+                return
+            log.ops.append(noted)
+            if len(log.ops) > MOST_OPS:
+                self.give_up()
+
+    def _noted(
+        self, call: OpCall, place: OpPlace, outputs: Sequence[Tensor]
+    ) -> LoggedOp | tuple[int, ...]:
+        keys = [self._key(tensor) for tensor in outputs]
+        written = frozenset(keys).union(map(self._key, overwritten_by(call)))
+        for key in written:
+            self._rows.pop(key, None)
+        if self._is_stepping():
+            return tuple(written)
+        read = read_by(call)
+        inputs = self._inputs(call.info.name, read, written)
+        scale = self._scale()
+        scale_key = 0 if scale is None else self._key(scale)
+        is_beside = place.phase is Phase.OPTIMIZER and not place.is_inside
+        return LoggedOp(
+            call.func,
+            call.info.name,
+            place,
+            nonfinite_number(call),
+            scale_key != 0 and any(operand.key == scale_key for operand in inputs),
+            any(tensor.requires_grad for tensor in read),
+            second_number(call),
+            place.phase is Phase.BACKWARD and not is_in_node(),
+            user_source(),
+            inputs,
+            [self._operand(tensor, key) for tensor, key in zip(outputs, keys, strict=True)],
+            written,
+            frozenset(t.shape for t in read if t.ndim) if is_beside else frozenset(),
+            self._gradients_there_are() if is_beside else (),
+        )
+
+    def _inputs(
+        self, name: str, read: Sequence[Tensor], written: frozenset[int]
+    ) -> list[LoggedOperand]:
+        """Return what an op has read; what it has written as well is gone."""
+        keys = [self._key(tensor) for tensor in read]
+        floats = [i for i, tensor in enumerate(read) if tensor.dtype in FLOATS]
+        # Of a divisor it matters how close to zero it comes.
+        divisor = floats[-1] if floats and name.rstrip("_") in DIVISIONS else -1
+        return [
+            LoggedOperand(key, tensor.dtype, tensor.numel(), None)
+            if key in written
+            else self._operand(tensor, key, least=index == divisor)
+            for index, (tensor, key) in enumerate(zip(read, keys, strict=True))
+        ]
+
+    def _operand(self, tensor: Tensor, key: int, *, least: bool = False) -> LoggedOperand:
+        return LoggedOperand(key, tensor.dtype, tensor.numel(), self._row(tensor, key, least=least))
+
+    def _row(self, tensor: Tensor, key: int, *, least: bool) -> Extremes | None:
+        """Return what will be known of a tensor; what was measured is not measured again."""
+        if tensor.dtype not in FLOATS or not is_dense(tensor) or not tensor.numel():
+            return None
+        rows = self._rows.setdefault(key, {})
+        view = _view(tensor)
+        row = rows.get(view)
+        if row is None or (least and not row.has_least):
+            row = self._measures.measure(tensor, least=least)
+            if row is None:
+                raise _NoRoomError
+            rows[view] = row
+        return row
+
+    def _key(self, tensor: Tensor) -> int:
+        """Return what identifies the storage of a tensor until the iteration ends; 0 without one.
+
+        Its address alone would do so only as long as it lives. The object that a weak reference
+        is to is no other one's while there is such a reference, and keeps no memory of tensors.
+        """
+        if not is_dense(tensor):
+            return 0
+        storage = tensor.untyped_storage()
+        key: int = storage._cdata  # noqa: SLF001 - what StorageWeakRef itself compares
+        if key not in self._storages:
+            self._storages[key] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        return key
+
+    def _gradients_there_are(self) -> list[LoggedGradient]:
+        """Return the gradients as the last backward has left them."""
+        if self._gradients is None:
+            self._gradients = [
+                LoggedGradient(name, self._key(p.grad), p.grad.shape)
+                for name, p in self._names.parameters()
+                if p.grad is not None
+            ]
+        return self._gradients
+
+    def end(self) -> None:
+        """The iteration is over: send what was measured."""
+        with self._lock:
+            log, self._log = self._log, None
+            if log is None:
+                return
+            if len(self._flying) >= MOST_FLIGHTS or not self._complete(log):
+                self.dropped += 1
+            else:
+                log.flight = self._measures.send()
+                self._flying.append(log)
+            self._clear()
+
+    def _complete(self, log: OpLog) -> bool:
+        """Measure what is there at the end; return whether there was room for it."""
+        try:
+            log.gradients = [
+                (name, self._operand(p.grad.detach(), self._key(p.grad)))
+                for name, p in self._names.parameters()
+                if p.grad is not None
+            ]
+            log.loss_on_host, loss = self._loss()
+            log.scale, log.loss = self._scalar(self._scale()), self._scalar(loss)
+        except _NoRoomError:
+            return False
+        return True
+
+    def _scalar(self, value: Tensor | None) -> Extremes | None:
+        if value is None:
+            return None
+        return self._row(value.detach(), self._key(value), least=False)
+
+    def poll(self) -> None:
+        """Go through the logs whose values have arrived, oldest first. Never waits."""
+        while self._flying:
+            log = self._flying[0]
+            flight = log.flight
+            if flight is None or not flight.has_arrived():
+                return
+            self._flying.popleft()
+            self._owners = None
+            self._deliver(replayed(log, self._owner, is_finite=flight.land()))
+
+    def _owner(self, key: int) -> tuple[Origin, str]:
+        """Return whose storage it is, as the models are now."""
+        if self._owners is None:
+            self._owners = {
+                **{_identity(b): (Origin.BUFFER, name) for name, b in self._names.buffers()},
+                **{_identity(p): (Origin.PARAMETER, name) for name, p in self._names.parameters()},
+            }
+        return self._owners.get(key, (Origin.INPUT, ""))
+
+
+class _NoRoomError(Exception):
+    """The values of an iteration do not fit, or cannot be measured now."""
+
+
+def _view(tensor: Tensor) -> Hashable:
+    """Return what tells views of one storage apart that have other elements."""
+    shape, stride = tensor.shape, tensor.stride()
+    span = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    if span == tensor.numel():
+        # All of a stretch of memory, in whatever order.
+        return tensor.dtype, tensor.storage_offset(), span
+    return tensor.dtype, tensor.storage_offset(), shape, stride
+
+
+def _identity(tensor: Tensor) -> int:
+    if not is_dense(tensor):
+        return 0
+    identity: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - as of the keys
+    return identity

@@ -1,0 +1,255 @@
+"""Where values stop being finite, and what becomes of them, in iterations whose ops are watched.
+
+This is for values in host memory, which are read at once; those on a device ``birthlog`` follows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from ampwatch.diagnosis.evidence.births import Origin, Values
+from ampwatch.diagnosis.evidence.lineage import Lineage, OpFacts, SeenOp
+from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.hooks.sources import user_source
+from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.ops.operands import (
+    FLOATS,
+    is_dense,
+    is_in_node,
+    made_by,
+    nonfinite_number,
+    overwritten_by,
+    read_by,
+    second_number,
+)
+from ampwatch.training.transfer.readback import host_scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from ampwatch.diagnosis.evidence.births import OpTrace
+    from ampwatch.training.model.names import Names
+    from ampwatch.training.ops.call import OpCall
+    from ampwatch.training.ops.listener import OpPlace
+
+
+class BirthListener:
+    """Follows non-finite values in host memory.
+
+    The output of each op is added up, which is one pass over it; only what does not add up to a
+    finite number is looked at more closely, and only then its inputs. What is not finite is
+    known by the storage that it lies in. Nothing is kept but numbers.
+
+    Args:
+        names: Names of parameters and buffers.
+        deliver: Takes what was seen of an iteration, if anything was.
+        is_stepping: Whether an optimizer is stepping.
+        scale: Returns the scaler's scale, ``None`` without one: a loss that is not finite only
+            because it was multiplied by that is none of an op's doing.
+
+    Attributes:
+        meets_device: Whether an op has left its output on a device. Nothing there is read, and
+            nothing is said of that iteration.
+
+    Cost:
+        3 to 4 us an op besides reading its output once.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        deliver: Callable[[OpTrace], None],
+        is_stepping: Callable[[], bool],
+        scale: Callable[[], Tensor | None],
+    ) -> None:
+        self._names = names
+        self._deliver = deliver
+        self._is_stepping = is_stepping
+        self._scale = scale
+        self.meets_device = False
+        self._clear(0)
+
+    def _clear(self, step: int) -> None:
+        self._lineage = Lineage(step, self._owner)
+        self._own: dict[int, tuple[Origin, str]] | None = None
+        self._count = 0
+
+    def begin(self, step: int) -> None:
+        """Iteration ``step`` begins."""
+        self._clear(step)
+
+    def end(self) -> None:
+        """The iteration is over: see which gradients are not finite, and deliver."""
+        scale = self._scale()
+        known = scale is not None and scale.device.type == "cpu"
+        trace = self._lineage.finish(
+            self._gradients(), host_scalar(scale) if scale is not None and known else math.nan
+        )
+        trace.num_ops = self._count
+        if not self.meets_device:
+            self._deliver(trace)
+        self._clear(trace.step)
+
+    def note(self, call: OpCall, place: OpPlace) -> None:
+        """An op has returned."""
+        self._count += 1
+        outputs = made_by(call)
+        bad: list[int] = []
+        for index, tensor in enumerate(outputs):
+            dtype = tensor.dtype
+            if not tensor.is_cpu and not tensor.is_meta:
+                self.meets_device = True
+            elif dtype in FLOATS and not _adds_up(tensor):
+                bad.append(index)
+        if place.phase is Phase.BACKWARD:
+            self._lineage.trace.has_trained = True
+        if bad or not self._lineage.is_clean:
+            self._look(call, place, [_HostOperand(tensor) for tensor in outputs], bad)
+
+    def _look(
+        self, call: OpCall, place: OpPlace, outputs: list[_HostOperand], doubtful: list[int]
+    ) -> None:
+        """Some outputs may not be finite, or some inputs are not."""
+        values = {index: outputs[index].values() for index in doubtful}
+        bad = {index: known for index, known in values.items() if not known.is_finite}
+        if not bad and self._lineage.is_clean:
+            return
+        read = read_by(call)
+        op = SeenOp(
+            call.info.name,
+            place.phase,
+            place.module,
+            place.is_inside,
+            nonfinite_number(call) if bad else None,
+            bool(bad) and self._is_scaling(read),
+            lambda: self._facts(call, place),
+        )
+        inputs = [_HostOperand(tensor) for tensor in read]
+        if bad:
+            written = {output.key for output in outputs}
+            written |= {_storage(tensor) for tensor in overwritten_by(call)}
+            self._lineage.failed(op, outputs, bad, inputs, written)
+        else:
+            self._lineage.settle(op, outputs, inputs)
+
+    def _is_scaling(self, read: list[Tensor]) -> bool:
+        scale = self._scale()
+        if scale is None:
+            return False
+        key = _storage(scale)
+        return any(_storage(tensor) == key for tensor in read)
+
+    def _facts(self, call: OpCall, place: OpPlace) -> OpFacts:
+        return OpFacts(
+            overload=str(call.func),
+            needs_grad=any(tensor.requires_grad for tensor in read_by(call)),
+            number=second_number(call),
+            is_stepping=self._is_stepping(),
+            gradient=self._gradient_read_by(call, place),
+            is_hook=place.phase is Phase.BACKWARD and not is_in_node(),
+            source=user_source(),
+        )
+
+    def _gradient_read_by(self, call: OpCall, place: OpPlace) -> str:
+        """Return the parameter whose gradient, or a cast of it, an op outside of the model reads."""
+        if place.is_inside or place.phase is not Phase.OPTIMIZER:
+            return ""
+        read = read_by(call)
+        keys, shapes = {_storage(t) for t in read}, {t.shape for t in read if t.ndim}
+        with_gradient = [(n, p.grad) for n, p in self._names.parameters() if p.grad is not None]
+        for name, gradient in with_gradient:
+            if _storage(gradient) in keys:
+                return name
+        return next((name for name, gradient in with_gradient if gradient.shape in shapes), "")
+
+    def _owner(self, key: int) -> tuple[Origin, str]:
+        """Return whose storage it is."""
+        if self._own is None:
+            self._own = {
+                **{_storage(b): (Origin.BUFFER, name) for name, b in self._names.buffers()},
+                **{_storage(p): (Origin.PARAMETER, name) for name, p in self._names.parameters()},
+            }
+        return self._own.get(key, (Origin.INPUT, ""))
+
+    def _gradients(self) -> Iterator[tuple[str, _HostOperand]]:
+        for name, parameter in self._names.parameters():
+            if parameter.grad is not None:
+                yield name, _HostOperand(parameter.grad)
+
+
+class _HostOperand:
+    """A tensor in host memory. Lives no longer than the call that it is made in."""
+
+    __slots__ = ("_tensor", "key")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self.key = _storage(tensor)
+
+    @property
+    def is_float(self) -> bool:
+        return self._tensor.dtype in FLOATS
+
+    @property
+    def dtype_name(self) -> str:
+        return name_of(self._tensor.dtype)
+
+    @property
+    def numel(self) -> int:
+        return self._tensor.numel()
+
+    def is_finite(self) -> bool:
+        return _adds_up(self._tensor) or values_of(self._tensor).is_finite
+
+    def values(self) -> Values:
+        return values_of(self._tensor)
+
+
+@torch.no_grad()
+def values_of(tensor: Tensor) -> Values:
+    """Return what there is to know of the values of a tensor. Cost: some passes over it."""
+    dtype, numel = name_of(tensor.dtype), tensor.numel()
+    if not _is_readable(tensor):
+        return Values(dtype, numel)
+    low, high = map(host_scalar, torch.aminmax(tensor.detach()))
+    if math.isfinite(low) and math.isfinite(high):
+        amin = host_scalar(tensor.detach().abs().amin())
+        return Values(dtype, numel, amax=max(-low, high), amin=amin)
+    finite = torch.isfinite(tensor)
+    magnitudes = torch.where(finite, tensor.detach().abs(), torch.zeros_like(tensor))
+    return Values(
+        dtype,
+        numel,
+        nans=_any(torch.isnan(tensor)),
+        posinf=_any(torch.isposinf(tensor)),
+        neginf=_any(torch.isneginf(tensor)),
+        amax=host_scalar(magnitudes.amax()),
+    )
+
+
+def _any(mask: Tensor) -> bool:
+    return host_scalar(mask.sum(dtype=torch.float32)) > 0.0
+
+
+def _adds_up(tensor: Tensor) -> bool:
+    """Whether the elements add up to a finite number: then all of them are finite."""
+    if not _is_readable(tensor):
+        return True
+    total = host_scalar(tensor.sum() if tensor.ndim else tensor)
+    return bool(total - total == 0.0)
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    return is_dense(tensor) and tensor.is_cpu and tensor.numel() > 0
+
+
+def _storage(tensor: Tensor) -> int:
+    """Return where a tensor lies, whatever view of this it is; 0 if it has no one place."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return 0
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,1 @@
+"""How AMP is used: backward, clipping, steps around the scaler, exceptions."""

@@ -1,0 +1,173 @@
+"""What can be said of an exception that has ended a training, from its traceback."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ampwatch.diagnosis.evidence.calls import Raised
+from ampwatch.training.hooks.sources import is_users_file
+from ampwatch.wire.blackbox.exception import text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType, TracebackType
+
+    from ampwatch.training.model.names import Names
+    from ampwatch.training.model.optimizers import OptimizerRegistry
+
+MOST_FRAMES = 400
+"""Frames of a traceback that are looked at, the innermost."""
+
+MOST_CAUSES = 4
+"""Exceptions of a chain (``raise ... from``) that are looked at."""
+
+BETWEEN = ("ampwatch.", "torch.utils._", "torch._", "torch.overrides")
+"""Modules whose frames call ops for others."""
+
+OPERATORS = {
+    ast.MatMult: "matmul",
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.Pow: "pow",
+}
+"""What Python's operators are called by PyTorch."""
+
+
+def describe(
+    error: BaseException, step: int, names: Names, registry: OptimizerRegistry
+) -> Iterator[Raised]:
+    """Yield what is known of an exception and of those that it was raised from.
+
+    Args:
+        error: The exception. Neither it nor its frames are kept.
+        step: Index of the open iteration.
+        names: Names of modules and parameters.
+        registry: Numbers of optimizers.
+    """
+    modules = {id(module): name for name, module in names.modules()}
+    seen: BaseException | None = error
+    for _ in range(MOST_CAUSES):
+        if not isinstance(seen, Exception):
+            return
+        yield _describe(seen, step, modules, names, registry)
+        seen = seen.__cause__
+
+
+def _describe(
+    error: Exception,
+    step: int,
+    modules: dict[int, str],
+    names: Names,
+    registry: OptimizerRegistry,
+) -> Raised:
+    trail = _trail(error.__traceback__)
+    frames = [link.tb_frame for link in trail]
+    module = next((m for f in reversed(frames) if (m := _module_of(f, modules))), None)
+    optimizer = next((o for f in reversed(frames) if (o := _optimizer_of(f)) is not None), None)
+    index = -1 if optimizer is None else registry.admit(optimizer)
+    lacking, count = ((), 0) if optimizer is None else _without_gradient(optimizer, index, names)
+    own = next(
+        (link for link in reversed(trail) if is_users_file(link.tb_frame.f_code.co_filename)), None
+    )
+    return Raised(
+        step=step,
+        type_name=type(error).__name__,
+        message=text_of(error),
+        module=None if module is None else modules[id(module)],
+        module_type="" if module is None else type(module).__name__,
+        op=next((op for link in reversed(trail) if (op := _op_of(link))), ""),
+        optimizer=index,
+        in_backward=any(_goes_back(frame) for frame in frames),
+        without_gradient=lacking,
+        parameters=count,
+        source="" if own is None else f"{own.tb_frame.f_code.co_filename}:{own.tb_lineno}",
+    )
+
+
+def _trail(traceback: TracebackType | None) -> list[TracebackType]:
+    trail = []
+    while traceback is not None:
+        trail.append(traceback)
+        traceback = traceback.tb_next
+    return trail[-MOST_FRAMES:]
+
+
+def _module_of(frame: FrameType, modules: dict[int, str]) -> nn.Module | None:
+    owner = frame.f_locals.get("self")
+    return owner if isinstance(owner, nn.Module) and id(owner) in modules else None
+
+
+def _optimizer_of(frame: FrameType) -> Optimizer | None:
+    """Return the optimizer that a method of ``GradScaler`` was called with."""
+    if frame.f_globals.get("__name__", "").partition(".")[0] != "torch":
+        return None
+    optimizer = frame.f_locals.get("optimizer")
+    return optimizer if isinstance(optimizer, Optimizer) else None
+
+
+def _goes_back(frame: FrameType) -> bool:
+    is_torchs = frame.f_globals.get("__name__", "") in ("torch.autograd", "torch.autograd.graph")
+    return is_torchs and frame.f_code.co_name in ("backward", "_engine_run_backward")
+
+
+def _without_gradient(
+    optimizer: Optimizer, index: int, names: Names
+) -> tuple[tuple[tuple[str, tuple[str, ...]], ...], int]:
+    """Return the parameters without a gradient by reason, and how many there are of any kind."""
+    named = names.of_optimizer(optimizer, index)
+    frozen = tuple(name for name, p in named if not p.requires_grad)
+    unused = tuple(name for name, p in named if p.requires_grad and p.grad is None)
+    reasons = (
+        ("frozen, requires_grad is False", frozen),
+        ("unused or detached in this backward", unused),
+    )
+    return tuple((reason, found) for reason, found in reasons if found), len(named)
+
+
+def _op_of(link: TracebackType) -> str:
+    """Return the name of the function, method or operator that a frame was calling."""
+    # A dispatch mode, the user's or ours, stands between the call and the op.
+    if link.tb_frame.f_globals.get("__name__", "").startswith(BETWEEN):
+        return ""
+    text = _text_of(link)
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        return ""
+    return _name_of(tree)
+
+
+def _name_of(tree: ast.AST) -> str:
+    if isinstance(tree, ast.Call):
+        if isinstance(tree.func, ast.Attribute):
+            return tree.func.attr
+        return tree.func.id if isinstance(tree.func, ast.Name) else ""
+    if isinstance(tree, ast.BinOp):
+        return OPERATORS.get(type(tree.op), "")
+    return "index_put_" if isinstance(tree, ast.Subscript) else ""
+
+
+def _text_of(link: TracebackType) -> str:
+    """Return the expression that a frame was computing; before Python 3.11 its whole line."""
+    code: Any = link.tb_frame.f_code
+    name, line = code.co_filename, link.tb_lineno
+    if not hasattr(code, "co_positions"):
+        return linecache.getline(name, line).strip().removeprefix("return ")
+    position = next(islice(code.co_positions(), link.tb_lasti // 2, None), None)
+    if position is None or None in position:
+        return ""
+    first, last, begin, end = position
+    lines = [linecache.getline(name, number).encode() for number in range(first, last + 1)]
+    if not any(lines):
+        return ""
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][begin:]
+    return b"".join(lines).decode(errors="replace")

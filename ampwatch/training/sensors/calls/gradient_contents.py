@@ -1,0 +1,192 @@
+"""What the gradients of parameters are made of: which losses have been added up in them."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ampwatch.training.sensors.calls.scaled_roots import UNKNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch import Tensor
+
+    Kinds = frozenset[int]
+
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+MOST_BYTES = 4096
+"""Bytes of a gradient that are looked at to see whether it was set to zero."""
+
+FIRST_BYTES = 64
+"""Those that are looked at first: nearly every gradient that is not zero is not zero there."""
+
+NOTHING: Kinds = frozenset()
+_UNKNOWN: Kinds = frozenset({UNKNOWN})
+
+
+class _Content(NamedTuple):
+    """What is known of one gradient.
+
+    Attributes:
+        parameter: Whose gradient it is.
+        gradient: Identity of the tensor.
+        version: Its version when it was last looked at.
+        slack: By how much the version may have risen without other content.
+        kinds: What it is made of.
+    """
+
+    parameter: weakref.ref[Tensor]
+    gradient: int
+    version: int
+    slack: int
+    kinds: Kinds
+
+
+class Seen(NamedTuple):
+    """A gradient before backward.
+
+    Attributes:
+        parameter: The parameter.
+        gradient: Identity of its gradient, 0 if there is none.
+        version: The gradient's version.
+        kinds: What it is made of.
+    """
+
+    parameter: Tensor
+    gradient: int
+    version: int
+    kinds: Kinds
+
+
+class GradContents:
+    """Follows gradients by identity and version: every op in place raises the version.
+
+    A gradient that was changed by something that is not known here is of unknown content, unless
+    it lies in host memory and is zero.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, _Content] = {}
+
+    def __bool__(self) -> bool:
+        """Whether anything is known."""
+        return bool(self._of)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._of.clear()
+
+    def before(self, parameters: Iterable[Tensor]) -> list[Seen]:
+        """Return the gradients as they are before backward. Cost: 0.3 us a parameter."""
+        seen = []
+        for parameter in parameters:
+            gradient = parameter.grad
+            if gradient is None:
+                seen.append(Seen(parameter, 0, 0, NOTHING))
+            else:
+                version = _version(gradient)
+                kinds = self._kinds_before(parameter, gradient)
+                seen.append(Seen(parameter, id(gradient), version, kinds))
+        return seen
+
+    def _kinds_before(self, parameter: Tensor, gradient: Tensor) -> Kinds:
+        content = self._of.get(id(parameter))
+        known = content is not None and _still(content, parameter, gradient)
+        if content is not None and known and not content.kinds:
+            return NOTHING
+        # Also where it seems unchanged: ``grad.data.zero_()`` leaves the version as it is.
+        if _is_zero_on_host(gradient):
+            return NOTHING
+        return content.kinds if content is not None and known else _UNKNOWN
+
+    def after(self, seen: Sequence[Seen], added: dict[int, Kinds] | Kinds) -> int:
+        """Take in the gradients as backward has left them; return how many it has changed.
+
+        Args:
+            seen: As they were before.
+            added: What backward has added, to all of them or by identity of the parameter.
+        """
+        changed = 0
+        for parameter, identity, version, kinds in seen:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if id(gradient) != identity or _version(gradient) != version:
+                changed += 1
+                new = added.get(id(parameter), _UNKNOWN) if isinstance(added, dict) else added
+                self._put(parameter, gradient, kinds | new)
+            elif id(parameter) in self._of or kinds:
+                self._put(parameter, gradient, kinds)
+        return changed
+
+    def _put(self, parameter: Tensor, gradient: Tensor, kinds: Kinds) -> None:
+        self._of[id(parameter)] = _Content(
+            weakref.ref(parameter), id(gradient), _version(gradient), 0, kinds
+        )
+
+    def of(self, parameters: Iterable[Tensor]) -> list[tuple[Tensor, Kinds]]:
+        """Return those whose gradients' content is known, and the content."""
+        found = []
+        for parameter in parameters:
+            content = self._of.get(id(parameter))
+            if content is None or UNKNOWN in content.kinds:
+                continue
+            gradient = parameter.grad
+            if gradient is not None and _still(content, parameter, gradient):
+                found.append((parameter, content.kinds))
+        return found
+
+    def set(self, parameters: Iterable[Tensor], kinds: Kinds) -> None:
+        """The gradients there are have this content now."""
+        for parameter in parameters:
+            if parameter.grad is not None:
+                self._put(parameter, parameter.grad, kinds)
+
+    def forget(self, parameters: Iterable[Tensor]) -> None:
+        """Nothing is known any more of the gradients of these."""
+        for parameter in parameters:
+            self._of.pop(id(parameter), None)
+
+    def bear(self, gradients: Iterable[int], changes: int) -> None:
+        """These gradients, by identity, are about to be changed in place and keep their content."""
+        identities = set(gradients)
+        for key, content in self._of.items():
+            if content.gradient in identities:
+                self._of[key] = content._replace(slack=content.slack + changes)
+
+
+def _still(content: _Content, parameter: Tensor, gradient: Tensor) -> bool:
+    return (
+        content.parameter() is parameter
+        and content.gradient == id(gradient)
+        and content.version <= _version(gradient) <= content.version + content.slack
+    )
+
+
+def _version(tensor: Tensor) -> int:
+    try:
+        return tensor._version  # noqa: SLF001 - documented in PyTorch's notes on autograd
+    except RuntimeError:  # made under torch.inference_mode, which counts no versions
+        return 0
+
+
+def _is_zero_on_host(gradient: Tensor) -> bool:
+    """Whether a gradient in host memory is zero, as far as it is looked at. No op, no sync."""
+    if (
+        type(gradient) not in _PLAIN_TYPES
+        or gradient.device.type != "cpu"
+        or gradient.layout is not torch.strided
+        or not gradient.is_contiguous()
+        or not gradient.numel()
+    ):
+        return False
+    count = min(gradient.numel() * gradient.element_size(), MOST_BYTES)
+    address = gradient.data_ptr()
+    if ctypes.string_at(address, min(count, FIRST_BYTES)).strip(b"\0"):
+        return False
+    return not ctypes.string_at(address, count).strip(b"\0")

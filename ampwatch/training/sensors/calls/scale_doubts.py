@@ -1,0 +1,76 @@
+"""Gradients of which it is not known yet whether one scale made them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.diagnosis.evidence.calls import MixedScales
+    from ampwatch.training.transfer.scale_log import ScaleLog
+
+MOST_DOUBTS = 16
+"""Steps that may wait for their scales at a time."""
+
+
+class Doubt(NamedTuple):
+    """Gradients whose scales have to be known before anything can be said of them.
+
+    Attributes:
+        numbers: Numbers of the scales they were multiplied by, and of the newest.
+        newest: Number of the one they are divided by.
+        observed: What there is to say, but for the scales.
+    """
+
+    numbers: frozenset[int]
+    newest: int
+    observed: MixedScales
+
+
+class Doubts:
+    """Waits for scales that are on their way from a device.
+
+    Args:
+        scales: Where they arrive.
+        observe: Told of gradients that were made by another scale than they are divided by.
+    """
+
+    def __init__(self, scales: ScaleLog, observe: Callable[[object], None]) -> None:
+        self._scales = scales
+        self._observe = observe
+        self._open: list[Doubt] = []
+
+    def __bool__(self) -> bool:
+        """Whether any is open."""
+        return bool(self._open)
+
+    def add(self, doubt: Doubt) -> None:
+        """Take in a doubt, and settle it at once if that is possible."""
+        self._open = [*self._open[-MOST_DOUBTS + 1 :], doubt]
+        self.settle()
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._open.clear()
+
+    def settle(self) -> None:
+        """Say what is known by now. Never waits."""
+        if not self._open:
+            return
+        self._scales.take_arrived()
+        self._open = [doubt for doubt in self._open if not self._is_settled(doubt)]
+
+    def _is_settled(self, doubt: Doubt) -> bool:
+        scales = [self._scales.of(number) for number in doubt.numbers]
+        newest = self._scales.of(doubt.newest)
+        if None in scales or newest is None:
+            return False
+        # One that was never taken is NaN.
+        known = [scale for scale in scales if scale is not None and scale > 0.0]
+        if known and newest > 0.0:
+            other = max(known, key=lambda scale: abs(math.log2(scale / newest)))
+            if other != newest:
+                self._observe(doubt.observed._replace(scale=newest, other=other))
+        return True

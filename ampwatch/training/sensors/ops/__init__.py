@@ -1,0 +1,1 @@
+"""Which ops ran in which dtype, and why."""

@@ -1,0 +1,81 @@
+"""Ops that autocast refuses on a GPU, where it lets them run on a CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ampwatch.diagnosis.evidence.calls import RefusedOp
+from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.hooks.sources import user_source
+from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.ops.operands import HALF
+from ampwatch.training.ops.values import is_plain, place_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.training.hooks.regions import Regions
+    from ampwatch.training.ops.call import OpCall
+    from ampwatch.training.ops.listener import OpPlace
+
+REFUSED = "binary_cross_entropy"
+CAST = "_to_copy"
+
+
+class RefusedOps:
+    """Sees the loss of a probability that was rounded to half precision, under autocast.
+
+    Autocast on a CPU casts the probability to float32 first, which brings nothing back: the
+    cast right before the loss is what tells it from a probability that was computed in float32.
+
+    Args:
+        regions: Which autocast regions there are.
+        observe: Told of each ``RefusedOp``.
+
+    Cost:
+        Less than 1 us an op.
+    """
+
+    def __init__(self, regions: Regions, observe: Callable[[object], None]) -> None:
+        self._regions, self._observe = regions, observe
+        self._step = 0
+        self._cast: dict[int, str] = {}
+
+    def begin(self, step: int) -> None:
+        """Iteration ``step`` begins."""
+        self._step = step
+        self._cast.clear()
+
+    def note(self, call: OpCall, place: OpPlace) -> None:
+        """An op has returned."""
+        name = call.info.name
+        if name == CAST:
+            self._remember(call)
+            return
+        if name == REFUSED and self._cast and place.phase is Phase.FORWARD:
+            self._look(call, place)
+        if self._cast:
+            self._cast.clear()
+
+    def end(self) -> None:
+        """The iteration is over."""
+        self._cast.clear()
+
+    def _remember(self, call: OpCall) -> None:
+        """Keep where the casts right before an op have put their results."""
+        given, out = call.args[0], call.out
+        if is_plain(given) and is_plain(out) and given.dtype in HALF and out.dtype == torch.float32:
+            self._cast[out.data_ptr()] = name_of(given.dtype)
+
+    def _look(self, call: OpCall, place: OpPlace) -> None:
+        probability = call.args[0]
+        dtype = self._cast.get(probability.data_ptr()) if is_plain(probability) else None
+        if dtype is None or not self._is_in_region(probability.device.type):
+            return
+        self._observe(RefusedOp(self._step, REFUSED, place_name(place), dtype, user_source()))
+
+    def _is_in_region(self, device_type: str) -> bool:
+        here = [r for r in self._regions.here() if r.device_type == device_type]
+        return bool(here) and here[-1].enabled

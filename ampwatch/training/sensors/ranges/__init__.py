@@ -1,0 +1,1 @@
+"""Exponent histograms of gradients, outputs, weights and updates."""

@@ -1,0 +1,273 @@
+"""What an optimizer step changed, as a share of the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ampwatch.numerics.formats import FORMATS, HALF
+from ampwatch.training.kernels.admission import admit
+from ampwatch.training.model.names import module_of
+from ampwatch.training.transfer.losses import is_capturing
+from ampwatch.training.transfer.measuring import How, Item
+from ampwatch.wire.records import Topic
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
+
+    from ampwatch.guard import Guard
+    from ampwatch.training.iteration.governor import Sampler
+    from ampwatch.training.model.names import Names
+    from ampwatch.training.model.optimizers import OptimizerRegistry
+    from ampwatch.training.transfer.measuring import Measuring
+
+MOST_ELEMENTS = 4096
+"""Elements of a parameter that are compared: every k-th in memory order, with the smallest k
+that gives no more. The standard error of a share is then at most 0.8 %."""
+
+MOST_TOGETHER = 2**22
+"""Elements of all parameters together: 16 MB in float32, of which a snapshot is kept."""
+
+SPAN = 8
+"""Iterations over which PyTorch's own optimizers, which round to nearest, must not have moved
+a weight: what one step loses, all of them lose."""
+
+LONG_SPAN = 512
+"""The same for other optimizers. They may round stochastically, or keep float32 weights of their
+own: then a weight in bfloat16 moves seldom, but it moves."""
+
+TINY = 2.0**-100
+"""What a weight that is zero counts as, so that a change of it has a ratio; dividing the
+largest float32 update by it still gives a finite number for updates below 2^27."""
+
+
+class _Group(NamedTuple):
+    """Some elements of the parameters of one device and dtype, in a row."""
+
+    names: list[str]
+    sizes: list[int]
+    values: Tensor
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    """Some elements of the parameters of one optimizer."""
+
+    groups: list[_Group]
+    step: int
+
+    def is_of_the_same_as(self, other: _Snapshot) -> bool:
+        """Whether both hold the same elements of the same parameters."""
+        mine = [(g.names, g.sizes, g.values.device) for g in self.groups]
+        return mine == [(g.names, g.sizes, g.values.device) for g in other.groups]
+
+
+@dataclass(slots=True)
+class _History:
+    """The snapshots of one optimizer.
+
+    Attributes:
+        before: From before the step that is running.
+        parts: Of how many parts those in ``kept`` are.
+        kept: By part.
+    """
+
+    before: _Snapshot | None = None
+    parts: int = 1
+    kept: dict[int, _Snapshot] = field(default_factory=dict)
+
+
+class UpdateSensor:
+    """Compares parameters before and after the step of an optimizer, in iterations that sample state.
+
+    Two comparisons: over this one step, and over the many iterations since a
+    snapshot that is kept: rounding that loses each update loses their sum as well.
+
+    Parameters whose group has a learning rate of 0 are left out: they are not meant to move.
+
+    Args:
+        registry: Knows which optimizers belong here.
+        names: Names of the parameters.
+        sampler: Says which iterations are sampled.
+        measuring: Measures.
+        guard: The fail-open boundary.
+
+    Attributes:
+        lost_eps: Name of each float16 or bfloat16 parameter to the ``eps`` of its group,
+            where that is zero in the dtype of the parameter.
+    """
+
+    name = "updates"
+
+    def __init__(
+        self,
+        registry: OptimizerRegistry,
+        names: Names,
+        sampler: Sampler,
+        measuring: Measuring,
+        guard: Guard,
+    ) -> None:
+        self.lost_eps: dict[str, float] = {}
+        self._registry = registry
+        self._names = names
+        self._sampler = sampler
+        self._measuring = measuring
+        self._guard = guard
+        # Weak, so that an optimizer that is gone takes its snapshots along.
+        self._histories: WeakKeyDictionary[Optimizer, _History] = WeakKeyDictionary()
+        self._handles: list[RemovableHandle] = []
+
+    def install(self) -> None:
+        """Register PyTorch's own hooks around ``optimizer.step``."""
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks out."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._histories.clear()
+
+    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if Topic.UPDATE in self._sampler.wanted and not torch.compiler.is_compiling():
+            self._guard.run(self.before_step, optimizer)
+
+    def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if Topic.UPDATE in self._sampler.wanted and not torch.compiler.is_compiling():
+            self._guard.run(self.after_step, optimizer)
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step."""
+        index = self._registry.index_of(optimizer)
+        if index is None or _is_capturing(optimizer):
+            return
+        history = self._histories.get(optimizer)
+        if history is None:
+            history = self._histories[optimizer] = _History()
+            self._look_at_eps(optimizer, index)
+        if history.before is not None and history.before.step == self._sampler.step:
+            return  # a step within a step, of a wrapper or of super().step()
+        history.before = self._snapshot(optimizer, index)
+        if history.before is not None:
+            self._look_back(history, history.before, _span_of(optimizer))
+
+    def _look_back(self, history: _History, now: _Snapshot, span: int) -> None:
+        """Compare with the snapshot that is kept, if that is old enough."""
+        part, parts = self._sampler.part
+        if history.parts != parts:
+            history.parts = parts
+            history.kept.clear()
+        kept = history.kept.setdefault(part, now)
+        if not now.is_of_the_same_as(kept):
+            history.kept[part] = now
+        elif now.step - kept.step >= span:
+            self._compare(kept, now)
+            history.kept[part] = now
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped."""
+        history, index = self._histories.get(optimizer), self._registry.index_of(optimizer)
+        if history is None or index is None:
+            return
+        before, history.before = history.before, None
+        # A step that raised has left its snapshot behind.
+        if before is None or before.step != self._sampler.step:
+            return
+        after = self._snapshot(optimizer, index)
+        if after is not None and after.is_of_the_same_as(before):
+            self._compare(before, after)
+
+    def _snapshot(self, optimizer: Optimizer, index: int) -> _Snapshot | None:
+        rates = [g.get("lr") for g in optimizer.param_groups for _ in g["params"]]
+        named = self._names.of_optimizer(optimizer, index)
+        most = max(1, min(MOST_ELEMENTS, MOST_TOGETHER // max(1, len(named))))
+        part, parts = self._sampler.part
+        groups: dict[tuple[torch.device, torch.dtype], tuple[list[str], list[Tensor]]] = {}
+        for (name, parameter), rate in list(zip(named, rates, strict=True))[part::parts]:
+            if parameter.grad is None or _is_zero(rate):
+                continue
+            sample = sample_of(parameter, most)
+            if sample is not None:
+                names, samples = groups.setdefault((sample.device, sample.dtype), ([], []))
+                names.append(name)
+                samples.append(sample)
+        if not groups:
+            return None
+        return _Snapshot([_joined(*group) for group in groups.values()], self._sampler.step)
+
+    def _compare(self, before: _Snapshot, after: _Snapshot) -> None:
+        """Measure what lies between two snapshots; an element that did not change is a zero."""
+        items: list[Item] = []
+        for old, new in zip(before.groups, after.groups, strict=True):
+            with torch.no_grad():
+                ratio = (new.values - old.values).abs_()
+                ratio.div_(old.values.abs().clamp_min_(TINY))
+            parts = torch.split(ratio, old.sizes)
+            named = zip(old.names, parts, strict=True)
+            items += [Item(name, module_of(name), part) for name, part in named]
+        # Two snapshots around one step are of the same iteration.
+        span = max(1, after.step - before.step)
+        self._measuring.measure(Topic.UPDATE, items, How(span=span))
+
+    def _look_at_eps(self, optimizer: Optimizer, index: int) -> None:
+        named = iter(self._names.of_optimizer(optimizer, index))
+        for group in optimizer.param_groups:
+            eps = group.get("eps")
+            for _ in group["params"]:
+                name, parameter = next(named)
+                dtype = str(parameter.dtype).removeprefix("torch.")
+                if (
+                    isinstance(eps, float)
+                    and dtype in HALF
+                    and 0.0 < eps <= FORMATS[dtype].flush_at
+                ):
+                    self.lost_eps[name] = eps
+
+
+def sample_of(parameter: Tensor, most: int = MOST_ELEMENTS) -> Tensor | None:
+    """Return a view of every k-th element, at most ``most``; ``None`` if it has none."""
+    pieces, _ = admit(parameter.detach())
+    if not pieces:
+        return None
+    # The elements of a piece lie one after another in memory, whatever its shape.
+    apart = -(-pieces[0].numel() // most)
+    return pieces[0].as_strided((-(-pieces[0].numel() // apart),), (apart,))
+
+
+@torch.no_grad()
+def _joined(names: list[str], samples: list[Tensor]) -> _Group:
+    # float8 can be neither joined nor subtracted.
+    wide = samples if samples[0].dtype.itemsize > 1 else [s.float() for s in samples]
+    values = torch.cat(wide)
+    if values.dtype is not torch.float64:
+        values = values.float()
+    return _Group(names, [sample.numel() for sample in samples], values)
+
+
+def _span_of(optimizer: Optimizer) -> int:
+    """Return over how many iterations an optimizer must not have moved a weight."""
+    own = type(optimizer).__module__.startswith("torch.optim")
+    return SPAN if own else LONG_SPAN
+
+
+def _is_capturing(optimizer: Optimizer) -> bool:
+    """Whether the step is being captured into a CUDA graph, where nothing may be added."""
+    first = next((p for group in optimizer.param_groups for p in group["params"]), None)
+    return first is not None and is_capturing(first)
+
+
+def _is_zero(rate: object) -> bool:
+    # A learning rate that is a tensor may be on a device and is not asked for.
+    return isinstance(rate, (int, float)) and rate == 0

@@ -1,0 +1,1 @@
+"""What rounds away: casts, sums, averages and accumulated gradients."""

@@ -1,0 +1,227 @@
+"""Casts to FP8 formats: what is clipped, what is flushed to zero, and scales that are not finite."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ampwatch.diagnosis.evidence.rounding import BrokenScale, Fp8Cast, OpSite
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.units.ops import FP8_DTYPES
+from ampwatch.training.hooks.sources import user_source
+from ampwatch.training.model.dtypes import NAMES
+from ampwatch.training.ops.values import is_plain, place_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ampwatch.training.ops.call import OpCall
+    from ampwatch.training.ops.listener import OpPlace
+    from ampwatch.training.transfer.deferred import Deferred
+
+FP8 = {dtype: FORMATS[name] for dtype, name in NAMES.items() if name in FP8_DTYPES}
+"""The formats numbers are cast to; ``float8_e8m0fnu`` is one of scales."""
+
+LIMITS = frozenset(fmt.max for fmt in FP8.values())
+
+CLAMPS = ("clamp", "hardtanh", "clamp_max")
+"""Ops that clip. What was clipped in place cannot be told from what was there."""
+
+DIVISIONS = ("reciprocal", "reciprocal_", "div", "div_", "true_divide")
+"""Ops that make a scale out of the largest magnitude."""
+
+LARGEST_SCALE = 4096
+"""Elements of a tensor of scales, one per row or block, at most."""
+
+PATIENCE = 2
+"""Iterations in which divisions are looked at although nothing has been cast yet."""
+
+MOST_PLACES = 4096
+
+MOST_SCALES = 16
+"""Newest divisions that a broken scale is looked for among."""
+
+
+class _Division(NamedTuple):
+    """A division that may have made a scale.
+
+    Attributes:
+        site: Where.
+        is_broken: A device scalar: whether it made something infinite of finite numbers.
+    """
+
+    site: OpSite
+    is_broken: torch.Tensor
+
+
+class Fp8Casts:
+    """Looks at every cast of a tensor to an FP8 format.
+
+    What is clamped to the limits of a format before it is cast is counted as clipped there. Of
+    formats that live in custom ops (Transformer Engine's kernels) nothing is seen, nor of
+    the insides of tensor subclasses; torchao scales, clamps and casts with plain ops.
+
+    Args:
+        deferred: Reads values.
+        observe: Told of each ``Fp8Cast`` and ``BrokenScale``.
+
+    Cost:
+        Less than 1 us for other ops; two passes over a small tensor that is divided; six over
+        what is cast.
+    """
+
+    def __init__(self, deferred: Deferred, observe: Callable[[object], None]) -> None:
+        self._deferred, self._observe = deferred, observe
+        self._step = 0
+        self._has_cast = False
+        self._num_iterations = 0
+        self._casts: set[tuple[str, str]] = set()
+        self._divisions: deque[_Division] = deque(maxlen=MOST_SCALES)
+        self._clamped: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        self._handlers: dict[str, Callable[[OpCall, OpPlace], None]] = {
+            "_to_copy": self._cast,
+            "to": self._cast,
+            "copy_": self._copy,
+            **dict.fromkeys(CLAMPS, self._clamp),
+            **dict.fromkeys(DIVISIONS, self._divide),
+        }
+
+    def begin(self, step: int) -> None:
+        """Iteration ``step`` begins. Scales of the one before may be used in this one."""
+        self._step = step
+        self._num_iterations += 1
+        self._clamped.clear()
+        self._deferred.poll()
+
+    def note(self, call: OpCall, place: OpPlace) -> None:
+        """An op has returned."""
+        handler = self._handlers.get(call.info.name)
+        if handler is not None:
+            handler(call, place)
+
+    def end(self) -> None:
+        """The iteration is over."""
+        self._clamped.clear()
+        self._deferred.poll()
+
+    def _cast(self, call: OpCall, place: OpPlace) -> None:
+        self._look(call, place, call.args[0], call.out)
+
+    def _copy(self, call: OpCall, place: OpPlace) -> None:
+        self._look(call, place, call.args[1], call.args[0])
+
+    def _look(self, call: OpCall, place: OpPlace, source: Any, out: Any) -> None:
+        fmt = FP8.get(getattr(out, "dtype", None))  # type: ignore[arg-type]
+        if fmt is None:
+            if self._clamped and id(source) in self._clamped and is_plain(out):
+                # To another format on the way.
+                reference, beyond = self._clamped.pop(id(source))
+                if reference() is source:
+                    self._clamped[id(out)] = weakref.ref(out), beyond
+            return
+        if not is_plain(source) or source.dtype in FP8:
+            return
+        self._has_cast = True
+        values = source.detach()
+        magnitude = values.abs()
+        finite = magnitude.isfinite()
+        clipped = (finite & (magnitude >= fmt.overflow_from)).sum()
+        before = self._clamped.pop(id(source), None)
+        if before is not None and before[0]() is source:
+            clipped = clipped + before[1]
+        nonzero = magnitude > 0
+        columns = (
+            (finite & nonzero).sum(),
+            clipped,
+            # Rounding is to nearest, ties to even: half of the smallest number becomes zero.
+            (nonzero & (magnitude <= fmt.flush_at)).sum(),
+            torch.where(finite, magnitude, 0.0).max(),
+            (~finite).sum(),
+        )
+        divisions = [d for d in list(self._divisions) if d.is_broken.device == values.device]
+        flags = torch.stack([d.is_broken for d in divisions]) if divisions else columns[0][None][:0]
+        read = torch.stack([column.to(torch.float32) for column in columns])
+        site = self._site(call, place)
+        sites = [d.site for d in divisions]
+        broken: list[OpSite] = []
+        place_of = site.where, site.source
+        is_first = self._step == 0 and place_of not in self._casts
+        if len(self._casts) < MOST_PLACES:
+            self._casts.add(place_of)
+        if sites:
+            self._deferred.read(flags.to(torch.float32), partial(_pick, sites, broken))
+        self._deferred.read(read, partial(self._judge, site, fmt.name, broken, is_first))
+
+    def _judge(
+        self,
+        site: OpSite,
+        dtype: str,
+        broken: list[OpSite],
+        is_first: bool,  # noqa: FBT001 - bound by place
+        read: list[float],
+    ) -> None:
+        count, clipped, flushed, largest, nonfinite = read
+        if nonfinite and broken:
+            # The one of the module that casts, else the newest.
+            own = [b for b in broken if b.where == site.where] or broken
+            born = own[-1]._replace(step=site.step)
+            self._observe(BrokenScale(born, dtype, site.where, int(nonfinite)))
+        if count:
+            self._observe(
+                Fp8Cast(site, dtype, int(count), int(clipped), int(flushed), largest, is_first)
+            )
+
+    def _clamp(self, call: OpCall, _place: OpPlace) -> None:
+        """Count what is clipped on purpose, if it is to the largest number of a format."""
+        values, limit = call.args[0], _upper(call)
+        if limit not in LIMITS or not is_plain(values) or not is_plain(call.out):
+            return
+        fmt = next(fmt for fmt in FP8.values() if fmt.max == limit)
+        magnitude = values.detach().abs()
+        beyond = (magnitude.isfinite() & (magnitude >= fmt.overflow_from)).sum()
+        if len(self._clamped) > MOST_SCALES:
+            self._clamped.clear()
+        self._clamped[id(call.out)] = weakref.ref(call.out), beyond
+
+    def _divide(self, call: OpCall, place: OpPlace) -> None:
+        """Note whether finite numbers were divided by zero, or by too little."""
+        out = call.out
+        if not self._has_cast and self._num_iterations > PATIENCE:
+            return  # a training without FP8
+        if not is_plain(out) or not out.is_floating_point():
+            return
+        divisor: Any = call.args[-1] if call.info.name.startswith("reciprocal") else call.args[1]
+        if divisor is out:
+            divisor = None  # its old value is gone
+        elif not isinstance(divisor, torch.Tensor):
+            return  # a number
+        on_host = out.device.type == "cpu"
+        is_broken = None
+        if is_plain(divisor) and divisor.device == out.device and divisor.numel() <= LARGEST_SCALE:
+            is_broken = (divisor.detach() == 0).any()
+        if out.numel() <= LARGEST_SCALE:
+            overflowed = out.detach().isfinite().logical_not().any()
+            if is_plain(divisor) and divisor.device == out.device:
+                overflowed = overflowed & divisor.detach().isfinite().all()
+            is_broken = overflowed if is_broken is None else is_broken | overflowed
+        if is_broken is not None and not (on_host and not is_broken.tolist()):
+            self._divisions.append(_Division(self._site(call, place), is_broken))
+
+    def _site(self, call: OpCall, place: OpPlace) -> OpSite:
+        name = call.info.name
+        return OpSite(self._step, place_name(place), name, place.phase.label, user_source())
+
+
+def _pick(sites: Sequence[OpSite], broken: list[OpSite], flags: list[float]) -> None:
+    broken.extend(site for site, flag in zip(sites, flags, strict=True) if flag)
+
+
+def _upper(call: OpCall) -> float:
+    """Return the upper bound of a clamp, NaN if it is no number."""
+    place = 1 if call.info.name == "clamp_max" else 2
+    given = call.args[place] if len(call.args) > place else call.kwargs.get("max")
+    return float(given) if isinstance(given, (int, float)) else float("nan")

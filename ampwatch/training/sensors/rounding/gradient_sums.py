@@ -1,0 +1,126 @@
+"""Gradients of many backward passes that are added up in half precision."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from ampwatch.diagnosis.evidence.rounding import GradientSum, OpSite
+from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.hooks.sources import user_source
+from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.ops.operands import HALF
+from ampwatch.training.ops.values import is_plain, thinned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.training.model.names import Names
+    from ampwatch.training.ops.call import OpCall
+    from ampwatch.training.ops.listener import OpPlace
+    from ampwatch.training.transfer.deferred import Deferred
+
+SAMPLED = 1024
+"""Elements of a gradient that are added up beside it in float32."""
+
+TOLD_EVERY = 8
+"""Additions after which the two sums are compared."""
+
+
+class _Beside:
+    """A float32 sum of what is added up in a gradient.
+
+    Attributes:
+        gradient: The gradient.
+        total: The sum of some of its elements.
+        additions: How many gradients are in it.
+    """
+
+    __slots__ = ("additions", "gradient", "total")
+
+    def __init__(self, gradient: torch.Tensor, total: torch.Tensor) -> None:
+        self.gradient = weakref.ref(gradient)
+        self.total = total
+        self.additions = 2
+
+
+class GradientSums:
+    """Adds up in float32, for some elements, what autograd adds up in a half ``.grad``.
+
+    Only what is added in one iteration counts: an optimizer's step begins a new sum.
+
+    Args:
+        names: Names of the parameters.
+        deferred: Reads values.
+        observe: Told at the end of an iteration of the newest comparison of each parameter
+            (``GradientSum``).
+
+    Cost:
+        Less than 1 us for an op outside of backward; 15 us for a gradient that is added.
+    """
+
+    def __init__(self, names: Names, deferred: Deferred, observe: Callable[[object], None]) -> None:
+        self._names, self._deferred, self._observe = names, deferred, observe
+        self._step = 0
+        self._known: dict[int, str] = {}
+        self._sums: dict[int, _Beside] = {}
+        self._newest: dict[str, GradientSum] = {}
+
+    def begin(self, step: int) -> None:
+        """Iteration ``step`` begins, and with it each sum."""
+        self._step = step
+        self._deferred.poll()
+        self._sums.clear()
+        self._known = {id(p): name for name, p in self._names.parameters() if p.dtype in HALF}
+
+    def note(self, call: OpCall, place: OpPlace) -> None:
+        """An op has returned."""
+        if place.phase is not Phase.BACKWARD or call.info.name != "add_" or not self._known:
+            return
+        gradient = call.args[0]
+        if gradient.dtype not in HALF:
+            return
+        node = torch._C._current_autograd_node()  # noqa: SLF001 - no public name for it
+        name = self._known.get(id(getattr(node, "variable", None)))
+        if name is not None and is_plain(gradient) and is_plain(call.args[1]):
+            self._add(name, gradient, call.args[1])
+
+    def end(self) -> None:
+        """The iteration is over: say in the order of the parameters what became of them."""
+        self._deferred.poll()
+        newest, self._newest = self._newest, {}
+        for name in self._known.values():
+            if name in newest:
+                self._observe(newest[name])
+        self._sums.clear()
+        self._known.clear()
+
+    def _add(self, name: str, gradient: torch.Tensor, addend: torch.Tensor) -> None:
+        now = thinned(gradient.detach(), SAMPLED).float()
+        added = thinned(addend.detach(), SAMPLED).float()
+        beside = self._sums.get(id(gradient))
+        if beside is None or beside.gradient() is not gradient:
+            self._sums[id(gradient)] = _Beside(gradient, now)
+            return
+        beside.additions += 1
+        # A gradient that was set to zero begins anew.
+        begins = (now == added).all()
+        beside.total = torch.where(begins, added, beside.total + added)
+        if beside.additions % TOLD_EVERY:
+            return
+        # Where nothing has changed, adding once more changes nothing either.
+        lost = (now + added).to(gradient.dtype).float() == now
+        nonzero = added != 0
+        error = (now - beside.total).norm() / beside.total.norm().clamp(min=1e-30)
+        columns = error, (lost & nonzero).sum(), nonzero.sum(), now.isfinite().all()
+        site = OpSite(self._step, f"param:{name}", "add_", "backward", user_source())
+        dtype, additions = name_of(gradient.dtype), beside.additions
+
+        def judge(read: list[float]) -> None:
+            error, lost, nonzero, is_finite = read
+            if is_finite and nonzero:
+                self._newest[name] = GradientSum(site, dtype, additions, error, lost / nonzero)
+
+        self._deferred.read(torch.stack([c.to(torch.float32) for c in columns]), judge)

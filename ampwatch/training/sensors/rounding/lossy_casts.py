@@ -1,0 +1,336 @@
+"""Integers that become numbers of a format that cannot tell all of them apart."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ampwatch.diagnosis.evidence.rounding import LossyCast, OpSite
+from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.hooks.sources import user_source
+from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.ops.call import tensors_among
+from ampwatch.training.ops.operands import HALF
+from ampwatch.training.ops.values import has_grad, head, is_plain, place_name, thinned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from ampwatch.training.ops.call import OpCall
+    from ampwatch.training.ops.listener import OpPlace
+    from ampwatch.training.transfer.deferred import Deferred
+
+LARGEST_INTEGER = {torch.bfloat16: 2**8, torch.float16: 2**11, torch.float32: 2**24}
+"""Up to here a format holds every integer: 2 ** (stored bits of the mantissa + 1)."""
+
+INTEGERS = frozenset({torch.int16, torch.int32, torch.int64})
+"""Dtypes of integers that can be too large for a format; int8 and uint8 fit into all."""
+
+MANTISSA_BITS = {torch.float64: 52, torch.float32: 23, torch.float16: 10, torch.bfloat16: 7}
+
+TELLING_BITS = 4
+"""A float32 of 2**23 and more is an integer whatever it is about. Only a number that could have
+so many bits behind the point tells something by having none."""
+
+FEWEST_TELLING = 8
+
+FEWEST = 8
+"""Numbers below which nothing can be said about all of them."""
+
+FIRST_LOOK = 64
+"""Elements of floating-point tensors that are looked at first: most are no integers."""
+
+MOST_COMPARED = 65536
+
+MOST_REJECTIONS = 3
+"""Casts alike that are looked at in vain, after which they are looked at rarely."""
+
+RARELY = 16
+"""Unit: iterations."""
+
+MOST_SIGNATURES = 4096
+MOST_HELD = 16
+
+ORDERED_SHARE = 0.9
+"""Share of the steps between neighbours that must go the same way."""
+
+LOST_SHARE = 0.05
+"""Share of the distinct integers that must become equal to others."""
+
+FEWEST_LOST = 4
+
+ROUNDED_SHARE = 0.25
+"""Share of the elements of an integer dtype that must be rounded, where none become equal."""
+
+
+class _Held(NamedTuple):
+    """A cast outside of modules whose result nobody has used yet."""
+
+    result: weakref.ref[torch.Tensor]
+    address: int
+    cast: LossyCast
+
+
+class LossyCasts:
+    """Looks at casts to formats with few bits, in the forward pass.
+
+    What is cast outside of the model counts once an op of the model, or one that gradients flow
+    through, reads it.
+
+    Args:
+        deferred: Reads values.
+        observe: Told of each ``LossyCast``.
+
+    Cost:
+        Less than 1 us for an op that casts nothing; 10 us a cast on a CPU until it is known to be
+        of something else than integers; a sort of at most 65536 elements for integers.
+    """
+
+    def __init__(self, deferred: Deferred, observe: Callable[[object], None]) -> None:
+        self._deferred, self._observe = deferred, observe
+        self._step = 0
+        self._rejections: dict[Hashable, int] = {}
+        self._held: list[_Held] = []
+        self._handlers: dict[str, Callable[[OpCall, OpPlace], None]] = {
+            "_to_copy": self._cast,
+            "to": self._cast,
+            "copy_": self._copy,
+            "arange": self._range,
+            "cumsum": self._count_up,
+            **dict.fromkeys(("mul", "div", "add", "sub", "pow"), self._promote),
+        }
+
+    def begin(self, step: int) -> None:
+        """Iteration ``step`` begins."""
+        self._step = step
+        self._deferred.poll()
+
+    def note(self, call: OpCall, place: OpPlace) -> None:
+        """An op has returned."""
+        if self._held:
+            self._follow(call, place)
+        handler = self._handlers.get(call.info.name)
+        if handler is not None and place.phase in (Phase.FORWARD, Phase.EVAL):
+            handler(call, place)
+
+    def end(self) -> None:
+        """The iteration is over."""
+        self._deferred.poll()
+
+    def _cast(self, call: OpCall, place: OpPlace) -> None:
+        self._compare(call, place, call.args[0], call.out)
+
+    def _copy(self, call: OpCall, place: OpPlace) -> None:
+        self._compare(call, place, call.args[1], call.args[0])
+
+    def _promote(self, call: OpCall, place: OpPlace) -> None:
+        """An op on tensors of different dtypes casts one of them without saying so."""
+        if getattr(call.out, "dtype", None) not in HALF:
+            return
+        for value in call.args[:2]:
+            if isinstance(value, torch.Tensor) and value.dtype in INTEGERS and value.ndim:
+                self._compare(call, place, value, call.out)
+
+    def _range(self, call: OpCall, place: OpPlace) -> None:
+        """``arange`` in half precision rounds as a cast of the integers would."""
+        out = call.out
+        numbers = [float(x) for x in call.args if isinstance(x, (int, float))]
+        if not is_plain(out) or out.dtype not in HALF or not all(map(float.is_integer, numbers)):
+            return
+        largest = max(map(abs, numbers), default=0.0)
+        values = head(out, MOST_COMPARED)
+        if largest <= LARGEST_INTEGER[out.dtype] or len(values) < FEWEST:
+            return
+        count, site, dtype = len(values), self._site(call, place), name_of(out.dtype)
+        result = weakref.ref(out), _address(out)
+
+        def judge(read: list[float]) -> None:
+            kept = int(read[0]) + 1
+            if count - kept >= max(FEWEST_LOST, LOST_SHARE * count):
+                cast = LossyCast(
+                    site, dtype, count, count, kept, count - kept, largest, is_ordered=True
+                )
+                self._tell(cast, result, place)
+
+        self._deferred.read((values[1:] != values[:-1]).sum(), judge)
+
+    def _count_up(self, call: OpCall, place: OpPlace) -> None:
+        """A running count in half precision stands still where a one is nothing any more."""
+        given, out = call.args[0], call.out
+        if not (is_plain(given) and is_plain(out)) or out.dtype not in HALF:
+            return
+        limit = LARGEST_INTEGER[out.dtype]
+        dim = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim", 0)
+        if not given.ndim or given.shape[dim] <= limit or has_grad(given):
+            return
+        one = head(given.detach().movedim(dim, -1), MOST_COMPARED)
+        counted = head(out.detach().movedim(dim, -1), MOST_COMPARED)
+        columns = (
+            (one == one.round()).all() if one.is_floating_point() else one.new_ones(()),
+            counted.abs().max(),
+            (one[1:] != 0).sum() + 1,
+            ((counted[1:] != counted[:-1]) & (one[1:] != 0)).sum() + 1,
+        )
+        count, site, dtype = len(one), self._site(call, place), name_of(out.dtype)
+        result = weakref.ref(out), _address(out)
+
+        def judge(read: list[float]) -> None:
+            whole, largest, distinct, kept = read
+            if whole and largest >= limit and distinct - kept >= LOST_SHARE * count:
+                numbers = int(distinct), int(kept), int(distinct - kept)
+                cast = LossyCast(site, dtype, count, *numbers, largest, is_ordered=True)
+                self._tell(cast, result, place)
+
+        self._deferred.read(torch.stack([c.to(torch.float32) for c in columns]), judge)
+
+    def _compare(self, call: OpCall, place: OpPlace, source: Any, out: Any) -> None:
+        if not (is_plain(source) and is_plain(out)):
+            return
+        limit = LARGEST_INTEGER.get(out.dtype)
+        is_integer = source.dtype in INTEGERS
+        if limit is None or source.numel() < FEWEST or isinstance(source, torch.nn.Parameter):
+            return
+        bits = MANTISSA_BITS.get(source.dtype, 0)
+        # What is cast to a wider format, or to float32 from one, loses nothing.
+        if not is_integer and (bits <= MANTISSA_BITS[out.dtype] or out.dtype is torch.float32):
+            return
+        signature = place.module, source.dtype, out.dtype, source.shape
+        rejections = self._rejections.get(signature, 0)
+        if rejections >= MOST_REJECTIONS and self._step % RARELY:
+            return
+        if not is_integer and source.device.type == "cpu":
+            first = thinned(source.detach(), FIRST_LOOK).tolist()
+            if not all(map(float.is_integer, first)):
+                self._reject(signature)
+                return
+        values = head(source.detach(), MOST_COMPARED)
+        if values.device.type == "cpu":
+            largest: Any = values.abs().max().tolist()
+            if largest <= limit:
+                self._reject(signature)
+                return
+        judge = partial(
+            self._judge,
+            self._site(call, place),
+            place,
+            out.dtype,
+            is_integer,
+            len(values),
+            (weakref.ref(out), _address(out)),
+            signature,
+        )
+        self._deferred.read(_compared(values, out.dtype, bits), judge)
+
+    def _reject(self, signature: Hashable) -> None:
+        if len(self._rejections) >= MOST_SIGNATURES:
+            self._rejections.clear()
+        self._rejections[signature] = self._rejections.get(signature, 0) + 1
+
+    def _judge(
+        self,
+        site: OpSite,
+        place: OpPlace,
+        dtype: torch.dtype,
+        is_integer: bool,  # noqa: FBT001 - bound by name below
+        count: int,
+        result: tuple[weakref.ref[torch.Tensor], int],
+        signature: Hashable,
+        read: list[float],
+    ) -> None:
+        whole, largest, distinct, kept, rounded, telling, ups, downs = read
+        is_whole = is_integer or (whole == count and telling >= FEWEST_TELLING)
+        if not (is_whole and math.isfinite(largest) and largest > LARGEST_INTEGER[dtype]):
+            self._reject(signature)
+            return
+        lost = distinct - kept
+        collides = lost >= max(FEWEST_LOST, LOST_SHARE * distinct)
+        is_far = largest > 2 * LARGEST_INTEGER[dtype] and dtype in HALF
+        is_varied = is_integer and distinct >= FEWEST
+        rounds = is_varied and is_far and rounded >= ROUNDED_SHARE * count
+        if not (collides or rounds):
+            self._reject(signature)
+            return
+        is_ordered = max(ups, downs) >= max(1.0, ORDERED_SHARE * (ups + downs))
+        cast = LossyCast(
+            site,
+            name_of(dtype),
+            count,
+            int(distinct),
+            int(kept),
+            int(rounded),
+            largest,
+            is_ordered=is_ordered,
+        )
+        self._tell(cast, result, place)
+
+    def _tell(
+        self, cast: LossyCast, result: tuple[weakref.ref[torch.Tensor], int], place: OpPlace
+    ) -> None:
+        if place.is_inside:
+            self._observe(cast)
+            return
+        reference, address = result
+        if address and len(self._held) < MOST_HELD:
+            self._held.append(_Held(reference, address, cast))
+
+    def _follow(self, call: OpCall, place: OpPlace) -> None:
+        """See whether an op reads what was cast outside of the model."""
+        # Who lives holds its memory: an address that is met again is that of a view.
+        self._held = [held for held in self._held if held.result() is not None]
+        if not self._held:
+            return
+        tensors = tensors_among(call.args)
+        addresses = {_address(tensor) for tensor in tensors if is_plain(tensor)}
+        used = [held for held in self._held if held.address in addresses]
+        if not used:
+            return
+        if place.is_inside or has_grad(*tensors):
+            # By identity: weak references compare what they refer to.
+            done = {id(held) for held in used}
+            self._held = [held for held in self._held if id(held) not in done]
+            for held in used:
+                self._observe(held.cast)
+        elif is_plain(call.out) and call.out.is_floating_point():
+            self._inherit(used, call.out)
+
+    def _inherit(self, used: Sequence[_Held], out: torch.Tensor) -> None:
+        """What is computed of it elsewhere stands for it, unless it is only a summary."""
+        for held in used:
+            if out.numel() >= held.cast.num_values and len(self._held) < MOST_HELD:
+                self._held.append(_Held(weakref.ref(out), _address(out), held.cast))
+
+    def _site(self, call: OpCall, place: OpPlace) -> OpSite:
+        name = call.info.name
+        return OpSite(self._step, place_name(place), name, place.phase.label, user_source())
+
+
+def _compared(values: torch.Tensor, dtype: torch.dtype, bits: int) -> torch.Tensor:
+    """Return what ``_judge`` reads: one pass each, and a sort; no sync."""
+    in_order = values.sort().values
+    cast = in_order.to(dtype)
+    magnitude = values.abs()
+    steps = values[1:] - values[:-1]
+    if values.is_floating_point():
+        whole = (values == values.round()).sum()
+        telling = ((magnitude > 0) & (magnitude < 2 ** (bits - TELLING_BITS))).sum()
+    else:
+        whole = telling = values.new_zeros(())
+    columns = (
+        whole,
+        magnitude.max(),
+        (in_order[1:] != in_order[:-1]).sum() + 1,
+        (cast[1:] != cast[:-1]).sum() + 1,
+        (cast.to(values.dtype) != in_order).sum(),
+        telling,
+        (steps > 0).sum(),
+        (steps < 0).sum(),
+    )
+    return torch.stack([column.to(torch.float32) for column in columns])
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,292 @@
+"""Replicas of the watched training in this process: models that train in lockstep.
+
+Data parallelism without a process group: several copies of a model, in a loop or in threads, each
+with an optimizer and a scaler of its own. Nobody says that they are replicas. They are taken for
+such as long as they are: the same optimizer with the same settings over parameters of the same
+shapes and values, before each step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+import zlib
+from collections import deque
+from threading import Lock, get_ident
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ampwatch.diagnosis.evidence.scaler import ReplicaVerdicts
+from ampwatch.training.hooks.taps import Listener, listen
+from ampwatch.training.model.names import parameters_of
+from ampwatch.training.ops.values import is_plain
+from ampwatch.training.transfer.readback import host_scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.optim import Optimizer
+
+    from ampwatch.guard import Guard
+    from ampwatch.training.iteration.ledger import IterationLedger
+    from ampwatch.training.model.optimizers import OptimizerRegistry
+
+SAMPLED_BYTES = 256
+"""Bytes of each parameter that are compared: at its beginning and at its end."""
+
+FEWEST_VALUES = 3
+"""Different bytes that parameters must hold: two models of zeros are no replicas yet."""
+
+MAX_REPLICAS = 16
+
+MAX_PARAMETERS = 4096
+"""Parameters of an optimizer up to which its values are compared before each step."""
+
+REMEMBERED = 4
+"""Newest steps of each replica that are held against those of the others."""
+
+LOOKS_ALONE = 4
+"""Steps of the watched optimizer without any other replica, after which nobody looks any more."""
+
+
+class _Step(NamedTuple):
+    """One step of one replica.
+
+    Attributes:
+        number: How many it had taken before.
+        weights: Sample of its parameters before the step.
+        scale: The scale of its scaler.
+        found_inf: The verdict.
+        iteration: The iteration that was open.
+    """
+
+    number: int
+    weights: int
+    scale: float
+    found_inf: bool
+    iteration: int
+
+
+class _Replica:
+    """One scaler with one optimizer.
+
+    Attributes:
+        kind: What must be the same for two of them to be replicas.
+        first: Sample of the parameters before the first step.
+        pending: Sample of the parameters before the open step; ``None`` without one.
+        steps: The newest steps.
+        count: Steps so far.
+    """
+
+    __slots__ = ("__weakref__", "count", "first", "kind", "optimizer", "pending", "steps")
+
+    def __init__(self, optimizer: Optimizer, kind: object, first: int) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.kind = kind
+        self.first = first
+        self.pending: int | None = None
+        self.steps: deque[_Step] = deque(maxlen=REMEMBERED)
+        self.count = 0
+
+
+class ReplicaSensor:
+    """Compares the verdicts of scalers whose optimizers hold the same weights.
+
+    Two replicas disagree if one skips a step that the other takes, with the same weights and the
+    same scale before it, after steps that have changed the weights of both alike. Models that
+    only began alike, or are alike by chance, are told apart by the first step. CPU only:
+    elsewhere comparing would be a sync.
+
+    Args:
+        scaler: The watched scaler.
+        ledger: Says which iteration is open.
+        registry: Numbers the optimizers.
+        guard: The fail-open boundary.
+        observe: Told of replicas that disagree.
+    """
+
+    name = "replicas"
+
+    def __init__(
+        self,
+        scaler: torch.amp.GradScaler,
+        ledger: IterationLedger,
+        registry: OptimizerRegistry,
+        guard: Guard,
+        observe: Callable[[object], None],
+    ) -> None:
+        self._scaler = scaler
+        self._ledger = ledger
+        self._registry = registry
+        self._guard = guard
+        self._observe = observe
+        self._lock = Lock()
+        # By scaler; one that steps several optimizers is no such replica.
+        self._replicas: weakref.WeakKeyDictionary[torch.amp.GradScaler, _Replica | None] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._is_over = False
+        self._untold: ReplicaVerdicts | None = None
+        self._listeners: list[Listener] = []
+
+    def install(self) -> None:
+        """Listen to ``step`` and ``update`` of any scaler."""
+        self._listeners = [
+            listen(torch.amp.GradScaler, "step", before=self._on_step),
+            listen(torch.amp.GradScaler, "update", before=self._on_update),
+        ]
+
+    def _on_step(self, scaler: Any, args: Any, kwargs: Any) -> None:
+        if not self._is_over:
+            self._guard.run(self.before_step, scaler, args, kwargs)
+
+    def _on_update(self, scaler: Any, _args: Any, _kwargs: Any) -> None:
+        if not self._is_over:
+            self._guard.run(self.before_update, scaler)
+
+    def remove(self) -> None:
+        """Stop listening."""
+        for listener in self._listeners:
+            listener.remove()
+        self._listeners.clear()
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            self._observe(untold)
+        self._replicas.clear()
+
+    def before_step(
+        self, scaler: torch.amp.GradScaler, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """A scaler is about to step an optimizer."""
+        if not scaler.is_enabled():
+            return
+        optimizer = args[0] if args else kwargs["optimizer"]
+        self._tell()
+        with self._lock:
+            replica = self._replicas.get(scaler)
+            if scaler not in self._replicas:
+                replica = self._replicas[scaler] = self._new(optimizer)
+            elif replica is not None and replica.optimizer() is not optimizer:
+                replica = self._replicas[scaler] = None
+            if replica is not None:
+                replica.pending = _sample(optimizer)
+
+    def _new(self, optimizer: Optimizer) -> _Replica | None:
+        parameters = parameters_of(optimizer)
+        plain = len(parameters) <= MAX_PARAMETERS and all(_is_on_host(p) for p in parameters)
+        if not plain or len(self._replicas) >= MAX_REPLICAS or not _is_varied(parameters):
+            return None
+        shapes = tuple((tuple(p.shape), p.dtype) for p in parameters)
+        options = tuple(
+            repr(sorted((k, v) for k, v in group.items() if k != "params"))
+            for group in optimizer.param_groups
+        )
+        return _Replica(optimizer, (type(optimizer), shapes, options), _sample(optimizer))
+
+    def before_update(self, scaler: torch.amp.GradScaler) -> None:
+        """A scaler has its verdict, and is about to forget it."""
+        with self._lock:
+            self._note(scaler)
+        self._tell()
+
+    def _note(self, scaler: torch.amp.GradScaler) -> None:
+        replica = self._replicas.get(scaler)
+        if replica is None or replica.pending is None:
+            if scaler is self._scaler and scaler in self._replicas:
+                self._is_over = replica is None
+            return
+        step = _step_of(scaler, replica, self._ledger.step)
+        replica.pending = None
+        if step is None:
+            return
+        replica.count += 1
+        replica.steps.append(step)
+        self._compare(scaler, step)
+
+    def _compare(self, scaler: torch.amp.GradScaler, step: _Step) -> None:
+        watched = self._replicas.get(self._scaler)
+        if watched is None:
+            return
+        others = [
+            r
+            for s, r in self._replicas.items()
+            if r is not None
+            and s is not self._scaler
+            and r.kind == watched.kind
+            and r.first == watched.first
+        ]
+        if not others:
+            self._is_over = watched.count >= LOOKS_ALONE and scaler is self._scaler
+            return
+        same = [
+            s
+            for r in (watched, *others)
+            for s in r.steps
+            if (s.number, s.weights, s.scale) == (step.number, step.weights, step.scale)
+        ]
+        optimizer = watched.optimizer()
+        here = [s for s in watched.steps if any(s is x for x in same)]
+        # Weights that have not moved yet prove nothing.
+        if not here or optimizer is None or step.weights == watched.first:
+            return
+        skipping = sum(s.found_inf for s in same)
+        if 0 < skipping < len(same):
+            self._untold = ReplicaVerdicts(
+                step=here[0].iteration,
+                optimizer=self._registry.admit(optimizer),
+                here=here[0].found_inf,
+                replicas=len(others) + 1,
+                skipping=skipping,
+                common_steps=step.number,
+                loss_scale=step.scale,
+            )
+
+    def _tell(self) -> None:
+        # Findings are made in the thread that trains the watched replica, and without the lock:
+        # what the user does with one may step a scaler.
+        if self._untold is not None and get_ident() == self._ledger.thread:
+            untold, self._untold = self._untold, None
+            self._observe(untold)
+
+
+def _step_of(scaler: torch.amp.GradScaler, replica: _Replica, iteration: int) -> _Step | None:
+    """Return the step that is about to end; ``None`` if its values are not on the host."""
+    scale, optimizer = scaler._scale, replica.optimizer()  # noqa: SLF001 - no public way to it
+    states = scaler._per_optimizer_states  # noqa: SLF001
+    if scale is None or scale.device.type != "cpu" or id(optimizer) not in states:
+        return None
+    verdicts = list(states[id(optimizer)]["found_inf_per_device"].values())
+    if not verdicts or replica.pending is None or any(v.device.type != "cpu" for v in verdicts):
+        return None
+    found_inf = any(host_scalar(v) > 0 for v in verdicts)
+    return _Step(replica.count, replica.pending, host_scalar(scale), found_inf, iteration)
+
+
+def _is_on_host(parameter: torch.Tensor) -> bool:
+    return parameter.device.type == "cpu" and is_plain(parameter) and parameter.is_contiguous()
+
+
+def _bytes(parameter: torch.Tensor) -> bytes:
+    # Read where they lie: an op would show up in the user's profiles and dispatch modes.
+    size = parameter.numel() * parameter.element_size()
+    address = parameter.data_ptr()
+    if not size or not address:
+        return b""
+    if size <= 2 * SAMPLED_BYTES:
+        return ctypes.string_at(address, size)
+    end = address + size - SAMPLED_BYTES
+    return ctypes.string_at(address, SAMPLED_BYTES) + ctypes.string_at(end, SAMPLED_BYTES)
+
+
+def _sample(optimizer: Optimizer) -> int:
+    """Return a checksum of a part of each parameter."""
+    checksum = 0
+    for parameter in parameters_of(optimizer):
+        if _is_on_host(parameter):
+            checksum = zlib.crc32(_bytes(parameter), checksum)
+    return checksum
+
+
+def _is_varied(parameters: list[torch.Tensor]) -> bool:
+    return len({byte for p in parameters for byte in _bytes(p)}) >= FEWEST_VALUES

@@ -1,0 +1,1 @@
+"""Profiler windows: kernels, tensor cores and step times."""

@@ -1,0 +1,286 @@
+"""One recording of torch.profiler. Nothing else touches what is private of it.
+
+``torch.autograd.profiler.profile`` is what ``torch.profiler.profile`` drives itself; taken
+directly it does not import TorchInductor, which is a second and 70 MB.
+
+A recording belongs to the thread that began it, and only that thread can end it. Two at a time
+in one process end in a segmentation fault, whoever began the second (torch 2.13): hence
+``OtherProfilers``. One that is still open when the interpreter ends does as well.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from contextlib import contextmanager
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.autograd import profiler, profiler_legacy
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from ampwatch.training.hooks.compiling import may_compile
+from ampwatch.training.hooks.taps import listen
+from ampwatch.wire.records import WindowSkip
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from torch.utils.hooks import RemovableHandle
+
+    from ampwatch.guard import Guard
+    from ampwatch.training.hooks.taps import Listener
+
+LOG_LEVEL = "KINETO_LOG_LEVEL"
+SILENT = "99"
+
+OTHER_TOOLS = ("KINETO_USE_DAEMON", "NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH")
+"""Variables of the environment that say that somebody profiles from outside: a recording would
+end that of dynolog, and Nsight and CUPTI's other users admit no second one."""
+
+STARTS: tuple[tuple[type, str], ...] = (
+    (profiler.profile, "_prepare_trace"),
+    (profiler.emit_nvtx, "__enter__"),
+    (profiler.emit_itt, "__enter__"),
+    (profiler_legacy.profile, "__enter__"),
+)
+"""The methods that begin somebody else's recording."""
+
+
+class Recording:
+    """Events of the thread that makes it, from ``begin`` to ``close``.
+
+    Args:
+        cuda: Whether kernels are recorded, too.
+
+    Attributes:
+        profile: PyTorch's object.
+        thread: Identity of the thread it belongs to.
+        is_stolen: Somebody in another thread has begun a recording meanwhile.
+    """
+
+    def __init__(self, *, cuda: bool) -> None:
+        self.profile: Any = profiler.profile(
+            use_kineto=True,
+            use_device="cuda" if cuda else None,
+            record_shapes=True,  # without it events have no dtypes either
+            with_flops=True,
+        )
+        self._cuda = cuda
+        self._is_prepared = self._has_begun = False
+        self._pid = os.getpid()
+        self.thread = get_ident()
+        self.is_stolen = False
+
+    def prepare(self) -> None:
+        """Have the profiler loaded and the device's activities switched on; nothing is recorded."""
+        with _silence():
+            self.profile._prepare_trace()  # noqa: SLF001 - as torch.profiler calls it
+        self._is_prepared = True
+
+    def begin(self) -> None:
+        """Record from here on."""
+        self._is_prepared = False
+        self.profile._start_trace()  # noqa: SLF001 - as torch.profiler calls it
+        self._has_begun = True
+
+    def wait(self) -> None:
+        """Wait until the device has done what it was asked for, if kernels are recorded."""
+        if self._cuda:
+            torch.cuda.synchronize()
+
+    @property
+    def has_stopped_early(self) -> bool:
+        """Whether the buffers of the device were full before the end."""
+        # Not in torch 2.6; there a window that is too long lacks kernels.
+        stopped = getattr(torch.autograd, "_is_kineto_stopped", bool)
+        return self._cuda and bool(stopped())
+
+    def close(self) -> None:
+        """Record no more. Waits for the device if kernels are recorded; again: nothing.
+
+        What has not begun must not be ended: the process would crash, or somebody else's
+        recording would be. Nor must what was begun before a fork, by the child.
+        """
+        if os.getpid() != self._pid:
+            return
+        if self.is_stolen:
+            # Kineto has no session of ours any more, and crashes without any.
+            session: Any = profiler.profile(use_kineto=True)
+            session._prepare_trace()  # noqa: SLF001 - as torch.profiler calls it
+        elif self._is_prepared:
+            self.begin()
+        if self._has_begun:
+            self._has_begun = False
+            self.profile.__exit__(None, None, None)
+
+    @property
+    def events(self) -> Sequence[Any]:
+        """The raw events; empty before ``close``."""
+        results: Any = self.profile.kineto_results
+        return () if results is None else results.events()
+
+    def save(self, path: Path) -> None:
+        """Write the Chrome trace; once only.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        results: Any = self.profile.kineto_results
+        results.save(str(path))
+        if not path.stat().st_size:
+            msg = f"expected a Chrome trace in {str(path)!r}, got an empty file"
+            raise OSError(msg)
+
+
+def close_soon(recording: Recording, guard: Guard) -> None:
+    """Have the thread that began a recording close it, as no other thread can.
+
+    It does so at its next call of a module, else when the program ends; while compiled code is
+    about, only then, as hooks would have it compiled again.
+
+    Args:
+        recording: It is open, in the main thread.
+        guard: Keeps its faults from the call of the module.
+    """
+    # Open at its end it crashes the process.
+    atexit.register(recording.close)
+    if may_compile():
+        return
+
+    def close(_module: nn.Module, _args: Any) -> None:
+        if recording.thread == get_ident() and not torch.compiler.is_compiling():
+            guard.run(end)
+
+    def end() -> None:
+        # PyTorch goes through a copy of the hooks: one may remove itself.
+        for handle in handles:
+            handle.remove()
+        if not recording.is_stolen:
+            recording.close()
+            atexit.unregister(recording.close)
+
+    # A call of a module may come before the handle is there: then the next one removes it.
+    handles: list[RemovableHandle] = []
+    handles.append(register_module_forward_pre_hook(close))
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether the current stream is being captured into a CUDA graph; nothing may wait there."""
+    return (
+        device.type == "cuda"
+        and torch.cuda.is_available()
+        and torch.cuda.is_current_stream_capturing()
+    )
+
+
+_loaded = False
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep Kineto from writing lines on stderr for every recording, unless the user asks for them.
+
+    It reads its level once, when it is used for the first time. The environment belongs to the
+    whole process: it is changed for that moment only, and by the main thread only.
+    """
+    global _loaded  # noqa: PLW0603 - as long as the library in the process
+    is_main = get_ident() == threading.main_thread().ident
+    if _loaded or LOG_LEVEL in os.environ or not is_main:
+        yield
+        return
+    os.environ[LOG_LEVEL] = SILENT
+    try:
+        yield
+    finally:
+        del os.environ[LOG_LEVEL]
+        _loaded = True
+
+
+class OtherProfilers:
+    """Knows whether somebody else profiles, and says so before anybody begins.
+
+    Args:
+        about_to: Called before somebody else begins a recording, and while ours is open before
+            the training captures a CUDA graph (with the reason) or turns to evaluation
+            (``None``). On their thread. Must not raise.
+    """
+
+    def __init__(self, about_to: Callable[[WindowSkip | None], None]) -> None:
+        self._about_to = about_to
+        self._listeners: list[Listener] = []
+        self._while_open: list[Listener] = []
+        self._prepared: weakref.ref[Any] | None = None
+        self._mine: Any = None
+
+    def install(self) -> None:
+        """Begin to listen."""
+        taps = [listen(owner, name, before=self._starting) for owner, name in STARTS]
+        self._listeners = [*taps, listen(profiler.profile, "__exit__", after=self._ended)]
+
+    def remove(self) -> None:
+        """Listen no more."""
+        self.let_go()
+        _remove_all(self._listeners)
+
+    def hold(self, mine: Any) -> None:
+        """A recording is open: listen to the training as well.
+
+        Args:
+            mine: The PyTorch object that is not somebody else's.
+        """
+        self._mine = mine
+        self._while_open = [
+            listen(torch.cuda.CUDAGraph, "capture_begin", before=self._capturing),
+            listen(nn.Module, "train", before=self._turning),
+        ]
+
+    def let_go(self) -> None:
+        """No recording is open any more."""
+        self._mine = None
+        _remove_all(self._while_open)
+
+    @property
+    def are_active(self) -> bool:
+        """Whether somebody else profiles, or is about to."""
+        return (
+            self.have_begun
+            or profiler._is_profiler_enabled  # noqa: SLF001 - of all threads
+            or torch._C._autograd._profiler_enabled()  # noqa: SLF001 - of this one, of any kind
+            or any(os.environ.get(name) for name in OTHER_TOOLS)
+        )
+
+    @property
+    def have_begun(self) -> bool:
+        """Whether somebody else has begun, since this listens, and has not ended."""
+        return self._prepared is not None and self._prepared() is not None
+
+    def _starting(self, instance: Any, _args: Any, _kwargs: Any) -> None:
+        if instance is self._mine:
+            return
+        self._about_to(WindowSkip.PROFILER)
+        if isinstance(instance, profiler.profile):
+            self._prepared = weakref.ref(instance)
+
+    def _ended(self, instance: Any, _args: Any, _kwargs: Any) -> None:
+        if self._prepared is not None and instance is self._prepared():
+            self._prepared = None
+
+    def _capturing(self, _instance: Any, _args: Any, _kwargs: Any) -> None:
+        self._about_to(WindowSkip.CAPTURE)
+
+    def _turning(self, _instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        mode = args[0] if args else kwargs.get("mode", True)
+        if not mode:
+            self._about_to(None)
+
+
+def _remove_all(listeners: list[Listener]) -> None:
+    for listener in listeners:
+        listener.remove()
+    listeners.clear()

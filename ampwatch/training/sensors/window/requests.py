@@ -1,0 +1,108 @@
+"""The requests for a trace that ``ampwatch trace`` puts beside the ring."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ampwatch.wire.ring.requests import (
+    TraceAnswer,
+    TraceRequest,
+    read_request,
+    request_path,
+    withdraw,
+    write_answer,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+INTERVAL_NS = 250_000_000
+"""How often the request is looked for, at most: a system call. Unit: ns."""
+
+
+class TraceRequests:
+    """Sees requests and answers them.
+
+    Args:
+        ring: Returns the ring file; ``None`` without a ring.
+    """
+
+    def __init__(self, ring: Callable[[], Path | None]) -> None:
+        self._ring = ring
+        self._pid = os.getpid()
+        self._looked_ns = 0
+        self._seen: tuple[int, int] | None = None
+        self._token = ""
+
+    def look(self, now_ns: int) -> TraceRequest | None:
+        """Return a request that is not answered yet, if there is one.
+
+        One that is not to be believed is passed over: its writer is not one of ours.
+
+        Cost: a ``stat`` four times a second.
+        """
+        if now_ns - self._looked_ns < INTERVAL_NS:
+            return None
+        self._looked_ns = now_ns
+        ring = self._ring()
+        if ring is None or os.getpid() != self._pid:  # a forked child leaves it to its parent
+            return None
+        try:
+            status = os.lstat(request_path(ring))
+            signature = (status.st_ino, status.st_mtime_ns)
+            if signature == self._seen:
+                return None
+            self._seen = signature
+            request = read_request(ring)
+        except (OSError, ValueError):
+            return None
+        if not _may_be_replaced(request.path):
+            self.refuse(request, f"expected an empty file of this user's at {request.path}")
+            return None
+        return request
+
+    def is_withdrawn(self, request: TraceRequest) -> bool:
+        """Whether nobody waits for the answer any more."""
+        ring = self._ring()
+        try:
+            return ring is None or read_request(ring).token != request.token
+        except (OSError, ValueError):
+            return True
+
+    def refuse(self, request: TraceRequest, why_not: str) -> None:
+        """Say why there is no trace."""
+        self.answer(TraceAnswer(request.token, why_not))
+
+    def answer(self, answer: TraceAnswer) -> None:
+        """Answer, and be open for the next request."""
+        ring = self._ring()
+        if ring is None:
+            return
+        self._token = answer.token
+        # A full or vanished directory: whoever waits has a time-out.
+        with suppress(OSError):
+            write_answer(ring, answer)
+
+    def remove(self) -> None:
+        """Tell who still waits that the run is over; else leave no file behind."""
+        ring = self._ring()
+        if ring is None or os.getpid() != self._pid:
+            return
+        with suppress(OSError, ValueError):
+            request = read_request(ring)
+            if request.token != self._token:
+                self.refuse(request, "the training has ended")
+            return  # who waits takes both files away
+        withdraw(ring)
+
+
+def _may_be_replaced(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_size

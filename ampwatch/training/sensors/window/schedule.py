@@ -1,0 +1,103 @@
+"""When the next profiler window may open by itself."""
+
+from __future__ import annotations
+
+from ampwatch.wire.records import WindowSkip
+
+SHARE_OF_BUDGET = 0.25
+"""Share of the overhead budget that windows may take."""
+
+RETRY_SECONDS = 30.0
+"""How long a window that was in somebody's way waits."""
+
+DRAGS = 1.05
+"""From here on steps after a window count as slower than those before."""
+
+MOST_PATIENCE = 64
+"""How many times longer than usual the gap can become."""
+
+MEMORY_LIMIT = 256 << 20
+"""What windows may make the process grow by, before there are fewer of them. Unit: bytes."""
+
+
+class WindowSchedule:
+    """Spaces the windows out: by time, by what they have cost, and by the harm they do.
+
+    Each time that a window is due and held back is counted once.
+
+    Args:
+        gap_s: From the end of one window to the next, at least; 0: none opens by itself. Unit: s.
+        budget: Share of the step time that ampwatch may cost.
+
+    Attributes:
+        skipped: Windows held back so far, per reason in the order of ``WindowSkip``.
+    """
+
+    def __init__(self, gap_s: float, budget: float) -> None:
+        self._gap_s = gap_s
+        self._share = budget * SHARE_OF_BUDGET
+        self._due_s = self._paid_s = self._rested_s = 0.0
+        self._patience = 1
+        self._was_dragging = False
+        self.skipped = [0] * len(WindowSkip)
+
+    def is_due(self, now_s: float, grown: int) -> bool:
+        """Return whether a window may open now; count why one that is due may not.
+
+        Args:
+            now_s: Monotonic time. Unit: s.
+            grown: What windows have made the process grow by. Unit: bytes.
+        """
+        if not self._gap_s or now_s < self._due_s:
+            return False
+        if now_s < self._paid_s:
+            self.postpone(WindowSkip.BUDGET, self._paid_s)
+        elif now_s < self._rested_s:
+            self.postpone(WindowSkip.DRAG, self._rested_s)
+        elif grown > MEMORY_LIMIT:
+            self.postpone(WindowSkip.MEMORY, now_s + MOST_PATIENCE * self._gap_s)
+        else:
+            return True
+        return False
+
+    def give_way(self, reason: WindowSkip, now_s: float) -> None:
+        """Somebody else has the right of way."""
+        self.skipped[reason] += 1
+        self.put_off(now_s)
+
+    def put_off(self, now_s: float) -> None:
+        """Try again later, uncounted."""
+        self._due_s = now_s + min(RETRY_SECONDS, self._gap_s)
+
+    def postpone(self, reason: WindowSkip, until_s: float) -> None:
+        """A window that was due is not opened."""
+        self.skipped[reason] += 1
+        self._due_s = until_s
+
+    def ended(self, now_s: float, cost_ns: int) -> None:
+        """A window has ended.
+
+        Args:
+            now_s: Monotonic time. Unit: s.
+            cost_ns: What it has cost. Unit: ns.
+        """
+        self._due_s = now_s + self._gap_s
+        self._paid_s = now_s + cost_ns / 1e9 / self._share
+        self._rested_s = now_s + self._patience * self._gap_s
+
+    def dragged(self, ratio: float, now_s: float) -> None:
+        """It is known how fast steps are after a window.
+
+        The second time in a row that they stay slower, the gap doubles; it recovers likewise.
+
+        Args:
+            ratio: Usual step time after it over the one before.
+            now_s: Monotonic time. Unit: s.
+        """
+        drags = ratio > DRAGS
+        if drags and self._was_dragging:
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
+            self._rested_s = now_s + self._patience * self._gap_s
+        elif not drags:
+            self._patience = max(self._patience // 2, 1)
+        self._was_dragging = drags

@@ -1,0 +1,546 @@
+"""The profiler window: now and then torch.profiler looks at a few iterations.
+
+One iteration to warm up, then one to three that are recorded, all from one step boundary to
+another. The raw events are walked once, added up and dropped. A window is the one thing of
+ampwatch that waits for the device: twice, at its beginning and at its end.
+
+A window gives way: to the user's profiler, before it begins; to the capture of a CUDA graph; to
+an evaluation, whose many forward passes it is not about; and to a fork, whose child would
+inherit the recording.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ampwatch.diagnosis.evidence.ops import Window
+from ampwatch.numerics.units.kernels.kernel_names import NameClassifier
+from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
+from ampwatch.training.iteration.governor import OPENING
+from ampwatch.training.sensors.window import fork
+from ampwatch.training.sensors.window.census import census_of
+from ampwatch.training.sensors.window.events import call_tree, cpu_work, device_work
+from ampwatch.training.sensors.window.recording import (
+    OtherProfilers,
+    Recording,
+    close_soon,
+    is_capturing,
+)
+from ampwatch.training.sensors.window.schedule import WindowSchedule
+from ampwatch.training.sensors.window.step_times import StepTimes
+from ampwatch.training.sensors.window.totals import (
+    Found,
+    WindowTotals,
+    by_time,
+    kernels_found,
+    ops_found,
+)
+from ampwatch.wire.records import WindowSkip
+from ampwatch.wire.ring.requests import TraceAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ampwatch.diagnosis.evidence.ops import OpCensus
+    from ampwatch.guard import Guard
+    from ampwatch.settings import Settings
+    from ampwatch.training.iteration.ledger import Clock
+    from ampwatch.training.sensors.window.events import Node
+    from ampwatch.training.sensors.window.requests import TraceRequests
+    from ampwatch.wire.records import WindowRecord
+    from ampwatch.wire.ring.requests import TraceRequest
+
+BY_ITSELF_SECONDS = 600.0
+"""What ``window_seconds`` is by itself."""
+
+TOGETHER = 32
+"""Windows begin at multiples of so many iterations: ranks wait for one another in every step,
+so that one that is profiled while the others are not would delay them all."""
+
+UNUSUAL = 4
+"""A profiled iteration that takes so many times longer than usual was not one alone."""
+
+MOST_GIVEN_WAY = 3
+"""How often in a row a window makes room for evaluation: some trainings evaluate in each step."""
+
+ELSEWHERE = "this training runs in a thread that is not the main one; only that is profiled"
+
+
+@dataclass(slots=True)
+class _Open:
+    """The open window.
+
+    ``began_ns`` is 0 while the profiler warms up, ``step`` the first recorded iteration, ``seen``
+    the recorded iterations that have ended.
+    """
+
+    request: TraceRequest | None
+    wanted: int
+    usual_ns: float
+    memory: int
+    start_ns: int = 0
+    began_ns: int = 0
+    step: int = 0
+    seen: int = 0
+
+
+class WindowSensor:
+    """Opens and closes profiler windows.
+
+    Nothing in here raises. All of it runs on the training thread.
+
+    Args:
+        settings: ``level``, ``window_seconds``, ``window_iterations``, ``kernel_patterns`` and
+            ``overhead_budget``.
+        device: Where the model is.
+        guard: The fail-open boundary. Its account is not that of the other sensors: the first
+            start of a profiler would use up their budget for minutes. ``cost_ns`` is theirs.
+        put: Takes the records.
+        clock: Where the time comes from.
+        requests: Where somebody may ask for a trace.
+        is_compiled: Tells whether anything was compiled in the process: by themselves, windows
+            open on a CPU only then.
+        wants_census: Tells whether ops cannot be counted one by one, so that their census is
+            made from what a window has recorded, on any device.
+        allows_tf32: Tells whether float32 matmuls may use TF32.
+    """
+
+    name = "window"
+
+    def __init__(  # noqa: PLR0913 - the last four by name only
+        self,
+        settings: Settings,
+        device: torch.device,
+        guard: Guard,
+        put: Callable[[WindowRecord], None],
+        clock: Clock,
+        *,
+        requests: TraceRequests | None = None,
+        is_compiled: Callable[[], bool] = bool,
+        wants_census: Callable[[], bool] = bool,
+        allows_tf32: Callable[[], bool] = lambda: True,
+    ) -> None:
+        gap_s = settings.window_seconds
+        self._is_automatic = gap_s < 0
+        self._iterations = settings.window_iterations
+        self._classify = NameClassifier(parse_patterns(settings.kernel_patterns)).classify
+        self._device = device
+        self._guard = guard
+        self._put = put
+        self._clock = clock
+        self._requests = requests
+        self._is_compiled = is_compiled
+        self._wants_census = wants_census
+        self._allows_tf32 = allows_tf32
+        self._others = OtherProfilers(self._give_way)
+        if self._is_automatic:
+            gap_s = BY_ITSELF_SECONDS
+        self._schedule = WindowSchedule(gap_s, settings.overhead_budget)
+        self._times = StepTimes(all_alike=settings.level == "deep")
+        self._totals = WindowTotals()
+        self._open: _Open | None = None
+        self._recording: Recording | None = None
+        self._pending: TraceRequest | None = None
+        self._is_installed = False
+        self._was_busy = True
+        self._pid = os.getpid()
+        self._given_way = 0
+        self._forked = self._forked_in_a_row = 0
+        self._grown_from = 0
+        self._is_elsewhere = False
+        self._told_skips = 0
+        self._evidence: Window | None = None
+        self._census: OpCensus | None = None
+        self._ended_with = -1
+        self._step = 0
+
+    def install(self) -> None:
+        """Listen for other profilers; from here on boundaries count."""
+        self._others.install()
+        self._is_installed = True
+
+    def remove(self) -> None:
+        """Close an open window and leave nothing behind."""
+        self._is_installed = False
+        self._guard.run(self.end_now)
+        self._others.remove()
+        if self._requests is not None:
+            self._requests.remove()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the profiler is on: nothing else is measured in such an iteration."""
+        return self._open is not None
+
+    @property
+    def cost_ns(self) -> int:
+        """What windows have cost so far; the first start is not counted. Unit: ns."""
+        return self._totals.cost_ns
+
+    def boundary(self, step: int, duration_s: float, *, sampled: bool) -> None:
+        """An iteration has ended, the next one begins.
+
+        Does nothing unless installed, and nothing in a forked child.
+
+        Args:
+            step: Index of the one that begins.
+            duration_s: Wall time of the one that has ended; NaN for the first. Unit: s.
+            sampled: Whether ranges or ops were looked at in the one that has ended.
+        """
+        if self._is_installed and os.getpid() == self._pid:
+            self._guard.run(self.look, step, duration_s, sampled)
+
+    def take(self, step: int) -> Window | None:
+        """Return the kernels of a window that had ended with iteration ``step``, once."""
+        if self._evidence is None or self._ended_with > step:
+            return None
+        window, self._evidence = self._evidence, None
+        return window
+
+    def census(self, step: int) -> OpCensus | None:
+        """Return the ops of a window that had ended with iteration ``step``, once.
+
+        Only where it is wanted.
+        """
+        if self._census is None or self._ended_with > step:
+            return None
+        census, self._census = self._census, None
+        return census
+
+    def not_seen(self) -> list[str]:
+        """Return, in sentences, what could not be seen."""
+        sentences, skipped = [], self._schedule.skipped
+        if self._totals.invalid:
+            sentences.append(
+                f"{self._totals.invalid} of {self._totals.windows} profiler windows lost data and"
+                " are not counted"
+            )
+        if skipped[WindowSkip.PROFILER]:
+            sentences.append(
+                f"{skipped[WindowSkip.PROFILER]} profiler windows were not opened, or were given"
+                " up: somebody else was profiling"
+            )
+        if self._is_elsewhere:
+            sentences.append(f"profiler windows were not opened: {ELSEWHERE}")
+        if self._forked:
+            sentences.append(
+                f"{self._forked} profiler windows were given up: the process was forked"
+            )
+        if skipped[WindowSkip.DRAG]:
+            sentences.append(
+                "profiler windows come less often: steps were slower after them; TEARDOWN_CUPTI=1"
+                " in the environment has CUPTI detached after each"
+            )
+        if skipped[WindowSkip.MEMORY]:
+            sentences.append("profiler windows come less often: the process grew with each")
+        return sentences
+
+    def look(self, step: int, duration_s: float, sampled: bool) -> None:  # noqa: FBT001 - the guard passes by position
+        """Do what there is to do between two iterations."""
+        self._step = step
+        window, recording, was_busy = self._open, self._recording, self._was_busy
+        self._was_busy = window is not None
+        try:
+            if window is None or recording is None:
+                if not was_busy:
+                    self._note(duration_s, sampled=sampled)
+                elif self._grown_from:
+                    self._weigh()
+                self._consider(step)
+            elif recording.thread == get_ident():
+                self._advance(window, recording)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _note(self, duration_s: float, *, sampled: bool) -> None:
+        self._times.add(duration_s, sampled=sampled)
+        drag = self._times.drag()
+        if drag is not None:
+            self._totals.drag = drag
+            self._schedule.dragged(drag, self._now_s)
+            self._tell(self._step)
+
+    def _consider(self, step: int) -> None:
+        request, self._pending = self._pending, None
+        if request is None and self._requests is not None:
+            request = self._requests.look(self._clock.monotonic_ns())
+        if request is None and not self._is_due(step):
+            return
+        if get_ident() != threading.main_thread().ident:
+            # A thread that ends under a recording crashes the process.
+            self._is_elsewhere = True
+            if request is not None:
+                self._refuse(request, ELSEWHERE)
+        elif self._others.are_active:
+            self._hold_back(WindowSkip.PROFILER, request)
+        elif is_capturing(self._device):
+            self._hold_back(WindowSkip.CAPTURE, request)
+        else:
+            self._start(request)
+
+    def _is_due(self, step: int) -> bool:
+        if step < OPENING or step % TOGETHER or math.isnan(self._times.usual_s):
+            return False
+        if self._is_automatic and self._device.type == "cpu" and not self._is_compiled():
+            return False
+        is_due = self._schedule.is_due(self._now_s, self._totals.memory_bytes)
+        self._tell_skips()
+        return is_due
+
+    def _hold_back(self, reason: WindowSkip, request: TraceRequest | None) -> None:
+        if request is None:
+            self._schedule.give_way(reason, self._now_s)
+            self._tell_skips()
+        elif reason is WindowSkip.CAPTURE:
+            self._pending = request
+        else:
+            self._refuse(request, "somebody else is profiling this training")
+
+    def _refuse(self, request: TraceRequest, why_not: str) -> None:
+        if self._requests is not None:
+            self._requests.refuse(request, why_not)
+
+    def _start(self, request: TraceRequest | None) -> None:
+        began_ns = self._clock.monotonic_ns()
+        usual_ns, memory = self._times.usual_s * 1e9, resident_bytes()
+        wanted = self._iterations if request is None else request.iterations
+        self._was_busy = True
+        self._open = window = _Open(request, wanted, usual_ns, memory)
+        self._recording = recording = Recording(cuda=self._device.type == "cuda")
+        self._others.hold(recording.profile)
+        fork.hold(self._forking)
+        recording.prepare()
+        window.start_ns = self._clock.monotonic_ns() - began_ns
+
+    def _advance(self, window: _Open, recording: Recording) -> None:
+        if recording.is_stolen:
+            # Ended while theirs is open, ours would take theirs along.
+            if not self._others.have_begun:
+                self._give_up(window, WindowSkip.PROFILER)
+            return
+        # While a graph is captured nothing may wait: all takes an iteration longer.
+        is_late = is_capturing(self._device)
+        if window.began_ns:
+            window.seen += 1
+            if window.seen >= window.wanted and not is_late:
+                self._finish(window, recording)
+        elif not is_late:
+            self._begin(window, recording)
+
+    def _begin(self, window: _Open, recording: Recording) -> None:
+        entered_ns = self._clock.monotonic_ns()
+        recording.wait()
+        recording.begin()
+        window.step, window.began_ns = self._step, self._clock.monotonic_ns()
+        window.start_ns += window.began_ns - entered_ns
+
+    def _finish(self, window: _Open, recording: Recording) -> None:
+        now, totals, spent_ns = self._clock.monotonic_ns, self._totals, self._totals.cost_ns
+        recording.wait()
+        wall_ns = now() - window.began_ns
+        self._charge(window, wall_ns)
+        began_ns = now()
+        is_cut = recording.has_stopped_early
+        self._end(recording)
+        walk_ns = now()
+        totals.stop_ns += walk_ns - began_ns
+        found = self._walk(window, recording, wall_ns) if not is_cut else None
+        totals.windows += 1
+        if found is None:
+            totals.invalid += 1
+        else:
+            totals.add(found, window.seen, wall_ns)
+        self._answer(window, recording, found, wall_ns)
+        self._ended_with = self._step - 1
+        if found is not None and found.times:
+            seconds = wall_ns / 1e9, found.busy_ns / 1e9
+            self._evidence = Window(window.step, window.seen, *seconds, found.times)
+        totals.walk_ns += now() - walk_ns
+        self._grown_from = window.memory
+        self._given_way = self._forked_in_a_row = 0
+        self._times.window_ended()
+        self._schedule.ended(self._now_s, totals.cost_ns - spent_ns)
+        self._tell(window.step)
+
+    def _walk(self, window: _Open, recording: Recording, wall_ns: int) -> Found | None:
+        """Return what the window has found; ``None`` if it has lost data."""
+        events, on_cpu = recording.events, self._device.type != "cuda"
+        wants_census = self._wants_census()
+        # The order of calls takes longer to find out than all the rest.
+        nodes = call_tree(events) if on_cpu or wants_census else []
+        found = self._ops(nodes) if on_cpu else self._kernels(events)
+        if wants_census and found is not None:
+            self._census = census_of(
+                nodes,
+                step=window.step,
+                iterations=window.seen,
+                duration_s=wall_ns / 1e9,
+                device_type=self._device.type,
+            )
+        return found
+
+    def _ops(self, nodes: Sequence[Node]) -> Found | None:
+        ops = cpu_work(nodes)
+        return ops_found(ops) if ops else None
+
+    def _kernels(self, events: Sequence[Any]) -> Found | None:
+        work = device_work(events, self._device.index or 0)
+        if not work.is_whole:
+            return None
+        return kernels_found(
+            work.kernels,
+            busy_ns=work.busy_ns,
+            capability=capability_of(self._device),
+            tf32_allowed=self._allows_tf32(),
+            classify=self._classify,
+        )
+
+    def _answer(
+        self, window: _Open, recording: Recording, found: Found | None, wall_ns: int
+    ) -> None:
+        requests, request = self._requests, window.request
+        if requests is None or request is None or requests.is_withdrawn(request):
+            return
+        try:
+            recording.save(request.path)
+        except (OSError, RuntimeError) as error:
+            requests.refuse(request, f"the trace could not be written: {error}")
+            return
+        totals = by_time(found.totals) if found is not None else ()
+        busy_ns = found.busy_ns if found is not None else 0
+        requests.answer(
+            TraceAnswer(request.token, "", window.step, window.seen, wall_ns, busy_ns, totals)
+        )
+
+    def _charge(self, window: _Open, wall_ns: int) -> None:
+        totals = self._totals
+        if totals.first_ns:
+            totals.start_ns += window.start_ns
+        else:
+            totals.first_ns = window.start_ns
+        if wall_ns and not math.isnan(window.usual_ns):
+            usual_ns = int(window.usual_ns) * window.seen
+            totals.run_ns += max(0, min(wall_ns, UNUSUAL * usual_ns) - usual_ns)
+
+    def _weigh(self) -> None:
+        """See what the process has grown by, now that the events of the last window are gone."""
+        before, self._grown_from = self._grown_from, 0
+        # The first one has loaded the profiler.
+        if not before or self._totals.windows < 2:
+            return
+        grown = resident_bytes() - before
+        self._totals.memory_bytes = max(self._totals.memory_bytes + grown, 0)
+
+    def _give_way(self, reason: WindowSkip | None) -> None:
+        self._guard.run(self.give_way, reason)
+
+    def give_way(self, reason: WindowSkip | None) -> None:
+        """Somebody is about to profile, to capture a graph, or (``None``) to evaluate."""
+        window, recording = self._open, self._recording
+        if window is None or recording is None:
+            return
+        if recording.thread != get_ident():
+            recording.is_stolen = reason is WindowSkip.PROFILER
+            return
+        if reason is None:
+            self._given_way += 1
+            if self._given_way > MOST_GIVEN_WAY:
+                return
+        self._give_up(window, reason)
+
+    def _give_up(self, window: _Open, reason: WindowSkip | None) -> None:
+        began_ns = self._clock.monotonic_ns()
+        self._abandon()
+        self._charge(window, 0)
+        self._totals.stop_ns += self._clock.monotonic_ns() - began_ns
+        if reason is WindowSkip.PROFILER and window.request is not None:
+            self._refuse(window.request, "somebody else has begun to profile this training")
+        else:
+            self._pending = window.request
+        if reason is not None and window.request is None:
+            self._schedule.give_way(reason, self._now_s)
+            self._tell_skips()
+
+    def _forking(self) -> None:
+        self._guard.run(self.give_way_to_fork)
+
+    def give_way_to_fork(self) -> None:
+        """The process is about to be forked."""
+        window, recording = self._open, self._recording
+        # Recorded is one thread; a child that another one forks has nothing of it.
+        if window is None or recording is None or recording.thread != get_ident():
+            return
+        if recording.is_stolen and self._others.have_begun:
+            return
+        self._forked += 1
+        self._forked_in_a_row += 1
+        self._give_up(window, None)
+        self._schedule.put_off(self._now_s)
+        request = self._pending
+        if request is not None and self._forked_in_a_row > MOST_GIVEN_WAY:
+            self._pending = None
+            self._refuse(request, "this training forks processes again and again")
+
+    def end_now(self) -> None:
+        """Close the window, if one is open and of this process."""
+        recording = self._recording
+        if recording is None or os.getpid() != self._pid:
+            return
+        if recording.thread == get_ident():
+            self._abandon()
+        else:
+            self._open = self._recording = None
+            fork.let_go()
+            close_soon(recording, self._guard)
+
+    def _abandon(self) -> None:
+        recording, self._open = self._recording, None
+        self._was_busy = True
+        if recording is not None and not (recording.is_stolen and self._others.have_begun):
+            self._end(recording)
+
+    def _end(self, recording: Recording) -> None:
+        self._open = self._recording = None
+        self._others.let_go()
+        fork.let_go()
+        recording.close()
+
+    @property
+    def _now_s(self) -> float:
+        return self._clock.monotonic_ns() / 1e9
+
+    def _tell_skips(self) -> None:
+        skips = sum(self._schedule.skipped)
+        if skips != self._told_skips:
+            self._told_skips = skips
+            self._tell(self._step)
+
+    def _tell(self, step: int) -> None:
+        time_ns = self._clock.unix_ns()
+        self._put(self._totals.record(step, time_ns, self._schedule.skipped))
+
+
+def resident_bytes() -> int:
+    """Return what the process holds in memory; 0 where the kernel does not say. Unit: bytes."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def capability_of(device: torch.device) -> tuple[int, int] | None:
+    """Return the compute capability of an NVIDIA GPU, ``None`` of anything else."""
+    if device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return major, minor

@@ -1,0 +1,1 @@
+"""From device to host without a sync."""

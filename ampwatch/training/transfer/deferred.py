@@ -1,0 +1,152 @@
+"""A few numbers from wherever they are to whoever asked for them, without a synchronisation."""
+
+from __future__ import annotations
+
+from collections import deque
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ampwatch.training.transfer.readback import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from ampwatch.training.transfer.readback import Event
+
+    Then = Callable[[list[float]], None]
+
+SLOTS = 256
+"""Readings that may be on their way at a time."""
+
+WIDTH = 16
+"""Numbers of one reading."""
+
+
+class _Slot:
+    """A landing place in pinned memory, with one event per device it was ever used for."""
+
+    __slots__ = ("cells", "events")
+
+    def __init__(self, cells: torch.Tensor) -> None:
+        self.cells = cells
+        self.events: dict[torch.device, Event] = {}
+
+
+class _Reading(NamedTuple):
+    """Numbers that are on their way."""
+
+    slot: _Slot
+    numel: int
+    device: torch.device
+    then: Then
+
+
+class Deferred:
+    """Reads small tensors: those in host memory at once, those on a device when they arrive.
+
+    What lies on a device is copied into pinned memory on the current stream, behind an event.
+    ``poll`` asks the events and hands over what has arrived, in the order in which it was asked
+    for. Nothing here waits: a reading for which there is no room is dropped and counted.
+
+    Args:
+        link: How values travel; the default reads CPU tensors in place.
+        slots: Readings that may be on their way.
+        width: Numbers of one reading, at most.
+
+    Attributes:
+        dropped: Readings that were given up so far.
+    """
+
+    def __init__(self, link: Link | None = None, slots: int = SLOTS, width: int = WIDTH) -> None:
+        self.dropped = 0
+        self._link = link or Link()
+        self._num_slots, self._width = slots, width
+        self._free: deque[_Slot] | None = None
+        self._flying: deque[_Reading] = deque()
+        self._lock = Lock()
+
+    @property
+    def in_flight(self) -> int:
+        """How many readings are on their way."""
+        return len(self._flying)
+
+    def prepare(self) -> None:
+        """Allocate the pinned memory: pinning is slow and may stop the device."""
+        block = self._link.landing_place(self._num_slots * self._width)
+        rows = block.view(self._num_slots, self._width).unbind()
+        self._free = deque(_Slot(row) for row in rows)
+
+    def read(self, values: torch.Tensor, then: Then) -> None:
+        """Take ``values`` as they are now, in stream order, and hand them to ``then``.
+
+        Args:
+            values: Plain and strided, up to ``width`` elements in any shape. On a device they are
+                rounded to float32.
+            then: Called with the elements in order: at once if they are in host memory, else
+                from ``poll``. It must not keep tensors of a training alive.
+
+        Raises:
+            ValueError: If there are more elements than ``width``.
+
+        Cost:
+            CPU: 1 us. Device: one asynchronous copy of a few bytes and one event.
+        """
+        values = values.detach().reshape(-1)
+        if len(values) > self._width:
+            msg = f"expected at most {self._width} values, got {len(values)}; read them in parts"
+            raise ValueError(msg)
+        if self._link.on_host(values):
+            then([float(value) for value in values.tolist()])
+            return
+        slot = self._slot(values.device)
+        if slot is None:
+            self.dropped += 1
+            return
+        device = values.device
+        slot.cells[: len(values)].copy_(values, non_blocking=True)
+        event = slot.events.get(device)
+        if event is None:
+            event = slot.events[device] = self._link.make_event(device)
+        event.record(self._link.stream(device))
+        self._flying.append(_Reading(slot, len(values), device, then))
+
+    def poll(self) -> None:
+        """Hand over what has arrived, oldest first. Never waits."""
+        if not self._flying or not self._lock.acquire(blocking=False):
+            return
+        try:
+            while self._flying and self._has_arrived(self._flying[0]):
+                reading = self._flying.popleft()
+                values = reading.slot.cells[: reading.numel].tolist()
+                self._give_back(reading.slot)
+                reading.then(values)
+        finally:
+            self._lock.release()
+
+    def clear(self) -> None:
+        """Forget what is on its way; its memory is left to the copies that still write to it."""
+        self._flying.clear()
+        self._free = None
+
+    def _slot(self, device: torch.device) -> _Slot | None:
+        # Neither copies to the host nor events may be part of a CUDA graph.
+        if not self._link.may_ask((device,)):
+            return None
+        if self._free is None:
+            self.prepare()
+        try:
+            return self._free.popleft() if self._free is not None else None
+        except IndexError:
+            return None
+
+    def _give_back(self, slot: _Slot) -> None:
+        if self._free is not None:
+            self._free.append(slot)
+
+    def _has_arrived(self, reading: _Reading) -> bool:
+        if not self._link.may_ask((reading.device,)):
+            return False
+        is_there: Any = reading.slot.events[reading.device].query()
+        return bool(is_there)

@@ -1,0 +1,253 @@
+"""The smallest and the largest element of many tensors, to the host without a synchronisation."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ampwatch.training.transfer.readback import Link, host_scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from ampwatch.training.transfer.readback import Event
+
+ROWS = 512
+"""Rows that are allocated at a time."""
+
+COLUMNS = 3
+
+MOST_ROWS = 65536
+"""Tensors that are measured between two sendings, at most. Unit of 24 bytes."""
+
+MOST_STREAMS = 16
+"""Streams whose tensors are measured. Each has rows of its own, which are written, and copied, in
+its order."""
+
+BYTES = 8
+"""Of the largest number in a row; those of other dtypes leave a part of the landing place unused."""
+
+
+class Extremes:
+    """The smallest and largest element of one tensor: NaN before they arrive, or if any is NaN.
+
+    Attributes:
+        low: The smallest.
+        high: The largest.
+        least: The smallest magnitude; NaN unless that was asked for.
+    """
+
+    __slots__ = ("has_least", "high", "least", "low")
+
+    def __init__(self, *, has_least: bool) -> None:
+        self.low = self.high = self.least = math.nan
+        self.has_least = has_least
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all elements are finite."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+class _Chunk:
+    """Some rows on a device, in one dtype."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.rows = torch.empty((ROWS, COLUMNS), dtype=dtype, device=device)
+        self.cells = [row.unbind() for row in self.rows.unbind()]
+        self.used: list[Extremes] = []
+
+
+class _Lane:
+    """The rows of one stream."""
+
+    def __init__(self, device: torch.device, stream: Any) -> None:
+        self.device, self.stream = device, stream
+        self.chunks: dict[torch.dtype, list[_Chunk]] = {}
+
+    def free(self, dtype: torch.dtype) -> _Chunk:
+        """Return rows of which one is free."""
+        chunks = self.chunks.setdefault(dtype, [])
+        for chunk in chunks[-1:]:
+            if len(chunk.used) < ROWS:
+                return chunk
+        chunks.sort(key=lambda chunk: not chunk.used)  # those that are free come last
+        if not chunks or chunks[-1].used:
+            chunks.append(_Chunk(dtype, self.device))
+        return chunks[-1]
+
+    def filled(self) -> Iterator[_Chunk]:
+        """Yield the rows that were written."""
+        for chunks in self.chunks.values():
+            yield from (chunk for chunk in chunks if chunk.used)
+
+
+class _Cargo(NamedTuple):
+    """A copy of rows that is on its way."""
+
+    place: Tensor
+    dtype: torch.dtype
+    rows: Sequence[Extremes]
+
+
+class Flight:
+    """The rows of one sending, on their way.
+
+    Args:
+        cargo: The copies.
+        events: What stands behind them, one for each stream.
+        owner: Who sent them, and takes the landing places back.
+        is_finite: Whether all is that was read at once.
+    """
+
+    def __init__(
+        self,
+        cargo: Sequence[_Cargo],
+        events: Sequence[tuple[torch.device, Event]],
+        owner: Measures,
+        *,
+        is_finite: bool,
+    ) -> None:
+        self._cargo, self._events, self._owner = cargo, events, owner
+        self._is_finite = is_finite
+
+    def has_arrived(self) -> bool:
+        """Whether the rows are in host memory. Never waits."""
+        devices = [device for device, _ in self._events]
+        return self._owner.link.may_ask(devices) and all(e.query() for _, e in self._events)
+
+    def land(self) -> bool:
+        """Fill in what has arrived; return whether all of it is finite."""
+        is_finite = self._is_finite
+        for place, dtype, rows in self._cargo:
+            values: list[list[float]] = _cells(place, dtype, len(rows)).tolist()
+            for row, (low, high, least) in zip(rows, values, strict=True):
+                row.low, row.high = low, high
+                if row.has_least:
+                    row.least = least
+                is_finite = is_finite and low - low == 0.0 and high - high == 0.0
+            self._owner.take_back(place)
+        self._owner.take_back_events(self._events)
+        return is_finite
+
+
+class Measures:
+    """Has devices find the smallest and largest element of tensors, and sends these to the host.
+
+    No tensor is kept. What lies in host memory is read at once.
+
+    Args:
+        link: How values travel.
+        most: Rows between two sendings.
+
+    Attributes:
+        link: How values travel.
+    """
+
+    def __init__(self, link: Link | None = None, most: int = MOST_ROWS) -> None:
+        self.link = link or Link()
+        self._is_finite = True
+        self._most = most
+        self._count = 0
+        self._lanes: dict[Hashable, _Lane] = {}
+        self._places: deque[Tensor] = deque()
+        self._events: dict[torch.device, deque[Event]] = {}
+
+    def measure(self, tensor: Tensor, *, least: bool = False) -> Extremes | None:
+        """Measure a tensor as it is now, in stream order.
+
+        Args:
+            tensor: Dense, not empty, of a floating-point dtype; nothing is recorded for autograd.
+            least: Whether the smallest magnitude is measured as well.
+
+        Returns:
+            What will be known once the flight has landed; ``None`` if there is no room, or if a
+            CUDA graph is being captured.
+
+        Cost:
+            One pass over the tensor, two with ``least``; on a device one small kernel each.
+        """
+        device = tensor.device
+        if self._count >= self._most or not self.link.may_ask((device,)):
+            return None
+        self._count += 1
+        row = Extremes(has_least=least)
+        if self.link.on_host(tensor):
+            self._read(tensor, row)
+            return row
+        stream = self.link.stream(device)
+        lane = self._lanes.get((device, stream))
+        if lane is None:
+            if len(self._lanes) >= MOST_STREAMS:
+                return None
+            lane = self._lanes[device, stream] = _Lane(device, stream)
+        chunk = lane.free(tensor.dtype)
+        low, high, smallest = chunk.cells[len(chunk.used)]
+        torch.aminmax(tensor, out=(low, high))
+        if least:
+            torch.linalg.vector_norm(tensor, -math.inf, out=smallest)
+        chunk.used.append(row)
+        return row
+
+    def _read(self, tensor: Tensor, row: Extremes) -> None:
+        low, high = torch.aminmax(tensor)
+        row.low, row.high = host_scalar(low), host_scalar(high)
+        if row.has_least:
+            row.least = host_scalar(torch.linalg.vector_norm(tensor, -math.inf))
+        self._is_finite = self._is_finite and row.is_finite
+
+    def send(self) -> Flight:
+        """Copy the used rows to the host, each on the stream that wrote them."""
+        cargo: list[_Cargo] = []
+        events: list[tuple[torch.device, Event]] = []
+        for lane in self._lanes.values():
+            filled = list(lane.filled())
+            if not filled:
+                continue
+            with self.link.using(lane.device, lane.stream):
+                for chunk in filled:
+                    place = self._place()
+                    landing = _cells(place, chunk.rows.dtype, len(chunk.used))
+                    landing.copy_(chunk.rows[: len(chunk.used)], non_blocking=True)
+                    cargo.append(_Cargo(place, chunk.rows.dtype, chunk.used))
+                    chunk.used = []
+            event = self._event(lane.device)
+            event.record(lane.stream)
+            events.append((lane.device, event))
+        was_finite = self._is_finite
+        self._count, self._is_finite = 0, True
+        return Flight(cargo, events, self, is_finite=was_finite)
+
+    def clear(self) -> None:
+        """Forget what was measured since the last sending."""
+        for lane in self._lanes.values():
+            for chunk in lane.filled():
+                chunk.used = []
+        self._count, self._is_finite = 0, True
+
+    def take_back(self, place: Tensor) -> None:
+        """Use a landing place again: what was copied there has been read."""
+        self._places.append(place)
+
+    def take_back_events(self, events: Sequence[tuple[torch.device, Event]]) -> None:
+        """Use events again that have passed."""
+        for device, event in events:
+            self._events.setdefault(device, deque()).append(event)
+
+    def _place(self) -> Tensor:
+        if self._places:
+            return self._places.popleft()
+        return self.link.landing_place(ROWS * COLUMNS * BYTES // torch.float32.itemsize)
+
+    def _event(self, device: torch.device) -> Event:
+        held = self._events.get(device)
+        return held.popleft() if held else self.link.make_event(device)
+
+
+def _cells(place: Tensor, dtype: torch.dtype, count: int) -> Tensor:
+    return place.view(dtype)[: count * COLUMNS].view(count, COLUMNS)

@@ -1,0 +1,76 @@
+"""The losses of one iteration, added up where they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
+
+
+class LossSum:
+    """Adds up what the user hands to ``scaler.scale``, on the host or on the device.
+
+    A NaN or an infinity among the losses stays visible in their sum.
+
+    Attributes:
+        num_losses: How many losses were added since the last reset.
+        on_host: Sum of those on the host.
+        on_device: Sum of those on a device, float32, ``None`` without any.
+        dtype: ``float16`` if any loss is, else the name of the newest one's; empty without any.
+    """
+
+    def __init__(self) -> None:
+        self.num_losses = 0
+        self.on_host = 0.0
+        self.on_device: torch.Tensor | None = None
+        self.dtype = ""
+        self._buffers: dict[torch.device, torch.Tensor] = {}
+
+    def reset(self) -> None:
+        """Begin the next iteration."""
+        self.num_losses, self.on_host, self.on_device, self.dtype = 0, 0.0, None, ""
+
+    def known(self) -> float | None:
+        """Return the sum of the losses so far; ``None`` if there was none, or if it is on a device."""
+        return self.on_host if self.num_losses and self.on_device is None else None
+
+    def add(self, outputs: object) -> None:
+        """Take a loss, or a list of them, as handed to ``scaler.scale``.
+
+        Only one-element tensors are losses; an iterator is left alone, it can be
+        consumed only once. Cost on a device: one small kernel per loss.
+        """
+        if isinstance(outputs, torch.Tensor):
+            self._add_one(outputs)
+        elif isinstance(outputs, (list, tuple)):
+            for output in outputs:
+                self.add(output)
+
+    def _add_one(self, loss: torch.Tensor) -> None:
+        if not is_plain_scalar(loss) or not loss.is_floating_point() or is_capturing(loss):
+            return
+        if loss.device.type == "cpu":
+            self.on_host += host_scalar(loss)
+        else:
+            self._add_on_device(loss.detach().reshape(()))
+        self.num_losses += 1
+        if self.dtype != "float16":
+            self.dtype = str(loss.dtype).removeprefix("torch.")
+
+    def _add_on_device(self, loss: torch.Tensor) -> None:
+        with torch.no_grad():
+            if self.on_device is not None:
+                self.on_device.add_(loss.to(self.on_device.device, non_blocking=True))
+                return
+            buffer = self._buffers.get(loss.device)
+            if buffer is None:
+                buffer = torch.zeros((), dtype=torch.float32, device=loss.device)
+                self._buffers[loss.device] = buffer
+            self.on_device = buffer.copy_(loss)
+
+
+def is_capturing(value: Any) -> bool:
+    """Whether the stream is being captured into a CUDA graph, where nothing may be added."""
+    return bool(value.is_cuda) and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,243 @@
+"""Exponent histograms of lists of tensors, on their way to the host.
+
+What lies in host memory is measured and read on the spot. What lies on a device is measured
+there, on the current stream, into rows of a slab; when the iteration closes, the slab's used
+rows are copied into pinned memory behind an event and read some iterations later. There are
+``SLABS`` slabs per device: when all are on their way, a measurement is dropped and counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ampwatch.training.kernels.admission import admit
+from ampwatch.training.kernels.rows import ROW_WORDS
+from ampwatch.training.transfer.losses import is_capturing
+from ampwatch.training.transfer.readback import Link
+from ampwatch.training.transfer.slabs import Landing, Row, Slab
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from ampwatch.diagnosis.evidence.iteration import TensorRange
+    from ampwatch.training.kernels.base import Kernel
+    from ampwatch.wire.records import Topic
+
+SLABS = 3
+"""Samples of one device that may be on their way at a time."""
+
+HOST_ROWS = 128
+"""Rows of the scratch memory that host tensors are measured into, some at a time."""
+
+
+class Item(NamedTuple):
+    """A tensor to measure, and what it is called.
+
+    Attributes:
+        name: Qualified name of the parameter, buffer or module.
+        module: Qualified name of the module it belongs to.
+        tensor: The tensor; read before this call returns, or in stream order.
+    """
+
+    name: str
+    module: str
+    tensor: Tensor
+
+
+class How(NamedTuple):
+    """How to measure, and what is to be said about it.
+
+    Attributes:
+        scaled: The values are multiplied by the loss scale.
+        span: Of updates, the number of iterations that they are the sum of.
+        most: Elements of a tensor that go into the bins; of a larger one on the host every
+            k-th block of 4096 does, with the smallest k that fits. Its amax, NaN and
+            infinities are still those of all elements. 0 takes as many as the kernel bears.
+        gate: A device scalar; where it reads 0 nothing is measured. Tensors of other devices
+            are left alone.
+    """
+
+    scaled: bool = False
+    span: int = 1
+    most: int = 0
+    gate: Tensor | None = None
+
+
+WHOLE = How()
+
+
+class _Piece(NamedTuple):
+    number: int
+    item: Item
+    tensor: Tensor
+    dtype: str
+
+
+@dataclass(slots=True)
+class Sample:
+    """The measurements of one iteration.
+
+    Attributes:
+        topics: What was measured.
+        parts: Of how many parts it is one.
+        device_ns: Device time of the measurements, once they have been taken. Unit: ns.
+        ranges: What has reached the host.
+    """
+
+    topics: set[Topic] = field(default_factory=set)
+    parts: int = 1
+    device_ns: int = 0
+    ranges: list[TensorRange] = field(default_factory=list)
+    slabs: dict[torch.device, Slab] = field(default_factory=dict)
+
+    def has_arrived(self) -> bool:
+        """Whether all of it can be read. Never waits."""
+        return all(slab.has_arrived() for slab in self.slabs.values())
+
+
+class Measuring:
+    """Measures tensors wherever they are.
+
+    Args:
+        kernel_for: Returns the kernel of a device, ``None`` where there is none.
+        device_rows: Tensors of one iteration that can be measured on a device.
+        link: How rows travel to the host.
+
+    Attributes:
+        dropped: Measurements given up, because too many were on their way or the iteration
+            had more tensors than a slab has rows.
+        refused: Tensors of the newest sample that cannot be measured.
+        device_ns: Time that measuring has taken on devices so far. Unit: ns.
+    """
+
+    def __init__(
+        self,
+        kernel_for: Callable[[torch.device], Kernel | None],
+        device_rows: int,
+        link: Link | None = None,
+    ) -> None:
+        self.dropped = 0
+        self.refused = self._refusing = 0
+        self.device_ns = 0
+        self._kernel_for = kernel_for
+        self._device_rows = device_rows
+        self._link = link or Link()
+        self._kernels: dict[torch.device, Kernel | None] = {}
+        self._free: dict[torch.device, list[Slab]] = {}
+        self._scratch: Tensor | None = None
+        self._open = Sample()
+
+    def prepare(self, device: torch.device) -> None:
+        """Do at set-up what is slow: choose the kernel of a device, allocate, compile."""
+        kernel = self._kernels[device] = self._kernel_for(device)
+        if device.type != "cpu" and kernel is not None:
+            self._make_slabs(device)
+            self._free[device][0].warm_up(kernel)
+
+    def measure(self, topic: Topic, items: Sequence[Item], how: How = WHOLE) -> None:
+        """Measure ``items`` as they are *now*, in stream order.
+
+        Tensors that cannot be measured (integer, complex, meta ...) are left out and counted.
+
+        Cost:
+            Host: about 2 us a tensor and a pass over its elements. Device: one kernel
+            launch per device and dtype; no sync, no allocation after the first sample, but
+            for a copy of a tensor whose elements have gaps between them.
+        """
+        self._open.topics.add(topic)
+        by_device: dict[torch.device, list[_Piece]] = {}
+        for number, item in enumerate(items):
+            if is_capturing(item.tensor):
+                return
+            pieces, reason = admit(item.tensor)
+            self._refusing += bool(reason)
+            for piece in pieces:
+                if how.gate is not None and piece.device != how.gate.device:
+                    continue
+                dtype = str(piece.dtype).removeprefix("torch.")
+                by_device.setdefault(piece.device, []).append(_Piece(number, item, piece, dtype))
+        for device, found in by_device.items():
+            if device not in self._kernels:
+                self._kernels[device] = self._kernel_for(device)
+            kernel = self._kernels[device]
+            if kernel is None:
+                self.dropped += 1
+            elif device.type == "cpu":
+                self._measure_on_host(kernel, topic, found, how)
+            else:
+                self._measure_on_device(kernel, topic, found, how)
+
+    def _measure_on_host(
+        self, kernel: Kernel, topic: Topic, pieces: Sequence[_Piece], how: How
+    ) -> None:
+        if self._scratch is None:
+            # The user may have another default device.
+            self._scratch = torch.empty((HOST_ROWS, ROW_WORDS), dtype=torch.int32, device="cpu")
+        address = self._scratch.data_ptr()
+        most = min(filter(None, (how.most, kernel.most)), default=0)
+        for begin in range(0, len(pieces), HOST_ROWS):
+            some = pieces[begin : begin + HOST_ROWS]
+            stride = [-(-p.tensor.numel() // most) for p in some] if most else None
+            kernel.measure([p.tensor for p in some], self._scratch, stride=stride)
+            self._open.ranges += _landing(topic, how, some).read(address)
+
+    def _measure_on_device(
+        self, kernel: Kernel, topic: Topic, pieces: Sequence[_Piece], how: How
+    ) -> None:
+        slab = self._slab(pieces[0].tensor.device)
+        fitting = pieces[: slab.room] if slab is not None else ()
+        if len(fitting) < len(pieces):
+            self.dropped += 1
+        if slab is not None and fitting:
+            tensors = [p.tensor for p in fitting]
+            slab.measure(kernel, _landing(topic, how, fitting), tensors, how.gate)
+
+    def _slab(self, device: torch.device) -> Slab | None:
+        """Return the open slab of a device, ``None`` if all are on their way."""
+        if device in self._open.slabs:
+            return self._open.slabs[device]
+        if device not in self._free:
+            self._make_slabs(device)
+        if not self._free[device]:
+            return None
+        return self._open.slabs.setdefault(device, self._free[device].pop())
+
+    def _make_slabs(self, device: torch.device) -> None:
+        self._free[device] = [Slab(device, self._device_rows, self._link) for _ in range(SLABS)]
+
+    def seal(self) -> Sample | None:
+        """Send off what was measured in the open iteration; ``None`` if nothing was."""
+        sample = self._open
+        if not sample.topics:
+            return None
+        for slab in sample.slabs.values():
+            slab.send()
+        self._open = Sample()
+        self.refused, self._refusing = self._refusing, 0
+        return sample
+
+    def take(self, sample: Sample) -> Sequence[TensorRange]:
+        """Return the measurements of a sample that has arrived, and let go of it."""
+        for slab in sample.slabs.values():
+            sample.ranges += slab.take()
+            sample.device_ns += slab.spent_ns()
+        self.device_ns += sample.device_ns
+        self.discard(sample)
+        return sample.ranges
+
+    def discard(self, sample: Sample) -> None:
+        """Let go of a sample; what a device still writes into it is never read."""
+        for device, slab in sample.slabs.items():
+            slab.clear()
+            self._free[device].append(slab)
+        sample.slabs.clear()
+
+
+def _landing(topic: Topic, how: How, pieces: Sequence[_Piece]) -> Landing:
+    rows = [Row(p.number, p.item.name, p.item.module, p.dtype, p.tensor.numel()) for p in pieces]
+    return Landing(topic, how.scaled, how.span, how.gate is not None, rows)

@@ -1,0 +1,63 @@
+"""The scale at each of its numbers, known some time after it was in use."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ampwatch.training.transfer.losses import is_capturing
+from ampwatch.training.transfer.readback import Readback, is_plain_scalar
+
+if TYPE_CHECKING:
+    import torch
+
+    from ampwatch.training.transfer.readback import Link
+
+SLOTS = 16
+"""Scales that may be on their way from the device at a time."""
+
+KEPT = 256
+"""Scales that are remembered."""
+
+
+class ScaleLog:
+    """Remembers scales. What lies on a device arrives later, without a sync.
+
+    Args:
+        link: How values travel.
+    """
+
+    def __init__(self, link: Link | None = None) -> None:
+        self._readback = Readback(SLOTS, 1, link)
+        self._scales: dict[int, float | None] = {}
+
+    def note(self, number: int, scaler: torch.amp.GradScaler) -> None:
+        """Take the scale as it is now, in stream order, if it was not taken yet.
+
+        Cost: one read; of a scale on a device one copy of 4 bytes and an event.
+        """
+        scale = scaler._scale  # noqa: SLF001 - no public name for it
+        if number in self._scales or scale is None:
+            return
+        if len(self._scales) >= KEPT:
+            self._scales.pop(next(iter(self._scales)))
+        self._scales[number] = math.nan
+        if not is_plain_scalar(scale) or is_capturing(scale):
+            return
+        row = self._readback.open()
+        if row is None:
+            return
+        self._scales[number] = None
+        self._readback.put(row, 0, scale)
+        self._readback.seal(row, number)
+        if not row.marked:
+            self.take_arrived()
+
+    def take_arrived(self) -> None:
+        """Take in what has reached the host. Never waits."""
+        for values, number in self._readback.arrived():
+            self._scales[number] = values[0]
+
+    def of(self, number: int) -> float | None:
+        """Return a scale: NaN if it was never taken, ``None`` while it is on its way."""
+        return self._scales.get(number, math.nan)

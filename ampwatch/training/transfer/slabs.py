@@ -1,0 +1,170 @@
+"""Rows of measurements on a device, on their way to the host, and what they are called."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ampwatch.diagnosis.evidence.iteration import TensorRange
+from ampwatch.numerics.exponents import merged
+from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS, decode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from ampwatch.numerics.exponents import ExponentHistogram
+    from ampwatch.training.kernels.base import Kernel
+    from ampwatch.training.transfer.readback import Event, Link
+    from ampwatch.wire.records import Topic
+
+TIMED_CALLS = 16
+"""Measurements of a slab whose time on the device is taken; the others count as their mean."""
+
+
+class Row(NamedTuple):
+    """What a row is of.
+
+    Attributes:
+        number: Which tensor of the measurement: a long one has several rows.
+        name: Qualified name of the parameter, buffer or module.
+        module: Qualified name of its module.
+        dtype: Name of its dtype.
+        numel: Elements in this row.
+    """
+
+    number: int
+    name: str
+    module: str
+    dtype: str
+    numel: int
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """The rows of one measurement. Tensors are not kept: they may be freed before it arrives.
+
+    Attributes:
+        topic: What the values are.
+        scaled: Whether they are multiplied by the loss scale.
+        span: Of updates, how many iterations they are the sum of.
+        gated: Whether a device scalar had to be non-zero for them to be measured.
+        rows: What each row is of; those of one tensor one after another.
+    """
+
+    topic: Topic
+    scaled: bool
+    span: int
+    gated: bool
+    rows: list[Row]
+
+    def read(self, address: int) -> Iterator[TensorRange]:
+        """Yield the rows that lie at ``address`` under their names."""
+        held: list[ExponentHistogram] = []
+        for index, row in enumerate(self.rows):
+            words = ctypes.string_at(address + index * ROW_BYTES, ROW_BYTES)
+            held.append(decode(words, row.dtype, row.numel))
+            following = self.rows[index + 1 : index + 2]
+            if following and following[0].number == row.number:
+                continue
+            histogram = merged(held) if len(held) > 1 else held[0]
+            held = []
+            if not self.gated or histogram.binned or histogram.nonfinite:
+                yield TensorRange(
+                    self.topic,
+                    row.name,
+                    row.module,
+                    row.dtype,
+                    histogram,
+                    self.scaled,
+                    self.span,
+                )
+
+
+class Slab:
+    """Rows on a device, their landing place in pinned memory, and the event between them.
+
+    Args:
+        device: Where the rows are.
+        num_rows: How many; one per tensor.
+        link: How they travel.
+
+    Attributes:
+        room: Rows that are free.
+    """
+
+    def __init__(self, device: torch.device, num_rows: int, link: Link) -> None:
+        self.room = num_rows
+        self._device = device
+        self._link = link
+        self._rows = torch.empty((num_rows, ROW_WORDS), dtype=torch.int32, device=device)
+        self._pinned = link.landing_place(num_rows * ROW_WORDS).view(torch.int32)
+        self._event: Event = link.make_event(device)
+        self._timers = [
+            (link.make_timer(device), link.make_timer(device)) for _ in range(TIMED_CALLS)
+        ]
+        self._landings: list[Landing] = []
+
+    def warm_up(self, kernel: Kernel) -> None:
+        """Have the kernel compiled for the dtypes of mixed-precision training."""
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            kernel.measure([torch.zeros(16, dtype=dtype, device=self._device)], self._rows)
+        # Gradients are in float32, and those of a skipped step are measured behind a gate.
+        gate = torch.zeros(1, device=self._device)
+        kernel.measure([torch.zeros(16, device=self._device)], self._rows, gate=gate)
+
+    @property
+    def _used(self) -> int:
+        return len(self._rows) - self.room
+
+    def measure(
+        self,
+        kernel: Kernel,
+        landing: Landing,
+        tensors: Sequence[Tensor],
+        gate: Tensor | None,
+    ) -> None:
+        """Launch the kernel on the current stream, into rows that are free."""
+        timers = self._timers[len(self._landings) : len(self._landings) + 1]
+        stream = self._link.stream(self._device)
+        for begin, _ in timers:
+            begin.record(stream)
+        kernel.measure(tensors, self._rows[self._used :], gate=gate)
+        for _, end in timers:
+            end.record(stream)
+        self._landings.append(landing)
+        self.room -= len(tensors)
+
+    def send(self) -> None:
+        """Copy the used rows to the host, in stream order."""
+        used = self._used * ROW_WORDS
+        self._pinned[:used].copy_(self._rows.view(-1)[:used], non_blocking=True)
+        self._event.record(self._link.stream(self._device))
+
+    def has_arrived(self) -> bool:
+        """Whether the rows are in host memory. Never waits."""
+        return self._link.may_ask((self._device,)) and self._event.query()
+
+    def take(self) -> Iterator[TensorRange]:
+        """Yield what has arrived."""
+        address = self._pinned.data_ptr()
+        for landing in self._landings:
+            yield from landing.read(address)
+            address += len(landing.rows) * ROW_BYTES
+
+    def spent_ns(self) -> int:
+        """Return the device time of what has arrived. Unit: ns."""
+        timed = self._timers[: len(self._landings)]
+        if not timed:
+            return 0
+        milliseconds = sum(begin.elapsed_time(end) for begin, end in timed)
+        return int(1e6 * milliseconds * len(self._landings) / len(timed))
+
+    def clear(self) -> None:
+        """Begin anew; what is still written into the rows is never read."""
+        self._landings.clear()
+        self.room = len(self._rows)

@@ -1,0 +1,1 @@
+"""The parts of one watched training, wired together by family."""

@@ -1,0 +1,106 @@
+"""What one rank of a run has left behind: the findings, and the evidence around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ampwatch.wire.records import RunState, Severity, Topic
+
+if TYPE_CHECKING:
+    from ampwatch.wire.records import (
+        Finding,
+        OptimizerRecord,
+        RangeRecord,
+        RunIdentity,
+        SamplingRecord,
+        StepRecord,
+    )
+
+DIED = "the process ended without closing: killed, out of memory or crashed"
+
+
+@dataclass(slots=True)
+class Box:
+    """One rank, as it was when the box was made.
+
+    Attributes:
+        identity: Run, rank and process.
+        state: What the rank was doing.
+        reason: Why it ended, in words: the exception that ended the loop, or that it was
+            killed; empty otherwise.
+        traceback: Where in the user's program that exception came from; empty without one.
+        written_ns: When the box was made. Unit: ns.
+        written_by: Who made it: ``training``, ``daemon`` or ``report``.
+        facts: What does not change from step to step, by name.
+        settings: The settings of the run; empty if whoever made the box did not know them.
+        findings: The findings, in the order in which they were made.
+        steps: Iterations in order: the newest, and those around each finding.
+        optimizers: What the optimizers did in them; the newest of each at least.
+        ranges: Exponents of modules, the oldest first: the newest of each topic, and those
+            of culprits when the finding was made.
+        sampling: The newest totals of sampling, if there was any.
+        notes: What else there is to know, in sentences.
+    """
+
+    identity: RunIdentity
+    state: RunState = RunState.RUNNING
+    reason: str = ""
+    traceback: str = ""
+    written_ns: int = 0
+    written_by: str = "training"
+    facts: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str | int | float] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    optimizers: list[OptimizerRecord] = field(default_factory=list)
+    ranges: list[RangeRecord] = field(default_factory=list)
+    sampling: SamplingRecord | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def has_alarm(self) -> bool:
+        """Whether something is wrong: a finding that is no mere information."""
+        return any(f.severity is not Severity.INFO for f in self.findings)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more can come from the process."""
+        return self.state in (RunState.FINISHED, RunState.FAILED)
+
+    @property
+    def last_ns(self) -> int:
+        """The newest time at which the run is known to have lived. Unit: ns."""
+        return max(self.identity.started_ns, *(step.time_ns for step in self.steps[-1:]))
+
+
+def joined(older: Box, newer: Box) -> Box:
+    """Return what two boxes of one rank say together; where they differ the newer holds.
+
+    The one may know what the other never saw: the training process its settings and its
+    exception, whoever reads the ring later the steps up to the end.
+    """
+    findings = {f.key: f for f in (*older.findings, *newer.findings)}
+    steps = {s.step: s for s in (*older.steps, *newer.steps)}
+    optimizers = {(o.step, o.index): o for o in (*older.optimizers, *newer.optimizers)}
+    ranges = {(r.step, r.topic, r.module): r for r in (*older.ranges, *newer.ranges)}
+    return Box(
+        identity=newer.identity,
+        state=newer.state,
+        reason=newer.reason or older.reason,
+        traceback=newer.traceback or older.traceback,
+        written_ns=newer.written_ns,
+        written_by=newer.written_by,
+        facts=older.facts | newer.facts,
+        settings=newer.settings or older.settings,
+        findings=list(findings.values()),
+        steps=[steps[key] for key in sorted(steps)],
+        optimizers=[optimizers[key] for key in sorted(optimizers)],
+        ranges=sorted(ranges.values(), key=_place),
+        sampling=newer.sampling or older.sampling,
+        notes=newer.notes or older.notes,
+    )
+
+
+def _place(record: RangeRecord) -> tuple[int, Topic, str]:
+    return record.step, record.topic, record.module

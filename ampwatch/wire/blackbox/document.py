@@ -1,0 +1,287 @@
+"""A box as a document: plain JSON that any language reads, with a version of its own.
+
+A document is one object::
+
+    {"format": "ampwatch-report", "version": 1, "ranks": [{...}, ...]}
+
+with an object for each rank, whose members are those of ``Box``. Rows of a kind stand under
+``columns`` and ``rows``, so that names are there once. NaN and infinities, which JSON does
+not have, are the strings ``NaN``, ``Infinity`` and ``-Infinity``. docs/report.md describes
+every member.
+
+A reader takes documents of its own version and of older ones, and passes over members that
+it does not know. Reading trusts nobody: whatever is not of the declared type is refused, and
+text is made harmless for a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ampwatch.errors import ReportError
+from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT, NUM_BINS, ExponentHistogram
+from ampwatch.wire.blackbox.box import Box
+from ampwatch.wire.records import (
+    Finding,
+    OptimizerRecord,
+    RangeRecord,
+    RunIdentity,
+    RunState,
+    SamplingRecord,
+    SkipClass,
+    StepRecord,
+    Topic,
+)
+from ampwatch.wire.ring.forms import FINDING, IDENTITY, refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from ampwatch.wire.ring.forms import Form
+
+FORMAT = "ampwatch-report"
+VERSION = 1
+
+MAX_BYTES = 64 << 20
+"""A document larger than this is refused. That of a rank has 0.1 to 1 MB."""
+
+_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+R = TypeVar("R")
+
+
+def to_json(boxes: Iterable[Box]) -> str:
+    """Return a document of these boxes."""
+    document = {"format": FORMAT, "version": VERSION, "ranks": [_box(box) for box in boxes]}
+    words = json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    # File names that cannot be decoded have lone surrogates, for which there is no UTF-8.
+    return words.encode(errors="replace").decode()
+
+
+def from_json(text: str | bytes, source: str) -> list[Box]:
+    """Return the boxes of a document.
+
+    Args:
+        text: The document.
+        source: What to call it in an error.
+
+    Raises:
+        ReportError: If it is no document of a version that this release reads.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if text.lstrip()[:1] in ("<", b"<"):
+            msg = f"expected a report of ampwatch in {source}, got a page made from one; hand in the file, *.json"
+            raise ReportError(msg) from None
+        msg = f"expected a report of ampwatch in {source}, got something that is no JSON ({error!s:.80}); it may be cut short"
+        raise ReportError(msg) from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        msg = f'expected a report of ampwatch in {source}, got JSON without "format": "{FORMAT}"'
+        raise ReportError(msg)
+    version = document.get("version")
+    if type(version) is not int or not 1 <= version <= VERSION:
+        msg = f"expected a report of version 1 to {VERSION} in {source}, got version {version!r:.20}; read it with the release of ampwatch that wrote it, or a newer one"
+        raise ReportError(msg)
+    try:
+        return [_read_box(rank) for rank in _list(document.get("ranks"), 4096)]
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        msg = f"expected a whole report in {source}, got one that is damaged: {_why(error)}"
+        raise ReportError(msg) from None
+
+
+def _why(error: Exception) -> str:
+    return f"{error} is missing" if isinstance(error, KeyError) else f"{error!s:.200}"
+
+
+# Writing
+
+
+def _box(box: Box) -> dict[str, Any]:
+    sampling = None if box.sampling is None else _fields(box.sampling)
+    return {
+        "identity": _fields(box.identity),
+        "state": box.state.value,
+        "reason": box.reason,
+        "traceback": box.traceback,
+        "written_ns": box.written_ns,
+        "written_by": box.written_by,
+        "facts": dict(box.facts),
+        "settings": {name: _plain(value) for name, value in box.settings.items()},
+        "findings": [_fields(finding) for finding in box.findings],
+        "steps": _table(StepRecord, box.steps),
+        "optimizers": _table(OptimizerRecord, box.optimizers),
+        "ranges": [_fields(record) for record in box.ranges],
+        "sampling": sampling,
+        "notes": list(box.notes),
+    }
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {f.name: _plain(getattr(record, f.name)) for f in fields(record)}
+
+
+def _table(kind: type[Any], records: Sequence[Any]) -> dict[str, Any]:
+    columns = [f.name for f in fields(kind)]
+    return {"columns": columns, "rows": [[_plain(getattr(r, c)) for c in columns] for r in records]}
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` as JSON has it."""
+    if isinstance(value, (SkipClass, Topic)):
+        return value.label
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, ExponentHistogram):
+        return _fields(value)
+    return value
+
+
+# Reading
+
+
+def _read_box(value: object) -> Box:
+    given = _object(value)
+    sampling = given.get("sampling")
+    return Box(
+        identity=_formed(RunIdentity, IDENTITY, _object(given["identity"])),
+        state=RunState(given["state"]),
+        reason=_text(given["reason"]),
+        traceback=_text(given["traceback"]),
+        written_ns=_count(given["written_ns"]),
+        written_by=_text(given["written_by"]),
+        facts={_text(k): _text(v) for k, v in _object(given["facts"]).items()},
+        settings={_text(k): _setting(v) for k, v in _object(given["settings"]).items()},
+        findings=[_read_finding(f) for f in _list(given["findings"], 4096)],
+        steps=_rows(StepRecord, given["steps"]),
+        optimizers=_rows(OptimizerRecord, given["optimizers"]),
+        ranges=[_read(RangeRecord, r) for r in _list(given["ranges"], 4096)],
+        sampling=None if sampling is None else _read(SamplingRecord, sampling),
+        notes=[_text(note) for note in _list(given["notes"], 256)],
+    )
+
+
+def _read_finding(value: object) -> Finding:
+    given = _object(value)
+    evidence = {k: _number(v) for k, v in _object(given["evidence"]).items()}
+    return _formed(Finding, FINDING, {**given, "evidence": evidence})
+
+
+def _formed(kind: Callable[..., R], form: Form, given: Mapping[str, Any]) -> R:
+    """Return the object that ``given`` describes, checked as if it came from a ring."""
+    return kind(**{name: check(given[name]) for name, check in form.items()})
+
+
+def _rows(kind: type[R], value: object) -> list[R]:
+    table = _object(value)
+    columns = [_text(column) for column in _list(table["columns"], 256)]
+    rows = _list(table["rows"], 1 << 20)
+    return [_read(kind, dict(zip(columns, _list(row, 256), strict=True))) for row in rows]
+
+
+def _read(kind: type[R], value: object) -> R:
+    """Return the record of a type that ``value`` describes."""
+    given = _object(value)
+    return kind(**{f.name: _CHECKS[str(f.type)](given[f.name]) for f in fields(kind)})  # type: ignore[arg-type]
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        refuse("a JSON object", value)
+    return value
+
+
+def _list(value: object, most: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > most:
+        refuse(f"a list of at most {most}", value)
+    return value
+
+
+def _text(value: object) -> str:
+    checked = FINDING["summary"](value)
+    return str(checked)
+
+
+def _count(value: object) -> int:
+    checked = IDENTITY["rank"](value)
+    return int(checked)  # type: ignore[call-overload,no-any-return]
+
+
+def _integer(value: object) -> int:
+    """Check an integer that may be -1, for "not known"."""
+    return value if value == -1 and type(value) is int else _count(value)
+
+
+def _number(value: object) -> float:
+    if isinstance(value, str):
+        return _WORDS[value] if value in _WORDS else refuse("a number", value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        refuse("a number", value)
+    return float(value)
+
+
+def _flag(value: object) -> bool:
+    return value if isinstance(value, bool) else refuse("true or false", value)
+
+
+def _setting(value: object) -> str | int | float:
+    if isinstance(value, str) and value not in _WORDS:
+        return _text(value)
+    return value if type(value) is int else _number(value)
+
+
+def _named(names: Mapping[str, Any]) -> Callable[[object], Any]:
+    def checked(value: object) -> Any:
+        return names[value] if value in names else refuse(", ".join(names), value)  # type: ignore[index]
+
+    return checked
+
+
+def _counts(length: int) -> Callable[[object], tuple[int, ...]]:
+    def checked(value: object) -> tuple[int, ...]:
+        items = _list(value, length)
+        if len(items) != length:
+            refuse(f"{length} counts", value)
+        return tuple(_count(item) for item in items)
+
+    return checked
+
+
+def _histogram(value: object) -> ExponentHistogram:
+    given = _object(value)
+    first, counts = given["first"], _list(given["counts"], NUM_BINS)
+    if type(first) is not int or not (
+        counts == [] or MIN_EXPONENT <= first <= MAX_EXPONENT + 1 - len(counts)
+    ):
+        refuse(f"bins from {MIN_EXPONENT} to {MAX_EXPONENT}", first)
+    return ExponentHistogram(
+        first=first if counts else 0,
+        counts=tuple(_count(n) for n in counts),
+        amax=_number(given["amax"]),
+        amin=_number(given["amin"]),
+        **{
+            k: _count(given[k])
+            for k in ("zeros", "nans", "positive_infs", "negative_infs", "numel")
+        },
+    )
+
+
+_CHECKS: dict[str, Callable[[object], Any]] = {
+    "int": _integer,
+    "float": _number,
+    "bool": _flag,
+    "str": _text,
+    "SkipClass": _named({c.label: c for c in SkipClass}),
+    "Topic": _named({t.label: t for t in Topic}),
+    "tuple[int, int, int, int]": _counts(4),
+    "tuple[int, int, int, int, int, int]": _counts(6),
+    "ExponentHistogram": _histogram,
+}
+"""What may stand in a field, by the type it is declared with."""

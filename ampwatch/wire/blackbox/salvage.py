@@ -1,0 +1,111 @@
+"""Makes the box of a run from the ring that it has left behind, or still writes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from ampwatch.errors import ReportError
+from ampwatch.wire.blackbox import files
+from ampwatch.wire.blackbox.box import DIED, joined
+from ampwatch.wire.blackbox.recorder import recorded
+from ampwatch.wire.records import RunState
+from ampwatch.wire.ring import RingReader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ampwatch.settings import Settings
+    from ampwatch.wire.blackbox.box import Box
+    from ampwatch.wire.records import RunIdentity
+
+SILENT = (
+    "its process is alive, but has ended no step for a long time; look for a collective that not"
+    " every rank has reached, or for a data loader that waits"
+)
+
+
+class Look(NamedTuple):
+    """What a ring says.
+
+    Attributes:
+        box: The box of its writer.
+        is_alive: Whether the writer lives and can still write.
+    """
+
+    box: Box
+    is_alive: bool
+
+
+def look_into(path: Path, steps: int, written_by: str) -> Look:
+    """Return what the ring at ``path`` says, from the oldest record that it still holds.
+
+    Args:
+        path: The ring.
+        steps: Newest iterations to keep (``Recorder``).
+        written_by: Who asks.
+
+    Raises:
+        RingError: If it is no ring of this layout.
+
+    Cost:
+        The whole ring is read and decoded: 0.1 s for one of the usual size.
+    """
+    reader = RingReader(path)
+    try:
+        is_alive = reader.writer_alive()
+        recorder = recorded(reader.identity, reader.poll(), steps)
+        lost = reader.dropped
+    finally:
+        reader.close()
+    box = recorder.box(written_by, time.time_ns())
+    if recorder.end is None and not is_alive:
+        box.state, box.reason = RunState.FAILED, DIED
+    if lost:
+        box.notes.append(f"{lost} records could not be written")
+    return Look(box, is_alive)
+
+
+def known_of(identity: RunIdentity, directory: Path) -> Box | None:
+    """Return the box that is on disk of a process, if there is one that can be read."""
+    try:
+        boxes = files.read(files.box_path(directory, identity))
+    except ReportError:
+        return None
+    return next((box for box in boxes if box.identity == identity), None)
+
+
+def salvage(path: Path, identity: RunIdentity, state: RunState, settings: Settings) -> None:
+    """Write the box of a process that cannot do so any more.
+
+    Nothing is written for one that has had its last word.
+
+    Args:
+        path: Its ring.
+        identity: Who is known to write it; nothing is written for another one.
+        state: ``FAILED`` for a process that has died, ``STALE`` for one that hangs.
+        settings: Where boxes are, and how many.
+
+    Raises:
+        OSError: If the ring cannot be read, or the box not written.
+    """
+    if not settings.report_files:
+        return
+    directory = files.report_directory(settings.report_dir)
+    known = known_of(identity, directory)
+    if known is not None and known.state is RunState.FAILED:
+        return  # written by an earlier daemon, which has found this ring as well
+    box, _ = look_into(path, settings.report_steps, "daemon")
+    if box.identity != identity or box.state is RunState.FINISHED:
+        return
+    if state is RunState.STALE and not box.has_ended:
+        box.state, box.reason = state, SILENT
+    files.write(directory, box if known is None else joined(known, box), settings.report_files)
+
+
+def forget_silence(identity: RunIdentity, settings: Settings) -> None:
+    """Remove the box that said a process hangs, which has ended well after all."""
+    directory = files.report_directory(settings.report_dir)
+    known = known_of(identity, directory)
+    if known is not None and known.state is RunState.STALE and not known.has_alarm:
+        files.remove(directory, identity)

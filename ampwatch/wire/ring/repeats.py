@@ -1,0 +1,98 @@
+"""What a reader that comes late must still find: the newest of each lasting message.
+
+Steps and ranges pass by, but facts, findings and the totals of an optimizer, of sampling,
+of the op census and of profiler windows hold until they change, perhaps for the rest of the run. The writer repeats each
+one before the ring wraps over it. A record may therefore be read more than once; the
+newest of a key holds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple
+
+from ampwatch.wire.records import (
+    CensusRecord,
+    FactsRecord,
+    FindingRecord,
+    OptimizerRecord,
+    SamplingRecord,
+    WindowRecord,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from ampwatch.wire.records import Record
+    from ampwatch.wire.ring.layout import Kind
+
+_MOST_SLOTS = 2048
+"""Half a megabyte of remembered messages; more findings than anybody reads."""
+
+
+class Message(NamedTuple):
+    """An encoded record."""
+
+    kind: Kind
+    payload: bytes
+    chunks: int
+
+
+class _Remembered(NamedTuple):
+    message: Message
+    written_at: int
+
+
+class Repeats:
+    """The lasting messages of one ring, the one written longest ago first.
+
+    They take an eighth of the ring at most, and are due half a ring after they were
+    written. With at least as many slots repeated as newly written while any is due
+    (the writer's part), none is older than 7/8 of a ring: 1/2 until due, 1/8 for the
+    others before it, 1/8 for what is newly written meanwhile, 1/8 for one message more.
+
+    Cost: constant for each call, memory bounded by an eighth of the ring.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._due_after = slots // 2
+        self._room = min(slots // 8, _MOST_SLOTS)
+        self._newest: OrderedDict[Hashable, _Remembered] = OrderedDict()
+
+    def remember(self, record: Record, message: Message, written_at: int) -> None:
+        """Keep ``message`` if it lasts; when there is no room the earlier ones stay."""
+        key = _lasting_key(record)
+        if key is None:
+            return
+        if before := self._newest.pop(key, None):
+            self._room += before.message.chunks
+        if message.chunks <= self._room:
+            self._room -= message.chunks
+            self._newest[key] = _Remembered(message, written_at)
+
+    def due(self, head: int) -> Message | None:
+        """Return the message that is to be repeated at sequence ``head``, if one is.
+
+        It counts as written there: the next call returns another one.
+        """
+        if not self._newest:
+            return None
+        key, oldest = next(iter(self._newest.items()))
+        if head - oldest.written_at < self._due_after:
+            return None
+        self._newest[key] = _Remembered(oldest.message, head)
+        self._newest.move_to_end(key)
+        return oldest.message
+
+
+_REPLACED_WHOLE = (FactsRecord, SamplingRecord, CensusRecord, WindowRecord)
+"""Of these the newest holds, whatever it says."""
+
+
+def _lasting_key(record: Record) -> Hashable:
+    """Return what a newer message replaces ``record`` by, ``None`` if it does not last."""
+    if isinstance(record, OptimizerRecord):
+        return record.index
+    if isinstance(record, FindingRecord):
+        return record.finding.key
+    return type(record).__name__ if isinstance(record, _REPLACED_WHOLE) else None

@@ -1,0 +1,225 @@
+"""How one process asks another for a trace: two small files beside the ring.
+
+The request stays until it is answered; whoever asked takes it back by removing it, and then
+nothing is written. Both files are JSON objects, private to the user, made elsewhere and moved
+into place. They are believed only if they belong to this user and nobody else may write them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ampwatch.runtime import RING_SUFFIX
+from ampwatch.wire.records import KernelTotal
+
+REQUEST_SUFFIX = ".trace-request"
+ANSWER_SUFFIX = ".trace-answer"
+
+MOST_ITERATIONS = 3
+_LONGEST = 65536
+_MOST_TOTALS = 256
+_LONGEST_TEXT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """What is asked for.
+
+    Attributes:
+        token: Names the request in its answer.
+        pid: Who asks.
+        path: File that the Chrome trace replaces; it exists and is empty.
+        iterations: How many iterations are profiled.
+    """
+
+    token: str
+    pid: int
+    path: Path
+    iterations: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceAnswer:
+    """What became of it.
+
+    Attributes:
+        token: Of the request.
+        why_not: Why there is no trace, in words; empty if there is one.
+        step: First profiled iteration.
+        iterations: Profiled iterations.
+        wall_ns: Their wall time. Unit: ns.
+        busy_ns: Time of it in which the device ran a kernel; 0 on a CPU. Unit: ns.
+        totals: Time of kernels, on a CPU of ops.
+    """
+
+    token: str
+    why_not: str = ""
+    step: int = 0
+    iterations: int = 0
+    wall_ns: int = 0
+    busy_ns: int = 0
+    totals: tuple[KernelTotal, ...] = ()
+
+
+def request_path(ring: Path) -> Path:
+    """Return where the request to the writer of a ring is."""
+    return ring.with_name(ring.name.removesuffix(RING_SUFFIX) + REQUEST_SUFFIX)
+
+
+def answer_path(ring: Path) -> Path:
+    """Return where its answer is."""
+    return ring.with_name(ring.name.removesuffix(RING_SUFFIX) + ANSWER_SUFFIX)
+
+
+def write_request(ring: Path, request: TraceRequest) -> None:
+    """Ask the writer of a ring.
+
+    Raises:
+        FileExistsError: If somebody has asked already.
+        OSError: If it cannot be written.
+    """
+    content = {
+        "token": request.token,
+        "pid": request.pid,
+        "path": str(request.path),
+        "iterations": request.iterations,
+    }
+    _write(request_path(ring), content, replace=False)
+
+
+def read_request(ring: Path) -> TraceRequest:
+    """Return what the writer of a ring is asked for.
+
+    Raises:
+        OSError: If there is no request, or it cannot be read.
+        ValueError: If it is not one to be believed.
+    """
+    content = _read(request_path(ring))
+    path = Path(_text(content, "path"))
+    iterations = _number(content, "iterations")
+    if not path.is_absolute() or not 1 <= iterations <= MOST_ITERATIONS:
+        msg = f"expected an absolute path and 1 to {MOST_ITERATIONS} iterations, got {str(path)!r} and {iterations}"
+        raise ValueError(msg)
+    return TraceRequest(_text(content, "token"), _number(content, "pid"), path, iterations)
+
+
+def write_answer(ring: Path, answer: TraceAnswer) -> None:
+    """Answer, in the place of an older answer.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    content = {
+        "token": answer.token,
+        "why_not": _printable(answer.why_not),
+        "step": answer.step,
+        "iterations": answer.iterations,
+        "wall_ns": answer.wall_ns,
+        "busy_ns": answer.busy_ns,
+        "totals": [list(total) for total in answer.totals[:_MOST_TOTALS]],
+    }
+    _write(answer_path(ring), content, replace=True)
+
+
+def read_answer(ring: Path) -> TraceAnswer:
+    """Return the newest answer of the writer of a ring.
+
+    Raises:
+        OSError: If there is none, or it cannot be read.
+        ValueError: If it is not one to be believed.
+    """
+    content = _read(answer_path(ring))
+    totals = content.get("totals")
+    if not isinstance(totals, list) or len(totals) > _MOST_TOTALS:
+        msg = f"expected at most {_MOST_TOTALS} totals, got {type(totals).__name__}"
+        raise ValueError(msg)
+    return TraceAnswer(
+        token=_text(content, "token"),
+        why_not=_text(content, "why_not"),
+        step=_number(content, "step"),
+        iterations=_number(content, "iterations"),
+        wall_ns=_number(content, "wall_ns"),
+        busy_ns=_number(content, "busy_ns"),
+        totals=tuple(_total(row) for row in totals),
+    )
+
+
+def withdraw(ring: Path) -> None:
+    """Take request and answer away, if they are there."""
+    for path in (request_path(ring), answer_path(ring)):
+        with suppress(OSError):
+            path.unlink()
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)[:_LONGEST_TEXT]
+
+
+def _total(row: object) -> KernelTotal:
+    if isinstance(row, list) and len(row) == 3:
+        fields = dict(zip(("unit", "dtype", "nanoseconds"), row, strict=True))
+        return KernelTotal(
+            _text(fields, "unit"), _text(fields, "dtype"), _number(fields, "nanoseconds")
+        )
+    msg = f"expected [unit, dtype, nanoseconds], got {row!r:.80}"
+    raise ValueError(msg)
+
+
+def _text(content: dict[str, Any], name: str) -> str:
+    value = content.get(name)
+    if isinstance(value, str) and len(value) <= 16 * _LONGEST_TEXT and value.isprintable():
+        return value
+    msg = f"expected printable text under {name!r}, got {value!r:.80}"
+    raise ValueError(msg)
+
+
+def _number(content: dict[str, Any], name: str) -> int:
+    value = content.get(name)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63:
+        return value
+    msg = f"expected a whole number >= 0 under {name!r}, got {value!r:.80}"
+    raise ValueError(msg)
+
+
+def _write(path: Path, content: dict[str, Any], *, replace: bool) -> None:
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(part, flags, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(content, file)
+        if replace:
+            part.replace(path)
+        else:
+            path.hardlink_to(part)  # fails where there is one
+    finally:
+        with suppress(FileNotFoundError):
+            part.unlink()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    # Not blocking: a pipe under this name must not stop a training.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not is_trusted(status) or status.st_size > _LONGEST:
+            msg = f"expected a private file of uid {os.geteuid()} of at most {_LONGEST} bytes, got mode {stat.filemode(status.st_mode)} of uid {status.st_uid}, {status.st_size} bytes"
+            raise ValueError(msg)
+        content = json.loads(file.read(_LONGEST))
+    if not isinstance(content, dict):
+        msg = f"expected a JSON object, got {type(content).__name__}"
+        raise ValueError(msg)  # noqa: TRY004 - whatever is wrong with what somebody wrote
+    return content
+
+
+def is_trusted(status: os.stat_result) -> bool:
+    """Whether a file is a regular one of this user's that nobody else may read or write."""
+    private = not stat.S_IMODE(status.st_mode) & 0o077
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and private

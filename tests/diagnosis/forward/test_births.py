@@ -1,0 +1,394 @@
+"""Which birth an incident begins with, and which are no failures at all."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ampwatch.diagnosis.evidence.births import OpTrace, Origin, Values
+from ampwatch.diagnosis.forward.births import USELESS_SCALE, diagnose, limit_of
+from ampwatch.numerics.units.ops import Phase
+from tests.diagnosis.births_made_up import (
+    BIG,
+    INF,
+    MASK,
+    NAN,
+    TINY,
+    backward,
+    born,
+    outside,
+    traced,
+)
+
+OVER = {"spread_to": {"block", "head", "loss"}, "in_backward": True}
+"""What becomes of an infinity that nothing stops."""
+
+FLOAT32_INF = Values("float32", 8, posinf=True)
+
+
+def _kind(*births: object, **more: object) -> str:
+    found = diagnose(traced(*births, **more))  # type: ignore[arg-type]
+    return "" if found is None else found.kind
+
+
+def test_a_finite_iteration_has_no_diagnosis() -> None:
+    """Nothing was born."""
+    assert diagnose(OpTrace(0)) is None
+
+
+def test_an_overflow_of_forward_is_named_where_it_is() -> None:
+    """Module and phase."""
+    found = diagnose(traced(born(**OVER), loss_nonfinite=True))
+
+    assert found is not None
+    assert (found.kind, found.where, found.phase) == ("forward_overflow", "block", "forward")
+    assert (found.birth.index, found.others) == (0, 0)
+
+
+def test_an_overflow_of_the_loss_is_named_so() -> None:
+    """It is in no module."""
+    found = diagnose(
+        traced(outside("sum", needs_grad=True, spread_to={"loss"}), loss_nonfinite=True)
+    )
+
+    assert found is not None
+    assert (found.kind, found.where) == ("forward_overflow", "loss")
+
+
+def test_an_overflow_of_an_evaluation_is_one_of_an_evaluation() -> None:
+    """The phase says so; also where nothing reads the output any more."""
+    found = diagnose(traced(born(phase=Phase.EVAL, **{**OVER, "in_backward": False})))
+    unread = diagnose(traced(born(phase=Phase.EVAL)))
+
+    assert found is not None
+    assert unread is not None
+    assert (found.phase, unread.phase) == ("eval", "eval")
+
+
+@pytest.mark.parametrize("op", ["pow", "_foreach_pow"])
+def test_a_power_is_an_overflow_or_a_small_number_by_its_exponent(op: str) -> None:
+    """A negative exponent divides."""
+    assert _kind(born(op, number=2.0, **OVER)) == "forward_overflow"
+    assert _kind(born(op, number=-0.5, **OVER)) == "forward_nan_underflow"
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "number"),
+    [
+        ("log", (TINY,), math.nan),
+        ("log_", (TINY,), math.nan),
+        ("reciprocal", (TINY,), math.nan),
+        ("rsqrt", (TINY,), math.nan),
+        ("acos", (BIG,), math.nan),
+        ("div", (BIG, TINY), math.nan),
+        ("div", (BIG,), 0.0),
+        ("div", (BIG,), 1e-7),
+    ],
+)
+def test_what_divides_by_next_to_nothing_is_a_small_number(
+    op: str, inputs: tuple[Values, ...], number: float
+) -> None:
+    """Logarithms and roots as well."""
+    assert _kind(born(op, inputs=inputs, number=number, **OVER)) == "forward_nan_underflow"
+
+
+@pytest.mark.parametrize(("inputs", "number"), [((BIG, BIG), math.nan), ((BIG,), 0.05)])
+def test_a_quotient_whose_divisor_is_no_small_number_has_overflowed(
+    inputs: tuple[Values, ...], number: float
+) -> None:
+    """A temperature that the program has written down divides what is large already."""
+    assert _kind(born("div", inputs=inputs, number=number, **OVER)) == "forward_overflow"
+
+
+def test_the_mean_of_nothing_is_no_overflow() -> None:
+    """That of too much is one."""
+    nothing = Values("float32", 1, nans=True)
+    assert _kind(born("mean", out=nothing, **OVER)) == "forward_nan_underflow"
+    assert _kind(born("mean", out=INF, **OVER)) == "forward_overflow"
+
+
+def test_an_infinity_that_makes_a_wrong_number_is_silent() -> None:
+    """Its module shows nothing: everything after it is finite."""
+    found = diagnose(traced(born("pow", number=2.0, absorbed=["rsqrt"])))
+
+    assert found is not None
+    assert (found.kind, found.where) == ("silent_overflow", "block")
+
+
+@pytest.mark.parametrize("op", ["exp", "cosh"])
+def test_an_exponential_that_ends_as_a_reciprocal_is_right(op: str) -> None:
+    """``1 / (1 + exp(-x))`` is zero there."""
+    assert _kind(born(op, absorbed=["reciprocal"])) == ""
+    assert _kind(born("mul", absorbed=["reciprocal"])) == "silent_overflow"
+
+
+@pytest.mark.parametrize("op", ["where", "topk", "minimum", "masked_fill_", "max"])
+def test_what_a_chooser_has_left_out_was_not_meant(op: str) -> None:
+    """Beside one op that computes with it, it was."""
+    assert _kind(born(absorbed=[op])) == ""
+    assert _kind(born(absorbed=[op, "tanh"])) == "silent_overflow"
+
+
+@pytest.mark.parametrize("op", ["log", "rsqrt"])
+def test_a_small_number_that_was_absorbed_was_meant(op: str) -> None:
+    """``exp(log(0))`` is zero."""
+    assert _kind(born(op, inputs=(TINY,), absorbed=["exp"])) == ""
+
+
+def test_a_chosen_branch_that_backward_meets_again_is_a_failure() -> None:
+    """``torch.where`` multiplies the gradient of the other branch by zero: NaN."""
+    forward = born("div", inputs=(BIG, TINY), absorbed=["where"], in_backward=True)
+
+    assert _kind(forward, bad={"w": {0}}) == "forward_nan_underflow"
+
+
+@pytest.mark.parametrize("softmax", ["_softmax", "_log_softmax", "_safe_softmax"])
+def test_a_row_that_is_masked_as_a_whole_is_named_at_the_softmax(softmax: str) -> None:
+    """And not at the mask, wherever that comes from."""
+    for origin in (Origin.CONSTANT, Origin.INPUT, Origin.BUFFER, Origin.OP):
+        mask = born("masked_fill", origin=origin, out=MASK, in_backward=True)
+        child = born(softmax, out=NAN, parents=frozenset({0}), module="attention", **OVER)
+        found = diagnose(traced(mask, child, loss_nonfinite=True))
+
+        assert found is not None
+        assert (found.kind, found.where, found.birth.op) == ("masked_row_nan", "attention", softmax)
+
+
+def test_a_softmax_of_positive_infinity_is_that_infinitys_doing() -> None:
+    """The overflow before it is named."""
+    scores = born("bmm", **OVER)
+    child = born("_softmax", out=NAN, parents=frozenset({0}), module="attention", **OVER)
+    found = diagnose(traced(scores, child))
+
+    assert found is not None
+    assert (found.kind, found.birth.op, found.others) == ("forward_overflow", "bmm", 0)
+
+
+def test_a_mask_that_softmax_turns_into_zeros_is_none_of_our_business() -> None:
+    """Of the program, of the batch, of a buffer, or computed."""
+    for origin in (Origin.CONSTANT, Origin.INPUT, Origin.BUFFER, Origin.OP):
+        assert _kind(born("masked_fill", origin=origin, out=MASK, absorbed=["_softmax"])) == ""
+
+
+def test_a_mask_that_is_multiplied_by_zero_is_one() -> None:
+    """NaN of nothing but masks, that backward meets."""
+    mask = born("full", origin=Origin.CONSTANT, out=MASK)
+    child = born("mul", out=NAN, parents=frozenset({0}), **OVER)
+
+    assert _kind(mask, child) == "masked_row_nan"
+
+
+@pytest.mark.parametrize("out", [MASK, INF, NAN])
+def test_a_number_that_the_program_writes_inside_of_the_model_is_meant(out: Values) -> None:
+    """A sentinel that a minimum starts from, a fill."""
+    number = out._replace(numel=1)
+    assert _kind(born("fill", origin=Origin.CONSTANT, out=number, absorbed=["minimum"])) == ""
+
+
+def test_a_scale_of_the_loss_that_is_infinite_is_the_programs_own_word() -> None:
+    """A constant beside the model that the model never sees, and that writes no NaN."""
+    assert (
+        _kind(outside("mul", origin=Origin.CONSTANT, out=INF, **{**OVER, "spread_to": set()})) == ""
+    )
+
+
+def test_a_bad_batch_is_named_as_what_the_model_was_given() -> None:
+    """At the root, whatever reads it first."""
+    batch = Values("float32", 64, nans=True)
+    for birth in (
+        born("addmm", origin=Origin.INPUT, out=batch, **OVER),
+        outside("mul", origin=Origin.INPUT, out=batch, **OVER),
+    ):
+        found = diagnose(traced(birth, loss_nonfinite=True))
+        assert found is not None
+        assert (found.kind, found.where) == ("nonfinite_input", "")
+
+
+def test_a_bad_target_is_named_at_the_loss() -> None:
+    """The model never sees it."""
+    target = Values("float32", 64, nans=True)
+    birth = outside(
+        "mse_loss", origin=Origin.INPUT, out=target, spread_to={"loss"}, in_backward=True
+    )
+    found = diagnose(traced(birth, loss_nonfinite=True))
+
+    assert found is not None
+    assert (found.kind, found.where) == ("nonfinite_input", "loss")
+
+
+def test_missing_values_that_do_no_harm_are_missing_values() -> None:
+    """A batch whose NaN are filled in, or targets that a mask takes out."""
+    batch = Values("float32", 64, nans=True)
+    for absorbed in (["nan_to_num"], ["where"]):
+        assert _kind(outside(origin=Origin.INPUT, out=batch, absorbed=absorbed)) == ""
+
+
+def test_data_that_its_preparation_has_broken_is_a_bad_input() -> None:
+    """In full precision, before the model, without a gradient."""
+    birth = outside(
+        "log", out=FLOAT32_INF, inputs=(TINY,), spread_to={"loss", "block"}, in_backward=True
+    )
+    found = diagnose(traced(birth, loss_nonfinite=True))
+
+    assert found is not None
+    assert (found.kind, found.where) == ("nonfinite_input", "")
+
+
+def test_the_same_in_half_precision_is_an_overflow() -> None:
+    """There a dtype is at fault."""
+    birth = outside("mul", spread_to={"loss", "block"}, in_backward=True)
+    assert _kind(birth, loss_nonfinite=True) == "forward_overflow"
+
+
+def test_weights_and_buffers_that_are_bad_already_began_earlier() -> None:
+    """No op of this iteration made them so, and nothing here names one."""
+    for origin in (Origin.PARAMETER, Origin.BUFFER, Origin.OTHER):
+        assert _kind(born("addmm", origin=origin, out=NAN, **OVER), loss_nonfinite=True) == ""
+
+
+def test_an_auxiliary_output_that_nobody_reads_is_no_failure() -> None:
+    """As the rest of a norm over one element; the first output is."""
+    assert _kind(born("native_layer_norm", out_index=2), loss_nonfinite=True) == ""
+    assert _kind(born("native_layer_norm", out_index=0), loss_nonfinite=True) == "forward_overflow"
+
+
+def test_what_nobody_reads_is_no_failure_while_the_loss_is_finite() -> None:
+    """Whether it is known to be, or the training went on."""
+    assert _kind(born(), loss_nonfinite=False) == ""
+    assert _kind(born(), loss_nonfinite=None, has_trained=True) == ""
+    assert _kind(born(), loss_nonfinite=None, has_trained=False) == "forward_overflow"
+
+
+def test_what_an_optimizer_makes_is_not_judged() -> None:
+    """Its second moments may overflow where the step is none the worse."""
+    assert _kind(born(is_stepping=True, phase=Phase.OPTIMIZER, **OVER)) == ""
+
+
+@pytest.mark.parametrize("op", ["div", "rsqrt", "log", "pow"])
+def test_a_backward_that_divides_by_zero_is_named_by_its_first_parameter(op: str) -> None:
+    """No scale cures it; the forward pass is finite."""
+    birth = backward(op, inputs=(BIG, TINY), number=-1.5 if op == "pow" else math.nan)
+    found = diagnose(traced(birth, bad={"first.w": {0}, "last.w": {0}}, scale=1024.0))
+
+    assert found is not None
+    assert (found.kind, found.where) == ("backward_nonfinite_any_scale", "param:first.w")
+    assert found.phase == "backward"
+
+
+def test_a_backward_that_reaches_no_gradient_does_no_harm() -> None:
+    """Nothing is left of it at the end."""
+    assert _kind(backward("div", inputs=(BIG, TINY))) == ""
+
+
+@pytest.mark.parametrize("scale", [1.0, 1024.0, 2.0**24])
+def test_gradients_that_a_smaller_scale_would_fit_are_the_scalers_business(scale: float) -> None:
+    """It is at it."""
+    assert _kind(backward("mul", inputs=(BIG,)), bad={"w": {0}}, scale=scale) == ""
+
+
+def test_gradients_that_only_a_useless_scale_would_fit_are_not() -> None:
+    """One factor of two decides: the limit over the largest input, times the scale."""
+    limit, scale = 65504.0, 4.0
+    for factor, expected in ((0.5, ""), (2.0, "backward_nonfinite_any_scale")):
+        amax = limit * scale / USELESS_SCALE * factor
+        given = Values("float32", 8, amax=amax, amin=1.0)
+        assert _kind(backward("mul", inputs=(given,)), bad={"w": {0}}, scale=scale) == expected
+
+
+def test_without_a_scale_nothing_is_said_of_one() -> None:
+    """As with bfloat16, where nobody multiplies the loss."""
+    huge = Values("float32", 8, amax=3e38, amin=1.0)
+    assert _kind(backward("mul", inputs=(huge,)), bad={"w": {0}}, scale=math.nan) == ""
+
+
+def test_nan_that_backward_makes_of_infinities_is_not_named_beside_them() -> None:
+    """What made the infinities is."""
+    forward = born("exp", **OVER)
+    child = backward("mul", out=NAN, parents=frozenset({0}))
+    found = diagnose(traced(forward, child, bad={"w": {1}}))
+
+    assert found is not None
+    assert (found.kind, found.birth.op, found.others) == ("forward_overflow", "exp", 0)
+
+
+def test_forward_comes_before_backward_and_both_are_counted() -> None:
+    """Even where backward came first, as with several micro-batches."""
+    first = backward("div", inputs=(BIG, TINY))
+    second = born("mul", **OVER)
+    found = diagnose(traced(first, second, bad={"w": {0}}))
+
+    assert found is not None
+    assert (found.kind, found.birth.index, found.others) == ("forward_overflow", 1, 1)
+
+
+def test_the_others_are_those_that_were_not_made_of_the_first() -> None:
+    """Of four failures one is a child, one grows out of that, and two are on their own."""
+    births = [
+        born("bmm", **OVER),
+        born("_softmax", out=NAN, parents=frozenset({0}), **OVER),
+        born("mul", module="other", **OVER),
+        born("mul", module="third", **OVER),
+    ]
+    found = diagnose(traced(*births))
+
+    assert found is not None
+    assert (found.birth.index, found.others) == (0, 2)
+
+
+def _after_backward(op: str = "linalg_vector_norm", **more: object) -> object:
+    return outside(op, **{"phase": Phase.OPTIMIZER, **more})
+
+
+def test_a_norm_of_gradients_that_overflows_is_one_of_the_optimizer() -> None:
+    """It is of all gradients together."""
+    found = diagnose(traced(_after_backward(gradient="w")))  # type: ignore[arg-type]
+
+    assert found is not None
+    assert (found.kind, found.where, found.phase) == ("reduce_overflow", "optimizer:0", "optimizer")
+
+
+def test_a_norm_in_full_precision_is_not_a_reduction_in_half() -> None:
+    """The same in float32 says that gradients are huge, which is another matter."""
+    assert _kind(_after_backward(gradient="w", out=FLOAT32_INF)) == ""
+
+
+def test_a_sum_of_gradients_in_a_hook_is_named_by_its_parameter() -> None:
+    """As where ``DistributedDataParallel`` compresses them."""
+    birth = backward("add", is_hook=True)
+    found = diagnose(traced(birth, bad={"w": {0}}))
+
+    assert found is not None
+    assert (found.kind, found.where) == ("reduce_overflow", "param:w")
+
+
+def test_a_collective_that_overflows_is_one_whatever_its_dtype() -> None:
+    """Outside of the model, of finite values."""
+    birth = _after_backward("allreduce_", overload="c10d.allreduce_.default", out=FLOAT32_INF)
+    assert _kind(birth) == "reduce_overflow"
+
+
+def test_a_line_that_sums_gradients_in_a_loop_is_named_where_one_is_still_bad() -> None:
+    """What came first is no longer in any gradient; it is the same op of the same line."""
+    lost = _after_backward("add", gradient="a")
+    kept = _after_backward("add", gradient="b")
+    found = diagnose(traced(lost, kept, bad={"b": {1}}))  # type: ignore[arg-type]
+
+    assert found is not None
+    assert (found.kind, found.where, found.birth.index) == ("reduce_overflow", "param:b", 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [("float16", 65504.0), ("bfloat16", 3.3895313892515355e38)]
+)
+def test_the_limit_of_a_dtype_is_its_largest_number(dtype: str, limit: float) -> None:
+    """And unknown of one that has none."""
+    assert limit_of(dtype) == limit
+    assert math.isnan(limit_of("int64"))
+
+
+def test_an_iteration_without_gradients_is_judged_by_what_was_left_of_it() -> None:
+    """NaN in a batch that an op has taken out are missing values; without one they spoil it."""
+    for absorbed, expected in (([], "nonfinite_input"), (["nan_to_num"], "")):
+        birth = born(origin=Origin.INPUT, out=NAN, absorbed=absorbed, spread_to={"block"})
+        assert _kind(birth, has_trained=False) == expected

@@ -1,0 +1,270 @@
+"""Gradients that do not fit into float16, told from those that are zero for good reason."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch.wire.records import Severity, Topic
+from tests.diagnosis.replay import Replay, measured
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.evidence.iteration import TensorRange
+
+
+def normal(amplitude: float, count: int = 256, seed: int = 0) -> list[float]:
+    rng = random.Random(seed)
+    return [rng.gauss(0.0, amplitude) for _ in range(count)]
+
+
+def test_float16_without_a_scaler_is_named_with_the_parameter_that_loses_most() -> None:
+    """One look is enough: what is left of the gradients is subnormal."""
+    replay = Replay(scaled=False)
+    replay.take(
+        replay.gradient("first.weight", normal(1e-9, 2048)),
+        replay.gradient("last.weight", normal(1e-7, 64)),
+    )
+
+    finding = replay.only("fp16_without_scaler")
+    assert (finding.where, finding.severity) == ("param:first.weight", Severity.WARNING)
+    assert finding.evidence["lost_share_here"] == 1.0
+    assert replay.roots == [("fp16_without_scaler", "param:first.weight")]
+
+
+def test_float16_without_a_scaler_that_does_no_harm_is_an_info() -> None:
+    """It is still told, since it may do harm later."""
+    replay = Replay(scaled=False)
+    for _ in range(5):
+        replay.take(replay.gradient("w", normal(1.0)))
+
+    finding = replay.only("fp16_without_scaler")
+    assert (finding.where, finding.severity) == ("api", Severity.INFO)
+    assert finding.count == 3
+
+
+def test_harm_that_comes_later_becomes_a_warning() -> None:
+    """Gradients shrink as a training goes on."""
+    replay = Replay(scaled=False)
+    for _ in range(5):
+        replay.take(replay.gradient("w", normal(1.0)))
+    for _ in range(2):
+        replay.take(replay.gradient("w", normal(1e-9)))
+
+    assert replay.roots == [("fp16_without_scaler", "param:w")]
+
+
+@pytest.mark.parametrize("dtypes", [(), ("bfloat16",)])
+def test_zeros_mean_nothing_where_nothing_runs_in_float16(dtypes: tuple[str, ...]) -> None:
+    """bfloat16 and float32 flush nothing that matters."""
+    replay = Replay(scaled=False, dtypes=dtypes)
+    for _ in range(5):
+        replay.take(replay.gradient("w", [0.0] * 900 + normal(1e-7, 100)))
+
+    assert replay.findings == []
+
+
+def test_underflow_under_a_scaler_is_told_after_two_looks() -> None:
+    """One look may fall between a backoff and the growth after it."""
+    replay = Replay(scale=16.0)
+    replay.take(replay.gradient("w", normal(1e-9)), replay.gradient("b", normal(1e-2)))
+    once = list(replay.findings)
+    replay.take(replay.gradient("w", normal(1e-9)), replay.gradient("b", normal(1e-2)))
+
+    assert once == []
+    assert replay.only("grad_underflow").where == "param:w"
+    assert replay.only("grad_underflow").evidence["loss_scale"] == 16.0
+
+
+def test_dead_units_are_not_underflow() -> None:
+    """Their zeros stand beside ordinary gradients, or always were zeros."""
+    replay = Replay(scale=65536.0)
+    for step in range(20):
+        replay.take(
+            replay.gradient("relu.weight", [0.0] * 950 + normal(1e-3, 50, step)),
+            replay.gradient("unused.weight", [0.0] * 500),
+        )
+
+    assert replay.findings == []
+
+
+def test_a_few_biases_without_a_gradient_worth_the_name_are_not_underflow() -> None:
+    """The bias of attention keys has none, in any precision."""
+    replay = Replay(scale=65536.0)
+    for step in range(20):
+        replay.take(
+            replay.gradient("attention.weight", normal(1e-3, 4096, step)),
+            replay.gradient("attention.key.bias", normal(1e-14, 32, step)),
+        )
+
+    assert replay.findings == []
+
+
+def test_a_gradient_that_died_out_by_itself_is_not_underflow() -> None:
+    """It was far above the floor of float16 at this very scale when it was last seen."""
+    replay = Replay(scale=1024.0)
+    for _ in range(10):
+        replay.take(replay.gradient("w", normal(1.0)), replay.gradient("v", normal(1.0)))
+    for _ in range(10):
+        replay.take(replay.gradient("w", [0.0] * 256), replay.gradient("v", normal(1.0)))
+
+    assert replay.findings == []
+
+
+def test_two_parameters_that_no_scale_fits_are_one_finding_at_the_one_that_caps_it() -> None:
+    """The other one, flushed to zero at the scale that is left, is its symptom."""
+    replay = Replay(scale=65536.0)
+    for step in range(24):
+        replay.take(
+            replay.gradient("hot.weight", normal(3000.0, 64, step)),
+            replay.gradient("cold.weight", normal(3e-9, 64, step)),
+        )
+
+    assert replay.roots == [("range_too_wide", "param:hot.weight")]
+    finding = replay.only("range_too_wide")
+    assert finding.evidence["overflows_at"] < finding.evidence["scale_needed"]
+    symptom = replay.only("grad_underflow")
+    assert (symptom.where, symptom.caused_by) == ("param:cold.weight", finding.key)
+
+
+def test_a_burst_of_bad_batches_leaves_the_scale_stuck_low() -> None:
+    """Everything fitted before, would fit again, and the way back takes thousands of steps."""
+    replay = Replay(scale=65536.0)
+
+    def gradients(step: int) -> list[TensorRange]:
+        return [
+            replay.gradient("first.weight", normal(1e-9, 512, step)),
+            replay.gradient("last.weight", normal(1e-3, 32, step)),
+        ]
+
+    for step in range(24):
+        replay.take(*gradients(step))
+    before = list(replay.findings)
+    for _ in range(14):
+        replay.take(found_inf=True, loss=float("inf"))
+    for step in range(30):
+        replay.take(*gradients(step))
+
+    assert before == []
+    assert replay.roots == [("scale_stuck_low", "param:first.weight")]
+    finding = replay.only("scale_stuck_low")
+    assert finding.evidence["loss_scale_before"] == 65536.0
+    assert finding.evidence["steps_back"] == 14 * 2000
+    assert replay.only("scale_collapse").caused_by == finding.key
+    assert replay.only("grad_underflow").caused_by == finding.key
+
+
+def test_a_scale_that_grows_back_soon_is_not_stuck() -> None:
+    """With a growth interval of 5 it is back before it matters."""
+    replay = Replay(scale=65536.0, growth_interval=5)
+    for step in range(24):
+        replay.take(replay.gradient("w", normal(1e-8, 256, step)))
+    for _ in range(14):
+        replay.take(found_inf=True)
+    for step in range(80):
+        replay.take(replay.gradient("w", normal(1e-8, 256, step)))
+
+    assert [f.kind for f in replay.findings] == ["scale_collapse"]
+
+
+def test_the_search_for_a_scale_is_no_underflow() -> None:
+    """On the way down from 2^24 nothing is lost."""
+    replay = Replay(scale=2.0**24)
+    for step in range(40):
+        replay.take(replay.gradient("w", normal(1e-2, 512, step)))
+
+    assert replay.roots == []
+
+
+def test_a_float16_loss_caps_the_scale_at_65504() -> None:
+    """The scale itself is cast to float16, so the first step is always skipped."""
+    replay = Replay(scale=65536.0)
+    replay.take(found_inf=True, loss_dtype="float16")
+    replay.take(found_inf=False, loss_dtype="float16")
+
+    assert replay.roots == [("fp16_loss_caps_scale", "loss")]
+
+
+@pytest.mark.parametrize(
+    ("scale", "loss", "loss_dtype"),
+    [(65536.0, 1.0, "float32"), (32768.0, 1.0, "float16"), (65536.0, float("inf"), "float16")],
+)
+def test_other_skips_are_not_put_down_to_the_loss(
+    scale: float, loss: float, loss_dtype: str
+) -> None:
+    """A float32 loss, a scale that float16 holds, or a loss that is infinite itself."""
+    replay = Replay(scale=scale)
+    replay.take(found_inf=True, loss=loss, loss_dtype=loss_dtype)
+
+    assert "fp16_loss_caps_scale" not in [f.kind for f in replay.findings]
+
+
+def test_gradients_of_nothing_but_zeros_were_flushed_if_even_the_loss_is_tiny() -> None:
+    """No element is left to tell by, but the scaled loss is below the format as well."""
+    tiny, met, dead = (Replay(scale=16.0) for _ in range(3))
+    for replay, loss in ((tiny, 1e-6), (met, 0.0), (dead, 1.0)):
+        for _ in range(3):
+            replay.take(
+                replay.gradient("w", [0.0] * 99), replay.gradient("b", [0.0] * 9), loss=loss
+            )
+
+    assert tiny.roots == [("grad_underflow", "param:w")]
+    assert met.findings == []
+    assert dead.findings == []
+
+
+def test_a_burst_that_brings_the_scale_below_one_leaves_one_root() -> None:
+    """The gradients are not too large for a scale of 1: they would fit again."""
+    replay = Replay(scale=4.0)
+    for _ in range(4):
+        replay.take(replay.gradient("w", normal(1e-6, 256)), found_inf=False)
+    for _ in range(6):
+        replay.take(found_inf=True)
+    for step in range(12):
+        replay.take(replay.gradient("w", normal(1e-7, 256, step)), found_inf=False)
+
+    assert replay.roots == [("scale_stuck_low", "param:w")]
+    for kind in ("grad_underflow", "scale_below_one"):
+        assert replay.only(kind).caused_by == "scale_stuck_low@param:w"
+
+
+def test_a_scale_that_no_gradient_fits_is_at_the_parameter_that_caps_it() -> None:
+    """Also where the cap is below 1: what the scale does is a symptom of it."""
+    replay = Replay(scale=65536.0)
+    for step in range(40):
+        replay.take(
+            replay.gradient("large", normal(2e5, 8, step)),
+            replay.gradient("small", normal(1e-8, 256, step)),
+        )
+
+    assert replay.roots == [("range_too_wide", "param:large")]
+    assert replay.only("scale_below_one").caused_by == "range_too_wide@param:large"
+
+
+def test_what_underflows_while_the_scale_collapses_is_its_symptom() -> None:
+    """Every second batch is broken: the scale falls through everything that gradients need."""
+    replay = Replay(scale=65536.0)
+    for step in range(60):
+        broken = step >= 30 and step % 2 == 0
+        values = [] if broken else [replay.gradient("w", normal(2e-9, 256, step))]
+        replay.take(*values, found_inf=broken)
+
+    assert len(replay.roots) == 1
+    assert replay.only("grad_underflow").caused_by
+
+
+def test_gradients_that_a_clip_by_a_nan_norm_has_left_accuse_nobody() -> None:
+    """All of them are NaN then; the next look may tell."""
+    replay = Replay(scale=4.0)
+    nans = [float("nan")] * 64
+    for values in ([1.0, float("nan")], nans[:2], nans[:2]):
+        replay.take(
+            measured(Topic.GRADIENT, "large", nans if values == nans[:2] else [1.0] * 64),
+            measured(Topic.GRADIENT, "small", values),
+            found_inf=True,
+        )
+    for _ in range(3):
+        replay.take(replay.gradient("large", normal(1.0)))
+
+    assert replay.only("scale_below_one").where == "param:small"

@@ -1,0 +1,163 @@
+"""Dimensions and memory formats that tensor cores cannot use well."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampwatch.diagnosis.evidence.ops import LayerShape
+from ampwatch.numerics.units.ops import OpKind, Phase
+from ampwatch.wire.records import Severity
+from tests.diagnosis.censuses import CPU, HOPPER, Watched, convolution, matmul
+
+VOCABULARY = (1, 1024, 50257, 768)
+
+
+def odd(module: str, flops: int, shape: tuple[int, ...], dtype: str = "bfloat16") -> object:
+    return matmul(module, flops, dtype, unaligned_flops=flops, shape=shape)
+
+
+def linear(module: str, *dims: int, dtype: str = "float32", device: str = "meta") -> LayerShape:
+    return LayerShape(module, OpKind.MATMUL, (dims[0], dims[1]), dims[0] * dims[1], dtype, device)
+
+
+def test_the_module_with_most_unaligned_flops_is_named_with_what_would_do() -> None:
+    """50257 is the vocabulary; 50264 is the next multiple of 8."""
+    watched = Watched()
+    for _ in range(2):
+        watched.take(odd("lm_head", 600, VOCABULARY), odd("mlp", 300, (1, 1024, 770, 770)))
+
+    finding = watched.only("dims_unaligned")
+    assert (finding.where, finding.phase, finding.count) == ("lm_head", "config", 2)
+    assert finding.severity is Severity.INFO
+    assert "N 50257" in finding.summary
+    assert "50264" in finding.summary
+    assert finding.evidence["n"] == 50257
+    assert finding.evidence["unaligned_share_here"] == pytest.approx(2 / 3)
+    assert "not known" in finding.summary
+
+
+def test_on_a_gpu_nothing_is_said_about_cost_not_being_known() -> None:
+    """There it is what tensor cores need."""
+    finding = Watched(HOPPER).take(odd("m", 10, VOCABULARY)).only("dims_unaligned")
+
+    assert "not known" not in finding.summary
+
+
+@pytest.mark.parametrize(("aligned", "named"), [(300, True), (301, False)])
+def test_a_quarter_of_the_flops_is_the_threshold(*, aligned: int, named: bool) -> None:
+    """An odd stem or head is cheap."""
+    watched = Watched().take(matmul("m", aligned), odd("head", 100, VOCABULARY))
+
+    assert bool(watched.named) is named
+
+
+@pytest.mark.parametrize("shape", [(1, 1024, 10, 64), (1, 24, 7, 24), (), (3, 4, 5)])
+def test_what_is_not_worth_padding_or_not_understood_is_left_alone(shape: tuple[int, ...]) -> None:
+    """Ten classes, seven joints; and shapes without four numbers."""
+    assert Watched().take(odd("head", 100, shape)).named == []
+
+
+def test_float32_has_no_alignment_to_be_held_against() -> None:
+    """The census counts unaligned FLOPs in low precision only; this is the second lock."""
+    assert Watched().take(matmul("a", 1), odd("m", 100, VOCABULARY, "float32")).named == [
+        ("fp32_matmul", "m")
+    ]
+
+
+def test_an_odd_batch_is_told_as_such() -> None:
+    """It is M, and a sampler decides it."""
+    finding = Watched().take(odd("m", 9, (1, 33, 64, 64))).only("dims_unaligned")
+
+    assert "M 33" in finding.summary
+    assert "N " not in finding.summary.split(":")[1]
+    assert "drop_last" in finding.advice
+
+
+def test_float8_needs_sixteen() -> None:
+    """Elements are half as large."""
+    finding = Watched().take(odd("m", 9, (1, 64, 72, 64), "float8_e4m3fn")).only("dims_unaligned")
+
+    assert "multiple of 16" in finding.summary
+    assert finding.evidence["n"] == 72
+
+
+def test_channels_of_convolutions_are_named_and_their_pixels_are_not() -> None:
+    """No image is worth resizing for the sake of M."""
+    op = convolution("c", 100, unaligned_flops=100, shape=(1, 1023, 67, 297))
+    finding = Watched().take(op).only("dims_unaligned")
+
+    assert "output channels 67" in finding.summary
+    assert "1023" not in finding.summary
+    only_pixels = convolution("c", 100, unaligned_flops=100, shape=(1, 1023, 64, 576))
+    assert Watched().take(only_pixels).named == []
+
+
+def test_layers_without_memory_are_judged_by_their_weights_at_once() -> None:
+    """A model on the device meta never runs; its shapes are all there is."""
+    watched = Watched(CPU, [linear("mlp", 770, 770), linear("lm_head", 770, 50257)], dtypes=())
+    watched.performance.look_at_layers()
+    watched.performance.look_at_layers()
+
+    finding = watched.only("dims_unaligned")
+    assert (finding.where, finding.phase, finding.count) == ("lm_head", "config", 1)
+    assert finding.evidence["output_features"] == 50257
+    assert finding.evidence["layers"] == 2
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [linear("mlp", 768, 768), linear("lm_head", 768, 50304)],
+        [linear("mlp", 768, 768), linear("head", 768, 10)],
+        [linear("mlp", 768, 2304), linear("odd", 768, 301)],
+        [linear("mlp", 770, 770, device="cpu")],
+        [linear("mlp", 770, 770, device="cuda")],
+        [],
+    ],
+    ids=["aligned", "ten classes", "few weights", "on a CPU", "float32 so far", "no layers"],
+)
+def test_layers_that_are_aligned_or_not_known_to_be_multiplied_low_are_left_alone(
+    layers: list[LayerShape],
+) -> None:
+    """Whoever trains in float32 need not pad."""
+    watched = Watched(HOPPER, layers, dtypes=())
+    watched.performance.look_at_layers()
+
+    assert watched.named == []
+
+
+def test_layers_on_a_gpu_are_judged_as_soon_as_autocast_is_seen() -> None:
+    """Or at once, if they are float16 themselves."""
+    watched = Watched(HOPPER, [linear("m", 770, 770, device="cuda")], dtypes=())
+    watched.performance.look_at_layers()
+    before = watched.named
+    watched.dtypes.append("float16")
+    watched.performance.look_at_layers()
+    half = Watched(CPU, [linear("m", 770, 770, dtype="float16", device="cpu")], dtypes=())
+    half.performance.look_at_layers()
+
+    assert (before, watched.named, half.named) == (
+        [],
+        [("dims_unaligned", "m")],
+        [("dims_unaligned", "m")],
+    )
+
+
+@pytest.mark.parametrize(("last", "named"), [(500, True), (501, False)])
+def test_convolutions_that_read_contiguous_images_are_named(*, last: int, named: bool) -> None:
+    """Half of the FLOPs in low precision is the threshold; gradients have a layout of their own."""
+    watched = Watched().take(
+        convolution("stem", 200, nchw_flops=200),
+        convolution("body", 300, nchw_flops=300),
+        convolution("last", last),
+        convolution("last", 5000, nchw_flops=5000, phase=Phase.BACKWARD),
+        convolution("wide", 10_000, "float32"),
+        matmul("head", 90_000),
+    )
+
+    assert [where for kind, where in watched.named if kind == "layout_nchw"] == ["body"] * named
+    if named:
+        finding = watched.only("layout_nchw")
+        assert (finding.phase, finding.op) == ("config", "convolution")
+        assert finding.evidence["nchw_share"] == 0.5
+        assert "channels_last" in finding.advice

@@ -1,0 +1,48 @@
+"""Findings about integers that a format cannot tell apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.evidence.rounding import LossyCast, OpSite
+from ampwatch.diagnosis.rounding.lossy_casts import LossyCasts
+from ampwatch.wire.records import Severity
+
+
+@pytest.fixture
+def book() -> FindingBook:
+    return FindingBook(lambda _finding, *, new: None)
+
+
+def _cast(where: str, *, ordered: bool, step: int = 0) -> LossyCast:
+    site = OpSite(step, where, "_to_copy", "forward", "model.py:7")
+    return LossyCast(site, "bfloat16", 2048, 2048, 641, 1500, 2047.0, ordered)
+
+
+def test_positions_are_a_warning_once_whatever_the_number_of_layers(book: FindingBook) -> None:
+    """Each layer casts them: one incident, counted once a step."""
+    casts = LossyCasts(book)
+    for step in range(3):
+        for layer in range(4):
+            casts.look(_cast(f"layers.{layer}.rope", ordered=True, step=step))
+    (finding,) = book.findings
+
+    assert (finding.where, finding.severity) == ("layers.0.rope", Severity.WARNING)
+    assert (finding.first_step, finding.last_step, finding.count) == (0, 2, 3)
+    assert "of 2048 different ones 641 are left" in finding.summary
+    assert "only up to 256" in finding.summary
+
+
+def test_other_integers_are_an_info_and_hide_no_warning(book: FindingBook) -> None:
+    """They may be measurements, which lose nothing that matters."""
+    casts = LossyCasts(book)
+    casts.look(_cast("stem", ordered=False))
+    casts.look(_cast("stem", ordered=False))
+    casts.look(_cast("rope", ordered=True))
+    casts.look(_cast("head", ordered=False))
+
+    assert [(f.where, f.severity) for f in book.findings] == [
+        ("stem", Severity.INFO),
+        ("rope", Severity.WARNING),
+    ]

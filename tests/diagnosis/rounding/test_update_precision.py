@@ -1,0 +1,83 @@
+"""Optimizer steps that leave the weights as they were."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampwatch.wire.records import Topic
+from tests.diagnosis.replay import Replay, measured
+
+STILL = [0.0] * 95 + [2.0**-8] * 5
+MOVING = [0.0] * 40 + [2.0**-8] * 60
+
+
+def iteration(
+    replay: Replay, update: list[float], *, dtype: str, gradient: list[float], span: int = 8
+) -> None:
+    replay.take(
+        measured(Topic.GRADIENT, "w", gradient),
+        measured(Topic.WEIGHT, "w", [1.0], dtype),
+        measured(Topic.UPDATE, "w", update, span=span),
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_updates_that_round_away_are_named_with_their_parameter(dtype: str) -> None:
+    """Nine elements in ten have not changed over some steps, and their gradients are not zero."""
+    replay = Replay(scaled=False, dtypes=())
+    iteration(replay, STILL, dtype=dtype, gradient=[1e-3] * 10)
+
+    finding = replay.only("update_rounding")
+    assert replay.roots == [("update_rounding", "param:w")]
+    assert finding.evidence["unchanged_share"] == 0.95
+    assert f"2^{8 if dtype == 'bfloat16' else 11}" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("update", "dtype", "gradient", "span"),
+    [
+        (STILL, "float32", [1e-3] * 10, 8),
+        (MOVING, "bfloat16", [1e-3] * 10, 8),
+        (STILL, "bfloat16", [0.0] * 10, 8),
+        (STILL, "bfloat16", [1e-3] * 10, 1),
+    ],
+    ids=["float32 weights", "weights that move", "no gradient", "one step is too few"],
+)
+def test_weights_that_rest_for_good_reason_are_healthy(
+    update: list[float], dtype: str, gradient: list[float], span: int
+) -> None:
+    """A small learning rate in float32 is the user's choice."""
+    replay = Replay(scaled=False, dtypes=())
+    for _ in range(4):
+        iteration(replay, update, dtype=dtype, gradient=gradient, span=span)
+
+    assert replay.findings == []
+
+
+def test_the_parameter_with_the_most_unchanged_elements_is_named_once() -> None:
+    """The others are counted."""
+    replay = Replay(scaled=False, dtypes=())
+    for _ in range(3):
+        replay.take(
+            *(measured(Topic.GRADIENT, n, [1.0]) for n in ("small", "large")),
+            *(measured(Topic.WEIGHT, n, [1.0], "bfloat16") for n in ("small", "large")),
+            measured(Topic.UPDATE, "small", [0.0] * 10, span=9),
+            measured(Topic.UPDATE, "large", [0.0] * 99, span=9),
+        )
+
+    finding = replay.only("update_rounding")
+    assert (finding.where, finding.count, finding.evidence["parameters"]) == ("param:large", 3, 2)
+
+
+def test_steps_that_were_skipped_move_nothing_and_are_not_rounding() -> None:
+    """A span with a skipped step in it says nothing; the next one does."""
+    replay = Replay(dtypes=("bfloat16",))
+    replay.take(found_inf=True)
+    for _ in range(7):
+        replay.take(found_inf=False)
+    iteration(replay, STILL, dtype="bfloat16", gradient=[1e-3] * 10)
+    within = [f.kind for f in replay.findings]
+    iteration(replay, STILL, dtype="bfloat16", gradient=[1e-3] * 10)
+
+    assert "update_rounding" not in within
+    assert replay.only("update_rounding").where == "param:w"

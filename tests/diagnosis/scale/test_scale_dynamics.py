@@ -1,0 +1,190 @@
+"""Findings about how the loss scale moves."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from ampwatch.diagnosis.evidence.iteration import ScalerSettings
+from ampwatch.wire.records import Severity
+from tests.diagnosis.simulated import Simulation
+
+OK, INF = False, True
+
+
+def test_a_storm_is_a_collapse_with_the_time_that_is_left() -> None:
+    """Five unexplained skips in a row: a warning, since the first of them, with a forecast."""
+    run = Simulation().run([OK] * 50 + [INF] * 5)
+    (finding,) = run.book.findings
+
+    assert (finding.kind, finding.severity) == ("scale_collapse", Severity.WARNING)
+    assert (finding.first_step, finding.last_step, finding.count) == (50, 54, 5)
+    assert finding.where == "optimizer:0"
+    assert finding.evidence["steps_to_floor"] == 139  # 2^11 -> 2^-128
+    assert "5 steps skipped in a row since step 50, scale now 2048" in finding.summary
+    assert "infinite in 139 steps" in finding.summary
+    assert "bfloat16" in finding.advice
+
+
+def test_a_storm_that_does_not_pass_is_critical() -> None:
+    """A spike costs a few halvings; eight in a row are a factor of 256."""
+    run = Simulation().run([OK] * 50)
+    severities = []
+    for _ in range(10):
+        run.run([INF])
+        severities.append([f.severity for f in run.book.findings])
+
+    assert severities == [[]] * 4 + [[Severity.WARNING]] * 3 + [[Severity.CRITICAL]] * 3
+
+
+@pytest.mark.parametrize("verdicts", [[INF], [INF] * 4, [INF, OK] * 3])
+def test_fewer_skips_than_a_storm_are_no_collapse(verdicts: list[bool]) -> None:
+    """One bad batch, or a spike of a few steps, is not the end."""
+    assert Simulation().run([OK] * 50 + verdicts + [OK] * 50).kinds == []
+
+
+@pytest.mark.parametrize("exponent", [24, 28, 32])
+def test_calibration_from_far_too_high_is_silent(exponent: int) -> None:
+    """Many halvings at the start are what a scaler is for."""
+    skips = [INF] * (exponent - 15)
+    assert Simulation(scale=2.0**exponent).run(skips + [OK] * 40).kinds == []
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3, 5, 20])
+@pytest.mark.parametrize("spread", [0.5, 0.7, 1.2])
+def test_noisy_gradients_that_the_scale_follows_are_silent(interval: int, spread: float) -> None:
+    """Log-normal gradients, the scale far too high at first: it comes down, and up, and down."""
+    draw = random.Random(interval)
+    run = Simulation(scale=2.0**24, scaler=ScalerSettings(2.0, 0.5, interval))
+    for _ in range(4000):
+        largest = 0.01 * draw.lognormvariate(0.0, spread)
+        run.run([run.scale * largest > 65504.0])
+
+    assert sum(c.value > 0 for c in run.classes) > 50
+    assert run.kinds == []
+
+
+def test_the_saw_tooth_of_a_healthy_run_is_silent() -> None:
+    """One probe per growth for a long time makes no finding."""
+    scaler = ScalerSettings(2.0, 0.5, 20)
+    assert Simulation(scaler=scaler).run(([OK] * 20 + [INF]) * 200).kinds == []
+
+
+def test_a_run_that_never_takes_a_step_is_a_collapse_once_it_passes_one() -> None:
+    """From the default scale the 17th skip is below 1; soon after it is said."""
+    run = Simulation().run([INF] * 21)
+    (finding,) = run.book.findings
+
+    assert (finding.kind, finding.first_step) == ("scale_collapse", 16)
+
+
+def test_the_collapse_is_told_with_its_numbers_at_every_step() -> None:
+    """Whoever looks sees how far it has come; the forecast ends where the harm begins."""
+    run = Simulation().run([OK] * 50 + [INF] * 150)
+    (finding,) = run.book.findings
+
+    assert (finding.count, finding.last_step) == (150, 199)
+    assert [new for _, new in run.told] == [True] + [False] * 145
+    assert finding.evidence["steps_to_floor"] == 0
+    assert "the next finite step makes weights infinite" in finding.summary
+
+
+def test_more_skips_than_growth_makes_up_for_are_a_slow_collapse() -> None:
+    """1 step in 200 skipped, spread out: the scale is on its way to zero."""
+    run = Simulation().run(([OK] * 189 + [INF] + [OK] * 209 + [INF]) * 5)
+    (finding,) = run.book.findings
+
+    assert (finding.kind, finding.severity) == ("scale_collapse", Severity.WARNING)
+    assert finding.evidence["skip_rate"] == pytest.approx(1 / 200, rel=0.2)
+    assert "skipped, more than growth makes up for" in finding.summary
+
+
+def test_a_slow_collapse_that_turns_into_a_storm_becomes_critical() -> None:
+    """It is one finding that gets worse."""
+    run = Simulation().run([*([OK] * 189 + [INF] + [OK] * 209 + [INF]) * 5, *[OK] * 20, *[INF] * 8])
+
+    assert [(f.kind, f.severity) for f in run.book.findings] == [
+        ("scale_collapse", Severity.CRITICAL)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rare_skips_below_the_alarm_line_are_silent(seed: int) -> None:
+    """At half the alarm rate the scale rises; chance alone makes no collapse in 50 000 steps."""
+    draw = random.Random(seed)
+    scaler = ScalerSettings(2.0, 0.5, 100)
+    rate = 0.5 * (1 - 2 ** (-1 / 100))
+    skips = [draw.random() < rate for _ in range(50_000)]
+    alone = [now and not before for before, now in itertools.pairwise(skips)]
+
+    run = Simulation(scaler=scaler).run(alone)
+
+    assert sum(alone) > 100
+    assert "scale_collapse" not in run.kinds
+
+
+def test_steps_taken_below_one_are_named_and_explain_the_way_there() -> None:
+    """The scale comes to rest below 1: the range does not fit; the fall was its symptom."""
+    run = Simulation().run([INF] * 25 + [OK] * 3)
+    collapse, below = run.book.findings
+
+    assert (below.kind, below.root, below.first_step) == ("scale_below_one", True, 25)
+    assert (collapse.kind, collapse.root) == ("scale_collapse", False)
+    assert collapse.caused_by == below.key
+
+
+def test_a_scale_below_one_that_the_user_chose_is_the_users_business() -> None:
+    """Neither an initial scale nor a scale by hand below 1 is a finding."""
+    run = Simulation(scale=0.5).run([OK] * 50)
+    run.scale, run.tracker = 0.25, 0
+    run.take(run.iteration({0: OK}, scale_given=True))
+    run.run([OK] * 50)
+
+    assert run.kinds == []
+
+
+def test_a_scale_that_grows_without_end_is_a_runaway() -> None:
+    """From 65536 to 2^32 without one overflow: the gradients are all but zero."""
+    scaler = ScalerSettings(2.0, 0.5, 5)
+    run = Simulation(scaler=scaler).run([OK] * 5 * 20)
+    (finding,) = run.book.findings
+
+    assert (finding.kind, finding.where) == ("scale_runaway", "api")
+    assert finding.evidence["loss_scale"] == 2.0**36
+    assert finding.first_step == 5 * 16 - 1
+
+
+def test_a_large_scale_that_meets_overflows_is_no_runaway() -> None:
+    """A scaler may start high, as some frameworks' do, if it comes down when it has to."""
+    scaler = ScalerSettings(2.0, 0.5, 20)
+    assert Simulation(scale=2.0**32, scaler=scaler).run(([OK] * 20 + [INF]) * 30).kinds == []
+
+
+def test_a_scaler_with_bfloat16_is_mentioned_and_a_warning_when_it_moves() -> None:
+    """At rest it only costs time; when the scale climbs it is a warning."""
+    scaler = ScalerSettings(2.0, 0.5, 5)
+    run = Simulation(scaler=scaler, dtypes=["bfloat16"]).run([OK] * 4)
+    at_rest = [(f.kind, f.severity, f.where, f.phase) for f in run.book.findings]
+    run.run([OK])
+
+    assert at_rest == [("scaler_with_bf16", Severity.INFO, "api", "config")]
+    assert [f.severity for f in run.book.findings] == [Severity.WARNING]
+
+
+def test_a_runaway_under_bfloat16_is_explained_by_the_scaler() -> None:
+    """One root: the scaler should not be there."""
+    scaler = ScalerSettings(2.0, 0.5, 5)
+    run = Simulation(scaler=scaler, dtypes=["bfloat16"]).run([OK] * 5 * 20)
+
+    assert [(f.kind, f.root) for f in run.book.findings] == [
+        ("scaler_with_bf16", True),
+        ("scale_runaway", False),
+    ]
+
+
+def test_bfloat16_beside_float16_is_no_misuse() -> None:
+    """Some regions run in bfloat16, the scaler is there for the others."""
+    scaler = ScalerSettings(2.0, 0.5, 5)
+    assert Simulation(scaler=scaler, dtypes=["float16", "bfloat16"]).run([OK] * 20).kinds == []

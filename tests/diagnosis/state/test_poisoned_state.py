@@ -1,0 +1,146 @@
+"""NaN and infinities in what outlives a step."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+from ampwatch.wire.records import Severity, Topic
+from tests.diagnosis.replay import Replay, measured
+
+
+def test_broken_weights_are_one_finding_at_the_worst_parameter() -> None:
+    """However many parameters there are."""
+    replay = Replay(scaled=False, dtypes=())
+    for _ in range(3):
+        replay.take(
+            measured(Topic.WEIGHT, "a.weight", [1.0, nan, 2.0]),
+            measured(Topic.WEIGHT, "b.weight", [nan, inf, 2.0]),
+            measured(Topic.WEIGHT, "b.bias", [1.0]),
+        )
+
+    finding = replay.only("param_nonfinite")
+    assert replay.roots == [("param_nonfinite", "param:b.weight")]
+    assert (finding.severity, finding.count) == (Severity.CRITICAL, 3)
+    assert finding.evidence == {"tensors": 2, "elements": 3, "nans": 1, "infs": 1}
+
+
+def test_an_eps_that_is_zero_in_the_dtype_explains_weights_that_break_on_finite_gradients() -> None:
+    """Then it is the root, and the weights are its symptom."""
+    replay = Replay(scaled=False, dtypes=(), lost_eps={"weight": 1e-8})
+    replay.take(
+        measured(Topic.GRADIENT, "weight", [1e-3, 0.0], "float16"),
+        measured(Topic.WEIGHT, "weight", [-inf, nan], "float16"),
+    )
+
+    assert replay.roots == [("optimizer_eps_underflow", "param:weight")]
+    assert replay.only("optimizer_eps_underflow").evidence["eps"] == 1e-8
+    assert replay.only("param_nonfinite").caused_by == "optimizer_eps_underflow@param:weight"
+
+
+def test_a_lost_eps_is_not_blamed_for_gradients_that_broke_first() -> None:
+    """The weights were seen to be whole after that."""
+    replay = Replay(scaled=False, dtypes=(), lost_eps={"weight": 1e-8})
+    replay.take(
+        measured(Topic.GRADIENT, "weight", [nan], "float16"),
+        measured(Topic.WEIGHT, "weight", [1.0], "float16"),
+    )
+    replay.take(measured(Topic.WEIGHT, "weight", [nan], "float16"))
+
+    assert replay.roots == [("param_nonfinite", "param:weight")]
+
+
+def test_a_lost_eps_that_breaks_nothing_is_healthy() -> None:
+    """Some optimizers keep their state in float32."""
+    replay = Replay(scaled=False, dtypes=(), lost_eps={"weight": 1e-8})
+    for _ in range(5):
+        replay.take(measured(Topic.WEIGHT, "weight", [1.0], "float16"))
+
+    assert replay.findings == []
+
+
+def test_poisoned_running_statistics_are_one_finding_at_the_first_buffer() -> None:
+    """A skipped step does not undo them."""
+    replay = Replay(scale=256.0)
+    replay.take(
+        measured(Topic.BUFFER, "1.running_mean", [nan, 0.0]),
+        measured(Topic.BUFFER, "1.running_var", [inf, 1.0]),
+        found_inf=True,
+    )
+    replay.take(measured(Topic.BUFFER, "1.running_mean", [nan, 0.0]))
+
+    finding = replay.only("buffer_nonfinite")
+    assert replay.roots == [("buffer_nonfinite", "buffer:1.running_mean")]
+    assert (finding.phase, finding.first_step, finding.count) == ("forward", 0, 2)
+
+
+def test_a_mask_of_minus_infinity_is_healthy() -> None:
+    """But not among running statistics."""
+    replay = Replay(scaled=False)
+    replay.take(measured(Topic.BUFFER, "mask", [0.0, -inf]))
+    mask = list(replay.findings)
+    replay.take(measured(Topic.BUFFER, "bn.running_mean", [0.0, -inf]))
+
+    assert mask == []
+    assert replay.only("buffer_nonfinite").where == "buffer:bn.running_mean"
+
+
+def test_broken_buffers_after_broken_weights_are_their_symptom() -> None:
+    """And so is the collapse of the scale."""
+    replay = Replay(scale=65536.0)
+    for _ in range(30):
+        replay.take()
+    for _ in range(8):
+        replay.take(
+            measured(Topic.WEIGHT, "w", [nan]),
+            measured(Topic.BUFFER, "running_mean", [nan]),
+            found_inf=True,
+            loss=nan,
+        )
+
+    assert replay.roots == [("param_nonfinite", "param:w")]
+    assert replay.only("buffer_nonfinite").caused_by == "param_nonfinite@param:w"
+    assert replay.only("scale_collapse").caused_by == "param_nonfinite@param:w"
+
+
+def test_a_sentinel_that_is_infinite_from_the_start_is_healthy() -> None:
+    """The smallest value seen so far begins at infinity; a NaN in it is not meant."""
+    replay = Replay(scaled=False)
+    replay.take(measured(Topic.BUFFER, "min_val", [inf]), measured(Topic.BUFFER, "ema", [1.0]))
+    replay.take(measured(Topic.BUFFER, "min_val", [inf]), measured(Topic.BUFFER, "ema", [1.0]))
+    sentinel = list(replay.findings)
+    replay.take(measured(Topic.BUFFER, "min_val", [inf]), measured(Topic.BUFFER, "ema", [inf]))
+
+    assert sentinel == []
+    assert replay.only("buffer_nonfinite").where == "buffer:ema"
+
+
+def test_running_statistics_that_are_infinite_from_the_start_are_poisoned() -> None:
+    """They came so from a checkpoint."""
+    replay = Replay(scaled=False)
+    replay.take(measured(Topic.BUFFER, "bn.running_var", [inf]))
+
+    assert replay.roots == [("buffer_nonfinite", "buffer:bn.running_var")]
+
+
+def test_skips_that_begin_with_a_poisoned_buffer_are_its_symptom() -> None:
+    """The forward that overflowed is written in the buffer."""
+    replay = Replay(scale=65536.0)
+    for _ in range(30):
+        replay.take(measured(Topic.BUFFER, "bn.running_mean", [0.0]))
+    for _ in range(9):
+        replay.take(measured(Topic.BUFFER, "bn.running_mean", [inf]), found_inf=True)
+
+    assert replay.roots == [("buffer_nonfinite", "buffer:bn.running_mean")]
+    assert replay.only("scale_collapse").caused_by == "buffer_nonfinite@buffer:bn.running_mean"
+
+
+def test_gradients_lost_in_float16_weights_are_a_symptom_of_an_eps_that_is_zero() -> None:
+    """Both come of weights in float16; the optimizer is what breaks them."""
+    replay = Replay(scaled=False, dtypes=(), lost_eps={"w": 1e-8})
+    replay.take(
+        measured(Topic.GRADIENT, "w", [0.0] * 60 + [2.0**-24] * 40, "float16"),
+        measured(Topic.WEIGHT, "w", [nan] * 60 + [-inf] * 40, "float16"),
+    )
+
+    assert replay.roots == [("optimizer_eps_underflow", "param:w")]
+    assert replay.only("fp16_without_scaler").caused_by == "optimizer_eps_underflow@param:w"

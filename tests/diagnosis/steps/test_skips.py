@@ -1,0 +1,82 @@
+"""Skips are not all alike."""
+
+from __future__ import annotations
+
+from ampwatch.diagnosis.evidence.iteration import ScalerSettings
+from ampwatch.wire.records import SkipClass
+from tests.diagnosis.simulated import Simulation
+
+OK, INF = False, True
+NONE, CALIBRATING, PROBE, UNPROVOKED, STORM = SkipClass
+
+
+def _classes(simulation: Simulation) -> list[SkipClass]:
+    return [c for c in simulation.classes if c is not NONE]
+
+
+def test_skips_before_the_first_unskipped_run_are_calibration() -> None:
+    """A scale that starts too high finds its place; also with good steps in between."""
+    run = Simulation(scale=2.0**24).run([INF, INF, OK, INF, OK, OK, INF] + [OK] * 30)
+
+    assert _classes(run) == [CALIBRATING] * 4
+
+
+def test_a_skip_just_after_a_growth_is_the_probe() -> None:
+    """The healthy saw-tooth: one probe per growth."""
+    scaler = ScalerSettings(2.0, 0.5, 20)
+    run = Simulation(scaler=scaler).run(([OK] * 20 + [INF]) * 4)
+
+    assert _classes(run) == [PROBE] * 4
+
+
+def test_a_skip_out_of_the_blue_is_unprovoked() -> None:
+    """Long after calibration and growth nothing explains it."""
+    run = Simulation().run([OK] * 100 + [INF] + [OK] * 100 + [INF] + [OK])
+
+    assert _classes(run) == [UNPROVOKED, UNPROVOKED]
+
+
+def test_consecutive_unexplained_skips_are_a_storm() -> None:
+    """The first one may be chance; those that follow it are not."""
+    run = Simulation().run([OK] * 100 + [INF] * 4 + [OK] * 5 + [INF])
+
+    assert _classes(run) == [UNPROVOKED, STORM, STORM, STORM, UNPROVOKED]
+
+
+def test_after_a_probe_the_old_scale_must_hold() -> None:
+    """A second skip in a row is at a scale that was fine before the growth."""
+    scaler = ScalerSettings(2.0, 0.5, 50)
+    run = Simulation(scaler=scaler).run([OK] * 50 + [INF, INF, INF])
+
+    assert _classes(run) == [PROBE, UNPROVOKED, STORM]
+
+
+def test_below_scale_one_it_is_no_calibration_any_more() -> None:
+    """Calibration ends where the loss would be shrunk."""
+    run = Simulation(scale=4.0).run([INF] * 5)
+
+    assert _classes(run) == [CALIBRATING, CALIBRATING, UNPROVOKED, STORM, STORM]
+
+
+def test_with_a_loss_that_is_not_finite_the_scale_is_not_to_blame() -> None:
+    """No scale cures an infinite loss, so it is neither calibration nor a probe."""
+    run = Simulation().run([INF, INF, INF], loss=float("nan"))
+
+    assert _classes(run) == [UNPROVOKED, STORM, STORM]
+
+
+def test_a_scale_set_by_hand_calibrates_again() -> None:
+    """The user moved the scale; it may have to come down again."""
+    run = Simulation().run([OK] * 100)
+    run.scale, run.tracker = 2.0**30, 0
+    run.take(run.iteration({0: OK}, scale_given=True))
+    run.run([INF] * 5 + [OK] * 40 + [INF])
+
+    assert _classes(run) == [CALIBRATING] * 5 + [UNPROVOKED]
+
+
+def test_with_a_short_growth_interval_calibration_ends_with_the_first_growth() -> None:
+    """An interval shorter than the calibration run counts as the run."""
+    run = Simulation(scaler=ScalerSettings(2.0, 0.5, 3)).run([INF] + [OK] * 3 + [INF])
+
+    assert _classes(run) == [CALIBRATING, PROBE]

@@ -1,0 +1,514 @@
+"""HTTP: what is served, to whom, and what a bad client achieves. A real server, a real fleet."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import importlib.util
+import json
+import logging
+import socket
+import threading
+from contextlib import closing, contextmanager, suppress
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch import __version__
+from ampwatch.host.daemon import server as server_module
+from ampwatch.host.daemon import site as site_module
+from ampwatch.host.daemon.server import Server
+from ampwatch.host.daemon.site import Site
+from ampwatch.host.daemon.web_config import WebConfig
+from ampwatch.host.metrics.samples import CollectorPass
+from ampwatch.wire.ring.layout import LAYOUT
+from tests.host.daemon.parts import Answer, ask, eventually
+from tests.host.fleet.made_up import made_up_fleet, step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ampwatch.host.fleet import Fleet
+
+
+class Served:
+    def __init__(self, fleet: Fleet, server: Server) -> None:
+        self.fleet = fleet
+        self.server = server
+        self.address = ("127.0.0.1", server.server_port)
+
+    def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
+        return ask(self.address, path, method, **headers)
+
+    @contextmanager
+    def raw(self, request: bytes) -> Iterator[socket.socket]:
+        """A connection on which ``request`` was sent as it is."""
+        with socket.create_connection(self.address, timeout=60) as connection:
+            connection.sendall(request)
+            yield connection
+
+    def say(self, request: bytes) -> bytes:
+        """What comes back until the server closes the connection."""
+        with self.raw(request) as connection:
+            return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def loud(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """What an operator would see in the log."""
+    return [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@contextmanager
+def serving(
+    host: str = "127.0.0.1",
+    web: WebConfig | None = None,
+    names: frozenset[str] = frozenset(),
+    **options: object,
+) -> Iterator[Served]:
+    fleet = made_up_fleet()
+    site = Site(fleet, {"rings": CollectorPass(success=True, duration_seconds=0.0)}, **options)
+    server = Server(host, 0, site, web or WebConfig(), names)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield Served(fleet, server)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serving() as served:
+        yield served
+
+
+def test_metrics_are_text_unless_openmetrics_is_asked_for(served: Served) -> None:
+    """By the Accept header, as Prometheus asks."""
+    text = served.ask("/metrics")
+    openmetrics = served.ask("/metrics", Accept="application/openmetrics-text; version=1.0.0")
+
+    assert text.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert openmetrics.headers["Content-Type"].startswith("application/openmetrics-text")
+    assert openmetrics.text.endswith("# EOF\n")
+    for answer in (text, openmetrics):
+        assert 'ampwatch_loss_scale{rank="0",run="gpt"} 32768.0' in answer.text
+
+
+def test_metrics_can_be_asked_for_by_name(served: Served) -> None:
+    """The name[] parameter of Prometheus's own client libraries."""
+    answer = served.ask("/metrics?name[]=ampwatch_loss_scale")
+
+    samples = [line for line in answer.text.splitlines() if not line.startswith("#")]
+    assert samples
+    assert all(line.startswith("ampwatch_loss_scale{") for line in samples)
+
+
+@pytest.mark.parametrize(
+    "accept", ["application/openmetrics-text;version=x.y", "text/plain; version=", ",;=", "*/*"]
+)
+def test_an_accept_header_without_sense_gets_an_answer(served: Served, accept: str) -> None:
+    """A strange client is not an error of ours."""
+    assert served.ask("/metrics", Accept=accept).status == HTTPStatus.OK
+
+
+def test_health_says_who_serves(served: Served) -> None:
+    """What the launcher needs to know about a daemon it did not start."""
+    health = served.ask("/healthz").json
+
+    assert health["service"] == "ampwatch"
+    assert health["version"] == __version__
+    assert health["layout"] == LAYOUT
+    assert health["scope"] == "user"
+    assert health["ranks"] == 3
+
+
+def test_a_daemon_that_has_stopped_reading_is_not_healthy() -> None:
+    """A liveness probe restarts it."""
+    with serving(is_stuck=lambda: True) as served:
+        answer = served.ask("/healthz")
+
+    assert answer.status == HTTPStatus.SERVICE_UNAVAILABLE
+    assert "stuck" in answer.json["status"]
+
+
+def test_service_discovery_names_the_address_the_client_came_to(served: Served) -> None:
+    """A list of target groups, as http_sd_configs wants it."""
+    port = served.address[1]
+
+    answer = served.ask("/sd", Host=f"localhost:{port}")
+
+    assert answer.headers["Content-Type"].startswith("application/json")
+    assert answer.json == [{"targets": [f"localhost:{port}"], "labels": {}}]
+    assert served.ask("/sd", Host="localhost").json[0]["targets"] == ["localhost:80"]
+    assert served.ask("/sd", Host="[::1]").json[0]["targets"] == ["[::1]:80"]
+
+
+def test_service_discovery_names_the_address_it_was_told() -> None:
+    """Behind a proxy only the operator knows it."""
+    with serving(external_address="gpu7.example.org:443", https=True) as served:
+        (group,) = served.ask("/sd").json
+
+    assert group == {"targets": ["gpu7.example.org:443"], "labels": {"__scheme__": "https"}}
+
+
+def test_the_page_and_its_files_are_served(served: Served) -> None:
+    """With their media types, as nosniff makes browsers insist on them."""
+    page = served.ask("/")
+    assert page.headers["Content-Type"].startswith("text/html")
+    assert "<title>ampwatch</title>" in page.text
+
+    assert served.ask("/static/app.js").headers["Content-Type"].startswith("text/javascript")
+    assert served.ask("/static/style.css").headers["Content-Type"].startswith("text/css")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("plotly") is None, reason="needs ampwatch[ui]")
+def test_plotly_comes_from_its_package_packed_and_once(served: Served) -> None:
+    """Gzipped for those who take it, and not at all for those who have it."""
+    plain = served.ask("/static/plotly.min.js")
+    packed = served.ask("/static/plotly.min.js", Accept_Encoding="br, gzip")
+    again = served.ask("/static/plotly.min.js", If_None_Match=packed.headers["ETag"])
+
+    assert packed.headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(packed.body) == plain.body
+    assert len(packed.body) < len(plain.body) / 2
+    assert b"plotly.js" in plain.body[:200]
+    assert (again.status, again.body) == (HTTPStatus.NOT_MODIFIED, b"")
+
+
+def test_gzip_that_is_refused_is_not_sent(served: Served) -> None:
+    """q=0 means no."""
+    assert "Content-Encoding" in served.ask("/metrics", Accept_Encoding="gzip;q=0.5").headers
+    for refusing in ("gzip;q=0", "gzip; q=0.0", "identity", ""):
+        answer = served.ask("/metrics", Accept_Encoding=refusing)
+        assert "Content-Encoding" not in answer.headers
+
+
+def test_state_is_strict_json(served: Served) -> None:
+    """Browsers refuse NaN; a made-up fleet has some."""
+    state = json.loads(served.ask("/state.json").text, parse_constant=pytest.fail)
+
+    assert set(state["runs"]) == {"gpt", "bert"}
+
+
+def test_the_names_of_kernels_can_be_read_by_whoever_mends_the_classifier(served: Served) -> None:
+    """They are never labels, so here they are."""
+    runs = json.loads(served.ask("/debug/kernels.json").text, parse_constant=pytest.fail)["runs"]
+
+    assert runs["gpt"]["0"]["unlisted"] == ["strange"]
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/state.json", "/absent", "/events"])
+def test_a_head_request_gets_the_headers_of_a_get_and_no_body(served: Served, path: str) -> None:
+    """And the connection stays usable."""
+    head = served.ask(path, "HEAD")
+
+    assert head.body == b""
+    if path != "/events":
+        get = served.ask(path)
+        assert head.status == get.status
+        assert head.headers["Content-Type"] == get.headers["Content-Type"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/absent",
+        "/static/",
+        "/static/../server.py",
+        "/static/..%2fserver.py",
+        "/events/",
+    ],
+)
+def test_nothing_is_served_that_is_not_in_the_table(served: Served, path: str) -> None:
+    """No path is ever made into a file name; the answer says what there is."""
+    answer = served.ask(path)
+
+    assert answer.status == HTTPStatus.NOT_FOUND
+    assert "/metrics" in answer.text
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+def test_no_method_that_could_change_something_is_answered(served: Served, method: str) -> None:
+    """The daemon only shows."""
+    answer = served.ask("/metrics", method)
+
+    assert answer.status == HTTPStatus.METHOD_NOT_ALLOWED
+    assert answer.headers["Allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/absent"])
+def test_every_answer_has_the_security_headers(served: Served, path: str) -> None:
+    """A browser loads nothing from elsewhere and guesses no type."""
+    headers = served.ask(path).headers
+
+    assert headers["Content-Security-Policy"].startswith("default-src 'self';")
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Server"] == "ampwatch"
+
+
+def test_what_changes_is_not_cached(served: Served) -> None:
+    """A proxy must not show a run as it was."""
+    for path in ("/metrics", "/healthz", "/state.json", "/sd"):
+        assert served.ask(path).headers["Cache-Control"] == "no-store"
+
+
+def test_headers_of_the_web_config_win() -> None:
+    """The operator has the last word."""
+    web = WebConfig(headers={"Content-Security-Policy": "sandbox", "X-Frame-Options": "deny"})
+    with serving(web=web) as served:
+        headers = served.ask("/").headers
+
+    assert headers.get_all("Content-Security-Policy") == ["sandbox"]
+    assert headers["X-Frame-Options"] == "deny"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example"])
+def test_on_loopback_a_foreign_host_name_is_refused(served: Served, host: str) -> None:
+    """A web page that points its own name to 127.0.0.1 (DNS rebinding) reads nothing."""
+    answer = served.ask("/state.json", Host=host)
+
+    assert answer.status == HTTPStatus.FORBIDDEN
+    assert "localhost" in answer.text
+    assert "gpt" not in answer.text
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]:10917"])
+def test_on_loopback_its_own_names_are_answered(served: Served, host: str) -> None:
+    """Also at another port, as through `kubectl port-forward`."""
+    assert served.ask("/healthz", Host=host).status == HTTPStatus.OK
+
+
+def test_the_external_name_is_answered_on_loopback_as_well() -> None:
+    """A reverse proxy on the same machine hands the Host header on."""
+    with serving(names=frozenset({"gpu7"})) as served:
+        assert served.ask("/healthz", Host="gpu7").status == HTTPStatus.OK
+
+
+def test_beyond_loopback_every_name_is_answered() -> None:
+    """Which names a machine has is not for the daemon to know."""
+    with serving(host="0.0.0.0") as served:
+        assert served.ask("/healthz", Host="gpu7.example.org").status == HTTPStatus.OK
+
+
+@pytest.mark.parametrize(
+    "host_lines", [b"", b"Host: a b\r\n", b"Host: localhost\r\nHost: localhost\r\n", b"Host:\r\n"]
+)
+def test_a_request_without_one_sound_host_is_bad(served: Served, host_lines: bytes) -> None:
+    """Its name goes into /sd, so it is looked at."""
+    answer = served.say(b"GET /sd HTTP/1.1\r\nConnection: close\r\n" + host_lines + b"\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"x" * 60000 + b"\r\n\r\n",
+        b"x" * 60000 + b" / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET http://[ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /" + b"a" * 70000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n",
+        b"GET / HTTP/1.1\r\nA: " + b"b" * 70000 + b"\r\n\r\n",
+        b"FROBNICATE / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /metrics?"
+        + b"a=1&" * 200
+        + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    ],
+)
+def test_a_client_that_speaks_no_sense_harms_nobody(
+    served: Served, request_bytes: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gets an answer or a closed connection, nothing loud is logged, the next is served."""
+    with suppress(ConnectionError):  # closed before all was sent
+        assert b"Traceback" not in served.say(request_bytes)
+
+    assert served.ask("/healthz").status == HTTPStatus.OK
+    assert loud(caplog) == []
+
+
+def test_a_request_line_without_sense_is_answered_in_short(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the answer nor the log repeats 60 kB of it."""
+    caplog.set_level("DEBUG", "ampwatch")
+
+    answer = served.say(b"x" * 60000 + b"\r\n\r\n")
+
+    assert b"Bad request syntax ('xxx" in answer
+    assert len(answer) < 1000
+    assert max(len(record.getMessage()) for record in caplog.records) < 300
+
+
+def test_requests_that_fail_by_our_fault_are_told_once_a_minute(
+    served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the traceback; however often a client asks, it cannot fill the log."""
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(served.server.site, "answer", fail)
+    for _ in range(5):
+        assert served.say(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n") == b""
+
+    (told,) = loud(caplog)
+    assert told.exc_info[0] is ZeroDivisionError
+
+
+def test_the_body_of_a_get_is_not_taken_for_the_next_request(served: Served) -> None:
+    """Request smuggling ends with the connection."""
+    inner = b"GET /state.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    outer = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(inner)
+
+    answer = served.say(outer + inner)
+
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_several_requests_go_over_one_connection(served: Served) -> None:
+    """Prometheus keeps its connection open."""
+    connection = http.client.HTTPConnection(*served.address, timeout=60)
+    with closing(connection):
+        connection.request("GET", "/healthz")
+        assert json.loads(connection.getresponse().read())["status"] == "ok"
+        socket_before = connection.sock
+        connection.request("GET", "/sd")
+        assert json.loads(connection.getresponse().read())[0]["labels"] == {}
+        assert connection.sock is socket_before
+
+
+class Events:
+    """Server-sent events as a browser reads them."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._file = connection.makefile("rb")
+        while self._file.readline() != b"\r\n":
+            pass
+
+    def next(self) -> tuple[str, dict[str, object]]:
+        name = self._file.readline().decode().removeprefix("event: ").strip()
+        data = json.loads(self._file.readline().decode().removeprefix("data: "))
+        assert self._file.readline() == b"\n"
+        return name, data
+
+
+EVENTS = b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def test_the_event_stream_begins_with_everything_and_goes_on_with_changes(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One full event, then a change a second."""
+    monkeypatch.setattr(site_module, "EVENT_SECONDS", 0.01)
+    with served.raw(EVENTS) as connection:
+        events = Events(connection)
+        name, full = events.next()
+        (rank,) = (r for r in served.fleet.ranks() if (r.run, r.identity.rank) == ("gpt", 0))
+        with served.fleet.lock:
+            rank.apply(step(4, loss_scale=128.0))
+        while True:
+            later, patch = events.next()
+            assert later == "delta"
+            if "runs" in patch:
+                break
+
+    assert name == "full"
+    assert set(full["runs"]) == {"gpt", "bert"}
+    assert patch["runs"]["gpt"]["ranks"]["0"]["step"] == 4
+    assert "bert" not in patch["runs"]
+
+
+def test_there_is_room_for_so_many_open_pages_and_then_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds a thread; one that leaves makes room."""
+    monkeypatch.setattr(site_module, "EVENT_SECONDS", 0.01)
+    served.server.site._streams = threading.BoundedSemaphore(1)
+    with served.raw(EVENTS) as connection:
+        Events(connection).next()
+        refused = served.ask("/events")
+
+    assert refused.status == HTTPStatus.SERVICE_UNAVAILABLE
+    assert "pages are open" in refused.text
+    eventually(lambda: served.ask("/events", "HEAD").status == HTTPStatus.OK)
+    assert served.ask("/events", "HEAD").status == HTTPStatus.OK
+
+
+def test_a_client_that_stays_too_long_is_cut(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slowly the bytes drip in, and however little is said."""
+    monkeypatch.setattr(server_module, "CONNECTION_SECONDS", 0.0)
+    with served.raw(b"GET / HT") as connection:
+        eventually(lambda: served.server._connections)
+        assert eventually(lambda: served.server.cut_overdue() or _is_closed(connection))
+
+    eventually(lambda: not served.server._connections)
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    connection.settimeout(0.05)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+
+
+def test_a_client_in_time_is_not_cut(served: Served) -> None:
+    """Each request gets the full time again."""
+    with served.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
+        connection.recv(65536)
+        served.server.cut_overdue()
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(65536)
+
+
+def test_no_more_connections_than_bearable_are_served(
+    served: Served,
+) -> None:
+    """Beyond that a connection is closed at once, until one ends."""
+    served.server._room = threading.BoundedSemaphore(1)
+    with served.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") as first:
+        assert first.recv(65536)
+        with served.raw(b"") as second:
+            assert second.recv(1) == b""
+
+    eventually(lambda: not served.server._connections)
+    assert served.ask("/healthz").status == HTTPStatus.OK
+
+
+def test_a_connection_that_gets_no_thread_leaves_its_room_to_the_next(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the limit of processes it is closed; when there are threads again, all are served."""
+
+    class Unstartable(threading.Thread):
+        def start(self) -> None:
+            message = "can't start new thread"
+            raise RuntimeError(message)
+
+    served.server._room = threading.BoundedSemaphore(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Thread", Unstartable)
+        with served.raw(b"") as connection:
+            assert connection.recv(1) == b""
+
+    assert served.ask("/healthz").status == HTTPStatus.OK
+
+
+def test_a_client_that_leaves_in_the_middle_is_no_news(
+    served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broken pipe is not logged as an error."""
+    monkeypatch.setattr(site_module, "EVENT_SECONDS", 0.01)
+    with served.raw(EVENTS) as connection:
+        Events(connection).next()
+    eventually(lambda: not served.server._connections)
+
+    assert loud(caplog) == []

@@ -1,0 +1,287 @@
+"""The daemon as the process it is: started, asked, killed, left alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch.errors import DaemonError
+from ampwatch.host.daemon import app as app_module
+from ampwatch.host.daemon import server as server_module
+from ampwatch.host.daemon.app import Daemon, Options
+from ampwatch.host.daemon.web_config import WebConfig
+from ampwatch.settings import Settings
+from ampwatch.wire.rendezvous.lock import DaemonLock, read_info
+from tests.host.daemon.parts import ROOT, eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.host.daemon.parts import Place
+
+
+def test_the_daemon_never_loads_torch() -> None:
+    """It runs on machines without it, and would need ten times the memory."""
+    code = "import sys, ampwatch.host.daemon.app; print('torch' in sys.modules, 'ampwatch.host.daemon.app' in sys.modules)"
+
+    said = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+
+    assert said == "False True\n"
+
+
+def test_a_run_is_shown_from_its_first_step_to_its_end(place: Place) -> None:
+    """The daemon finds the ring by itself and says how the run ended."""
+    with place.daemon() as daemon, place.writer("gpt") as writer:
+        writer.do("step")
+        eventually(lambda: daemon.states() == {"gpt": "running"})
+        writer.do("finish and keep")
+        eventually(lambda: daemon.states() == {"gpt": "finished"})
+
+        metrics = daemon.ask("/metrics").text
+        eventually(lambda: not writer.path.exists())
+
+    assert 'ampwatch_run_state{rank="0",run="gpt",state="finished"} 1.0' in metrics
+    assert 'ampwatch_collector_success{collector="rings"} 1.0' in metrics
+
+
+def test_a_killed_run_is_shown_as_failed(place: Place) -> None:
+    """SIGKILL leaves no farewell; the kernel tells."""
+    with place.daemon() as daemon, place.writer("doomed") as writer:
+        writer.do("step")
+        eventually(lambda: daemon.states() == {"doomed": "running"})
+        writer.kill()
+
+        eventually(lambda: daemon.states() == {"doomed": "failed"})
+        assert writer.path.exists()
+
+
+def test_the_lock_file_says_where_the_daemon_looks_for_rings(place: Place, tmp_path: Path) -> None:
+    """So that a run elsewhere knows it is not shown; links are resolved."""
+    (tmp_path / "link").symlink_to(tmp_path)
+
+    with place.daemon(AMPWATCH_RING_DIR=str(tmp_path / "link" / "rings")) as told:
+        assert told.info.ring_directories == (str(place.rings),)
+    with place.daemon(AMPWATCH_RING_DIR="") as usual:
+        expected = (f"/dev/shm/ampwatch-{os.geteuid()}", str(place.runtime))
+        assert usual.info.ring_directories == expected
+
+
+def test_a_second_daemon_of_the_same_user_is_refused(place: Place) -> None:
+    """It says where the first one is and how to end it."""
+    with place.daemon() as first, place.command("daemon") as second:
+        _, said = second.communicate(timeout=200)
+
+    assert second.returncode == 1
+    assert first.info.url in said
+    assert f"kill {first.info.pid}" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_lock_that_is_held_for_a_moment_does_not_refuse_a_daemon(place: Place) -> None:
+    """A training process that ends looks whether there is one, by taking it."""
+    lock = DaemonLock.take(place.runtime)
+    releasing = threading.Timer(0.3, lock.release)
+    releasing.start()
+
+    taken = app_module._lock(place.runtime, None)
+
+    releasing.join()
+    taken.release()
+
+
+def test_a_lock_that_nobody_serves_under_is_refused_in_the_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what is known, which is little."""
+    monkeypatch.setattr(app_module, "LOCK_SECONDS", 0.1)
+    lock = DaemonLock.take(place.runtime)
+
+    with pytest.raises(DaemonError, match="starting"):
+        app_module._lock(place.runtime, None)
+    lock.release()
+
+
+def test_a_port_in_use_is_an_error_that_names_who_uses_it(place: Place) -> None:
+    """Not the bare 'address already in use'."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with place.command("daemon", "--port", str(port)) as process:
+            _, said = process.communicate(timeout=200)
+
+    assert process.returncode == 1
+    assert f"pid {os.getpid()}" in said
+    assert "AMPWATCH_PORT" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_port_of_another_daemon_is_an_error_that_names_it(place: Place, tmp_path: Path) -> None:
+    """Another runtime directory does not help if the port is taken."""
+    with (
+        place.daemon() as first,
+        place.command(
+            "daemon",
+            *("--port", str(first.info.port)),
+            AMPWATCH_RUNTIME_DIR=str(tmp_path / "another"),
+        ) as second,
+    ):
+        _, said = second.communicate(timeout=200)
+
+    assert second.returncode == 1
+    assert "ampwatch" in said
+    assert f"user daemon of uid {os.geteuid()}" in said
+    assert f"pid {first.info.pid}" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (OSError(errno.EACCES, "Permission denied"), "below 1024"),
+        (OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"), "--host"),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "--host"),
+    ],
+)
+def test_an_address_that_is_not_to_be_had_says_why_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, advice: str
+) -> None:
+    """Expected, given, what to do."""
+
+    def refuse(host: str, port: int) -> None:
+        raise error
+
+    monkeypatch.setattr(server_module, "_resolve", refuse)
+
+    with pytest.raises(DaemonError, match=advice) as caught:
+        Daemon(Settings(port=0), Options())
+    assert error.strerror in str(caught.value) or "may not" in str(caught.value)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_daemon_cleanly(place: Place, stop: signal.Signals) -> None:
+    """Exit status 0, the lock free and its file empty."""
+    with place.daemon() as daemon:
+        daemon.process.send_signal(stop)
+        assert daemon.process.wait(60) == 0
+
+        assert read_info(place.runtime) is None
+        assert place.info() is None
+
+
+def test_a_daemon_that_was_told_to_ends_when_nothing_is_left_to_watch(place: Place) -> None:
+    """Not while a run lives or is shown, whoever has the page open."""
+    with (
+        place.writer("gpt") as writer,
+        place.daemon(
+            "--auto", AMPWATCH_IDLE_EXIT_SECONDS="1", AMPWATCH_GRACE_SECONDS="2"
+        ) as daemon,
+        socket.create_connection((daemon.info.host, daemon.info.port)) as page,
+    ):
+        page.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with pytest.raises(subprocess.TimeoutExpired):
+            daemon.process.wait(2)
+        writer.do("finish and keep")
+        eventually(lambda: daemon.states() == {"gpt": "finished"})
+
+        assert daemon.process.wait(60) == 0
+
+
+def test_a_run_that_comes_while_the_daemon_is_leaving_makes_it_stay(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ring was there before the launcher read the lock file, so one of both must notice."""
+    settings = Settings(port=0, ring_dir=str(place.rings), idle_exit_seconds=1.0)
+    daemon = Daemon(settings, Options(auto=True))
+    lock = DaemonLock.take(place.runtime)
+    lock.publish(daemon.info(os.getpid()))
+    now = [daemon._busy_at + 2.0]
+    monkeypatch.setattr(app_module.time, "monotonic", lambda: now[0])
+    assert daemon._is_idle()
+
+    with place.writer("late"):
+        assert daemon._leave(lock) is False
+        assert read_info(place.runtime) == daemon.info(os.getpid())
+
+    daemon._watcher.close()
+    daemon._server.server_close()
+    lock.release()
+
+
+def test_a_daemon_whose_http_server_died_ends_with_an_error(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Better no page than a frozen one; the lock is free for the next."""
+    daemon = Daemon(Settings(port=0, ring_dir=str(place.rings), poll_seconds=0.05), Options())
+    monkeypatch.setattr(daemon._server, "serve_forever", lambda: None)
+    monkeypatch.setattr(daemon._server, "shutdown", lambda: None)
+    lock = DaemonLock.take(place.runtime)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    try:
+        with pytest.raises(DaemonError, match="HTTP server"):
+            daemon.run(lock)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    assert place.info() is None
+
+
+def test_the_state_of_a_loop_that_hangs_is_told(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After many polls' time without one."""
+    daemon = Daemon(Settings(port=0, ring_dir=str(place.rings)), Options())
+    daemon.step()
+    start = daemon._polled_at
+
+    monkeypatch.setattr(app_module.time, "monotonic", lambda: start + 29.0)
+    assert not daemon._is_stuck()
+    monkeypatch.setattr(app_module.time, "monotonic", lambda: start + 31.0)
+    assert daemon._is_stuck()
+
+    daemon._server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("host", "web_config", "open_to_all"),
+    [
+        ("127.0.0.1", WebConfig(), False),
+        ("0.0.0.0", WebConfig(), True),
+        ("0.0.0.0", WebConfig(tls=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)), True),
+        ("0.0.0.0", WebConfig(users={"alice": b"$2b$04$"}), False),
+    ],
+)
+def test_a_daemon_that_anybody_can_read_is_known_as_such(
+    monkeypatch: pytest.MonkeyPatch, host: str, web_config: WebConfig, *, open_to_all: bool
+) -> None:
+    """Beyond loopback without a password or client certificate: encryption alone is none."""
+    monkeypatch.setattr("ampwatch.host.daemon.web_config.load", lambda _: web_config)
+
+    daemon = Daemon(Settings(host=host, port=0), Options(web_config_file="w"))
+
+    assert daemon.is_open_to_all is open_to_all
+    daemon._server.server_close()
+
+
+@pytest.mark.parametrize("address", ["no-port", "a b:1", "http://x:1"])
+def test_an_external_address_without_sense_is_refused(address: str) -> None:
+    """It would go into every Prometheus that asks."""
+    with pytest.raises(DaemonError, match="host:port"):
+        Daemon(Settings(port=0), Options(external_address=address))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may read every user's rings")
+def test_a_machine_wide_daemon_says_so(place: Place) -> None:
+    """The launchers of all users accept it as theirs."""
+    with place.daemon("--machine") as daemon:
+        answer = daemon.ask("/healthz")
+
+    assert answer.status == HTTPStatus.OK
+    assert answer.json["scope"] == "machine"

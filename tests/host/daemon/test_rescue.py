@@ -1,0 +1,132 @@
+"""The daemon keeps what processes leave that die or hang."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch.host.daemon.rescue import Rescue
+from ampwatch.host.daemon.watcher import RingWatcher
+from ampwatch.host.fleet import Fleet
+from ampwatch.settings import Settings
+from ampwatch.wire.blackbox import Box, files
+from ampwatch.wire.records import RunState
+from ampwatch.wire.ring import RingWriter
+from tests.host.daemon.parts import Place, eventually
+from tests.host.fleet.made_up import SECOND, START, Clock, end, identity, step
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Watch:
+    """A watcher with a rescue, and a clock that is set by hand."""
+
+    def __init__(self, directory: Path) -> None:
+        self.reports = directory / "runs"
+        self.rings = directory / "rings-here"
+        settings = Settings.resolve({"report_dir": str(self.reports), "stale_seconds": 120})
+        self.clock = Clock(START + 10)
+        self.rescue = Rescue(settings)
+        self.watcher = RingWatcher(
+            Fleet(settings, self.clock),
+            lambda: [self.rings],
+            grace_seconds=600,
+            rescue=self.rescue,
+            clock=self.clock,
+        )
+
+    def ring(self, *steps: int) -> RingWriter:
+        writer = RingWriter.create([self.rings], identity(), slots=64)
+        for index in steps:
+            writer.put(step(index))
+        return writer
+
+    def left(self) -> list[Box]:
+        return [box for path in files.paths(self.reports) for box in files.read(path)]
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Watch:
+    return Watch(tmp_path)
+
+
+def test_a_process_that_dies_without_a_word_leaves_a_report(watch: Watch) -> None:
+    """Although it had found nothing: nobody else could write it."""
+    writer = watch.ring(0, 1, 2)
+    watch.watcher.poll()
+    assert not watch.left()
+
+    # A copy, as if the process were gone: nobody holds its lock.
+    (watch.rings / "dead.ring").write_bytes(writer.path.read_bytes())
+    (watch.rings / "dead.ring").chmod(0o600)
+    writer.path.unlink()
+    watch.watcher.poll()
+
+    (box,) = watch.left()
+    assert (box.state, [s.step for s in box.steps]) == (RunState.FAILED, [0, 1, 2])
+
+
+def test_a_run_that_ends_well_leaves_none(watch: Watch) -> None:
+    """Its ring goes, too."""
+    writer = watch.ring(0)
+    watch.watcher.poll()
+    writer.close(end(), keep=True)
+    watch.watcher.poll()
+
+    assert not watch.left()
+
+
+def test_a_process_that_hangs_leaves_a_report_while_it_hangs(watch: Watch) -> None:
+    """Whoever ends the machine ends shared memory as well. If it goes on, nothing was wrong."""
+    writer = watch.ring(0)
+    watch.watcher.poll()
+    watch.clock.now = START + 500
+    watch.watcher.poll()
+    assert [box.state for box in watch.left()] == [RunState.STALE]
+
+    writer.put(step(1, time_ns=(START + 500) * SECOND))
+    watch.watcher.poll()
+    assert not watch.left()
+
+    watch.clock.now = START + 5000
+    watch.watcher.poll()
+    assert [s.step for s in watch.left()[0].steps] == [0, 1]
+    writer.close(end(), keep=True)
+    watch.watcher.poll()
+    assert not watch.left()
+
+
+def test_a_report_that_cannot_be_written_is_counted_and_told(
+    watch: Watch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The page goes on."""
+    watch.reports.write_text("in the way")
+    writer = watch.ring(0)
+    watch.clock.now = START + 500
+    with caplog.at_level(logging.WARNING):
+        watch.watcher.poll()
+
+    assert watch.rescue.failures == 1
+    assert "expected to write the report of run gpt (stale), got: expected to create" in caplog.text
+    writer.close(end(), keep=False)
+
+
+def test_a_daemon_writes_the_report_of_a_process_that_was_killed(tmp_path: Path) -> None:
+    """Real processes, a real SIGKILL."""
+    place = Place(tmp_path)
+    reports = tmp_path / "reports"
+    with (
+        place.daemon(AMPWATCH_REPORT_DIR=str(reports)) as daemon,
+        place.writer("bert") as training,
+    ):
+        training.do("step")
+        eventually(lambda: daemon.states() == {"bert": "running"}, "the run")
+        training.kill()
+        (path,) = eventually(lambda: list(files.paths(reports)), "a report")
+
+    (box,) = files.read(path)
+    assert (box.identity.run, box.state, len(box.steps)) == ("bert", RunState.FAILED, 1)
+    assert "killed" in box.reason

@@ -1,0 +1,427 @@
+"""From the first record of a ring to its end."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ampwatch.host.daemon import settled as settled_module
+from ampwatch.host.daemon import watcher as watcher_module
+from ampwatch.host.daemon.discovery import Signature
+from ampwatch.host.daemon.settled import FLIGHT_RECORDER_SECONDS
+from ampwatch.host.daemon.watcher import RingWatcher
+from ampwatch.host.fleet import Fleet, RankView
+from ampwatch.settings import Settings
+from ampwatch.wire.records import RunState
+from ampwatch.wire.ring import RingReader, RingWriter
+from tests.host.fleet.made_up import SECOND, START, Clock, end, identity, step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.host.daemon.parts import Place
+
+GRACE = 600.0
+
+
+class Setting:
+    """A watcher on one directory, with a clock that is set by hand."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clock = Clock(START + 10)
+        self.fleet = Fleet(Settings(grace_seconds=GRACE), self.clock)
+        self.watcher = self.new_watcher()
+
+    def new_watcher(self) -> RingWatcher:
+        return RingWatcher(
+            self.fleet, lambda: [self.directory], grace_seconds=GRACE, clock=self.clock
+        )
+
+    def write(self, run: str = "gpt", **who: Any) -> RingWriter:
+        return RingWriter.create([self.directory], identity(run=run, **who), slots=64)
+
+    def crash(self, run: str = "gpt", at: float = START, **who: Any) -> Path:
+        """Leave the ring of a run that started and died at ``at``, without a farewell."""
+        path = self.directory / f"{run}-{at}-{who.get('rank', 0)}.ring"
+        writer = self.write(run, started_ns=int(at * SECOND), **who)
+        writer.put(step(0, time_ns=int(at * SECOND)))
+        data = bytearray(writer.path.read_bytes())  # a copy: nobody holds its lock
+        writer.close(end(), keep=False)
+        path.write_bytes(data)
+        path.chmod(0o600)
+        os.utime(path, (at, at))
+        return path
+
+    def states(self) -> dict[str, RunState]:
+        return {rank.run: rank.state for rank in self.fleet.ranks()}
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Iterator[Setting]:
+    setting = Setting(tmp_path / "of-this-test")
+    yield setting
+    setting.watcher.close()
+
+
+def test_records_reach_the_fleet_once_each(setting: Setting) -> None:
+    """What was written since the last poll, in order."""
+    writer = setting.write()
+    writer.put(step(5))
+    setting.watcher.poll()
+    writer.put(step(6))
+    setting.watcher.poll()
+    setting.watcher.poll()
+
+    (rank,) = setting.fleet.ranks()
+
+    assert rank.newest == step(6)
+    assert sum(bucket.num_steps for bucket in rank.history.buckets) == 2
+    assert setting.watcher.num_followed == 1
+    writer.close(end(), keep=False)
+
+
+@pytest.mark.parametrize("moved", ["before the end is read", "after the end is read"])
+def test_the_records_of_an_ended_run_are_read_once(setting: Setting, moved: str) -> None:
+    """The file's time stamp moves after the last read; that is no reason to read it again."""
+    writer = setting.write()
+    writer.put(step(0))
+    setting.watcher.poll()
+    writer.put(step(1))
+    writer.close(end(), keep=True)
+    if moved == "after the end is read":
+        setting.watcher.poll()
+    if writer.path.exists():
+        os.utime(writer.path, ns=(1, 1))
+    setting.watcher.poll()
+    setting.watcher.poll()
+
+    (rank,) = setting.fleet.ranks()
+
+    assert sum(bucket.num_steps for bucket in rank.history.buckets) == 2
+
+
+def test_a_finished_run_is_kept_for_the_grace_time_and_then_gone(setting: Setting) -> None:
+    """Its file is removed at once: what it said is in memory."""
+    writer = setting.write()
+    writer.put(step(5))
+    setting.watcher.poll()
+    writer.close(end(), keep=True)
+    setting.watcher.poll()
+    assert not writer.path.exists()
+    assert setting.watcher.num_followed == 0
+
+    setting.clock.now += GRACE - 1
+    setting.watcher.poll()
+    assert setting.states() == {"gpt": RunState.FINISHED}
+
+    setting.clock.now += 2
+    setting.watcher.poll()
+    assert setting.states() == {}
+    assert setting.fleet.expired() == []
+
+
+def test_the_end_is_read_even_if_the_writer_has_removed_the_file(setting: Setting) -> None:
+    """The open file outlives its name."""
+    writer = setting.write()
+    setting.watcher.poll()
+    writer.put(step(5))
+    writer.close(end(RunState.FAILED, "ValueError: no"), keep=False)
+
+    setting.watcher.poll()
+
+    (rank,) = setting.fleet.ranks()
+    assert (rank.state, rank.end_reason, rank.newest) == (
+        RunState.FAILED,
+        "ValueError: no",
+        step(5),
+    )
+
+
+def test_the_ring_of_a_killed_run_stays_for_a_day_as_its_flight_recorder(
+    setting: Setting, place: Place
+) -> None:
+    """Shown as failed for the grace time, on disk until a day after its last sign of life."""
+    setting = Setting(place.rings)
+    with place.writer("doomed") as doomed:
+        doomed.do("step")
+        setting.watcher.poll()
+        doomed.kill()
+    setting.watcher.poll()
+    assert setting.states() == {"doomed": RunState.FAILED}
+    (rank,) = setting.fleet.ranks()
+    died = rank.last_record_ns / 1e9
+
+    setting.clock.now = died + FLIGHT_RECORDER_SECONDS - 1
+    setting.watcher.poll()
+    assert doomed.path.exists()
+    assert setting.states() == {}
+
+    setting.clock.now = died + FLIGHT_RECORDER_SECONDS + 1
+    setting.watcher.poll()
+    assert not doomed.path.exists()
+
+
+def test_a_run_that_died_before_the_daemon_came_is_not_shown_as_newly_failed(
+    setting: Setting,
+) -> None:
+    """Within the grace time it is news, after it an old story; its flight recorder stays."""
+    old = setting.crash("yesterday", at=setting.clock.now - GRACE - 1)
+    setting.crash("now", at=setting.clock.now - GRACE + 1)
+
+    setting.watcher.poll()
+
+    assert setting.states() == {"now": RunState.FAILED}
+    assert old.exists()
+
+
+def test_a_run_that_died_and_has_a_recent_file_is_shown(setting: Setting) -> None:
+    """Its last record may be old: a run that hung for hours before it was killed."""
+    path = setting.crash("hung", at=setting.clock.now - GRACE - 1)
+    os.utime(path, (setting.clock.now, setting.clock.now))
+
+    setting.watcher.poll()
+
+    assert setting.states() == {"hung": RunState.FAILED}
+
+
+def test_a_loop_of_crashes_leaves_one_flight_recorder(setting: Setting) -> None:
+    """Of each rank the newest: the next start takes the place of the one before."""
+    crashes = [setting.crash(at=START + n, rank=r) for n in range(1, 4) for r in (0, 1)]
+
+    setting.watcher.poll()
+    assert [path for path in crashes if path.exists()] == crashes[-2:]
+
+    successor = setting.write(started_ns=(START + 5) * SECOND)
+    setting.watcher.poll()
+    assert [path for path in crashes if path.exists()] == [crashes[-1]]
+    successor.close(end(), keep=False)
+
+
+@pytest.mark.parametrize(
+    "other", [{"run": "bert"}, {"rank": 1}, {"host": "elsewhere"}, {"started_ns": 1}]
+)
+def test_a_flight_recorder_makes_way_for_its_successor_only(
+    setting: Setting, other: dict[str, Any]
+) -> None:
+    """Not for another run, rank or host, and not for one that ran beside it."""
+    path = setting.crash(at=START + 1)
+    who = {"started_ns": (START + 5) * SECOND} | other
+
+    writer = setting.write(**who)
+    setting.watcher.poll()
+
+    assert path.exists()
+    writer.close(end(), keep=False)
+
+
+def test_flight_recorders_take_so_much_room_and_no_more(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest go first; the newest stays whatever its size."""
+    paths = [setting.crash(f"run{n}", at=START + n) for n in range(4)]
+    size = paths[0].stat().st_size
+
+    monkeypatch.setattr(settled_module, "FLIGHT_RECORDER_BYTES", 2 * size)
+    setting.watcher.poll()
+    assert [path.exists() for path in paths] == [False, False, True, True]
+
+    monkeypatch.setattr(settled_module, "FLIGHT_RECORDER_BYTES", size - 1)
+    setting.watcher.poll()
+    assert [path.exists() for path in paths] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(("total", "kept"), [(4, 1), (12, 3), (0, 4)])
+def test_flight_recorders_take_a_quarter_of_a_small_file_system(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, total: int, kept: int
+) -> None:
+    """The shared memory of a container; 0 is one without a limit."""
+    paths = [setting.crash(f"run{n}", at=START + n) for n in range(4)]
+    status = SimpleNamespace(f_frsize=paths[0].stat().st_size, f_blocks=total)
+    monkeypatch.setattr(settled_module.os, "statvfs", lambda _: status)
+
+    setting.watcher.poll()
+
+    assert [path.exists() for path in paths] == [False] * (4 - kept) + [True] * kept
+
+
+def test_a_ring_that_cannot_be_removed_is_a_problem_until_it_is_gone(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon without the right to fills the shared memory, and must say so."""
+    writer = setting.write()
+    writer.close(end(), keep=True)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(settled_module.os, "unlink", refuse)
+        setting.watcher.poll()
+        assert setting.states() == {"gpt": RunState.FINISHED}
+        setting.clock.now += GRACE + 1
+        setting.watcher.poll()
+    assert setting.states() == {}
+    assert "got: Permission denied" in setting.fleet.problems[str(writer.path)]
+
+    setting.watcher.poll()
+    setting.watcher.poll()
+
+    assert not writer.path.exists()
+    assert setting.fleet.problems == {}
+
+
+def test_nothing_is_removed_through_a_directory_that_became_a_link(
+    setting: Setting, tmp_path: Path
+) -> None:
+    """Its owner could have another user's file removed by a daemon that may do so."""
+    path = setting.crash()
+    signature = Signature.of(path.stat())
+    setting.directory.rename(tmp_path / "elsewhere")
+    setting.directory.symlink_to("elsewhere")
+
+    assert settled_module.remove(path, signature) != ""
+    assert path.exists()
+
+
+def test_a_hostile_file_beside_a_good_ring_does_no_harm(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The good one is read, the other one is told once, with the reason."""
+    good = setting.write("good")
+    hostile = setting.directory / "evil.ring"
+    hostile.write_bytes(b"\xff" * 5000)
+
+    with caplog.at_level(logging.WARNING):
+        assert setting.watcher.poll() is True
+        setting.watcher.poll()
+
+    assert set(setting.states()) == {"good"}
+    assert list(setting.fleet.problems) == [str(hostile)]
+    assert caplog.text.count("evil.ring") >= 1
+    assert len(caplog.records) == 1
+    good.close(end(), keep=False)
+
+
+def test_a_problem_goes_away_with_its_file(setting: Setting) -> None:
+    """The page does not show for ever what was put right."""
+    setting.directory.mkdir()
+    hostile = setting.directory / "evil.ring"
+    hostile.touch()
+    setting.watcher.poll()
+    assert setting.fleet.problems
+
+    hostile.unlink()
+    setting.watcher.poll()
+
+    assert setting.fleet.problems == {}
+
+
+def test_a_bad_file_that_becomes_a_ring_is_taken_up(setting: Setting) -> None:
+    """A file that was refused is tried again when it has changed."""
+    writer = setting.write()
+    path = setting.directory / "bad.ring"
+    path.write_bytes(b"nothing")
+    moved = setting.directory / "aside"
+    writer.path.rename(moved)
+    setting.watcher.poll()
+    assert setting.states() == {}
+
+    moved.rename(path)
+    setting.watcher.poll()
+
+    assert setting.states() == {"gpt": RunState.RUNNING}
+    assert setting.fleet.problems == {}
+    writer.close(end(), keep=False)
+
+
+def test_another_ring_under_the_same_name_is_another_run(setting: Setting) -> None:
+    """The inode tells: what comes is not mixed with what was."""
+    old, new = setting.write("old"), setting.write("new")
+    setting.watcher.poll()
+
+    new.path.rename(old.path)
+    setting.watcher.poll()
+    setting.watcher.poll()
+
+    assert "new" in setting.states()
+    assert setting.watcher.num_followed >= 1
+    for writer in (old, new):
+        writer.close(end(), keep=False)
+
+
+def test_a_file_that_is_replaced_between_look_and_opening_is_left_for_the_next_poll(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was checked and what is read are one file, or it is not read."""
+    seen, other = setting.write("seen"), setting.write("other")
+    other.path.rename(setting.directory / "aside")
+
+    def swap_and_open(path: Path) -> RingReader:
+        (setting.directory / "aside").rename(path)
+        return RingReader(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(watcher_module, "RingReader", swap_and_open)
+        setting.watcher.poll()
+    assert setting.states() == {}
+
+    setting.watcher.poll()
+    assert setting.states() == {"other": RunState.RUNNING}
+    for writer in (seen, other):
+        writer.close(end(), keep=False)
+
+
+def test_a_living_run_whose_file_was_removed_by_hand_is_still_followed(setting: Setting) -> None:
+    """Cleaning up /dev/shm does not end the watching."""
+    writer = setting.write()
+    setting.watcher.poll()
+    writer.path.unlink()
+    writer.put(step(5))
+
+    setting.watcher.poll()
+
+    (rank,) = setting.fleet.ranks()
+    assert (rank.state, rank.newest) == (RunState.RUNNING, step(5))
+    writer.close(end(), keep=False)
+
+
+def test_records_that_cannot_be_taken_in_end_nothing_but_themselves(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run beside it goes on, and so does the daemon; the log has it once."""
+    apply = RankView.apply
+
+    def fail_for_bad_runs(view: RankView, record: Any) -> None:
+        if view.identity.run == "bad":
+            raise OverflowError
+        apply(view, record)
+
+    monkeypatch.setattr(RankView, "apply", fail_for_bad_runs)
+    bad, good = setting.write("bad"), setting.write("good")
+    for number in range(3):
+        bad.put(step(number))
+        good.put(step(number))
+        setting.watcher.poll()
+
+    ranks = {rank.run: rank for rank in setting.fleet.ranks()}
+    assert ranks["good"].newest == step(2)
+    assert "OverflowError" in setting.fleet.problems[str(bad.path)]
+    assert caplog.text.count("Traceback") == 1
+    for writer in (bad, good):
+        writer.close(end(), keep=False)
+
+
+def test_a_directory_that_cannot_be_looked_into_makes_the_pass_fail(tmp_path: Path) -> None:
+    """The watcher's own health is reported, with the reason beside it."""
+    (tmp_path / "of-this-test").touch()
+    setting = Setting(tmp_path / "of-this-test")
+
+    assert setting.watcher.poll() is False
+    assert "expected a directory" in setting.fleet.problems[str(tmp_path / "of-this-test")]

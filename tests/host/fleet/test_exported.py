@@ -1,0 +1,178 @@
+"""Tests of how many ranks are exported, and which of them speaks for a module."""
+
+import pytest
+
+from ampwatch.host.fleet import Fleet, RankView
+from ampwatch.host.fleet.modules import MAX_MODULES
+from ampwatch.settings import Settings
+from ampwatch.wire.records import Record, Topic
+from tests.host.fleet.made_up import Clock, histogram, identity, put, ranges, sampling
+
+FINE = histogram(-20, 1, 2, 4)
+BROKEN = histogram(-20, 1, 2, 4, nans=1)
+
+
+def sample(*fine: str, broken: tuple[str, ...] = ()) -> list[Record]:
+    """Return what a rank writes that has measured these modules."""
+    measured = [*((name, FINE) for name in fine), *((name, BROKEN) for name in broken)]
+    return [*(ranges(name, exponents=found) for name, found in measured), sampling()]
+
+
+def modules(fleet: Fleet) -> dict[tuple[str, int], list[str]]:
+    """Return the modules that each rank exports series of."""
+    return {
+        (rank.run, rank.identity.rank): rank.ranges.modules.exported for rank in fleet.exported()
+    }
+
+
+def fleet_of(which: str, *ranks: list[Record], first: int = 0, **settings: int) -> Fleet:
+    """Return a fleet of one run on one machine, its ranks numbered from ``first`` on."""
+    fleet = Fleet(Settings(module_series_ranks=which, **settings), Clock())  # type: ignore[arg-type]
+    for number, records in enumerate(ranks, start=first):
+        put(fleet, str(number), identity(rank=number, world_size=64), records)
+    return fleet
+
+
+def test_one_rank_of_a_machine_speaks_for_the_modules_that_all_measure() -> None:
+    """On the second machine that is rank 8."""
+    fleet = fleet_of("host", sample("a", "b"), sample("b", "a"), sample("a", "b"), first=8)
+
+    assert modules(fleet) == {("gpt", 8): ["a", "b"], ("gpt", 9): [], ("gpt", 10): []}
+
+
+def test_every_stage_of_a_pipeline_has_somebody_who_speaks_for_its_modules() -> None:
+    """Ranks 0 and 1 have the first half of the model, ranks 2 and 3 the second."""
+    head, tail = sample("a", "shared"), sample("shared", "z")
+
+    assert modules(fleet_of("host", head, head, tail, tail)) == {
+        ("gpt", 0): ["a", "shared"],
+        ("gpt", 1): [],
+        ("gpt", 2): ["z"],
+        ("gpt", 3): [],
+    }
+
+
+def test_a_rank_that_is_alone_in_trouble_speaks_for_itself() -> None:
+    """What only it has met, as a broken GPU or a bad batch, would be told by nobody else."""
+    fleet = fleet_of("host", sample("a", "b"), sample("a", broken=("b",)), sample("a", "b"))
+
+    assert modules(fleet) == {("gpt", 0): ["a", "b"], ("gpt", 1): ["b"], ("gpt", 2): []}
+
+
+def test_a_rank_that_was_in_trouble_goes_on_speaking() -> None:
+    """A series that came and went with every sample could not be read."""
+    fleet = fleet_of("host", sample("b"), sample("b"))
+    put(fleet, "1", identity(rank=1, world_size=64), sample(broken=("b",)))
+    put(fleet, "1", identity(rank=1, world_size=64), sample("b"))
+
+    assert modules(fleet)["gpt", 1] == ["b"]
+
+
+def test_trouble_of_another_kind_is_told_as_well() -> None:
+    """All gradients overflow while the scale is sought; outputs that do on one rank are its own."""
+    overflow = sample(broken=("b",))
+    output = [ranges("b", Topic.ACTIVATION, BROKEN), sampling()]
+    fleet = fleet_of("host", overflow, [*overflow, *output], overflow)
+
+    assert modules(fleet) == {("gpt", 0): ["b"], ("gpt", 1): ["b"], ("gpt", 2): []}
+
+
+def test_a_module_that_was_let_go_of_does_not_move_to_another_rank() -> None:
+    """A model may have more modules than are kept; the next sample may bring it back."""
+    many = [f"h.{i}" for i in range(MAX_MODULES + 1)]
+    fleet = fleet_of("host", sample("a", "b"), sample("b"), module_series=1)
+    put(fleet, "0", identity(rank=0, world_size=64), sample(*many))
+    ranks = fleet.exported()
+
+    assert "b" not in ranks[0].ranges.modules.by_name
+    assert modules(fleet) == {("gpt", 0): ["a"], ("gpt", 1): []}
+
+
+def test_trouble_that_all_have_is_told_once() -> None:
+    """As when a module's gradients underflow."""
+    fleet = fleet_of("host", *[sample("a", broken=("b",))] * 3)
+
+    assert modules(fleet) == {("gpt", 0): ["b", "a"], ("gpt", 1): [], ("gpt", 2): []}
+
+
+def test_runs_on_one_machine_do_not_speak_for_one_another() -> None:
+    """They may have modules of the same names."""
+    fleet = fleet_of("host", sample("a"))
+    put(fleet, "other", identity(run="bert", world_size=1), sample("a"))
+
+    assert modules(fleet) == {("bert", 0): ["a"], ("gpt", 0): ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("which", "first", "expected"),
+    [
+        ("all", 0, [["a"], ["a"], ["a"]]),
+        ("run", 0, [["a"], [], []]),
+        ("run", 8, [[], [], []]),
+        ("host", 8, [["a"], [], []]),
+    ],
+)
+def test_the_setting_says_which_ranks_speak(
+    which: str, first: int, expected: list[list[str]]
+) -> None:
+    """With ``run`` a machine without rank 0 is silent about modules."""
+    fleet = fleet_of(which, *[sample("a")] * 3, first=first)
+
+    assert list(modules(fleet).values()) == expected
+
+
+def test_modules_that_another_rank_speaks_for_are_counted_as_untracked() -> None:
+    """So that nobody takes them for modules that were never measured."""
+    fleet = fleet_of("host", sample("a", "b"), sample("a", "b"))
+
+    assert [rank.ranges.modules.num_untracked for rank in fleet.exported()] == [0, 2]
+
+
+def test_the_next_rank_takes_over_when_the_one_that_spoke_is_gone() -> None:
+    """After ``grace_seconds``, as its last values are exported until then."""
+    clock = Clock()
+    fleet = Fleet(Settings(grace_seconds=10.0), clock)
+    for number in (0, 1):
+        put(fleet, str(number), identity(rank=number), sample("a"))
+    put(fleet, "0", identity(rank=0), [], alive=False)
+    assert modules(fleet) == {("gpt", 0): ["a"], ("gpt", 1): []}
+
+    clock.now += 11
+
+    assert modules(fleet) == {("gpt", 1): ["a"]}
+
+
+def numbers(ranks: list[RankView]) -> list[tuple[str, int]]:
+    return [(rank.run, rank.identity.rank) for rank in ranks]
+
+
+def test_of_too_many_ranks_those_stay_that_started_first() -> None:
+    """A hundred small runs beside a large one take nothing from it, and are counted."""
+    fleet = fleet_of("host", *[[]] * 3, max_ranks=4)
+    for number in range(5):
+        who = identity(
+            run=f"a{number}", world_size=1, started_ns=identity().started_ns + 1 + number
+        )
+        put(fleet, f"a{number}", who, [])
+
+    assert numbers(fleet.exported()) == [("a0", 0), ("gpt", 0), ("gpt", 1), ("gpt", 2)]
+    assert fleet.num_left_out == 4
+    assert len(fleet.ranks()) == 8
+
+
+def test_ranks_that_have_ended_make_room_for_those_that_live() -> None:
+    """Their last values were exported when they were news."""
+    fleet = fleet_of("host", [], [], max_ranks=2)
+    put(fleet, "0", identity(rank=0, world_size=64), [], alive=False)
+    late = identity(run="late", world_size=1, started_ns=identity().started_ns + 1)
+    put(fleet, "late", late, [])
+
+    assert numbers(fleet.exported()) == [("gpt", 1), ("late", 0)]
+
+
+def test_nothing_is_left_out_of_as_many_ranks_as_there_may_be() -> None:
+    """Not one less."""
+    fleet = fleet_of("host", [], [], max_ranks=2)
+
+    assert numbers(fleet.exported()) == [("gpt", 0), ("gpt", 1)]
+    assert fleet.num_left_out == 0

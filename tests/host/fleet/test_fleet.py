@@ -1,0 +1,254 @@
+"""Tests of which ranks are shown, and under which labels."""
+
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampwatch.host.fleet import Fleet, RankView
+from ampwatch.host.fleet.jobs import Job
+from ampwatch.settings import Settings
+from ampwatch.wire.records import RunIdentity, RunState
+from tests.host.fleet.made_up import SECOND, START, Clock, end, finding, identity, put, step
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def fleet(clock: Clock) -> Fleet:
+    return Fleet(Settings(grace_seconds=600.0), clock)
+
+
+def labels(fleet: Fleet) -> list[tuple[str, int]]:
+    return [(rank.run, rank.identity.rank) for rank in fleet.ranks()]
+
+
+def newest_step(rank: RankView) -> int:
+    assert rank.newest is not None
+    return rank.newest.step
+
+
+def later(seconds: int, **changes: Any) -> RunIdentity:
+    return identity(started_ns=(START + seconds) * SECOND, pid=4711 + seconds, **changes)
+
+
+def test_ranks_come_by_run_and_rank(fleet: Fleet) -> None:
+    """Rank 10 comes after rank 9, whatever the order of the rings."""
+    for rank in (10, 9):
+        put(fleet, f"b{rank}", identity(run="b", rank=rank), [])
+    put(fleet, "a", identity(run="a"), [])
+
+    assert labels(fleet) == [("a", 0), ("b", 9), ("b", 10)]
+
+
+def test_records_of_one_ring_go_to_one_rank(fleet: Fleet) -> None:
+    """Batch after batch is folded into the same view, and no other."""
+    put(fleet, "0", identity(), [step(0)])
+    put(fleet, "1", identity(rank=1), [])
+    put(fleet, "0", identity(), [step(1), step(2)], lost=3, dropped=4)
+
+    first, second = fleet.ranks()
+
+    assert (newest_step(first), first.records_lost, first.ring_dropped) == (2, 3, 4)
+    assert sum(bucket.num_steps for bucket in first.history.buckets) == 3
+    assert second.newest is None
+
+
+def test_two_live_runs_of_one_name_are_told_apart(fleet: Fleet) -> None:
+    """The second gets ``~2``, the third ``~3``, on every rank alike; the first keeps its name."""
+    for number in range(3):
+        for rank in (0, 1):
+            put(fleet, f"{number}-{rank}", later(number, rank=rank), [])
+
+    assert labels(fleet) == [(run, rank) for run in ("gpt", "gpt~2", "gpt~3") for rank in (0, 1)]
+
+
+def test_a_job_that_has_ended_gives_its_label_to_the_next(fleet: Fleet) -> None:
+    """A daemon that was started after its end, and never knew it, says the same."""
+    restarted = Fleet(Settings(), Clock())
+    for key in ("1", "2", "3"):
+        put(fleet, key, later(int(key)), [])
+    put(fleet, "1", later(1), [], alive=False)
+    for key in ("3", "2"):
+        put(restarted, key, later(int(key)), [])
+
+    for daemon in (fleet, restarted):
+        assert [(r.run, r.identity.pid) for r in daemon.ranks()] == [
+            ("gpt", 4713),
+            ("gpt~2", 4714),
+        ]
+    assert fleet.expired() == ["1"]
+
+
+SMALL_JOB = {"small": later(1, world_size=1)}
+LARGE_JOB = {f"large{rank}": later(2 + rank, rank=rank, world_size=4) for rank in range(4)}
+SECOND_LARGE_JOB = {f"second{rank}": later(60 + rank, rank=rank, world_size=4) for rank in range(4)}
+
+
+@given(st.permutations(list((SMALL_JOB | LARGE_JOB | SECOND_LARGE_JOB).items())))
+def test_a_label_belongs_to_a_whole_job(rings: list[tuple[str, RunIdentity]]) -> None:
+    """Jobs of one name never mix, whatever their sizes and the order in which rings are found."""
+    fleet = Fleet(Settings(), Clock())
+    for key, who in rings:
+        put(fleet, key, who, [])
+
+    assert [(r.run, r.identity.pid - 4711) for r in fleet.ranks()] == [
+        ("gpt", 1),
+        *(("gpt~2", 2 + rank) for rank in range(4)),
+        *(("gpt~3", 60 + rank) for rank in range(4)),
+    ]
+
+
+def test_a_dead_rank_is_shown_beside_the_others_of_its_job(fleet: Fleet) -> None:
+    """Its job lives on, so nobody takes its place: that it failed is the news."""
+    for rank in (0, 1):
+        put(fleet, f"first{rank}", later(1, rank=rank), [])
+        put(fleet, f"second{rank}", later(2, rank=rank), [])
+    put(fleet, "first1", later(1, rank=1), [], alive=False)
+
+    shown = [(r.run, r.identity.rank, r.state is RunState.FAILED) for r in fleet.ranks()]
+
+    assert shown == [
+        ("gpt", 0, False),
+        ("gpt", 1, True),
+        ("gpt~2", 0, False),
+        ("gpt~2", 1, False),
+    ]
+
+
+def test_ranks_that_start_long_after_one_another_are_no_job(fleet: Fleet) -> None:
+    """With NCCL the ranks of a job wait ten minutes for each other, and no longer."""
+    put(fleet, "0", later(0), [])
+    put(fleet, "1", later(600, rank=1), [])
+    assert labels(fleet) == [("gpt", 0), ("gpt", 1)]
+
+    put(fleet, "1", later(601, rank=1), [])
+    assert labels(fleet) == [("gpt", 0), ("gpt~2", 1)]
+
+
+def test_of_two_dead_jobs_the_last_one_to_live_is_shown(fleet: Fleet) -> None:
+    """A daemon that starts the day after finds both; one that ended inside the other hides nothing."""
+    put(fleet, "old", later(1), [step(2)], alive=False)
+    put(fleet, "new", later(5), [step(9)], alive=False)
+    put(fleet, "inside", later(6), [step(6)], alive=False)
+
+    assert [(r.run, newest_step(r)) for r in fleet.ranks()] == [("gpt", 9), ("gpt~2", 6)]
+
+
+def test_a_restarted_run_takes_the_place_of_its_dead_predecessor(fleet: Fleet) -> None:
+    """The old ring can go at once, and reading it again does not bring it back."""
+    put(fleet, "old", later(1), [step(5)], alive=False)
+    put(fleet, "new", later(2), [step(0)])
+    put(fleet, "old", later(1), [], alive=False)
+
+    assert [(rank.run, newest_step(rank)) for rank in fleet.ranks()] == [("gpt", 0)]
+    assert fleet.expired() == ["old"]
+
+
+def test_the_order_in_which_rings_are_found_does_not_matter(fleet: Fleet) -> None:
+    """A dead ring that is found after its successor stays in the dark."""
+    put(fleet, "new", later(2), [step(0)])
+    put(fleet, "old", later(1), [step(5)], alive=False)
+
+    assert [(rank.run, newest_step(rank)) for rank in fleet.ranks()] == [("gpt", 0)]
+
+
+def test_a_run_that_ended_beside_an_older_live_one_is_shown(fleet: Fleet) -> None:
+    """Only a successor replaces a dead run."""
+    put(fleet, "long", later(1), [])
+    put(fleet, "short", later(2), [end()], alive=False)
+
+    assert labels(fleet) == [("gpt", 0), ("gpt~2", 0)]
+
+
+def test_names_that_differ_only_in_what_cannot_be_encoded_are_told_apart(fleet: Fleet) -> None:
+    """Two series never get the same labels, whatever a damaged ring says."""
+    for key, run in enumerate(("a\ud800", "a\udc00", "a?~2", "a?")):
+        put(fleet, str(key), identity(run=run), [])
+
+    assert labels(fleet) == [("a?", 0), ("a?~2", 0), ("a?~2~2", 0), ("a?~3", 0)]
+
+
+def test_a_run_that_has_ended_is_shown_for_the_grace_time(fleet: Fleet, clock: Clock) -> None:
+    """Counted from when the end was noticed; then its ring can be forgotten."""
+    put(fleet, "a", identity(), [step(0)])
+    clock.now += 1000
+    put(fleet, "a", identity(), [end()], alive=False)
+
+    clock.now += 600
+    put(fleet, "a", identity(), [], alive=False)
+    assert [rank.state for rank in fleet.ranks()] == [RunState.FINISHED]
+    assert fleet.expired() == []
+
+    clock.now += 1
+    put(fleet, "a", identity(), [], alive=False)
+    assert fleet.ranks() == []
+    assert fleet.expired() == ["a"]
+
+    fleet.forget("a")
+    assert fleet.expired() == []
+
+
+def test_another_identity_under_the_same_path_is_another_ring(fleet: Fleet) -> None:
+    """Nothing of the old one is left, not even that it was replaced."""
+    put(fleet, "a", later(1), [step(7), finding()], alive=False)
+    put(fleet, "b", later(2), [end()], alive=False)
+    put(fleet, "a", later(3), [step(0)])
+
+    (rank,) = fleet.ranks()
+
+    assert (rank.run, newest_step(rank), rank.findings) == ("gpt", 0, {})
+
+
+def test_a_problem_lasts_until_the_ring_can_be_read_or_is_gone(fleet: Fleet) -> None:
+    """Its text is kept by path."""
+    put(fleet, "known", identity(), [])
+    for key in ("known", "new", "gone", "other"):
+        fleet.note_problem(key, f"{key} has layout 9")
+    put(fleet, "known", identity(), [])
+    put(fleet, "new", identity(rank=1), [])
+    fleet.forget("gone")
+
+    assert fleet.problems == {"other": "other has layout 9"}
+
+
+def test_a_reader_that_holds_the_lock_sees_no_change(fleet: Fleet) -> None:
+    """While it is held, records wait; for the thread that holds it, the fleet stays usable."""
+    put(fleet, "a", identity(), [step(0)])
+    writer = threading.Thread(target=put, args=(fleet, "a", identity(), [step(1)]))
+
+    with fleet.lock:
+        writer.start()
+        writer.join(timeout=0.05)
+        (rank,) = fleet.ranks()
+        during = newest_step(rank)
+    writer.join()
+
+    assert (during, newest_step(rank)) == (0, 1)
+
+
+def test_a_sweep_is_told_apart_without_asking_every_job_of_every_other(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon does so several times a second: 300 runs of one name ask hundreds, not 45 000."""
+    for number in range(300):
+        put(fleet, f"{number:03}", later(number, world_size=1), [])
+    asked = 0
+    admits = Job.admits
+
+    def counted(job: Job, view: RankView) -> bool:
+        nonlocal asked
+        asked += 1
+        return admits(job, view)
+
+    monkeypatch.setattr(Job, "admits", counted)
+
+    assert sorted(labels(fleet)) == sorted(
+        ("gpt" if n == 1 else f"gpt~{n}", 0) for n in range(1, 301)
+    )
+    assert asked <= 300

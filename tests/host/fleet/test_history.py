@@ -1,0 +1,171 @@
+"""Tests of the thinned course of a run."""
+
+import math
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampwatch.host.fleet.history import Bucket, Cursor, History, SkipEvent
+from ampwatch.wire.records import SKIP_CLASSES, SkipClass, StepRecord
+from tests.host.fleet.made_up import skipped_step, step
+
+numbers = st.one_of(st.floats(0.5, 4.0), st.just(math.nan))
+records: st.SearchStrategy[dict[str, Any]] = st.builds(
+    dict,
+    gap=st.integers(1, 3),
+    loss_scale=numbers,
+    loss=st.one_of(numbers, st.just(math.inf)),
+    num_losses=st.integers(0, 1),
+    duration_s=numbers,
+    skip_class=st.sampled_from(SkipClass),
+)
+
+
+def stretch(drawn: list[dict[str, Any]]) -> list[StepRecord]:
+    """Return step records with gaps between some of them."""
+    index = 0
+    made = []
+    for fields in drawn:
+        index += fields["gap"]
+        made.append(step(index, **{name: v for name, v in fields.items() if name != "gap"}))
+    return made
+
+
+def history_of(made: list[StepRecord], **limits: int) -> History:
+    history = History(**limits)
+    for record in made:
+        history.add(record)
+    return history
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def same(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other)) or math.isclose(one, other)
+
+
+def check_bucket(bucket: Bucket, made: list[StepRecord]) -> None:
+    """Compare ``bucket`` with a scan over the records of its steps."""
+    scales = [r.loss_scale for r in made if not math.isnan(r.loss_scale)]
+    losses = [r.loss for r in made if r.num_losses]
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    durations = [r.duration_s for r in made if not math.isnan(r.duration_s)]
+
+    assert (made[0].step, made[-1].step) == (bucket.first_step, bucket.last_step)
+    assert made[-1].time_ns == bucket.time_ns
+    assert len(made) == bucket.num_steps
+    assert same(min(scales, default=math.nan), bucket.scale_min)
+    assert same(max(scales, default=math.nan), bucket.scale_max)
+    assert same(made[-1].loss_scale, bucket.scale_last)
+    assert same(mean(finite), bucket.loss_mean)
+    assert len(losses) - len(finite) == bucket.num_nonfinite_losses
+    assert repr(losses[-1] if losses else None) == repr(bucket.loss_last)
+    assert same(mean(durations), bucket.duration_mean)
+    assert same(max(durations, default=math.nan), bucket.duration_max)
+    assert [sum(r.skip_class is c for r in made) for c in SKIP_CLASSES] == bucket.skips
+
+
+@given(st.lists(records, max_size=200), st.integers(1, 16))
+def test_buckets_say_what_a_scan_over_all_records_says(
+    drawn: list[dict[str, Any]], max_buckets: int
+) -> None:
+    """However often it was thinned: no step is forgotten, and every bucket is the fold of its steps."""
+    made = stretch(drawn)
+
+    history = history_of(made, max_buckets=max_buckets)
+
+    assert len(history.buckets) <= max_buckets
+    assert sum(bucket.num_steps for bucket in history.buckets) == len(made)
+    for bucket in history.buckets:
+        check_bucket(bucket, [r for r in made if bucket.first_step <= r.step <= bucket.last_step])
+
+
+def test_a_long_run_keeps_its_beginning_and_its_one_bad_step() -> None:
+    """A hundred thousand steps later the first step and the one dip of the scale are still there."""
+    made = [step(i) for i in range(100_000)]
+    made[777] = step(777, loss_scale=1.0, duration_s=60.0)
+
+    history = history_of(made, max_buckets=64)
+
+    assert 32 <= len(history.buckets) <= 64
+    assert history.buckets[0].first_step == 0
+    assert history.buckets[-1].last_step == 99_999
+    assert min(bucket.scale_min for bucket in history.buckets) == 1.0
+    assert max(bucket.duration_max for bucket in history.buckets if bucket.num_durations) == 60.0
+
+
+@given(st.lists(st.lists(records, max_size=8), max_size=20), st.integers(2, 12))
+def test_a_reader_with_a_cursor_has_the_same_as_one_that_reads_it_all(
+    batches: list[list[dict[str, Any]]], max_buckets: int
+) -> None:
+    """Applying update after update gives the buckets and skips of the history."""
+    history = History(max_buckets=max_buckets)
+    cursor: Cursor | None = None
+    buckets: dict[int, tuple[int, int]] = {}
+    skips: list[SkipEvent] = []
+    made = iter(stretch([fields for batch in batches for fields in batch]))
+
+    for batch in batches:
+        for _ in batch:
+            history.add(next(made))
+        update = history.since(cursor)
+        if update.everything:
+            buckets, skips = {}, []
+        buckets.update((b.first_step, (b.last_step, b.num_steps)) for b in update.buckets)
+        skips += update.skips
+        cursor = update.cursor
+
+    expected = {b.first_step: (b.last_step, b.num_steps) for b in history.buckets}
+    assert expected == buckets
+    assert [s.step for s in history.skips] == [s.step for s in skips]
+
+
+def test_nothing_new_is_nothing_to_send() -> None:
+    """A cursor that has seen all gets an empty update."""
+    history = history_of([step(0), skipped_step(1, 8.0)])
+
+    update = history.since(history.since(None).cursor)
+
+    assert (update.everything, update.buckets, update.skips) == (False, [], [])
+
+
+def test_a_cursor_of_another_history_gets_everything() -> None:
+    """A run that was restarted is not mistaken for its predecessor."""
+    before = history_of([step(0), step(1)])
+    after = history_of([step(0), step(1), step(2)])
+
+    update = after.since(before.since(None).cursor)
+
+    assert update.everything
+    assert [bucket.first_step for bucket in update.buckets] == [0, 1, 2]
+
+
+def test_the_newest_skips_are_kept_one_by_one() -> None:
+    """A storm of skips costs bounded memory; a reader gets those that are still there."""
+    history = History(max_skips=3)
+    history.add(step(0))
+    cursor = history.since(None).cursor
+    for index in range(1, 6):
+        history.add(skipped_step(index, 2.0**-index))
+
+    update = history.since(cursor)
+
+    expected = [
+        (3, SkipClass.STORM, 0.125),
+        (4, SkipClass.STORM, 0.0625),
+        (5, SkipClass.STORM, 0.03125),
+    ]
+    assert expected == [(s.step, s.skip_class, s.loss_scale) for s in update.skips]
+
+
+def test_a_step_that_goes_back_does_not_break_the_order() -> None:
+    """A damaged ring can say anything; the buckets stay in order and count it."""
+    history = history_of([step(5), step(6), step(2)])
+
+    assert [(b.first_step, b.last_step, b.num_steps) for b in history.buckets] == [
+        (5, 5, 1),
+        (6, 6, 2),
+    ]

@@ -1,0 +1,87 @@
+"""Tests of how values lie in the format that they have to fit."""
+
+import pytest
+
+from ampwatch.host.fleet.limits import finite_amax, flushed, headroom, limit_of, lost_share
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.wire.records import RangeRecord, Topic
+from tests.host.fleet.made_up import histogram, ranges
+
+FLOAT16, BFLOAT16, FLOAT32 = FORMATS["float16"], FORMATS["bfloat16"], FORMATS["float32"]
+ZEROS = ranges("fc", Topic.GRADIENT, histogram(0, zeros=9))
+
+
+def test_gradients_are_held_against_autocast_and_outputs_against_their_own_dtype() -> None:
+    """A gradient in float32 says nothing about float32: it came through float16."""
+    gradient = ranges("fc", Topic.GRADIENT, dtype="float32")
+    activation = ranges("fc", Topic.ACTIVATION, dtype="bfloat16")
+    strange = ranges("fc", Topic.ACTIVATION, dtype="mixed")
+
+    assert limit_of(gradient, FLOAT16) is FLOAT16
+    assert limit_of(activation, FLOAT16) is BFLOAT16
+    assert limit_of(strange, FLOAT16) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [("float32", FLOAT32), ("float16", FLOAT16), ("mixed", None)]
+)
+def test_without_autocast_gradients_are_held_against_their_own_dtype(
+    dtype: str, limit: object
+) -> None:
+    """A model of float32 loses nothing to float16, one of float16 does."""
+    assert limit_of(ranges("fc", Topic.GRADIENT, dtype=dtype), None) is limit
+
+
+def test_headroom_is_the_factor_up_to_the_largest_number() -> None:
+    """Half of the largest number leaves room for twice the value."""
+    half = histogram(15, 1, amax=32752.0)
+
+    assert headroom(ranges("fc", Topic.ACTIVATION, half, dtype="float16"), FLOAT16) == 2.0
+    assert headroom(ranges("fc", Topic.ACTIVATION, half, dtype="mixed"), FLOAT16) is None
+    assert headroom(ranges("fc", Topic.ACTIVATION, histogram(0, zeros=3)), FLOAT16) is None
+
+
+def test_the_largest_of_nothing_finite_is_not_known() -> None:
+    """Zeros have a largest magnitude, NaN and infinities have none."""
+    assert finite_amax(ranges(exponents=histogram(3, 2, nans=1))) == 8.0
+    assert finite_amax(ZEROS) == 0.0
+    assert finite_amax(ranges(exponents=histogram(0, nans=2, positive_infs=2))) is None
+
+
+def test_the_lost_share_is_of_all_elements_the_zeros_among_them() -> None:
+    """400 flushed before, 100 by the cast, of 1000."""
+    record = ranges("fc", Topic.GRADIENT, histogram(-26, 0, 100, 500, zeros=400))
+
+    assert flushed(record, FLOAT16, 1.0) == 400
+    assert lost_share(record, FLOAT16, 1.0) == 0.5
+    assert lost_share(record, BFLOAT16, 1.0) == 0.0
+
+
+def test_zeros_beside_ordinary_values_are_not_lost() -> None:
+    """A dead unit has no gradient in any format."""
+    record = ranges("fc", Topic.GRADIENT, histogram(-5, 100, zeros=400))
+
+    assert lost_share(record, FLOAT16, 2.0**-5) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("largest", "share"),
+    [(2.0**-24, 1.0), (2.0**-14, 1.0), (2.0**-13, 0.0), (1.0, 0.0), (0.0, None), (None, None)],
+)
+def test_nothing_but_zeros_went_where_the_others_are_going(
+    largest: float | None, share: float | None
+) -> None:
+    """Up to the smallest normal number they were flushed; zeros everywhere do not say why."""
+    assert lost_share(ZEROS, FLOAT16, largest) == share
+
+
+@pytest.mark.parametrize("record", [ZEROS, ranges("fc", exponents=histogram(-30, 9, zeros=1))])
+def test_float32_loses_nothing_that_was_measured_in_it(record: RangeRecord) -> None:
+    """Its smallest numbers are far below those of the gradients."""
+    assert lost_share(record, FLOAT32, 2.0**-30) == 0.0
+
+
+def test_nothing_is_known_of_nothing() -> None:
+    """Neither of a format that is not known, nor of NaN alone."""
+    assert lost_share(ranges("fc"), None, 1.0) is None
+    assert lost_share(ranges("fc", exponents=histogram(0, nans=3)), FLOAT16, 1.0) is None

@@ -1,0 +1,314 @@
+"""Tests of what the sampled ranges of a rank add up to."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampwatch.host.fleet.modules import MAX_MODULES
+from ampwatch.host.fleet.ranges import CANDIDATES, MAGNITUDE_BOUNDS, Ranges
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.whatif import Fit, ScaleWindow
+from ampwatch.settings import Settings
+from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
+from ampwatch.wire.ring.encoding import decode, encode
+from tests.host.fleet.made_up import SECOND, START, histogram, ranges, sampling
+
+
+def ranges_of(*records: RangeRecord | SamplingRecord, **knobs: Any) -> Ranges:
+    made = Ranges(Settings(**knobs), START * SECOND)
+    for record in records:
+        made.put(record)
+    return made
+
+
+def test_before_the_first_sample_nothing_is_known() -> None:
+    """Nothing is made up."""
+    made = ranges_of()
+
+    assert (made.totals, made.newest(Topic.GRADIENT), made.unscaled) == (None, None, None)
+    assert (made.recommendation, made.measured, made.sampled_ns(Topic.GRADIENT)) == (None,) * 3
+    assert made.scaled_amax_max(START * SECOND) is None
+    assert (made.autocast, made.format) == (None, None)
+
+
+def test_the_newest_records_hold() -> None:
+    """Of all modules together, of each module, and the totals."""
+    whole, part = ranges(step=2), ranges("fc", step=3)
+    made = ranges_of(sampling(step=1), ranges(step=1), whole, part, sampling(step=3))
+
+    assert made.newest(Topic.GRADIENT) == made.newest(Topic.GRADIENT, ALL_MODULES) == whole
+    assert made.newest(Topic.GRADIENT, "fc") == part
+    assert made.newest(Topic.WEIGHT, "fc") is None
+    assert made.newest(Topic.GRADIENT, "fc2") is None
+    assert made.totals == sampling(step=3)
+    assert list(made.modules.by_name) == ["fc"]
+
+
+def test_series_are_given_when_a_sample_is_complete() -> None:
+    """Not to the module that happens to be written first."""
+    healthy = [ranges(f"layer{i}", exponents=histogram(0, 1)) for i in range(4)]
+    broken = ranges("broken", exponents=histogram(0, 1, nans=1))
+    made = ranges_of(*healthy, broken, module_series=2)
+    assert made.modules.tracked == []
+
+    made.put(sampling())
+
+    assert made.modules.tracked == ["broken"]
+
+    troubles = {name: made.trouble(topics) for name, topics in made.modules.by_name.items()}
+    assert max(troubles, key=lambda name: troubles[name].score) == "broken"
+
+
+def test_a_module_that_was_flushed_whole_gets_a_series() -> None:
+    """Nothing but zeros, where all the others are about to go the same way, is the worst loss."""
+    fine = [ranges(f"layer{i}", exponents=histogram(-20, 1)) for i in range(4)]
+    flushed = ranges("flushed", exponents=histogram(0, zeros=9))
+    made = ranges_of(ranges(exponents=histogram(-20, 4, zeros=9)), *fine, flushed, module_series=2)
+    made.know_dtypes(["float16"])
+
+    made.put(sampling())
+
+    assert made.modules.tracked == ["flushed"]
+    assert made.trouble(made.modules.by_name["flushed"]) == (4.0, "lost")
+
+
+@pytest.mark.parametrize(("scale", "share"), [(1.0, 1.0), (2.0**10, 0.0), (0.0, None)])
+def test_an_old_sample_is_compared_at_its_own_scale(scale: float, share: float | None) -> None:
+    """2**-20 now was 2**-10 at a scale of 2**10; a scale of 0 leaves zeros of anything."""
+    made = ranges_of(ranges(exponents=histogram(-20, 4), step=9))
+    made.know_dtypes(["float16"])
+
+    old = ranges("fc", exponents=histogram(0, zeros=9), loss_scale=scale)
+
+    assert made.lost_share(old) == share
+
+
+def test_the_newest_time_of_a_topic_is_known() -> None:
+    """Of a module as well as of all together."""
+    made = ranges_of(
+        ranges(step=3), ranges("fc", step=1, topic=Topic.WEIGHT), ranges("fc2", step=4)
+    )
+
+    assert made.sampled_ns(Topic.GRADIENT) == (START + 5) * SECOND
+    assert made.sampled_ns(Topic.WEIGHT) == (START + 2) * SECOND
+    assert made.sampled_ns(Topic.BUFFER) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "dtype"),
+    [
+        ([], None),
+        (["bfloat16"], "bfloat16"),
+        (["bfloat16", "float16"], "float16"),
+        (["float64"], None),
+    ],
+)
+def test_of_several_dtypes_the_one_with_the_smallest_range_counts(
+    names: list[str], dtype: str | None
+) -> None:
+    """What fits float16 fits bfloat16 as well."""
+    made = ranges_of()
+    made.know_dtypes(names)
+
+    assert made.autocast is (None if dtype is None else FORMATS[dtype])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("float32", None), ("float16", "float16"), ("mixed", None)]
+)
+def test_without_autocast_only_a_narrow_model_has_a_format_to_fit(
+    dtype: str, expected: str | None
+) -> None:
+    """float32 asks for no loss scale and is no trouble; what would fit is told all the same."""
+    made = ranges_of(ranges(exponents=histogram(-40, 4), dtype=dtype))
+
+    assert made.format is (None if expected is None else FORMATS[expected])
+    assert made.recommendation is not None
+    assert (made.recommendation.window == ScaleWindow(None, None)) == (expected is None)
+    assert made.recommendation.fits["float16"] is Fit.FITS_SCALED
+
+
+@pytest.mark.parametrize(("scale", "high"), [(2.0**16, 15), (1000.0, 9), (1.0, -1)])
+def test_a_scale_at_which_gradients_overflowed_is_never_recommended(
+    scale: float, high: int
+) -> None:
+    """What is infinite may have been anything larger than the rest, so nothing is said to fit."""
+    overflowed = histogram(-10, 9, positive_infs=1)
+    made = ranges_of(ranges(exponents=overflowed, loss_scale=scale))
+    made.know_dtypes(["float16"])
+
+    assert made.recommendation is not None
+    assert made.recommendation.window.high == high
+    assert made.recommendation.window.low is not None
+    assert made.recommendation.fits == {}
+
+
+def test_nothing_but_infinities_still_asks_for_a_smaller_scale() -> None:
+    """Nothing else is known then."""
+    made = ranges_of(ranges(exponents=histogram(0, negative_infs=3), loss_scale=2.0**16))
+    made.know_dtypes(["float16"])
+
+    assert made.recommendation is not None
+    assert made.recommendation.window == ScaleWindow(None, 15)
+
+
+def test_beside_nan_nothing_is_said_to_fit() -> None:
+    """They were something once; the window is that of the rest."""
+    made = ranges_of(ranges(exponents=histogram(-10, 9, nans=1)))
+    made.know_dtypes(["float16"])
+
+    assert made.recommendation is not None
+    assert made.recommendation.fits == {}
+    assert made.recommendation.window == ScaleWindow(-14, 25)
+
+
+def test_a_sample_without_a_scale_leaves_the_recommendation_to_the_one_before() -> None:
+    """Scaled and unscaled values are always those of one sample."""
+    made = ranges_of(
+        ranges(exponents=histogram(-10, 9)),
+        ranges(exponents=histogram(-24, 9, zeros=9), loss_scale=0.0, step=1),
+    )
+    made.know_dtypes(["float16"])
+
+    assert made.measured == ranges(exponents=histogram(-10, 9))
+    assert made.recommendation is not None
+    assert made.recommendation.window == ScaleWindow(-14, 25)
+
+
+def test_the_recommendation_is_about_the_gradients_without_their_scale() -> None:
+    """2**-30 to 2**-20 needs a scale from 2**6 on, and up to 2**35 it overflows nowhere."""
+    gradients = histogram(-14, *[1] * 11)
+    made = ranges_of(ranges(exponents=gradients, loss_scale=65536.0))
+    made.know_dtypes(["float16"])
+
+    assert made.unscaled == gradients.shifted(-16)
+    assert made.recommendation is not None
+    assert made.recommendation.window == ScaleWindow(6, 35)
+    assert made.recommendation.fits == {
+        "float16": Fit.FITS_SCALED,
+        "bfloat16": Fit.FITS,
+        "float8_e4m3fn": Fit.FITS_SCALED,
+        "float8_e5m2": Fit.FITS_SCALED,
+    }
+
+
+def test_the_recommendation_follows_gradients_dtype_and_setting() -> None:
+    """It is kept between scrapes, not beyond what it rests on."""
+    made = ranges_of(ranges(exponents=histogram(-40, 1, 9)), window_epsilon=0.1)
+    made.know_dtypes(["float16"])
+    windows = [made.recommendation]
+    made.know_dtypes(["bfloat16"])
+    windows.append(made.recommendation)
+    made.put(ranges(exponents=histogram(-50, 1)))
+    windows.append(made.recommendation)
+    made.put(ranges(exponents=histogram(0, zeros=5)))
+
+    # The smallest bin may be lost: one element of ten.
+    assert [w and w.window.low for w in windows] == [-24 + 39, -133 + 39, -133 + 50]
+    assert made.recommendation is None
+
+
+def test_magnitudes_are_those_above_zero_without_the_scale() -> None:
+    """Each bin lies in one bucket, so the counts are exact; zeros and NaN are elsewhere."""
+    exponents = histogram(-32, 3, 1, 0, 0, 0, 2, zeros=9, nans=9)
+    made = ranges_of(ranges(exponents=exponents, loss_scale=2.0**16))
+    made.put(ranges(exponents=histogram(20, 7)))
+
+    counts = dict(made.magnitude.cumulative())
+
+    assert counts[2.0**-48] == 3
+    assert counts[2.0**-44] == 4
+    assert counts[2.0**-40] == counts[2.0**16] == 6
+    assert counts[math.inf] == 13
+    assert made.magnitude.sum is None
+
+
+def test_every_bin_lies_in_one_bucket() -> None:
+    """The bounds are ends of bins."""
+    assert all(math.frexp(bound)[0] == 0.5 for bound in MAGNITUDE_BOUNDS)
+
+
+def test_what_a_predecessor_has_counted_is_not_counted_again() -> None:
+    """To Prometheus all that is counted at the first look happened just then."""
+    old = ranges(exponents=histogram(0, 5), time_ns=START * SECOND - 1)
+    made = ranges_of(old, ranges(exponents=histogram(0, 2), time_ns=START * SECOND))
+
+    assert made.magnitude.cumulative()[-1] == (math.inf, 2)
+    assert made.gradients.spans[0].histogram.nonzero == 7
+
+
+def test_a_scale_of_zero_leaves_what_is_known_without_a_scale() -> None:
+    """The scaled values are still shown."""
+    made = ranges_of(ranges(exponents=histogram(0, 1)), ranges(loss_scale=0.0, step=1))
+
+    assert made.unscaled == histogram(0, 1)
+    assert len(made.gradients.spans) == 1
+    assert made.newest(Topic.GRADIENT) == ranges(loss_scale=0.0, step=1)
+
+
+def test_a_peak_of_the_scaled_gradients_is_held() -> None:
+    """Longer than the time between two scrapes, and not for ever."""
+    made = ranges_of(
+        ranges(exponents=histogram(3, 1), time_ns=START * SECOND),
+        ranges(exponents=histogram(1, 1), time_ns=(START + 1) * SECOND),
+    )
+
+    assert made.scaled_amax_max((START + 30) * SECOND) == 8.0
+    assert made.scaled_amax_max((START + 180) * SECOND) == 2.0
+
+
+def test_a_sample_of_nothing_finite_has_no_largest_gradient() -> None:
+    """What was largest before is held as long as ever."""
+    nans = histogram(0, nans=3)
+    only = ranges_of(ranges(exponents=nans))
+    after = ranges_of(ranges(exponents=histogram(3, 1)), ranges(exponents=nans, step=1))
+
+    assert only.scaled_amax_max((START + 1) * SECOND) is None
+    assert after.scaled_amax_max((START + 30) * SECOND) == 8.0
+    assert after.scaled_amax_max((START + 180) * SECOND) is None
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_no_record_that_the_ring_lets_through_breaks_anything(data: st.DataObject) -> None:
+    """Tensors of float64, scales from the end of the numbers: every answer is still given."""
+    extremes = st.floats(5e-324, 1.7e308)
+    first = data.draw(st.integers(-191, 190))
+    amin, amax = sorted([data.draw(extremes), data.draw(extremes)])
+    others = {"zeros": data.draw(st.integers(0, 2)), "positive_infs": data.draw(st.integers(0, 2))}
+    numel = data.draw(st.integers(7, 2**62))
+    some = histogram(first, 1, 2, amax=amax, amin=amin, numel=numel, **others)
+    record = ranges(
+        data.draw(st.sampled_from([ALL_MODULES, "fc"])),
+        data.draw(st.sampled_from(Topic)),
+        data.draw(st.sampled_from([some, histogram(0, numel=numel, **others)])),
+        loss_scale=data.draw(st.just(0.0) | st.floats(2.0**-149, 2.0**128)),
+        dtype=data.draw(st.sampled_from(["float16", "float64", "float8_e4m3fn", "mixed"])),
+    )
+    read = decode(*encode(record, 10**6))
+    assert isinstance(read, RangeRecord)
+
+    epsilon = data.draw(st.sampled_from([0.0, 0.001, 0.5]))
+    made = ranges_of(read, ranges(loss_scale=0.5), sampling(), window_epsilon=epsilon)
+    made.know_dtypes(data.draw(st.sampled_from([[], ["float16"], ["bfloat16"]])))
+
+    assert made.recommendation is None or made.recommendation.fits.keys() <= set(CANDIDATES)
+    assert made.trouble({read.topic: read}).score >= 0.0
+    assert 0.0 <= (made.lost_share(read) or 0.0) <= 1.0
+    assert made.flushed(read) <= read.histogram.zeros
+
+
+def test_memory_is_bounded_whatever_is_sent() -> None:
+    """Any number of modules, any number of samples."""
+    made = ranges_of()
+    for index in range(3 * MAX_MODULES):
+        made.put(ranges(f"layer{index}"))
+        made.put(ranges(step=index * 1000))
+        made.put(sampling(step=index))
+
+    assert len(made.modules.by_name) == MAX_MODULES
+    assert len(made.modules.tracked) == Settings().module_series
+    assert len(made.gradients.spans) <= 240

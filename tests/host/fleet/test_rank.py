@@ -1,0 +1,275 @@
+"""Tests of what the records of one process add up to."""
+
+import math
+
+import pytest
+
+from ampwatch.host.fleet import RankView
+from ampwatch.host.fleet.rank import DIED, FIRST_LOOK_SECONDS, MAX_FACTS
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.settings import Settings
+from ampwatch.wire.records import (
+    OTHER_OPTIMIZERS,
+    FactsRecord,
+    Record,
+    RunIdentity,
+    RunState,
+    SkipClass,
+)
+from tests.host.fleet.made_up import (
+    IDENTITY,
+    SECOND,
+    START,
+    Clock,
+    end,
+    finding,
+    histogram,
+    identity,
+    optimizer,
+    ranges,
+    sampling,
+    skipped_step,
+    step,
+)
+
+
+def view(*records: Record, clock: Clock | None = None, who: RunIdentity = IDENTITY) -> RankView:
+    made = RankView(who, clock=clock or Clock(START + 10), settings=Settings())
+    for record in records:
+        made.apply(record)
+    return made
+
+
+def test_a_rank_before_its_first_step_knows_only_who_it_is() -> None:
+    """Nothing is made up: what is not known is ``None``."""
+    rank = view()
+
+    assert (rank.run, rank.newest, rank.loss, rank.loss_scale, rank.loss_scale_min) == (
+        "gpt",
+        None,
+        None,
+        None,
+        None,
+    )
+    assert rank.last_record_ns == START * SECOND
+    assert rank.last_applied_ns == 0
+    assert rank.state is RunState.RUNNING
+
+
+def test_the_newest_step_holds() -> None:
+    """Scale and time are those of the newest step, the applied one is the newest unskipped one."""
+    rank = view(step(0), step(1, loss_scale=4.0), skipped_step(2, 2.0, consecutive_skips=1))
+
+    assert rank.newest is not None
+    assert rank.newest.step == 2
+    assert rank.loss_scale == 2.0
+    assert rank.last_applied_ns == (START + 2) * SECOND
+    assert rank.last_record_ns == (START + 3) * SECOND
+
+
+def test_the_loss_is_that_of_the_newest_step_that_had_one() -> None:
+    """A step without a loss keeps the loss of the step before; a loss that is NaN is one."""
+    assert view(step(0, loss=3.0), step(1, num_losses=0, loss=9.0)).loss == 3.0
+    assert math.isnan(view(step(0, loss=math.nan)).loss or 0.0)
+
+
+def test_without_a_scaler_there_is_no_scale() -> None:
+    """NaN in a record says not known, and does not come out of the view."""
+    rank = view(step(0, loss_scale=math.nan))
+
+    assert rank.loss_scale is None
+    assert rank.loss_scale_min is None
+
+
+def test_a_dip_between_two_looks_is_held_and_later_let_go() -> None:
+    """The smallest scale and the longest run of skips are seen for a minute at least."""
+    clock = Clock(START + 4)
+    rank = view(
+        step(0), skipped_step(1, 0.5, consecutive_skips=7), step(2, loss_scale=8.0), clock=clock
+    )
+
+    assert (rank.loss_scale, rank.loss_scale_min, rank.consecutive_skips_max) == (8.0, 0.5, 7)
+    clock.now += 55
+    assert (rank.loss_scale_min, rank.consecutive_skips_max) == (0.5, 7)
+    clock.now += 120
+    assert (rank.loss_scale_min, rank.consecutive_skips_max) == (8.0, 0)
+
+
+def test_records_read_late_hold_nothing() -> None:
+    """A dip of an hour ago, read just now, is no recent dip."""
+    rank = view(step(0, loss_scale=0.5), step(1), clock=Clock(START + 3600))
+
+    assert rank.loss_scale_min == 65536.0
+
+
+def test_optimizers_beyond_the_limit_are_one() -> None:
+    """Whatever index a ring gives, there are nine optimizers at most."""
+    rank = view(*(optimizer(index, total_steps=index) for index in range(256)))
+
+    assert sorted(rank.optimizers) == [*range(8), OTHER_OPTIMIZERS]
+    assert rank.optimizers[3].total_steps == 3
+
+
+def test_facts_add_up_and_the_newest_value_holds() -> None:
+    """A change of one fact leaves the others; their number is bounded."""
+    rank = view(
+        FactsRecord({"torch": "2.6", "device": "cuda"}),
+        FactsRecord({"device": "cpu"}),
+        FactsRecord({f"fact{i}": "x" for i in range(100)}),
+        FactsRecord({"torch": "2.7"}),
+    )
+
+    assert (rank.facts["torch"], rank.facts["device"]) == ("2.7", "cpu")
+    assert len(rank.facts) == MAX_FACTS
+
+
+def test_findings_carry_the_time_of_the_step_they_came_with() -> None:
+    """Records of findings have no time of their own; before the first step it is that of the start."""
+    rank = view(finding("api_error"), step(4), finding("scale_collapse", last_step=5))
+
+    seen = {s.kind: t.last_seen_ns for s, t in rank.finding_totals.by_sort().items()}
+
+    assert seen == {"api_error": START * SECOND, "scale_collapse": (START + 5) * SECOND}
+    assert list(rank.findings) == ["api_error@optimizer:0", "scale_collapse@optimizer:0"]
+
+
+def test_a_finding_read_late_carries_the_time_of_the_step_it_was_last_seen_in() -> None:
+    """A daemon that comes late meets old findings repeated among new steps."""
+    late = finding(first_step=1, last_step=3)
+    early = finding("scale_runaway", first_step=0, last_step=1)
+    rank = view(*(step(i) for i in range(2, 9)), late, early)
+
+    seen = {f.kind: rank.finding_totals.last_seen_ns(f.key) for f in rank.findings.values()}
+
+    assert seen == {
+        "scale_collapse": (START + 4) * SECOND,
+        "scale_runaway": (START + 3) * SECOND,  # by the oldest step that was read
+    }
+
+
+def test_steps_of_before_the_first_look_are_not_in_the_histogram() -> None:
+    """They would all seem to happen now; what the page shows of them is the same as ever."""
+    clock = Clock(START + 100)
+    records = [step(i) for i in range(1, 101)]
+    rank = view(*records, clock=clock)
+    recent = sum(r.time_ns >= (clock.now - FIRST_LOOK_SECONDS) * SECOND for r in records)
+    assert 0 < recent < 20
+    assert sum(rank.durations.counts) == recent
+
+    clock.now += 1000
+    rank.apply(step(101))
+
+    assert sum(rank.durations.counts) == recent + 1
+    assert sum(bucket.num_steps for bucket in rank.history.buckets) == 101
+
+
+def test_durations_and_history_come_from_the_steps() -> None:
+    """The first step has no duration; the others are counted."""
+    rank = view(step(0), step(1, duration_s=0.2), skipped_step(2, 8.0, duration_s=0.3))
+
+    assert sum(rank.durations.counts) == 2
+    assert rank.durations.sum == pytest.approx(0.5)
+    assert [bucket.first_step for bucket in rank.history.buckets] == [0, 1, 2]
+    assert [event.skip_class for event in rank.history.skips] == [SkipClass.STORM]
+
+
+def test_ranges_are_folded_with_what_is_known_about_autocast() -> None:
+    """The facts name the dtypes, the records the values, the clock says what is still held."""
+    clock = Clock(START + 10)
+    facts = FactsRecord({"autocast_dtype": "bfloat16"})
+    rank = view(facts, ranges(exponents=histogram(3, 1)), sampling(interval=7), clock=clock)
+
+    assert rank.ranges.autocast is FORMATS["bfloat16"]
+    assert rank.ranges.totals == sampling(interval=7)
+    assert rank.scaled_amax_max == 8.0
+
+    rank.apply(ranges(exponents=histogram(1, 1)))
+    assert rank.scaled_amax_max == 8.0
+    clock.now += 1000
+    assert rank.scaled_amax_max == 2.0
+
+
+@pytest.mark.parametrize(
+    ("records", "alive", "state", "reason"),
+    [
+        ([step(0)], True, RunState.RUNNING, ""),
+        ([step(0), end()], True, RunState.FINISHED, ""),
+        ([step(0), end()], False, RunState.FINISHED, ""),
+        ([end(RunState.FAILED, "KeyError: 3")], True, RunState.FAILED, "KeyError: 3"),
+        ([step(0)], False, RunState.FAILED, DIED),
+    ],
+)
+def test_the_end_is_what_the_run_said_else_what_the_kernel_says(
+    *, records: list[Record], alive: bool, state: RunState, reason: str
+) -> None:
+    """An end record holds; a process that is gone without one has failed."""
+    rank = view(*records)
+    rank.observe(alive=alive, lost=0, dropped=0)
+
+    assert (state, reason) == (rank.state, rank.end_reason)
+
+
+@pytest.mark.parametrize(
+    ("silence", "usual", "state"),
+    [
+        (119, 0.1, RunState.RUNNING),
+        (121, 0.1, RunState.STALE),
+        (299, 30.0, RunState.RUNNING),
+        (301, 30.0, RunState.STALE),
+    ],
+)
+def test_a_living_rank_is_stale_after_a_long_silence(
+    silence: float, usual: float, state: RunState
+) -> None:
+    """Longer than the setting, and longer than ten of its usual steps; one slow step is not usual."""
+    steps = [step(i, duration_s=usual) for i in range(1, 9)]
+    clock = Clock(START + 11 + silence)
+
+    rank = view(*steps, step(10, duration_s=5000.0), clock=clock)
+
+    assert state is rank.state
+
+
+def test_a_rank_that_never_steps_becomes_stale() -> None:
+    """Silence counts from the start."""
+    clock = Clock(START + 121)
+
+    assert view(clock=clock).state is RunState.STALE
+    assert view(end(time_ns=START * SECOND), clock=clock).state is RunState.FINISHED
+
+
+def test_the_time_of_the_end_is_when_it_was_noticed() -> None:
+    """It does not move any more, unless the rank turns out to live."""
+    clock = Clock(START + 10)
+    rank = view(step(0), clock=clock)
+    for alive, now in ((True, 10), (False, 20), (False, 30)):
+        clock.now = START + now
+        rank.observe(alive=alive, lost=1, dropped=2)
+
+    assert rank.ended_at == START + 20
+    assert (rank.records_lost, rank.ring_dropped) == (1, 2)
+
+    rank.observe(alive=True, lost=1, dropped=2)
+    assert rank.ended_at is None
+
+
+def test_a_name_that_cannot_be_encoded_is_made_encodable() -> None:
+    """A lone surrogate from a damaged ring must not break a scrape."""
+    rank = view(FactsRecord({"device": "\udcff"}), who=identity(run="gr\u00fc\ud800n"))
+
+    assert (rank.run, rank.facts["device"]) == ("gr\u00fc?n", "?")
+
+
+@pytest.mark.parametrize(("newest", "interval"), [(12, 5), (15, 5), (16, 6), (100, 90)])
+def test_a_sample_that_is_overdue_makes_the_interval_longer(newest: int, interval: int) -> None:
+    """What was planned is no news once it has not happened."""
+    rank = view(sampling(step=10, interval=5), step(newest))
+
+    assert rank.sampling_interval == interval
+
+
+def test_the_interval_is_not_known_before_a_sample_and_0_when_there_are_none() -> None:
+    """Light never samples; whoever samples no more says so."""
+    assert view(step(3)).sampling_interval is None
+    assert view(sampling(interval=7)).sampling_interval == 7
+    assert view(sampling(interval=0), step(3)).sampling_interval == 0

@@ -1,0 +1,136 @@
+"""The order in which modules are in trouble, and the reason that is told."""
+
+import itertools
+import math
+
+import pytest
+
+from ampwatch.host.fleet.ranges import Ranges
+from ampwatch.host.fleet.trouble import Trouble
+from ampwatch.settings import Settings
+from ampwatch.wire.records import ALL_MODULES, RangeRecord, Topic
+from tests.host.fleet.made_up import histogram, ranges
+
+
+def worst(
+    topics: dict[Topic, RangeRecord], tolerated: float = 0.001, autocast: str = "float16"
+) -> Trouble:
+    """Return the trouble of a module of a run whose other gradients are ordinary."""
+    run = Ranges(Settings(window_epsilon=tolerated), 0)
+    run.know_dtypes([autocast])
+    run.put(ranges(ALL_MODULES, exponents=histogram(-3, 1)))
+    return run.trouble(topics)
+
+
+def module(*records: RangeRecord) -> dict[Topic, RangeRecord]:
+    return {record.topic: record for record in records}
+
+
+FINE = ranges("fc", Topic.GRADIENT, histogram(-8, 1000))
+ONE_NAN = ranges("fc", Topic.ACTIVATION, histogram(-8, 10**6, nans=1), dtype="float16")
+ALL_LOST = ranges("fc", Topic.GRADIENT, histogram(-30, 1000))
+SOME_LOST = ranges("fc", Topic.GRADIENT, histogram(-25, 2, 0, 0, *[0] * 12, 998))
+HARDLY_LOST = ranges("fc", Topic.GRADIENT, histogram(-25, 1, 0, 0, *[0] * 12, 10**6))
+AT_THE_END = ranges("fc", Topic.ACTIVATION, histogram(16, 9, amax=65504.0), dtype="float16")
+NEAR_THE_END = ranges("fc", Topic.ACTIVATION, histogram(14, 9, amax=16380.0), dtype="float16")
+FAR_FROM_IT = ranges("fc", Topic.ACTIVATION, histogram(12, 9, amax=4000.0), dtype="float16")
+MOST_MISSED = ranges("fc", Topic.UPDATE, histogram(-12, 100, zeros=900))
+FEW_MISSED = ranges("fc", Topic.UPDATE, histogram(-12, 900, zeros=100))
+
+IN_ORDER = (ONE_NAN, ALL_LOST, SOME_LOST, AT_THE_END, NEAR_THE_END, MOST_MISSED, FAR_FROM_IT, FINE)
+
+
+def test_modules_are_sorted_as_the_page_promises() -> None:
+    """Non-finite, then lost gradients, then the end of the format, then updates that miss."""
+    scores = [worst(module(record)).score for record in IN_ORDER]
+
+    assert scores == sorted(scores, reverse=True)
+    assert len(set(scores)) == len(scores)
+    assert scores[-1] == 0.0
+
+
+def test_the_worst_topic_of_a_module_speaks() -> None:
+    """Whatever else is fine or less bad about it."""
+    pairs = [(a, b) for a, b in itertools.combinations(IN_ORDER, 2) if a.topic is not b.topic]
+
+    for worse, other in pairs:
+        assert worst(module(other, worse)) == worst(module(worse))
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (ONE_NAN, "nonfinite"),
+        (ALL_LOST, "lost"),
+        (SOME_LOST, "lost"),
+        (HARDLY_LOST, ""),
+        (AT_THE_END, "activation_headroom"),
+        (FAR_FROM_IT, ""),
+        (MOST_MISSED, "unchanged"),
+        (FEW_MISSED, ""),
+        (FINE, ""),
+    ],
+)
+def test_a_reason_is_told_only_if_it_is_notable(record: RangeRecord, reason: str) -> None:
+    """What is within the tolerated sorts a little higher, and is not called trouble."""
+    assert worst(module(record)).reason == reason
+
+
+def test_without_any_trouble_the_one_with_more_is_still_above() -> None:
+    """So that the table has an order on a good day."""
+    few, none = worst(module(FEW_MISSED)), worst(module(FINE))
+
+    assert few.score > none.score
+    assert worst({}) == (0.0, "")
+
+
+@pytest.mark.parametrize(
+    ("amax", "score"),
+    [(65504.0, 3.0), (65504.0 / 16, 0.5), (65504.0 / 256, 0.0), (1.0, 0.0)],
+)
+def test_an_output_is_in_trouble_near_the_largest_number(amax: float, score: float) -> None:
+    """By the logarithm: from a 256th of the limit on; at the end it is notable as well."""
+    exponent = math.ceil(math.log2(amax))
+    record = ranges("fc", Topic.ACTIVATION, histogram(exponent, 1, amax=amax), dtype="float16")
+
+    assert worst(module(record)).score == pytest.approx(score)
+
+
+@pytest.mark.parametrize("topic", list(Topic))
+@pytest.mark.parametrize("kind", ["nans", "positive_infs", "negative_infs"])
+def test_a_value_that_is_not_finite_is_the_worst(topic: Topic, kind: str) -> None:
+    """Whatever it is and wherever."""
+    record = ranges("fc", topic, histogram(-30, 9, zeros=9, **{kind: 1}), dtype="mixed")
+
+    assert worst(module(record)) == (5.0, "nonfinite")
+
+
+@pytest.mark.parametrize("topic", [Topic.WEIGHT, Topic.BUFFER])
+def test_finite_state_is_no_trouble(topic: Topic) -> None:
+    """A weight of zero or of a million is what it is."""
+    record = ranges("fc", topic, histogram(-30, 1, zeros=9), dtype="float16")
+
+    assert worst(module(record)) == (0.0, "")
+
+
+def test_large_gradients_are_no_trouble() -> None:
+    """Being near the end is the scaler's doing."""
+    assert worst(module(ranges("fc", exponents=histogram(16, 1, amax=65504.0)))) == (0.0, "")
+
+
+def test_gradients_of_outputs_count_against_their_own_dtype() -> None:
+    """Backward in float16 flushes there, before any parameter sees it."""
+    in_float16 = ranges(
+        "fc", Topic.ACTIVATION_GRADIENT, histogram(-24, 6, zeros=4), dtype="float16"
+    )
+    in_float32 = ranges("fc", Topic.ACTIVATION_GRADIENT, histogram(-24, 6, zeros=4))
+
+    assert worst(module(FINE, in_float16)) == (3.4, "lost")
+    assert worst(module(FINE, in_float32)) == (0.0, "")
+
+
+def test_what_is_tolerated_is_a_setting() -> None:
+    """As much as a recommended loss scale may lose is no trouble."""
+    assert worst(module(SOME_LOST), 0.002).reason == ""
+    assert worst(module(SOME_LOST), 0.0019).reason == "lost"
+    assert worst(module(FINE), 0.0).reason == ""

@@ -1,0 +1,454 @@
+"""What is read of GPUs: the real pynvml on a stand-in that plays one driver after another."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ampwatch.host.fleet.gpus import TENSOR_PIPES, Feature, Reason
+from ampwatch.host.gpu import pids
+from ampwatch.host.gpu.nvml import Nvml, open_nvml
+from tests.host.daemon.parts import eventually
+
+if TYPE_CHECKING:
+    from ampwatch.host.fleet.gpus import Gpu
+    from tests.host.gpu.standin import Standin
+
+GIB = 1 << 30
+
+
+def read(driver: Standin, *, times: int = 2, **how: Any) -> list[Gpu]:
+    """Open, read so often, close; return what the last time gave."""
+    source = driver.source(**how)
+    for _ in range(times):
+        found = source.read()
+    assert source.close()
+    assert driver.leftovers[:2] == (0, 0)
+    return found.gpus
+
+
+def absent(gpu: Gpu) -> dict[str, Reason]:
+    return {feature: reason for feature, reason in gpu.capabilities() if reason is not Reason.OK}
+
+
+def test_a_gpu_of_today_tells_everything_in_base_units(driver: Standin) -> None:
+    """Each number against what the stand-in was made to say, in the units of NVML."""
+    (gpu,) = read(driver)
+
+    assert (gpu.index, gpu.uuid, gpu.is_up, absent(gpu)) == (0, "GPU-00000000", True, {})
+    assert gpu.facts == {
+        "name": "NVIDIA Stand-in",
+        "pci_bus_id": "00000000:00:00.0",
+        "compute_capability": "9.0",
+        "driver_version": "580.65.06",
+        "cuda_version": "13.0",
+        "synthetic": "false",
+    }
+    assert {
+        feature: pytest.approx(parts) for feature, parts in gpu.answers.items() if len(parts) < 5
+    } == {
+        Feature.UTILIZATION: {"": 0.40},
+        Feature.MEMORY: {"used": 10 * GIB, "reserved": 2 * GIB, "capacity": 80 * GIB},
+        Feature.POWER: {"": 350.5},
+        Feature.POWER_LIMIT: {"": 700},
+        Feature.ENERGY: {"": 123456.789},
+        Feature.TEMPERATURE: {"gpu": 61, "memory": 70},
+        Feature.CLOCK: {"sm": 1755e6, "memory": 2619e6},
+        Feature.CLOCK_MAX: {"sm": 1980e6, "memory": 2619e6},
+        Feature.ECC: {"corrected": 7, "uncorrected": 1},
+        Feature.REMAPPED_ROWS: {
+            "correctable": 3,
+            "uncorrectable": 2,
+            "pending": 1,
+            "failure": 0,
+        },
+        Feature.SM_ACTIVE: {"": 0.02},
+        Feature.SM_OCCUPANCY: {"": 0.03},
+        Feature.DRAM_ACTIVE: {"": 0.10},
+        Feature.SM_CYCLES: {"elapsed": 248e9, "active": 249e9},
+        Feature.PCIE: {"transmit": 20 * 1024**2, "receive": 21 * 1024**2},
+        Feature.NVLINK: {"transmit": 138_000 * 1024, "receive": 139_000 * 1024},
+        Feature.PROCESSES: {"": 0},
+        Feature.XID: {"": Reason.OK},
+        Feature.MIG: {"": 0},
+    }
+
+
+def test_each_tensor_pipe_has_its_own_number(driver: Standin) -> None:
+    """The numbers of nvml.h: 5 any, 6 DFMA, 7 HMMA, 8 DMMA, 9 IMMA; 250 to 254 for cycles."""
+    (gpu,) = read(driver)
+
+    shares = {"any": 0.05, "hmma": 0.07, "imma": 0.09, "dmma": 0.08, "dfma": 0.06}
+    cycles = {"any": 250e9, "hmma": 252e9, "imma": 253e9, "dmma": 251e9, "dfma": 254e9}
+    assert gpu.answers[Feature.TENSOR_ACTIVE] == pytest.approx(shares)
+    assert gpu.answers[Feature.TENSOR_CYCLES] == pytest.approx(cycles)
+    assert set(shares) == set(TENSOR_PIPES)
+
+
+def test_the_reasons_for_slow_clocks_are_seconds(driver: Standin) -> None:
+    """The driver counts nanoseconds; the total of thermal reasons is not counted beside its parts."""
+    (gpu,) = read(driver)
+
+    assert gpu.answers[Feature.THROTTLE] == {
+        "sw_power_cap": 1.5,
+        "sync_boost": 0,
+        "board_limit": 0,
+        "reliability": 0,
+        "sw_thermal": 0.25,
+        "hw_thermal": 0,
+        "hw_power_brake": 0,
+    }
+
+
+def test_gpm_has_no_value_before_the_second_look(driver: Standin) -> None:
+    """Not a zero either; everything else is there at once."""
+    (gpu,) = read(driver, times=1)
+
+    gpm = {"tensor_active", "sm_active", "sm_occupancy", "dram_active"}
+    assert absent(gpu) == dict.fromkeys(
+        (*gpm, "sm_cycles", "tensor_cycles", "pcie"), Reason.WAITING
+    )
+
+
+def test_a_gpu_without_gpm_says_so_and_measures_pcie_only_when_told_to(driver: Standin) -> None:
+    """Ampere. Measuring takes 20 ms a direction, so it is opt-in."""
+    driver.plays(gpm=0)
+
+    (gpu,) = read(driver)
+    (asked,) = read(driver, link_throughput=True)
+
+    features = ("tensor_active", "sm_active", "sm_occupancy", "dram_active")
+    missing = dict.fromkeys((*features, "sm_cycles", "tensor_cycles"), Reason.NOT_SUPPORTED)
+    assert absent(gpu) == missing | {"pcie": Reason.SWITCHED_OFF}
+    assert gpu.number(Feature.UTILIZATION) == pytest.approx(0.40)
+    assert absent(asked) == missing
+    assert asked.answers[Feature.PCIE] == {"transmit": 1000 * 1024, "receive": 2000 * 1024}
+
+
+def test_an_old_driver_is_asked_in_its_own_way(old_driver: Standin) -> None:
+    """Functions that it lacks are absent, or have a predecessor."""
+    old_driver.plays(pid=os.getpid())
+
+    (gpu,) = read(old_driver)
+
+    gpm = ("tensor_active", "sm_active", "sm_occupancy", "dram_active", "sm_cycles")
+    assert absent(gpu) == dict.fromkeys(
+        (
+            *(*gpm, "tensor_cycles", "remapped_rows", "mig", "memory_reserved"),
+            *(f"throttle_{kind}" for kind in ("sw_thermal", "hw_thermal", "hw_power_brake")),
+        ),
+        Reason.NOT_IN_DRIVER,
+    ) | {"pcie": Reason.SWITCHED_OFF}
+    assert gpu.number(Feature.MEMORY, "used") == 12 * GIB
+    assert gpu.number(Feature.TEMPERATURE, "gpu") == 60
+    assert gpu.number(Feature.THROTTLE, "thermal") == pytest.approx(0.9)
+    assert gpu.number(Feature.PROCESSES) == 1
+
+
+def test_a_driver_without_cycle_counters_still_tells_the_shares(driver: Standin) -> None:
+    """It refuses the whole question, not one metric of it."""
+    driver.plays(cycles=0)
+
+    (gpu,) = read(driver)
+
+    assert absent(gpu) == dict.fromkeys(("sm_cycles", "tensor_cycles"), Reason.NOT_IN_DRIVER)
+    assert gpu.number(Feature.TENSOR_ACTIVE, "hmma") == pytest.approx(0.07)
+
+
+def test_the_status_of_each_metric_counts(driver: Standin) -> None:
+    """The call succeeds, one metric does not, and one is NaN: neither becomes a 0."""
+    driver.plays(gpm8=3, gpm7="nan", field82=3)
+
+    (gpu,) = read(driver)
+
+    assert absent(gpu) == {
+        "tensor_active_dmma": Reason.NOT_SUPPORTED,
+        "tensor_active_hmma": Reason.NO_DATA,
+        "temperature_memory": Reason.NOT_SUPPORTED,
+    }
+    assert gpu.number(Feature.TENSOR_ACTIVE, "any") == pytest.approx(0.05)
+    assert gpu.number(Feature.TEMPERATURE, "gpu") == 61
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (3, Reason.NOT_SUPPORTED),
+        (4, Reason.NO_PERMISSION),
+        (10, Reason.TIMEOUT),
+        (13, Reason.NOT_IN_DRIVER),
+        (21, Reason.NO_DATA),
+        (25, Reason.NOT_IN_DRIVER),
+        (999, Reason.ERROR),
+    ],
+)
+def test_a_call_that_fails_makes_one_feature_absent(
+    driver: Standin, code: int, reason: Reason
+) -> None:
+    """With the reason; the others are read."""
+    driver.plays(nvmlDeviceGetTotalEnergyConsumption=code)
+
+    (gpu,) = read(driver)
+
+    assert absent(gpu) == {"energy": reason}
+    assert gpu.number(Feature.ENERGY) is None
+
+
+def test_a_user_without_permission_has_no_events_and_no_gpm(driver: Standin) -> None:
+    """The rest is free for everybody."""
+    driver.plays(nvmlGpmQueryDeviceSupport=4, nvmlDeviceRegisterEvents=4)
+
+    (gpu,) = read(driver)
+
+    assert {absent(gpu)[name] for name in ("tensor_active", "sm_cycles", "xid")} == {
+        Reason.NO_PERMISSION
+    }
+
+
+def test_a_name_that_cannot_be_read_is_empty(driver: Standin) -> None:
+    """A damaged board; the rest of it is read."""
+    driver.plays(garbled=1)
+
+    (gpu,) = read(driver)
+
+    assert (gpu.facts["name"], gpu.is_up, absent(gpu)) == ("", True, {})
+
+
+def test_an_error_without_a_name_is_logged_once(
+    driver: Standin, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it is that all calls fail with: a line, not one per call and look."""
+    driver.plays(nvmlDeviceGetPowerUsage=999, nvmlDeviceGetClockInfo=999)
+
+    read(driver, times=3)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "nvmlDeviceGetPowerUsage: NVML returned 999"
+    ]
+
+
+def test_eight_gpus_are_told_apart(driver: Standin) -> None:
+    """Each with its own numbers, also those that need two samples."""
+    driver.plays(gpus=8)
+
+    gpus = read(driver)
+
+    assert [gpu.uuid for gpu in gpus] == [f"GPU-0000000{i}" for i in range(8)]
+    assert [gpu.number(Feature.UTILIZATION) for gpu in gpus] == [
+        pytest.approx(0.40 + i / 100) for i in range(8)
+    ]
+    assert [gpu.number(Feature.SM_ACTIVE) for gpu in gpus] == [
+        pytest.approx(0.02 + i * 0.00125) for i in range(8)
+    ]
+
+
+def test_a_gpu_in_mig_mode_has_instances(driver: Standin) -> None:
+    """Memory and tensor pipes are theirs; utilisation does not exist then."""
+    driver.plays(mig=1)
+
+    (gpu,) = read(driver)
+
+    assert gpu.number(Feature.MIG) == 1
+    assert absent(gpu) == {"utilization": Reason.NOT_SUPPORTED}
+    first, second = gpu.instances
+    assert (first.number, second.number) == (1, 2)
+    (device,) = first.devices
+    assert (device.uuid, device.compute_instance, device.profile) == (
+        "MIG-00000000-0",
+        0,
+        "3g.40gb",
+    )
+    assert first.answers[Feature.MEMORY] == {
+        "used": 5 * GIB,
+        "reserved": GIB,
+        "capacity": 40 * GIB,
+    }
+    # The stand-in adds 0.125 % for each hundred instances: samples of the right one were taken.
+    assert first.answers[Feature.SM_ACTIVE][""] == pytest.approx(0.02 + 100 * 0.00125)
+    assert second.answers[Feature.SM_ACTIVE][""] == pytest.approx(0.02 + 200 * 0.00125)
+
+
+def test_instances_that_go_give_their_samples_back(driver: Standin) -> None:
+    """A GPU taken out of MIG mode while it is watched."""
+    driver.plays(mig=1)
+    source = driver.source()
+    source.read()
+    source.read()
+    before = driver.leftovers[0]
+
+    driver.plays(mig=0)
+    (gpu,) = source.read().gpus
+
+    assert (gpu.instances, before - driver.leftovers[0]) == ([], 4)
+    assert source.close()
+
+
+def test_a_gpu_that_falls_off_the_bus_takes_no_other_with_it(driver: Standin) -> None:
+    """It is gone, with the reason for every feature, and the other goes on."""
+    driver.plays(gpus=2)
+    source = driver.source()
+    source.read()
+
+    driver.plays(lost=1)
+    fine, lost = source.read().gpus
+
+    assert (fine.is_up, lost.is_up, lost.gone) == (True, False, Reason.GPU_LOST)
+    assert fine.number(Feature.SM_ACTIVE) is not None
+    assert {reason for _, reason in lost.capabilities()} == {Reason.GPU_LOST}
+    assert len(list(lost.capabilities())) == len(Feature)
+    assert source.close()
+
+
+def test_a_gpu_that_is_lost_from_the_start_has_no_name(driver: Standin) -> None:
+    """The others are read."""
+    driver.plays(gpus=3, lost=0)
+    source = driver.source()
+
+    found = source.read()
+
+    assert (found.host, found.unnamed) == (Reason.OK, {0: Reason.GPU_LOST})
+    assert [gpu.index for gpu in found.gpus] == [1, 2]
+    assert source.close()
+
+
+def test_nvml_that_somebody_else_shut_down_is_noticed(driver: Standin) -> None:
+    """The driver was taken away, or another library in this process closed it."""
+    source = driver.source()
+    driver.library.nvmlShutdown()
+
+    found = source.read()
+
+    assert found.host is Reason.ERROR
+    assert [gpu.is_up for gpu in found.gpus] == [False]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (4, Reason.NO_PERMISSION),
+        (9, Reason.DRIVER_NOT_LOADED),
+        (18, Reason.VERSION_MISMATCH),
+        (999, Reason.ERROR),
+    ],
+)
+def test_why_nvml_does_not_open(driver: Standin, code: int, reason: Reason) -> None:
+    """Whatever the driver says at the start."""
+    driver.plays(nvmlInitWithFlags=code)
+
+    assert driver.nvml() is reason
+
+
+def test_a_container_without_gpus(driver: Standin) -> None:
+    """NVML opens, and shows none."""
+    driver.plays(gpus=0)
+    source = driver.source()
+
+    found = source.read()
+
+    assert (found.host, found.gpus) == (Reason.NO_DEVICES, [])
+    assert source.close()
+
+
+def test_without_the_library_pynvml_is_not_even_imported() -> None:
+    """A daemon on a machine without a GPU does not pay for it."""
+
+    def find(name: str) -> None:
+        raise OSError(name)
+
+    def load(name: str) -> None:
+        raise AssertionError(name)
+
+    assert open_nvml(load, find) is Reason.LIBRARY_NOT_FOUND
+
+
+def test_the_library_without_pynvml_is_told_apart() -> None:
+    """The package is a dependency, but somebody may have left it out."""
+
+    def load(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    assert open_nvml(load, lambda _name: None) is Reason.BINDING_NOT_FOUND
+
+
+def test_an_old_pynvml_lacks_functions_and_structures() -> None:
+    """What it does not have is absent, and nothing raises."""
+
+    class OldPynvml:
+        class NVMLError(Exception):
+            pass
+
+        @staticmethod
+        def nvmlInit() -> None:  # noqa: N802 - NVML's name
+            pass
+
+    nvml = open_nvml(lambda _name: OldPynvml, lambda _name: None)
+
+    assert isinstance(nvml, Nvml)
+    assert nvml.call("nvmlGpmSampleAlloc") is Reason.NOT_IN_BINDING
+    assert nvml.constant("c_nvmlGpmMetricsGet_t") is None
+
+
+def test_processes_are_known_with_their_memory(
+    driver: Standin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the pid namespace of the host, where a pid means the same to everybody."""
+    monkeypatch.setattr(pids, "is_of_the_host", lambda: True)
+    driver.plays(gpus=2, pid=4711)
+
+    _, gpu = read(driver)
+    driver.plays(memory=0)
+    _, untold = read(driver)
+
+    assert (gpu.number(Feature.PROCESSES), gpu.processes) == (1, {4711: 2 * GIB})
+    assert untold.processes == {4711: None}
+
+
+def test_in_a_container_only_processes_that_have_the_gpu_open_are_believed(
+    driver: Standin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML may tell a pid of the host that is another process here."""
+    monkeypatch.setattr(pids, "is_of_the_host", lambda: False)
+    asked = []
+
+    def has_open(pid: int, minor: int) -> bool:
+        asked.append((pid, minor))
+        return minor == 1
+
+    monkeypatch.setattr(pids, "has_open", has_open)
+    driver.plays(gpus=2, pid=4711)
+
+    other, ours = read(driver, times=1)
+
+    assert (other.processes, list(ours.processes)) == ({}, [4711])
+    assert other.number(Feature.PROCESSES) == 1
+    assert asked == [(4711, 0), (4711, 1)]
+
+
+def test_a_process_that_has_no_gpu_open_is_found_out() -> None:
+    """This one; and one that does not exist."""
+    assert not pids.has_open(os.getpid(), 0)
+    assert not pids.has_open(2**22 + 1, 0)
+
+
+def test_xid_errors_are_reported_as_they_come(driver: Standin) -> None:
+    """By the thread that waits for them, with the GPU they are of."""
+    driver.plays(gpus=2, xids="1:79,0:31")
+    seen: list[tuple[str, int]] = []
+    source = driver.source(lambda uuid, code: seen.append((uuid, code)))
+
+    eventually(lambda: len(seen) == 2)
+
+    assert seen == [("GPU-00000001", 79), ("GPU-00000000", 31)]
+    assert source.close()
+    assert driver.leftovers == (0, 0, 0)
+
+
+def test_a_gpu_that_reports_no_xids_says_so(driver: Standin) -> None:
+    """Only ECC events, as some virtual GPUs."""
+    driver.plays(events=3)
+
+    (gpu,) = read(driver)
+
+    assert absent(gpu) == {"xid": Reason.NOT_SUPPORTED}

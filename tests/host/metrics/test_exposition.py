@@ -1,0 +1,120 @@
+"""Tests of the fast way to write a scrape: it writes what the library writes."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from ampwatch.host.fleet import Fleet
+from ampwatch.host.metrics.prometheus import FleetCollector, PrometheusExporter
+from ampwatch.host.metrics.samples import CollectorPass
+from ampwatch.settings import Settings
+from ampwatch.wire.records import FactsRecord, Record, Topic
+from tests.host.fleet.made_up import (
+    START,
+    Clock,
+    finding,
+    histogram,
+    identity,
+    made_up_fleet,
+    put,
+    ranges,
+    sampling,
+    step,
+)
+
+PASSES = {"rings": CollectorPass(success=True, duration_seconds=0.002)}
+ACCEPTED = [
+    "",
+    "text/plain;version=1.0.0;escaping=allow-utf-8",
+    "text/plain;version=1.0.0;escaping=dots",
+    "application/openmetrics-text",
+    "application/openmetrics-text;version=1.0.0;escaping=underscores",
+    "application/openmetrics-text;version=1.0.0;escaping=values",
+    "application/openmetrics-text;version=1.0.0;escaping=dots",
+    "application/openmetrics-text;version=2.0.0;escaping=allow-utf-8",
+]
+
+
+def by_the_library(fleet: Fleet, accept: str) -> tuple[bytes, str]:
+    registry = CollectorRegistry()
+    registry.register(FleetCollector(fleet, PASSES))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+def awkward_fleet() -> Fleet:
+    """Text that needs escaping, and numbers of every look."""
+    nasty = 'a"\\\n\\n\ud800é'
+    fleet = Fleet(Settings(), Clock(START + 5))
+    records: list[Record] = [
+        FactsRecord({"device": nasty}),
+        *(step(i, loss_scale=scale) for i, scale in enumerate([1e-7, 123456789.0, math.inf])),
+        step(4, loss=math.nan, loss_scale=2.0**-149),
+        finding(nasty),
+        ranges(nasty.replace("\ud800", ""), Topic.ACTIVATION, histogram(-140, 1), dtype="float16"),
+        sampling(device_ns=1, gradient_elements=2**62),
+    ]
+    put(fleet, "a", identity(run=nasty, version=nasty), records)
+    return fleet
+
+
+@pytest.mark.parametrize("accept", ACCEPTED)
+@pytest.mark.parametrize("make", [made_up_fleet, awkward_fleet, lambda: Fleet(Settings(), Clock())])
+def test_every_byte_is_that_of_the_library(accept: str, make: Callable[[], Fleet]) -> None:
+    """In every format and way of escaping, with and without runs."""
+    fleet = make()
+
+    assert PrometheusExporter(fleet, PASSES).render(accept) == by_the_library(fleet, accept)
+
+
+def test_what_is_remembered_never_shows() -> None:
+    """Scrape after scrape in both formats, while values change and ranks come and go."""
+    clock = Clock(START + 5)
+    fleet = Fleet(Settings(grace_seconds=0.0), clock)
+    exporter = PrometheusExporter(fleet, PASSES)
+    for index in range(6):
+        alive = index % 3 != 2
+        who = identity(rank=index % 2)
+        put(fleet, f"{who.rank}", who, [step(index, loss=index / 3)], alive=alive)
+        clock.now += 1
+        for accept in ("", "application/openmetrics-text"):
+            assert exporter.render(accept) == by_the_library(fleet, accept)
+
+
+def test_memory_is_that_of_the_newest_scrape() -> None:
+    """Series of runs that are over are forgotten."""
+    clock = Clock(START + 5)
+    fleet = Fleet(Settings(grace_seconds=0.0), clock)
+    exporter = PrometheusExporter(fleet, PASSES)
+    sizes = []
+    for index in range(5):
+        who = identity(run=f"run{index}")
+        put(fleet, who.run, who, [step(0)])
+        exporter.render()
+        sizes.append(len(exporter._text._beginnings))
+        put(fleet, who.run, who, [], alive=False)
+        clock.now += 1
+
+    assert sizes == [sizes[0]] * 5
+
+
+def test_a_finding_carries_its_newest_step_as_exemplar() -> None:
+    """In OpenMetrics, on the counter of its kind; not in the text format, which has none."""
+    fleet = Fleet(Settings(), Clock(START + 5))
+    records = [step(7), finding("scale_collapse", last_step=7), finding("update_rounding")]
+    put(fleet, "a", identity(), records)
+    exporter = PrometheusExporter(fleet, PASSES)
+
+    def line(accept: str) -> str:
+        text = exporter.render(accept)[0].decode()
+        start = 'ampwatch_finding_steps_total{kind="scale_collapse"'
+        return next(line for line in text.splitlines() if line.startswith(start))
+
+    labels, exemplar = line("application/openmetrics-text").split(" # ")
+    words, value, timestamp = exemplar.split()
+    assert (words, value) == ('{step="7"}', "1.0")
+    assert START <= float(timestamp) <= START + 10
+    assert line("") == labels

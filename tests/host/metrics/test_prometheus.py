@@ -1,0 +1,337 @@
+"""Tests of the scrape: what is in it, and that Prometheus' own tools agree."""
+
+import math
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import Metric as Family
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from ampwatch import __version__
+from ampwatch.host.fleet import Fleet
+from ampwatch.host.metrics.catalog import CATALOG, KINDS, RUN_FACTS, TOPICS
+from ampwatch.host.metrics.prometheus import PrometheusExporter
+from ampwatch.host.metrics.samples import OF_DAEMON, OF_RANK, CollectorPass
+from ampwatch.settings import Settings
+from ampwatch.wire.records import SKIP_CLASSES, FactsRecord, Record, RunState
+from tests.host.fleet.made_up import (
+    PRECISION,
+    RANGES,
+    START,
+    Clock,
+    finding,
+    identity,
+    made_up_fleet,
+    optimizer,
+    put,
+    skipped_step,
+    step,
+)
+from tests.host.gpus import fleet_with_gpus, without_nvml
+from tests.services import require
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
+OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+PASSES = {"rings": CollectorPass(success=True, duration_seconds=0.002)}
+
+
+def parse_openmetrics(text: str) -> list[Family]:
+    return list(text_string_to_metric_families(text))  # type: ignore[no-untyped-call]
+
+
+def scrape(fleet: Fleet, accept: str = "", names: Sequence[str] = ()) -> str:
+    body, _ = PrometheusExporter(fleet, PASSES).render(accept, names)
+    return body.decode()
+
+
+def made_up_scrape() -> str:
+    """Return the golden scrape, in which the version of ampwatch is not that of today.
+
+    Of a machine without a GPU; those of GPUs have a golden scrape of their own.
+    """
+    return scrape(without_nvml(made_up_fleet())).replace(
+        f'version="{__version__}"', 'version="0.0.0"'
+    )
+
+
+def samples(fleet: Fleet) -> dict[tuple[str, ...], float]:
+    """Return the value of each sample by its name and sorted label values."""
+    return {
+        (s.name, *(v for _, v in sorted(s.labels.items()))): s.value
+        for family in parse_text(scrape(fleet))
+        for s in family.samples
+    }
+
+
+def fleet_of(*records: Record, **who: Any) -> Fleet:
+    fleet = Fleet(Settings(), Clock(START + 5))
+    put(fleet, "a", identity(**who), records)
+    return fleet
+
+
+def names_of_rank_0(fleet: Fleet) -> set[str]:
+    return {key[0] for key in samples(fleet) if "gpt" in key}
+
+
+def test_the_scrape_of_the_made_up_fleet_is_the_golden_one() -> None:
+    """Every line of a whole scrape, as people and dashboards will see it."""
+    message = "if the change is wanted: python -m tests.host.metrics.test_prometheus > tests/golden/metrics.txt"
+
+    assert GOLDEN.read_text(encoding="utf-8") == made_up_scrape(), message
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("fleet", [made_up_fleet(), Fleet(Settings(), Clock())])
+def test_promtool_has_nothing_to_say(fleet: Fleet) -> None:
+    """Names, units, types and help pass the linter, with and without a run."""
+    command = [require("promtool"), "check", "metrics"]
+    result = subprocess.run(
+        command, input=scrape(fleet), capture_output=True, text=True, check=False
+    )
+
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_a_full_fleet_has_every_metric_of_the_catalog_and_no_other() -> None:
+    """Names, types and help are those of the catalog, and each that is not of GPUs has a sample."""
+    kinds = {"info": "gauge"}
+    expected = {(m.name.removesuffix("_total"), kinds.get(m.type, m.type), m.help) for m in CATALOG}
+
+    families = list(parse_text(made_up_scrape()))
+
+    assert {(family.name, family.type, family.documentation) for family in families} == expected
+    of_gpus = {metric.name.removesuffix("_total") for metric in TOPICS["GPUs"]}
+    empty = {family.name for family in families if not family.samples}
+    assert empty == of_gpus - {"ampwatch_gpu_capability"}
+
+
+def test_every_sample_has_exactly_the_labels_of_the_catalog() -> None:
+    """A label set never varies within a family."""
+    labels = {metric.family: set(metric.labels) for metric in CATALOG}
+    for fleet in (made_up_fleet(), fleet_with_gpus()):
+        for family in parse_openmetrics(scrape(fleet, OPENMETRICS)):
+            for sample in family.samples:
+                assert set(sample.labels) - {"le"} == labels[family.name], sample
+
+
+def test_every_metric_of_the_catalog_has_one_source() -> None:
+    """A row of the catalog is a row of one of the two tables of samples."""
+    assert sorted([*OF_DAEMON, *OF_RANK]) == sorted(metric.name for metric in CATALOG)
+
+
+def test_openmetrics_says_the_same_as_text() -> None:
+    """Both formats parse, with the same numbers; OpenMetrics adds units and no ``_created``."""
+    fleet = made_up_fleet()
+
+    families = parse_openmetrics(scrape(fleet, OPENMETRICS))
+
+    numbers = {
+        (s.name, *(v for _, v in sorted(s.labels.items()))) for f in families for s in f.samples
+    }
+    assert numbers == set(samples(fleet))
+    assert [name for name, *_ in numbers if name.endswith("_created")] == []
+    assert {f.name: f.unit for f in families} == {m.family: m.unit for m in CATALOG}
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("", "text/plain; version=0.0.4"),
+        ("*/*", "text/plain; version=0.0.4"),
+        ("text/plain;version=abc", "text/plain; version=0.0.4"),
+        (OPENMETRICS, "application/openmetrics-text; version=1.0.0"),
+        ("application/openmetrics-text", "application/openmetrics-text; version=1.0.0"),
+    ],
+)
+def test_the_format_is_the_one_that_was_asked_for(accept: str, content_type: str) -> None:
+    """OpenMetrics for those who ask for it, text for everybody else, and never an error."""
+    body, got = PrometheusExporter(fleet_of(), PASSES).render(accept)
+
+    assert got.startswith(content_type)
+    assert body.endswith(b"# EOF\n") == ("openmetrics" in content_type)
+
+
+def test_a_content_type_never_has_a_line_break() -> None:
+    """What a client sends cannot add a header to the answer."""
+    accept = "application/openmetrics-text;version=2.\r\n X-Evil: 1"
+
+    _, content_type = PrometheusExporter(fleet_of(), PASSES).render(accept)
+
+    assert content_type.isprintable()
+
+
+def test_a_scrape_can_ask_for_some_names() -> None:
+    """Only these samples are returned; a name that is not known is no error."""
+    text = scrape(made_up_fleet(), names=["ampwatch_loss_scale", "nonsense"])
+
+    (family,) = parse_text(text)
+    assert [(s.labels["rank"], s.value) for s in family.samples] == [("0", 32768.0)]
+
+
+def test_counters_are_there_at_0_before_the_first_step() -> None:
+    """The first skip of a run is an increase that an alert can see, for each class of skips."""
+    born = samples(fleet_of())
+    rank_counters = [m.name for m in CATALOG if m.labels == ("run", "rank") and m.type == "counter"]
+
+    assert [born[name, "0", "gpt"] for name in rank_counters] == [0] * len(rank_counters)
+    assert born["ampwatch_optimizer_steps_total", "0", "0", "gpt"] == 0
+    for skip in SKIP_CLASSES:
+        assert born["ampwatch_optimizer_steps_skipped_total", skip.label, "0", "0", "gpt"] == 0
+    for kind in KINDS:
+        assert born["ampwatch_finding_steps_total", kind, "0", "gpt"] == 0
+
+
+def test_a_kind_of_another_release_appears_when_it_is_seen() -> None:
+    """The known ones stay beside it, each with its own count."""
+    got = samples(fleet_of(finding("seen_from_the_future", count=7), finding(count=2)))
+
+    steps = {key[1]: v for key, v in got.items() if key[0] == "ampwatch_finding_steps_total"}
+
+    assert steps == {
+        **dict.fromkeys(KINDS, 0),
+        "scale_collapse": 2,
+        "seen_from_the_future": 7,
+    }
+
+
+def test_what_is_not_known_is_absent() -> None:
+    """No scaler, no loss, no step: no sample, instead of one that is wrong."""
+    unknown = {
+        "ampwatch_loss_scale",
+        "ampwatch_loss_scale_min",
+        "ampwatch_loss_scale_growth_tracker_steps",
+        "ampwatch_loss_scale_initial",
+        "ampwatch_loss_scale_growth_interval_steps",
+        "ampwatch_loss",
+        "ampwatch_last_applied_step_timestamp_seconds",
+    }
+    no_scaler = {"loss_scale": math.nan, "growth_tracker": -1, "num_losses": 0}
+    skipped = skipped_step(0, 1.0)
+
+    assert not names_of_rank_0(fleet_of()) & {*unknown, "ampwatch_last_step_timestamp_seconds"}
+    bare = fleet_of(step(0, **no_scaler))
+    assert names_of_rank_0(bare) & unknown == {"ampwatch_last_applied_step_timestamp_seconds"}
+    assert "ampwatch_last_applied_step_timestamp_seconds" not in names_of_rank_0(fleet_of(skipped))
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_is_exported_as_it_is(loss: float) -> None:
+    """It is known, and it is the news."""
+    value = samples(fleet_of(step(0, loss=loss)))["ampwatch_loss", "0", "gpt"]
+
+    assert value == loss or (math.isnan(value) and math.isnan(loss))
+
+
+@pytest.mark.parametrize(("text", "value"), [("65536.0", 65536.0), ("nan", None), ("many", None)])
+def test_settings_of_the_scaler_are_numbers_or_absent(text: str, value: float | None) -> None:
+    """They come as text, and a writer can put anything there."""
+    fleet = fleet_of(FactsRecord({"init_scale": text, "growth_interval": text}))
+
+    got = samples(fleet)
+
+    assert got.get(("ampwatch_loss_scale_initial", "0", "gpt")) == value
+    assert got.get(("ampwatch_loss_scale_growth_interval_steps", "0", "gpt")) == value
+
+
+def test_run_info_has_the_facts_of_the_catalog_and_no_other() -> None:
+    """An unknown fact does not change the label set; one that is missing is empty."""
+    fleet = fleet_of(FactsRecord({"torch": "2.13.0", "favourite_colour": "blue"}), world_size=8)
+    families = {family.name: family for family in parse_text(scrape(fleet))}
+
+    (sample,) = families["ampwatch_run_info"].samples
+
+    assert {name: sample.labels[name] for name in RUN_FACTS if sample.labels[name]} == {
+        "torch": "2.13.0"
+    }
+    assert (sample.labels["world_size"], "favourite_colour" in sample.labels) == ("8", False)
+
+
+def test_exactly_one_state_holds() -> None:
+    """There is one series per state, so that an alert can wait for one."""
+    got = samples(made_up_fleet())
+    states = {s: got["ampwatch_run_state", "0", "bert", s.value] for s in RunState}
+
+    assert states == {s: int(s is RunState.FAILED) for s in RunState}
+
+
+def test_optimizers_beyond_the_limit_are_exported_as_other() -> None:
+    """Fused-backward recipes make one optimizer per parameter; series stay bounded."""
+    got = samples(fleet_of(*(optimizer(i, total_steps=i) for i in range(12))))
+
+    steps = {key[1]: v for key, v in got.items() if key[0] == "ampwatch_optimizer_steps_total"}
+    assert steps == {**{str(i): i for i in range(8)}, "other": 11}
+
+
+def test_the_histogram_is_cumulative_and_complete() -> None:
+    """Buckets never fall, and the last one is the count."""
+    durations = [0.0005, 0.02, 0.02, 3.0, 1000.0]
+    got = samples(fleet_of(*(step(i, duration_s=d) for i, d in enumerate(durations))))
+    name = "ampwatch_step_duration_seconds"
+
+    buckets = {float(k[1]): v for k, v in got.items() if k[0] == f"{name}_bucket"}
+
+    assert buckets == {bound: sum(d <= bound for d in durations) for bound in buckets}
+    assert (buckets[math.inf], got[f"{name}_count", "0", "gpt"]) == (5, 5)
+    assert got[f"{name}_sum", "0", "gpt"] == pytest.approx(sum(durations))
+
+
+def test_text_of_users_never_breaks_a_scrape() -> None:
+    """Quotes, line breaks and what UTF-8 cannot carry are escaped or replaced in every label."""
+    nasty = 'a"\\\n\ud800'
+    records: list[Record] = [FactsRecord({"device": nasty}), step(0), finding(nasty)]
+
+    for accept, parse in (("", parse_text), (OPENMETRICS, parse_openmetrics)):
+        text = scrape(fleet_of(*records, run=nasty, version=nasty), accept)
+        families = {family.name: family for family in parse(text)}
+        (loss,) = families["ampwatch_loss"].samples
+        (found,) = families["ampwatch_findings"].samples
+        assert loss.labels["run"] == found.labels["kind"] == 'a"\\\n?'
+
+
+def test_one_rank_speaks_for_the_modules_and_every_rank_for_itself() -> None:
+    """What alerts read of a rank is there for both, whatever is left out of modules."""
+    per_module = {metric.name for metric in CATALOG if "module" in metric.labels}
+    fleet = Fleet(Settings(), Clock())
+    for rank in (0, 1):
+        put(fleet, str(rank), identity(rank=rank), [*RANGES, *PRECISION])
+    names: dict[str, set[str]] = {"0": set(), "1": set()}
+    for family in parse_openmetrics(scrape(fleet, OPENMETRICS)):
+        for sample in family.samples:
+            if "rank" in sample.labels:
+                names[sample.labels["rank"]].add(sample.name)
+
+    assert per_module <= names["0"]
+    assert names["0"] - names["1"] == per_module
+
+
+def test_ranks_beyond_the_limit_are_counted_instead_of_exported() -> None:
+    """A scrape has a size that is known beforehand."""
+    fleet = Fleet(Settings(max_ranks=2), Clock())
+    for rank in range(5):
+        put(fleet, str(rank), identity(rank=rank, started_ns=START * 10**9 + rank), [step(0)])
+
+    found = samples(fleet)
+
+    assert found["ampwatch_ranks_left_out",] == 3.0
+    steps = {key for key in found if key[0] == "ampwatch_steps_total"}
+    assert steps == {("ampwatch_steps_total", "0", "gpt"), ("ampwatch_steps_total", "1", "gpt")}
+
+
+def test_the_daemon_tells_about_itself() -> None:
+    """Version, the newest pass of a collector, and rings it cannot read."""
+    passes = {"rings": CollectorPass(success=False, duration_seconds=0.5)}
+    body, _ = PrometheusExporter(made_up_fleet(), passes).render()
+    lines = body.decode().splitlines()
+
+    assert f'ampwatch_build_info{{version="{__version__}"}} 1.0' in lines
+    assert 'ampwatch_collector_success{collector="rings"} 0.0' in lines
+    assert 'ampwatch_collector_duration_seconds{collector="rings"} 0.5' in lines
+    assert "ampwatch_rings_unreadable 1.0" in lines
+
+
+if __name__ == "__main__":
+    print(made_up_scrape(), end="")  # noqa: T201 - the golden file is made from it

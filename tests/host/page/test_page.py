@@ -1,0 +1,273 @@
+"""The feed of the page: whole once, then only what has changed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampwatch.host.fleet import Fleet, History
+from ampwatch.host.page.page import COLUMNS, Feed
+from ampwatch.settings import Settings
+from ampwatch.wire.records import ALL_MODULES, RunState, Severity, SkipClass
+from tests.host.fleet.made_up import (
+    START,
+    Clock,
+    end,
+    finding,
+    histogram,
+    identity,
+    made_up_fleet,
+    put,
+    ranges,
+    sampling,
+    skipped_step,
+    step,
+)
+
+NOW = Clock(START + 20)
+
+
+def sent(state: Any) -> Any:
+    """What arrives at a client that is sent ``state``; refuses what is not JSON."""
+    return json.loads(json.dumps(state, allow_nan=False))
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """Apply a merge patch: the algorithm of RFC 7396, section 2, word by word."""
+    if not isinstance(patch, dict):
+        return patch
+    if not isinstance(target, dict):
+        target = {}
+    for name, value in patch.items():
+        if value is None:
+            target.pop(name, None)
+        else:
+            target[name] = merged(target.get(name), value)
+    return target
+
+
+def rows_of(state: Any, run: str = "gpt", rank: str = "0") -> dict[int, dict[str, Any]]:
+    series = state["runs"][run]["ranks"][rank]["series"]
+    return {int(first): dict(zip(COLUMNS, row, strict=True)) for first, row in series.items()}
+
+
+def test_the_full_state_is_json_and_holds_every_run_rank_and_problem() -> None:
+    """What the fleet knows is on the page."""
+    state = sent(Feed(made_up_fleet(), NOW).full())
+
+    assert {run: sorted(told["ranks"]) for run, told in state["runs"].items()} == {
+        "bert": ["0"],
+        "gpt": ["0", "1"],
+    }
+    assert state["problems"] == {"/old.ring": "layout 0"}
+    assert state["runs"]["gpt"]["speaker"] == 0
+    assert state["runs"]["bert"]["level"] == "failed"
+
+
+def test_without_runs_the_state_says_so_by_having_none() -> None:
+    """The page then says "no runs yet"."""
+    assert Feed(Fleet(Settings(), NOW), NOW).full()["runs"] == {}
+
+
+def test_the_series_holds_what_happened_in_each_step() -> None:
+    """Scale, loss and duration as recorded, skips in the column of their class."""
+    rows = rows_of(Feed(made_up_fleet(), NOW).full())
+
+    assert [row["scale"] for row in rows.values()] == [65536.0, 32768.0, 16384.0, 32768.0]
+    assert [row["storm"] for row in rows.values()] == [0, 1, 1, 0]
+    assert [row["loss"] for row in rows.values()] == [2.0, 2.0, "Infinity", 2.0]
+    assert [row["nonfinite_losses"] for row in rows.values()] == [0, 0, 1, 0]
+    assert [row["seconds"] for row in rows.values()] == [None, 1.0, 1.0, 0.25]
+
+
+def test_numbers_that_json_does_not_know_are_told_in_words() -> None:
+    """NaN and the infinities are strings, an absent scale is null; never a bare NaN."""
+    fleet = made_up_fleet()
+    evidence = {"amax": math.inf, "amin": -math.inf, "mean": math.nan, "limit": 65504.0}
+    put(fleet, "/gpt-0.ring", identity(), [finding(kind="forward_overflow", evidence=evidence)])
+
+    state = sent(Feed(fleet, NOW).full())
+
+    told = state["runs"]["gpt"]["ranks"]["0"]["findings"]["forward_overflow@optimizer:0"]
+    assert told["evidence"] == {
+        "amax": "Infinity",
+        "amin": "-Infinity",
+        "mean": "NaN",
+        "limit": 65504.0,
+    }
+    assert {row["scale"] for row in rows_of(state, "bert").values()} == {None}
+
+
+def test_when_nothing_has_changed_only_the_time_is_sent() -> None:
+    """A page at rest costs a few bytes a second."""
+    clock = Clock(START + 20)
+    feed = Feed(made_up_fleet(), clock)
+    cursor = feed.full()
+    clock.now += 0.25
+
+    patch, _ = feed.delta(cursor)
+
+    assert patch == {"now": START + 20.25}
+
+
+def test_pages_that_are_open_at_once_share_a_state() -> None:
+    """Making one takes milliseconds a rank; another page's of half a second ago will do."""
+    clock = Clock(START + 20)
+    fleet = made_up_fleet()
+    feed = Feed(fleet, clock)
+    made = feed.full()
+    put(fleet, "/gpt-0.ring", identity(), [step(4)])
+    clock.now += 0.4
+
+    assert feed.full(0.5) is made
+    assert feed.delta(made, 0.5) == ({}, made)
+    clock.now += 0.1
+    assert feed.full(0.5)["runs"]["gpt"]["ranks"]["0"]["step"] == 4
+
+
+def test_a_state_is_made_anew_when_the_clock_was_set_back() -> None:
+    """Else pages would stand still until it has caught up."""
+    clock = Clock(START + 20)
+    feed = Feed(made_up_fleet(), clock)
+    made = feed.full()
+    clock.now -= 3600.0
+
+    assert feed.full(0.5) is not made
+
+
+def test_one_more_step_of_a_long_run_costs_hundreds_of_bytes_and_not_the_history() -> None:
+    """The change names the newest bucket and the figures, and nothing else."""
+    fleet = Fleet(Settings(), NOW)
+    put(fleet, "/a.ring", identity(), [step(i) for i in range(3000)])
+    feed = Feed(fleet, NOW)
+    cursor = feed.full()
+    put(fleet, "/a.ring", identity(), [step(3000, loss=7.0)])
+
+    patch, _ = feed.delta(cursor)
+
+    (changed,) = rows_of(patch).values()
+    assert changed["last_step"] == 3000
+    assert len(json.dumps(patch)) < 1000 < len(json.dumps(cursor)) / 20
+
+
+def test_a_cursor_is_not_changed_by_what_comes_after_it() -> None:
+    """Two clients at different places share one feed."""
+    fleet = made_up_fleet()
+    feed = Feed(fleet, NOW)
+    cursor = feed.full()
+    before = sent(cursor)
+    put(fleet, "/gpt-0.ring", identity(), [step(4, loss_scale=1.0)])
+    feed.delta(cursor)
+
+    assert sent(cursor) == before
+
+
+STEPS = st.tuples(st.just("step_on"), st.integers(0, 2), st.integers(1, 30), st.booleans())
+FINDINGS = st.tuples(
+    st.just("find"), st.integers(0, 2), st.integers(1, 3), st.sampled_from(list(Severity))
+)
+SAMPLES = st.tuples(
+    st.just("sample"), st.integers(0, 2), st.integers(1, 12), st.sampled_from(["fc", "relu", ""])
+)
+OTHERS = st.tuples(
+    st.sampled_from(["fail", "restart", "vanish", "break_ring", "mend_ring", "wait"]),
+    st.integers(0, 2),
+)
+
+
+class Host:
+    """A fleet to which things happen."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.fleet = Fleet(Settings(), self.clock)
+        self.steps = [0, 0, 0]
+        self.started = [START, START, START]
+
+    def happen(self, what: str, rank: int, *how: Any) -> None:
+        getattr(self, what)(rank, *how)
+
+    def tell(self, rank: int, records: list[Any]) -> None:
+        who = identity(rank=rank, started_ns=self.started[rank] * 10**9)
+        put(self.fleet, f"/{rank}.ring", who, records)
+
+    def step_on(self, rank: int, count: int, skipped: bool) -> None:  # noqa: FBT001 - drawn
+        make = functools.partial(skipped_step, scale=2.0**-9) if skipped else step
+        self.tell(rank, [make(self.steps[rank] + i) for i in range(count)])
+        self.steps[rank] += count
+
+    def find(self, rank: int, place: int, severity: Severity) -> None:
+        where, last = f"layer.{place}", self.steps[rank]
+        self.tell(rank, [finding(where=where, severity=severity, last_step=last)])
+
+    def sample(self, rank: int, count: int, module: str) -> None:
+        first = self.steps[rank]
+        for i in range(first, first + count):
+            exponents = histogram(-20, 1 + i, 2, zeros=i)
+            parts = [ranges(name, exponents=exponents, step=i) for name in (module, ALL_MODULES)]
+            self.tell(rank, [*parts, sampling(step=i, samples=(i, 0, 0, 0, 0, 0))])
+        self.steps[rank] += count
+
+    def fail(self, rank: int) -> None:
+        self.tell(rank, [end(RunState.FAILED, "why")])
+
+    def restart(self, rank: int) -> None:
+        self.started[rank] += 1
+        self.steps[rank] = 0
+        self.tell(rank, [])
+
+    def vanish(self, rank: int) -> None:
+        self.fleet.forget(f"/{rank}.ring")
+
+    def break_ring(self, rank: int) -> None:
+        self.fleet.note_problem("/bad.ring", f"layout {rank}")
+
+    def mend_ring(self, rank: int) -> None:
+        self.fleet.forget("/bad.ring")
+
+    def wait(self, rank: int) -> None:
+        self.clock.now += 200 * (rank + 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.one_of(STEPS, FINDINGS, SAMPLES, OTHERS), max_size=5), max_size=8))
+def test_a_client_that_followed_knows_what_a_new_one_is_told(
+    rounds: list[list[tuple[Any, ...]]],
+) -> None:
+    """Full and deltas together are the full state, whatever happens, thinning included."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ampwatch.host.fleet.gradients.MAX_COLUMNS", 8)
+        patch.setattr("ampwatch.host.fleet.modules.MAX_MODULES", 2)
+        patch.setattr("ampwatch.host.fleet.rank.History", functools.partial(History, max_buckets=8))
+        host = Host()
+        feed = Feed(host.fleet, host.clock)
+        cursor = feed.full()
+        client = sent(cursor)
+        for events in rounds:
+            for event in events:
+                host.happen(*event)
+            change, cursor = feed.delta(cursor)
+            client = merged(client, sent(change))
+
+            assert client == sent(Feed(host.fleet, host.clock).full())
+
+
+def test_the_first_steps_stay_in_the_series_of_a_long_run() -> None:
+    """History since the start within a bound: thinned, with the dip of the scale kept."""
+    fleet = Fleet(Settings(), NOW)
+    dip = skipped_step(5, 0.5)
+    records = [dip if i == 5 else step(i) for i in range(5000)]
+    put(fleet, "/a.ring", identity(), records)
+
+    rows = rows_of(Feed(fleet, NOW).full())
+
+    assert min(rows) == 0
+    assert len(rows) <= 1024
+    assert rows[0]["scale_low"] == 0.5
+    assert sum(row[SkipClass.STORM.label] for row in rows.values()) == 1

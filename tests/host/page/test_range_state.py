@@ -1,0 +1,310 @@
+"""What the page is told of ranges."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ampwatch.host.fleet import Fleet
+from ampwatch.host.page.page import Feed
+from ampwatch.host.page.range_state import (
+    EXPONENT_COLUMNS,
+    HISTOGRAM_COLUMNS,
+    MODULE_COLUMNS,
+    formats,
+)
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.settings import Settings
+from ampwatch.wire.records import ALL_MODULES, Topic
+from tests.host.fleet.made_up import (
+    FACTS,
+    START,
+    Clock,
+    histogram,
+    identity,
+    put,
+    ranges,
+    sampling,
+    step,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.numerics.exponents import ExponentHistogram
+    from ampwatch.wire.records import RangeRecord, Record
+
+NOW = Clock(START + 20)
+
+
+class Told:
+    """A fleet of one rank, and what a page that follows it is told."""
+
+    def __init__(self, records: Sequence[Record] = ()) -> None:
+        self.fleet = Fleet(Settings(), NOW)
+        put(self.fleet, "/a.ring", identity(), records)
+        self.feed = Feed(self.fleet, NOW)
+        self.cursor = self.feed.full()
+
+    def put(self, *records: Record) -> None:
+        put(self.fleet, "/a.ring", identity(), records)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        full = json.loads(json.dumps(self.feed.full(), allow_nan=False))
+        return full["runs"]["gpt"]["ranks"]["0"]["ranges"]
+
+    def change(self) -> dict[str, Any]:
+        patch, self.cursor = self.feed.delta(self.cursor)
+        return patch
+
+    def column(self, first: int) -> dict[str, Any]:
+        return dict(zip(EXPONENT_COLUMNS, self.state["columns"][str(first)], strict=True))
+
+    def module(self, name: str) -> dict[str, Any]:
+        return dict(zip(MODULE_COLUMNS, self.state["modules"][name], strict=True))
+
+
+def gradients(step: int, scale_exponent: int, plain: ExponentHistogram) -> RangeRecord:
+    """The gradients of all modules at a loss scale, which without it are ``plain``."""
+    scaled = plain.shifted(scale_exponent)
+    return ranges(ALL_MODULES, Topic.GRADIENT, scaled, step=step, loss_scale=2.0**scale_exponent)
+
+
+def test_before_a_sample_the_page_is_told_why_it_has_nothing() -> None:
+    """Under light nothing is ever measured, and an empty chart would not say so."""
+    state = Told([step(0)]).state
+
+    assert state["columns"] == state["modules"] == {}
+    assert "gradients" not in state
+    assert '"light" and "off" never' in state["sentence"]
+
+
+def test_the_sentence_says_how_often_and_what_is_missing() -> None:
+    """A panel that hides its gaps looks like a run without trouble."""
+    told = Told([sampling(interval=50, samples=(1200, 0, 0, 0, 0, 0))])
+    assert (
+        told.state["sentence"] == "Sampled every 50 steps, 1\u202f200 samples of gradients so far"
+    )
+
+    told.put(sampling(interval=1, samples_dropped=2, modules_left_out=1, tensors_refused=3))
+    assert told.state["sentence"] == (
+        "Sampled every step, 1 sample of gradients so far, 2 samples dropped,"
+        " 1 module left out of the newest, 3 tensors that cannot be measured"
+    )
+
+    told.put(sampling(interval=0))
+    assert told.state["sentence"].startswith("Not sampled any more")
+
+
+def test_a_column_holds_the_gradients_without_the_loss_scale_and_the_scale() -> None:
+    """The page moves lines or data; what it gets does not move with the scale."""
+    plain = histogram(-30, 5, 0, 7, zeros=3, nans=2, positive_infs=1)
+    told = Told([gradients(40, 16, plain)])
+
+    assert told.column(40) == {
+        "last_step": 40,
+        "scale_low": 65536.0,
+        "scale_high": 65536.0,
+        "amax": 2.0**-28,
+        "lowest": -30,
+        "counts": [5, 0, 7],
+        "zeros": 3,
+        "nans": 2,
+        "infs": 1,
+    }
+
+
+def test_the_newest_gradients_are_told_exactly() -> None:
+    """What-if in the browser is to be what it is in Python, to the last element."""
+    plain = histogram(-30, 5, 0, 7, zeros=3, amax=0.1 * 2.0**-25, amin=1e-9)
+    told = Told([gradients(1, 15, histogram(-9, 1)), gradients(2, 16, plain)])
+
+    row = dict(zip(HISTOGRAM_COLUMNS, told.state["gradients"], strict=True))
+    assert row == {
+        "step": 2,
+        "first": -30,
+        "counts": [5, 0, 7],
+        "zeros": 3,
+        "nans": 0,
+        "infs": 0,
+        "amax": plain.amax,
+        "amin": plain.amin,
+        "numel": 15,
+        "flushed": 0,
+    }
+
+
+def test_zeros_that_were_flushed_before_the_measurement_are_marked() -> None:
+    """At that scale they were not zero for any other reason: no what-if can tell what they were."""
+    told = Told([FACTS, gradients(0, 0, histogram(-24, 60, 20, zeros=20))])
+
+    assert told.state["gradients"][HISTOGRAM_COLUMNS.index("flushed")] == 20
+
+
+def test_a_module_has_its_numbers_in_the_units_of_the_page() -> None:
+    """Gradients unscaled, headroom in bits of the scaled ones, shares from 0 to 1."""
+    gradient = ranges("fc", Topic.GRADIENT, histogram(-6, 8, 2), loss_scale=2.0**10)
+    output = ranges("fc", Topic.ACTIVATION, histogram(3, 6, amax=5.0), dtype="float16")
+    update = ranges("fc", Topic.UPDATE, histogram(-9, 3, zeros=1))
+    told = Told([FACTS, gradient, output, update])
+
+    row = told.module("fc")
+    assert row["gradient_amax"] == pytest.approx(2.0**-15, rel=1e-3)
+    assert row["gradient_headroom"] == pytest.approx(math.log2(65504 / 2.0**-5), rel=1e-3)
+    assert row["activation_amax"] == 5.0
+    assert row["activation_headroom"] == pytest.approx(math.log2(65504 / 5), rel=1e-3)
+    assert (row["lost"], row["unchanged"], row["nonfinite"]) == (0.0, 0.25, 0)
+    assert row["histogram"][HISTOGRAM_COLUMNS.index("first")] == -16
+
+
+def test_what_was_not_measured_of_a_module_is_unknown_and_not_zero() -> None:
+    """A module without parameters has no gradient and no update."""
+    row = Told([ranges("relu", Topic.ACTIVATION, histogram(0, 4), dtype="float16")]).module("relu")
+
+    unknown = {name for name, cell in row.items() if cell is None}
+    assert unknown == {"lost", "gradient_amax", "gradient_headroom", "unchanged", "histogram"}
+
+
+def test_the_headroom_of_an_output_in_several_dtypes_is_not_known() -> None:
+    """There is no one format that it could leave."""
+    row = Told([ranges("fc", Topic.ACTIVATION, histogram(0, 4), dtype="mixed")]).module("fc")
+
+    assert (row["activation_amax"], row["activation_headroom"]) == (1.0, None)
+
+
+@pytest.mark.parametrize("amax", [5e-324, 1.7e308])
+@pytest.mark.parametrize("scale", [5e-324, 2.0**1023])
+def test_numbers_at_the_ends_of_float64_are_json(amax: float, scale: float) -> None:
+    """A run that has gone wrong is the one that is looked at."""
+    extreme = histogram(192, 1, amax=amax, amin=amax)
+    told = Told(
+        [
+            ranges(module, topic, extreme, dtype="float64", loss_scale=scale)
+            for module in (ALL_MODULES, "fc")
+            for topic in (Topic.GRADIENT, Topic.ACTIVATION)
+        ]
+    )
+
+    assert "fc" in told.state["modules"]
+
+
+def test_a_sample_of_a_long_run_changes_one_column_and_one_module() -> None:
+    """The rest is not sent again."""
+    told = Told([gradients(i, 16, histogram(-30, *range(1, 40))) for i in range(240)])
+    told.put(*(ranges(f"layer.{i}") for i in range(300)))
+    told.change()
+
+    told.put(gradients(240, 16, histogram(-30, 1)), ranges("layer.7", step=1))
+    told.change()
+    told.put(gradients(242, 16, histogram(-30, 1)), ranges("layer.7", step=2))
+    change = told.change()
+
+    changed = change["runs"]["gpt"]["ranks"]["0"]["ranges"]
+    assert list(changed["columns"]) == ["242"]
+    assert list(changed["modules"]) == ["layer.7"]
+    assert len(json.dumps(change)) < 1500
+
+
+def test_modules_that_are_let_go_disappear() -> None:
+    """The page shows no more than the daemon keeps."""
+    told = Told([ranges(f"layer.{i}") for i in range(512)])
+    told.put(ranges("new"))
+
+    assert len(told.state["modules"]) == 512
+    assert "new" in told.state["modules"]
+
+
+def test_the_format_follows_autocast() -> None:
+    """Rows of modules are judged anew when the dtype becomes known."""
+    told = Told([FACTS, ranges("fc", Topic.GRADIENT, histogram(-40, 9))])
+    assert told.module("fc")["why"] == "lost"
+
+    told.put(type(FACTS)({"autocast_dtype": "bfloat16"}))
+
+    assert told.state["format"] == "bfloat16"
+    assert told.module("fc")["why"] == ""
+
+
+def test_without_autocast_nothing_is_lost_and_every_format_is_still_offered() -> None:
+    """float32 is not judged by float16, which is only what is drawn."""
+    tiny = histogram(-40, 9)
+    told = Told([gradients(0, 0, tiny), ranges("fc", exponents=tiny)])
+
+    row = told.module("fc")
+    assert (row["trouble"], row["why"], row["lost"], row["gradient_headroom"]) == (0, "", 0, None)
+    assert (told.state["format"], told.state["format_known"]) == ("float16", False)
+    assert told.state["gradients"][HISTOGRAM_COLUMNS.index("flushed")] == 0
+
+
+def test_a_module_that_was_flushed_whole_is_at_the_top() -> None:
+    """And comes down again when the others show that it simply has no gradient."""
+    zeros = ranges("fc", exponents=histogram(0, zeros=9))
+    told = Told([FACTS, gradients(0, 0, histogram(-20, 9, zeros=9)), zeros])
+
+    row = told.module("fc")
+    assert (row["trouble"], row["why"], row["lost"]) == (4.0, "lost", 1.0)
+    assert row["histogram"][HISTOGRAM_COLUMNS.index("flushed")] == 9
+
+    told.put(gradients(1, 0, histogram(-3, 9, zeros=9)))
+    row = told.module("fc")
+    assert (row["trouble"], row["why"], row["lost"]) == (0.0, "", 0.0)
+
+
+def test_a_skipped_step_is_told_as_it_was() -> None:
+    """Infinities are the worst; what was finite has a largest, what was not has none."""
+    overflowed = histogram(-3, 8, positive_infs=2)
+    told = Told(
+        [
+            FACTS,
+            gradients(7, 16, overflowed),
+            ranges("some", exponents=overflowed, loss_scale=2.0**16),
+            ranges("all", exponents=histogram(0, negative_infs=2), loss_scale=2.0**16),
+            ranges("blown", Topic.ACTIVATION, histogram(0, nans=2), dtype="float16"),
+        ]
+    )
+
+    assert [told.module(name)["why"] for name in ("some", "all", "blown")] == ["nonfinite"] * 3
+    assert told.module("some")["gradient_amax"] == pytest.approx(2.0**-19, rel=1e-3)
+    assert told.module("all")["gradient_amax"] is None
+    assert told.module("blown")["activation_amax"] is None
+    assert told.column(7)["infs"] == 2
+
+
+def test_a_row_says_how_old_it_is() -> None:
+    """By the newest of its measurements; the sentence says how long ago the last sample was."""
+    told = Told([ranges("fc", step=4), ranges("fc", Topic.WEIGHT, step=9), sampling(step=9)])
+    assert told.module("fc")["step"] == 9
+
+    told.put(step(109))
+    assert told.module("fc")["step"] == 9
+    assert told.state["sentence"].startswith("Sampled every 100 steps")
+
+
+def test_deep_is_said_to_measure_every_step() -> None:
+    """Each level by what it does."""
+    assert '"deep" every step' in Told([step(0)]).state["sentence"]
+
+
+def test_the_loss_scale_is_told_only_if_there_is_one_that_can_be_drawn() -> None:
+    """No scaler, no scale."""
+    assert Told([step(0, loss_scale=4.0)]).state["loss_scale"] == 4.0
+    for scale in (math.nan, math.inf, 0.0):
+        assert "loss_scale" not in Told([step(0, loss_scale=scale)]).state
+
+
+def test_the_limits_of_every_narrow_format_are_told() -> None:
+    """All that the lines of the heatmap and the what-if panel need."""
+    told = formats()
+
+    assert set(told) == {name for name, fmt in FORMATS.items() if fmt.bits in (8, 16)}
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert told["float16"] == {
+        "max": 65504.0,
+        "overflow_from": 65520.0,
+        "min_normal": 2.0**-14,
+        "min_subnormal": 2.0**-24,
+    }

@@ -1,0 +1,269 @@
+"""What is in a deployment: what was asked for, where it belongs, and nothing else changed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+import ampwatch
+from ampwatch.errors import AmpwatchError, DeployError
+from ampwatch.operate import shipped
+from ampwatch.operate.deploy import options as checks
+from ampwatch.operate.deploy.options import Options
+from ampwatch.operate.deploy.tree import RUNBOOKS, STAMP, TARGETS, rules_of, tree
+from tests.deploy.parts import ROOT, kustomized, loaded
+from tests.services import require
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ASKED = Options(
+    targets=("node-a:10917", "[2001:db8::1]:9000"),
+    runbooks="https://wiki.example.com/runbooks/",
+    webhook="https://chat.example.com/hook?team=a&x=#b",
+    scrape_seconds=5,
+)
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, str]:
+    return tree(Options())
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree with everything that can be asked for, written."""
+    directory = tmp_path_factory.mktemp("asked")
+    for path, text in tree(ASKED).items():
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / path).write_text(text, encoding="utf-8")
+    return directory
+
+
+def test_without_options_the_files_are_those_of_the_checkout(plain: dict[str, str]) -> None:
+    """But for the line that says which version rules are of."""
+    for path, text in plain.items():
+        stamp = f"{STAMP}{ampwatch.__version__}\n" if path.endswith(".rules.yml") else ""
+        assert text == stamp + (ROOT / path).read_text(encoding="utf-8"), path
+
+
+def test_everything_is_there_that_is_started_or_read(plain: dict[str, str]) -> None:
+    """And no code of dashboards, no test of Python, no cache."""
+    assert {path.split("/")[0] for path in plain} == {"ampwatch", "dashboards", "deploy", "docs"}
+    shipped_here = {
+        path.relative_to(ROOT).as_posix()
+        for pattern in ("deploy/**/*", "dashboards/*.json", "dashboards/alerts/*.yml")
+        for path in ROOT.glob(pattern)
+        if path.is_file() and not {"__pycache__", "targets", "data"} & set(path.parts)
+    }
+    assert shipped_here <= plain.keys()
+    assert {"ampwatch/cli/deploy.py", "ampwatch/host/page/static/index.html"} <= plain.keys()
+    assert not [path for path in plain if "/source/" in path or "_shipped" in path]
+
+
+def test_targets_go_where_prometheus_looks(asked: Path) -> None:
+    """In the file that both configurations match."""
+    assert loaded(asked / TARGETS) == [{"targets": ["node-a:10917", "[2001:db8::1]:9000"]}]
+    for name in ("prometheus", "compose"):
+        directory = asked / "deploy" / name
+        patterns = [
+            pattern
+            for job in loaded(directory / "prometheus.yml")["scrape_configs"]
+            if job["job_name"] == "ampwatch"
+            for discovery in job["file_sd_configs"]
+            for pattern in discovery["files"]
+        ]
+        found = [path.resolve() for pattern in patterns for path in directory.glob(pattern)]
+        assert found == [asked / TARGETS]
+
+
+def test_alertmanager_sends_every_severity_to_the_webhook(asked: Path) -> None:
+    """To the very address, whatever characters are in it."""
+    receivers = loaded(asked / "deploy/alertmanager/alertmanager.yml")["receivers"]
+
+    urls = [hook["url"] for receiver in receivers for hook in receiver["webhook_configs"]]
+    assert urls == [ASKED.webhook] * 3
+
+
+def test_alerts_lead_to_the_runbooks_that_were_named(asked: Path) -> None:
+    """In the rule files, their tests, and the rules for the Operator."""
+    for path in [*(asked / "dashboards/alerts").iterdir(), asked / "deploy/kubernetes"]:
+        texts = path.rglob("*.yaml") if path.is_dir() else [path]
+        assert not any(RUNBOOKS in text.read_text(encoding="utf-8") for text in texts)
+    groups = loaded(asked / "dashboards/alerts/ampwatch.rules.yml")["groups"]
+    alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    assert len(alerts) > 17
+    for rule in alerts:
+        assert rule["annotations"]["runbook_url"] == f"{ASKED.runbooks}{rule['alert']}.md"
+    objects = yaml.safe_load_all((asked / "deploy/kubernetes/prometheusrule.yaml").read_text())
+    assert groups in [thing["spec"]["groups"] for thing in objects]
+
+
+def test_the_scrape_interval_is_the_same_everywhere(asked: Path) -> None:
+    """Grafana's shortest step as well; no time-out is longer than it."""
+    for path in ("compose/prometheus.yml", "prometheus/prometheus.yml", "prometheus/agent.yml"):
+        settings = loaded(asked / "deploy" / path)["global"]
+        assert settings["scrape_interval"] == "5s"
+        assert settings["scrape_timeout"] == "5s"
+        assert settings.get("evaluation_interval", "5s") == "5s"
+    provisioning = asked / "deploy/compose/grafana/provisioning/datasources/ampwatch.yaml"
+    assert loaded(provisioning)["datasources"][0]["jsonData"]["timeInterval"] == "5s"
+    monitor = loaded(asked / "deploy/kubernetes/podmonitor.yaml")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert (endpoint["interval"], endpoint["scrapeTimeout"]) == ("5s", "5s")
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("name", ["prometheus", "compose"])
+def test_prometheus_takes_what_was_written(asked: Path, name: str) -> None:
+    """Rules and targets included."""
+    file = asked / "deploy" / name / "prometheus.yml"
+    command = [require("promtool"), "check", "config", str(file)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert (
+        "ampwatch*.yml" not in done.stderr
+    )  # which would be the warning that there are no targets
+
+
+@pytest.mark.services
+def test_alertmanager_takes_what_was_written(asked: Path) -> None:
+    """With the template beside it."""
+    file = asked / "deploy/alertmanager/alertmanager.yml"
+    subprocess.run([require("amtool"), "check-config", str(file)], check=True, capture_output=True)
+
+
+def test_what_was_written_can_be_kustomized(asked: Path) -> None:
+    """Paths to one another hold there as they do in the checkout."""
+    kinds = {
+        name: sorted({thing["kind"] for thing in kustomized(asked / "deploy/kubernetes" / name)})
+        for name in (".", "daemonset", "training")
+    }
+
+    assert kinds == {
+        ".": ["ConfigMap", "PodMonitor", "PrometheusRule"],
+        "daemonset": ["DaemonSet", "Namespace", "NetworkPolicy", "Service"],
+        "training": ["ConfigMap", "Job", "Service"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "checked"),
+    [
+        ("node-a", "node-a:10917"),
+        ("node-a.example.com:9000", "node-a.example.com:9000"),
+        ("192.0.2.7:1", "192.0.2.7:1"),
+        ("[::1]", "[::1]:10917"),
+    ],
+    ids=["name", "port", "number", "six"],
+)
+def test_a_target_has_the_port_of_the_daemon_unless_told(text: str, checked: str) -> None:
+    """As Prometheus wants it."""
+    assert checks.checked_target(text) == checked
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "http://node-a:1", "node-a:0", "node-a:65536", "a b", "node-a:1/metrics", "::1", "-a"],
+    ids=["nothing", "url", "zero", "high", "space", "path", "bare six", "option"],
+)
+def test_what_is_no_target_is_refused(text: str) -> None:
+    """In words, with what was given."""
+    with pytest.raises(DeployError, match=re.escape(repr(text))):
+        checks.checked_target(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "chat",
+        "ftp://a/b",
+        "http://",
+        "http://a:b/",
+        "http://a/b c",
+        'http://a/"',
+        "http://a/{{",
+    ],
+    ids=["nothing", "word", "ftp", "no host", "port", "space", "quote", "template"],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    """It would break a file, or be expanded as a template."""
+    with pytest.raises(DeployError, match=r"`--webhook`: expected an address"):
+        checks.checked_url("--webhook", text)
+
+
+def test_a_base_of_runbooks_ends_with_a_slash_and_has_no_query() -> None:
+    """The name of the page is added to it."""
+    assert checks.checked_base("--runbooks", "http://a/b") == "http://a/b/"
+    assert checks.checked_base("--runbooks", "http://a/b/") == "http://a/b/"
+    with pytest.raises(DeployError, match=r"leave out what begins with \? or #"):
+        checks.checked_base("--runbooks", "http://a/?page=")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("5s", 5), ("30s", 30), ("60s", 60), ("1m", 60)])
+def test_a_scrape_interval_is_in_seconds(text: str, seconds: int) -> None:
+    """Or the minute that the rules hold for at most."""
+    assert checks.checked_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "15", "4s", "61s", "2m", "1h", "-5s", "5.5s"])
+def test_an_interval_that_the_rules_do_not_hold_for_is_refused(text: str) -> None:
+    """Their shortest range is five minutes."""
+    with pytest.raises(DeployError, match="expected 5s to 60s"):
+        checks.checked_seconds(text)
+
+
+def test_an_incomplete_installation_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing shipped at all; files that somebody has emptied."""
+    monkeypatch.setattr(shipped, "_PACKAGE", tmp_path / "ampwatch")
+    with pytest.raises(AmpwatchError, match="install ampwatch again"):
+        tree(Options())
+
+    for name in ("dashboards/alerts", "deploy/alertmanager", "docs/runbooks"):
+        (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(DeployError, match=r"expected rules .* install ampwatch again"):
+        tree(Options())
+
+    rules = tmp_path / "dashboards/alerts/ampwatch.rules.yml"
+    rules.write_text(f"groups: []  # {RUNBOOKS}\n")
+    (tmp_path / "deploy/alertmanager/alertmanager.yml").write_text("receivers: []\n")
+    with pytest.raises(DeployError, match=r"once in the deploy/alertmanager/alertmanager.yml"):
+        tree(ASKED)
+    rules.write_bytes(b"\xff\xfe")
+    with pytest.raises(DeployError, match=r"expected to read .* install ampwatch again"):
+        tree(Options())
+
+
+def test_what_a_prometheus_was_told_and_has_stored_in_a_checkout_is_not_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its targets are somebody's hosts, and its database is no text."""
+    place = tmp_path / "_shipped"
+    for name in ("dashboards", "deploy", "runbooks"):
+        shutil.copytree(shipped.shipped(name), place / name)
+    for left in ("deploy/prometheus/targets/ampwatch.yml", "deploy/prometheus/data/wal/00000000"):
+        (place / left).parent.mkdir(parents=True)
+        (place / left).write_bytes(b"\xff\xfe")
+    monkeypatch.setattr(shipped, "_PACKAGE", tmp_path)
+
+    paths = tree(Options()).keys()
+
+    assert "deploy/prometheus/prometheus.yml" in paths
+    assert not [path for path in paths if "targets" in path or "/data/" in path]
+
+
+def test_rules_are_told_from_their_tests() -> None:
+    """By their names."""
+    names = ("a.rules.yml", "a.rules.test.yml", "b.yml")
+    files = {f"dashboards/alerts/{name}": name for name in names} | {"deploy/c.rules.yml": "c"}
+
+    assert rules_of(files) == {"a.rules.yml": "a.rules.yml"}

@@ -1,0 +1,262 @@
+"""Which files are written, and which are somebody's."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch import __version__
+from ampwatch.errors import DeployError
+from ampwatch.operate.deploy.writing import RECORD, Change, Theirs, plan, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILES = {"a.yml": "a\n", "deep/er/b.yml": "b\n", "c.yml": "c\n"}
+RULES = "dashboards/alerts/ampwatch.rules.yml"
+
+
+def contents(directory: Path) -> dict[str, str]:
+    """Return the text of every file but the record."""
+    return {
+        path.relative_to(directory).as_posix(): path.read_text()
+        for path in directory.rglob("*")
+        if path.is_file() and path.name != RECORD
+    }
+
+
+def inodes(directory: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_ino for path in directory.rglob("*")}
+
+
+def as_of(directory: Path, version: str) -> None:
+    """Have the record say that another version wrote it."""
+    record = json.loads((directory / RECORD).read_text())
+    (directory / RECORD).write_text(json.dumps(record | {"version": version}))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory that was written."""
+    write(plan(tmp_path / "stack", FILES))
+    return tmp_path / "stack"
+
+
+def test_a_new_directory_has_what_was_to_be_written(tmp_path: Path) -> None:
+    """Below directories that were not there either."""
+    todo = plan(tmp_path / "x" / "stack", FILES)
+    assert set(todo.changes.values()) == {Change.NEW}
+    assert not (tmp_path / "x").exists()  # planning changes nothing
+
+    write(todo)
+
+    assert contents(tmp_path / "x" / "stack") == FILES
+
+
+def test_containers_can_read_it_whatever_the_umask(tmp_path: Path) -> None:
+    """They run as other users, and mount the files."""
+    before = os.umask(0o077)
+    try:
+        write(plan(tmp_path / "stack", FILES))
+    finally:
+        os.umask(before)
+
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "stack").rglob("*.yml")}
+    assert modes == {0o644}
+    assert (tmp_path / "stack" / "deep" / "er").stat().st_mode & 0o777 == 0o755
+
+
+def test_the_second_time_nothing_is_touched(place: Path) -> None:
+    """Not even replaced by the same."""
+    before = inodes(place)
+
+    todo = plan(place, FILES)
+    write(todo)
+
+    assert set(todo.changes.values()) == {Change.SAME}
+    assert todo.version == __version__
+    assert inodes(place) == before
+
+
+def test_what_is_as_it_was_written_is_brought_up_to_date(place: Path) -> None:
+    """Replaced, added and, where it is no longer shipped, removed."""
+    wanted = {"a.yml": "A\n", "deep/er/b.yml": "b\n", "d.yml": "d\n"}
+
+    todo = plan(place, wanted)
+    write(todo)
+
+    assert todo.changes == {
+        "a.yml": Change.UPDATED,
+        "deep/er/b.yml": Change.SAME,
+        "c.yml": Change.REMOVED,
+        "d.yml": Change.NEW,
+    }
+    assert contents(place) == wanted
+
+
+def test_what_somebody_changed_stops_everything(place: Path) -> None:
+    """He is told which, and what he can do."""
+    (place / "c.yml").write_text("mine\n")
+    before = contents(place)
+
+    with pytest.raises(DeployError, match=r"(?s)found 1 that.*\n  c\.yml\n.*--keep.*--force"):
+        write(plan(place, FILES | {"a.yml": "A\n"}))
+
+    assert contents(place) == before
+
+
+def test_what_somebody_changed_can_be_kept(place: Path) -> None:
+    """Also the next time: it does not become ours by that."""
+    (place / "c.yml").write_text("mine\n")
+
+    for _ in range(2):
+        write(plan(place, FILES | {"a.yml": "A\n"}), theirs=Theirs.KEEP)
+        assert contents(place) == FILES | {"a.yml": "A\n", "c.yml": "mine\n"}
+
+    assert plan(place, FILES).changes["c.yml"] is Change.THEIRS
+
+
+def test_what_somebody_changed_can_be_overwritten(place: Path) -> None:
+    """Then it is ours again."""
+    (place / "c.yml").write_text("mine\n")
+
+    write(plan(place, FILES), theirs=Theirs.OVERWRITE)
+
+    assert contents(place) == FILES
+    assert plan(place, FILES | {"c.yml": "C\n"}).changes["c.yml"] is Change.UPDATED
+
+
+def test_what_is_no_longer_shipped_but_changed_is_left(place: Path) -> None:
+    """And what was never written here is not looked at."""
+    (place / "c.yml").write_text("mine\n")
+    (place / "notes.txt").write_text("mine\n")
+    wanted = {name: text for name, text in FILES.items() if name != "c.yml"}
+
+    todo = plan(place, wanted)
+    write(todo)
+
+    assert todo.changes["c.yml"] is Change.LEFT
+    assert contents(place) == wanted | {"c.yml": "mine\n", "notes.txt": "mine\n"}
+
+
+def test_a_file_that_was_there_before_is_somebodys(tmp_path: Path) -> None:
+    """Unless it is the same."""
+    (tmp_path / "a.yml").write_text("mine\n")
+    (tmp_path / "c.yml").write_text("c\n")
+
+    changes = plan(tmp_path, FILES).changes
+
+    assert (changes["a.yml"], changes["c.yml"]) == (Change.THEIRS, Change.SAME)
+
+
+def test_a_link_is_somebodys_and_is_not_followed(place: Path, tmp_path: Path) -> None:
+    """What it leads to stays as it is."""
+    (tmp_path / "elsewhere").write_text("a\n")
+    (place / "a.yml").unlink()
+    (place / "a.yml").symlink_to(tmp_path / "elsewhere")
+
+    todo = plan(place, FILES | {"a.yml": "A\n"})
+    assert todo.changes["a.yml"] is Change.THEIRS
+    write(todo, theirs=Theirs.OVERWRITE)
+
+    assert (tmp_path / "elsewhere").read_text() == "a\n"
+    assert not (place / "a.yml").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [("0.0.9", "rules of ampwatch 0.0.9, older than this"), ("99.0", "newer than this")],
+)
+def test_rules_of_another_version_are_told(tmp_path: Path, version: str, words: str) -> None:
+    """By their first line, wherever they come from."""
+    file = tmp_path / RULES
+    file.parent.mkdir(parents=True)
+    file.write_text(f"# ampwatch {version}\ngroups: []\n")
+
+    with pytest.raises(DeployError, match=words):
+        write(plan(tmp_path, {RULES: f"# ampwatch {__version__}\ngroups: []\n"}))
+
+
+@pytest.mark.parametrize(
+    "line", ["# ampwatch", "# ampwatch rules", f"# ampwatch {__version__}", ""]
+)
+def test_rules_that_name_no_other_version_are_just_changed(tmp_path: Path, line: str) -> None:
+    """Nothing is made up about them."""
+    (tmp_path / "a.yml").write_text(f"{line}\nmine\n")
+
+    todo = plan(tmp_path, FILES)
+
+    assert todo.changes["a.yml"] is Change.THEIRS
+    assert todo.notes == {}
+
+
+def test_a_directory_of_an_older_version_is_brought_up_to_date(place: Path) -> None:
+    """What it was written by is known, and afterwards it is this one's."""
+    as_of(place, "0.0.9")
+
+    todo = plan(place, FILES)
+    write(todo)
+
+    assert todo.version == "0.0.9"
+    assert plan(place, FILES).version == __version__
+
+
+def test_a_directory_of_a_newer_version_is_refused(place: Path) -> None:
+    """An old program would take out what it does not know."""
+    as_of(place, "99.1.0")
+
+    with pytest.raises(DeployError, match=r"of ampwatch 99\.1\.0; use that version"):
+        plan(place, FILES)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "",
+        "{",
+        "[]",
+        '{"version": 1, "files": {}}',
+        '{"version": "1", "files": {"../x": ""}}',
+        "\xff",
+    ],
+    ids=["empty", "cut", "list", "number", "outside", "bytes"],
+)
+def test_a_record_that_is_none_is_told(place: Path, record: str) -> None:
+    """Files are removed by it, so it is not guessed at."""
+    (place / RECORD).write_bytes(record.encode("latin-1"))
+
+    with pytest.raises(DeployError, match=r"expected .*ampwatch-deploy.json.* remove it"):
+        plan(place, FILES)
+
+
+def test_a_file_in_place_of_the_directory_is_told(tmp_path: Path) -> None:
+    """Also one in place of a directory above it, and one of a directory below."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DeployError, match="expected a directory, new or old"):
+        plan(tmp_path / "file", FILES)
+    with pytest.raises(DeployError, match=r"got: (Not a directory|File exists)"):
+        write(plan(tmp_path / "file" / "stack", FILES))
+    (tmp_path / "stack").mkdir()
+    (tmp_path / "stack" / "deep").write_text("")
+    with pytest.raises(DeployError, match=r"got: (Not a directory|File exists)"):
+        write(plan(tmp_path / "stack", FILES))
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """Sysfs takes no directory from anybody, root included."""
+    with pytest.raises(DeployError, match="name a directory that is yours"):
+        write(plan(tmp_path.__class__("/sys/ampwatch"), FILES))
+
+
+def test_an_interrupted_write_is_taken_up_again(place: Path) -> None:
+    """Files that are new already, with a record that is still the old one."""
+    wanted = FILES | {"a.yml": "A\n", "c.yml": "C\n"}
+    (place / "a.yml").write_text("A\n")
+
+    write(plan(place, wanted))
+
+    assert contents(place) == wanted
+    assert not list(place.rglob(".ampwatch-*[!n]"))

@@ -1,0 +1,105 @@
+"""Where a Grafana is and how to get in: what is not usable is told before anything is asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ampwatch.errors import SettingsError
+from ampwatch.operate.grafana.place import find_place
+from tests.operate.grafana.standin import TOKEN
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+THERE = {"GRAFANA_URL": "http://localhost:3000", "GRAFANA_TOKEN": TOKEN}
+
+
+@pytest.mark.parametrize(
+    ("url", "url_told"),
+    [
+        ("http://localhost:3000", "http://localhost:3000"),
+        ("http://localhost:3000/", "http://localhost:3000"),
+        ("https://example.com/monitoring/grafana/", "https://example.com/monitoring/grafana"),
+        ("http://[::1]:3000/grafana", "http://[::1]:3000/grafana"),
+    ],
+)
+def test_an_address_is_understood(url: str, url_told: str) -> None:
+    """With a port, a sub-path, of IPv6."""
+    assert find_place(THERE, url=url).url == url_told
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("localhost:3000", "begins with http:// or https://"),
+        ("grafana.example.com", "begins with http:// or https://"),
+        ("ftp://grafana", "begins with http:// or https://"),
+        ("http://grafana:port", "cannot be read"),
+        ("http://grafana/?orgId=1", "without what follows `?`"),
+        ("http://admin:hunter2@grafana", "without a user and a password"),
+    ],
+)
+def test_what_is_no_address_is_told(url: str, told: str) -> None:
+    """And a password in it is not repeated."""
+    with pytest.raises(SettingsError, match="expected") as caught:
+        find_place(THERE, url=url)
+
+    assert told in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"GRAFANA_URL": ""}, "set GRAFANA_URL or give --url"),
+        ({"GRAFANA_TOKEN": ""}, "Service accounts, and put it into GRAFANA_TOKEN"),
+        ({"GRAFANA_TOKEN": "Bearer glsa_x"}, "in one line and nothing else in GRAFANA_TOKEN"),
+    ],
+)
+def test_what_the_environment_lacks_is_told(changes: dict[str, str], told: str) -> None:
+    """Where to get it as well, and never what was in it."""
+    with pytest.raises(SettingsError, match="expected") as caught:
+        find_place(THERE | changes)
+
+    assert told in str(caught.value)
+    assert "glsa_x" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"timeout_s": 0.0}, "`--timeout`: expected seconds above 0"),
+        ({"timeout_s": float("nan")}, "`--timeout`: expected seconds above 0"),
+        ({"org_id": 0}, "`--org-id`: expected the number of an organization"),
+        ({"ca_file": "/nowhere/ca.pem"}, "found no file '/nowhere/ca.pem'"),
+        ({"token_file": "/nowhere/token"}, "No such file or directory: '/nowhere/token'"),
+    ],
+)
+def test_an_option_that_is_not_usable_is_told(options: dict[str, Any], told: str) -> None:
+    """By its name."""
+    with pytest.raises(SettingsError, match="expected") as caught:
+        find_place(THERE, **options)
+
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"glsa_a\nglsa_b\n", "glsa_\u00fc".encode()])
+def test_a_file_that_holds_no_token_is_told(content: bytes, tmp_path: Path) -> None:
+    """Empty, two lines, another alphabet."""
+    file = tmp_path / "token"
+    file.write_bytes(content)
+
+    with pytest.raises(SettingsError, match="token") as caught:
+        find_place(THERE, token_file=str(file))
+
+    assert "glsa_" not in str(caught.value)
+
+
+def test_the_token_is_not_in_what_is_printed_of_a_place() -> None:
+    """As in a traceback with the values of variables."""
+    place = find_place(THERE)
+
+    assert TOKEN not in repr(place)
+    assert place.without_secrets(f"Bearer {TOKEN}!") == "Bearer <token>!"

@@ -1,0 +1,90 @@
+"""The table of a census by op, by module and by dtype."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
+from ampwatch.report.op_lines import GROUPINGS, op_lines
+from tests.host.fleet.made_up import census, op_row
+
+
+def test_by_op_a_line_is_an_op_and_a_dtype() -> None:
+    """Phases and inputs add up; a cast says from what to what."""
+    lines = op_lines(
+        census(
+            op_row("mm", phase=Phase.FORWARD, calls=2),
+            op_row("mm", phase=Phase.BACKWARD, calls=3),
+            op_row("mm", "float32"),
+            op_row("_to_copy", "float32", OpKind.CAST, out_dtype="float16", calls=7),
+            op_row("", module="fc", flops=10**9),
+        ),
+        "op",
+    )
+
+    assert [(line.name, line.ran_in, line.calls, line.flops) for line in lines] == [
+        ("mm", "float16", 5, 2000),
+        ("mm", "float32", 1, 1000),
+        ("_to_copy", "float32 -> float16", 7, 0),
+    ]
+    assert {line.casts for line in lines} == {0}
+
+
+def test_by_module_casts_are_counted_apart() -> None:
+    """They are the price, not the work."""
+    lines = op_lines(
+        census(
+            op_row("", module="fc", calls=2, bytes=10),
+            op_row("", "float32", OpKind.OTHER, "fc", calls=3, bytes=20),
+            op_row("", "float32", OpKind.CAST, "fc", calls=4, bytes=30),
+            op_row("", "float32", module="head", flops=500, fallback=Fallback.OUTSIDE_REGION),
+            op_row("mm", flops=10**9),
+        ),
+        "module",
+    )
+
+    fc, head = lines
+    assert (fc.name, fc.calls, fc.bytes, fc.casts, fc.cast_bytes) == ("fc", 5, 30, 4, 30)
+    assert (fc.flops, fc.tensor_flops, fc.mix["float16"]) == (1000, 1000, 1000)
+    assert (head.name, dict(head.fallbacks)) == ("head", {Fallback.OUTSIDE_REGION: 1})
+
+
+def test_by_dtype_a_cast_belongs_to_where_it_leads() -> None:
+    """What is cast to float16 is what float16 costs."""
+    lines = op_lines(
+        census(
+            op_row("mm", "float16"),
+            op_row("mm", "float32", flops=5),
+            op_row("_to_copy", "float32", OpKind.CAST, out_dtype="float16", calls=3, bytes=7),
+        ),
+        "dtype",
+    )
+
+    told = [(line.name, line.flops, line.casts, line.cast_bytes) for line in lines]
+    assert told == [("float16", 1000, 3, 7), ("float32", 5, 0, 0)]
+
+
+@pytest.mark.parametrize("by", GROUPINGS)
+def test_the_heaviest_come_first_and_names_decide_ties(by: str) -> None:
+    """FLOPs, then bytes, then the alphabet."""
+    rows = [
+        op_row("a", "d1", module=module, flops=flops, bytes=size)
+        for module in ("*",)
+        for flops, size in [(1, 9)]
+    ]
+    rows += [
+        op_row("b", "d2", flops=2, bytes=0),
+        op_row("c", "d3", flops=0, bytes=5),
+        op_row("d", "d4", flops=0, bytes=5),
+        op_row("", "d1", module="m2", flops=1),
+        op_row("", "d1", module="m1", flops=3),
+    ]
+
+    lines = op_lines(census(*rows), by)  # type: ignore[arg-type]
+
+    expected = {
+        "op": ["b", "a", "c", "d"],
+        "module": ["m1", "m2"],
+        "dtype": ["d2", "d1", "d3", "d4"],
+    }
+    assert [line.name for line in lines] == expected[by]

@@ -1,0 +1,206 @@
+"""The report in words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from ampwatch.report.report import WIDTH, Summary, render, render_boxes
+from ampwatch.wire.blackbox import Box
+from ampwatch.wire.records import CensusRecord, Finding, RunState, Severity, WindowRecord
+from tests.host.fleet.made_up import IDENTITY, PRECISION
+
+
+def _finding(kind: str, severity: Severity = Severity.WARNING, **more: object) -> Finding:
+    finding = Finding(kind, severity, "optimizer:0", f"{kind} happened", f"change {kind}")
+    for name, value in more.items():
+        setattr(finding, name, value)
+    return finding
+
+
+def test_a_healthy_run_has_its_numbers_and_nothing_to_report() -> None:
+    """Steps, scale, and the word that nothing was found."""
+    text = render(Summary("gpt", 3, iterations=10, steps=20, loss_scale=65536.0, growths=2), [])
+
+    assert text == (
+        "ampwatch report: run gpt, rank 3\n"
+        "  10 iterations, 20 optimizer steps attempted\n"
+        "  no step skipped\n"
+        "  loss scale 65536, 2 growths, 0 backoffs\n"
+        "\n"
+        "Nothing to report: no finding was made.\n"
+    )
+
+
+def test_one_of_something_is_told_in_the_singular() -> None:
+    """Also of iterations, growths and backoffs."""
+    once = Summary(
+        "gpt", 0, iterations=1, steps=1, loss_scale=8.0, growths=1, backoffs=1, nonfinite_losses=1
+    )
+
+    text = render(once, [])
+
+    assert "  1 iteration, 1 optimizer step attempted\n" in text
+    assert "  loss scale 8, 1 growth, 1 backoff\n" in text
+    assert "  1 iteration with a NaN or infinite loss\n" in text
+
+
+def test_the_report_can_be_printed_in_any_locale() -> None:
+    """Its own words are ASCII, digits included: the user's locale may be "C"."""
+    large = Summary("gpt", 0, iterations=123_456, steps=123_456, growths=12_345, loss_scale=2.0**30)
+
+    assert render(large, [_finding("scale_collapse", last_step=123_455)]).isascii()
+
+
+def test_a_run_without_a_scaler_says_nothing_of_scale_and_skips() -> None:
+    """What is not there is absent, not zero."""
+    text = render(Summary("gpt", 0, iterations=1, steps=1), [])
+
+    assert "1 optimizer step attempted" in text
+    assert "skipped" not in text
+    assert "loss scale" not in text
+
+
+def test_skips_are_told_by_class() -> None:
+    """Calibrating and storm are different news."""
+    text = render(Summary("gpt", 0, skipped=[3, 0, 1, 2], loss_scale=1.0), [])
+
+    assert "  6 steps skipped: 3 calibrating, 1 unprovoked, 2 storm\n" in text
+
+
+def test_roots_come_by_severity_each_followed_by_what_it_explains() -> None:
+    """The reader begins with the cause."""
+    root = _finding("forward_overflow", Severity.CRITICAL, op="mm", source="train.py:7")
+    symptom = _finding("scale_collapse", root=False, caused_by=root.key)
+    note = _finding("scheduler_ahead", Severity.INFO, first_step=2, last_step=9, count=3)
+    text = render(Summary("gpt", 0), [note, symptom, root])
+    order = [
+        text.index(k) for k in ("CRITICAL  forward_overflow", "It explains: scale_", "INFO  sch")
+    ]
+
+    assert order == sorted(order)
+    assert "Where: optimizer 0; op mm; at train.py:7; rank 0" in text
+    assert "Since: step 2; last seen at step 9, in 3 steps so far" in text
+    assert "What to change: change forward_overflow" in text
+    assert "More: docs/diagnoses/forward_overflow.md, in ampwatch's source repository" in text
+
+
+def test_a_story_is_as_bad_and_as_old_as_anything_in_it() -> None:
+    """A mild cause does not hide a run that is lost, nor when that began."""
+    root = _finding("scale_stuck_low", first_step=50, last_step=50)
+    symptom = _finding(
+        "scale_collapse", Severity.CRITICAL, root=False, caused_by=root.key, first_step=30
+    )
+    other = _finding("scale_reset", Severity.CRITICAL, first_step=40, last_step=40)
+    text = render(Summary("gpt", 0), [root, symptom, other])
+
+    assert text.index("CRITICAL  scale_stuck_low") < text.index("CRITICAL  scale_reset")
+    assert "Since: step 50. What it explains was seen first, at step 30" in text
+    assert "Since: step 40\n" in text
+
+
+def test_what_a_callback_has_written_into_the_evidence_is_no_error() -> None:
+    """It is shown as it is."""
+    finding = _finding("scale_collapse", evidence={"note": "mine", "steps": 3.0})
+
+    assert "note   'mine'" in render(Summary("gpt", 0), [finding])
+
+
+def test_it_says_how_sure_it_is_and_why() -> None:
+    """A trend is not an observation."""
+    text = render(Summary("gpt", 0), [_finding("forward_overflow"), _finding("headroom_low")])
+
+    assert "How sure: certain: the op itself was seen with finite inputs" in text
+    assert "How sure: likely: the largest output was measured step by step" in text
+
+
+def test_every_number_of_the_evidence_is_there() -> None:
+    """Those of symptoms as well, and powers of two as such."""
+    root = _finding("forward_overflow", evidence={"output_amax": math.inf, "input_amax": 512.25})
+    symptom = _finding(
+        "scale_collapse", root=False, caused_by=root.key, evidence={"loss_scale": 2.0**-15}
+    )
+    words = " ".join(render(Summary("gpt", 0), [root, symptom]).split())
+
+    assert "output_amax infinity input_amax 512.25 of scale_collapse: loss_scale 3.05" in words
+    assert "(2^-15)" in words
+
+
+def test_a_term_is_explained_once_where_it_first_comes_up() -> None:
+    """And not at all where it does not."""
+    first = _finding("headroom_low", summary="it overflows", first_step=1)
+    second = _finding("scale_collapse", summary="steps are skipped: overflow", first_step=2)
+    text = render(Summary("gpt", 0), [first, second])
+
+    assert text.count("overflow: a result larger than") == 1
+    assert text.index("overflow: a result") < text.index("WARNING  scale_collapse")
+    assert "skipped step: when" in text
+    assert "bfloat16:" not in text
+
+
+def test_what_several_ranks_found_is_told_once() -> None:
+    """With the ranks, as the one tells it that saw it first."""
+    boxes = [
+        Box(
+            replace(IDENTITY, rank=rank, world_size=4),
+            findings=[_finding("scale_collapse", summary=f"since {9 - rank}", first_step=9 - rank)],
+        )
+        for rank in (0, 1, 3)
+    ]
+    text = render_boxes(boxes)
+
+    assert text.startswith("ampwatch report: run gpt, 3 of 4 ranks\n  rank 0, on node: ")
+    assert text.count("WARNING  scale_collapse") == 1
+    assert "ranks 0-1, 3" in text
+    assert "since 6" in text
+
+
+def test_findings_that_name_each_other_as_their_cause_are_told() -> None:
+    """A report that is damaged must not hide them."""
+    one = _finding("headroom_low", root=False, caused_by="scale_collapse@optimizer:0")
+    other = _finding("scale_collapse", root=False, caused_by="headroom_low@optimizer:0")
+    lost = _finding("scale_reset", root=False, caused_by="gone@nowhere")
+    text = render(Summary("gpt", 0), [one, other, lost])
+
+    assert all(
+        f"WARNING  {kind}" in text for kind in ("headroom_low", "scale_collapse", "scale_reset")
+    )
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_narrow_terminal_is_not_overrun(width: int) -> None:
+    """Every line fits, the numbers included."""
+    finding = _finding("scale_collapse", summary="x " * 200, evidence={"n" * 30: 1e-30})
+    box = Box(IDENTITY, RunState.FAILED, "a reason " * 30, findings=[finding])
+
+    assert max(map(len, render_boxes([box], width).splitlines())) <= width
+
+
+def test_no_line_is_wider_than_the_terminal() -> None:
+    """Long advice is wrapped."""
+    text = render(Summary("gpt", 0), [_finding("word " * 60)])
+
+    assert max(len(line) for line in text.splitlines()[4:]) <= WIDTH
+    assert len(text.splitlines()) > 8
+
+
+def test_what_was_not_seen_is_said() -> None:
+    """A report that misses something says so."""
+    text = render(Summary("gpt", 0, not_seen=["3 iterations were not observed"]), [])
+
+    assert "  3 iterations were not observed\n" in text
+
+
+def test_what_ran_in_which_dtype_is_told_when_it_was_counted() -> None:
+    """Shares, casts and the band of tensor cores, before what was not seen."""
+    census = next(record for record in PRECISION if isinstance(record, CensusRecord))
+    window = next(record for record in PRECISION if isinstance(record, WindowRecord))
+
+    text = render(Summary("gpt", 0, census=census, window=window, not_seen=["the rest"]), [])
+
+    assert "  FLOPs: 75 % in float16, 25 % in float32\n" in text
+    assert "  Tensor cores had between 60 % and 80 % of the time of matmul kernels" in text
+    assert text.index("FLOPs") < text.index("the rest")
+    assert text.isascii()

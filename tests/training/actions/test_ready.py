@@ -1,0 +1,524 @@
+"""What is done about a finding, on real trainings and against a real HTTP server."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks
+
+import ampwatch
+from ampwatch import actions
+from ampwatch.wire.records import Finding, Severity
+from tests.host.fleet.made_up import identity
+from tests.trainings import Net, Run, adamw, build, scaler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COLLAPSING = tuple(range(8, 20))
+"""Iterations in which the loss is infinite: after five of them the scale is collapsing."""
+
+
+@pytest.fixture(autouse=True)
+def comparable(one_thread: None) -> None:
+    """Runs are compared bit for bit."""
+
+
+def collapsing(**options: Any) -> Run:
+    torch.manual_seed(0)
+    model = Net()
+    made = scaler(init_scale=1024.0, growth_interval=1000)
+    return Run([model], [adamw(model, **options)], made, steps=20, poison=COLLAPSING)
+
+
+def made(
+    severity: Severity = Severity.CRITICAL, kind: str = "scale_collapse", **changes: Any
+) -> Finding:
+    return Finding(kind, severity, "optimizer:0", summary="It broke", advice="Mend it", **changes)
+
+
+class Server:
+    """Answers as told, and keeps what it was sent."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses = list(statuses)
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.asked = threading.Semaphore(0)
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.url = ""
+
+    @contextmanager
+    def running(self) -> Iterator[Server]:
+        here = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                here.headers.append(dict(self.headers))
+                here.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                status = here.statuses.pop(0) if here.statuses else 204
+                here.asked.release()
+                here.may_answer.wait(20)
+                self.send_response(status)
+                if status == 302:
+                    self.send_header("Location", here.url + "/elsewhere")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            server.daemon_threads = True
+            self.url = f"http://127.0.0.1:{server.server_address[1]}/services/SECRET?token=SECRET"
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            try:
+                yield self
+            finally:
+                self.may_answer.set()
+                server.shutdown()
+                thread.join()
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("ampwatch")]
+
+
+def test_a_callback_is_told_only_of_what_it_asked_for() -> None:
+    """By severity and by kind; another callback of the same run gets everything."""
+    run, everything, severe, others = collapsing(), [], [], []
+    with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
+        watch.on_finding(everything.append)
+        watch.on_finding(severe.append, min_severity="critical")
+        watch.on_finding(others.append, kinds=["update_rounding"])
+        run.loop()
+
+    assert {f.kind for f in severe} == {"scale_collapse"}
+    assert others == []
+    assert len(everything) == len({f.key for f in everything}) >= len(severe)
+
+
+def test_a_finding_that_gets_worse_is_told_when_it_is_bad_enough() -> None:
+    """A filter does not lose a finding that was harmless when it was made."""
+    from ampwatch.training.actions.base import Subscription  # noqa: PLC0415 - no public name
+
+    told: list[Severity] = []
+    subscription = Subscription(lambda f: told.append(f.severity), Severity.WARNING)
+    finding = made(Severity.INFO)
+    subscription.tell(finding, new=True)
+    finding.severity = Severity.CRITICAL
+    for _ in range(3):
+        subscription.tell(finding, new=False)
+
+    assert told == [Severity.CRITICAL]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"min_severity": "fatal"}, "expected one of info, warning, critical, got 'fatal'"),
+        ({"kinds": ["scale_colapse"]}, "did you mean 'scale_collapse'"),
+        ({"kinds": "scale_collapse"}, r"write kinds=\['scale_collapse'\]"),
+        ({"kinds": []}, "expected several kinds of findings, got"),
+        ({"kinds": 3}, "expected several kinds of findings, got 3"),
+        ({"kinds": [1]}, "expected several kinds of findings, got"),
+        ({"min_severity": ""}, "expected one of info, warning, critical, got ''"),
+    ],
+)
+def test_a_filter_that_can_never_match_is_refused(options: dict[str, Any], words: str) -> None:
+    """At once, with what was meant."""
+    run = collapsing()
+    with (
+        ampwatch.monitor(run.models, run.scaler, serve=False) as watch,
+        pytest.raises(ampwatch.SettingsError, match=words),
+    ):
+        watch.on_finding(print, **options)
+
+
+def test_the_log_action_writes_the_finding_with_its_level(caplog: pytest.LogCaptureFixture) -> None:
+    """The record carries the finding itself."""
+    with caplog.at_level(logging.INFO, logger="mine"):
+        action = actions.log("mine")
+        for severity in Severity:
+            action(made(severity))
+
+    assert [r.levelno for r in caplog.records] == [logging.INFO, logging.WARNING, logging.ERROR]
+    assert caplog.records[0].finding.kind == "scale_collapse"  # type: ignore[attr-defined]
+    assert caplog.messages[0] == "scale_collapse: It broke. Mend it"
+
+
+def test_stop_ends_the_run_at_the_end_of_the_iteration_that_shows_the_finding() -> None:
+    """With the finding; model, optimizer and scaler are those of a run that ended there by itself."""
+    run = collapsing()
+    watch = ampwatch.monitor(run.models, run.scaler, serve=False)
+    watch.on_finding(actions.stop())
+    with pytest.raises(ampwatch.StopTraining, match="scale_collapse: The loss scale") as caught:
+        run.loop()
+    watch.close()
+    stopped_after = len(run.losses)
+    alone = collapsing()
+    alone.steps = stopped_after
+    alone.loop()
+
+    assert caught.value.finding is not None
+    assert caught.value.step == stopped_after - 1
+    assert len(COLLAPSING) > stopped_after - COLLAPSING[0] >= 5
+    assert run.scaler.state_dict() == alone.scaler.state_dict()
+    for ours, theirs in zip(run.models[0].parameters(), alone.models[0].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    # The scaler is ready for the next iteration: nothing is half done.
+    run.poison = ()
+    run.losses.clear()
+    run.loop()
+    assert all(map(math.isfinite, run.losses))
+
+
+def test_stop_without_a_scaler_is_raised_by_the_step_of_the_optimizer() -> None:
+    """Where the weights are broken already, after the step that is the iteration's end."""
+    run = build("bf16-without-scaler")
+    run.poison = (3, 4, 5)
+    watch = ampwatch.monitor(run.models, serve=False, sample_every=1)
+    watch.on_finding(actions.stop())
+    with pytest.raises(ampwatch.StopTraining) as caught:
+        run.loop()
+    watch.close()
+
+    assert caught.value.finding is not None
+    assert caught.value.finding.kind == "param_nonfinite"
+    assert len(run.losses) < run.steps
+
+
+def test_without_stop_nothing_ever_stops() -> None:
+    """The same run goes on to its end; a stop that asked for other findings changes nothing."""
+    alone = collapsing()
+    alone.loop()
+    run = collapsing()
+    with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
+        watch.on_finding(actions.stop(), kinds=["scheduler_ahead"])
+        run.loop()
+
+    assert run.digest() == alone.digest()
+
+
+def test_a_checkpoint_is_asked_for_between_two_iterations() -> None:
+    """Once, after ``update``: the scaler can be saved then, and the iteration is over."""
+    run, saved = collapsing(), []
+    with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
+
+        def save(finding: Finding) -> None:
+            state = {"model": run.models[0].state_dict(), "scaler": run.scaler.state_dict()}
+            saved.append((finding.kind, watch.last_step.step, len(run.losses), state["scaler"]))
+
+        watch.on_finding(actions.checkpoint(save), min_severity="critical")
+        run.loop()
+
+    ((kind, step, losses, state),) = saved
+    assert kind == "scale_collapse"
+    assert step == losses - 1
+    assert state["_growth_tracker"] == 0
+
+
+def test_checkpoints_keep_their_distance_and_the_worst_finding_wins() -> None:
+    """One call at a safe point, the next one no earlier than asked for."""
+    saved: list[str] = []
+    action = actions.checkpoint(lambda f: saved.append(f.kind), min_steps=10)
+    action.open(identity())
+    action(made(Severity.WARNING, "update_rounding"))
+    action(made(Severity.CRITICAL, "scale_collapse"))
+    for step in range(3, 20):
+        action.settle(step)
+        if step == 5:
+            action(made(Severity.WARNING, "headroom_low"))
+        if step == 12:
+            assert saved == ["scale_collapse"]
+    action(made(Severity.WARNING, "grad_underflow"))
+    action.close()
+
+    assert saved == ["scale_collapse", "headroom_low", "grad_underflow"]
+
+
+def test_an_exception_of_the_checkpoint_is_logged_and_training_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A disk that is full ends no training."""
+    alone = collapsing()
+    alone.loop()
+    run = collapsing()
+
+    def save(_: Finding) -> None:
+        raise OSError(28, "No space left on device")
+
+    with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
+        watch.on_finding(actions.checkpoint(save))
+        run.loop()
+
+    assert "No space left on device" in caplog.text
+    assert run.digest() == alone.digest()
+
+
+def test_a_webhook_gets_the_finding_as_json() -> None:
+    """With run and rank; numbers that JSON has not are strings; nothing is left after close."""
+    run = collapsing()
+    with Server().running() as server:
+        hook = actions.webhook(server.url, headers={"Authorization": "Bearer SECRET"})
+        with ampwatch.monitor(run.models, run.scaler, serve=False, run="gpt") as watch:
+            watch.on_finding(hook, min_severity="critical")
+            assert threads() == []
+            run.loop()
+
+    (body,) = server.bodies
+    assert (body["version"], body["run"], body["rank"]) == (1, "gpt", 0)
+    assert body["finding"]["kind"] == "scale_collapse"
+    assert body["finding"]["severity"] == "critical"
+    assert body["finding"]["first_step"] == watch.findings[-1].first_step
+    assert server.headers[0]["Authorization"] == "Bearer SECRET"
+    assert server.headers[0]["Content-Type"] == "application/json"
+    assert (hook.sent, hook.failed, hook.dropped) == (1, 0, 0)
+    assert threads() == []
+
+
+def test_numbers_that_are_not_finite_are_words_in_the_body() -> None:
+    """Strict JSON, for parsers in other languages."""
+    with Server().running() as server:
+        hook = actions.webhook(server.url)
+        hook(made(evidence={"a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.5}))
+        hook.close()
+
+    evidence = server.bodies[0]["finding"]["evidence"]
+    assert evidence == {"a": "NaN", "b": "Infinity", "c": "-Infinity", "d": 0.5}
+
+
+def test_a_webhook_tries_again_and_counts(caplog: pytest.LogCaptureFixture) -> None:
+    """After 503 and 429, but not after 403; secrets of the address are in no log."""
+    with Server(503, 429, 204, 403).running() as server:
+        hook = actions.webhook(server.url, backoff_seconds=0.001)
+        hook(made())
+        for _ in range(3):
+            assert server.asked.acquire(timeout=60)
+        hook(made())
+        assert server.asked.acquire(timeout=60)
+        hook.close()
+
+    assert (hook.sent, hook.retried, hook.failed) == (1, 2, 1)
+    assert "status 403" in caplog.text
+    assert "SECRET" not in caplog.text + repr(hook)
+
+
+def test_a_webhook_follows_no_redirect() -> None:
+    """Headers may hold a secret that is meant for one host."""
+    with Server(302).running() as server:
+        hook = actions.webhook(server.url)
+        hook(made())
+        hook.close()
+
+    assert (len(server.bodies), hook.failed) == (1, 1)
+
+
+def test_a_webhook_never_blocks_training_and_its_queue_is_bounded() -> None:
+    """While the endpoint hangs findings are dropped and counted; close waits as long as it may."""
+    server = Server()
+    server.may_answer.clear()
+    with server.running():
+        hook = actions.webhook(server.url, queue_size=2, close_seconds=0.05, timeout_seconds=30)
+        hook(made())
+        assert server.asked.acquire(timeout=60)
+        for _ in range(5):
+            hook(made())
+        assert hook.dropped == 3
+        hook.close()
+        assert hook.failed == 2
+        server.may_answer.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith("ampwatch"):
+                thread.join(10)
+
+    assert hook.sent == 1
+    assert threads() == []
+
+
+def test_nobody_at_the_address_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """And a run that is not affected."""
+    with Server().running() as server:
+        url = server.url
+    hook = actions.webhook(url, retries=1, backoff_seconds=0.0)
+    hook(made())
+    hook.close()
+
+    assert hook.failed == 1
+    assert "Connection refused" in caplog.text
+    assert "SECRET" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"url": "file:///etc/passwd"}, "begins with http:// or https://"),
+        ({"url": "https://user:SECRET@example.com/"}, "without a password"),
+        ({"url": "http://example.com:port/SECRET"}, "cannot be read"),
+        ({"url": "http://example.com", "timeout_seconds": 0}, "> 0"),
+        ({"url": "http://example.com", "queue_size": 0}, ">= 1"),
+        ({"url": "http://example.com", "retries": -1}, ">= 0"),
+        ({"url": "http://example.com", "retries": "3"}, "`retries`: expected a whole number"),
+        ({"url": "http://example.com", "retries": 1.5}, "`retries`: expected a whole number"),
+        ({"url": "http://example.com", "queue_size": math.inf}, "`queue_size`: expected a whole"),
+        ({"url": "http://example.com", "timeout_seconds": None}, "`timeout_seconds`: expected a"),
+        ({"url": "http://example.com", "headers": ["SECRET"]}, "expected a mapping"),
+        (
+            {"url": "http://example.com", "headers": {"Authorization": None}},
+            "'Authorization', got a NoneType; if it comes from an environment variable",
+        ),
+        ({"url": "http://example.com", "headers": {"X": "b\nSECRET"}}, "one line"),
+        ({"url": "http://example.com", "headers": {"X\r\nY": "SECRET"}}, "one line"),
+        ({"url": "http://example.com", "headers": {"X": "\u2026SECRET"}}, "Latin-1"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(arguments: dict[str, Any], words: str) -> None:
+    """Without quoting what may be a secret."""
+    with pytest.raises(ampwatch.SettingsError, match=words) as caught:
+        actions.webhook(**arguments)
+
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("level", ["light", "off"])
+@pytest.mark.parametrize(
+    ("callback", "words"),
+    [
+        (actions.stop, r"got actions\.stop, which makes one; write actions\.stop\("),
+        (actions.webhook, r"write actions\.webhook\("),
+        (type(actions.stop()), "call it first"),
+        (3, "expected a function that takes a finding, got 3"),
+        (None, "got None"),
+    ],
+)
+def test_a_callback_that_could_never_be_called_is_refused(
+    callback: Any, words: str, level: str
+) -> None:
+    """Parentheses that were forgotten would be noticed when the training was not stopped."""
+    run = collapsing()
+    with (
+        ampwatch.monitor(run.models, run.scaler, serve=False, level=level) as watch,
+        pytest.raises(ampwatch.SettingsError, match=words),
+    ):
+        watch.on_finding(callback)
+
+
+@pytest.mark.parametrize("make", [actions.stop, lambda: actions.checkpoint(print)])
+def test_an_action_belongs_to_one_open_monitor(make: Any) -> None:
+    """What it has noted is of one run; after that run another may have it."""
+    first, second, action = collapsing(), collapsing(), make()
+    with (
+        ampwatch.monitor(first.models, first.scaler, serve=False, run="one") as one,
+        ampwatch.monitor(second.models, second.scaler, serve=False, run="two") as two,
+    ):
+        one.on_finding(action, min_severity="critical")
+        one.on_finding(action, kinds=["scheduler_ahead"])
+        with pytest.raises(ampwatch.StateError, match="of run 'one'; make one for each monitor"):
+            two.on_finding(action)
+        one.close()
+        two.on_finding(action)
+
+
+def test_a_webhook_of_a_second_run_tells_of_that_one_alone() -> None:
+    """Under its own name, from the first finding to the last."""
+    names = ["one", "two"]
+    with Server().running() as server:
+        hook = actions.webhook(server.url)
+        for name in names:
+            run = collapsing()
+            with ampwatch.monitor(run.models, run.scaler, serve=False, run=name) as watch:
+                watch.on_finding(hook, min_severity="critical")
+                run.loop()
+
+    assert [body["run"] for body in server.bodies] == names
+    assert (hook.sent, hook.failed, hook.dropped) == (2, 0, 0)
+
+
+def test_an_error_that_nobody_thought_of_ends_no_thread(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The finding is given up and counted, and the next one is sent."""
+    with Server().running() as server:
+        hook = actions.webhook(server.url)
+        with monkeypatch.context() as patched:
+            patched.setattr(hook, "_headers", {"X": None})
+            hook(made())
+            hook.close()
+        hook(made())
+        hook.close()
+
+    assert (hook.sent, hook.failed) == (1, 1)
+    assert "got TypeError" in caplog.text
+
+
+def test_a_thread_that_has_died_is_replaced() -> None:
+    """What it would have sent is not left in the queue."""
+    with Server().running() as server:
+        hook = actions.webhook(server.url)
+        dead = threading.Thread(target=lambda: None)
+        dead.start()
+        dead.join()
+        hook._thread, hook._pid = dead, os.getpid()
+        hook(made())
+        hook.close()
+
+    assert hook.sent == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: actions.checkpoint(print, min_steps="1"), "`min_steps`: expected a whole number"),  # type: ignore[arg-type]
+        (lambda: actions.log(3), "`target`: expected a logger or its name, got 3"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_action_that_cannot_work_is_not_made(make: Any, words: str) -> None:
+    """It says what was expected and what was given."""
+    with pytest.raises(ampwatch.SettingsError, match=words):
+        make()
+
+
+def test_a_checkpoint_needs_a_function() -> None:
+    """A path is a likely slip."""
+    with pytest.raises(ampwatch.SettingsError, match="expected a function"):
+        actions.checkpoint("model.pt")  # type: ignore[arg-type]
+
+
+def test_actions_at_level_off_do_nothing() -> None:
+    """The line may stay in the script."""
+    run = collapsing()
+    with ampwatch.monitor(run.models, run.scaler, serve=False, level="off") as watch:
+        watch.on_finding(actions.stop())
+        run.loop()
+
+    assert watch.findings == []
+
+
+def test_the_safe_point_goes_with_the_monitor() -> None:
+    """Its hook and its tap are there only from an action that needs it to the close."""
+    run = collapsing()
+
+    def placed() -> tuple[int, object]:
+        return len(_global_optimizer_post_hooks), torch.amp.GradScaler.update
+
+    before = placed()
+    with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
+        watched = placed()
+        watch.on_finding(actions.log("mine"))
+        assert placed() == watched
+        watch.on_finding(actions.checkpoint(print))
+        watch.on_finding(actions.stop())
+        assert placed()[0] == watched[0] + 1
+
+    assert placed() == before

@@ -1,0 +1,261 @@
+"""Trainings are watched without a line in them, one monitor each, and end in the same bits."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import ampwatch
+from ampwatch.training import monitor as monitoring
+from ampwatch.training.attach.auto import Attacher
+from ampwatch.training.attach.owners import models_of
+from ampwatch.training.hooks import taps
+from tests.trainings import RECIPES, Net, Run, adamw, build, scaler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def comparable(one_thread: None) -> None:
+    """Runs are compared bit for bit."""
+
+
+@pytest.fixture
+def attacher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Attacher]:
+    """Armed, as in a process of its own."""
+    monkeypatch.setattr(monitoring.Monitor, "num_asked_for", 0)
+    made = Attacher(serve=False)
+    made.install()
+    yield made
+    made.remove()
+    for watch in made.watches:
+        watch.close()
+
+
+def zeroing_first(run: Run) -> Run:
+    """The other common order: ``zero_grad`` before the forward."""
+    forward = run.forward
+
+    def zeroed(step: int, micro: int) -> torch.Tensor:
+        if micro == 0:
+            for optimizer in run.optimizers:
+                optimizer.zero_grad()
+        return forward(step, micro)
+
+    run.forward = zeroed  # type: ignore[method-assign]
+    return run
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
+def test_each_recipe_has_one_monitor_and_the_same_bits(recipe: str, attacher: Attacher) -> None:
+    """However many optimizers, with and without a scaler; every iteration but the first is seen."""
+    attacher.remove()
+    bare = build(recipe)
+    bare.loop()
+    attacher.install()
+    run = build(recipe)
+    run.loop()
+
+    (watch,) = attacher.watches
+    assert run.digest() == bare.digest()
+    assert watch.models == run.models
+    assert watch.last_step.step == run.steps - 1
+    assert watch._scaler is (run.scaler if run.scaler and run.scaler.is_enabled() else None)
+
+
+def test_an_iteration_that_begins_with_zero_grad_is_seen_from_the_first_on(
+    attacher: Attacher,
+) -> None:
+    """Attached before its forward."""
+    run = zeroing_first(build("fp16-foreach"))
+    run.poison = ()
+    run.steps = 1
+    run.loop()
+
+    (watch,) = attacher.watches
+    assert watch.last_step.step == 0
+    assert watch._diagnosis.iterations == 1
+
+
+def test_findings_are_those_of_a_monitor_by_hand(attacher: Attacher) -> None:
+    """With the same steps and places."""
+    run = zeroing_first(build("fp16-foreach"))
+    run.steps, run.poison = 40, tuple(range(28, 40))
+    run.loop()
+    (watch,) = attacher.watches
+    attacher.remove()
+    watch.close()
+    by_hand = build("fp16-foreach")
+    by_hand.steps, by_hand.poison = run.steps, run.poison
+    with ampwatch.monitor(by_hand.models, by_hand.scaler, serve=False) as asked:
+        by_hand.loop()
+
+    assert any(f.severity.value == "critical" for f in watch.findings)
+    assert [(f.key, f.first_step) for f in watch.findings] == [
+        (f.key, f.first_step) for f in asked.findings
+    ]
+
+
+def test_two_scalers_are_two_monitors_that_do_not_mistake_each_other(attacher: Attacher) -> None:
+    """As in a GAN with one for each player: each has its own optimizer."""
+    torch.manual_seed(0)
+    players = [Net(), Net()]
+    optimizers = [adamw(player) for player in players]
+    scalers = [scaler(1024.0), scaler(2048.0)]
+    for _ in range(6):
+        for player, optimizer, own in zip(players, optimizers, scalers, strict=True):
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = player(torch.randn(16, 8)).float().square().mean()
+            optimizer.zero_grad()
+            own.scale(loss).backward()
+            own.step(optimizer)
+            own.update()
+
+    first, second = attacher.watches
+    assert [first.models, second.models] == [[players[0]], [players[1]]]
+    assert [w.last_step.step for w in (first, second)] == [5, 5]
+    assert all(f.severity.value == "info" for w in (first, second) for f in w.findings)
+
+
+def test_a_second_training_is_watched_after_the_first(attacher: Attacher) -> None:
+    """Cross validation: each fold has a model, an optimizer and a scaler of its own."""
+    kept = []
+    for _ in range(2):
+        run = build("fp16-foreach")
+        run.poison = ()
+        run.loop()
+        kept.append(run)
+
+    first, second = attacher.watches
+    assert (first.models, second.models) == (kept[0].models, kept[1].models)
+    assert second.last_step.step == 11
+
+
+def test_trainings_that_are_over_are_forgotten(
+    attacher: Attacher, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A search that trains a thousand small models does not collect monitors, nor lines."""
+    for _ in range(3):
+        run = build("fp16-foreach")
+        run.poison, run.steps = (), 3
+        run.loop()
+        del run
+        gc.collect()
+
+    assert len(attacher.watches) == 1
+    assert capsys.readouterr().err.count("watching run") == 1
+
+
+def test_a_further_optimizer_of_the_same_model_joins_its_monitor(attacher: Attacher) -> None:
+    """Fine-tuning in two phases, with one scaler."""
+    run = build("fp16-foreach")
+    run.poison = ()
+    run.loop()
+    run.optimizers = [torch.optim.SGD(run.models[0].parameters(), lr=1e-3)]
+    run.loop()
+
+    (watch,) = attacher.watches
+    assert watch.last_step.step == 23
+
+
+def test_a_program_that_asks_for_a_monitor_itself_is_left_alone(
+    attacher: Attacher, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the first step, and also afterwards: ours goes without a word."""
+    run = build("fp16-foreach")
+    run.poison = ()
+    with ampwatch.monitor(run.models, run.scaler, serve=False) as asked:
+        run.loop()
+    assert attacher.watches == []
+    assert asked.last_step.step == 11
+
+    monitoring.Monitor.num_asked_for = 0
+    attacher.remove()
+    attacher.install()
+    late = build("fp16-fused")
+    late.poison = ()
+    late.loop()
+    (unasked,) = attacher.watches
+    with ampwatch.monitor(late.models, late.scaler, serve=False) as asked:
+        assert unasked.closed
+        late.loop()
+    assert asked.last_step.step == 11
+    assert attacher.watches == [unasked]
+    assert "expected objects that nobody watches" not in caplog.text
+
+
+def test_nothing_is_left_of_it(attacher: Attacher) -> None:
+    """Taps come off, also those on the step of an optimizer that never stepped."""
+    attacher.remove()
+    before = dict(taps._taps)
+    step = torch.optim.Adagrad.step
+    attacher.install()
+    torch.optim.Adagrad(Net().parameters())
+    attacher.remove()
+
+    assert taps._taps == before
+    assert getattr(torch.optim.Adagrad.step, "hooked", False) or torch.optim.Adagrad.step is step
+
+
+def test_a_level_of_off_watches_nothing(
+    attacher: Attacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AMPWATCH_LEVEL=off reaches it as it reaches monitor()."""
+    monkeypatch.setenv("AMPWATCH_LEVEL", "off")
+    run = build("fp16-foreach")
+    run.loop()
+
+    assert all(watch.closed for watch in attacher.watches)
+
+
+def test_a_variable_that_is_not_usable_is_one_warning(
+    attacher: Attacher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And training goes on unwatched."""
+    monkeypatch.setenv("AMPWATCH_LEVEL", "loud")
+    run = build("fp16-foreach")
+    run.loop()
+
+    assert attacher.watches == []
+    assert caplog.text.count("this training runs unwatched") == 1
+    assert len(run.losses) == run.steps
+
+
+class Holder(nn.Module):
+    def __init__(self, *inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(inner)
+
+
+def test_the_models_of_an_optimizer_are_the_outermost_ones() -> None:
+    """Containers included; of two that hold the same, the smaller; bare tensors have none."""
+    first, second, other = Net(), Net(), Net()
+    whole = Holder(first, second)
+    bigger = Holder(whole, nn.Identity(), nn.Identity())
+    bigger.inner[0] = first  # holds a part of what `whole` holds
+    optimizers: list[Any] = [adamw(second), adamw(first)]
+
+    assert models_of(optimizers) == [whole]
+    assert models_of([adamw(other)]) == [other]
+    assert models_of([torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=1.0)]) == []
+
+
+def test_parameters_without_a_module_are_watched_through_their_optimizer(
+    attacher: Attacher,
+) -> None:
+    """Style transfer, adversarial examples: what is trained is a tensor."""
+    image = nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.SGD([image], lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        (image - 1).square().sum().backward()
+        optimizer.step()
+
+    (watch,) = attacher.watches
+    assert watch.last_step.step == 4

@@ -1,0 +1,104 @@
+"""The loss of a training without a scaler, and graphs that are handed to the compiler."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import ampwatch
+from ampwatch.training.hooks.taps import listen
+from ampwatch.wire.records import StepRecord
+from tests.stories.stage import gradscaler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OWNERS = [
+    (torch.autograd, "backward"),
+    (torch.autocast, "__exit__"),
+    (torch.amp.GradScaler, "scale"),
+    (torch.amp.GradScaler, "load_state_dict"),
+    (torch.optim.Optimizer, "load_state_dict"),
+    (torch._TorchCompileWrapper, "__call__"),
+]
+
+
+def losses(
+    monkeypatch: pytest.MonkeyPatch,
+    scaler: Any = None,
+    backward: Callable[[torch.Tensor], None] = torch.Tensor.backward,
+) -> list[float]:
+    """Train for three steps, the scaler not known to ampwatch; return the losses it saw."""
+    from ampwatch.training.outlet import Outlet  # noqa: PLC0415 - patched here only
+
+    seen: list[float] = []
+
+    def put(_outlet: Outlet, record: object) -> None:
+        if isinstance(record, StepRecord):
+            seen.append(record.loss if record.num_losses else math.nan)
+
+    monkeypatch.setattr(Outlet, "put", put)
+    model = nn.Linear(4, 1)
+    nn.init.ones_(model.weight)
+    nn.init.zeros_(model.bias)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with ampwatch.monitor(model, level="light", serve=False):
+        for number in range(3):
+            loss = model(torch.full((2, 4), float(number))).mean()
+            if scaler is None:
+                backward(loss)
+                optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+    return seen
+
+
+def test_without_a_scaler_the_loss_is_what_goes_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of one, inputs of 0, 1 and 2 in four features."""
+    assert losses(monkeypatch) == [0.0, 4.0, 8.0]
+
+
+def test_a_loss_handed_to_the_function_is_one_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``torch.autograd.backward`` takes several; here the loss and twice the loss, by their mean."""
+
+    def backward(loss: torch.Tensor) -> None:
+        torch.autograd.backward([loss, 2.0 * loss])
+
+    assert losses(monkeypatch, backward=backward) == [0.0, 6.0, 12.0]
+
+
+def test_what_an_unknown_scaler_has_multiplied_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows by how much."""
+    assert all(math.isnan(loss) for loss in losses(monkeypatch, gradscaler(64.0)))
+
+
+@pytest.mark.parametrize("level", ["light", "standard", "deep"])
+def test_every_method_is_the_original_again_after_close(level: str) -> None:
+    """By identity."""
+    before = [owner.__dict__[name] for owner, name in OWNERS]
+    for scaler in (None, gradscaler()):
+        with ampwatch.monitor(nn.Linear(2, 2), scaler, level=level, serve=False):
+            assert torch.autograd.backward is not before[0]
+        assert [owner.__dict__[name] for owner, name in OWNERS] == before
+
+
+def test_a_method_of_the_compiler_is_heard_while_it_compiles() -> None:
+    """Other methods are not: what is being compiled must not get our code into its graph."""
+    heard: list[int] = []
+
+    def captured(_backend: object, args: Any, _kwargs: object) -> None:
+        heard.append(len(args[0].graph.nodes))
+
+    listener = listen(torch._TorchCompileWrapper, "__call__", before=captured, in_compiler=True)
+    try:
+        torch.compile(lambda x: x * 2 + 1, backend="eager")(torch.ones(3))
+    finally:
+        listener.remove()
+
+    assert heard == [4]  # input, mul, add, output

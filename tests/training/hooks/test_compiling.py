@@ -1,0 +1,168 @@
+"""``torch.compile`` beside the op census: what is compiled stays compiled, and nobody looks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampwatch.training.hooks import compiling
+
+HERE = Path(__file__).resolve().parents[3]
+
+PROGRAM = """
+import json, os, sys, warnings
+warnings.simplefilter("error")
+import torch
+from torch import nn
+import ampwatch
+
+torch.set_num_threads(1)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)))
+
+def train(when, watched):
+    calls = []
+    def backend(graph, inputs):
+        calls.append(1)
+        def compiled(*args):
+            calls.append(2)
+            return graph.forward(*args)
+        return compiled
+
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    run = model
+    if when == "before":
+        run = torch.compile(model, backend=backend)
+    watch = ampwatch.monitor(model, scaler, serve=False) if watched else None
+    if when == "after":
+        run = torch.compile(model, backend=backend)
+    losses = []
+    for step in range(6):
+        optimizer.zero_grad()
+        x = torch.randn(4, 8)
+        if when == "middle" and step == 0:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                model(x).float().sum().backward()
+            run = torch.compile(model, backend=backend)
+            optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = run(x).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    said = ""
+    if watch is not None:
+        said = watch.report()
+        watch.close()
+    return {
+        "compiled": calls.count(1), "runs": calls.count(2), "losses": losses,
+        "weights": [p.detach().double().sum().item() for p in model.parameters()],
+        "modes": torch._C._len_torch_dispatch_stack(), "said": said,
+    }
+
+# Each in a process where nothing has been compiled.
+for what, when in json.loads(sys.argv[1]):
+    if what == "import":
+        import torch._dynamo
+        continue
+    child = os.fork()
+    if child == 0:
+        print(json.dumps([what, when, train(when, what == "watched")]), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, (what, when)
+"""
+
+RUNS = [
+    *(("watched", when) for when in ("after", "middle")),
+    ("import", ""),
+    ("watched", "before"),
+    *(("bare", when) for when in ("before", "after", "middle")),
+]
+"""Importing the compiler takes seconds. Those that must begin without it come first."""
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[tuple[str, str], Any]:
+    """What came of each training, in a process of its own that was forked from one."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(RUNS)],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    return {(what, when): result for what, when, result in told}
+
+
+@pytest.mark.parametrize("when", ["before", "after", "middle"])
+def test_a_compiled_model_is_compiled_and_run_as_without_ampwatch(
+    when: str, trained: dict[tuple[str, str], Any]
+) -> None:
+    """Compiled before ``monitor``, after it, and in the middle of a counted iteration.
+
+    Nobody is warned of hooks, either: warnings are errors in that program.
+    """
+    bare, watched = trained["bare", when], trained["watched", when]
+
+    assert bare["compiled"] >= 1
+    assert {**watched, "said": ""} == bare
+    assert "torch.compile was called in this process" in watched["said"]
+
+
+class Frames:
+    """What ``torch._dynamo.eval_frame`` keeps."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
+class Counters:
+    """What ``torch._dynamo.utils`` counts."""
+
+    def __init__(self, frames: dict[str, int]) -> None:
+        self.counters = {"frames": frames}
+
+
+@pytest.mark.parametrize(
+    ("frames", "counters", "may"),
+    [
+        (None, None, False),
+        (Frames(cached_backends={}), Counters({}), False),
+        (Frames(cached_backends={1: False}), Counters({}), False),
+        (Frames(cached_backends={1: print}), Counters({}), True),
+        (Frames(cached_backends={}), Counters({"total": 1}), True),
+        (Frames(), Counters({}), True),
+    ],
+    ids=["not loaded", "loaded", "disabled", "called", "has compiled", "kept elsewhere"],
+)
+def test_whether_anything_may_be_compiled(
+    frames: Any,
+    counters: Any,
+    may: bool,  # noqa: FBT001 - a parameter
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From what PyTorch keeps of the backends that it was called with."""
+    for name, module in (("eval_frame", frames), ("utils", counters)):
+        if module is None:
+            monkeypatch.delitem(sys.modules, f"torch._dynamo.{name}", raising=False)
+        else:
+            monkeypatch.setitem(sys.modules, f"torch._dynamo.{name}", module)
+
+    assert compiling.may_compile() is may

@@ -1,0 +1,164 @@
+"""Which autocast regions every thread is in."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.amp import custom_fwd
+
+from ampwatch.guard import Guard
+from ampwatch.training.hooks.regions import Region, Regions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def regions() -> Iterator[Regions]:
+    made = Regions(Guard("regions", is_thread_safe=True))
+    made.install()
+    yield made
+    made.remove()
+
+
+BF16 = Region("cpu", "bfloat16", enabled=True, by_function=False)
+OFF = Region("cpu", "bfloat16", enabled=False, by_function=False)
+
+
+def test_regions_are_followed_as_they_are_entered_and_left(regions: Regions) -> None:
+    """The innermost is last; a decorator enters one at each call."""
+
+    @torch.autocast("cpu", dtype=torch.float16)
+    def decorated() -> list[Region]:
+        return list(regions.here())
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", enabled=False):
+            inside = list(regions.here())
+        outside = list(regions.here())
+
+    assert inside == [BF16, OFF]
+    assert outside == [BF16]
+    assert decorated() == [Region("cpu", "float16", enabled=True, by_function=False)]
+    assert list(regions.here()) == []
+
+
+def test_an_exception_leaves_a_region(regions: Regions) -> None:
+    """As the user's ``with`` does."""
+    with pytest.raises(ZeroDivisionError), torch.autocast("cpu", dtype=torch.bfloat16):
+        _ = 1 // 0
+
+    assert list(regions.here()) == []
+
+
+def test_a_region_that_nobody_saw_being_entered_is_known_once_asked_for() -> None:
+    """The whole program may run in one, ampwatch included; Python leaves it without us, too."""
+    regions = Regions(Guard("regions"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        regions.install()
+        regions.look()
+        before = list(regions.here())
+        with torch.autocast("cpu", enabled=False):
+            regions.look()
+            inside = list(regions.here())
+        after = list(regions.here())
+    regions.look()
+    left = list(regions.here())
+    regions.remove()
+
+    assert before == after == [BF16]
+    assert inside == [BF16, OFF]
+    assert left == []
+
+
+def test_autocast_that_is_switched_on_by_hand_is_known_once_asked_for(regions: Regions) -> None:
+    """Without a context manager; beside regions that are seen it is not asked for."""
+    torch.set_autocast_dtype("cpu", torch.float16)
+    torch.set_autocast_enabled("cpu", True)  # noqa: FBT003 - as PyTorch has it
+    try:
+        regions.look()
+        on = list(regions.here())
+    finally:
+        torch.set_autocast_enabled("cpu", False)  # noqa: FBT003 - as PyTorch has it
+        torch.set_autocast_dtype("cpu", torch.bfloat16)
+    regions.look()
+
+    assert on == [Region("cpu", "float16", enabled=True, by_function=False)]
+    assert list(regions.here()) == []
+
+
+def test_threads_have_regions_of_their_own(regions: Regions) -> None:
+    """Another one's is seen as such, as long as it is in it, and only an enabled one."""
+    seen: list[Any] = []
+    inside, done = threading.Event(), threading.Event()
+
+    def other() -> None:
+        seen.append(regions.elsewhere("cpu"))
+        with torch.autocast("cpu", dtype=torch.float16):
+            inside.set()
+            done.wait(10)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        thread = threading.Thread(target=other)
+        thread.start()
+        inside.wait(10)
+        while_inside = regions.elsewhere("cpu"), regions.elsewhere("cuda"), list(regions.here())
+        done.set()
+        thread.join()
+        afterwards = regions.elsewhere("cpu")
+        with torch.autocast("cpu", enabled=False):
+            thread = threading.Thread(target=lambda: seen.append(regions.elsewhere("cpu")))
+            thread.start()
+            thread.join()
+
+    assert seen == [BF16, None]
+    assert while_inside == (Region("cpu", "float16", True, False), None, [BF16])  # noqa: FBT003 - fields
+    assert afterwards is None
+
+
+def test_the_region_of_a_custom_function_is_told_from_the_users_own(regions: Regions) -> None:
+    """Both disable autocast."""
+    seen = []
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        @custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            seen.append(regions.here()[-1])
+            return x * 2
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        Function.apply(torch.ones(2))
+        with torch.autocast("cpu", enabled=False):
+            seen.append(regions.here()[-1])
+
+    assert [(r.enabled, r.by_function) for r in seen] == [(False, True), (False, False)]
+
+
+def test_many_threads_enter_and_leave_at_once(regions: Regions) -> None:
+    """None of them is missed."""
+    wrong: list[Any] = []
+    start = threading.Barrier(4)
+
+    def enter(dtype: torch.dtype) -> None:
+        start.wait(10)
+        for _ in range(300):
+            with torch.autocast("cpu", dtype=dtype):
+                names = [r.dtype for r in regions.here()]
+                wrong.extend([names] if names != [str(dtype).removeprefix("torch.")] else [])
+            wrong.extend(regions.here())
+
+    threads = [
+        threading.Thread(target=enter, args=(dtype,))
+        for dtype in (torch.float16, torch.bfloat16) * 2
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert wrong == []
+    assert regions._of_thread == {}

@@ -1,0 +1,326 @@
+"""When what is measured, against a training whose costs are known."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from ampwatch.settings import Settings
+from ampwatch.training.iteration.governor import (
+    ALARMED,
+    EVERYTHING,
+    FIRST,
+    FORWARD,
+    MAX_PERIOD,
+    OPENING,
+    OPS,
+    QUIET_AFTER_ALARM,
+    SKIPS_LOOKED_AT,
+    STATE,
+    TURNS,
+    UPDATES,
+    WORST_SHARE,
+    Look,
+    Sampler,
+    Wanted,
+)
+from ampwatch.wire.records import Topic
+
+
+class Training:
+    """Iterations of a given length whose samples cost a given time; no clock is involved.
+
+    ``drag_s``: how much longer PyTorch itself takes where each op is seen.
+    """
+
+    def __init__(
+        self,
+        step_s: float = 0.1,
+        cost_s: float = 0.005,
+        always_s: float = 0.0,
+        drag_s: float = 0.0,
+        **settings: object,
+    ) -> None:
+        self.step_s, self.cost_s, self.always_s = step_s, cost_s, always_s
+        self.drag_s = drag_s
+        self.spent_ns = 0
+        self.sampler = Sampler(Settings.resolve(dict(settings), {}), lambda: self.spent_ns)
+        self.looks: list[tuple[int, Wanted, tuple[int, int]]] = []
+        self.dragged_s = 0.0
+        self.seconds = 0.0
+
+    def run(self, iterations: int) -> Training:
+        for _ in range(iterations):
+            sampler, cost_s = self.sampler, self.always_s
+            if sampler.wanted:
+                self.looks.append((sampler.step, sampler.wanted, sampler.part))
+                cost_s += self.cost_s / sampler.part[1]
+            drag_s = self.drag_s if Look.OPS in sampler.wanted else 0.0
+            self.dragged_s += drag_s
+            self.spent_ns += int(1e9 * cost_s)
+            self.seconds += self.step_s + cost_s + drag_s
+            sampler.next(self.step_s + cost_s + drag_s)
+        return self
+
+    @property
+    def sampled(self) -> list[int]:
+        return [step for step, _, _ in self.looks]
+
+
+@pytest.mark.parametrize("budget", [0.002, 0.01, 0.1])
+@pytest.mark.parametrize("cost_s", [0.0005, 0.005, 0.05])
+def test_what_ampwatch_costs_stays_within_the_budget(budget: float, cost_s: float) -> None:
+    """Counted after the opening, to within one sample."""
+    training = Training(cost_s=cost_s, overhead_budget=budget).run(OPENING)
+    spent, seconds = training.spent_ns / 1e9, training.seconds
+
+    training.run(5000)
+
+    spent, seconds = training.spent_ns / 1e9 - spent, training.seconds - seconds
+    assert spent <= budget * seconds + cost_s
+    # A period is up to four times as long as it had to be.
+    assert spent >= 0.2 * min(budget * seconds, 5000 * cost_s) - cost_s
+
+
+def test_the_always_on_sensors_are_paid_from_the_same_budget() -> None:
+    """The more they take, the less is left for samples."""
+    alone = Training(overhead_budget=0.01).run(3000)
+    beside = Training(overhead_budget=0.01, always_s=0.0005).run(3000)
+
+    assert len(beside.looks) - OPENING < 0.7 * (len(alone.looks) - OPENING)
+
+
+def test_a_training_that_cannot_pay_is_looked_at_now_and_then_all_the_same() -> None:
+    """Steps shorter than our own work must not go unseen for good."""
+    training = Training(step_s=0.0001, cost_s=0.01, always_s=0.0001).run(5 * MAX_PERIOD)
+
+    late = [step for step in training.sampled if step >= OPENING]
+    assert len(late) >= 3
+    assert all(b - a <= 2 * MAX_PERIOD for a, b in pairwise(late))
+
+
+@pytest.mark.parametrize("ranks", [2, 16])
+def test_the_ranks_of_a_job_sample_in_the_same_steps(ranks: int) -> None:
+    """They wait for one another: apart, each would delay all the others."""
+    rng = random.Random(0)
+    trainings = [Training(cost_s=0.01 * rng.uniform(0.7, 1.4)) for _ in range(ranks)]
+    for training in trainings:
+        training.run(6000)
+
+    sampled = [{step for step in t.sampled if step >= OPENING} for t in trainings]
+    delayed = set.union(*sampled)
+    assert len(delayed) <= 2.5 * max(map(len, sampled))
+
+
+def test_the_time_of_a_device_is_charged_when_it_is_known() -> None:
+    """It pays like any other, and what weighs too much on a step is spread."""
+    late, free = Training(cost_s=0.0), Training(cost_s=0.0)
+    for _ in range(3000):
+        step, looks = late.sampler.step, len(late.looks)
+        late.run(1)
+        free.run(1)
+        if step >= OPENING and len(late.looks) > looks:
+            _, wanted, (_, parts) = late.looks[-1]
+            late.sampler.charge(wanted, parts, int(0.05e9 / parts))
+
+    assert len(late.looks) < 0.2 * len(free.looks)
+    parts = {part[1] for step, wanted, part in late.looks if step > 2000 and wanted == FORWARD}
+    assert min(parts) >= 4
+
+
+def test_the_opening_is_looked_at_whatever_it_costs_and_is_not_paid_back() -> None:
+    """Most mistakes show there; afterwards the first sample comes at once."""
+    training = Training(cost_s=0.02, overhead_budget=0.01).run(OPENING + 1)
+
+    assert training.sampled == list(range(OPENING + 1))
+
+
+def test_each_topic_is_looked_at_in_turn_and_gradients_twice_as_often() -> None:
+    """Nothing that could be measured is left out for good."""
+    training = Training(cost_s=0.0).run(500)
+
+    counts = Counter(topic for _, wanted, _ in training.looks for topic in wanted)
+    assert set(counts) == {*Topic, Look.OPS}
+    assert counts[Topic.GRADIENT] == pytest.approx(2 * counts[Topic.ACTIVATION], rel=0.05)
+    for topic in (Topic.WEIGHT, Topic.UPDATE, Topic.BUFFER, Look.OPS):
+        assert counts[topic] == pytest.approx(counts[Topic.ACTIVATION_GRADIENT], rel=0.05)
+
+
+def test_ops_are_not_looked_at_where_windows_are_to_do() -> None:
+    """Not as long as all is well."""
+    training = Training(cost_s=0.0, op_census="window").run(500)
+
+    assert not any(Look.OPS in wanted for _, wanted, _ in training.looks)
+
+
+def test_the_first_iteration_looks_at_gradients_state_and_ops() -> None:
+    """A training that is broken from the start may live for two or three steps."""
+    assert Training().run(1).looks[0][1] == FIRST | {Look.OPS}
+
+
+def test_sample_every_fixes_the_interval() -> None:
+    """Whatever it costs, also in the opening."""
+    training = Training(cost_s=0.05, sample_every=7).run(100)
+
+    assert training.sampled == [0, *range(7, 100, 7)]
+    assert training.sampler.interval == 7
+
+
+def test_a_sample_that_weighs_on_its_step_is_spread_over_several() -> None:
+    """Each part takes its turn, and the worst step stays near the limit."""
+    training = Training(cost_s=0.1, overhead_budget=0.5).run(400)
+
+    late = [(wanted, part) for step, wanted, part in training.looks if step > 200]
+    forward = [part for wanted, part in late if wanted == {Topic.ACTIVATION}]
+    parts = forward[0][1]
+    assert training.cost_s / parts <= 1.1 * WORST_SHARE * training.step_s
+    assert {part for part, _ in forward} == set(range(parts))
+    assert all(part == (0, 1) for wanted, part in late if wanted == {Topic.GRADIENT})
+
+
+def test_deep_looks_at_everything_in_every_iteration() -> None:
+    """It is for debugging, and costs what it has to. Updates are compared over several anyway."""
+    training = Training(level="deep").run(50)
+
+    expected = [EVERYTHING if i % 4 == 0 else EVERYTHING - UPDATES for i in range(50)]
+    assert [wanted for _, wanted, _ in training.looks] == expected
+
+
+@pytest.mark.parametrize("level", ["light", "off"])
+def test_light_looks_at_nothing(level: str) -> None:
+    """Scaler and steps only, not even at skips."""
+    training = Training(level=level).run(100)
+
+    assert training.looks == []
+    assert not training.sampler.looks_at_skips
+
+
+def test_an_alarm_has_the_next_iterations_looked_at_state_first() -> None:
+    """Then it rests, so that a storm of skips is not a storm of samples."""
+    training = Training(cost_s=0.5, overhead_budget=0.001).run(OPENING + 200)
+    before = len(training.looks)
+
+    for _ in range(QUIET_AFTER_ALARM):
+        training.sampler.alarm()
+        training.run(1)
+
+    after = training.looks[before:]
+    assert len(after) in (ALARMED, ALARMED + 1)
+    assert after[0][1] == STATE
+
+
+def test_the_first_failure_after_a_calm_is_looked_at_on_the_spot() -> None:
+    """And not every one of a row."""
+    training = Training().run(5)
+    first = training.sampler.takes_first_look()
+    training.run(1)
+    second = training.sampler.takes_first_look()
+    training.run(100)
+
+    assert (first, second, training.sampler.takes_first_look()) == (True, False, True)
+
+
+def test_a_storm_of_skips_is_not_measured_step_by_step_for_ever() -> None:
+    """The first of a streak are, in the opening all; after a calm it begins anew."""
+    training = Training(cost_s=0.5, overhead_budget=0.001)
+    opening = []
+    for _ in range(OPENING):
+        opening.append(training.sampler.takes_skip())
+        training.run(1)
+    training.run(QUIET_AFTER_ALARM + 10)
+    storm = []
+    for _ in range(100):
+        storm.append(training.sampler.takes_skip())
+        training.spent_ns += int(1e9 * training.cost_s * storm[-1])
+        training.run(1)
+    training.run(QUIET_AFTER_ALARM + 10)
+
+    assert all(opening)
+    assert all(storm[:SKIPS_LOOKED_AT])
+    assert sum(storm[SKIPS_LOOKED_AT:]) <= 1
+    assert training.sampler.takes_skip()
+
+
+def test_an_unknown_duration_changes_nothing() -> None:
+    """The first iteration has none."""
+    training = Training()
+    training.sampler.next(math.nan)
+
+    assert training.sampler.step == 1
+    assert training.sampler.wanted
+
+
+@pytest.mark.parametrize("drag_s", [0.02, 0.2])
+def test_ops_cost_by_how_much_the_step_was_longer_than_usual(drag_s: float) -> None:
+    """Most of it PyTorch spends, outside of our account; it is paid from the same budget."""
+    training = Training(cost_s=0.001, drag_s=drag_s, overhead_budget=0.01).run(OPENING)
+    spent, seconds = training.spent_ns / 1e9 + training.dragged_s, training.seconds
+
+    training.run(20_000)
+
+    spent = training.spent_ns / 1e9 + training.dragged_s - spent
+    seconds = training.seconds - seconds
+    assert training.dragged_s > 5 * drag_s
+    assert 0.2 * 0.01 * seconds <= spent <= 0.01 * seconds + drag_s
+
+
+def test_a_step_whose_ops_are_counted_is_not_the_usual_one() -> None:
+    """Else the second count would look free."""
+    training = Training(cost_s=0.001, drag_s=0.3, sample_every=1).run(200)
+
+    assert training.sampler._usual_ns == pytest.approx(0.1e9, rel=0.05)
+
+
+def test_ops_are_counted_whole_and_in_their_turn() -> None:
+    """A part of them has no shares."""
+    training = Training(cost_s=0.1, drag_s=0.5, overhead_budget=0.9).run(400)
+
+    late = [(wanted, part) for step, wanted, part in training.looks if step > 100]
+    parts = {part for wanted, part in late if wanted == OPS}
+    every = (*TURNS, OPS)
+    turns = [every.index(wanted) for wanted, _ in late if wanted != TURNS[0]]
+    assert parts == {(0, 1)}
+    assert all(later != earlier for earlier, later in pairwise(turns))
+
+
+def test_nothing_is_looked_at_while_a_profiler_looks() -> None:
+    """Neither would be worth anything; what was due comes afterwards."""
+    training = Training(cost_s=0.0).run(100)
+    training.sampler.is_held = True
+    training.run(1)
+    before = len(training.looks)
+    training.run(50)
+    while_held = len(training.looks) - before
+    training.sampler.is_held = False
+    training.run(2)
+
+    assert while_held == 0
+    assert len(training.looks) > before
+
+
+@pytest.mark.parametrize("level", ["standard", "deep"])
+def test_deep_is_held_as_well(level: str) -> None:
+    """A profiler and a dispatch mode at once measure each other."""
+    training = Training(level=level).run(3)
+    training.sampler.is_held = True
+    training.sampler.next(0.1)
+
+    assert training.sampler.wanted == frozenset()
+
+
+def test_what_was_spent_outside_is_paid_like_the_rest() -> None:
+    """A debt postpones samples until steps have earned it."""
+    free, owing = Training(cost_s=0.0), Training(cost_s=0.0)
+    for training in (free, owing):
+        training.run(OPENING + 8)
+    owing.sampler.owe(0.1e9)  # a hundred steps of a budget of a hundredth
+    for training in (free, owing):
+        training.looks.clear()
+        training.run(90)
+
+    assert len(owing.looks) <= 1
+    assert len(free.looks) > 20

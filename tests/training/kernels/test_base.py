@@ -1,0 +1,259 @@
+"""What every kernel promises, of those for tensors in host memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ampwatch.numerics.encodings import DTYPES
+from ampwatch.numerics.exponents import ExponentHistogram
+from ampwatch.training.kernels import reference
+from ampwatch.training.kernels.base import BLOCK
+from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS
+from tests.training.kernels.patterns import PATTERNS_32, PATTERNS_64, small_dtypes
+from tests.training.kernels import oracle
+
+if TYPE_CHECKING:
+    from ampwatch.training.kernels.base import Kernel
+
+# The kernel keeps nothing from one example to the next.
+patterns = settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+LENGTHS = (1, 15, 16, 33, 64, 1000, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7, 40 * BLOCK + 1)
+
+
+def _spread(numel: int, dtype: str, seed: int = 0) -> torch.Tensor:
+    """Magnitudes over some thirty exponents, with zeros."""
+    random = torch.Generator().manual_seed(seed)
+    exponents = 4 * torch.randn(numel, generator=random)
+    spread = torch.randn(numel, generator=random) * torch.exp2(exponents)
+    spread[::17] = 0
+    return spread.to(oracle.TORCH_DTYPES[dtype])
+
+
+@small_dtypes
+def test_every_pattern_is_counted_as_by_the_reference(kernel: Kernel, dtype: str) -> None:
+    """All 256 or 65536 of them, forwards, backwards, and each alone in a block."""
+    tensor = oracle.all_patterns(dtype)
+    backwards = tensor.view(_integer(dtype)).flip(0).view(tensor.dtype)
+    expected = reference.histogram(tensor)
+
+    assert oracle.measured(kernel, [tensor, backwards]) == [expected, expected]
+
+
+@small_dtypes
+def test_every_pattern_is_counted_in_a_tensor_of_its_own(kernel: Kernel, dtype: str) -> None:
+    """One element, nothing beside it that could hide a mistake."""
+    tensor = oracle.all_patterns(dtype)
+    step = 1 if tensor.numel() == 256 else 61
+    pieces = list(tensor[::step].split(1))
+
+    assert oracle.measured(kernel, pieces) == [oracle.histogram(oracle.values(p)) for p in pieces]
+
+
+def _integer(dtype: str) -> torch.dtype:
+    return torch.uint8 if dtype in oracle.FLOAT8 else torch.int16
+
+
+@patterns
+@given(st.lists(PATTERNS_32, max_size=70))
+def test_float32_is_counted_as_in_plain_python(kernel: Kernel, patterns: list[int]) -> None:
+    """Any bits: subnormal numbers, boundaries, NaN, infinities."""
+    tensor = oracle.bits(patterns, "float32")
+
+    assert oracle.measured(kernel, [tensor]) == [oracle.histogram(oracle.values(tensor))]
+
+
+@patterns
+@given(st.lists(PATTERNS_64, max_size=40))
+def test_float64_is_counted_as_in_plain_python(kernel: Kernel, patterns: list[int]) -> None:
+    """Any bits; what is beyond the axis is counted at its ends."""
+    tensor = oracle.bits(patterns, "float64")
+
+    assert oracle.measured(kernel, [tensor]) == [oracle.histogram(oracle.values(tensor))]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_length_is_counted_as_by_the_reference(kernel: Kernel, dtype: str) -> None:
+    """Around blocks and vectors, all lengths in one call."""
+    pieces = [_spread(numel, dtype) for numel in LENGTHS]
+
+    assert oracle.measured(kernel, pieces) == list(map(reference.histogram, pieces))
+
+
+@pytest.mark.parametrize("fill", [0.0, 1.0, 3e38, 1e-45, float("inf"), float("-inf"), float("nan")])
+def test_blocks_of_one_value_are_counted(kernel: Kernel, fill: float) -> None:
+    """The extremes of a block are the same, and its counts as large as they get."""
+    tensor = torch.full((2 * BLOCK + 5,), fill)
+
+    assert oracle.measured(kernel, [tensor]) == [reference.histogram(tensor)]
+
+
+def test_a_block_may_hold_all_exponents_at_once(kernel: Kernel) -> None:
+    """From the largest to the smallest normal number, too many to look for one by one."""
+    tensor = oracle.bits([n % 255 << 23 | n for n in range(255, 3 * BLOCK)], "float32")
+
+    assert oracle.measured(kernel, [tensor]) == [reference.histogram(tensor)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_a_single_odd_element_changes_nothing_else(kernel: Kernel, dtype: str) -> None:
+    """NaN, infinity and the smallest subnormal number, each alone somewhere in a block."""
+    for odd in (float("nan"), float("inf"), float("-inf"), 5e-324, 1e-45, 2.0**-24, 1e-40):
+        tensor = _spread(2 * BLOCK, dtype)
+        tensor[BLOCK + 77] = odd
+
+        assert oracle.measured(kernel, [tensor]) == [reference.histogram(tensor)]
+
+
+def test_a_list_of_all_dtypes_is_measured_in_one_call(kernel: Kernel) -> None:
+    """Also with empty tensors and scalars in between."""
+    pieces = [_spread(100, dtype) for dtype in DTYPES]
+    pieces[3:3] = [torch.tensor([]), torch.tensor(3.0), torch.zeros(7)]
+
+    assert oracle.measured(kernel, pieces) == list(map(reference.histogram, pieces))
+
+
+def test_an_empty_list_is_measured(kernel: Kernel) -> None:
+    """There is nothing to do, and nothing happens."""
+    assert oracle.measured(kernel, []) == []
+
+
+def test_memory_order_does_not_matter(kernel: Kernel) -> None:
+    """A transposed matrix and channels last are read as they lie."""
+    pieces = [_spread(35, "float32").view(5, 7).t(), torch.randn(2, 3, 4, 5)]
+    pieces[1] = pieces[1].to(memory_format=torch.channels_last)
+
+    assert oracle.measured(kernel, pieces) == list(map(reference.histogram, pieces))
+
+
+def test_parameters_are_measured_and_stay_out_of_autograd(kernel: Kernel) -> None:
+    """Nothing is recorded for backward, nothing is written to."""
+    parameter = torch.nn.Parameter(_spread(100, "float32"))
+    before = parameter.detach().clone()
+    version = parameter._version
+
+    (histogram,) = oracle.measured(kernel, [parameter])
+
+    assert histogram == reference.histogram(before)
+    assert torch.equal(parameter, before)
+    assert parameter._version == version
+
+
+def test_rows_are_used_again_without_leftovers(kernel: Kernel) -> None:
+    """The second list is shorter and its tensors have other exponents."""
+    rows = torch.full((3, ROW_WORDS), oracle.GARBAGE, dtype=torch.int32)
+    kernel.measure([torch.full((9,), 1e30), torch.full((9,), float("nan"))], rows)
+    kernel.measure([torch.full((5,), 1e-30)], rows)
+
+    assert (
+        bytes(rows[0].view(torch.uint8).tolist())
+        == oracle.rows_of(kernel, [torch.full((5,), 1e-30)])[0]
+    )
+
+
+def test_a_closed_gate_leaves_rows_of_zero_words(kernel: Kernel) -> None:
+    """An open one changes nothing."""
+    rows = torch.full((2, ROW_WORDS), oracle.GARBAGE, dtype=torch.int32)
+    kernel.measure([torch.ones(9)], rows, gate=torch.tensor([0.0]))
+
+    assert bytes(rows[0].view(torch.uint8).tolist()) == bytes(ROW_BYTES)
+    assert rows[1].eq(oracle.GARBAGE).all()
+
+    kernel.measure([torch.ones(9)], rows, gate=torch.tensor([1.0]))
+
+    assert rows[0].sum() > 0
+
+
+def _expected_subsample(tensor: torch.Tensor, every: int) -> ExponentHistogram:
+    """Bins, zeros and the smallest magnitude of every k-th block, the rest of all."""
+    whole = reference.histogram(tensor)
+    some = reference.histogram(torch.cat(tensor.split(BLOCK)[::every]))
+    return ExponentHistogram(
+        some.first,
+        some.counts,
+        some.zeros,
+        whole.nans,
+        whole.positive_infs,
+        whole.negative_infs,
+        whole.amax,
+        some.amin,
+        whole.numel,
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("every", [3, 50])
+def test_with_a_stride_the_bins_are_of_every_kth_block(
+    kernel: Kernel, dtype: str, every: int
+) -> None:
+    """The largest magnitude, NaN and infinities are still those of all elements."""
+    pieces = [_spread(numel, dtype) for numel in LENGTHS]
+    for piece in pieces:
+        piece.view(-1)[-1] = float("nan")
+        piece.view(-1)[piece.numel() // 2] = float("-inf")
+
+    counted = oracle.measured(kernel, pieces, stride=[every] * len(pieces))
+
+    assert counted == [_expected_subsample(piece, every) for piece in pieces]
+
+
+def test_each_piece_has_its_own_stride(kernel: Kernel) -> None:
+    """One is measured whole, the other in part."""
+    tensor = _spread(4 * BLOCK, "float32")
+
+    whole, part = oracle.measured(kernel, [tensor, tensor], stride=[1, 4])
+
+    assert whole == reference.histogram(tensor)
+    assert part == _expected_subsample(tensor, 4)
+    assert part.is_subsample
+
+
+def test_an_infinity_in_a_block_that_is_left_out_is_counted(kernel: Kernel) -> None:
+    """So is the largest magnitude beside it."""
+    tensor = torch.ones(2 * BLOCK)
+    tensor[BLOCK + 5 : BLOCK + 8] = torch.tensor([float("inf"), float("nan"), 77.0])
+
+    (histogram,) = oracle.measured(kernel, [tensor], stride=[2])
+
+    assert (histogram.infs, histogram.nans, histogram.amax) == (1, 1, 77.0)
+    assert histogram.by_exponent() == {0: BLOCK}
+
+
+def test_at_most_2_to_the_minus_25_is_what_a_cast_to_float16_flushes(kernel: Kernel) -> None:
+    """Element for element: underflow is known exactly, the tie at 2**-25 included."""
+    random = torch.Generator().manual_seed(7)
+    tensor = torch.exp2(40 * torch.rand(50_000, generator=random) - 45)
+    tensor[:100] = 2.0**-25
+    tensor[100:200] = torch.nextafter(torch.tensor(2.0**-25), torch.tensor(1.0))
+    flushed = int((tensor.to(torch.float16) == 0).sum())
+
+    (histogram,) = oracle.measured(kernel, [tensor])
+
+    assert 100 <= flushed == histogram.at_most(-25)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_processor_that_flushes_subnormal_numbers_changes_nothing(
+    kernel: Kernel, dtype: str
+) -> None:
+    """Under ``torch.set_flush_denormal`` every word of the row is the same."""
+    tensor = (
+        oracle.bits([*range(1, 200), 1 << 22, 1 << 23], dtype)
+        if dtype in {"float32", "float64"}
+        else oracle.all_patterns(dtype)
+    )
+    expected = oracle.rows_of(kernel, [tensor])
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormal numbers to zero")
+    try:
+        flushing = oracle.rows_of(kernel, [tensor])
+    finally:
+        torch.set_flush_denormal(False)
+
+    assert flushing == expected

@@ -1,0 +1,46 @@
+"""The reference, against plain Python."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampwatch.training.kernels import reference
+from tests.training.kernels.patterns import PATTERNS_32, PATTERNS_64, SMALL, small_dtypes
+from tests.training.kernels import oracle
+
+
+@small_dtypes
+def test_every_pattern_is_counted_as_in_plain_python(dtype: str) -> None:
+    """All 256 or 65536 of them."""
+    tensor = oracle.all_patterns(dtype)
+
+    assert dtype in SMALL
+    assert reference.histogram(tensor) == oracle.histogram(oracle.values(tensor))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(PATTERNS_32, max_size=40))
+def test_float32_is_counted_as_in_plain_python(patterns: list[int]) -> None:
+    """Any bits: subnormal numbers, boundaries, NaN, infinities."""
+    tensor = oracle.bits(patterns, "float32")
+
+    assert reference.histogram(tensor) == oracle.histogram(oracle.values(tensor))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(PATTERNS_64, max_size=40))
+def test_float64_is_counted_as_in_plain_python(patterns: list[int]) -> None:
+    """Any bits; what is beyond the axis is counted at its ends."""
+    tensor = oracle.bits(patterns, "float64")
+
+    assert reference.histogram(tensor) == oracle.histogram(oracle.values(tensor))
+
+
+def test_any_shape_and_layout_will_do() -> None:
+    """A transposed, a strided and an expanded view, a scalar and nothing."""
+    matrix = torch.randn(6, 4)
+
+    for view in (matrix.t(), matrix[:, ::2], matrix[:1].expand(5, 4), matrix[0, 0], matrix[:0]):
+        assert reference.histogram(view) == oracle.histogram(oracle.values(view))

@@ -1,0 +1,74 @@
+"""What does not change from step to step."""
+
+from __future__ import annotations
+
+import torch
+
+from ampwatch.host.metrics.catalog import CATALOG
+from ampwatch.training.model.facts import _ask, ranks, run_facts
+
+
+def test_ranks_come_from_torchrun_slurm_or_mpi() -> None:
+    """The launcher's variables are read; nonsense is not."""
+    assert ranks({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}) == (3, 1, 8)
+    assert ranks({"SLURM_PROCID": "5", "SLURM_LOCALID": "2", "SLURM_NTASKS": "16"}) == (5, 2, 16)
+    assert ranks({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}) == (2, 0, 4)
+    assert ranks({"RANK": "three"}) == (0, 0, 1)
+    assert ranks({}) == (0, 0, 1)
+
+
+def test_the_scalers_settings_are_told() -> None:
+    """Initial scale, factors and interval, as numbers in words."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=128.0, growth_factor=3.0, growth_interval=7)
+    facts = run_facts(scaler, ["float16"], torch.device("cpu"))
+
+    assert {k: facts[k] for k in ("scaler", "init_scale", "growth_factor", "growth_interval")} == {
+        "scaler": "GradScaler",
+        "init_scale": "128.0",
+        "growth_factor": "3.0",
+        "growth_interval": "7",
+    }
+
+
+def test_no_scaler_and_a_disabled_one_are_told_apart() -> None:
+    """``none`` and ``disabled`` are different answers to a user's question."""
+    disabled = torch.amp.GradScaler("cpu", enabled=False)
+
+    assert run_facts(None, [], None)["scaler"] == "none"
+    assert run_facts(disabled, [], None)["scaler"] == "disabled"
+
+
+def test_backend_flags_follow_the_backends() -> None:
+    """A flag that is switched shows up switched."""
+    before = torch.backends.cudnn.benchmark
+    try:
+        torch.backends.cudnn.benchmark = True
+        on = run_facts(None, [], None)["cudnn_benchmark"]
+        torch.backends.cudnn.benchmark = False
+        off = run_facts(None, [], None)["cudnn_benchmark"]
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+    assert (on, off) == ("true", "false")
+
+
+def test_a_flag_that_torch_does_not_tell_is_unknown() -> None:
+    """Mixed TF32 switches raise in torch; a missing flag does as well."""
+
+    def mixed() -> object:
+        msg = "PyTorch is checking whether allow_tf32_new is enabled"
+        raise RuntimeError(msg)
+
+    assert _ask(mixed) == "unknown"
+    assert _ask(lambda: torch.backends.no_such_flag) == "unknown"
+
+
+def test_every_fact_is_a_short_string_that_the_catalogue_knows() -> None:
+    """A fact without a label would be lost on its way."""
+    labels = next(m for m in CATALOG if m.name == "ampwatch_run_info").labels
+    scaler = torch.amp.GradScaler("cpu")
+    facts = run_facts(scaler, ["float16", "bfloat16"], torch.device("cpu"))
+
+    assert set(facts) <= set(labels)
+    assert all(isinstance(v, str) and len(v) < 64 for v in facts.values())
+    assert facts["autocast_dtype"] == "bfloat16,float16"

@@ -1,0 +1,136 @@
+"""What a training runs on, by files and properties that are made up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ampwatch.errors import SettingsError
+from ampwatch.numerics.units.ops import HALF_DTYPES
+from ampwatch.settings import Settings
+from ampwatch.training.model import machine
+from ampwatch.training.model.machine import gpu_facts, machine_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+cpu_dtypes = machine.cpu_dtypes  # the real one, whatever a fixture puts in its place
+
+CUDA = torch.device("cuda", 0)
+
+X86 = """\
+processor : 0
+model name : Some CPU
+flags     : fpu sse2 avx2 avx512f {}
+
+processor : 1
+flags     : fpu
+"""
+
+ARM = "processor : 0\nFeatures : fp asimd {}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "dtypes"),
+    [
+        (X86.format(""), set()),
+        (X86.format("avx512_bf16"), {"bfloat16"}),
+        (X86.format("amx_bf16 amx_tile"), {"bfloat16"}),
+        (X86.format("avx512_fp16 avx512_bf16"), {"float16", "bfloat16"}),
+        (X86.format("f16c"), set()),
+        (ARM.format("fphp asimdhp"), {"float16"}),
+        (ARM.format("asimdhp bf16"), {"float16", "bfloat16"}),
+        ("no such line", HALF_DTYPES),
+    ],
+)
+def test_a_cpu_has_the_dtypes_that_its_flags_name(
+    text: str, dtypes: set[str], tmp_path: Path
+) -> None:
+    """Conversion alone (f16c) is no arithmetic; a system that does not tell gets no advice."""
+    path = tmp_path / "cpuinfo"
+    path.write_text(text)
+
+    assert cpu_dtypes(path) == dtypes
+    assert cpu_dtypes(tmp_path / "absent") == HALF_DTYPES
+
+
+@dataclass
+class Properties:
+    """An H100, as PyTorch describes it."""
+
+    name: str = "NVIDIA H100 80GB HBM3"
+    major: int = 9
+    minor: int = 0
+    multi_processor_count: int = 132
+    uuid: str = "11111111-2222-3333-4444-555555555555"
+    clock_rate: int = 1_830_000
+    memory_clock_rate: int = 2_619_000
+    memory_bus_width: int = 5120
+
+
+class OldProperties:
+    """What a version of PyTorch tells that does not know clocks."""
+
+    name = "NVIDIA H100 80GB HBM3"
+    major, minor, multi_processor_count = 9, 0, 132
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: request.param)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: request.param.name)
+    return CUDA
+
+
+@pytest.mark.parametrize("device", [Properties()], indirect=True)
+def test_a_gpu_is_described_by_what_its_peak_is_made_of(device: torch.device) -> None:
+    """The peak and the bandwidth are those of the datasheet: 989 TFLOP/s, 3.35 TB/s."""
+    facts = gpu_facts(device)
+    found = machine_of(device, Settings())
+
+    assert facts["gpu_uuid"] == "GPU-11111111-2222-3333-4444-555555555555"
+    assert facts["gpu_capability"] == "9.0"
+    assert (found.device_type, found.device_name) == ("cuda", Properties.name)
+    assert found.capability == (9, 0)
+    assert found.peak_flops["float16"] == pytest.approx(989e12, rel=0.01)
+    assert found.memory_bandwidth == pytest.approx(3.35e12, rel=0.01)
+
+
+@pytest.mark.parametrize("device", [OldProperties()], indirect=True)
+def test_what_pytorch_does_not_tell_is_left_out(device: torch.device) -> None:
+    """No clock, no peak; nothing is guessed."""
+    found = machine_of(device, Settings())
+
+    assert set(gpu_facts(device)) == {"gpu_capability", "gpu_sms"}
+    assert found.capability == (9, 0)
+    assert found.peak_flops == {}
+    assert found.memory_bandwidth == 0.0
+
+
+@pytest.mark.parametrize("device", [Properties()], indirect=True)
+def test_the_setting_wins_over_what_was_derived(device: torch.device) -> None:
+    """Of one dtype; the others stay."""
+    found = machine_of(device, Settings.resolve({"peak_flops": "float16=1e15"}, {}))
+
+    assert found.peak_flops["float16"] == 1e15
+    assert found.peak_flops["bfloat16"] == pytest.approx(989e12, rel=0.01)
+
+
+def test_a_cpu_and_no_device_have_no_facts_of_a_gpu() -> None:
+    """Nor a compute capability."""
+    for device in (torch.device("cpu"), None):
+        assert gpu_facts(device) == {}
+        assert machine_of(device, Settings()).capability is None
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"peak_flops": "float16"}, {"peak_flops": "half=1"}, {"kernel_patterns": "gemm=fast"}],
+)
+def test_a_setting_that_is_not_of_its_form_is_refused_at_once(setting: dict[str, str]) -> None:
+    """Before anything is attached, with its name."""
+    with pytest.raises(SettingsError, match=next(iter(setting))):
+        Settings.resolve(setting, {})

@@ -1,0 +1,80 @@
+"""Which optimizers are ours, and their numbers."""
+
+from __future__ import annotations
+
+import torch
+
+from ampwatch.training.model.optimizers import OptimizerRegistry
+from ampwatch.wire.records import MAX_OPTIMIZERS, OTHER_OPTIMIZERS
+
+
+def _sgd(module: torch.nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(module.parameters(), lr=0.1)
+
+
+def test_given_optimizers_are_numbered_in_order_and_no_other_is_taken_in() -> None:
+    """The user said which ones."""
+    a, b, c = (torch.nn.Linear(1, 1) for _ in range(3))
+    first, second, third = _sgd(a), _sgd(b), _sgd(c)
+    registry = OptimizerRegistry([second, first], [a, b, c])
+
+    assert [registry.index_of(o) for o in (first, second, third)] == [1, 0, None]
+
+
+def test_optimizers_with_parameters_of_the_model_are_found() -> None:
+    """Without a list, an optimizer of the watched model is ours and another one is not."""
+    model, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    registry = OptimizerRegistry([], [model])
+
+    assert registry.index_of(_sgd(other)) is None
+    assert registry.index_of(_sgd(model)) == 0
+
+
+def test_without_a_model_every_optimizer_is_ours() -> None:
+    """``monitor(None, scaler)`` watches whatever steps."""
+    registry = OptimizerRegistry([], [])
+    optimizers = [_sgd(torch.nn.Linear(1, 1)) for _ in range(3)]
+
+    assert [registry.index_of(o) for o in optimizers] == [0, 1, 2]
+    assert [registry.index_of(o) for o in optimizers] == [0, 1, 2]
+
+
+def test_optimizers_beyond_the_limit_share_a_number() -> None:
+    """One optimizer per parameter is a recipe that people use."""
+    registry = OptimizerRegistry([], [])
+    optimizers = [_sgd(torch.nn.Linear(1, 1)) for _ in range(MAX_OPTIMIZERS + 2)]
+    numbers = [registry.index_of(o) for o in optimizers]
+
+    assert numbers == [*range(MAX_OPTIMIZERS), OTHER_OPTIMIZERS, OTHER_OPTIMIZERS]
+
+
+def test_a_new_optimizer_at_the_address_of_a_dead_one_gets_its_own_number() -> None:
+    """An ``id`` is only good while its object lives."""
+    registry = OptimizerRegistry([], [])
+    numbers = set()
+    for _ in range(4):
+        optimizer = _sgd(torch.nn.Linear(1, 1))
+        numbers.add(registry.index_of(optimizer))
+        del optimizer
+
+    assert numbers == {0, 1, 2, 3}
+
+
+def test_an_optimizer_that_steps_through_our_scaler_is_admitted_in_any_case() -> None:
+    """The scaler is ours, so what it steps is ours."""
+    model = torch.nn.Linear(1, 1)
+    registry = OptimizerRegistry([_sgd(model)], [model])
+    wrapped = _sgd(torch.nn.Linear(1, 1))
+
+    assert registry.admit(wrapped) == 1
+    assert registry.index_of(wrapped) == 1
+
+
+def test_a_model_is_not_asked_for_its_truth() -> None:
+    """A compiled one refuses, as it has no length; a list of modules that is empty has one of 0."""
+    compiled = torch.compile(torch.nn.Linear(1, 1), backend="eager")
+    empty = torch.nn.ModuleList()
+    empty.own = torch.nn.Parameter(torch.zeros(1))
+    registry = OptimizerRegistry([], [compiled, empty])
+
+    assert [registry.index_of(_sgd(m)) for m in (compiled, empty)] == [0, 1]

@@ -1,0 +1,251 @@
+"""FLOPs, held against PyTorch's own counter and against sums by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
+from torch.utils.flop_counter import FlopCounterMode
+
+from ampwatch.numerics.units.ops import OpKind, Phase
+from ampwatch.training.ops.flops import flops_of
+from ampwatch.training.ops.info import op_info
+from tests.training.sensors.counting import Counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+aten = torch.ops.aten
+
+
+class Attention(nn.Module):
+    """Multi-head attention as it is written with one op, or by hand."""
+
+    def __init__(self, *, by_hand: bool) -> None:
+        super().__init__()
+        self.by_hand = by_hand
+        self.qkv = nn.Linear(32, 96)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, 8).permute(2, 0, 3, 1, 4)
+        if self.by_hand:
+            return (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8, bias=False))
+
+
+def _convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(8, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.ConvTranspose2d(16, 8, 3),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.Conv2d(8, 4, 1, dilation=2),
+        nn.BatchNorm2d(4),
+    )
+
+
+def _embedding() -> nn.Module:
+    return nn.Sequential(nn.Embedding(10, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
+    "mlp": (_mlp, lambda: torch.randn(5, 16)),
+    "mlp of sequences": (_mlp, lambda: torch.randn(2, 5, 16)),
+    "convolutions": (_convolutions, lambda: torch.randn(2, 8, 9, 9)),
+    "embedding": (_embedding, lambda: torch.randint(10, (3, 4))),
+    "attention by hand": (lambda: Attention(by_hand=True), lambda: torch.randn(2, 6, 32)),
+    "transformer": (
+        lambda: nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1),
+        lambda: torch.randn(6, 2, 32),
+    ),
+}
+
+
+def step(model: nn.Module, x: torch.Tensor, dtype: torch.dtype | None = torch.bfloat16) -> None:
+    with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+        out = model(x)
+    out.float().square().mean().backward()
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", MODELS)
+def test_flops_are_those_of_pytorchs_own_counter(name: str, dtype: torch.dtype | None) -> None:
+    """Of forward and backward together."""
+    model, inputs = (make() for make in MODELS[name])
+    with FlopCounterMode(display=False) as own:
+        step(model, inputs, dtype)
+    with Counted(model) as counted:
+        step(model, inputs, dtype)
+
+    assert counted.sum("flops") == own.get_total_flops() > 0
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("groups", [2, 4, 8])
+def test_backward_of_a_grouped_convolution_is_two_products_like_the_one_of_forward(
+    *, groups: int, transposed: bool
+) -> None:
+    """PyTorch's counter has the gradient of the weight as if there were no groups."""
+    kind = nn.ConvTranspose2d if transposed else nn.Conv2d
+    model = kind(8, 16, 3, groups=groups)
+    image = torch.randn(2, 8, 9, 9, requires_grad=True)
+    with FlopCounterMode(display=False) as forward, torch.no_grad():
+        model(image)
+    with FlopCounterMode(display=False) as own:
+        step(model, image, None)
+    with Counted(model) as counted:
+        step(model, image, None)
+
+    assert counted.sum("flops") == 3 * forward.get_total_flops()
+    assert own.get_total_flops() > counted.sum("flops")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_flops_of_a_model_are_those_one_counts_by_hand(dtype: torch.dtype) -> None:
+    """Two linear layers: 2BNK forward, the same for each gradient; the input has none."""
+    first, second = 2 * 5 * 16 * 32, 2 * 5 * 32 * 8
+    model = _mlp()
+    with Counted(model) as counted:
+        step(model, torch.randn(5, 16), dtype)
+
+    name = str(dtype).removeprefix("torch.")
+    assert counted.by("dtype", "flops") == {name: 2 * first + 3 * second}
+    assert counted.by("phase", "flops") == {
+        Phase.FORWARD: first + second,
+        Phase.BACKWARD: first + 2 * second,
+    }
+    assert counted.by("module", "flops") == {"0": 2 * first, "2": 3 * second}
+
+
+def test_each_dtype_has_its_own_flops() -> None:
+    """A layer in float32 among others in bfloat16."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.low, self.high = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            low = self.low(x)
+            with torch.autocast("cpu", enabled=False):
+                return self.high(low.float())
+
+    model = Mixed()
+    with Counted(model) as counted:
+        step(model, torch.randn(4, 8))
+
+    layer = 2 * 4 * 8 * 8
+    assert counted.by("dtype", "flops") == {"bfloat16": 2 * layer, "float32": 3 * layer}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention_on_a_cpu_is_counted_as_its_parts_are(dtype: torch.dtype) -> None:
+    """PyTorch's counter knows no such op; backward computes the scores a second time."""
+    model = Attention(by_hand=False)
+    with Counted(model) as counted:
+        step(model, torch.randn(2, 6, 32), dtype if dtype is torch.bfloat16 else None)
+
+    product = 2 * 2 * 4 * 6 * 6 * 8
+    assert counted.by("phase", "flops", kind=OpKind.ATTENTION) == {
+        Phase.FORWARD: 2 * product,
+        Phase.BACKWARD: 5 * product,
+    }
+
+
+def _flops(func: Any, *args: Any, out: Any = None, **kwargs: Any) -> int:
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    return flops_of(op_info(func), args, kwargs, tensors, out)
+
+
+def _on_meta(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, device="meta")
+
+
+def test_attention_with_fewer_heads_for_keys_counts_the_heads_of_queries() -> None:
+    """Grouped queries share keys; PyTorch's counter refuses such a call."""
+    q, k = _on_meta(2, 8, 10, 16), _on_meta(2, 2, 12, 16)
+
+    forward = _flops(aten._scaled_dot_product_flash_attention.default, q, k, k)
+
+    assert forward == 2 * (2 * 2 * 8 * 10 * 12 * 16)
+
+
+@pytest.mark.parametrize(
+    ("func", "before"),
+    [
+        (aten._flash_attention_forward.default, ()),
+        (aten._efficient_attention_forward.default, (None,)),
+    ],
+)
+def test_several_sequences_in_a_row_are_counted_without_reading_their_lengths(
+    func: Any, before: tuple[Any, ...]
+) -> None:
+    """Reading would wait for the device; three of four tokens each, two heads."""
+    row = (12, 2, 8) if func is aten._flash_attention_forward.default else (1, 12, 2, 8)
+    offsets = _on_meta(4)  # a read of it would raise
+    q = _on_meta(*row)
+
+    flops = _flops(func, q, q, q, *before, offsets, offsets, 4, 4)
+
+    assert flops == 2 * (2 * 3 * 2 * 4 * 4 * 8)
+
+
+def test_backward_of_attention_is_five_products() -> None:
+    """Values of another width than keys; the registry's formula says the same."""
+    q, k, v = _on_meta(2, 4, 6, 8), _on_meta(2, 4, 7, 8), _on_meta(2, 4, 7, 8)
+    func = aten._scaled_dot_product_flash_attention_backward.default
+    args = (q, q, k, v, q, q, None, None, 6, 7, 0.0, False, q, q)
+    own = op_info(func).count_flops
+    assert own is not None
+
+    assert _flops(func, *args) == own(*args, out_val=None) > 0
+
+
+@pytest.mark.parametrize(
+    ("func", "shapes", "out", "expected"),
+    [
+        (aten.mv.default, ((3, 5), (5,)), (3,), 2 * 3 * 5),
+        (aten.dot.default, ((5,), (5,)), (), 2 * 5),
+        (aten.addmv.default, ((3,), (3, 5), (5,)), (3,), 2 * 3 * 5),
+        (aten.addbmm.default, ((3, 4), (2, 3, 5), (2, 5, 4)), (3, 4), 2 * 2 * 3 * 5 * 4),
+        (aten.linear.default, ((2, 3, 5), (4, 5)), (2, 3, 4), 2 * 6 * 5 * 4),
+        (aten.matmul.default, ((2, 3, 5), (5, 4)), (2, 3, 4), 2 * 6 * 5 * 4),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_products_that_the_registry_leaves_out(
+    func: Any, shapes: Any, out: tuple[int, ...], expected: int
+) -> None:
+    """With a vector, in inference mode, and summed over a batch."""
+    tensors = [_on_meta(*shape) for shape in shapes]
+
+    assert _flops(func, *tensors, out=_on_meta(*out)) == expected
+
+
+def test_a_recurrent_network_multiplies_each_of_its_weights_once_a_token() -> None:
+    """Two matrices forward, and for each both gradients backward, as one op on a CPU."""
+    model = nn.LSTM(8, 16, batch_first=True)
+    with Counted(model) as counted:
+        out, _ = model(torch.randn(2, 5, 8))
+        out.sum().backward()
+
+    forward = 2 * (2 * 5) * (4 * 16) * (8 + 16)
+    assert counted.by("phase", "flops") == {Phase.FORWARD: forward, Phase.BACKWARD: 2 * forward}
+
+
+def test_a_convolution_is_shaped_as_the_matmul_it_is() -> None:
+    """(groups, pixels, outputs of a group, inputs of a group times the size of the kernel)."""
+    model = nn.Conv2d(8, 16, 3, groups=2, bias=False)
+    with Counted(model) as counted:
+        step(model, torch.randn(2, 8, 6, 6))
+
+    shapes = {tally.shape for _, tally in counted.of(kind=OpKind.CONVOLUTION)}
+    assert shapes == {(2, 2 * 4 * 4, 8, 4 * 9)}

@@ -1,0 +1,104 @@
+"""Casts of weights that are used after the weights have changed, seen op by op."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+
+import ampwatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.wire.records import Finding
+
+X = torch.ones(2, 8)
+
+
+def told(program: Callable[[nn.Module], None]) -> list[Finding]:
+    """Run a program in which no loss goes back; return what is said of stale casts."""
+    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
+    with ampwatch.monitor(model, level="deep", serve=False) as watch:
+        program(model)
+    return [f for f in watch.findings if f.kind == "stale_autocast_cache"]
+
+
+def bfloat16(**options: bool) -> torch.autocast:
+    """Return a region."""
+    return torch.autocast("cpu", dtype=torch.bfloat16, **options)
+
+
+@pytest.mark.parametrize("with_grad", [True, False])
+def test_a_weight_that_is_written_to_between_two_forwards_is_named(with_grad: bool) -> None:  # noqa: FBT001
+    """With and without gradients; no optimizer and no backward are needed."""
+
+    def program(model: nn.Module) -> None:
+        with torch.set_grad_enabled(with_grad), bfloat16():
+            first = model(X)
+            with torch.no_grad():
+                model[1].weight.mul_(2.0)
+            assert torch.equal(model(X), first)
+
+    (finding,) = told(program)
+    assert (finding.where, finding.dtype, finding.phase) == (
+        "param:1.weight",
+        "bfloat16",
+        "forward",
+    )
+
+
+def _cleared(model: nn.Module) -> None:
+    with bfloat16():
+        model(X)
+        with torch.no_grad():
+            model[1].weight.mul_(2.0)
+        torch.clear_autocast_cache()
+        model(X)
+
+
+def _not_kept(model: nn.Module) -> None:
+    with bfloat16(cache_enabled=False):
+        model(X)
+        with torch.no_grad():
+            model[1].weight.mul_(2.0)
+        model(X)
+
+
+def _left(model: nn.Module) -> None:
+    for _ in range(3):
+        with bfloat16():
+            model(X)
+        with torch.no_grad():
+            model[1].weight.mul_(2.0)
+
+
+def _copied_on_purpose(model: nn.Module) -> None:
+    copy = {name: p.detach().to(torch.bfloat16) for name, p in model.named_parameters()}
+    for _ in range(3):
+        with bfloat16():
+            model(X)
+            torch.func.functional_call(model, copy, (X,))
+        with torch.no_grad():
+            model[1].weight.mul_(2.0)
+
+
+def _backward_after_the_step(model: nn.Module) -> None:
+    with bfloat16():
+        loss = model(X).float().sum()
+        with torch.no_grad():
+            model[1].weight.mul_(2.0)
+        with torch.autocast("cpu", enabled=False):
+            loss.backward()
+
+
+@pytest.mark.parametrize(
+    "program", [_cleared, _not_kept, _left, _copied_on_purpose, _backward_after_the_step]
+)
+def test_what_is_not_from_before_the_change_is_not_stale(
+    program: Callable[[nn.Module], None],
+) -> None:
+    """Cleared, never kept, forgotten with the region, the user's own copies, a graph of its own."""
+    assert told(program) == []

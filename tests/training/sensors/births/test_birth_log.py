@@ -1,0 +1,353 @@
+"""What a log of ops tells, once its values have arrived, is what reading each value would have told."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from ampwatch.diagnosis.evidence.births import OpTrace, Origin
+from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.model.names import Names
+from ampwatch.training.sensors.births import birth_log
+from ampwatch.training.sensors.births.birth_log import MOST_FLIGHTS, BirthLog
+from ampwatch.training.sensors.births.births import BirthListener
+from ampwatch.training.sensors.births.following import BirthFollower
+from ampwatch.training.transfer.extremes import Measures
+from tests.training.sensors.late import FakeDevice, Waits
+from tests.training.sensors.listening import STEPPED, Listening, inside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Following:
+    """A log of ops, and the traces that it tells.
+
+    Args:
+        model: Whose parameters and buffers have names.
+        most: Rows of an iteration.
+    """
+
+    def __init__(self, model: nn.Module | None = None, most: int = 65536) -> None:
+        self.device = FakeDevice()
+        self.traces: list[OpTrace] = []
+        self.is_stepping = False
+        self.loss: tuple[float | None, torch.Tensor | None] = (None, None)
+        self.scale: torch.Tensor | None = None
+        self.log = BirthLog(
+            Names([model] if model is not None else []),
+            self.traces.append,
+            lambda: self.is_stepping,
+            lambda: self.scale,
+            lambda: self.loss,
+            Measures(self.device, most),
+        )
+        self.listening = Listening(lambda *_: self.log)
+
+    def follow(self, work: Callable[[], Any]) -> None:
+        """Have an iteration followed."""
+        with self.listening:
+            work()
+
+    def arrive(self) -> OpTrace:
+        """Let all that is on its way arrive, and return what was told last."""
+        self.device.done = self.device.recorded
+        self.log.poll()
+        return self.traces[-1]
+
+
+def _at_once(work: Callable[[], Any], model: nn.Module, place: Any) -> OpTrace:
+    traces: list[OpTrace] = []
+    listener = BirthListener(Names([model]), traces.append, lambda: False, lambda: None)
+    listening = Listening(lambda *_: listener)
+    listening.place = place
+    with listening:
+        work()
+    return traces[-1]
+
+
+def _essence(trace: OpTrace) -> list[Any]:
+    births = [
+        (
+            *(b.origin, b.name, b.op, b.overload, b.parents, b.out_index, b.number),
+            *(b.out.nans, not b.out.nans and b.out.posinf, not b.out.nans and b.out.neginf),
+            *(b.in_amax, len(b.inputs), dict(b.absorbed_by), b.spread_to, b.in_backward),
+            *(b.gradient, b.needs_grad),
+        )
+        for b in trace.births
+    ]
+    return [repr(births), trace.bad_gradients, trace.num_ops, trace.has_trained]
+
+
+def _overflow(model: nn.Module) -> None:
+    x = torch.full((3, 4), 6e4, dtype=torch.float16)
+    torch.softmax((x + x)[:2].t().reshape(-1).float(), 0)
+
+
+def _absorbed(model: nn.Module) -> None:
+    torch.exp(torch.arange(-200.0, 200.0)).reciprocal() + 1.0
+
+
+def _of_zero(model: nn.Module) -> None:
+    divisor = torch.tensor([-1.0, 0.0, 3.0])
+    (torch.ones(3) / divisor).log1p()
+
+
+def _constant(model: nn.Module) -> None:
+    scores = torch.zeros(2, 3).masked_fill(torch.ones(2, 3) > 0, -math.inf)
+    torch.softmax(scores, -1)
+
+
+def _parts(model: nn.Module) -> None:
+    x = torch.full((4, 4), 1e30)
+    x[1] = x[1] * x[1]
+    x[2:].sum() + x[:, 0].mul(2.0).sum()
+    x[1].zero_()
+    x.mean()
+
+
+def _parameter(model: nn.Module) -> None:
+    with torch.no_grad():
+        model.weight.mul(2.0).relu()
+        model.seen + 1.0
+
+
+def _in_a_list(model: nn.Module) -> None:
+    torch._foreach_mul([torch.full((2,), 1e30), torch.ones(3)], [1e30, 2.0])
+    torch._foreach_norm([torch.full((2,), 6e4, dtype=torch.float16)])
+
+
+def _backward(model: nn.Module) -> None:
+    x = torch.zeros(3, requires_grad=True)
+    (model(torch.ones(1, 4)).sum() * x.sqrt().sum()).backward()
+
+
+def _averaged(model: nn.Module) -> None:
+    norm = nn.BatchNorm1d(4)
+    norm(torch.full((3, 4), 3e38))
+    norm.running_var + 1.0
+
+
+PROGRAMS = [
+    *(_overflow, _absorbed, _of_zero, _constant, _parts, _parameter, _in_a_list, _averaged),
+    _backward,
+]
+PLACES = [inside("block"), inside("block", Phase.BACKWARD), STEPPED]
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    model.register_buffer("seen", torch.tensor(math.inf))
+    with torch.no_grad():
+        model.weight[1, 2] = math.nan
+    return model
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.phase.name)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_the_log_tells_what_reading_at_once_tells(
+    program: Callable[[nn.Module], None], place: Any
+) -> None:
+    """The same births of the same ops, made of the same ones, with the same end."""
+    model = _model()
+    expected = _at_once(lambda: program(model), model, place)
+    model.zero_grad()
+    following = Following(model)
+    following.listening.place = place
+    following.follow(lambda: program(model))
+
+    assert expected.births
+    assert following.traces == []
+    assert _essence(following.arrive()) == _essence(expected)
+
+
+def test_nothing_waits_while_ops_are_followed() -> None:
+    """No scalar is read, no copy blocks: neither in an op, nor at the end, nor while it flies."""
+    model = _model()
+    following = Following(model)
+    log, waits = following.log, Waits()
+
+    class Counting:
+        """Listens as the log does, inside of a mode that counts."""
+
+        def begin(self, step: int) -> None:
+            log.begin(step)
+
+        def note(self, call: Any, place: Any) -> None:
+            with waits:
+                log.note(call, place)
+
+        def end(self) -> None:
+            with waits:
+                log.end()
+                log.poll()
+
+    following.loss = 1.0, torch.tensor(2.0)
+    following.scale = torch.tensor(1024.0)
+    following.listening = Listening(lambda *_: Counting())
+    for program in PROGRAMS:
+        following.follow(lambda program=program: program(model))
+        following.arrive()
+
+    assert waits.ops > 100
+    assert waits.count == 0
+    assert following.log.dropped == 0
+
+
+def test_scale_and_loss_come_with_the_rest() -> None:
+    """So that a trace is judged on its own."""
+    following = Following()
+    following.scale = torch.tensor(64.0)
+    for on_host, on_device in [(1.0, 2.0), (1.0, math.nan), (math.inf, 2.0), (None, math.inf)]:
+        following.loss = on_host, torch.tensor(on_device)
+        following.follow(lambda: torch.full((2,), 1e30).square())
+        trace = following.arrive()
+        assert trace.scale == 64.0
+        assert trace.loss_nonfinite is not (on_host == 1.0 and on_device == 2.0)
+
+    following.loss = None, None
+    following.follow(lambda: torch.ones(2) + 1.0)
+    assert following.arrive().loss_nonfinite is None
+
+
+def test_what_is_multiplied_by_the_scale_is_none_of_an_ops_doing() -> None:
+    """As at once."""
+    following = Following()
+    scale = following.scale = torch.tensor(1e30)
+    following.follow(lambda: torch.tensor(1e30) * scale)
+
+    assert [b.origin for b in following.arrive().births] == [Origin.OTHER]
+
+
+def test_what_an_optimizer_writes_is_not_looked_at() -> None:
+    """It costs nothing, and nobody is blamed for it; what was known before does not stand."""
+    following = Following()
+    weight = torch.ones(3)
+
+    def step() -> None:
+        weight.add_(1.0)
+        following.is_stepping = True
+        weight.mul_(math.inf)
+        following.is_stepping = False
+        weight.add(1.0)
+
+    following.follow(step)
+    births = following.arrive().births
+    assert [(b.origin, b.op) for b in births] == [(Origin.OTHER, "add")]
+
+
+def test_memory_that_is_used_again_is_another_tensor() -> None:
+    """A tensor that was freed gives its address to the next one, not what was known of it."""
+    following = Following()
+
+    def work() -> None:
+        for _ in range(4):
+            torch.full((1000,), 1e30).square()
+            empty = torch.empty(1000)
+            empty.numpy()[:] = 1.0  # written where no op is seen
+            empty.add(1.0)
+
+    following.follow(work)
+    births = following.arrive().births
+    assert [(b.origin, b.op) for b in births] == [(Origin.OP, "pow")] * 4
+    assert all(not b.absorbed_by for b in births)
+
+
+def test_no_tensor_is_kept() -> None:
+    """Neither it nor its memory, while the iteration lasts or its log is on its way."""
+    following = Following()
+
+    def work() -> None:
+        tensor = torch.ones(10)
+        made = tensor * 2.0
+        references = weakref.ref(tensor), weakref.ref(made)
+        storage = made.untyped_storage()._weak_ref()
+        del tensor, made
+        gc.collect()
+        assert [reference() for reference in references] == [None, None]
+        assert torch.UntypedStorage._expired(storage)
+        torch.UntypedStorage._free_weak_ref(storage)
+
+    following.follow(work)
+    assert following.arrive().num_ops == 2
+
+
+def test_an_iteration_for_which_there_is_no_room_is_counted_and_not_told() -> None:
+    """Half of it would tell of births that were none."""
+    following = Following(most=3)
+    following.follow(lambda: [torch.ones(1) + 1.0 for _ in range(5)])
+    following.follow(lambda: torch.ones(1) + 1.0)
+
+    assert following.arrive().step == 1
+    assert len(following.traces) == 1
+    assert following.log.dropped == 1
+
+
+def test_a_log_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is longer is dropped and counted."""
+    monkeypatch.setattr(birth_log, "MOST_OPS", 4)
+    following = Following()
+    following.follow(lambda: [torch.ones(1) for _ in range(6)])
+
+    assert (following.log.dropped, following.log.in_flight) == (1, 0)
+
+
+def test_a_host_that_falls_behind_drops_the_newest_and_counts_it() -> None:
+    """It never waits, and tells the others in their order."""
+    following = Following()
+    for _ in range(MOST_FLIGHTS + 3):
+        following.follow(lambda: torch.ones(1) + 1.0)
+    assert following.log.dropped == 3
+    following.arrive()
+    following.follow(lambda: torch.ones(1) + 1.0)
+    following.arrive()
+
+    assert [t.step for t in following.traces] == [*range(MOST_FLIGHTS), MOST_FLIGHTS + 3]
+
+
+def test_a_captured_graph_is_not_followed() -> None:
+    """Nor is anything of the iteration that it is captured in told."""
+    following = Following()
+
+    def work() -> None:
+        torch.ones(1) + 1.0
+        following.device.captures = True
+        torch.full((1,), 1e30).square()
+        following.device.captures = False
+        torch.full((1,), 1e30).square()
+
+    following.follow(work)
+    assert (following.log.dropped, following.log.in_flight) == (1, 0)
+
+
+class _Elsewhere(BirthListener):
+    """Takes float64 for what lies on a device."""
+
+    def note(self, call: Any, place: Any) -> None:
+        if getattr(call.out, "dtype", None) is torch.float64:
+            self.meets_device = True
+        else:
+            super().note(call, place)
+
+
+def test_from_the_first_tensor_on_a_device_values_are_read_later() -> None:
+    """The iteration in which it comes is lost, and counted."""
+    following, known = Following(), []
+    at_once = _Elsewhere(Names([]), known.append, lambda: False, lambda: None)
+    follower = BirthFollower(at_once, following.log, is_host=True)
+    following.listening = Listening(lambda *_: follower)
+    following.follow(lambda: torch.full((1,), 1e30).square())
+    following.follow(lambda: torch.ones(1).double().float() + 1.0)
+    following.follow(lambda: torch.full((1,), 1e30).square())
+    following.arrive()
+
+    assert [t.step for t in known] == [0]
+    assert [(t.step, len(t.births)) for t in following.traces] == [(2, 1)]
+    assert following.log.dropped == 1

@@ -1,0 +1,440 @@
+"""Births of non-finite values: where they come up, what becomes of them."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ampwatch.diagnosis.evidence.births import Origin
+from ampwatch.diagnosis.evidence.lineage import MOST_BIRTHS
+from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.sensors.births.births import values_of
+from tests.training.sensors.tracing import Naive, Traced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HALF = torch.float16
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def full(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.full((4,), value, dtype=dtype)
+
+
+class Calling(nn.Module):
+    """Calls a function where a module is called."""
+
+    def __init__(self, call: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.call = call
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.call(x * self.weight)
+
+
+def half() -> None:
+    (full(300.0, HALF) * 300.0).relu().sum()
+
+
+def bfloat16() -> None:
+    full(3e38, torch.bfloat16).add(full(3e38, torch.bfloat16)).neg()
+
+
+def float64() -> None:
+    full(1e308, torch.float64).mul(10.0) - 1.0
+
+
+def one_number() -> None:
+    torch.tensor(0.0).log().exp().log()
+
+
+def in_place() -> None:
+    x = full(1.0)
+    x.div_(zeros(4))
+    x.add_(1.0)
+    x.zero_()
+    x.log_()
+    x.sub_(x)
+
+
+def written_through_a_view() -> None:
+    x = zeros(4)
+    x[1:2].log_()
+    (x.view(2, 2).t() * 2.0).sum()
+
+
+def a_list() -> None:
+    out = torch._foreach_div([full(1.0), full(1.0)], [full(1.0), zeros(4)])
+    torch._foreach_mul_(out, 2.0)
+    torch._foreach_log_([full(1.0), zeros(4), zeros(4)])
+
+
+def several_outputs() -> None:
+    x = torch.tensor([3e38, -3e38])
+    variance, mean = torch.var_mean(x)
+    variance + mean
+    torch.aminmax(zeros(4).log())
+
+
+def infinities_that_cancel() -> None:
+    x = full(100.0).exp()
+    x - x
+    x * 0.0
+
+
+def a_masked_row() -> None:
+    mask = torch.tensor([[True, False], [True, True]])
+    scores = zeros(2, 2).masked_fill(mask, -math.inf)
+    scores.softmax(-1).sum()
+
+
+def nothing_in_it() -> None:
+    torch.empty(0).log()
+    torch.empty(0).mean() + 1.0
+
+
+def sparse() -> None:
+    eye = torch.eye(3).to_sparse()
+    torch.sparse.mm(eye * 2.0, full(3e38)[:3, None]) * 2.0
+
+
+def integers() -> None:
+    torch.arange(4) // 2
+    torch.arange(1, 4) / 0
+
+
+def complex_numbers() -> None:
+    x = zeros(2, dtype=torch.complex64)
+    x.log().abs() + 1.0
+
+
+def float8() -> None:
+    full(1e30).to(torch.float8_e5m2).float() * 2.0
+
+
+def meta() -> None:
+    torch.ones(3, device="meta").log().add_(math.inf).sum()
+
+
+def gradients() -> None:
+    x = zeros(4).requires_grad_()
+    (x.sqrt() * 2.0).sum().backward()
+
+
+def computed_again() -> None:
+    x = full(300.0, HALF).requires_grad_()
+    y = checkpoint(lambda x: (x * x).tanh(), x, use_reentrant=False)
+    y.sum().backward()
+
+
+def chosen() -> None:
+    x = torch.tensor([-1.0, 1.0])
+    torch.where(x > 0, x.log(), zeros(2)).sum()
+
+
+def constants() -> None:
+    torch.full((3,), math.inf) + 1.0
+    full(1.0).clamp_(min=math.nan)
+    full(1.0) * math.inf
+
+
+def finite() -> None:
+    x = full(3.0, HALF).requires_grad_()
+    (x * x).float().log().sum().backward()
+
+
+def sums_that_overflow() -> None:
+    torch.full((100_000,), 6e4, dtype=HALF).neg()
+    torch.full((1000,), 3e38).neg()
+
+
+PROGRAMS = (
+    *(half, bfloat16, float64, one_number, in_place, written_through_a_view, a_list),
+    *(several_outputs, infinities_that_cancel, a_masked_row, nothing_in_it, sparse, integers),
+    *(complex_numbers, float8, meta, gradients, computed_again, chosen, constants, finite),
+    sums_that_overflow,
+)
+
+WITHOUT = {meta, constants, finite, sums_that_overflow}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_births_are_those_that_a_slow_look_at_each_op_sees(program: Callable[[], None]) -> None:
+    """The same ops and outputs, in the same order."""
+    with Naive() as naive:
+        program()
+    with Traced() as traced:
+        program()
+
+    seen = [(birth.op, birth.out_index) for birth in traced.of(Origin.OP)]
+    assert seen == naive.born
+    assert bool(seen) is (program not in WITHOUT)
+
+
+@pytest.mark.parametrize("program", [finite, sums_that_overflow, meta])
+def test_finite_programs_have_no_births_at_all(program: Callable[[], None]) -> None:
+    """Not of any origin, also where the sum of finite elements is infinite."""
+    with Traced() as traced:
+        program()
+
+    assert traced.births == []
+    assert traced.traces[0].num_ops > 0
+    assert traced.traces[0].bad_gradients == {}
+
+
+def test_a_birth_tells_of_the_op_its_place_and_its_values() -> None:
+    """Module, phase, dtype, line of code, and the range of what went in."""
+    model = nn.Sequential(nn.Identity(), Calling(lambda x: x.half() * 3e4))
+    with Traced(model) as traced:
+        model(torch.tensor([1.0, 2.0, 4.0, -4.0]))
+
+    (birth,) = traced.births
+    assert (birth.op, birth.module, birth.is_inside) == ("mul", "1", True)
+    assert (birth.phase, birth.needs_grad, birth.number) == (Phase.FORWARD, True, 3e4)
+    assert "test_births.py" in birth.source
+    assert birth.out == values_of(torch.tensor([3e4, 6e4, math.inf, -math.inf]).half())
+    # The number is an input as well, once PyTorch has wrapped it.
+    assert (birth.inputs[0].amax, birth.inputs[0].amin, birth.in_amax) == (4.0, 1.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, -2.0, 0.0], (False, False, False, 2.0, 0.0)),
+        ([math.nan, -2.0], (True, False, False, 2.0, math.nan)),
+        ([math.inf, -3.0, 1.0], (False, True, False, 3.0, math.nan)),
+        ([-math.inf, -math.inf], (False, False, True, 0.0, math.nan)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16, torch.float32, torch.float64])
+def test_values_are_told_apart(values: list[float], expected: Any, dtype: torch.dtype) -> None:
+    """NaN, either infinity, and the range of what is finite."""
+    known = values_of(torch.tensor(values, dtype=dtype))
+
+    assert known.numel == len(values)
+    found = (known.nans, known.posinf, known.neginf, known.amax, known.amin)
+    assert all(
+        a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(found, expected, strict=True)
+    )
+
+
+def test_an_op_that_makes_finite_numbers_of_them_has_absorbed_them() -> None:
+    """By name and count; what only looks at the shape, or compares, computes nothing of them."""
+    with Traced() as traced:
+        x = full(100.0).exp()
+        torch.zeros_like(x)
+        torch.gt(x, 0)
+        x.reciprocal()
+        x.neg().reciprocal()
+        x.clamp(max=1.0)
+
+    (birth,) = traced.births
+    assert birth.absorbed_by == {"reciprocal": 2, "clamp": 1}
+
+
+def test_what_is_written_over_is_not_followed_any_further() -> None:
+    """Its storage holds something else now."""
+    with Traced() as traced:
+        x = zeros(4).log()
+        x.fill_(2.0)
+        x.exp()
+
+    (birth,) = traced.births
+    assert birth.spread_to == set()
+    assert birth.absorbed_by.keys() <= {"fill_"}
+
+
+def test_storage_that_is_used_again_has_no_history() -> None:
+    """A new tensor where a bad one lay is as good as its own values."""
+    with Traced() as traced:
+        for _ in range(20):
+            zeros(1024).log()
+            full(2.0).repeat(256).exp()
+
+    assert [birth.op for birth in traced.births] == ["log"] * 20
+    assert all(not birth.spread_to and not birth.absorbed_by for birth in traced.births)
+
+
+def test_it_spreads_to_the_modules_that_make_more_of_it() -> None:
+    """The loss is a place as well; a module that never sees it is none."""
+    model = nn.Sequential(Calling(torch.log), Calling(torch.neg), Calling(torch.relu))
+    other = Calling(torch.exp)
+    with Traced(model, other) as traced:
+        other(full(0.0))
+        model(full(0.0)).sum()
+
+    (birth,) = [b for b in traced.births if b.parents == frozenset()]
+    assert birth.module == "0.0"
+    assert {"0.1", "0.2", "loss"} <= birth.spread_to
+    assert "1" not in birth.spread_to
+
+
+def test_nan_of_infinities_is_their_child() -> None:
+    """Through ops that keep them infinite."""
+    with Traced() as traced:
+        x = full(100.0).exp() * 2.0
+        x - x
+
+    parent, child = traced.births
+    assert (parent.op, child.op) == ("exp", "sub")
+    assert child.parents == {parent.index}
+    assert child.out.nans
+
+
+def test_gradients_that_are_not_finite_at_the_end_name_their_births() -> None:
+    """The parameters that are reached, and only they."""
+    model = nn.Sequential(Calling(lambda x: x), Calling(torch.sqrt), Calling(lambda x: x))
+    with Traced(model) as traced:
+        model(torch.zeros(4)).sum().backward()
+
+    (trace,) = traced.traces
+    assert trace.has_trained
+    bad = {n for n, p in model.named_parameters() if not bool(p.grad.isfinite().all())}
+    assert set(trace.bad_gradients) == bad
+    assert bad
+    births = set().union(*trace.bad_gradients.values())
+    # The gradient of the square root at zero; and NaN where it is multiplied by zero.
+    assert {trace.births[index].phase for index in births} == {Phase.BACKWARD}
+    assert {b.op for b in trace.births if not b.parents} == {"div"}
+
+
+def test_gradients_that_became_finite_again_are_not_bad() -> None:
+    """What counts is what the optimizer would use."""
+    model = Calling(torch.sqrt)
+    with Traced(model) as traced:
+        model(torch.zeros(4)).sum().backward()
+        model.weight.grad.nan_to_num_()
+
+    assert traced.births
+    assert traced.traces[0].bad_gradients == {}
+
+
+@pytest.mark.parametrize("kind", ["input", "parameter", "buffer", "constant"])
+def test_what_no_op_has_made_has_another_origin(kind: str) -> None:
+    """A batch, a weight, a buffer, a number; each is found once, however often it is read."""
+    model = nn.BatchNorm1d(4)
+    model.eval()
+    x = torch.ones(2, 4)
+    if kind == "input":
+        x[0, 0] = math.nan
+    elif kind == "parameter":
+        model.weight.data[1] = math.nan
+    elif kind == "buffer":
+        model.running_mean[1] = math.nan
+    with Traced(model) as traced:
+        out = model(x)
+        model(x)
+        if kind == "constant":
+            out + math.nan
+
+    names = {"parameter": "weight", "buffer": "running_mean"}
+    (birth,) = traced.births
+    assert (birth.origin, birth.name) == (Origin(kind), names.get(kind, ""))
+
+
+def test_an_overflow_of_the_loss_scale_is_no_ops_doing() -> None:
+    """The same product without a scaler is."""
+    scale = torch.tensor(2.0**100)
+    loss = torch.tensor(2.0**60)
+    with Traced(scale=scale) as traced:
+        loss * scale
+    with Traced() as bare:
+        loss * scale
+
+    assert [b.origin for b in traced.births] == [Origin.OTHER]
+    assert [b.origin for b in bare.births] == [Origin.OP]
+    assert (traced.traces[0].scale, bare.traces[0].scale) == (
+        2.0**100,
+        pytest.approx(math.nan, nan_ok=True),
+    )
+
+
+def test_very_many_births_are_not_told_apart() -> None:
+    """The first ones are; one more stands for all the others."""
+    x = zeros(2)
+    with Traced() as traced:
+        for _ in range(MOST_BIRTHS + 50):
+            x.log()
+
+    assert len(traced.births) == MOST_BIRTHS + 1
+    assert {b.origin for b in traced.births[:-1]} == {Origin.OP}
+    assert traced.births[-1].origin is Origin.OTHER
+
+
+def test_the_next_iteration_begins_at_nothing() -> None:
+    """Births of one are not those of the next, which are traced under its own index."""
+    traced = Traced()
+    with traced:
+        zeros(2).log()
+    with traced:
+        zeros(2).exp()
+
+    assert [t.step for t in traced.traces] == [0, 1]
+    assert [len(t.births) for t in traced.traces] == [1, 0]
+
+
+def test_no_tensor_is_kept_alive() -> None:
+    """Neither what was born nor what it was made of, while the iteration goes on."""
+    with Traced() as traced:
+        given = zeros(4)
+        made = given.log()
+        seen = [weakref.ref(given), weakref.ref(made)]
+        del given, made
+        gc.collect()
+        during = [reference() for reference in seen]
+
+    assert during == [None, None]
+    assert traced.births
+
+
+def test_what_an_optimizer_makes_is_marked() -> None:
+    """Its state is not what a forward pass has computed."""
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.full((2,), 1e30)
+    optimizer = torch.optim.Adam([parameter], foreach=False)
+    with Traced() as traced:
+        optimizer.step()
+
+    assert traced.births
+    assert all(b.is_stepping and b.phase is Phase.OPTIMIZER for b in traced.births)
+
+
+def test_a_norm_between_backward_and_the_step_names_the_gradient_it_reads() -> None:
+    """A cast of the gradient is known by its shape."""
+    model = nn.Linear(4, 3, bias=False)
+    with Traced(model) as traced:
+        (model(torch.ones(2, 4)).sum() * 1e4).backward()
+        model.weight.grad.half().square().sum()
+
+    (birth,) = traced.births
+    assert (birth.phase, birth.gradient) == (Phase.OPTIMIZER, "weight")
+
+
+def _in_half(parameter: torch.Tensor) -> None:
+    parameter.grad.half().mul_(1e6)
+
+
+@pytest.mark.parametrize("in_a_hook", [False, True])
+def test_a_hook_of_a_gradient_is_told_from_a_node(in_a_hook: bool) -> None:  # noqa: FBT001 - a case
+    """What a hook computes is no part of the graph."""
+    model = Calling(torch.sqrt)
+    if in_a_hook:
+        model.weight.register_post_accumulate_grad_hook(_in_half)
+    with Traced(model) as traced:
+        model(torch.ones(4) if in_a_hook else torch.zeros(4)).sum().backward()
+
+    first = traced.births[0]
+    assert first.phase is Phase.BACKWARD
+    assert first.is_hook is in_a_hook

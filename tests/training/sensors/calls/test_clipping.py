@@ -1,0 +1,149 @@
+"""Calls of PyTorch's clipping functions, where the norm is on the host and where it is not."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+from ampwatch.diagnosis.evidence.calls import NonfiniteClip, ScaledClip
+from ampwatch.guard import Guard
+from ampwatch.training.model.names import Names
+from ampwatch.training.model.optimizers import OptimizerRegistry
+from ampwatch.training.sensors.calls.clipping import ClippingSensor
+from tests.training.sensors.late import FakeDevice
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Case:
+    """A model whose gradients the test sets, and the sensor."""
+
+    def __init__(self, *, scaler: Any = None, link: Any = None) -> None:
+        self.model = nn.Linear(4, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
+        self.scaler = scaler
+        self.seen: list[Any] = []
+        self.step = 0
+        registry = OptimizerRegistry((), (self.model,), scaled=scaler is not None)
+        self.guard = Guard("clipping")
+        names = Names((self.model,))
+        self.sensor = ClippingSensor(
+            scaler, registry, names, lambda: self.step, self.seen.append, None, self.guard, link
+        )
+
+    def __enter__(self) -> Self:
+        self.sensor.install()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sensor.remove()
+        assert not self.guard.off
+
+    def clip(self, value: float = 1.0, limit: float = 0.5) -> None:
+        for p in self.model.parameters():
+            p.grad = torch.ones_like(p)
+        self.model.bias.grad[1] = value
+        clip_grad_norm_(self.model.parameters(), limit)
+
+
+def scaler() -> torch.amp.GradScaler:
+    made = torch.amp.GradScaler("cpu", init_scale=64.0)
+    made.scale(torch.ones(()))  # makes the scale
+    return made
+
+
+def test_a_norm_on_a_device_is_told_when_it_has_arrived() -> None:
+    """Steps later, with the iteration in which it was stepped with; nobody waits for it."""
+    device = FakeDevice()
+    with Case(link=device) as case:
+        case.clip(math.inf)
+        case.optimizer.step()
+        case.optimizer.zero_grad()
+        before = list(case.seen)
+        case.step, device.done = 3, 1
+        case.clip()
+
+    assert before == []
+    (seen,) = case.seen
+    assert isinstance(seen, NonfiniteClip)
+    assert (seen.step, seen.optimizer, seen.parameter, seen.norm) == (0, 0, "", math.inf)
+
+
+def test_a_skipped_step_is_right_also_when_the_norm_arrives_late() -> None:
+    """Gradients that were thrown away have harmed nobody."""
+    device = FakeDevice()
+    with Case(link=device) as case:
+        case.clip(math.inf)
+        case.optimizer.zero_grad()
+        device.done = 1
+        case.clip()
+        case.optimizer.step()
+        device.done = 2
+        case.clip()
+
+    assert case.seen == []
+
+
+def test_a_clip_before_unscale_on_a_device_is_told_late_and_once() -> None:
+    """The optimizer is known at its step, the norm some iterations after."""
+    device, made = FakeDevice(), scaler()
+    with Case(scaler=made, link=device) as case:
+        case.clip(limit=0.5)
+        made.step(case.optimizer)
+        made.update()
+        before = list(case.seen)
+        device.done = 1
+        case.step = 2
+        case.clip()
+
+    assert before == []
+    (seen,) = case.seen
+    assert isinstance(seen, ScaledClip)
+    assert (seen.step, seen.optimizer, seen.limit) == (0, 0, 0.5)
+    assert seen.norm == pytest.approx(math.sqrt(10))
+
+
+def test_a_step_that_raised_does_not_hide_the_next() -> None:
+    """The scaler's step ends with an exception; the one after is the user's own."""
+    made = scaler()
+    with Case(scaler=made) as case:
+        with pytest.raises(AssertionError):
+            made.step(case.optimizer)  # no gradient at all
+        case.clip(math.nan)
+        case.optimizer.step()
+
+    assert [type(o) for o in case.seen] == [NonfiniteClip]
+
+
+def test_gradients_given_one_by_one_are_clipped_as_well() -> None:
+    """``clip_grad_norm_`` takes a tensor, a generator or a list."""
+    made = scaler()
+    with Case(scaler=made) as case:
+        case.model.weight.grad = torch.ones(2, 4)
+        clip_grad_norm_(case.model.weight, 0.5)
+        clip_grad_norm_((p for p in case.model.parameters()), 0.25, norm_type=1.0)
+        made.unscale_(case.optimizer)
+
+    assert [o.limit for o in case.seen] == [0.5, 0.25]
+
+
+def test_no_gradient_outlives_its_iteration_for_being_clipped() -> None:
+    """What is remembered of a call holds no tensor."""
+    import weakref  # noqa: PLC0415 - only this test asks
+
+    made = scaler()
+    with Case(scaler=made) as case:
+        case.clip()
+        gradient = weakref.ref(case.model.weight.grad)
+        case.optimizer.zero_grad()
+        gone = gradient() is None
+
+    assert gone

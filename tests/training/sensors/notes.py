@@ -1,0 +1,84 @@
+"""A stand-in for ``Measuring`` that keeps what it is asked to measure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ampwatch.guard import Guard
+from ampwatch.training.model.names import Names
+from ampwatch.training.model.optimizers import OptimizerRegistry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from ampwatch.training.transfer.measuring import How, Item
+    from ampwatch.wire.records import Topic
+
+
+class Note(NamedTuple):
+    """One tensor as it was when it was measured."""
+
+    step: int
+    topic: Topic
+    name: str
+    module: str
+    values: torch.Tensor
+    how: How
+
+
+class FixedSampler:
+    """Wants the same in every iteration, until the test says otherwise."""
+
+    def __init__(self, *wanted: Topic) -> None:
+        self.wanted = frozenset(wanted)
+        self.part = (0, 1)
+        self.step = 0
+        self.looks_at_skips = True
+        self.is_alert = True
+        self.first_look = True
+        self.skips_taken = 0
+
+    def takes_skip(self) -> bool:
+        self.skips_taken += 1
+        return True
+
+    def takes_first_look(self) -> bool:
+        return self.first_look
+
+
+class Notes:
+    """Copies every item; a test reads them."""
+
+    def __init__(self, sampler: FixedSampler) -> None:
+        self.sampler = sampler
+        self.notes: list[Note] = []
+
+    def measure(self, topic: Topic, items: Sequence[Item], how: How) -> None:
+        self.notes += [
+            Note(
+                self.sampler.step,
+                topic,
+                item.name,
+                item.module,
+                item.tensor.detach().clone(),
+                how,
+            )
+            for item in items
+        ]
+
+    def of(self, topic: Topic, step: int | None = None) -> dict[str, torch.Tensor]:
+        """The tensors of a topic, the newest of each name."""
+        return {n.name: n.values for n in self.notes if n.topic is topic and step in (None, n.step)}
+
+
+class Parts:
+    """What a sensor of ranges is made with, around one model."""
+
+    def __init__(self, models: Sequence[torch.nn.Module], *wanted: Topic) -> None:
+        self.sampler: Any = FixedSampler(*wanted)
+        self.notes: Any = Notes(self.sampler)
+        self.names = Names(models)
+        self.registry = OptimizerRegistry([], models)
+        self.guard = Guard("ranges")

@@ -1,0 +1,620 @@
+"""The op census of whole iterations: phases, threads, wrappers, and what it must not disturb."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampwatch.guard import Guard
+from ampwatch.numerics.units.ops import OpKind, Phase
+from ampwatch.training.sensors.ops import census as census_module
+from tests.training.sensors.counting import Counted
+from tests.trainings import Net, build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FORWARD, BACKWARD, OPTIMIZER, EVAL = Phase
+
+
+def x() -> torch.Tensor:
+    return torch.randn(4, 8)
+
+
+def sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.1, **options)
+
+
+def test_an_iteration_without_a_forward_has_no_census() -> None:
+    """Nothing was seen, which is not the same as nothing."""
+    with Counted(nn.Linear(8, 8)) as counted:
+        x().exp()
+
+    assert counted.census is None
+
+
+def test_step_and_duration_are_those_of_the_iteration() -> None:
+    """As they are handed over."""
+    model = nn.Linear(8, 8)
+    with Counted(model) as counted:
+        model(x())
+
+    assert counted.census is not None
+    assert (counted.census.step, counted.census.duration_s) == (7, 0.5)
+
+
+def test_the_phases_of_a_step() -> None:
+    """Forward with its loss, backward, and all that the scaler and the optimizer do."""
+    model = Net()
+    optimizer = sgd(model, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with Counted(model) as counted:
+        loss = model(x()).square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    of = {phase: set(counted.by("op", phase=phase)) for phase in Phase}
+    assert {"addmm", "relu", "pow", "mean"} <= of[FORWARD]
+    assert {"mm", "threshold_backward"} <= of[BACKWARD]
+    assert {
+        "_amp_foreach_non_finite_check_and_unscale_",
+        "_amp_update_scale_",
+        "_foreach_norm",
+        "_foreach_mul_",
+        "reciprocal",
+    } <= of[OPTIMIZER]
+    assert not of[OPTIMIZER] & {"addmm", "mm", "pow", "mean"}
+    assert of[EVAL] == set()
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_what_runs_without_gradients_is_evaluation(without: Callable[[], Any]) -> None:
+    """In the midst of an iteration, after its first forward."""
+    model = nn.Linear(8, 8)
+    with Counted(model) as counted:
+        model(x())
+        with without():
+            model(x()).exp()
+
+    assert counted.sum(phase=FORWARD, kind=OpKind.MATMUL) == 1
+    assert counted.sum(phase=EVAL, kind=OpKind.MATMUL) == 1
+    assert counted.sum("flops", phase=EVAL) == 2 * 4 * 8 * 8
+    assert counted.by("phase", op="exp") == {EVAL: 1}
+
+
+def test_a_frozen_part_of_a_model_is_forward_all_the_same() -> None:
+    """Its caller records gradients."""
+
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone, self.head = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, y: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                y = self.backbone(y)
+            return self.head(y)
+
+    model = Frozen()
+    with Counted(model) as counted:
+        model(x())
+
+    assert counted.by("phase", op="addmm") == {FORWARD: 2}
+
+
+def test_a_closure_runs_forward_and_backward_inside_the_step() -> None:
+    """As Lightning and LBFGS do."""
+    model = Net()
+    optimizer = sgd(model, momentum=0.9, foreach=True)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x()).square().mean()
+        loss.backward()
+        return loss
+
+    with Counted(model) as counted:
+        optimizer.step(closure)
+
+    assert counted.by("phase", "flops") == {
+        FORWARD: 2 * 2 * 4 * 8 * 16,
+        BACKWARD: 3 * 2 * 4 * 8 * 16,
+    }
+    assert counted.by("phase", op="mean") == {FORWARD: 1}
+    assert set(counted.by("phase", op="_foreach_add_")) == {OPTIMIZER}
+
+
+def test_after_a_step_that_raised_the_next_forward_is_forward() -> None:
+    """The hook that says that a step has ended is not called then."""
+    model = nn.Linear(8, 8)
+    optimizer = sgd(model)
+
+    def closure() -> torch.Tensor:
+        raise ValueError
+
+    with Counted(model) as counted:
+        with pytest.raises(ValueError, match=r"^$"):
+            optimizer.step(closure)
+        model(x()).sin().sum().backward()
+
+    assert counted.by("phase", op="addmm") == {FORWARD: 1}
+    assert counted.by("phase", op="sin") == {FORWARD: 1}
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}, {"fused": True}])
+def test_each_kind_of_optimizer_has_its_ops_in_its_phase(options: dict[str, bool]) -> None:
+    """One op, some, or some for each parameter."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    with Counted(model) as counted:
+        model(x()).sum().backward()
+        optimizer.step()
+
+    ops = set(counted.by("op", phase=OPTIMIZER))
+    if options == {"fused": True}:
+        assert "_fused_adamw_" in ops
+    else:
+        assert any(op.startswith("_foreach_") for op in ops) is options["foreach"]
+        assert any(op.startswith(("addcdiv", "_foreach_addcdiv")) for op in ops)
+
+
+def test_micro_batches_of_an_iteration_add_up() -> None:
+    """Gradient accumulation: the optimizer comes once."""
+    run = build("fp16-accumulated-clipped")
+    model = run.models[0]
+    with Counted(model) as counted:
+        for micro in range(3):
+            run.scaler.scale(run.forward(0, micro)).backward()
+        run.update()
+
+    assert counted.sum(op="addmm", phase=FORWARD) == 3 * 2
+    assert counted.sum(op="_amp_update_scale_") == 1
+    assert counted.sum("flops", dtype="float16") == 3 * 5 * (2 * 16 * 8 * 16)
+
+
+def test_several_models_are_named_by_their_number() -> None:
+    """A GAN: two optimizers, one iteration."""
+    generator, critic = nn.Linear(8, 8), nn.Linear(8, 1)
+    first, second = sgd(generator), sgd(critic)
+    with Counted(generator, critic) as counted:
+        critic(generator(x()).detach()).mean().backward()
+        second.step()
+        critic(generator(x())).mean().backward()
+        first.step()
+
+    assert counted.by("module", op="addmm", phase=FORWARD) == {"0": 2, "1": 2}
+    assert counted.by("module", op="mm", phase=BACKWARD) == {"0": 1, "1": 3}
+    assert counted.sum(phase=OPTIMIZER) >= 2
+
+
+def test_modules_that_are_not_watched_belong_to_the_one_around_them() -> None:
+    """Added after the iteration began, or somebody else's."""
+    model, other = nn.Sequential(nn.Linear(8, 8)), nn.Linear(8, 8)
+    with Counted(model) as counted:
+        model.append(nn.Linear(8, 8))
+        other(model(x()))
+
+    assert counted.by("module", op="addmm") == {"0": 1, "": 2}
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without distributed")
+def test_under_a_wrapper_names_are_those_of_the_model(tmp_path: Any) -> None:
+    """DistributedDataParallel around a watched model; its buckets are filled in backward."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        model = Net()
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        with Counted(model) as counted, torch.autocast("cpu", dtype=torch.bfloat16):
+            wrapped(torch.randn(16, 8)).float().sum().backward()
+        plain = Net()
+        with Counted(plain) as alone, torch.autocast("cpu", dtype=torch.bfloat16):
+            plain(torch.randn(16, 8)).float().sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+
+    assert (
+        counted.by("module", "flops")
+        == alone.by("module", "flops")
+        == {
+            "first": 2 * 2 * 16 * 8 * 16,
+            "last": 3 * 2 * 16 * 8 * 16,
+        }
+    )
+
+
+def test_all_ops_of_all_threads_are_counted() -> None:
+    """Four threads train watched modules at once, and none of their ops is missed."""
+    model = nn.ModuleList([nn.Sequential(*(nn.Linear(8, 8) for _ in range(40))) for _ in range(4)])
+    start = threading.Barrier(4)
+
+    def work(part: nn.Module) -> None:
+        start.wait(10)
+        for _ in range(5):
+            part(x())
+
+    with Counted(model) as counted:
+        threads = [threading.Thread(target=work, args=(part,)) for part in model]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert counted.guard.missed == 0
+    assert counted.by("module", op="addmm") == {f"{i}.{j}": 5 for i in range(4) for j in range(40)}
+
+
+def test_a_thread_of_the_user_has_no_mode_left_when_its_module_has_run() -> None:
+    """Also while the iteration goes on."""
+    model = nn.Linear(8, 8)
+    depths = []
+
+    def work() -> None:
+        model(x())
+        depths.append(torch._C._len_torch_dispatch_stack())
+
+    with Counted(model):
+        model(x())
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        depths.append(torch._C._len_torch_dispatch_stack())
+    depths.append(torch._C._len_torch_dispatch_stack())
+
+    assert depths == [0, 1, 0]
+
+
+class Passing(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_of_the_user_may_outlive_the_iteration() -> None:
+    """Entered inside, left in the next one."""
+    model, mode = nn.Linear(8, 8), Passing()
+    with Counted(model) as counted:
+        model(x())
+        mode.__enter__()
+        model(x())
+    inside = torch._C._len_torch_dispatch_stack()
+    with Counted(model) as again:
+        model(x())
+        mode.__exit__(None, None, None)
+        model(x())
+
+    assert (inside, torch._C._len_torch_dispatch_stack()) == (1, 0)
+    assert counted.sum(op="addmm") == again.sum(op="addmm") == 2
+
+
+def _vmapped(model: nn.Module) -> Any:
+    return torch.func.vmap(model)(x())
+
+
+def _per_sample_gradients(model: nn.Module) -> Any:
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(given: Any, sample: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, given, (sample,)).square().sum()
+
+    return torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x())["weight"]
+
+
+def _traced(model: nn.Module) -> Any:
+    return torch.jit.trace(model, x(), check_trace=False)(x())
+
+
+def _anomaly(model: nn.Module) -> Any:
+    with torch.autograd.detect_anomaly(check_nan=False):
+        out = model(x())
+        out.sum().backward()
+    return out
+
+
+def _parametrized(model: nn.Module) -> Any:
+    wrapped = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+    return wrapped(model(x()))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "call", [_vmapped, _per_sample_gradients, _traced, _anomaly, _parametrized]
+)
+def test_what_else_people_do_with_a_model_gives_the_same(call: Callable[[nn.Module], Any]) -> None:
+    """``torch.func``, tracing, anomaly detection and parametrizations in a counted iteration."""
+    torch.manual_seed(1)
+    model = nn.Linear(8, 8)
+    state = torch.get_rng_state()
+    bare = call(model)
+    torch.set_rng_state(state)
+    with Counted(model) as counted:
+        watched = call(model)
+
+    assert torch.equal(bare, watched)
+    assert counted.guard.errors == 0
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def _product(y: torch.Tensor) -> torch.Tensor:
+    return y.prod()
+
+
+def _spectral_norm(y: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.linalg.svdvals(y)
+
+
+@pytest.mark.parametrize(
+    ("call", "altered", "uncounted"), [(_product, "prod", ""), (_spectral_norm, "", "svdvals")]
+)
+def test_ops_that_pytorch_computes_otherwise_under_a_mode_end_the_census(
+    call: Callable[[torch.Tensor], torch.Tensor], altered: str, uncounted: str
+) -> None:
+    """For good, and before backward: a product in a model has the gradient it always has."""
+
+    class Calling(nn.Module):
+        def forward(self, y: torch.Tensor) -> torch.Tensor:
+            return call(y)
+
+    def gradient() -> torch.Tensor:
+        y = torch.linspace(0.3, 1.7, 15).reshape(3, 5).requires_grad_()
+        out = model(y)
+        if not out.requires_grad:
+            return torch.zeros(())
+        (found,) = torch.autograd.grad(out.sum(), y)
+        return found
+
+    model = Calling()
+    bare = gradient()
+    with Counted(model) as counted:
+        watched = gradient()
+    assert torch.equal(bare, watched)
+    assert counted.census is None
+    assert (counted.sensor.altered, counted.sensor.uncounted) == (altered, uncounted)
+    assert not counted.sensor.begin()
+
+
+def test_a_hook_that_goes_meanwhile_does_not_replace_the_users_exception() -> None:
+    """Where a module has raised, PyTorch walks over the hooks after modules in place."""
+
+    class Raising(nn.Module):
+        def forward(self, y: torch.Tensor) -> torch.Tensor:
+            msg = f"the user's own, after {y.prod()}"
+            raise ValueError(msg)
+
+    model, other = Raising(), nn.Linear(8, 8)
+    with Counted(other), Counted(model):
+        handle = torch_module.register_module_forward_hook(lambda *_: None, always_call=True)
+        with pytest.raises(ValueError, match="the user's own"):
+            model(x())
+        handle.remove()
+
+    assert not torch_module._global_forward_hooks
+
+
+def test_with_an_optimizer_inside_backward_nothing_piles_up() -> None:
+    """Iterations end inside of backward there, where autograd puts every mode back."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    optimizers = {p: sgd_of(p) for p in model.parameters()}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+    counted = Counted(model)
+    step = 0
+
+    def next_iteration(parameter: torch.Tensor) -> None:
+        nonlocal step
+        if parameter is model[0].weight:
+            counted.sensor.end(step, 0.5)
+            counted.sensor.begin()
+            step += 1
+
+    model[0].weight.register_post_accumulate_grad_hook(next_iteration)
+    depths = set()
+    with counted:
+        for _ in range(60):
+            model(x()).square().mean().backward()
+            torch.ones(2)
+            depths.add(torch._C._len_torch_dispatch_stack())
+
+    assert step == 60
+    assert depths == {0}
+    assert len(torch_module._global_forward_pre_hooks) == 0
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def sgd_of(parameter: torch.Tensor) -> torch.optim.SGD:
+    return torch.optim.SGD([parameter], lr=0.1)
+
+
+def test_an_iteration_without_an_op_is_given_up_at_some_point() -> None:
+    """An evaluation that nothing ends costs nothing in the long run."""
+    model = nn.Linear(8, 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(census_module, "MOST_CALLS", 10)
+        with Counted(model):
+            with torch.no_grad():
+                for _ in range(12):
+                    model(x())
+            given_up = not torch_module._global_forward_pre_hooks
+
+    assert given_up
+
+
+def test_what_another_monitor_does_is_not_counted() -> None:
+    """Each sees the training, and nothing of ampwatch's own work."""
+    model = nn.Linear(8, 8)
+    with Counted(model) as counted:
+        y = model(x())
+        Guard("of another monitor").run(y.exp)
+
+    assert counted.by("op") == {"addmm": 1}
+
+
+def test_a_step_that_raised_is_over_with_the_next_forward() -> None:
+    """What is computed with gradients after the backward that follows is no optimizer's."""
+    model = nn.Linear(8, 8)
+    optimizer = sgd(model)
+
+    def closure() -> float:
+        raise ValueError
+
+    with Counted(model) as counted:
+        with pytest.raises(ValueError, match=r"^$"):
+            optimizer.step(closure)
+        loss = model(x()).sum()
+        loss.backward()
+        model.weight.exp()
+
+    assert counted.by("phase", op="exp") == {Phase.FORWARD: 1}
+
+
+def test_a_child_that_is_forked_meanwhile_is_not_observed() -> None:
+    """Workers of a data loader work for another process."""
+    model = nn.Linear(8, 8)
+    reader, writer = os.pipe()
+    with Counted(model) as counted:
+        model(x())
+        before = counted.sensor._num_ops
+        pid = os.fork()
+        if pid == 0:
+            torch.ones(3).exp()
+            os.write(writer, b"%d" % (counted.sensor._num_ops - before))
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    assert os.read(reader, 8) == b"0"
+    os.close(reader)
+    os.close(writer)
+
+
+def test_an_iteration_with_very_many_ops_is_cut() -> None:
+    """An evaluation of a whole epoch that no update of the scaler ends."""
+    model = nn.Linear(8, 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(census_module, "MOST_OPS", 10)
+        with Counted(model) as counted:
+            for _ in range(100):
+                model(x())
+
+    assert counted.sum() == 10
+
+
+def test_the_iteration_after_begins_at_nothing() -> None:
+    """Two censuses of the same step are the same."""
+    model = Net()
+    optimizer = sgd(model)
+    counted = Counted(model)
+    counted.regions.install()
+    counted.sensor.install()
+    censuses = []
+    for _ in range(3):
+        counted.sensor.begin()
+        model(x()).sum().backward()
+        optimizer.step()
+        censuses.append(counted.sensor.end(0, 1.0))
+    between = counted.sensor.end(0, 1.0)
+    counted.sensor.remove()
+    counted.regions.remove()
+
+    assert between is None
+    first, second, third = (c.tallies for c in censuses if c is not None)
+    assert second == third
+    assert first.keys() <= second.keys()
+
+
+def test_removing_in_the_middle_of_a_forward_takes_everything_off() -> None:
+    """What closes a monitor may run anywhere."""
+    hooks = len(torch_module._global_forward_hooks), len(torch_module._global_forward_pre_hooks)
+
+    class Closing(nn.Module):
+        def forward(self, y: torch.Tensor) -> torch.Tensor:
+            counted.sensor.remove()
+            return y.exp()
+
+    model = nn.Sequential(nn.Linear(8, 8), Closing(), nn.Linear(8, 8))
+    counted = Counted(model)
+    with counted:
+        model(x()).sum().backward()
+        depth = torch._C._len_torch_dispatch_stack()
+
+    assert (depth, counted.census) == (0, None)
+    assert hooks == (
+        len(torch_module._global_forward_hooks),
+        len(torch_module._global_forward_pre_hooks),
+    )
+
+
+def test_no_tensor_is_kept_alive() -> None:
+    """Neither while the iteration goes on nor after it."""
+    model = nn.Linear(8, 8)
+    with Counted(model) as counted:
+        out = model(x())
+        seen = weakref.ref(out)
+        (out * 2).sum().backward()
+        del out
+        gc.collect()
+        during = seen()
+
+    assert during is None
+    assert counted.census is not None
+    assert not [o for o in gc.get_referents(counted.sensor._counts) if isinstance(o, torch.Tensor)]
+
+
+def test_a_watched_model_may_die() -> None:
+    """It is held weakly."""
+    model = nn.Linear(8, 8)
+    counted = Counted(model)
+    with counted:
+        model(x())
+    seen = weakref.ref(model)
+    del model
+    gc.collect()
+
+    assert seen() is None
+
+
+def _objects() -> int:
+    gc.collect()
+    return len(gc.get_objects())
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_two_hundred_censuses_leave_no_more_objects_than_ten() -> None:
+    """What is remembered is bounded by the ops there are."""
+    model = Net()
+    optimizer = sgd(model)
+    counted = Counted(model)
+    counted.regions.install()
+    counted.sensor.install()
+
+    def censuses(number: int) -> Iterator[Any]:
+        for _ in range(number):
+            counted.sensor.begin()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(x()).float().sum()
+            loss.backward()
+            optimizer.step()
+            yield counted.sensor.end(0, 1.0)
+
+    for _ in censuses(10):
+        pass
+    before = _objects()
+    for _ in censuses(200):
+        pass
+    after = _objects()
+    counted.sensor.remove()
+    counted.regions.remove()
+
+    assert after - before < 50  # others may let go of theirs meanwhile

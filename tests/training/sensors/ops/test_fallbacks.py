@@ -1,0 +1,211 @@
+"""Why ops ran in float32: each reason from a program that brings it about."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.amp import custom_bwd, custom_fwd
+from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
+
+from ampwatch.numerics.units.ops import Fallback, Phase
+from tests.training.sensors.counting import Counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def region(device_type: str = "cpu", **options: Any) -> torch.autocast:
+    return torch.autocast(device_type, dtype=torch.bfloat16, **options)
+
+
+class Program(nn.Module):
+    """A linear layer, and what the test wants done to its output."""
+
+    def __init__(self, call: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.call = call
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.call(self.first(x))
+
+
+def in_region(call: Callable[[torch.Tensor], Any]) -> Counted:
+    model = Program(call)
+    with Counted(model) as counted, region():
+        model(torch.randn(4, 8))
+    return counted
+
+
+def reasons(counted: Counted, op: str) -> set[Fallback]:
+    return {key.fallback for key, _ in counted.of(op=op)}
+
+
+def test_ops_in_low_precision_are_no_fallbacks() -> None:
+    """Nor are casts, copies, and what runs in float32 backward."""
+    model = Program(lambda h: h.relu() * 2)
+    with Counted(model) as counted:
+        with region():
+            out = model(torch.randn(4, 8))
+        out.sum().backward()
+
+    assert set(counted.by("fallback", module="first")) == {Fallback.NONE}
+    assert set(counted.by("fallback", phase=Phase.BACKWARD)) == {Fallback.NONE}
+
+
+def test_an_op_on_the_list_says_so() -> None:
+    """Autocast casts the input of ``mse_loss``, and runs it in float32."""
+    counted = in_region(lambda h: F.mse_loss(h, h))
+
+    assert reasons(counted, "mse_loss") == {Fallback.FP32_LIST}
+
+
+def test_an_op_that_autocast_leaves_alone_says_so() -> None:
+    """Its input was float32."""
+    counted = in_region(lambda h: F.gelu(h.float()))
+
+    assert reasons(counted, "gelu") == {Fallback.NOT_LISTED}
+
+
+def test_an_op_with_a_float32_and_a_lower_input_is_promoted() -> None:
+    """A residual that was kept in float32, or a mask."""
+    counted = in_region(lambda h: h + torch.ones(8))
+
+    assert reasons(counted, "add") == {Fallback.PROMOTED}
+
+
+def test_a_disabled_region_inside_an_enabled_one_is_the_reason() -> None:
+    """However often they are nested, the innermost counts."""
+
+    def call(h: torch.Tensor) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            high = h.float() @ h.float().t()
+            with region():
+                low = h @ h.t()
+            return high + low
+
+    counted = in_region(call)
+
+    assert reasons(counted, "mm") == {Fallback.DISABLED_REGION, Fallback.NONE}
+    assert counted.by("dtype", op="mm") == {"float32": 1, "bfloat16": 1}
+
+
+def test_what_runs_outside_of_every_region_says_so() -> None:
+    """Where the same iteration has one."""
+    model, other = Program(lambda h: h), nn.Linear(8, 8)
+    with Counted(model, other) as counted:
+        with region():
+            h = model(torch.randn(4, 8))
+        other(h.float())
+
+    assert counted.by("fallback", module="1") == {Fallback.OUTSIDE_REGION: 1}
+
+
+def test_without_any_autocast_nothing_falls_back() -> None:
+    """Training in float32 is a choice; so is ``enabled=False`` for all of it."""
+    model = Program(lambda h: h.relu())
+    with Counted(model) as counted:
+        model(torch.randn(4, 8))
+        with torch.autocast("cpu", enabled=False):
+            model(torch.randn(4, 8))
+
+    assert set(counted.by("fallback")) == {Fallback.NONE}
+
+
+def test_a_thread_without_a_region_while_another_is_in_one() -> None:
+    """Autocast is a matter of each thread: this is what everybody forgets."""
+    model = Program(lambda h: h)
+    with Counted(model) as counted, region():
+        thread = threading.Thread(target=model, args=(torch.randn(4, 8),))
+        thread.start()
+        thread.join()
+
+    assert counted.by("fallback", op="addmm") == {Fallback.OTHER_THREAD: 1}
+    assert counted.census is not None
+    (lone,) = counted.census.lone_forwards
+    assert lone == ("", Fallback.OTHER_THREAD, "bfloat16", "cpu", 1)
+
+
+def test_a_region_for_another_type_of_device() -> None:
+    """The model is on ``meta``, the region is for ``cpu``."""
+    model = nn.Linear(8, 8, device="meta")
+    with Counted(model) as counted, region():
+        model(torch.randn(4, 8, device="meta"))
+        model(torch.randn(4, 8, device="meta"))
+
+    assert counted.by("fallback", op="addmm") == {Fallback.DEVICE_TYPE: 2}
+    assert counted.census is not None
+    (lone,) = counted.census.lone_forwards
+    assert lone == ("", Fallback.DEVICE_TYPE, "bfloat16", "cpu", 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available:UserWarning")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here the region would be on")
+def test_a_region_for_a_device_that_is_not_there() -> None:
+    """PyTorch warns once and switches it off; the model is called without autocast."""
+    model = Program(lambda h: h)
+    with Counted(model) as counted, torch.autocast("cuda", dtype=torch.float16):
+        model(torch.randn(4, 8))
+
+    assert counted.census is not None
+    (lone,) = counted.census.lone_forwards
+    assert lone == ("", Fallback.DEVICE_TYPE, "float16", "cuda", 1)
+    assert counted.by("dtype", "flops") == {"float32": 2 * 4 * 8 * 8}
+
+
+class InFloat32(torch.autograd.Function):
+    """What a loss that needs the range does."""
+
+    @staticmethod
+    @custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x @ x.t()
+
+    @staticmethod
+    @custom_bwd(device_type="cpu")
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return (gradient + gradient.t()) @ x
+
+
+def test_a_function_that_asks_for_float32() -> None:
+    """``custom_fwd(cast_inputs=...)`` disables autocast: the function does, not its caller."""
+    model = Program(InFloat32.apply)
+    with Counted(model) as counted:
+        with region():
+            out = model(torch.randn(4, 8))
+        out.sum().backward()
+
+    assert counted.by("fallback", op="mm", phase=Phase.FORWARD) == {Fallback.CUSTOM_FUNCTION: 1}
+    assert counted.by("fallback", op="mm", phase=Phase.BACKWARD) == {Fallback.NONE: 2}
+
+
+def test_an_op_that_is_not_pytorchs_own() -> None:
+    """Autocast knows nothing of it."""
+    with torch.library._scoped_library("ampwatch_test_op", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        counted = in_region(lambda h: torch.ops.ampwatch_test_op.twice(h.detach().float()))
+
+    assert reasons(counted, "twice") == {Fallback.CUSTOM_FUNCTION}
+
+
+def test_the_dtypes_of_the_regions_are_those_that_ops_ran_in() -> None:
+    """A region that nothing ran in is none, a disabled one neither."""
+    model = Program(lambda h: h)
+    with Counted(model) as counted:
+        with region():
+            model(torch.randn(4, 8))
+        with torch.autocast("cpu", dtype=torch.float16):
+            model(torch.randn(4, 8))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
+            model(torch.randn(4, 8))
+
+    assert counted.census is not None
+    assert counted.census.autocast_dtypes == ("bfloat16", "float16")
+    assert counted.census.device_types == {"cpu"}

@@ -1,0 +1,223 @@
+"""Whether what a model is given is finite."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampwatch.guard import Guard
+from ampwatch.training.model.names import Names
+from ampwatch.training.sensors.ops import inputs
+from ampwatch.training.sensors.ops.inputs import InputSensor
+from ampwatch.training.transfer.deferred import Deferred
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from typing_extensions import Self
+
+    from ampwatch.diagnosis.evidence.births import BadInput
+
+
+class Looking:
+    """One iteration, number 7, in which the inputs of some models are looked at."""
+
+    def __init__(self, *models: nn.Module) -> None:
+        self.seen: list[BadInput] = []
+        self.guard = Guard("inputs", is_thread_safe=True)
+        self.sensor = InputSensor(Names(models), Deferred(), self.seen.append, self.guard)  # type: ignore[arg-type]
+
+    def __enter__(self) -> Self:
+        self.sensor.install()
+        self.sensor.begin(7, wanted=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sensor.remove()
+        assert not self.guard.errors
+
+
+@dataclass
+class Batch:
+    """What loaders hand over."""
+
+    image: torch.Tensor
+    label: int = 0
+
+
+class Taking(nn.Module):
+    """Takes anything."""
+
+    def forward(self, *_: Any, **__: Any) -> torch.Tensor:
+        return torch.zeros(())
+
+
+def batch(value: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    tensor = torch.ones(4, 3, dtype=dtype)
+    tensor[2, 1] = value
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
+@pytest.mark.parametrize("value", [1.0, 0.0, -1e4, math.inf, math.nan, -math.inf])
+def test_a_bad_batch_is_told_with_step_size_and_line(value: float, dtype: torch.dtype) -> None:
+    """NaN and infinity are bad; minus infinity alone is a mask."""
+    model = Taking()
+    with Looking(model) as looking:
+        model(batch(value, dtype))
+
+    is_bad = math.isnan(value) or value == math.inf
+    assert len(looking.seen) == is_bad
+    for bad in looking.seen:
+        assert (bad.step, bad.nans, bad.numel) == (7, math.isnan(value), 12)
+        assert "test_inputs.py" in bad.source
+
+
+def _handed_over(x: torch.Tensor) -> Iterator[Any]:
+    yield x
+    yield [torch.ones(2), (x,)]
+    yield {"input": {"values": x}}
+    yield Batch(x)
+    yield x.t()[1::2]
+
+
+@pytest.mark.parametrize("form", range(5))
+def test_it_is_found_in_whatever_holds_it(form: int) -> None:
+    """Lists, mappings, dataclasses, views."""
+    model = Taking()
+    bad, good = (list(_handed_over(x))[form] for x in (batch(math.nan), batch()))
+    with Looking(model) as looking:
+        model(good)
+        assert looking.seen == []
+        model(torch.arange(3), bad)
+
+    assert len(looking.seen) == 1
+
+
+def test_what_holds_no_numbers_is_passed_over() -> None:
+    """Nothing of it is an error, and what comes beside it is looked at."""
+    model = Taking()
+    odd = (
+        *(torch.empty(0), torch.arange(3), torch.ones(2, dtype=torch.complex64)),
+        *(torch.eye(2).to_sparse(), torch.ones(2, device="meta"), None, "text"),
+        torch.ones(2).to(torch.float8_e5m2),
+    )
+    with Looking(model) as looking:
+        for thing in odd:
+            model(thing)
+        assert looking.seen == []
+        model(*odd, batch(math.inf))
+
+    assert [bad.nans for bad in looking.seen] == [False]
+
+
+def test_only_watched_models_are_looked_at_and_no_parts_of_them() -> None:
+    """What one layer hands to the next is no input."""
+
+    class Breaking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x / 0.0
+
+    model = nn.Sequential(Breaking(), nn.Identity())
+    with Looking(model) as looking:
+        model(batch())
+        nn.Identity()(batch(math.nan))
+        assert looking.seen == []
+        model(batch(math.nan))
+
+    assert len(looking.seen) == 1
+
+
+def test_an_evaluation_is_not_looked_at() -> None:
+    """Its batches break no training."""
+    model = Taking()
+    with Looking(model) as looking:
+        with torch.no_grad():
+            model(batch(math.nan))
+        with torch.inference_mode():
+            model(batch(math.nan))
+
+    assert looking.seen == []
+
+
+def test_a_model_that_is_mapped_over_its_batch_is_no_error() -> None:
+    """Inside of ``vmap`` no value can be read."""
+    model = nn.Linear(3, 3)
+    with Looking(model) as looking:
+        torch.func.vmap(model)(batch(math.nan))
+        model(batch(math.nan))
+
+    assert len(looking.seen) == 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_a_model_that_is_traced_is_not_looked_at() -> None:
+    """Nothing of it gets into the graph."""
+    model = nn.Linear(3, 3)
+    with Looking(model) as looking:
+        traced = torch.jit.trace(model, batch(math.nan), check_trace=False)
+
+    assert [n.kind() for n in traced.graph.nodes()] == ["prim::GetAttr"] * 2 + ["aten::linear"]
+    assert looking.seen == []
+
+
+class Reads(TorchDispatchMode):
+    """Counts ops that wait for a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        self.reads += func.name() in ("aten::_local_scalar_dense", "aten::item", "aten::nonzero")
+        return func(*args, **(kwargs or {}))
+
+
+def test_it_waits_for_nothing_and_records_nothing() -> None:
+    """No scalar is read, and no node is added to the graph of an input."""
+    model = nn.Linear(3, 3)
+    x = batch().requires_grad_()
+    with Looking(model), Reads() as counter:
+        out = model(x)
+
+    assert counter.reads == 0
+    assert x.grad_fn is None
+    assert type(out.grad_fn).__name__ == "AddmmBackward0"
+
+
+def test_the_hook_is_in_place_only_while_it_is_wanted() -> None:
+    """Each iteration says so anew; taking it out twice is nothing."""
+    model = Taking()
+    looking = Looking(model)
+    before = len(torch_module._global_forward_pre_hooks)
+    counts = []
+    for wanted in (False, True, True, False):
+        looking.sensor.begin(0, wanted=wanted)
+        counts.append(len(torch_module._global_forward_pre_hooks) - before)
+        model(batch(math.nan))
+    looking.sensor.remove()
+    looking.sensor.remove()
+
+    assert counts == [0, 1, 1, 0]
+    assert len(looking.seen) == 2
+
+
+def test_where_something_may_be_compiled_it_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It warns whoever has hooks on all modules."""
+    monkeypatch.setattr(inputs, "may_compile", lambda: True)
+    model = Taking()
+    with Looking(model) as looking:
+        model(batch(math.nan))
+
+    assert looking.seen == []

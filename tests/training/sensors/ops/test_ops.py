@@ -1,0 +1,211 @@
+"""The op census of a monitored training, from the hooks to what it hands to the diagnosis."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import ampwatch
+from ampwatch.diagnosis.pipeline import Diagnosis
+from ampwatch.numerics.units.ops import OpKind
+from ampwatch.training.wiring import ops as opwatch
+from ampwatch.wire.records import CensusSource
+from tests.training.sensors.counting import Counted
+from tests.trainings import RECIPES, build
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.evidence.ops import OpCensus
+
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def _alone(one_thread: None) -> None:
+    """Sums in one order."""
+
+
+@pytest.fixture
+def censuses(monkeypatch: pytest.MonkeyPatch) -> list[OpCensus]:
+    """All censuses that reach the diagnosis."""
+    taken: list[OpCensus] = []
+    look_at = Diagnosis.look_at
+
+    def keep(diagnosis: Diagnosis, census: OpCensus, *args: Any) -> None:
+        taken.append(census)
+        look_at(diagnosis, census, *args)
+
+    monkeypatch.setattr(Diagnosis, "look_at", keep)
+    deliver = Diagnosis.deliver
+
+    def delivered(diagnosis: Diagnosis, iteration: Any) -> None:
+        if iteration.census is not None:
+            taken.append(iteration.census)
+        deliver(diagnosis, iteration)
+
+    monkeypatch.setattr(Diagnosis, "deliver", delivered)
+    return taken
+
+
+def _once(censuses: list[OpCensus]) -> dict[int, OpCensus]:
+    return {census.step: census for census in censuses}
+
+
+@pytest.mark.parametrize("recipe", ["fp16-foreach", "fp16-fused", "bf16-without-scaler"])
+def test_at_deep_each_iteration_has_the_census_it_would_have_alone(
+    recipe: str, censuses: list[OpCensus]
+) -> None:
+    """What ampwatch itself runs, ranges and readback, is not among it."""
+    run = build(recipe)
+    run.steps = 4
+    with ampwatch.monitor(run.models, run.scaler, level="deep", serve=False):
+        run.loop()
+    found = _once(censuses)
+
+    alone = build(recipe)
+    alone.steps = 1
+    with Counted(*alone.models) as counted:
+        alone.loop()
+
+    def numbers(tallies: Any) -> dict[Any, tuple[int, ...]]:
+        return {key: (t.calls, t.flops, t.bytes) for key, t in dict(tallies).items()}
+
+    assert sorted(found)[:4] == [0, 1, 2, 3]
+    assert numbers(found[0].tallies) == numbers(counted.tallies)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_is_counted_at_deep(recipe: str, censuses: list[OpCensus]) -> None:
+    """In the dtype that it asks for, each iteration the same products."""
+    run = build(recipe)
+    run.steps = 5
+    with ampwatch.monitor(
+        run.models, run.scaler, optimizer=run.optimizers, level="deep", serve=False
+    ) as watch:
+        run.loop()
+        assert watch.report()
+    low = "float32" if run.dtype is None else str(run.dtype).removeprefix("torch.")
+    flops = []
+    for census in _once(censuses).values():
+        products = {k: t for k, t in census.tallies.items() if k.kind is OpKind.MATMUL}
+        if products:
+            flops.append(sum(t.flops for t in products.values()))
+            assert {k.dtype for k in products} == {low}
+
+    assert len(flops) >= 5
+    assert len(set(flops[:5])) == 1
+
+
+def test_standard_counts_now_and_then_where_it_is_allowed(censuses: list[OpCensus]) -> None:
+    """The first iteration, and then in turn with the ranges."""
+    run = build("fp16-foreach")
+    run.steps = 30
+    with ampwatch.monitor(run.models, run.scaler, serve=False):
+        run.loop()
+
+    steps = sorted(_once(censuses))
+    assert steps[0] == 0
+    assert 3 <= len(steps) <= 6
+
+
+def test_there_is_no_mode_where_the_user_wants_none(censuses: list[OpCensus]) -> None:
+    """With ``op_census="window"``, as long as nothing is wrong."""
+    run, depths = build("bf16-without-scaler"), set()
+    run.after_step = lambda _: depths.add(torch._C._len_torch_dispatch_stack())
+    model = run.models[0]
+    forward = model.forward
+    model.forward = lambda x: depths.add(torch._C._len_torch_dispatch_stack()) or forward(x)
+    with ampwatch.monitor(run.models, run.scaler, op_census="window", serve=False):
+        run.loop()
+
+    assert depths == {0}
+    assert censuses == []
+
+
+def test_light_counts_nothing(censuses: list[OpCensus]) -> None:
+    """It has no op more than the training."""
+    run = build("fp16-foreach")
+    with ampwatch.monitor(run.models, run.scaler, level="light", serve=False):
+        run.loop()
+        assert torch._C._len_torch_dispatch_stack() == 0
+
+    assert censuses == []
+
+
+def test_what_never_ends_is_told_at_the_end(censuses: list[OpCensus]) -> None:
+    """Where no update ever comes, what was counted until ``close``; its length is not known."""
+    model = nn.Linear(4, 4)
+    with ampwatch.monitor(model, torch.amp.GradScaler("cpu"), level="deep", serve=False):
+        model(torch.randn(2, 4)).sum().backward()
+
+    (census,) = _once(censuses).values()
+    assert census.duration_s != census.duration_s
+    assert sum(t.flops for t in census.tallies.values()) == 2 * 2 * (2 * 4 * 4)
+
+
+def test_an_exception_out_of_the_loop_takes_everything_off() -> None:
+    """The mode as well, from the middle of a forward."""
+
+    class Failing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ArithmeticError
+
+    model = nn.Sequential(nn.Linear(4, 4), Failing())
+    with pytest.raises(ArithmeticError), ampwatch.monitor(model, level="deep", serve=False):
+        model(torch.randn(2, 4))
+
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_closing_from_another_thread_leaves_nothing_once_a_module_runs() -> None:
+    """No thread can take a mode off another one."""
+    model = nn.Linear(4, 4)
+    watch = ampwatch.monitor(model, level="deep", serve=False)
+    model(torch.randn(2, 4))
+    thread = threading.Thread(target=watch.close)
+    thread.start()
+    thread.join()
+    model(torch.randn(2, 4))
+
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert not torch.nn.modules.module._global_forward_hooks
+
+
+def test_profiler_windows_count_ops_once_they_are_not_counted_one_by_one(
+    censuses: list[OpCensus],
+) -> None:
+    """From the iteration after the one that met what PyTorch computes otherwise under a mode."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    watched = ampwatch.monitor(
+        model, optimizer=optimizer, level="deep", window_seconds=1.0, serve=False
+    )
+    with watched:
+        for step in range(60):
+            out = model(torch.randn(2, 4))
+            (out.prod() if step == 2 else out.sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found = _once(censuses)
+    one_by_one = [s for s, census in found.items() if census.source is CensusSource.DISPATCH]
+    assert one_by_one == [0, 1]
+    assert [c.source for s, c in found.items() if s > 1][:1] == [CensusSource.PROFILER]
+
+
+def test_what_could_not_be_counted_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why, and what is there instead."""
+    model = nn.Linear(4, 4)
+    with ampwatch.monitor(model, level="deep", serve=False) as watch:
+        quiet = watch.report()
+        model(torch.randn(2, 4)).prod().backward()
+        altered = watch.report()
+        monkeypatch.setattr(opwatch, "may_compile", lambda: True)
+        compiled = watch.report()
+
+    assert "not counted one by one" not in quiet
+    assert "prod was met" in altered
+    assert "torch.compile was called in this process" in compiled

@@ -1,0 +1,221 @@
+"""Gradients as they stand before they are unscaled, in every way to step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from ampwatch.training.sensors.ranges.gradients import GradientSensor
+from ampwatch.wire.records import Topic
+from tests.training.sensors.notes import Parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.training.sensors.notes import Note
+
+SCALE = 1024.0
+
+
+class Bench:
+    """A linear model whose true gradients are known: those of the sum of its outputs."""
+
+    def __init__(self, scaler: Any, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(3, 2)
+        self.x = torch.randn(5, 3)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, **options)
+        self.scaler = scaler
+        self.parts = Parts([self.model], Topic.GRADIENT)
+        self.sensor = GradientSensor(
+            scaler,
+            self.parts.registry,
+            self.parts.names,
+            self.parts.sampler,
+            self.parts.notes,
+            self.parts.guard,
+        )
+        self.sensor.install()
+
+    def backward(self, factor: float = 1.0) -> None:
+        loss = self.model(self.x).sum() * factor
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def end(self) -> None:
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad()
+        self.parts.sampler.step += 1
+
+    @property
+    def true(self) -> dict[str, torch.Tensor]:
+        weight = self.x.sum(0).expand(2, 3)
+        return {"weight": weight, "bias": torch.full((2,), float(len(self.x)))}
+
+    @property
+    def notes(self) -> list[Note]:
+        return self.parts.notes.notes
+
+
+@pytest.fixture
+def benches() -> Iterator[Any]:
+    made: list[Bench] = []
+
+    def make(scaler: Any = None, **options: Any) -> Bench:
+        made.append(Bench(scaler, **options))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.sensor.remove()
+
+
+def scaler(scale: float = SCALE) -> Any:
+    return torch.amp.GradScaler("cpu", init_scale=scale)
+
+
+@pytest.mark.parametrize("unscaled_by_user", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_scaled_gradients_are_measured_before_they_are_unscaled(
+    benches: Any, *, fused: bool, unscaled_by_user: bool
+) -> None:
+    """Whoever unscales them, and once."""
+    bench = benches(scaler(), fused=fused)
+    bench.backward()
+    if unscaled_by_user:
+        bench.scaler.unscale_(bench.optimizer)
+    bench.end()
+
+    assert [n.name for n in bench.notes] == ["weight", "bias"]
+    for name, values in bench.parts.notes.of(Topic.GRADIENT).items():
+        torch.testing.assert_close(values, SCALE * bench.true[name])
+    assert all(n.how.scaled for n in bench.notes)
+
+
+def test_without_a_scaler_they_are_measured_when_the_optimizer_is_about_to_step(
+    benches: Any,
+) -> None:
+    """Nothing is in them but the gradient."""
+    bench = benches()
+    bench.backward()
+    bench.end()
+
+    for name, values in bench.parts.notes.of(Topic.GRADIENT).items():
+        torch.testing.assert_close(values, bench.true[name])
+    assert [n.how.scaled for n in bench.notes] == [False, False]
+
+
+def test_a_disabled_scaler_is_none(benches: Any) -> None:
+    """It steps the optimizer itself, and there is no scale."""
+    bench = benches(torch.amp.GradScaler("cpu", enabled=False))
+    bench.backward()
+    bench.end()
+
+    assert [n.how.scaled for n in bench.notes] == [False, False]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_skipped_step_has_its_gradients_looked_at_on_the_spot(
+    benches: Any, *, fused: bool
+) -> None:
+    """Also in an iteration that is not sampled: which ones, how many, inf or NaN."""
+    bench = benches(scaler(), fused=fused)
+    bench.parts.sampler.wanted = frozenset()
+    bench.backward()
+    bench.end()
+    bench.backward(factor=float("inf"))
+    bench.end()
+
+    assert [(n.step, n.name) for n in bench.notes] == [(1, "weight"), (1, "bias")]
+    assert not any(n.values.isfinite().any() for n in bench.notes)
+    # A fused optimizer would have unscaled them in the step that it did not take.
+    assert [n.how.scaled for n in bench.notes] == [fused, fused]
+
+
+def test_a_sampled_iteration_is_not_measured_again_when_it_is_skipped(benches: Any) -> None:
+    """It has been, and before the unscaling at that."""
+    bench = benches(scaler())
+    bench.backward(factor=float("inf"))
+    bench.end()
+
+    assert len(bench.notes) == 2
+
+
+def test_an_iteration_that_is_not_sampled_is_left_alone(benches: Any) -> None:
+    """With a scaler and without."""
+    for made in (scaler(), None):
+        bench = benches(made)
+        bench.parts.sampler.wanted = frozenset()
+        bench.backward()
+        bench.end()
+
+        assert bench.notes == []
+
+
+def test_looking_does_not_change_what_the_scaler_knows(benches: Any) -> None:
+    """An optimizer that was never stepped has no entry, and must not get one."""
+    bench = benches(scaler())
+    bench.sensor.before_unscale((bench.optimizer,), {})
+
+    assert dict(bench.scaler._per_optimizer_states) == {}
+
+
+def test_parameters_without_a_gradient_are_left_out(benches: Any) -> None:
+    """A frozen layer has none."""
+    bench = benches()
+    bench.model.bias.requires_grad_(requires_grad=False)
+    bench.backward()
+    bench.end()
+
+    assert [n.name for n in bench.notes] == ["weight"]
+
+
+def test_a_parameter_of_no_watched_model_is_called_by_its_place() -> None:
+    """With model=None nothing else is known of it."""
+    parts = Parts([], Topic.GRADIENT)
+    sensor = GradientSensor(
+        None, parts.registry, parts.names, parts.sampler, parts.notes, parts.guard
+    )
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    parameter.grad = torch.ones(2)
+    sensor.install()
+    try:
+        optimizer.step()
+    finally:
+        sensor.remove()
+
+    assert [n.name for n in parts.notes.notes] == ["optimizer0.0"]
+
+
+def test_a_step_within_a_step_is_measured_once(benches: Any) -> None:
+    """As in a class that calls ``super().step()``, hooked twice."""
+    bench = benches()
+    bench.backward()
+    bench.sensor.before_direct_step(bench.optimizer)
+    bench.sensor.before_direct_step(bench.optimizer)
+
+    assert len(bench.notes) == 2
+
+
+def test_a_skip_is_looked_at_before_the_user_clips(benches: Any) -> None:
+    """Clipping by a norm that is NaN leaves nothing but NaN, whoever brought it."""
+    bench = benches(scaler())
+    bench.parts.sampler.wanted = frozenset()
+    bench.backward()
+    bench.model.bias.grad[0] = float("nan")
+    bench.scaler.unscale_(bench.optimizer)
+    nn.utils.clip_grad_norm_(bench.model.parameters(), 1.0)
+    bench.end()
+
+    measured = bench.parts.notes.of(Topic.GRADIENT)
+    assert measured["weight"].isfinite().all()
+    assert measured["bias"].isnan().tolist() == [True, False]
+    assert len(bench.notes) == 2
+    assert bench.parts.sampler.skips_taken == 1  # asked after unscale_, not again before update

@@ -1,0 +1,139 @@
+"""Integers cast to formats that cannot tell them apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.sensors.rounding.lossy_casts import LossyCasts
+from tests.training.sensors.listening import OUTSIDE, STEPPED, Listening, inside
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+@pytest.fixture
+def listening() -> Listening:
+    listening = Listening(LossyCasts)
+    listening.place = inside("rope")
+    return listening
+
+
+@pytest.mark.parametrize("source", [torch.int64, torch.int32, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", HALF)
+def test_positions_that_become_equal_are_counted_as_unique_counts_them(
+    listening: Listening, source: torch.dtype, dtype: torch.dtype
+) -> None:
+    """Distinct ones before and after, the largest, the place; they run up."""
+    positions = torch.arange(6000, dtype=source)
+    with listening:
+        positions.to(dtype)
+    (cast,) = listening.seen
+
+    assert (cast.num_values, cast.distinct) == (6000, 6000)
+    assert cast.kept == positions.to(dtype).unique().numel()
+    assert cast.rounded == int((positions.to(dtype).double() != positions.double()).sum())
+    assert (cast.largest, cast.is_ordered) == (5999.0, True)
+    assert (cast.site.where, cast.site.op, cast.site.phase) == ("rope", "_to_copy", "forward")
+
+
+def test_large_integers_become_equal_in_float32_as_well(listening: Listening) -> None:
+    """Beyond 2**24."""
+    with listening:
+        (torch.arange(1000) + 2**30).float()
+
+    assert [(c.dtype, c.kept < 100) for c in listening.seen] == [("float32", True)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.arange(1000, dtype=torch.bfloat16),
+        lambda: torch.arange(0, 3000, 2, dtype=torch.bfloat16),
+        lambda: torch.ones(600, dtype=torch.bfloat16).cumsum(0),
+        lambda: torch.arange(1000) * torch.tensor(0.5, dtype=torch.bfloat16)[None],
+        lambda: torch.empty(1000, dtype=torch.bfloat16).copy_(torch.arange(1000)),
+        lambda: torch.arange(1000)[None].expand(64, -1).to(torch.bfloat16),
+    ],
+)
+def test_positions_may_be_made_without_a_cast_that_is_written(
+    listening: Listening, make: Any
+) -> None:
+    """``arange`` and ``cumsum`` in bfloat16, promotion, a buffer, a batch of the same."""
+    with listening:
+        make()
+
+    assert [c.is_ordered for c in listening.seen] == [True]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.randint(0, 256, (8, 3, 16, 16)).float(),
+        torch.randint(0, 256, (8, 3, 16, 16), dtype=torch.uint8),
+        torch.zeros(1000),
+        torch.full((1000,), 1e4),
+        torch.full((1000,), 65504),
+        torch.eye(300),
+        torch.ones(1000, dtype=torch.bool),
+        torch.randn(1000) * 1e4,
+        torch.randn(1000) * 3e8,
+        (torch.randn(1000) * 3e8).relu(),
+        torch.cat((torch.arange(100.0), torch.randn(2000) * 1e3)),
+        torch.arange(257),
+        torch.arange(0, 16384, 64),
+    ],
+)
+def test_what_loses_nothing_or_is_no_integer_is_left_alone(
+    listening: Listening, values: torch.Tensor
+) -> None:
+    """Pictures, masks, constants, one-hot, large numbers that are integers by their size."""
+    with listening:
+        values.to(torch.bfloat16)
+
+    assert listening.seen == []
+
+
+def test_ids_without_an_order_are_told_as_such(listening: Listening) -> None:
+    """They may be measurements as well."""
+    with listening:
+        torch.randint(0, 50000, (256,)).to(torch.float16)
+
+    assert [c.is_ordered for c in listening.seen] == [False]
+
+
+def test_optimizers_and_backward_cast_what_they_like(listening: Listening) -> None:
+    """Only the forward pass has positions."""
+    for listening.place in (STEPPED, inside("rope", Phase.BACKWARD)):
+        with listening:
+            torch.arange(1000).to(torch.bfloat16)
+
+    assert listening.seen == []
+
+
+def test_what_is_cast_outside_counts_once_the_model_reads_it(listening: Listening) -> None:
+    """Through views and what is computed of it."""
+    listening.place = OUTSIDE
+    with listening:
+        positions = torch.arange(1000).to(torch.bfloat16)
+        angles = positions[:, None] * 0.1
+        before = list(listening.seen)
+        listening.place = inside("rope")
+        angles.reshape(-1).cos()
+
+    assert before == []
+    assert [c.site.where for c in listening.seen] == ["loss"]
+
+
+def test_what_is_cast_outside_and_dropped_is_nobodys_business(listening: Listening) -> None:
+    """Its memory is used again by what the model reads."""
+    listening.place = OUTSIDE
+    with listening:
+        torch.arange(1000).to(torch.bfloat16).unique().numel()
+        listening.place = inside("rope")
+        for _ in range(20):
+            torch.randn(1000, dtype=torch.bfloat16).cos()
+
+    assert listening.seen == []

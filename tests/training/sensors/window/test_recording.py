@@ -1,0 +1,311 @@
+"""Recordings of the real profiler, what is read from their events, and what loses data."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from ampwatch.numerics.units.ops import OpKind, Phase
+from ampwatch.training.sensors.window.census import census_of
+from ampwatch.training.sensors.window.events import (
+    Launch,
+    call_tree,
+    cpu_work,
+    device_work,
+    op_name,
+)
+from ampwatch.training.sensors.window.recording import LOG_LEVEL, OtherProfilers, Recording
+from ampwatch.wire.records import CensusSource, WindowSkip
+from tests.host.daemon.parts import ROOT
+from tests.training.sensors.kineto_made_up import (
+    FP32_KERNEL,
+    TENSOR_KERNEL,
+    Event,
+    kernel,
+    launch,
+    op,
+    steps_of_a_gpu,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+def record(work: Callable[[], Any]) -> Recording:
+    recording = Recording(cuda=False)
+    recording.prepare()
+    recording.begin()
+    work()
+    recording.close()
+    return recording
+
+
+def test_a_recording_has_the_ops_and_their_dtypes() -> None:
+    """What ran between begin and close, by name and dtypes of inputs."""
+    a, b = torch.ones(4, 4, dtype=torch.bfloat16), torch.ones(4, 4)
+
+    work = cpu_work(call_tree(record(lambda: (a @ a, b + b)).events))
+
+    assert work["mm", ("c10::BFloat16", "c10::BFloat16")].calls == 1
+    assert work["add", ("float", "float", "Scalar")].calls == 1
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_one_that_never_began_is_closed_all_the_same() -> None:
+    """Prepared and given up: the next one works."""
+    recording = Recording(cuda=False)
+    recording.prepare()
+    recording.close()
+
+    assert len(record(lambda: torch.ones(2) + 1).events) > 0
+
+
+def test_nothing_is_complained_about() -> None:
+    """Neither by the first one of a process, given up in warm-up, nor by the next."""
+    code = """
+import torch
+from ampwatch.training.sensors.window.recording import Recording
+for begins in (False, True):
+    recording = Recording(cuda=False)
+    recording.prepare()
+    if begins:
+        recording.begin()
+        torch.ones(2) + 1
+    recording.close()
+print(len(recording.events) > 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_a_trace_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    """Kineto itself only writes a line about it."""
+    recording = record(lambda: torch.ones(2) + 1)
+
+    with pytest.raises(OSError, match="No such file"):
+        recording.save(tmp_path / "no" / "trace.json")
+
+
+SILENT = f"""
+import os
+from ampwatch.training.sensors.window.recording import Recording
+for _ in range(2):
+    recording = Recording(cuda=False)
+    recording.prepare()
+    recording.begin()
+    recording.close()
+print({LOG_LEVEL!r} in os.environ)
+"""
+
+
+@pytest.mark.parametrize("level", [None, "0"])
+def test_nothing_is_written_on_stderr_unless_the_user_asks(level: str | None) -> None:
+    """Kineto tells when it begins and when it ends; the environment is as before."""
+    environment = {k: v for k, v in os.environ.items() if k != LOG_LEVEL}
+    environment |= {} if level is None else {LOG_LEVEL: level}
+    done = subprocess.run(
+        [sys.executable, "-c", SILENT],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout == f"{level is not None}\n"
+    assert ("USDT" in done.stderr or "STAGE" in done.stderr) is (level is not None)
+
+
+class Told:
+    """Hears what other profilers are about to do."""
+
+    def __init__(self) -> None:
+        self.reasons: list[WindowSkip | None] = []
+        self.others = OtherProfilers(self.reasons.append)
+        self.others.install()
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    told = Told()
+    yield told
+    told.others.remove()
+
+
+def test_a_profiler_of_the_users_is_seen_from_prepare_to_exit(told: Told) -> None:
+    """Also while it only warms up, when PyTorch itself says that nobody profiles."""
+    schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+    with torch.profiler.profile(schedule=schedule) as theirs:
+        assert not torch.autograd._profiler_enabled()
+        assert told.others.are_active
+        theirs.step()
+        assert told.others.are_active
+    assert told.reasons == [WindowSkip.PROFILER]
+    assert not told.others.are_active
+
+
+@pytest.mark.parametrize("variable", ["KINETO_USE_DAEMON", "NSYS_PROFILING_SESSION_ID"])
+def test_a_profiler_outside_of_the_process_is_seen(
+    told: Told, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variables of dynolog and Nsight Systems say so."""
+    assert not told.others.are_active
+    monkeypatch.setenv(variable, "1")
+    assert told.others.are_active
+
+
+def test_a_forgotten_profiler_of_the_users_is_not_waited_for_for_ever(told: Told) -> None:
+    """Prepared, never started, and gone."""
+    theirs = torch.autograd.profiler.profile(use_kineto=True)
+    theirs._prepare_trace()
+    assert told.others.are_active
+    del theirs
+    assert not told.others.are_active
+
+
+def test_evaluation_and_capture_are_only_listened_for_while_a_recording_is_open(
+    told: Told,
+) -> None:
+    """``train()`` is no evaluation, ``eval()`` is."""
+    model = nn.Linear(2, 2)
+    methods = nn.Module.train, torch.cuda.CUDAGraph.capture_begin
+    model.eval()
+    assert told.reasons == []
+
+    told.others.hold(object())
+    model.train()
+    assert told.reasons == []
+    model.eval()
+    assert told.reasons == [None]
+
+    told.others.let_go()
+    assert (nn.Module.train, torch.cuda.CUDAGraph.capture_begin) == methods
+
+
+def test_kernels_are_told_by_the_ops_that_launched_them() -> None:
+    """Name, op and dtypes of its inputs; the time in which any of them ran counts once."""
+    work = device_work(steps_of_a_gpu(), 0)
+
+    halves, singles = ("c10::Half",) * 2, ("float",) * 3
+    assert {key: spent.nanoseconds for key, spent in work.kernels.items()} == {
+        Launch(TENSOR_KERNEL, "aten::mm", halves): 50,
+        Launch(FP32_KERNEL, "aten::addmm", singles): 60,
+        Launch("Memcpy HtoD (Pinned -> Device)", "aten::addmm", singles): 20,
+    }
+    assert work.busy_ns == (180 - 100) + 20
+    assert work.is_whole
+
+
+def test_annotations_and_other_devices_are_not_busy_time() -> None:
+    """Kineto repeats the user's annotations on the device, for as long as their kernels ran."""
+    events = [
+        *steps_of_a_gpu(),
+        kernel("Optimizer.step#SGD.step", 0, 1000, annotation=True),
+        kernel(TENSOR_KERNEL, 0, 500, link=1, index=1),
+    ]
+
+    assert device_work(events, 0).busy_ns == 100
+    assert device_work(events, 1).busy_ns == 500
+
+
+@pytest.mark.parametrize(
+    ("events", "is_whole"),
+    [
+        ([], False),  # the profiler could not be attached to the device
+        (launch(2), False),  # launched, and none recorded
+        ([*launch(10), *(kernel("k", i, 1, link=1) for i in range(9)), op("aten::mm", 1)], True),
+        ([*launch(10), *(kernel("k", i, 1, link=1) for i in range(8)), op("aten::mm", 1)], False),
+        ([*launch(2), kernel("k", 0, 1), kernel("k", 1, 1)], False),  # no op is known
+        ([*launch(1, "cudaGraphLaunch"), kernel("k", 0, 1), kernel("k", 1, 1)], True),
+        ([*launch(2, "cuLaunchKernelEx"), kernel("k", 0, 1, link=1), op("triton_poi", 1)], False),
+    ],
+)
+def test_a_recording_that_has_lost_data_is_noticed(events: list[Event], *, is_whole: bool) -> None:
+    """Kernels that were launched and are not there; ops that are not known, but for graphs."""
+    assert device_work(events, 0).is_whole is is_whole
+
+
+def test_the_time_of_an_op_is_without_that_of_the_ops_it_calls() -> None:
+    """On each thread by itself, whatever the order of the events."""
+    events = [
+        Event("aten::mm", 20, 50, inputs=("float",)),
+        Event("aten::linear", 10, 100, inputs=("float",)),
+        Event("aten::mm", 20, 60, inputs=("c10::Half",), thread=2),
+        Event("aten::mm", 80, 10, inputs=("float",)),
+        Event("aten::view", 80, 0),
+        kernel("k", 0, 1000),
+    ]
+
+    work = cpu_work(call_tree(events))
+
+    assert {key: (s.calls, s.nanoseconds) for key, s in work.items()} == {
+        ("linear", ("float",)): (1, 100 - 50 - 10),
+        ("mm", ("float",)): (2, 60),
+        ("mm", ("c10::Half",)): (1, 60),
+        ("view", ()): (1, 0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("aten::mm", "mm"),
+        ("fbgemm::f8f8bf16", "f8f8bf16"),
+        ("Torch-Compiled Region: 0/0", "Torch-Compiled Region"),
+        ("autograd::engine::evaluate_function: MmBackward0", ""),
+        ("torch::autograd::AccumulateGrad", ""),
+        ("Optimizer.step#SGD.step", ""),
+        ("my annotation", ""),
+        ("cudaLaunchKernel", ""),
+    ],
+)
+def test_what_counts_as_an_op(name: str, expected: str) -> None:
+    """Ops have a namespace; autograd's own events have, too."""
+    assert op_name(name) == expected
+
+
+def test_a_census_of_a_real_iteration_agrees_with_arithmetic() -> None:
+    """Matmuls, casts and FLOPs of forward, backward and optimizer, the mean of two iterations."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def iterations() -> None:
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(torch.ones(4, 8)).float().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    nodes = call_tree(record(iterations).events)
+    census = census_of(nodes, step=5, iterations=2, duration_s=0.5, device_type="cpu")
+
+    matmuls = {
+        (key.op, key.phase): (tally.calls, tally.flops, tally.tensor_flops)
+        for key, tally in census.tallies.items()
+        if key.kind is OpKind.MATMUL
+    }
+    first, second = 2 * 4 * 8 * 16, 2 * 4 * 16 * 3
+    assert (census.step, census.source, census.duration_s) == (5, CensusSource.PROFILER, 0.25)
+    # Three features are no multiple of eight. The first layer's input needs no gradient.
+    assert matmuls == {
+        ("addmm", Phase.FORWARD): (2, first + second, first),
+        ("mm", Phase.BACKWARD): (3, first + 2 * second, first),
+    }
+    casts = {
+        (key.dtype, key.out_dtype, key.phase): (tally.calls, tally.bytes)
+        for key, tally in census.tallies.items()
+        if key.kind is OpKind.CAST
+    }
+    weights = 8 * 16 + 16 + 16 * 3 + 3
+    assert casts["float32", "bfloat16", Phase.FORWARD] == (5, (weights + 4 * 8) * 6)
+    assert casts["bfloat16", "float32", Phase.BACKWARD] == (4, weights * 6)
+    assert not [key for key in census.tallies if key.op in ("linear", "to", "t", "empty")]

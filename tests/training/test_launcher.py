@@ -1,0 +1,392 @@
+"""Finding the daemon, or starting exactly one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ampwatch import __version__
+from ampwatch.runtime import DAEMON_LOG
+from ampwatch.settings import Settings
+from ampwatch.training import launcher
+from ampwatch.training.launcher import daemon_is_running, ensure_daemon
+from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock
+from ampwatch.wire.ring.layout import LAYOUT
+from tests.host.daemon.parts import ROOT, Place, ask, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RANK = """
+from ampwatch.training.launcher import ensure_daemon
+from ampwatch.settings import Settings
+status = ensure_daemon(Settings.resolve())
+print(status.state, status.url, status.message)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A place whose daemon is ended after the test."""
+    place = Place(tmp_path)
+    for name, value in place.environment.items():
+        monkeypatch.setenv(name, value)
+    yield place
+    if (info := place.info()) is not None and info.pid != os.getpid():
+        os.kill(info.pid, signal.SIGTERM)
+        eventually(lambda: place.info() is None, "the end of the daemon")
+
+
+def settings(**given: Any) -> Settings:
+    return Settings.resolve(given)
+
+
+@contextmanager
+def answering(port_owner: dict[str, object] | None) -> Iterator[int]:
+    """A server that says of its health what it is told, or nothing that makes sense."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b"hello" if port_owner is None else json.dumps(port_owner).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def published(place: Place, **changes: Any) -> DaemonLock:
+    """The lock of a daemon that says of itself what it is told."""
+    usual = DaemonInfo(
+        *(4711, "http", "127.0.0.1", 10917, __version__, LAYOUT),
+        ring_directories=(str(place.rings),),
+    )
+    lock = DaemonLock.take(place.runtime)
+    assert lock is not None
+    lock.publish(replace(usual, **changes))
+    return lock
+
+
+def health(**changes: object) -> dict[str, object]:
+    return {
+        "service": "ampwatch",
+        "version": __version__,
+        "layout": LAYOUT,
+        "scope": "user",
+        "uid": os.geteuid(),
+    } | changes
+
+
+def test_the_launcher_loads_neither_torch_nor_prometheus() -> None:
+    """It is part of every training process."""
+    code = "import sys, ampwatch.training.launcher; print({'torch', 'prometheus_client'} & sys.modules.keys())"
+
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "set()\n"
+
+
+def test_a_daemon_is_started_and_then_found(place: Place) -> None:
+    """It serves before ensure_daemon returns, and is no child of this process."""
+    started = ensure_daemon(settings())
+    found = ensure_daemon(settings())
+
+    info = place.info()
+    assert (started.state, started.message) == ("started", "")
+    assert (found.state, found.url, found.message) == ("running", started.url, "")
+    assert ask(("127.0.0.1", info.port), "/healthz").json["pid"] == info.pid
+    with pytest.raises(ChildProcessError):
+        os.waitpid(info.pid, os.WNOHANG)
+    assert daemon_is_running(settings())
+
+
+def test_the_started_daemon_is_detached(place: Place) -> None:
+    """A session of its own, away from the terminal and the working directory."""
+    ensure_daemon(settings())
+
+    info = place.info()
+    assert os.getsid(info.pid) != os.getsid(0)
+    process = Path(f"/proc/{info.pid}")
+    assert (process / "cwd").readlink() == Path("/")
+    assert (process / "fd/0").readlink() == Path("/dev/null")
+    for standard in (1, 2):
+        assert (process / f"fd/{standard}").readlink() == place.runtime / DAEMON_LOG
+
+
+def test_the_started_daemon_has_the_settings_of_this_process(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those given as arguments, and relative paths, whatever its directory is."""
+    monkeypatch.chdir(place.rings.parent)
+    monkeypatch.setenv("LD_PRELOAD", "")
+
+    ensure_daemon(settings(ring_dir="rings", grace_seconds=7.0))
+
+    path = Path(f"/proc/{place.info().pid}/environ")
+    environment = dict(entry.split("=", 1) for entry in path.read_text().split("\0") if entry)
+    assert environment["AMPWATCH_RING_DIR"] == str(place.rings)
+    assert environment["AMPWATCH_GRACE_SECONDS"] == "7.0"
+    assert "LD_PRELOAD" not in environment
+
+
+def test_a_daemon_started_from_a_checkout_finds_it_from_anywhere(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkout is put on the path, the path that was there is kept."""
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+
+    environment = launcher._environment(settings(), place.runtime)
+
+    assert environment["PYTHONPATH"] == f"{ROOT}{os.pathsep}/somewhere"
+
+
+def test_the_standard_library_is_not_hidden_from_an_installed_daemon(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site directory must not come first on the path."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(launcher.sysconfig, "get_path", lambda _: str(ROOT))
+
+    assert "PYTHONPATH" not in launcher._environment(settings(), place.runtime)
+
+
+def test_eight_ranks_at_once_start_exactly_one(place: Place) -> None:
+    """Processes, as torchrun starts them."""
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", RANK], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for _ in range(8)
+    ]
+    said = [rank.communicate(timeout=200)[0].split(maxsplit=2) for rank in ranks]
+
+    assert sorted(words[0] for words in said) == ["running"] * 7 + ["started"]
+    assert {words[1] for words in said} == {place.info().url}
+    assert all(len(words) == 2 for words in said)
+
+
+def test_eight_threads_at_once_start_exactly_one(place: Place) -> None:
+    """A descriptor of the lock that one thread inherits does not fool another."""
+    with ThreadPoolExecutor(8) as pool:
+        states = list(pool.map(lambda _: ensure_daemon(settings()).state, range(8)))
+
+    assert sorted(states) == ["running"] * 7 + ["started"]
+
+
+def test_the_daemon_outlives_the_process_that_started_it(place: Place) -> None:
+    """And ends by itself when nothing is left to watch."""
+    environment = os.environ | {"AMPWATCH_IDLE_EXIT_SECONDS": "1"}
+    subprocess.run([sys.executable, "-c", RANK], cwd=ROOT, env=environment, check=True)
+
+    assert place.info() is not None
+    eventually(lambda: place.info() is None, "the end of the daemon")
+    assert not daemon_is_running(settings())
+
+
+@pytest.mark.parametrize(
+    ("version", "layout", "said"),
+    [("9.9", LAYOUT, "got 9.9"), ("9.9", LAYOUT + 1, "cannot read this run")],
+)
+def test_a_daemon_of_another_version_is_used_with_a_warning(
+    place: Place, version: str, layout: int, said: str
+) -> None:
+    """It says what was expected, what was found, and how to end that."""
+    lock = published(place, version=version, layout=layout)
+
+    status = ensure_daemon(settings())
+    lock.release()
+
+    assert (status.state, status.url) == ("running", "http://127.0.0.1:10917/")
+    assert said in status.message
+    assert "kill 4711" in status.message
+
+
+def test_a_daemon_on_another_port_than_asked_for_is_used_with_a_warning(place: Place) -> None:
+    """One daemon per user: the port asked for is not opened as well."""
+    lock = published(place)
+
+    status = ensure_daemon(settings(port=12345))
+    lock.release()
+
+    assert status.state == "running"
+    assert "12345" in status.message
+
+
+def test_a_daemon_that_looks_elsewhere_for_rings_does_not_count(place: Place) -> None:
+    """It would not show this run, and nobody would remove its ring."""
+    lock = published(place, ring_directories=("/dev/shm/ampwatch-0", "/elsewhere"))
+
+    status = ensure_daemon(settings())
+    running = daemon_is_running(settings())
+    lock.release()
+
+    assert (status.state, status.url) == ("running", "http://127.0.0.1:10917/")
+    assert f"the rings in {str(place.rings)!r}, found one at" in status.message
+    assert "reads /dev/shm/ampwatch-0, /elsewhere" in status.message
+    assert "kill 4711" in status.message
+    assert not running
+
+
+def test_a_daemon_is_recognised_by_where_its_links_lead(place: Place, tmp_path: Path) -> None:
+    """The same directory under two names is one."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    lock = published(place)
+
+    status = ensure_daemon(settings(ring_dir=tmp_path / "link" / "rings"))
+    running = daemon_is_running(settings(ring_dir=tmp_path / "link" / "rings"))
+    lock.release()
+
+    assert status.message == ""
+    assert running
+
+
+def test_a_port_held_by_another_program_is_unavailable_and_says_by_which(place: Place) -> None:
+    """With its pid and what to do; training goes on."""
+    with answering(None) as port:
+        status = ensure_daemon(settings(port=port))
+
+    assert (status.state, status.url) == ("unavailable", "")
+    assert f"pid {os.getpid()}" in status.message
+    assert "AMPWATCH_PORT" in status.message
+    assert not daemon_is_running(settings())
+
+
+def test_a_port_held_by_a_silent_program_is_unavailable_soon(place: Place) -> None:
+    """One that accepts and says nothing costs time-outs, not for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        status = ensure_daemon(settings(port=silent.getsockname()[1]))
+
+    assert status.state == "unavailable"
+    assert f"pid {os.getpid()}" in status.message
+
+
+def test_the_machine_wide_daemon_is_used_whoever_runs_it(place: Place) -> None:
+    """It reads every user's rings."""
+    with answering(health(scope="machine", uid=12345)) as port:
+        status = ensure_daemon(settings(port=port, ring_dir=""))
+        running = daemon_is_running(settings(port=port, ring_dir=""))
+
+    assert (status.state, status.message) == ("running", "")
+    assert status.url == f"http://127.0.0.1:{port}/"
+    assert running
+
+
+def test_a_machine_wide_daemon_of_another_layout_is_a_warning(place: Place) -> None:
+    """It cannot read this run, and the user cannot end it."""
+    with answering(health(scope="machine", layout=LAYOUT + 1)) as port:
+        status = ensure_daemon(settings(port=port))
+
+    assert "service manager" in status.message
+
+
+def test_the_daemon_of_another_user_is_unavailable_and_says_whose_it_is(place: Place) -> None:
+    """It may not read this user's rings."""
+    with answering(health(uid=12345)) as port:
+        status = ensure_daemon(settings(port=port))
+        running = daemon_is_running(settings(port=port))
+
+    assert status.state == "unavailable"
+    assert "uid 12345" in status.message
+    assert not running
+
+
+@pytest.mark.parametrize("scope", ["user", "machine"])
+def test_a_daemon_that_does_not_say_where_it_looks_is_used_with_a_warning_if_that_matters(
+    place: Place, scope: str
+) -> None:
+    """As between a login session and a batch job; shared memory is the same for both."""
+    with answering(health(scope=scope)) as port:
+        usual = ensure_daemon(settings(port=port, ring_dir=""))
+        set_apart = ensure_daemon(settings(port=port))
+        running = [daemon_is_running(settings(port=port, **r)) for r in ({"ring_dir": ""}, {})]
+
+    assert (usual.state, usual.message) == ("running", "")
+    assert set_apart.state == "running"
+    assert "AMPWATCH_RING_DIR is the same for both" in set_apart.message
+    assert running == [True, False]
+
+
+@pytest.mark.parametrize("odd", [{"uid": "x"}, {"layout": None}, {"service": "other"}])
+def test_a_program_that_pretends_badly_is_another_program(
+    place: Place, odd: dict[str, object]
+) -> None:
+    """Whatever answers, nothing raises."""
+    with answering(health(**odd)) as port:
+        assert ensure_daemon(settings(port=port)).state == "unavailable"
+
+
+def test_a_daemon_that_does_not_start_says_why(place: Place) -> None:
+    """The one line of its stderr; the lock is free again."""
+    status = ensure_daemon(settings(host="192.0.2.1", port=0))
+
+    assert status.state == "unavailable"
+    assert "192.0.2.1" in status.message
+    assert "--host" in status.message
+    assert place.info() is None
+
+
+def test_an_interpreter_that_cannot_be_run_is_unavailable(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where Python is embedded in another program."""
+    monkeypatch.setattr(sys, "executable", "")
+
+    status = ensure_daemon(settings())
+
+    assert status.state == "unavailable"
+    assert "ampwatch daemon" in status.message
+
+
+def test_a_lock_whose_holder_never_serves_is_unavailable_in_the_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training does not wait for ever."""
+    monkeypatch.setattr(launcher, "START_SECONDS", 0.2)
+    lock = DaemonLock.take(place.runtime)
+
+    status = ensure_daemon(settings())
+    lock.release()
+
+    assert status.state == "unavailable"
+    assert DAEMON_LOG in status.message
+
+
+def test_a_runtime_directory_that_cannot_be_had_is_unavailable(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full or read-only disk does not stop training."""
+    monkeypatch.setenv("AMPWATCH_RUNTIME_DIR", "/proc/nowhere")
+
+    status = ensure_daemon(settings())
+
+    assert status.state == "unavailable"
+    assert "AMPWATCH_RUNTIME_DIR" in status.message
+    assert not daemon_is_running(settings())
+
+
+@pytest.mark.usefixtures("place", "no_temporary_directory")
+def test_a_machine_without_a_temporary_directory_has_no_daemon_and_says_why() -> None:
+    """As with a read-only root: a status, not an exception in the training script."""
+    status = ensure_daemon(settings())
+
+    assert status.state == "unavailable"
+    assert "set AMPWATCH_RUNTIME_DIR" in status.message
+    assert not daemon_is_running(settings())

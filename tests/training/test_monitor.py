@@ -1,0 +1,538 @@
+"""``monitor`` as a user sees it: steps, skips, losses, findings, report."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+from torch import nn
+
+import ampwatch
+from ampwatch.report.report import summary_of
+from ampwatch.training import outlet
+from ampwatch.training.iteration.ledger import IterationLedger
+from ampwatch.training.session import Instruments
+from ampwatch.wire.blackbox.document import from_json
+from ampwatch.wire.records import (
+    EndRecord,
+    FactsRecord,
+    FindingRecord,
+    OptimizerRecord,
+    RunState,
+    StepRecord,
+)
+from ampwatch.wire.ring import RingReader
+from tests.promises.conftest import ahead, serving
+from tests.trainings import Net, Run, adamw, build, scaler
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = ahead
+__all__ = ["serving"]
+
+
+def _totals(watch: ampwatch.Monitor) -> Any:
+    return watch._diagnosis.totals
+
+
+def test_the_scheduler_recipe_keeps_schedule_and_updates_together() -> None:
+    """``if not watch.last_step.skipped: scheduler.step()`` needs no sync and is exact."""
+    model = Net()
+    optimizer = adamw(model)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 50)
+    run = Run([model], [optimizer], scaler(init_scale=2.0**28))
+    with ampwatch.monitor(model, run.scaler, serve=False) as watch:
+        run.after_step = lambda _: None if watch.last_step.skipped else scheduler.step()
+        run.loop()
+    applied = _totals(watch).steps[0] - sum(_totals(watch).skipped[0])
+
+    assert 0 < applied < run.steps
+    assert scheduler.last_epoch == applied
+    assert watch.findings == []
+
+
+def test_before_the_first_step_there_is_no_last_step() -> None:
+    """``step`` is -1 and the loss scale is the initial one."""
+    with ampwatch.monitor(None, scaler(init_scale=8.0), serve=False) as watch:
+        assert watch.last_step == ampwatch.LastStep(step=-1, loss_scale=8.0)
+
+
+def test_two_optimizers_are_told_apart() -> None:
+    """One of them overflows and is skipped, the other one steps."""
+    models = [nn.Linear(2, 1), nn.Linear(2, 1)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
+    scaler_ = scaler(init_scale=16.0)
+    with ampwatch.monitor(models, scaler_, serve=False) as watch:
+        for step in range(6):
+            losses = [m(torch.ones(1, 2)).sum() for m in models]
+            if step % 2:
+                losses[1] = losses[1] * math.inf
+            scaler_.scale(losses[0] + losses[1]).backward()
+            for optimizer in optimizers:
+                scaler_.step(optimizer)
+            scaler_.update()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            expected = (1,) if step % 2 else ()
+            assert watch.last_step.skipped_optimizers == expected
+    totals = _totals(watch)
+
+    assert totals.steps == {0: 6, 1: 6}
+    assert (sum(totals.skipped[0]), sum(totals.skipped[1])) == (0, 3)
+
+
+def test_accumulated_batches_are_one_iteration() -> None:
+    """An iteration is an update, whatever the number of backward passes."""
+    run = build("fp16-accumulated-clipped")
+    with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
+        run.loop()
+
+    assert watch.last_step.step == run.steps - 1
+    assert _totals(watch).steps == {0: run.steps}
+
+
+@pytest.mark.parametrize("recipe", ["bf16-without-scaler", "bf16-disabled-scaler", "fp32"])
+def test_without_an_enabled_scaler_every_step_counts(recipe: str) -> None:
+    """No scale, no skips, but steps and heartbeat."""
+    run = build(recipe)
+    with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
+        run.loop()
+
+    assert watch.last_step.step == run.steps - 1
+    assert math.isnan(watch.last_step.loss_scale)
+    assert _totals(watch).steps == {0: run.steps}
+    assert watch.findings == []
+
+
+def test_two_optimizers_without_a_scaler_are_one_iteration() -> None:
+    """The first one leads; the other one's steps are counted beside it."""
+    models = [nn.Linear(2, 1), nn.Linear(2, 1)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
+    with ampwatch.monitor(models, serve=False) as watch:
+        for _ in range(5):
+            sum(m(torch.ones(1, 2)).sum() for m in models).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    assert watch.last_step.step == 4
+    assert _totals(watch).steps == {0: 5, 1: 4}  # the last one's iteration has not ended
+
+
+def test_a_step_past_the_scaler_is_counted_as_applied() -> None:
+    """An optimizer that steps by itself beside a scaled one is not lost."""
+    models = [nn.Linear(2, 1), nn.Linear(2, 1)]
+    scaled, plain = (torch.optim.SGD(m.parameters(), lr=0.1) for m in models)
+    scaler_ = scaler(init_scale=16.0)
+    with ampwatch.monitor(models, scaler_, optimizer=[scaled, plain], serve=False) as watch:
+        for _ in range(5):
+            models[1](torch.ones(1, 2)).sum().backward()
+            plain.step()
+            scaler_.scale(models[0](torch.ones(1, 2)).sum()).backward()
+            scaler_.step(scaled)
+            scaler_.update()
+
+    assert watch.last_step.step == 4
+    assert _totals(watch).steps == {0: 5, 1: 5}
+
+
+def test_a_scaler_that_is_never_updated_is_said_to_be_so() -> None:
+    """Nothing to report is not the same as nothing seen."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampwatch.monitor(model, scaler(), serve=False) as watch:
+        for _ in range(5):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    report = watch.report()
+
+    assert "no step has been seen: neither scaler.update()" in report
+
+
+def test_one_optimizer_per_parameter_is_one_iteration_a_step() -> None:
+    """The recipe that frees gradients during backward makes many optimizers."""
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(10)))
+    optimizers = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
+    with ampwatch.monitor(model, serve=False) as watch:
+        for _ in range(10):
+            model(torch.ones(1, 2)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    totals = _totals(watch)
+
+    assert watch.last_step.step == 9
+    assert totals.steps[0] == 10
+    assert totals.steps[255] == 12 * 9  # the last iteration's are not over yet
+
+
+def test_a_critic_that_steps_by_itself_five_times_is_one_iteration() -> None:
+    """With an enabled scaler an iteration ends with its update, and with nothing else."""
+    critic, generator = nn.Linear(2, 1), nn.Linear(2, 1)
+    direct, scaled = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (critic, generator))
+    scaler_ = scaler(init_scale=16.0)
+    with ampwatch.monitor([critic, generator], scaler_, serve=False) as watch:
+        for _ in range(4):
+            for _ in range(5):
+                critic(torch.ones(1, 2)).sum().backward()
+                direct.step()
+            scaler_.scale(generator(torch.ones(1, 2)).sum()).backward()
+            scaler_.step(scaled)
+            scaler_.update()
+    totals = _totals(watch)
+
+    assert watch.last_step.step == 3
+    assert sorted(totals.steps.values()) == [4, 20]
+    assert watch.last_step.loss_scale == scaler_.get_scale()
+
+
+def test_a_step_within_a_step_is_counted_once() -> None:
+    """``super().step()`` of a subclass, and the optimizer inside a wrapper."""
+
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    class Lookahead(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            super().__init__(inner.param_groups, {})
+            self.inner = inner
+
+        def step(self, closure: Any = None) -> Any:
+            return self.inner.step(closure)
+
+    torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)  # both classes are hooked now
+    for make in (lambda p: Own(p, lr=0.1), lambda p: Lookahead(torch.optim.SGD(p, lr=0.1))):
+        for scaler_ in (None, scaler(init_scale=16.0)):
+            model = nn.Linear(2, 1)
+            run = Run([model], [make(model.parameters())], scaler_)
+            run.forward = lambda *_: run.models[0](torch.ones(1, 2)).sum()  # type: ignore[method-assign] # noqa: B023
+            with ampwatch.monitor(model, scaler_, serve=False) as watch:
+                run.loop()
+
+            assert watch.last_step.step == run.steps - 1
+            assert _totals(watch).steps == {0: run.steps}
+
+
+def test_a_scale_held_up_by_hand_does_not_hide_a_run_that_never_steps() -> None:
+    """``if scaler.get_scale() < 128: scaler.update(128.0)`` is no iteration and no calibration."""
+    model = Net()
+    run = Run([model], [adamw(model)], scaler(init_scale=256.0), steps=30)
+    run.poison = tuple(range(30))
+
+    def hold_up(_step: int) -> None:
+        if run.scaler.get_scale() < 128.0:
+            run.scaler.update(128.0)
+
+    run.after_step = hold_up
+    with ampwatch.monitor(model, run.scaler, serve=False) as watch:
+        run.loop()
+        last = watch.last_step
+
+    assert (last.step, last.skipped) == (29, True)
+    assert _totals(watch).steps == {0: 30}
+    assert _totals(watch).set_by_hand > 10
+    assert [f.kind for f in watch.findings] == ["scale_collapse"]
+
+
+def test_a_sensor_that_is_off_does_not_leave_a_verdict_standing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``skipped`` is ``None`` when nobody knows, so the schedule goes on as without ampwatch."""
+    run = build("fp16-foreach")
+    with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
+        run.after_step = lambda step: (
+            step == 0
+            and monkeypatch.setattr(  # type: ignore[func-returns-value]
+                IterationLedger, "close_scaled", None
+            )
+        )
+        run.loop()
+
+        assert watch.last_step.skipped is None
+
+
+def test_a_resumed_scaler_that_overflows_at_once_backs_off_and_was_set_by_hand() -> None:
+    """``load_state_dict`` after ``monitor()`` is a hand; the backoff is the scaler's own."""
+    run = build("fp16-foreach")
+    with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
+        run.steps, run.poison = 2, ()
+        run.loop()
+        before = (_totals(watch).backoffs, _totals(watch).set_by_hand)
+        run.scaler.load_state_dict({**run.scaler.state_dict(), "scale": 2.0**10})
+        run.steps, run.poison = 1, (0,)
+        run.loop()
+        after = (_totals(watch).backoffs, _totals(watch).set_by_hand)
+
+    assert (after[0] - before[0], after[1] - before[1]) == (1, 1)
+
+
+def test_parameters_that_are_replaced_after_monitor_are_found() -> None:
+    """Sharding replaces parameters; the optimizer that holds the new ones is ours."""
+    model = nn.Linear(2, 1)
+    with ampwatch.monitor(model, serve=False) as watch:
+        model.weight = nn.Parameter(torch.zeros(1, 2))
+        model.bias = nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    assert watch.last_step.step == 0
+
+
+def test_an_error_or_an_interrupt_while_attaching_leaves_nothing_half_installed(
+    serving: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the daemon starts, and a scaler whose getters raise."""
+
+    class Odd(torch.amp.GradScaler):
+        def get_growth_interval(self) -> int:
+            msg = "no interval"
+            raise ValueError(msg)
+
+    before = torch.amp.GradScaler.update
+    with pytest.raises(ValueError, match="no interval"):
+        ampwatch.monitor(None, Odd("cpu"))
+
+    def interrupted(_settings: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(outlet, "ensure_daemon", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ampwatch.monitor(None, scaler())
+
+    assert torch.amp.GradScaler.update is before
+    assert list(serving.rglob("*.ring")) == []
+
+
+def test_an_interrupt_while_closing_still_takes_everything_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C in the wait for the device."""
+
+    def interrupted(_self: object) -> None:
+        raise KeyboardInterrupt
+
+    before = torch.amp.GradScaler.update
+    run = build("fp16-foreach")
+    watch = ampwatch.monitor(run.models, run.scaler, serve=False)
+    monkeypatch.setattr(Instruments, "drain", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        watch.close()
+
+    assert torch.amp.GradScaler.update is before
+
+
+def test_level_off_attaches_nothing() -> None:
+    """The switch for operators: ``AMPWATCH_LEVEL=off``."""
+    before = torch.amp.GradScaler.update
+    run = build("fp16-foreach")
+    with ampwatch.monitor(run.models, run.scaler, level="off") as watch:
+        during = torch.amp.GradScaler.update
+        run.loop()
+
+    assert during is before
+    assert watch.last_step.step == -1
+
+
+def test_a_ring_holds_the_facts_every_step_and_the_end(serving: Path) -> None:
+    """What the daemon needs is in the ring: facts, steps, optimizers, findings, end."""
+    run = build("fp16-scheduled")
+    with ampwatch.monitor(run.models, run.scaler, run="demo"):
+        (path,) = serving.rglob("*.ring")
+        reader = RingReader(path)
+        run.loop()
+    records = reader.poll()
+    steps = [r for r in records if isinstance(r, StepRecord)]
+    reader.close()
+
+    assert (reader.identity.run, reader.identity.rank) == ("demo", 0)
+    assert [r.step for r in steps] == list(range(run.steps))
+    assert [r.loss_scale for r in steps] == run.scales
+    assert [r.loss for r in steps] == pytest.approx(run.losses)
+    assert [r for r in records if isinstance(r, OptimizerRecord)][-1].total_steps == run.steps
+    facts = [r for r in records if isinstance(r, FactsRecord)][-1].facts
+    assert facts["autocast_dtype"] == "float16"
+    assert [r.finding.kind for r in records if isinstance(r, FindingRecord)][
+        -1
+    ] == "scheduler_ahead"
+    assert records[-1] == EndRecord(RunState.FINISHED, "", records[-1].time_ns)
+
+
+def test_a_nonfinite_loss_is_counted(serving: Path) -> None:
+    """Also the NaN that a log would have averaged away."""
+    run = build("fp16-foreach")
+    run.poison = (2, 5)
+    with ampwatch.monitor(run.models, run.scaler):
+        (path,) = serving.rglob("*.ring")
+        reader = RingReader(path)
+        run.loop()
+    last = [r for r in reader.poll() if isinstance(r, StepRecord)][-1]
+    reader.close()
+
+    assert last.total_nonfinite_losses == 2
+
+
+def test_an_exception_ends_the_run_as_failed_and_reaches_the_user(serving: Path) -> None:
+    """The daemon learns why the loop ended; the exception is the user's own."""
+    run = build("fp16-foreach")
+    error = ValueError("the batch is empty")
+    readers: list[RingReader] = []
+
+    def fail(_step: int) -> None:
+        readers.extend(RingReader(path) for path in serving.rglob("*.ring"))
+        raise error
+
+    run.after_step = fail
+
+    def train() -> None:
+        with ampwatch.monitor(run.models, run.scaler):
+            run.loop()
+
+    with pytest.raises(ValueError, match="the batch is empty") as caught:
+        train()
+    (reader,) = readers
+    end = reader.poll()[-1]
+    reader.close()
+
+    assert caught.value is error
+    assert isinstance(end, EndRecord)
+    assert (end.state, end.reason) == (RunState.FAILED, "ValueError: the batch is empty")
+
+
+@pytest.mark.parametrize(
+    ("ending", "state"),
+    [("", "finished"), ("raise ValueError('boom')", "failed"), ("raise SystemExit(0)", "finished")],
+)
+def test_a_program_that_just_ends_tells_how(ending: str, state: str, own_places: Path) -> None:
+    """Without ``close()`` and without ``with``: the end of the program is the end of the run."""
+    program = f"""
+import torch, ampwatch, ampwatch.training.outlet as outlet
+from ampwatch.training.launcher import DaemonStatus
+outlet.ensure_daemon = lambda settings: DaemonStatus("", "unavailable")
+outlet.daemon_is_running = lambda settings: True
+ampwatch.monitor(torch.nn.Linear(1, 1), run="ends")
+{ending}
+"""
+    subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, timeout=200)
+    (path,) = (own_places / "rings").rglob("*.ring")
+    reader = RingReader(path)
+    end = reader.poll()[-1]
+    reader.close()
+
+    assert isinstance(end, EndRecord)
+    assert end.state.value == state
+
+
+def test_trouble_with_the_ring_is_a_warning_and_training_goes_on(
+    own_places: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No place for the ring: findings only, and the user is told."""
+    (own_places / "file").write_text("")
+    monkeypatch.setenv("AMPWATCH_RING_DIR", str(own_places / "file"))
+    run = build("fp16-foreach")
+    with caplog.at_level(logging.WARNING), ampwatch.monitor(run.models, run.scaler) as watch:
+        run.loop()
+
+    assert "no ring, so findings only" in caplog.text
+    assert watch.last_step.step == run.steps - 1
+
+
+def test_findings_are_logged_once_and_handed_to_callbacks(caplog: pytest.LogCaptureFixture) -> None:
+    """The user sees a warning in the terminal, with what to change."""
+    run = build("fp16-foreach")
+    seen: list[str] = []
+    with (
+        caplog.at_level(logging.WARNING, logger="ampwatch"),
+        ampwatch.monitor(run.models, run.scaler, serve=False) as watch,
+    ):
+        watch.on_finding(lambda finding: seen.append(finding.kind))
+        run.loop()
+    logged = [r.getMessage() for r in caplog.records]
+
+    assert seen == [f.kind for f in watch.findings] == ["scale_collapse"]
+    assert len(logged) == 1
+    assert "scale_collapse" in logged[0]
+    assert watch.findings[0].advice in logged[0]
+
+
+def test_the_report_says_in_words_what_happened() -> None:
+    """Numbers first, then the finding, since when and what to change."""
+    run = build("fp16-foreach")
+    with ampwatch.monitor(run.models, run.scaler, run="words", serve=False) as watch:
+        run.loop()
+    report = watch.report()
+
+    assert report.startswith("ampwatch report: run words, rank 0\n  12 iterations, 12 optimizer")
+    assert "WARNING  scale_collapse  optimizer:0\n" in report
+    assert "Since: step 6; last seen at step 11" in report
+    assert "What to change: Find the op that overflows" in report
+
+
+def test_a_report_of_an_open_run_says_the_same_in_all_formats() -> None:
+    """Whichever is asked for first: none is behind."""
+    counts = []
+    for formats in (["html", "json", "text"], ["text", "html", "json"]):
+        run = build("fp16-foreach")
+        run.steps = 60  # long enough that some wait to be judged
+        with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
+            run.loop()
+            told = {name: watch.report(name) for name in formats}  # type: ignore[arg-type]
+            boxes = from_json(told["json"], "a report")
+            counts.append(
+                (
+                    summary_of(boxes[0]).iterations,
+                    *(
+                        int(found[1])
+                        for name in ("text", "html")
+                        if (found := re.search(r"(\d+) iterations", told[name]))
+                    ),
+                    [(f.kind, f.last_step, f.count) for f in boxes[0].findings],
+                )
+            )
+
+    assert counts[0] == counts[1]
+    assert counts[0][:3] == (run.steps,) * 3
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_model_is_compiled_as_often_as_without_ampwatch(backend: str) -> None:
+    """No guard fails and no graph breaks because somebody watches."""
+    counts = []
+    for watched in (False, True):
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+        run = build("fp16-foreach")
+        compiled = torch.compile(run.models[0], backend=counter)
+        run.models = [compiled]
+        if watched:
+            with ampwatch.monitor(compiled, run.scaler, serve=False) as watch:
+                run.loop()
+            assert watch.last_step.step == run.steps - 1
+        else:
+            run.loop()
+        counts.append((counter.frame_count, counter.op_count))
+
+    assert counts[0] == counts[1]
+
+
+def test_the_loss_of_an_unscaled_run_is_seen_through_a_disabled_scaler() -> None:
+    """A disabled scaler passes the loss through, and shows it."""
+    run = build("bf16-disabled-scaler")
+    seen = []
+    with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
+        deliver = watch._instruments.diagnosis.deliver
+        watch._instruments._ledger._sink = type(
+            "Tee",
+            (),
+            {"deliver": lambda _, it: (seen.append(it.loss), deliver(it))},
+        )()
+        run.loop()
+
+    assert seen == pytest.approx(run.losses)

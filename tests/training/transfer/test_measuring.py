@@ -1,0 +1,297 @@
+"""Measurements on the host, and on a device that the test drives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ampwatch.training.kernels.eager import EagerKernel
+from ampwatch.training.kernels.native import load
+from ampwatch.training.transfer.measuring import SLABS, How, Item, Measuring
+from ampwatch.wire.records import Topic
+from tests.numerics.oracle import histogram_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pytest
+
+
+class FakeEvent:
+    """Has passed when its link says so."""
+
+    def __init__(self, link: FakeLink) -> None:
+        self.link = link
+
+    def record(self, _stream: Any) -> None:
+        self.link.log.append("record")
+
+    def query(self) -> bool:
+        return self.link.arrived
+
+    def elapsed_time(self, _end: Any) -> float:
+        return 0.25
+
+
+class FakeLink:
+    """Pinned memory, events and streams of the meta-less kind."""
+
+    def __init__(self) -> None:
+        self.arrived = False
+        self.may = True
+        self.log: list[str] = []
+
+    def landing_place(self, numel: int) -> torch.Tensor:
+        self.log.append("pin")
+        return torch.zeros(numel)
+
+    def make_event(self, _device: torch.device) -> FakeEvent:
+        return FakeEvent(self)
+
+    make_timer = make_event
+
+    def may_ask(self, _devices: Sequence[torch.device]) -> bool:
+        return self.may
+
+    def stream(self, _device: torch.device) -> None:
+        return None
+
+
+def named(*values: Sequence[float], dtype: torch.dtype = torch.float32) -> list[Item]:
+    return [
+        Item(f"m{n}.weight", f"m{n}", torch.tensor(v, dtype=dtype)) for n, v in enumerate(values)
+    ]
+
+
+def host() -> Measuring:
+    return Measuring(lambda _device: EagerKernel(), 8)
+
+
+def taken(measuring: Measuring) -> list[Any]:
+    sample = measuring.seal()
+    assert sample is not None
+    assert sample.has_arrived()
+    return list(measuring.take(sample))
+
+
+def test_each_tensor_is_named_with_its_histogram() -> None:
+    """On the host at once."""
+    measuring = host()
+    values = [[1.0, 2.0, 0.0], [float("nan"), float("inf")], [65504.0]]
+    measuring.measure(Topic.GRADIENT, named(*values), How(scaled=True))
+
+    for r, v in zip(taken(measuring), values, strict=True):
+        assert r.histogram == histogram_of(v)
+        assert (r.topic, r.dtype, r.scaled, r.module) == (
+            Topic.GRADIENT,
+            "float32",
+            True,
+            r.name.removesuffix(".weight"),
+        )
+
+
+def test_a_list_longer_than_the_scratch_memory_is_measured_in_parts() -> None:
+    """In order, and none is lost."""
+    measuring = host()
+    measuring.measure(Topic.WEIGHT, named(*([float(n)] for n in range(1, 400))))
+
+    assert [r.histogram.amax for r in taken(measuring)] == [float(n) for n in range(1, 400)]
+
+
+def test_a_subsample_keeps_the_extremes_of_all() -> None:
+    """The bins hold so many elements at most, amax and infinities are exact."""
+    values = torch.ones(100_000)
+    values[77_777], values[99_999] = 1000.0, float("inf")
+    measuring = host()
+    measuring.measure(Topic.ACTIVATION, [Item("m", "m", values)], How(most=16384))
+
+    histogram = taken(measuring)[0].histogram
+    assert histogram.is_subsample
+    assert histogram.binned <= 16384
+    assert (histogram.amax, histogram.infs, histogram.numel) == (1000.0, 1, 100_000)
+
+
+def test_what_cannot_be_measured_is_counted_and_left_out() -> None:
+    """The rest is measured."""
+    measuring = host()
+    items = [
+        Item("i", "", torch.ones(3, dtype=torch.int32)),
+        Item("c", "", torch.ones(3, dtype=torch.complex64)),
+        Item("f", "", torch.ones(3)),
+    ]
+    measuring.measure(Topic.WEIGHT, items)
+
+    assert [r.name for r in taken(measuring)] == ["f"]
+    assert measuring.refused == 2
+
+
+def test_nothing_measured_is_no_sample_but_an_empty_list_is() -> None:
+    """The topic was looked at."""
+    measuring = host()
+    nothing = measuring.seal()
+    measuring.measure(Topic.GRADIENT, [])
+
+    assert nothing is None
+    sample = measuring.seal()
+    assert sample is not None
+    assert sample.topics == {Topic.GRADIENT}
+
+
+def test_without_a_kernel_the_measurement_is_dropped_and_counted() -> None:
+    """As on a device that ampwatch has none for."""
+    measuring = Measuring(lambda _device: None, 8)
+    measuring.measure(Topic.WEIGHT, named([1.0]))
+
+    assert taken(measuring) == []
+    assert measuring.dropped == 1
+
+
+def test_tensors_of_one_name_and_several_dtypes_stay_apart() -> None:
+    """As in the output of a module that returns both."""
+    measuring = host()
+    items = [Item("m", "m", torch.ones(2).half()), Item("m", "m", torch.full((3,), 1e6))]
+    measuring.measure(Topic.ACTIVATION, items)
+
+    assert [(r.dtype, r.histogram.amax) for r in taken(measuring)] == [
+        ("float16", 1.0),
+        ("float32", 1e6),
+    ]
+
+
+def test_another_default_device_does_no_harm() -> None:
+    """Memory that is read by its address has to be where it is read."""
+    items = named([1.0, 2.0, 0.0], [4.0])
+    native = load()
+    kernels = [EagerKernel(), *([native] if native else [])]
+    for kernel in kernels:
+        measuring = Measuring(lambda _device, kernel=kernel: kernel, 8)
+        with torch.device("meta"):
+            measuring.measure(Topic.GRADIENT, items)
+
+        assert [r.histogram.amax for r in taken(measuring)] == [2.0, 4.0]
+
+
+class Device:
+    """Measuring as on a device: the pieces lie on the host, but only the slabs may be used."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rows: int = 8) -> None:
+        self.link: Any = FakeLink()
+        self.measuring = Measuring(lambda _device: EagerKernel(), rows, self.link)
+        monkeypatch.setattr(self.measuring, "_measure_on_host", self.measuring._measure_on_device)
+
+    def sample(self, *values: Sequence[float], how: How | None = None) -> Any:
+        self.measuring.measure(Topic.GRADIENT, named(*values), how or How())
+        return self.measuring.seal()
+
+
+def test_a_sample_of_a_device_is_read_once_its_event_has_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not before, and never by waiting."""
+    device = Device(monkeypatch)
+    sample = device.sample([1.0, 4.0], [0.0])
+    early = sample.has_arrived()
+    device.link.arrived, device.link.may = True, False
+    while_capturing = sample.has_arrived()
+    device.link.may = True
+
+    assert (early, while_capturing, sample.has_arrived()) == (False, False, True)
+    assert [r.histogram for r in device.measuring.take(sample)] == [
+        histogram_of([1.0, 4.0]),
+        histogram_of([0.0]),
+    ]
+    assert device.measuring.device_ns == 250_000
+
+
+def test_samples_beyond_those_on_their_way_are_dropped_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And as soon as one has arrived there is room again."""
+    device = Device(monkeypatch)
+    flying = [device.sample([float(n)]) for n in range(1, SLABS + 3)]
+    device.link.arrived = True
+    arrived = [[r.histogram.amax for r in device.measuring.take(s)] for s in flying]
+    again = device.measuring.take(device.sample([7.0]))
+
+    assert arrived == [[1.0], [2.0], [3.0], [], []]
+    assert device.measuring.dropped == 2
+    assert [r.histogram.amax for r in again] == [7.0]
+
+
+def test_more_tensors_than_a_slab_has_rows_are_dropped_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What fitted before is kept."""
+    device = Device(monkeypatch, rows=3)
+    device.measuring.measure(Topic.WEIGHT, named([1.0], [2.0]))
+    device.measuring.measure(Topic.WEIGHT, named([3.0], [4.0]))
+    sample: Any = device.measuring.seal()
+    device.link.arrived = True
+
+    assert [r.histogram.amax for r in device.measuring.take(sample)] == [1.0, 2.0, 3.0]
+    assert device.measuring.dropped == 1
+
+
+def test_pinned_memory_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many samples there are."""
+    device = Device(monkeypatch)
+    device.link.arrived = True
+    for _ in range(20):
+        device.measuring.take(device.sample([1.0]))
+
+    assert device.link.log.count("pin") == SLABS
+
+
+class Compiled:
+    """Notes the dtypes that it had to be compiled for."""
+
+    name, most = "compiled", 0
+
+    def __init__(self) -> None:
+        self.dtypes: set[torch.dtype] = set()
+
+    def measure(self, pieces: Any, rows: Any, *, stride: Any = None, gate: Any = None) -> None:
+        self.dtypes |= {piece.dtype for piece in pieces}
+
+
+def test_what_is_slow_can_be_done_at_set_up() -> None:
+    """Memory is pinned and the kernel compiled before the first step; on the host not at all."""
+    link: Any = FakeLink()
+    kernel = Compiled()
+    measuring = Measuring(lambda _device: kernel, 8, link)
+    measuring.prepare(torch.device("cpu"))
+    on_host = list(link.log), set(kernel.dtypes)
+    measuring.prepare(torch.device("meta"))
+
+    assert on_host == ([], set())
+    assert link.log == ["pin"] * SLABS
+    assert kernel.dtypes == {torch.float32, torch.float16, torch.bfloat16}
+
+
+def test_a_discarded_sample_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody will ask for it."""
+    device = Device(monkeypatch)
+    for n in range(10):
+        device.measuring.discard(device.sample([float(n)]))
+
+    assert device.measuring.dropped == 0
+
+
+def test_a_closed_gate_leaves_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are all zero; one that was open has its elements."""
+    device = Device(monkeypatch)
+
+    class Gated(EagerKernel):
+        def measure(self, pieces: Any, rows: Any, *, stride: Any = None, gate: Any = None) -> None:
+            rows[: len(pieces)].zero_()
+            if gate.item():
+                super().measure(pieces, rows, stride=stride)
+
+    device.measuring._kernel_for = lambda _device: Gated()
+    device.link.arrived = True
+    closed = device.sample([1.0], how=How(gate=torch.zeros(1)))
+    opened = device.sample([1.0], how=How(gate=torch.ones(1)))
+
+    assert list(device.measuring.take(closed)) == []
+    assert [r.histogram.amax for r in device.measuring.take(opened)] == [1.0]

@@ -1,0 +1,156 @@
+"""The file: what goes in comes out, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ampwatch.errors import ReportError
+from ampwatch.wire.blackbox.box import joined
+from ampwatch.wire.blackbox.document import from_json, to_json
+from ampwatch.wire.records import RunState
+from tests.host.fleet.made_up import step
+from tests.wire.blackbox.made_up import alarm, box
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OLD = Path(__file__).with_name("version-1.json")
+
+
+def refuse_constant(name: str) -> float:
+    message = f"{name} is no JSON"
+    raise AssertionError(message)
+
+
+def document() -> dict[str, Any]:
+    return json.loads(to_json([box()]))
+
+
+def test_what_was_written_is_read() -> None:
+    """Every field, NaN and infinities included (which equal themselves as text only)."""
+    (read,) = from_json(to_json([box()]), "a file")
+
+    assert repr(read) == repr(box())
+
+
+def test_any_reader_of_json_can_read_it() -> None:
+    """NaN and Infinity are no JSON; here they are strings."""
+    read = json.loads(to_json([box()]), parse_constant=refuse_constant)
+    rank = read["ranks"][0]
+    first = dict(zip(rank["steps"]["columns"], rank["steps"]["rows"][0], strict=True))
+
+    assert (read["format"], read["version"]) == ("ampwatch-report", 1)
+    assert first["loss_scale"] == "NaN"
+    assert rank["findings"][1]["evidence"] == {
+        "loss_scale": 2.0**-15,
+        "steps_to_floor": "Infinity",
+    }
+
+
+def test_a_report_of_an_older_release_is_read() -> None:
+    """A file that version 1 has written, kept as it was."""
+    (read,) = from_json(OLD.read_bytes(), "a file")
+
+    assert repr(read) == repr(box())
+
+
+def test_members_of_a_newer_release_are_passed_over() -> None:
+    """Within a version there may be more, never less."""
+    given = document()
+    rank = given["ranks"][0]
+    rank["mood"] = rank["identity"]["mood"] = rank["findings"][0]["mood"] = "calm"
+    rank["steps"]["columns"].append("mood")
+    for row in rank["steps"]["rows"]:
+        row.append("calm")
+
+    assert repr(from_json(json.dumps(given), "a file")) == repr([box()])
+
+
+@pytest.mark.parametrize("version", [2, 0, "1", None, True])
+def test_another_version_says_what_to_do(version: object) -> None:
+    """It is not guessed at."""
+    with pytest.raises(ReportError, match="expected a report of version 1 to 1 in a file, got"):
+        from_json(json.dumps(document() | {"version": version}), "a file")
+
+
+def damage(*way: str | int, value: object) -> Callable[[dict[str, Any]], None]:
+    def apply(given: Any) -> None:
+        for key in way[:-1]:
+            given = given[key]
+        given[way[-1]] = value
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        damage("ranks", value={}),
+        damage("ranks", 0, value=[]),
+        damage("ranks", 0, "state", value="dancing"),
+        damage("ranks", 0, "identity", "rank", value=-1),
+        damage("ranks", 0, "identity", "run", value="a\nb"),
+        damage("ranks", 0, "identity", value=None),
+        damage("ranks", 0, "findings", value={}),
+        damage("ranks", 0, "findings", 0, "severity", value="bad"),
+        damage("ranks", 0, "findings", 0, "count", value=1.5),
+        damage("ranks", 0, "findings", 0, "count", value=10**30),
+        damage("ranks", 0, "findings", 0, "evidence", value={"a": "b"}),
+        damage("ranks", 0, "steps", "rows", 0, value=[1, 2]),
+        damage("ranks", 0, "steps", "rows", 0, 0, value=[]),
+        damage("ranks", 0, "steps", "columns", 0, value="nothing"),
+        damage("ranks", 0, "ranges", 0, "topic", value=["gradient"]),
+        damage("ranks", 0, "ranges", 0, "histogram", "first", value=10**6),
+        damage("ranks", 0, "ranges", 0, "histogram", "counts", value=[1] * 1000),
+        damage("ranks", 0, "optimizers", "rows", 0, 4, value=[1, 2]),
+        damage("ranks", 0, "written_ns", value=True),
+        damage("ranks", 0, "settings", value={"level": None}),
+    ],
+)
+def test_what_is_damaged_is_refused(change: Callable[[dict[str, Any]], None]) -> None:
+    """With our error, whatever stands there."""
+    given = document()
+    change(given)
+
+    with pytest.raises(ReportError, match="expected a whole report in a file, got one that is"):
+        from_json(json.dumps(given), "a file")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", '"x"', "[" * 100_000, b"\xff\xfe", to_json([])[:-9]]
+)
+def test_what_is_no_report_is_refused(text: str | bytes) -> None:
+    """A file that was cut short, or something else altogether."""
+    with pytest.raises(ReportError, match="expected a report of ampwatch in a file"):
+        from_json(text, "a file")
+
+
+def test_text_is_made_harmless_for_a_terminal() -> None:
+    """Escape sequences and marks that turn the direction of text."""
+    hostile = replace(alarm(), summary="\x1b[2Jgone \u202e txt", source="\udcff.py")
+    given = box()
+    given.findings = [hostile]
+    (read,) = from_json(to_json([given]), "a file")
+
+    assert read.findings[0].summary == "\ufffd[2Jgone \ufffd txt"
+    assert read.findings[0].source == "?.py"
+
+
+def test_two_boxes_of_a_rank_say_together_what_each_knows() -> None:
+    """The training knows its settings, the ring how it went on."""
+    own, later = box(), box()
+    later.settings, later.traceback, later.notes = {}, "", []
+    later.steps = [step(20)]
+    later.findings = [replace(own.findings[0], count=77)]
+    later.state, later.reason = RunState.FAILED, "killed"
+    both = joined(own, later)
+
+    assert (both.settings, both.traceback) == (own.settings, own.traceback)
+    assert [s.step for s in both.steps] == [*range(10), 20]
+    assert [f.count for f in both.findings] == [77, 4]
+    assert (both.state, both.reason) == (RunState.FAILED, "killed")

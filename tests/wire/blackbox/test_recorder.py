@@ -1,0 +1,104 @@
+"""What is remembered of a run: the newest, and what was around findings."""
+
+from __future__ import annotations
+
+from ampwatch.wire.blackbox import Box, Recorder
+from ampwatch.wire.blackbox.recorder import MAX_FACTS, MAX_FINDINGS, MAX_RANGES, recorded
+from ampwatch.wire.records import FactsRecord, Finding, FindingRecord, RunState, Severity, Topic
+from tests.host.fleet.made_up import IDENTITY, end, optimizer, step
+from tests.wire.blackbox.made_up import alarm, measured
+
+
+def box_of(recorder: Recorder) -> Box:
+    return recorder.box("training", 1)
+
+
+def indices(recorder: Recorder) -> list[int]:
+    return [s.step for s in box_of(recorder).steps]
+
+
+def test_the_newest_steps_are_kept() -> None:
+    """And no others, as long as nothing is wrong."""
+    recorder = recorded(IDENTITY, map(step, range(100)), steps=16)
+
+    assert indices(recorder) == list(range(84, 100))
+
+
+def test_the_steps_around_a_finding_are_kept_for_good() -> None:
+    """Half of the span before it and a quarter after it, however long the run goes on."""
+    recorder = recorded(IDENTITY, map(step, range(100)), steps=16)
+    recorder.put(FindingRecord(alarm(first_step=95)))
+    for index in range(100, 1000):
+        recorder.put(step(index))
+
+    assert indices(recorder) == [*range(92, 104), *range(984, 1000)]
+
+
+def test_an_information_keeps_nothing_until_it_becomes_a_warning() -> None:
+    """Findings are updated in place."""
+    finding = Finding("scheduler_ahead", Severity.INFO, "optimizer:0", "", "")
+    recorder = recorded(IDENTITY, map(step, range(100)), steps=16)
+    recorder.put(FindingRecord(finding))
+    assert recorder.num_alarms == 0
+
+    finding.severity = Severity.WARNING
+    recorder.put(FindingRecord(finding))
+    for index in range(100, 200):
+        recorder.put(step(index))
+
+    assert recorder.num_alarms == 1
+    assert indices(recorder)[:2] == [92, 93]
+
+
+def test_a_finding_that_the_ring_repeats_is_one() -> None:
+    """It is read again and again by whoever comes late."""
+    recorder = recorded(IDENTITY, [FindingRecord(alarm(count=n)) for n in (1, 2, 3)], steps=16)
+
+    assert recorder.num_alarms == 1
+    assert [f.count for f in box_of(recorder).findings] == [3]
+
+
+def test_a_box_does_not_change_with_the_run() -> None:
+    """It is written while the findings go on."""
+    finding = alarm(evidence={"loss_scale": 4.0})
+    recorder = recorded(IDENTITY, [FindingRecord(finding)], steps=16)
+    box = box_of(recorder)
+    finding.count = 9
+    finding.evidence["loss_scale"] = 2.0
+
+    assert (box.findings[0].count, box.findings[0].evidence) == (1, {"loss_scale": 4.0})
+
+
+def test_the_culprit_is_kept_as_it_was_before_and_after() -> None:
+    """Later measurements of the same module do not push it out."""
+    recorder = recorded(IDENTITY, [measured(3, "a.b"), measured(3, "other")], steps=16)
+    recorder.put(FindingRecord(alarm("grad_underflow", "param:a.b.weight", first_step=5)))
+    for index in (5, 50, 500):
+        recorder.put(measured(index, "a.b"))
+
+    assert [r.step for r in box_of(recorder).ranges if r.module == "a.b"] == [3, 5, 500]
+
+
+def test_everything_is_bounded() -> None:
+    """Whatever a run does, or a ring says."""
+    recorder = Recorder(IDENTITY, steps=16)
+    for index in range(3000):
+        recorder.put(step(index))
+        recorder.put(optimizer(index % 9))
+        recorder.put(FindingRecord(alarm("kind", f"module{index}", first_step=index)))
+        recorder.put(measured(index, f"module{index}", Topic.ACTIVATION))
+        recorder.put(FactsRecord({f"fact{index}": "x"}))
+    box = box_of(recorder)
+
+    assert len(box.findings) == MAX_FINDINGS
+    assert len(box.ranges) <= MAX_RANGES
+    assert len(box.facts) == MAX_FACTS
+    assert len(box.steps) <= 5 * 16
+    assert len(box.optimizers) <= 6 * 16
+
+
+def test_how_it_ended_is_said() -> None:
+    """In the words of the run."""
+    box = box_of(recorded(IDENTITY, [end(RunState.FAILED, "ValueError: no")], steps=16))
+
+    assert (box.state, box.reason) == (RunState.FAILED, "ValueError: no")

@@ -1,0 +1,175 @@
+"""When the training process writes its box, and that nothing of it reaches the training."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from ampwatch.settings import Settings
+from ampwatch.wire.blackbox import Box, Recorder, files
+from ampwatch.wire.blackbox.writer import AFTERMATH, AT_ONCE, BoxWriter
+from ampwatch.wire.records import FindingRecord, RunState, Severity
+from tests.host.fleet.made_up import IDENTITY, end, step
+from tests.wire.blackbox.made_up import alarm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def say_where(box: Box) -> None:
+    box.notes = ["described"]
+
+
+def writer(directory: Path, **settings: object) -> BoxWriter:
+    resolved = Settings.resolve({"report_dir": str(directory), **settings})
+    return BoxWriter(Recorder(IDENTITY, resolved.report_steps), resolved, say_where)
+
+
+def written(directory: Path) -> list[Box]:
+    return [box for path in files.paths(directory) for box in files.read(path)]
+
+
+def test_a_finding_is_on_disk_the_moment_it_is_made(tmp_path: Path) -> None:
+    """With the step before it, and what the process knows besides."""
+    box = writer(tmp_path)
+    box.put(step(0))
+    assert not written(tmp_path)
+
+    box.put(FindingRecord(alarm()))
+
+    (read,) = written(tmp_path)
+    assert [f.kind for f in read.findings] == ["scale_collapse"]
+    assert [s.step for s in read.steps] == [0]
+    assert (read.notes, read.state, read.written_by) == (
+        ["described"],
+        RunState.RUNNING,
+        "training",
+    )
+    assert box.spent_ns > 0
+
+
+def test_what_came_of_it_is_written_after_a_while_and_then_ever_more_rarely(
+    tmp_path: Path,
+) -> None:
+    """The cost does not grow with the run."""
+    box = writer(tmp_path)
+    box.put(FindingRecord(alarm()))
+    seen = []
+    for index in range(2000):
+        box.put(step(index))
+        if not seen or written(tmp_path)[0].steps[-1:] != seen[-1:]:
+            seen = [*seen, *written(tmp_path)[0].steps[-1:]]
+
+    assert [s.step for s in seen] == [
+        15,
+        15 + 4 * AFTERMATH,
+        79 + 16 * AFTERMATH,
+        335 + 64 * AFTERMATH,
+    ]
+
+
+def test_what_explains_what_is_written_with_the_next_step(tmp_path: Path) -> None:
+    """The root is found after its symptom, which is attached to it then."""
+    box = writer(tmp_path)
+    symptom = alarm("scale_collapse")
+    box.put(FindingRecord(symptom))
+    root = alarm("forward_overflow", "fc")
+    box.put(FindingRecord(root))
+    symptom.root, symptom.caused_by = False, root.key
+    box.put(FindingRecord(symptom))
+    box.put(step(1))
+
+    assert [(f.kind, f.root) for f in written(tmp_path)[0].findings] == [
+        ("scale_collapse", False),
+        ("forward_overflow", True),
+    ]
+
+
+def test_a_symptom_whose_cause_is_known_is_written_at_once(tmp_path: Path) -> None:
+    """It is a finding like any other."""
+    box = writer(tmp_path)
+    box.put(FindingRecord(alarm("param_nonfinite", "param:w", root=False, caused_by="a@b")))
+
+    assert written(tmp_path)[0].findings[0].caused_by == "a@b"
+
+
+def test_a_flood_of_findings_is_not_a_flood_of_writes(tmp_path: Path) -> None:
+    """The first are written one by one; the last word has all of them."""
+    box = writer(tmp_path)
+    spent = []
+    for index in range(AT_ONCE + 200):
+        box.put(FindingRecord(alarm("param_nonfinite", f"param:{index}")))
+        spent.append(box.spent_ns)
+    writes = len(set(spent))
+
+    assert AT_ONCE <= writes < AT_ONCE + 20
+    box.close()
+    assert len(written(tmp_path)[0].findings) == AT_ONCE + 200
+
+
+def test_a_healthy_run_leaves_nothing(tmp_path: Path) -> None:
+    """Not even a directory; an information is no alarm."""
+    box = writer(tmp_path / "runs")
+    for index in range(100):
+        box.put(step(index))
+    box.put(FindingRecord(alarm("no_memory_gain", severity=Severity.INFO)))
+    box.put(end())
+    box.close()
+
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_failed_leaves_its_last_steps(tmp_path: Path) -> None:
+    """Although nothing was found."""
+    box = writer(tmp_path)
+    box.put(step(7))
+    box.put(end(RunState.FAILED, "ValueError: no"))
+    box.close()
+
+    (read,) = written(tmp_path)
+    assert (read.state, read.reason) == (RunState.FAILED, "ValueError: no")
+    assert [s.step for s in read.steps] == [7]
+
+
+def test_with_room_for_none_nothing_is_written(tmp_path: Path) -> None:
+    """``report_files=0`` switches it off."""
+    box = writer(tmp_path, report_files=0)
+    box.put(FindingRecord(alarm()))
+    box.close()
+
+    assert not written(tmp_path)
+
+
+def test_a_disk_that_refuses_is_counted_told_once_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is room again when somebody has tidied up."""
+    (tmp_path / "runs").write_text("in the way")
+    box = writer(tmp_path / "runs")
+    with caplog.at_level(logging.WARNING):
+        box.put(FindingRecord(alarm("one")))
+        box.put(FindingRecord(alarm("two")))
+
+    assert box.failures == 2
+    assert [r.message.split(",")[0] for r in caplog.records] == [
+        "expected to write a report of what went wrong"
+    ]
+    (tmp_path / "runs").unlink()
+    box.put(FindingRecord(alarm("three")))
+    assert [f.kind for f in written(tmp_path / "runs")[0].findings] == ["one", "two", "three"]
+
+
+def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
+    """The box is its parent's."""
+    box = writer(tmp_path)
+    child = os.fork()
+    if not child:
+        box.put(FindingRecord(alarm()))
+        box.close()
+        os._exit(bool(written(tmp_path)))
+    _, status = os.waitpid(child, 0)
+
+    assert status == 0

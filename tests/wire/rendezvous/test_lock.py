@@ -1,0 +1,163 @@
+"""One daemon per user, by a lock that says where it serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch.errors import DaemonError
+from ampwatch.runtime import DAEMON_LOCK
+from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, reachable, read_info
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INFO = DaemonInfo(
+    pid=7,
+    scheme="http",
+    host="127.0.0.1",
+    port=10917,
+    version="0.1",
+    layout=1,
+    ring_directories=("/dev/shm/ampwatch-7", "/" + "long/" * 800),
+)
+
+ODD = json.dumps(asdict(INFO) | {"ring_directories": 7})
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from ampwatch.wire.rendezvous.lock import DaemonLock
+lock = DaemonLock.take(Path(sys.argv[1]))
+print(lock is not None, flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_second_taker_gets_nothing_until_the_first_has_released(tmp_path: Path) -> None:
+    """The lock is exclusive, and free again after release."""
+    first = DaemonLock.take(tmp_path)
+    assert first is not None
+    assert DaemonLock.take(tmp_path) is None
+
+    first.release()
+
+    second = DaemonLock.take(tmp_path)
+    assert second is not None
+    second.release()
+
+
+def test_a_killed_holder_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """The kernel releases what a killed daemon held."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout.readline() == "True\n"
+        assert DaemonLock.take(tmp_path) is None
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+
+    lock = DaemonLock.take(tmp_path)
+
+    assert lock is not None
+    lock.release()
+
+
+def test_what_is_published_is_read_back_until_it_is_retracted(tmp_path: Path) -> None:
+    """The content says where the daemon serves, and only while it does."""
+    lock = DaemonLock.take(tmp_path)
+
+    lock.publish(INFO)
+    assert read_info(tmp_path) == INFO
+    assert json.loads((tmp_path / DAEMON_LOCK).read_text())["port"] == 10917
+
+    lock.retract()
+    assert read_info(tmp_path) is None
+    lock.release()
+
+
+def test_a_shorter_publication_leaves_nothing_of_the_longer_one(tmp_path: Path) -> None:
+    """A daemon that publishes again is understood again."""
+    lock = DaemonLock.take(tmp_path)
+    lock.publish(DaemonInfo(1234567, "https", "a" * 9000, 10917, "0.1.0", 1))
+
+    lock.publish(INFO)
+
+    assert read_info(tmp_path) == INFO
+    lock.release()
+
+
+def test_what_a_killed_daemon_had_published_is_gone_with_the_next_taker(tmp_path: Path) -> None:
+    """Nobody is sent to a daemon that is not there any more."""
+    (tmp_path / DAEMON_LOCK).write_text(json.dumps({"pid": 1}))
+
+    lock = DaemonLock.take(tmp_path)
+
+    assert (tmp_path / DAEMON_LOCK).read_text() == ""
+    lock.release()
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"pid": 1}', "\x00" * 100, '{"pid": "x"', ODD])
+def test_a_lock_file_without_sense_says_nothing(tmp_path: Path, content: str) -> None:
+    """Whatever is in the file, reading it does not raise."""
+    (tmp_path / DAEMON_LOCK).write_text(content)
+
+    assert read_info(tmp_path) is None
+
+
+def test_a_lock_that_was_handed_over_outlives_its_taker(tmp_path: Path) -> None:
+    """The lock is never free between the launcher and the daemon."""
+    taken = DaemonLock.take(tmp_path)
+    handed = DaemonLock.adopt(os.dup(taken.fd), tmp_path)
+
+    taken.let_go()
+
+    assert DaemonLock.take(tmp_path) is None
+    handed.release()
+
+
+def test_a_descriptor_of_another_file_is_not_adopted(tmp_path: Path) -> None:
+    """--lock-fd cannot be used to run without the lock."""
+    with (tmp_path / "other").open("w") as other, pytest.raises(DaemonError, match="--lock-fd"):
+        DaemonLock.adopt(other.fileno(), tmp_path)
+
+
+def test_a_link_in_place_of_the_lock_file_is_refused(tmp_path: Path) -> None:
+    """Nobody makes the daemon empty a file elsewhere."""
+    precious = tmp_path / "precious"
+    precious.write_text("content")
+    (tmp_path / DAEMON_LOCK).symlink_to(precious)
+
+    with pytest.raises(DaemonError, match="AMPWATCH_RUNTIME_DIR"):
+        DaemonLock.take(tmp_path)
+    assert precious.read_text() == "content"
+
+
+def test_the_lock_file_is_private(tmp_path: Path) -> None:
+    """Mode 0600."""
+    lock = DaemonLock.take(tmp_path)
+
+    assert (tmp_path / DAEMON_LOCK).stat().st_mode & 0o777 == 0o600
+    lock.release()
+
+
+@pytest.mark.parametrize(
+    ("host", "written"),
+    [
+        ("0.0.0.0", "127.0.0.1"),
+        ("", "127.0.0.1"),
+        ("::", "[::1]"),
+        ("fe80::1", "[fe80::1]"),
+        ("node7", "node7"),
+    ],
+)
+def test_a_listening_address_becomes_one_to_go_to(host: str, written: str) -> None:
+    """A wildcard is no destination, and IPv6 needs brackets."""
+    assert reachable(host) == written

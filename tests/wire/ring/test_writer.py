@@ -1,0 +1,498 @@
+"""The writing end: never blocks, never raises, never grows, and says what it dropped."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+import threading
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch.errors import RingError
+from ampwatch.wire.records import EndRecord, FactsRecord, Record, RunState
+from ampwatch.wire.ring import RingReader, RingWriter
+from tests.wire.ring.samples import (
+    END,
+    FACTS,
+    IDENTITY,
+    changed,
+    finding,
+    heard,
+    optimizer,
+    program,
+    step,
+)
+
+if TYPE_CHECKING:
+    from tests.wire.ring.conftest import MakeWriter, OpenReader
+
+
+REFUSALS = {
+    "size=16k": ("posix_fallocate", errno.ENOSPC),
+    "ro": ("open", errno.EROFS),
+}
+"""What a tmpfs of these options does, where none may be mounted: which call fails, and how."""
+
+
+def create_beside_a_mount(place: Path, options: str, directory: Path) -> list[str]:
+    """Create a ring in a fresh tmpfs at ``place``, else in ``directory``; return what was said.
+
+    In a mount namespace of its own: the tmpfs goes with the process, whatever happens to it.
+    Without the right to mount, the call that would fail there fails once.
+    """
+    place.mkdir()
+    mount = f"mount -t tmpfs -o {options} tmpfs {place}"
+    unshare = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    prefix = [*unshare, f'{mount} && exec "$@"', "sh"]
+    refuse = ""
+    if subprocess.run([*unshare, mount], check=False, capture_output=True).returncode:
+        prefix = []
+        call, number = REFUSALS[options]
+        refuse = f"""
+real = os.{call}
+def refuse_once(*arguments, **named):
+    os.{call} = real
+    raise OSError({number}, os.strerror({number}))
+os.{call} = refuse_once
+"""
+    body = f"""{refuse}
+writer = RingWriter.create([Path({str(place / "a")!r}), Path(sys.argv[1])], IDENTITY, slots=1024)
+say(writer.path.parent)
+say(writer.fell_back)
+say(list(Path({str(place)!r}).rglob("*.*")))
+"""
+    with program(directory, body, prefix) as process:
+        return [heard(process), heard(process), heard(process)]
+
+
+def test_the_file_is_private_whatever_the_umask(directory: Path) -> None:
+    """0600 in a directory of 0700: losses and module names are nobody else's business."""
+    for mask in (0o000, 0o777):
+        before = os.umask(mask)
+        try:
+            writer = RingWriter.create([directory], IDENTITY, slots=64)
+        finally:
+            os.umask(before)
+
+        assert stat.S_IMODE(writer.path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        writer.close(END, keep=False)
+
+
+def test_the_name_tells_run_rank_and_pid_and_cannot_leave_the_directory(directory: Path) -> None:
+    """A run called ../../etc/passwd is a file name like any other."""
+    writer = RingWriter.create([directory], replace(IDENTITY, run="../../etc/pass wd"), slots=64)
+
+    assert writer.path.parent == directory
+    assert writer.path.name.startswith(f"______etc_pass_wd-3-{os.getpid()}-")
+    assert writer.path.suffix == ".ring"
+    writer.close(END, keep=False)
+
+
+def test_nothing_but_the_finished_ring_is_in_the_directory(
+    make_writer: MakeWriter, directory: Path
+) -> None:
+    """A reader that looks at any moment sees whole rings only."""
+    writer = make_writer()
+
+    assert list(directory.iterdir()) == [writer.path]
+
+
+def test_two_writers_share_a_directory(make_writer: MakeWriter, open_reader: OpenReader) -> None:
+    """The ranks of one machine, or two runs of one name: each has a file of its own."""
+    first, second = make_writer(), make_writer()
+    first.put(step(1))
+    second.put(step(2))
+
+    assert first.path != second.path
+    assert open_reader(first.path).poll() == [step(1)]
+    assert open_reader(second.path).poll() == [step(2)]
+
+
+def test_a_full_shared_memory_is_found_at_creation_and_the_next_place_used(
+    tmp_path: Path, directory: Path
+) -> None:
+    """Not as SIGBUS in the training loop; the reason is there to be shown."""
+    place = tmp_path / "shm"
+
+    parent, fell_back, left = create_beside_a_mount(place, "size=16k", directory)
+
+    assert parent == str(directory)
+    assert fell_back.startswith(f"the ring is in {directory}: {place / 'a'} could not be used (")
+    assert "No space left on device" in fell_back
+    assert left == "[]"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "slots"),
+    [(65536, 8192), (65535, 8192), (16384, 4080), (1024, 240), (16, 64), (0, 8192)],
+)
+def test_a_ring_takes_a_64th_of_a_small_file_system(
+    blocks: int, slots: int, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The 64 MiB of a container hold eight ranks and what crashed before; 0 is no limit."""
+    status = SimpleNamespace(f_frsize=4096, f_blocks=blocks)
+    monkeypatch.setattr(os, "statvfs", lambda _: status)
+
+    writer = RingWriter.create([directory], IDENTITY, slots=8192)
+
+    assert writer.path.stat().st_size == 4096 + 256 * slots
+    for index in range(slots + 1):
+        writer.put(step(index))
+    reader = RingReader(writer.path)
+    assert len(reader.poll()) == slots
+    reader.close()
+    writer.close(END, keep=False)
+
+
+def test_a_read_only_shared_memory_is_passed_over(tmp_path: Path, directory: Path) -> None:
+    """Containers mount it like that."""
+    parent, fell_back, _ = create_beside_a_mount(tmp_path / "shm", "ro", directory)
+
+    assert parent == str(directory)
+    assert "Read-only file system" in fell_back
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "fchmod"])
+def test_a_failing_call_leaves_nothing_and_the_next_place_is_used(
+    call: str, tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same without the right to mount: the system says no once."""
+    real = getattr(os, call)
+    refusals = iter([OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
+
+    def refuse_once(*arguments: int) -> None:
+        for error in refusals:
+            raise error
+        real(*arguments)
+
+    monkeypatch.setattr(os, call, refuse_once)
+    writer = RingWriter.create([tmp_path / "first", directory], IDENTITY, slots=64)
+
+    assert list((tmp_path / "first").iterdir()) == []
+    assert writer.path.parent == directory
+    assert "No space left on device" in writer.fell_back
+    writer.close(END, keep=False)
+
+
+def test_no_place_at_all_is_an_error_that_names_each_and_what_to_set(tmp_path: Path) -> None:
+    """Raised at set-up, where it can be shown."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path)
+
+    with pytest.raises(RingError, match=r"(?s)got none: .*/file .*/link .*AMPWATCH_RING_DIR"):
+        RingWriter.create([tmp_path / "file", tmp_path / "link"], IDENTITY, slots=64)
+
+
+def test_the_second_place_is_not_touched_while_the_first_one_works(
+    tmp_path: Path, directory: Path
+) -> None:
+    """It may be one that cannot be had at all."""
+    writer = RingWriter.create([directory, tmp_path / "second"], IDENTITY, slots=64)
+
+    assert not (tmp_path / "second").exists()
+    writer.close(END, keep=False)
+
+
+def test_a_directory_that_others_can_enter_takes_no_ring(tmp_path: Path, directory: Path) -> None:
+    """AMPWATCH_RING_DIR=/dev/shm: refused with the mode, which stays what it was."""
+    (tmp_path / "shm").mkdir()
+    (tmp_path / "shm").chmod(0o1777)
+
+    writer = RingWriter.create([tmp_path / "shm", directory], IDENTITY, slots=64)
+
+    assert "got mode drwxrwxrwt" in writer.fell_back
+    assert stat.S_IMODE((tmp_path / "shm").stat().st_mode) == 0o1777
+    writer.close(END, keep=False)
+
+
+def test_the_first_place_that_works_is_no_fall_back(make_writer: MakeWriter) -> None:
+    """Nothing to say when nothing went wrong."""
+    assert make_writer().fell_back == ""
+
+
+@pytest.mark.parametrize("run", ["", "a\nb", "x" * 300, 7])
+def test_an_identity_that_no_reader_accepts_is_refused(directory: Path, run: str) -> None:
+    """Better at set-up than a ring that stays unread."""
+    with pytest.raises(RingError, match="cannot describe the run"):
+        RingWriter.create([directory], replace(IDENTITY, run=run), slots=64)
+
+
+def test_too_few_slots_are_refused(directory: Path) -> None:
+    """The message names the bounds."""
+    with pytest.raises(RingError, match="expected 64 to 262144 slots, got 8"):
+        RingWriter.create([directory], IDENTITY, slots=8)
+
+
+class _Interrupting(dict[str, str]):
+    """Facts during which the user presses Ctrl-C."""
+
+    def items(self) -> object:  # type: ignore[override]
+        raise KeyboardInterrupt
+
+
+class _Unwilling:
+    """A value that cannot be a number, as a tensor on the meta device."""
+
+    def __float__(self) -> float:
+        message = "Tensor.item() cannot be called on meta tensors"
+        raise RuntimeError(message)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        None,
+        "text",
+        changed(step(1), loss="nan"),
+        changed(step(1), loss=_Unwilling()),
+        changed(step(1), step=1.5),
+        changed(step(1), step=2**64),
+        changed(optimizer(1), index=256),
+        changed(optimizer(1), total_skipped=(1, 2)),
+        changed(optimizer(1), total_skipped=None),
+        FactsRecord({"a": object()}),  # type: ignore[dict-item]
+        FactsRecord({(1, 2): "a"}),  # type: ignore[dict-item]
+        EndRecord(RunState.FAILED, "", 10**16000),
+    ],
+)
+def test_a_broken_record_is_dropped_and_counted_and_nothing_else_suffers(
+    broken: object, make_writer: MakeWriter, open_reader: OpenReader
+) -> None:
+    """A sensor's mistake never reaches the training loop, and the reader is told."""
+    writer = make_writer()
+    writer.put(step(1))
+    writer.put(broken)  # type: ignore[arg-type]
+    writer.put(step(2))
+
+    reader = open_reader(writer.path)
+
+    assert reader.poll() == [step(1), step(2)]
+    assert (writer.dropped, reader.dropped, reader.lost) == (1, 1, 0)
+
+
+def test_ctrl_c_passes_and_the_ring_goes_on(
+    make_writer: MakeWriter, open_reader: OpenReader
+) -> None:
+    """The user's interrupt is not ours to swallow, and leaves nothing locked."""
+    writer = make_writer()
+
+    with pytest.raises(KeyboardInterrupt):
+        writer.put(FactsRecord(_Interrupting(a="b")))
+    writer.put(step(1))
+
+    assert open_reader(writer.path).poll() == [step(1)]
+
+
+def test_a_put_that_meets_another_one_is_dropped_instead_of_waiting(
+    make_writer: MakeWriter, open_reader: OpenReader
+) -> None:
+    """No thread ever waits for another one, and no record is mixed with another."""
+    writer = make_writer()
+    inside, leave = threading.Event(), threading.Event()
+
+    class Slow(dict[str, str]):
+        def items(self) -> object:  # type: ignore[override]
+            inside.set()
+            leave.wait(30)
+            return super().items()
+
+    thread = threading.Thread(target=writer.put, args=(FactsRecord(Slow(a="b")),))
+    thread.start()
+    inside.wait(30)
+    writer.put(step(1))
+    leave.set()
+    thread.join()
+
+    assert writer.dropped == 1
+    assert open_reader(writer.path).poll() == [FactsRecord({"a": "b"})]
+
+
+def test_many_threads_neither_mix_nor_lose_without_counting(
+    make_writer: MakeWriter, open_reader: OpenReader
+) -> None:
+    """Records read and records dropped add up to the records put."""
+    writer = make_writer(slots=8192)
+
+    def put_a_thousand() -> None:
+        for index in range(1000):
+            writer.put(step(index))
+
+    threads = [threading.Thread(target=put_a_thousand) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    records = open_reader(writer.path).poll()
+
+    assert len(records) + writer.dropped == 4000
+    assert all(record == step(record.step) for record in records)  # type: ignore[union-attr]
+
+
+def test_closing_writes_the_end_and_removes_the_file(
+    make_writer: MakeWriter, open_reader: OpenReader, directory: Path
+) -> None:
+    """A reader that has it open still reads all of it; the directory is clean."""
+    writer = make_writer()
+    reader = open_reader(writer.path)
+    writer.put(step(1))
+
+    writer.close(END, keep=False)
+
+    assert reader.poll() == [step(1), END]
+    assert not reader.writer_alive()
+    assert list(directory.iterdir()) == []
+
+
+def test_closing_can_leave_the_file_for_a_reader_to_come(
+    make_writer: MakeWriter, open_reader: OpenReader
+) -> None:
+    """The flight recorder of a run whose daemon was not there yet."""
+    writer = make_writer()
+    writer.put(step(1))
+
+    writer.close(END, keep=True)
+
+    reader = open_reader(writer.path)
+    assert reader.poll() == [step(1), END]
+    assert not reader.writer_alive()
+
+
+def test_closing_again_does_nothing(make_writer: MakeWriter, open_reader: OpenReader) -> None:
+    """Nor does it remove a file that was to be kept."""
+    writer = make_writer()
+    writer.close(END, keep=True)
+
+    writer.close(replace(END, reason="again"), keep=False)
+
+    assert open_reader(writer.path).poll() == [END]
+
+
+def test_closing_a_ring_that_somebody_removed_does_not_raise(make_writer: MakeWriter) -> None:
+    """A janitor was faster."""
+    writer = make_writer()
+    writer.path.unlink()
+
+    writer.close(END, keep=False)
+
+    assert not writer.path.exists()
+
+
+def test_a_closed_writer_drops_and_counts(make_writer: MakeWriter) -> None:
+    """A hook that fires once more after the end must not raise."""
+    writer = make_writer()
+    writer.close(END, keep=False)
+
+    for record in (step(1), finding(), FACTS):
+        writer.put(record)
+
+    assert writer.dropped == 3
+
+
+def test_closing_in_the_middle_of_a_put_does_not_raise(make_writer: MakeWriter) -> None:
+    """A signal handler closes the ring while the loop it interrupted is writing."""
+    writer = make_writer()
+
+    class Closing(dict[str, str]):
+        def items(self) -> object:  # type: ignore[override]
+            writer.close(END, keep=False)
+            return super().items()
+
+    writer.put(FactsRecord(Closing(a="b")))
+
+    assert writer.dropped == 1
+
+
+def test_the_memory_does_not_grow(make_writer: MakeWriter) -> None:
+    """A hundred thousand records, lasting ones among them, and the process is as it was."""
+    writer = make_writer(slots=512)
+    records: list[Record] = [step(7), optimizer(0), optimizer(1), finding("a"), finding("b"), FACTS]
+
+    def put_all(times: int) -> None:
+        for _ in range(times):
+            for record in records:
+                writer.put(record)
+
+    put_all(200)
+    tracemalloc.start()
+    try:
+        put_all(50)
+        before = tracemalloc.get_traced_memory()[0]
+        put_all(100_000 // len(records))
+        after = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+    assert after - before < 4096
+    assert writer.dropped == 0
+
+
+def test_a_forked_child_writes_nothing_removes_nothing_and_raises_nothing(
+    make_writer: MakeWriter, open_reader: OpenReader
+) -> None:
+    """A DataLoader worker inherits the watched model, and its hooks."""
+    writer = make_writer()
+    writer.put(step(1))
+
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            writer.put(step(2))
+            writer.put(None)  # type: ignore[arg-type]
+            dropped = writer.dropped
+            writer.close(END, keep=False)
+            writer.put(step(3))
+            code = 0 if dropped == 2 else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    writer.put(step(4))
+
+    reader = open_reader(writer.path)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert reader.poll() == [step(1), step(4)]
+    assert (reader.lost, reader.dropped, writer.dropped) == (0, 0, 0)
+    assert reader.writer_alive()
+
+
+def test_neither_torch_nor_prometheus_is_loaded() -> None:
+    """The ring belongs to both halves and needs neither."""
+    code = (
+        "import sys, ampwatch.wire.ring; print({'torch', 'prometheus_client'} & set(sys.modules))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+
+    assert result.stdout.strip() == "set()"
+
+
+def test_a_reader_never_sees_the_file_before_it_is_complete(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the moment it gets its name it can be read, and its writer shows as alive."""
+    rename = Path.rename
+    seen: list[object] = []
+
+    def look(part: Path, final: Path) -> Path:
+        seen.extend(path.suffix for path in directory.iterdir())
+        result = rename(part, final)
+        reader = RingReader(final)
+        seen.extend([reader.identity, reader.poll(), reader.writer_alive()])
+        reader.close()
+        return result
+
+    monkeypatch.setattr(Path, "rename", look)
+    RingWriter.create([directory], IDENTITY, slots=64).close(END, keep=False)
+
+    assert seen == [".part", IDENTITY, [], True]

@@ -1,0 +1,111 @@
+"""The trainings of the scene: a small GPT in float16 with a GradScaler, or in bfloat16.
+
+Started by ``tools.preview.scene``, the float16 one on two ranks by torchrun. What goes wrong is
+planted by ``ampwatch.inject``, is a slow rank, or an exception; the loop is an ordinary one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import NamedTuple
+
+import torch
+from torch import distributed
+from torch.nn import functional
+
+import ampwatch
+from ampwatch.demo.corpus import Corpus, source_text
+from ampwatch.demo.model import CharacterGPT, Size
+
+SIZE = Size(layers=4, heads=4, width=64, context=32, batch=4)
+GROWTH_INTERVAL = 40
+"""Short, so that a few minutes have the saw-tooth that days have at the default of 2000."""
+
+CRASH = 0.2
+"""When the training dies that is made to: how much of it is over."""
+
+
+class Event(NamedTuple):
+    """Something that goes wrong.
+
+    Attributes:
+        share: When: how much of the training is over.
+        rank: Where it is planted; everywhere if negative.
+        arguments: Of ``ampwatch.inject``.
+    """
+
+    share: float
+    rank: int
+    arguments: dict[str, object]
+
+
+EVENTS = (
+    Event(0.40, 1, {"kind": "stalled_step", "seconds": 3.0}),
+    Event(0.50, -1, {"kind": "collapsed_scale", "steps": 24}),
+    Event(0.75, -1, {"kind": "inf_activation", "module": "blocks.2.mlp", "steps": 4}),
+)
+
+
+def main() -> None:
+    """Train until the time is over."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--pause", type=float, default=0.1, help="seconds between steps")
+    parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="float16")
+    parser.add_argument("--crash", action="store_true", help="die early")
+    arguments = parser.parse_args()
+
+    torch.set_num_threads(1)
+    ranks = distributed.is_torchelastic_launched()
+    if ranks:
+        distributed.init_process_group("gloo")
+    rank = distributed.get_rank() if ranks else 0
+    torch.manual_seed(1)
+    corpus = Corpus(source_text(), torch.device("cpu"), seed=rank)
+    model = CharacterGPT(SIZE)
+    whole = torch.nn.parallel.DistributedDataParallel(model) if ranks else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    dtype = getattr(torch, arguments.dtype)
+    scaler = torch.amp.GradScaler(
+        "cpu", growth_interval=GROWTH_INTERVAL, enabled=dtype is torch.float16
+    )
+    with ampwatch.monitor(model, scaler, optimizer=optimizer, run=arguments.name) as watch:
+        begin = time.monotonic()
+        due = list(EVENTS) if scaler.is_enabled() else []
+        while True:
+            share = (time.monotonic() - begin) / arguments.seconds
+            if _agreed(share >= 1.0, ranks):
+                break
+            if arguments.crash and share >= CRASH:
+                msg = "this training was made to die"
+                raise RuntimeError(msg)
+            while due and _agreed(share >= due[0].share, ranks):
+                event = due.pop(0)
+                if event.rank in (-1, rank):
+                    ampwatch.inject(watch, **event.arguments)  # type: ignore[arg-type]
+            inputs, targets = corpus.batch(SIZE.batch, SIZE.context)
+            with torch.autocast("cpu", dtype=dtype):
+                logits = whole(inputs)
+                loss = functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            time.sleep(arguments.pause * (1 + 0.3 * rank))
+    if ranks:
+        distributed.destroy_process_group()
+
+
+def _agreed(mine: bool, ranks: bool) -> bool:  # noqa: FBT001 - a vote, and whether there is one
+    """Return whether any rank says so: the clocks of two processes differ, their steps must not."""
+    if not ranks:
+        return mine
+    vote = torch.tensor(float(mine))
+    distributed.all_reduce(vote, distributed.ReduceOp.MAX)
+    return bool(vote)
+
+
+if __name__ == "__main__":
+    main()

@@ -35,7 +35,7 @@ examples:
 Give the options each time: DIR becomes what they say. See docs/deploy.md.
 """
 
-MOST_LISTED = 12
+MAX_LISTED = 12
 """So many files are named; of more, their number."""
 
 
@@ -155,7 +155,7 @@ def _told(todo: Plan, theirs: Theirs) -> str:
 
 
 def _listed(todo: Plan, paths: list[str]) -> str:
-    if len(paths) > MOST_LISTED:
+    if len(paths) > MAX_LISTED:
         return ""
     noted = (f"{path} ({todo.notes[path]})" if path in todo.notes else path for path in paths)
     return "".join(f"\n    {path}" for path in noted)

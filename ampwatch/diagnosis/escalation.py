@@ -19,7 +19,7 @@ WATCHED_STEPS = 40
 """Iterations whose ops are looked at one after another where something may be rounding away: that
 takes several updates in a row to tell from one that is small."""
 
-MOST_WATCHES = 2
+MAX_WATCHES = 2
 """Times that is done. What the second one does not show is not to be seen so."""
 
 RECURRING_STEPS = 64
@@ -30,7 +30,7 @@ FIRST_TRACES = 4
 """Iterations that are traced after the first event. One bad batch does not come again at once:
 each event that the traces after it did not explain doubles the number."""
 
-MOST_TRACES = 16
+MAX_TRACES = 16
 """Iterations that are traced after one event at most."""
 
 REST = 64
@@ -41,7 +41,7 @@ ALERT_STEPS = 512
 """Iterations after an event in which the inputs of the model are looked at: a bad batch does not
 come at once again, and is gone before anything else can be looked at."""
 
-MOST_BURSTS = 8
+MAX_BURSTS = 8
 """Events after which iterations are traced. What so many do not show is not to be seen so. Those
 that are more than a skipped step have as many of their own: a scale that is too large for some
 batches must not use up what a loss that is not finite is traced by."""
@@ -91,7 +91,7 @@ class Escalation:
 
     def suspect(self, step: int) -> None:
         """Something may be rounding away as of iteration ``step``."""
-        if step >= self._watched_until and self._watches < MOST_WATCHES:
+        if step >= self._watched_until and self._watches < MAX_WATCHES:
             self._watches += 1
             self._watched_until = step + WATCHED_STEPS
 
@@ -115,10 +115,10 @@ class Escalation:
             return
         if iteration.step - self._until >= CALM_STEPS:
             self._forget_bursts()
-        if iteration.step >= self._until and self._bursts[is_broken] < MOST_BURSTS:
+        if iteration.step >= self._until and self._bursts[is_broken] < MAX_BURSTS:
             self._bursts[is_broken] += 1
             self._until = iteration.step + self._traces[is_broken]
-            self._traces[is_broken] = min(2 * self._traces[is_broken], MOST_TRACES)
+            self._traces[is_broken] = min(2 * self._traces[is_broken], MAX_TRACES)
 
     def _forget_bursts(self) -> None:
         """Begin to count bursts, by whether more is broken than a step that was skipped."""

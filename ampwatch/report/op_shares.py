@@ -156,7 +156,7 @@ NO_CLOCK = (
 NO_GPU = ("", "cpu", "meta", "unknown")
 """Names of devices that are no GPU."""
 
-MOST_SMS = 10_000
+MAX_SMS = 10_000
 FASTEST_HERTZ = 1e11
 """What no GPU has. Unit: Hz."""
 
@@ -185,7 +185,7 @@ def _derived_peaks(facts: Mapping[str, str]) -> Peaks:
     except (KeyError, ValueError):
         return Peaks(reason=NO_DEVICE)
     # Another process has written them.
-    if not (0 < sms <= MOST_SMS and 0.0 < clock <= FASTEST_HERTZ):
+    if not (0 < sms <= MAX_SMS and 0.0 < clock <= FASTEST_HERTZ):
         return Peaks(reason=NO_DEVICE)
     return peak_flops(capability, sms, clock, facts.get("device", ""))
 

@@ -11,9 +11,9 @@ from ampwatch.diagnosis.escalation import (
     ALERT_STEPS,
     CALM_STEPS,
     FIRST_TRACES,
-    MOST_BURSTS,
-    MOST_TRACES,
-    MOST_WATCHES,
+    MAX_BURSTS,
+    MAX_TRACES,
+    MAX_WATCHES,
     RECURRING_STEPS,
     REST,
     WATCHED_STEPS,
@@ -157,25 +157,25 @@ def _bursts(run: Run, events: int) -> list[int]:
     lengths = []
     for _ in range(events):
         before = len(run.traced)
-        run.bad_loss().calm(3 * MOST_TRACES)
+        run.bad_loss().calm(3 * MAX_TRACES)
         lengths.append(len(run.traced) - before)
     return lengths
 
 
 def test_bursts_double_up_to_a_limit_and_end_at_some_point() -> None:
     """What they do not show is not to be seen so."""
-    lengths = _bursts(started(), MOST_BURSTS + 3)
+    lengths = _bursts(started(), MAX_BURSTS + 3)
 
-    assert lengths == [4, 8, 16, *[MOST_TRACES] * (MOST_BURSTS - 3), 0, 0, 0]
+    assert lengths == [4, 8, 16, *[MAX_TRACES] * (MAX_BURSTS - 3), 0, 0, 0]
 
 
 def test_skipped_steps_do_not_use_up_what_a_bad_loss_is_traced_by() -> None:
     """A scale that is too large for some batches skips again and again, and means nothing."""
     run = started()
-    for _ in range(MOST_BURSTS + 2):
-        run.skip(2).calm(3 * MOST_TRACES)
+    for _ in range(MAX_BURSTS + 2):
+        run.skip(2).calm(3 * MAX_TRACES)
     before = len(run.traced)
-    run.skip(2).calm(3 * MOST_TRACES)
+    run.skip(2).calm(3 * MAX_TRACES)
     after_skips = len(run.traced) - before
 
     assert after_skips == 0
@@ -185,7 +185,7 @@ def test_skipped_steps_do_not_use_up_what_a_bad_loss_is_traced_by() -> None:
 def test_after_a_long_calm_an_event_is_a_new_story() -> None:
     """A run of weeks is traced as at first, however often it was before."""
     run = started()
-    _bursts(run, MOST_BURSTS + 1)
+    _bursts(run, MAX_BURSTS + 1)
 
     lengths = _bursts(run.calm(CALM_STEPS), 2)
 
@@ -290,4 +290,4 @@ def test_suspicions_in_one_watch_are_one_and_there_are_few_watches() -> None:
         run.escalation.suspect(run.step - 1)
         seen += _watched(run, WATCHED_STEPS // 2)
 
-    assert len(seen) == MOST_WATCHES * WATCHED_STEPS
+    assert len(seen) == MAX_WATCHES * WATCHED_STEPS

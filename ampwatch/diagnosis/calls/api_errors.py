@@ -12,7 +12,7 @@ from ampwatch.wire.records import Finding, Severity
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.calls import Raised, RefusedOp
 
-MOST_NAMES = 4
+MAX_NAMES = 4
 """Parameters named in a sentence."""
 
 
@@ -107,8 +107,8 @@ def _gradients(seen: Raised) -> tuple[str, dict[str, float]]:
         return "", {}
     parts, evidence = [], {"parameters": float(seen.parameters)}
     for reason, parameters in seen.without_gradient:
-        more = f" and {len(parameters) - MOST_NAMES} more" if len(parameters) > MOST_NAMES else ""
-        parts.append(f"{', '.join(parameters[:MOST_NAMES])}{more} ({reason})")
+        more = f" and {len(parameters) - MAX_NAMES} more" if len(parameters) > MAX_NAMES else ""
+        parts.append(f"{', '.join(parameters[:MAX_NAMES])}{more} ({reason})")
         evidence[f"without_gradient_{reason.split()[0].rstrip(',')}"] = float(len(parameters))
     return f". Without a gradient: {'; '.join(parts)}", evidence
 

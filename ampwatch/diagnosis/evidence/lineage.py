@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-MOST_BIRTHS = 256
+MAX_BIRTHS = 256
 """Births that are remembered of one iteration; what follows the first of them seldom matters."""
 
 MAKES_NONE = frozenset({"_amp_update_scale_", "_amp_foreach_non_finite_check_and_unscale_"})
@@ -285,7 +285,7 @@ class Lineage:
         inputs: Sequence[Values] = (),
         parents: frozenset[int] = frozenset(),
     ) -> int:
-        if len(self._births) >= MOST_BIRTHS and origin is not Origin.OTHER:
+        if len(self._births) >= MAX_BIRTHS and origin is not Origin.OTHER:
             return self._another(op, out)
         birth = Birth(
             index=len(self._births),

@@ -26,7 +26,7 @@ FAST_POINTS = 8
 """And what is over in a dozen steps. Growth by equal steps, as Adam makes it, is no line in the
 logarithm except over a few of them."""
 
-FEWEST_POINTS = 4
+MIN_POINTS = 4
 
 CLEAR_TREND = 5.0
 """A slope of so many standard errors is a trend; of more through a few points, see
@@ -172,7 +172,7 @@ class _Line(NamedTuple):
         mean_step = _mean([step for step, _ in points])
         mean = _mean([value for _, value in points])
         spread = sum((s - mean_step) ** 2 for s, _ in points)
-        if n < FEWEST_POINTS or not spread:
+        if n < MIN_POINTS or not spread:
             return None
         slope = sum((s - mean_step) * (v - mean) for s, v in points) / spread
         rest = sum((v - mean - slope * (s - mean_step)) ** 2 for s, v in points)

@@ -26,7 +26,7 @@ APART_NS = 1_000_000_000
 """Between two times that a census is written: nobody reads tables faster, and at ``deep`` there is
 one in every iteration. Unit: ns."""
 
-MOST_OP_ROWS = 128
+MAX_OP_ROWS = 128
 
 
 class OpRecorder:
@@ -119,7 +119,7 @@ def _rows(census: OpCensus, most_modules: int) -> list[OpRow]:
     by_module = _summed((_of_module(key), tally) for key, tally in tallies)
     heavy = sorted({row.module for row in by_module}, key=_weights(by_module).__getitem__)
     kept = set(heavy[::-1][:most_modules])
-    rows = [*sorted(by_op, key=_weight, reverse=True)[:MOST_OP_ROWS]]
+    rows = [*sorted(by_op, key=_weight, reverse=True)[:MAX_OP_ROWS]]
     return sorted([*rows, *(r for r in by_module if r.module in kept)], key=_weight, reverse=True)
 
 

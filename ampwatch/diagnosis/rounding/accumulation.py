@@ -26,7 +26,7 @@ ADDITIONS_UNGROWN = 32
 UPDATES = 5
 """Updates of an average in a row without effect, where its rounding forbids any."""
 
-FEWEST_DIFFERING = 0.05
+MIN_DIFFERING = 0.05
 """Share of the elements that must differ from the weights."""
 
 FARTHEST_ULPS = 4.0
@@ -77,7 +77,7 @@ class Accumulation:
     def look_at_average(self, stuck: StuckAverage) -> None:
         """Take in an update of an average of weights that had no effect."""
         eps = FORMATS[stuck.dtype].eps
-        if stuck.differing < FEWEST_DIFFERING * stuck.compared:
+        if stuck.differing < MIN_DIFFERING * stuck.compared:
             return
         # Half a spacing is a quarter of eps or more: with a share below eps the weights have to
         # change by a quarter of themselves before the average follows at all.

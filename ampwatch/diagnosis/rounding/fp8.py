@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FEWEST = 64
 """Numbers of a cast below which a share says nothing."""
 
-FEWEST_LOST = 8
+MIN_LOST = 8
 
 
 class Fp8:
@@ -38,9 +38,9 @@ class Fp8:
         """Take in a cast."""
         if cast.num_values < FEWEST:
             return
-        if cast.clipped >= max(FEWEST_LOST, self._clipped_share * cast.num_values):
+        if cast.clipped >= max(MIN_LOST, self._clipped_share * cast.num_values):
             self._clipped(cast)
-        if cast.flushed >= max(FEWEST_LOST, self._flushed_share * cast.num_values):
+        if cast.flushed >= max(MIN_LOST, self._flushed_share * cast.num_values):
             self._flushed(cast)
 
     def look_at_scale(self, scale: BrokenScale) -> None:

@@ -32,7 +32,7 @@ HALVINGS = 8
 """Equal distances where the scale has not grown in between: a loss of its own that comes rarely,
 and is larger than the others, is skipped until the scale fits it as well."""
 
-FEWEST_GROWTHS = 3
+MIN_GROWTHS = 3
 """Growths between two skips, of which a skip takes back one, from which the scale cannot be why."""
 
 RISES = 2.0
@@ -157,7 +157,7 @@ class PeriodicSkips:
             return False
         newest = list(skips)[-RECURRENCES:]
         if any(s.growths for s in newest):
-            is_not_scale = min(s.growths for s in newest) >= FEWEST_GROWTHS
+            is_not_scale = min(s.growths for s in newest) >= MIN_GROWTHS
             is_not_scale |= all(s.stands_out for s in newest)
         else:
             is_not_scale = _is_never_found(list(skips), period)

@@ -32,7 +32,7 @@ FAR_BELOW = 2.0**-4
 """Skips so far below a scale at which the optimizer has stepped are no search of the scaler, however
 often that grows."""
 
-FEWEST_DEEP = 3
+MIN_DEEP = 3
 """Skips of that kind that are no accident."""
 
 FEWER = 0.25
@@ -210,7 +210,7 @@ def _keeps_relapsing(account: _Account, iteration: Iteration) -> bool:
         return False
     if account.deep >= RELAPSES and account.rate >= RATE:
         return True
-    least = RATE if account.deep < FEWEST_DEEP else RATE_OF_DEEP
+    least = RATE if account.deep < MIN_DEEP else RATE_OF_DEEP
     return account.rate >= max(least, RATE_RATIO * alarm_rate(iteration.scaler))
 
 

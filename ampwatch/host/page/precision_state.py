@@ -43,10 +43,10 @@ KERNEL_COLUMNS = (
 )
 """What the row of a kernel holds."""
 
-MOST_LINES = 128
+MAX_LINES = 128
 """Lines of each table, and"""
 
-MOST_KERNELS = 32
+MAX_KERNELS = 32
 """rows of kernels that a page is sent: some 40 kB a rank in all. Unit: rows."""
 
 
@@ -105,10 +105,8 @@ def _ops(census: CensusRecord) -> State:
             if total.reason in FALLBACKS
         ],
         "cast_bytes": _size(sum(cast.bytes for cast in census.casts) / per_iteration),
-        "tables": {
-            by: [_line(line) for line in lines[:MOST_LINES]] for by, lines in tables.items()
-        },
-        "left_out": {by: max(0, len(lines) - MOST_LINES) for by, lines in tables.items()},
+        "tables": {by: [_line(line) for line in lines[:MAX_LINES]] for by, lines in tables.items()},
+        "left_out": {by: max(0, len(lines) - MAX_LINES) for by, lines in tables.items()},
     }
     if casts is not None:
         state["casts_per_op"] = _short(casts)
@@ -140,7 +138,7 @@ def _kernels(window: WindowRecord | None, absence: Absence) -> State:
     share = tensor_share(window)
     if share is not None:
         state["share"] = [_short(share.low), _short(share.high)]
-    shown = window.kernels[:MOST_KERNELS]
+    shown = window.kernels[:MAX_KERNELS]
     return {
         **state,
         "remarks": matmul_remarks(window),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-MOST_WITNESSES = 64
+MAX_WITNESSES = 64
 """Gradients by which it is told whether what was clipped is still there; of more every k-th."""
 
 
@@ -81,7 +81,7 @@ class ClipCall:
 
 def witnesses(gradients: Sequence[Tensor]) -> dict[int, tuple[weakref.ref[Tensor], int]]:
     """Return gradients, or some of them, by identity, with their versions."""
-    some = gradients[:: -(-len(gradients) // MOST_WITNESSES) or 1]
+    some = gradients[:: -(-len(gradients) // MAX_WITNESSES) or 1]
     return {id(g): (weakref.ref(g), g._version) for g in some}  # noqa: SLF001 - as above
 
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 if TYPE_CHECKING:
     from types import FrameType
 
-MOST_FILES = 4096
+MAX_FILES = 4096
 """File names whose owner is remembered; code that is made anew in each step has new ones."""
 
 INTERACTIVE = ("<stdin>", "<ipython-input", "<doctest")
@@ -69,7 +69,7 @@ def user_source() -> str:
 
 
 def _learn(name: str) -> bool:
-    if len(_is_users) >= MOST_FILES:
+    if len(_is_users) >= MAX_FILES:
         _is_users.clear()
     _is_users[name] = is_users_file(name)
     return _is_users[name]

@@ -11,7 +11,7 @@ import torch
 ACCUMULATES = 2**63
 """What adds up the gradient of a parameter is numbered from here: it is to run first."""
 
-MOST_MARKS = 100_000
+MAX_MARKS = 100_000
 """Places in the graph that are remembered of one thread; nodes made after them have no name."""
 
 
@@ -97,7 +97,7 @@ class ModuleStack:
             return  # no node is made
         me, number = get_ident(), torch._C._autograd._get_sequence_nr()  # noqa: SLF001 - no public name for it
         numbers = self._numbers.setdefault(me, [])
-        if len(numbers) < MOST_MARKS:
+        if len(numbers) < MAX_MARKS:
             numbers.append(number)
-            is_last = len(numbers) == MOST_MARKS
+            is_last = len(numbers) == MAX_MARKS
             self._names.setdefault(me, []).append("" if is_last else name)

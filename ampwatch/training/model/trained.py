@@ -19,7 +19,7 @@ REFRESH_EVERY = 64
 """Times they are asked for after which they are looked up again: sharding and adapters replace
 them."""
 
-MOST_RESTS = 64
+MAX_RESTS = 64
 """Sets of optimizers that stepped together which are remembered."""
 
 
@@ -90,7 +90,7 @@ class Trained:
                     gone.update(map(id, parameters_of(optimizer)))
                 elif optimizer is not None:
                     rest.update({id(p): p for p in parameters_of(optimizer) if p.requires_grad})
-            if len(self._rests) >= MOST_RESTS:
+            if len(self._rests) >= MAX_RESTS:
                 self._rests.clear()
             self._rests[stepped] = [weakref.ref(p) for key, p in rest.items() if key not in gone]
         return alive(self._rests[stepped])

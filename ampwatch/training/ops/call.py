@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     Why = Callable[[OpInfo, Sequence[str], str], Fallback]
     _Key = tuple["_Sort", Phase, str, Fallback]
 
-MOST_SHAPES = 4096
+MAX_SHAPES = 4096
 """Signatures whose FLOPs are remembered."""
 
 TF32_ALIGNMENT = 4
 """Elements of float32 in 16 bytes, see ``precision.ops.ALIGNMENT``."""
 
-MOST_SORTS = 4096
+MAX_SORTS = 4096
 """Ops with different dtypes that are remembered."""
 
 
@@ -193,7 +193,7 @@ class OpCounts:
         signature = call.func, first.dtype, first.device, tuple([t.dtype for t in tensors])
         sort = self._sorts.get(signature)
         if sort is None:
-            if len(self._sorts) >= MOST_SORTS:
+            if len(self._sorts) >= MAX_SORTS:
                 self._sorts.clear()
             sort = self._sorts[signature] = _sort_of(call, tensors, first)
         return sort
@@ -208,7 +208,7 @@ class OpCounts:
         signature = sort, tuple([(t.shape, t.stride()) for t in tensors]), others
         product = self._products.get(signature)
         if product is None:
-            if len(self._products) >= MOST_SHAPES:
+            if len(self._products) >= MAX_SHAPES:
                 self._products.clear()
             product = self._products[signature] = _product_of(sort, call, tensors)
         return product

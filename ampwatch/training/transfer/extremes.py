@@ -22,10 +22,10 @@ ROWS = 512
 
 COLUMNS = 3
 
-MOST_ROWS = 65536
+MAX_ROWS = 65536
 """Tensors that are measured between two sendings, at most. Unit of 24 bytes."""
 
-MOST_STREAMS = 16
+MAX_STREAMS = 16
 """Streams whose tensors are measured. Each has rows of its own, which are written, and copied, in
 its order."""
 
@@ -149,7 +149,7 @@ class Measures:
         link: How values travel.
     """
 
-    def __init__(self, link: Link | None = None, most: int = MOST_ROWS) -> None:
+    def __init__(self, link: Link | None = None, most: int = MAX_ROWS) -> None:
         self.link = link or Link()
         self._is_finite = True
         self._most = most
@@ -183,7 +183,7 @@ class Measures:
         stream = self.link.stream(device)
         lane = self._lanes.get((device, stream))
         if lane is None:
-            if len(self._lanes) >= MOST_STREAMS:
+            if len(self._lanes) >= MAX_STREAMS:
                 return None
             lane = self._lanes[device, stream] = _Lane(device, stream)
         chunk = lane.free(tensor.dtype)

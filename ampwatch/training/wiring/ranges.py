@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAX_DEVICE_ROWS = 16384
 """Rows of a slab at most: 26 MB on the device and as much in pinned memory."""
 
-FEWEST_DEVICE_ROWS = 2048
+MIN_DEVICE_ROWS = 2048
 """Rows of a slab at least: an optimizer may hold more than the models do."""
 
 
@@ -159,4 +159,4 @@ def _rows(names: Names) -> int:
     parameters = sum(1 for _ in names.parameters())
     buffers = sum(1 for _ in names.buffers())
     leaves = sum(1 for _ in names.leaf_modules())
-    return min(MAX_DEVICE_ROWS, FEWEST_DEVICE_ROWS + 4 * parameters + buffers + 4 * leaves)
+    return min(MAX_DEVICE_ROWS, MIN_DEVICE_ROWS + 4 * parameters + buffers + 4 * leaves)

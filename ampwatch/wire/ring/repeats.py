@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import Record
     from ampwatch.wire.ring.layout import Kind
 
-_MOST_SLOTS = 2048
+_MAX_SLOTS = 2048
 """Half a megabyte of remembered messages; more findings than anybody reads."""
 
 
@@ -56,7 +56,7 @@ class Repeats:
 
     def __init__(self, slots: int) -> None:
         self._due_after = slots // 2
-        self._room = min(slots // 8, _MOST_SLOTS)
+        self._room = min(slots // 8, _MAX_SLOTS)
         self._newest: OrderedDict[Hashable, _Remembered] = OrderedDict()
 
     def remember(self, record: Record, message: Message, written_at: int) -> None:

@@ -22,9 +22,9 @@ from ampwatch.wire.records import KernelTotal
 REQUEST_SUFFIX = ".trace-request"
 ANSWER_SUFFIX = ".trace-answer"
 
-MOST_ITERATIONS = 3
+MAX_ITERATIONS = 3
 _LONGEST = 65536
-_MOST_TOTALS = 256
+_MAX_TOTALS = 256
 _LONGEST_TEXT = 512
 
 
@@ -104,8 +104,8 @@ def read_request(ring: Path) -> TraceRequest:
     content = _read(request_path(ring))
     path = Path(_text(content, "path"))
     iterations = _number(content, "iterations")
-    if not path.is_absolute() or not 1 <= iterations <= MOST_ITERATIONS:
-        msg = f"expected an absolute path and 1 to {MOST_ITERATIONS} iterations, got {str(path)!r} and {iterations}"
+    if not path.is_absolute() or not 1 <= iterations <= MAX_ITERATIONS:
+        msg = f"expected an absolute path and 1 to {MAX_ITERATIONS} iterations, got {str(path)!r} and {iterations}"
         raise ValueError(msg)
     return TraceRequest(_text(content, "token"), _number(content, "pid"), path, iterations)
 
@@ -123,7 +123,7 @@ def write_answer(ring: Path, answer: TraceAnswer) -> None:
         "iterations": answer.iterations,
         "wall_ns": answer.wall_ns,
         "busy_ns": answer.busy_ns,
-        "totals": [list(total) for total in answer.totals[:_MOST_TOTALS]],
+        "totals": [list(total) for total in answer.totals[:_MAX_TOTALS]],
     }
     _write(answer_path(ring), content, replace=True)
 
@@ -137,8 +137,8 @@ def read_answer(ring: Path) -> TraceAnswer:
     """
     content = _read(answer_path(ring))
     totals = content.get("totals")
-    if not isinstance(totals, list) or len(totals) > _MOST_TOTALS:
-        msg = f"expected at most {_MOST_TOTALS} totals, got {type(totals).__name__}"
+    if not isinstance(totals, list) or len(totals) > _MAX_TOTALS:
+        msg = f"expected at most {_MAX_TOTALS} totals, got {type(totals).__name__}"
         raise ValueError(msg)
     return TraceAnswer(
         token=_text(content, "token"),

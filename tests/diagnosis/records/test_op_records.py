@@ -160,7 +160,7 @@ def test_of_too_many_modules_the_heaviest_are_in_the_table() -> None:
 
 def test_of_too_many_ops_the_heaviest_are_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table is read by people."""
-    monkeypatch.setattr(op_records, "MOST_OP_ROWS", 3)
+    monkeypatch.setattr(op_records, "MAX_OP_ROWS", 3)
     recorded = Recorded().take(
         *(op(f"op{n}", OpKind.POINTWISE, "m", "float32", bytes=n) for n in range(1, 9))
     )

@@ -34,10 +34,10 @@ HARDLY_LOST = ranges("fc", Topic.GRADIENT, histogram(-25, 1, 0, 0, *[0] * 12, 10
 AT_THE_END = ranges("fc", Topic.ACTIVATION, histogram(16, 9, amax=65504.0), dtype="float16")
 NEAR_THE_END = ranges("fc", Topic.ACTIVATION, histogram(14, 9, amax=16380.0), dtype="float16")
 FAR_FROM_IT = ranges("fc", Topic.ACTIVATION, histogram(12, 9, amax=4000.0), dtype="float16")
-MOST_MISSED = ranges("fc", Topic.UPDATE, histogram(-12, 100, zeros=900))
+MAX_MISSED = ranges("fc", Topic.UPDATE, histogram(-12, 100, zeros=900))
 FEW_MISSED = ranges("fc", Topic.UPDATE, histogram(-12, 900, zeros=100))
 
-IN_ORDER = (ONE_NAN, ALL_LOST, SOME_LOST, AT_THE_END, NEAR_THE_END, MOST_MISSED, FAR_FROM_IT, FINE)
+IN_ORDER = (ONE_NAN, ALL_LOST, SOME_LOST, AT_THE_END, NEAR_THE_END, MAX_MISSED, FAR_FROM_IT, FINE)
 
 
 def test_modules_are_sorted_as_the_page_promises() -> None:
@@ -66,7 +66,7 @@ def test_the_worst_topic_of_a_module_speaks() -> None:
         (HARDLY_LOST, ""),
         (AT_THE_END, "activation_headroom"),
         (FAR_FROM_IT, ""),
-        (MOST_MISSED, "unchanged"),
+        (MAX_MISSED, "unchanged"),
         (FEW_MISSED, ""),
         (FINE, ""),
     ],

@@ -10,8 +10,8 @@ import pytest
 from ampwatch.host.page.page import Feed
 from ampwatch.host.page.precision_state import (
     KERNEL_COLUMNS,
-    MOST_KERNELS,
-    MOST_LINES,
+    MAX_KERNELS,
+    MAX_LINES,
     OP_COLUMNS,
     PrecisionState,
     kernel_names,
@@ -131,9 +131,9 @@ def test_the_state_of_a_large_model_is_bounded() -> None:
     state = told(full_census(), window(KernelTotal("tensor", "float16", 1), kernels=kernels))
 
     assert len(json.dumps(state)) < 100_000
-    assert len(state["ops"]["tables"]["module"]) == MOST_LINES
-    assert state["ops"]["left_out"]["module"] == 300 - MOST_LINES
-    assert state["kernels"]["left_out"] == 100 - MOST_KERNELS
+    assert len(state["ops"]["tables"]["module"]) == MAX_LINES
+    assert state["ops"]["left_out"]["module"] == 300 - MAX_LINES
+    assert state["kernels"]["left_out"] == 100 - MAX_KERNELS
 
 
 def test_between_two_censuses_nothing_is_made_or_sent() -> None:

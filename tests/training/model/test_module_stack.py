@@ -262,7 +262,7 @@ def test_of_very_many_calls_the_first_are_named_and_none_is_named_wrongly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Calls without gradients leave nothing behind at all."""
-    monkeypatch.setattr(module_stack, "MOST_MARKS", 6)
+    monkeypatch.setattr(module_stack, "MAX_MARKS", 6)
     model = Net()
     with Counted(model) as counted:
         with torch.no_grad():

@@ -327,8 +327,8 @@ def test_a_sparse_gradient_is_counted_and_so_is_what_comes_after() -> None:
 
 def test_no_more_signatures_are_kept_than_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences of all lengths come along in a run."""
-    monkeypatch.setattr(call, "MOST_SHAPES", 3)
-    monkeypatch.setattr(call, "MOST_SORTS", 2)
+    monkeypatch.setattr(call, "MAX_SHAPES", 3)
+    monkeypatch.setattr(call, "MAX_SORTS", 2)
     counts = OpCounts(lambda *_: Fallback.NONE)
     for length in range(1, 9):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampwatch.training.transfer.extremes import MOST_STREAMS, ROWS, Extremes, Measures
+from ampwatch.training.transfer.extremes import MAX_STREAMS, ROWS, Extremes, Measures
 from ampwatch.training.transfer.readback import Link
 from tests.training.sensors.late import FakeDevice, Waits
 
@@ -157,7 +157,7 @@ def test_each_stream_has_rows_of_its_own_and_sends_them_itself() -> None:
     assert device.copied_on == [0, 1, 2]
     assert [row.high for row in rows if row is not None] == [0.0, 1.0, 0.0, 2.0]
 
-    for number in range(MOST_STREAMS + 4):
+    for number in range(MAX_STREAMS + 4):
         device.current = number
         row = measures.measure(torch.ones(1))
-        assert (row is None) == (number >= MOST_STREAMS)
+        assert (row is None) == (number >= MAX_STREAMS)

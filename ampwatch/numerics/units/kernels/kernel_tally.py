@@ -27,8 +27,8 @@ _BYTES = {
     "int8": 1,
 }
 _FULL_ALIGNMENT = 16  # bytes; cuBLAS and CUTLASS load no wider
-_MOST_NAMES = 1024
-_MOST_LAUNCHES = 4096
+_MAX_NAMES = 1024
+_MAX_LAUNCHES = 4096
 
 
 class Bounds(NamedTuple):
@@ -114,7 +114,7 @@ class KernelTally:
 
     def _judge(self, launch: tuple[str, tuple[str, ...], str]) -> KernelName:
         name, input_dtypes, op = launch
-        if len(self._judged) >= _MOST_LAUNCHES:
+        if len(self._judged) >= _MAX_LAUNCHES:
             self._judged.clear()
         kernel = with_inputs(
             launched_by(self._classify(name), op), input_dtypes, tf32_allowed=self._tf32_allowed
@@ -173,6 +173,6 @@ def alignment(kernel: KernelName) -> str:
 
 def _add_name(names: Counter[str], name: str, duration_ns: int) -> None:
     names[name] += duration_ns
-    if len(names) > _MOST_NAMES:
-        for forgotten, _ in names.most_common()[_MOST_NAMES // 2 :]:
+    if len(names) > _MAX_NAMES:
+        for forgotten, _ in names.most_common()[_MAX_NAMES // 2 :]:
             del names[forgotten]

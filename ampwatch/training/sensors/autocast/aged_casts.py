@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.listener import OpPlace
 
-MOST_CASTS = 4096
+MAX_CASTS = 4096
 
 
 class _Cast(NamedTuple):
@@ -91,7 +91,7 @@ class AgedCasts:
         if name is None or not regions or not is_plain(out) or out.dtype not in HALF:
             return
         is_kept = torch.is_autocast_cache_enabled() and weight.requires_grad and weight.is_leaf
-        if is_kept and len(self._casts) < MOST_CASTS:
+        if is_kept and len(self._casts) < MAX_CASTS:
             self._casts[out.untyped_storage().data_ptr()] = _Cast(
                 weakref.ref(out), weakref.ref(weight), name, _writes(weight), regions
             )

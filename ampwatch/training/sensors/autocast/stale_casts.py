@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ampwatch.training.iteration.ledger import IterationLedger
     from ampwatch.training.model.names import Names
 
-MOST_NODES = 20000
+MAX_NODES = 20000
 """Nodes of a graph that are looked at."""
 
-MOST_LOOKS = 64
+MAX_LOOKS = 64
 """Graphs that are looked at in a run: a program that steps inside of autocast and is right about it
 (it clears the cache) is not to pay for it for ever."""
 
@@ -91,12 +91,12 @@ class StaleCastSensor:
     @property
     def has_changes(self) -> bool:
         """Whether an optimizer has stepped inside of a region that is still open."""
-        return bool(self._stepped) and self._looks < MOST_LOOKS
+        return bool(self._stepped) and self._looks < MAX_LOOKS
 
     def backward(self, root: torch.Tensor) -> None:
         """A backward from ``root`` is about to begin."""
         changed = self._stepped.get(get_ident())
-        if not changed or self._looks >= MOST_LOOKS or getattr(root, "grad_fn", None) is None:
+        if not changed or self._looks >= MAX_LOOKS or getattr(root, "grad_fn", None) is None:
             return
         self._looks += 1
         stale = _stale(root.grad_fn, changed)
@@ -119,7 +119,7 @@ def _stale(root: Any, changed: dict[int, int]) -> dict[int, torch.Tensor]:
     found: dict[int, torch.Tensor] = {}
     seen: set[Any] = {root}
     queue = [root]
-    while queue and len(seen) < MOST_NODES:
+    while queue and len(seen) < MAX_NODES:
         node = queue.pop()
         for below, _ in node.next_functions:
             if below is None:

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from ampwatch.training.ops.listener import OpPlace
     from ampwatch.training.transfer.extremes import Extremes
 
-MOST_OPS = 32768
+MAX_OPS = 32768
 """Ops that are logged of one iteration. One with more is not followed."""
 
-MOST_FLIGHTS = 8
+MAX_FLIGHTS = 8
 """Iterations that may be on their way; one more is dropped and counted."""
 
 
@@ -138,7 +138,7 @@ class BirthLog:
                 self.give_up()
                 return
             log.ops.append(noted)
-            if len(log.ops) > MOST_OPS:
+            if len(log.ops) > MAX_OPS:
                 self.give_up()
 
     def _noted(
@@ -234,7 +234,7 @@ class BirthLog:
             log, self._log = self._log, None
             if log is None:
                 return
-            if len(self._flying) >= MOST_FLIGHTS or not self._complete(log):
+            if len(self._flying) >= MAX_FLIGHTS or not self._complete(log):
                 self.dropped += 1
             else:
                 log.flight = self._measures.send()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SLOTS = 16
 """Norms that may be on their way from the device at a time."""
 
-MOST_CALLS = 16
+MAX_CALLS = 16
 """Calls whose gradients have not been stepped with yet."""
 
 
@@ -227,7 +227,7 @@ class ClippingSensor:
             math.nan if self._scaler is None else scale_on_host(self._scaler),
             user_source(),
         )
-        del self._calls[: -MOST_CALLS + 1]
+        del self._calls[: -MAX_CALLS + 1]
         self._calls.append(call)
         return call
 

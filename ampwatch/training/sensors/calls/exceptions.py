@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ampwatch.training.model.names import Names
     from ampwatch.training.model.optimizers import OptimizerRegistry
 
-MOST_FRAMES = 400
+MAX_FRAMES = 400
 """Frames of a traceback that are looked at, the innermost."""
 
-MOST_CAUSES = 4
+MAX_CAUSES = 4
 """Exceptions of a chain (``raise ... from``) that are looked at."""
 
 BETWEEN = ("ampwatch.", "torch.utils._", "torch._", "torch.overrides")
@@ -54,7 +54,7 @@ def describe(
     """
     modules = {id(module): name for name, module in names.modules()}
     seen: BaseException | None = error
-    for _ in range(MOST_CAUSES):
+    for _ in range(MAX_CAUSES):
         if not isinstance(seen, Exception):
             return
         yield _describe(seen, step, modules, names, registry)
@@ -97,7 +97,7 @@ def _trail(traceback: TracebackType | None) -> list[TracebackType]:
     while traceback is not None:
         trail.append(traceback)
         traceback = traceback.tb_next
-    return trail[-MOST_FRAMES:]
+    return trail[-MAX_FRAMES:]
 
 
 def _module_of(frame: FrameType, modules: dict[int, str]) -> nn.Module | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
-MOST_BYTES = 4096
+MAX_BYTES = 4096
 """Bytes of a gradient that are looked at to see whether it was set to zero."""
 
 FIRST_BYTES = 64
@@ -185,7 +185,7 @@ def _is_zero_on_host(gradient: Tensor) -> bool:
         or not gradient.numel()
     ):
         return False
-    count = min(gradient.numel() * gradient.element_size(), MOST_BYTES)
+    count = min(gradient.numel() * gradient.element_size(), MAX_BYTES)
     address = gradient.data_ptr()
     if ctypes.string_at(address, min(count, FIRST_BYTES)).strip(b"\0"):
         return False

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.calls import MixedScales
     from ampwatch.training.transfer.scale_log import ScaleLog
 
-MOST_DOUBTS = 16
+MAX_DOUBTS = 16
 """Steps that may wait for their scales at a time."""
 
 
@@ -48,7 +48,7 @@ class Doubts:
 
     def add(self, doubt: Doubt) -> None:
         """Take in a doubt, and settle it at once if that is possible."""
-        self._open = [*self._open[-MOST_DOUBTS + 1 :], doubt]
+        self._open = [*self._open[-MAX_DOUBTS + 1 :], doubt]
         self.settle()
 
     def clear(self) -> None:

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 PLAIN, UNKNOWN = -1, -2
 """Beside the numbers of scales: of a loss that was not scaled, and of nobody knows what."""
 
-MOST_NUMBERS = 4096
+MAX_NUMBERS = 4096
 """Scaled losses remembered between two updates of the scaler."""
 
-MOST_NODES = 256
+MAX_NODES = 256
 """Nodes looked at to find out what one root is made of."""
 
-MOST_TO_LEAVES = 20_000
+MAX_TO_LEAVES = 20_000
 """Nodes looked at to find the parameters that a part of a root leads to."""
 
-MOST_LEAF_WALKS = 8
+MAX_LEAF_WALKS = 8
 """Roots that are sums of scaled and unscaled losses whose graphs are walked through."""
 
 LIKELY_SCALES = 128.0
@@ -89,7 +89,7 @@ class ScaledRoots:
         if isinstance(result, torch.Tensor):
             self.num_scaled += 1
             self.any_scaled = True
-            if result.grad_fn is not None and len(self._numbers) < MOST_NUMBERS:
+            if result.grad_fn is not None and len(self._numbers) < MAX_NUMBERS:
                 number = result.grad_fn._sequence_nr()  # noqa: SLF001 - no public name for it
                 self._first = min(self._first, number) if self._numbers else number
                 self._numbers[number] = self.number
@@ -141,13 +141,13 @@ class ScaledRoots:
     def _leaves_of(self, kind: int, branches: Sequence[Branch]) -> set[int] | None:
         """Return what the losses of a kind lead to; of a sum met before, what they led to then."""
         shape = (str(min(kind, 0)), *(b.node.name() for b in branches if b.node is not None))
-        if self._walks < MOST_LEAF_WALKS:
+        if self._walks < MAX_LEAF_WALKS:
             self._walks += 1
             self._leaves[shape] = leaves_of(b.node for b in branches if b.kind == kind)
         return self._leaves.get(shape)
 
     def _branches_of(self, root: Any) -> Iterator[Branch]:
-        stack, left = [root], MOST_NODES
+        stack, left = [root], MAX_NODES
         while stack:
             node = stack.pop()
             left -= 1
@@ -185,7 +185,7 @@ class ScaledRoots:
 
     def _leads_to_scaled(self, node: Any) -> bool:
         """Whether a scaled loss is among what ``node`` was computed from, or may be."""
-        stack, seen, left = [node], {node}, MOST_NODES
+        stack, seen, left = [node], {node}, MAX_NODES
         # What was made before the first scaled loss was not computed from it.
         while stack and self._numbers:
             left -= 1
@@ -232,7 +232,7 @@ def leaves_of(nodes: Iterable[Any]) -> set[int] | None:
     stack = [node for node in nodes if node is not None]
     seen, leaves = set(stack), set()
     while stack:
-        if len(seen) > MOST_TO_LEAVES:
+        if len(seen) > MAX_TO_LEAVES:
             return None
         node = stack.pop()
         variable = getattr(node, "variable", None)

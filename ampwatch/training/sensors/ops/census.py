@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ampwatch.training.model.names import Names
     from ampwatch.training.ops.listener import OpListener
 
-MOST_OPS = 200_000
+MAX_OPS = 200_000
 """Ops counted in one iteration. One that has more (an evaluation of a whole epoch that no update
 of the scaler ends) is cut there."""
 
@@ -50,7 +50,7 @@ HIGHER_ORDER = OpInfo(
 )
 """A higher-order op. They are for compiled code; what runs inside one is not seen."""
 
-MOST_CALLS = 10_000
+MAX_CALLS = 10_000
 """Calls of modules in one iteration without an op that is counted, after which nobody waits for
 one any more: an evaluation, or a model that only answers."""
 
@@ -324,8 +324,8 @@ class OpCensusSensor:
         if known is None or known[1]() is not module:
             return
         self._num_calls += 1
-        is_idle = not self._num_ops and self._num_calls > MOST_CALLS and not self._listeners
-        if is_idle or self._num_ops >= MOST_OPS or (self._mode and self._mode.is_inherited):
+        is_idle = not self._num_ops and self._num_calls > MAX_CALLS and not self._listeners
+        if is_idle or self._num_ops >= MAX_OPS or (self._mode and self._mode.is_inherited):
             self.stop()
             return
         self._is_stepping = False  # one that has raised does not say that it ended
@@ -359,14 +359,14 @@ class OpCensusSensor:
         info = self._infos.get(func)
         if info is None:
             info = self._learn(func)
-        if info.is_ignored or self._num_ops >= MOST_OPS:
+        if info.is_ignored or self._num_ops >= MAX_OPS:
             return
         if _captures():
             # What looks at values would be captured along with the user's own.
             self.stop()
             return
         self._num_ops += 1
-        if self._num_ops == MOST_OPS and self._mode is not None:
+        if self._num_ops == MAX_OPS and self._mode is not None:
             self._mode.silence()
         phase = self._phase(info.name, args)
         call, module = OpCall(func, info, args, kwargs, out), self._module(phase)

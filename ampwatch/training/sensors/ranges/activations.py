@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from ampwatch.training.model.names import Names
     from ampwatch.training.transfer.measuring import Measuring
 
-MOST_ELEMENTS = 16384
+MAX_ELEMENTS = 16384
 """Elements of one tensor that are binned on a CPU: a share of 1 % is then known to within
 0.16 % (two standard errors), and amax and non-finite elements are exact all the same."""
 
 MODULES = frozenset({Topic.ACTIVATION, Topic.ACTIVATION_GRADIENT})
 
-OUTPUT = How(most=MOST_ELEMENTS)
-OUTPUT_GRADIENT = How(scaled=True, most=MOST_ELEMENTS)
+OUTPUT = How(most=MAX_ELEMENTS)
+OUTPUT_GRADIENT = How(scaled=True, most=MAX_ELEMENTS)
 
 
 class ActivationSensor:

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from ampwatch.training.model.optimizers import OptimizerRegistry
     from ampwatch.training.transfer.measuring import Measuring
 
-MOST_ELEMENTS = 4096
+MAX_ELEMENTS = 4096
 """Elements of a parameter that are compared: every k-th in memory order, with the smallest k
 that gives no more. The standard error of a share is then at most 0.8 %."""
 
-MOST_TOGETHER = 2**22
+MAX_TOGETHER = 2**22
 """Elements of all parameters together: 16 MB in float32, of which a snapshot is kept."""
 
 SPAN = 8
@@ -192,7 +192,7 @@ class UpdateSensor:
     def _snapshot(self, optimizer: Optimizer, index: int) -> _Snapshot | None:
         rates = [g.get("lr") for g in optimizer.param_groups for _ in g["params"]]
         named = self._names.of_optimizer(optimizer, index)
-        most = max(1, min(MOST_ELEMENTS, MOST_TOGETHER // max(1, len(named))))
+        most = max(1, min(MAX_ELEMENTS, MAX_TOGETHER // max(1, len(named))))
         part, parts = self._sampler.part
         groups: dict[tuple[torch.device, torch.dtype], tuple[list[str], list[Tensor]]] = {}
         for (name, parameter), rate in list(zip(named, rates, strict=True))[part::parts]:
@@ -236,7 +236,7 @@ class UpdateSensor:
                     self.lost_eps[name] = eps
 
 
-def sample_of(parameter: Tensor, most: int = MOST_ELEMENTS) -> Tensor | None:
+def sample_of(parameter: Tensor, most: int = MAX_ELEMENTS) -> Tensor | None:
     """Return a view of every k-th element, at most ``most``; ``None`` if it has none."""
     pieces, _ = admit(parameter.detach())
     if not pieces:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from ampwatch.training.model.names import Names
     from ampwatch.training.transfer.measuring import Measuring
 
-MOST_ELEMENTS = 65536
+MAX_ELEMENTS = 65536
 """Elements of one tensor that are binned on a CPU; its amax and its non-finite elements are
 those of all of it."""
 
-STATE = How(most=MOST_ELEMENTS)
+STATE = How(most=MAX_ELEMENTS)
 
 
 class WeightSensor:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 SAMPLED = 1024
 """Elements of an average that are remembered from one update to the next."""
 
-MOST_PARTS = 4096
+MAX_PARTS = 4096
 """Tensors computed of parameters that are followed at a time."""
 
-MOST_AVERAGES = 4096
+MAX_AVERAGES = 4096
 
 DECAYS = 0.5, 1.0
 """Factors between which a tensor may be an average that decays."""
@@ -266,7 +266,7 @@ class WeightAverages:
         return _Part(weakref.ref(tensor), known[0], known[1], 1.0)
 
     def _enter(self, out: Any, part: _Part) -> None:
-        if is_plain(out) and len(self._parts) < MOST_PARTS:
+        if is_plain(out) and len(self._parts) < MAX_PARTS:
             self._parts[out.data_ptr()] = part._replace(tensor=weakref.ref(out))
 
     def _update(self, out: torch.Tensor, part: _Part, *, in_place: bool, op: str = OP) -> None:
@@ -281,7 +281,7 @@ class WeightAverages:
         elements = thinned(out.detach(), SAMPLED).clone()
         average = self._averages.get(key)
         if average is None or average.elements.shape != elements.shape:
-            if len(self._averages) < MOST_AVERAGES:
+            if len(self._averages) < MAX_AVERAGES:
                 self._averages[key] = _Average(elements)
             return
         target = thinned(parameter.detach(), SAMPLED)

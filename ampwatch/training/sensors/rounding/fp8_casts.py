@@ -40,9 +40,9 @@ LARGEST_SCALE = 4096
 PATIENCE = 2
 """Iterations in which divisions are looked at although nothing has been cast yet."""
 
-MOST_PLACES = 4096
+MAX_PLACES = 4096
 
-MOST_SCALES = 16
+MAX_SCALES = 16
 """Newest divisions that a broken scale is looked for among."""
 
 
@@ -80,7 +80,7 @@ class Fp8Casts:
         self._has_cast = False
         self._num_iterations = 0
         self._casts: set[tuple[str, str]] = set()
-        self._divisions: deque[_Division] = deque(maxlen=MOST_SCALES)
+        self._divisions: deque[_Division] = deque(maxlen=MAX_SCALES)
         self._clamped: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
         self._handlers: dict[str, Callable[[OpCall, OpPlace], None]] = {
             "_to_copy": self._cast,
@@ -150,7 +150,7 @@ class Fp8Casts:
         broken: list[OpSite] = []
         place_of = site.where, site.source
         is_first = self._step == 0 and place_of not in self._casts
-        if len(self._casts) < MOST_PLACES:
+        if len(self._casts) < MAX_PLACES:
             self._casts.add(place_of)
         if sites:
             self._deferred.read(flags.to(torch.float32), partial(_pick, sites, broken))
@@ -183,7 +183,7 @@ class Fp8Casts:
         fmt = next(fmt for fmt in FP8.values() if fmt.max == limit)
         magnitude = values.detach().abs()
         beyond = (magnitude.isfinite() & (magnitude >= fmt.overflow_from)).sum()
-        if len(self._clamped) > MOST_SCALES:
+        if len(self._clamped) > MAX_SCALES:
             self._clamped.clear()
         self._clamped[id(call.out)] = weakref.ref(call.out), beyond
 

@@ -36,7 +36,7 @@ TELLING_BITS = 4
 """A float32 of 2**23 and more is an integer whatever it is about. Only a number that could have
 so many bits behind the point tells something by having none."""
 
-FEWEST_TELLING = 8
+MIN_TELLING = 8
 
 FEWEST = 8
 """Numbers below which nothing can be said about all of them."""
@@ -44,16 +44,16 @@ FEWEST = 8
 FIRST_LOOK = 64
 """Elements of floating-point tensors that are looked at first: most are no integers."""
 
-MOST_COMPARED = 65536
+MAX_COMPARED = 65536
 
-MOST_REJECTIONS = 3
+MAX_REJECTIONS = 3
 """Casts alike that are looked at in vain, after which they are looked at rarely."""
 
 RARELY = 16
 """Unit: iterations."""
 
-MOST_SIGNATURES = 4096
-MOST_HELD = 16
+MAX_SIGNATURES = 4096
+MAX_HELD = 16
 
 ORDERED_SHARE = 0.9
 """Share of the steps between neighbours that must go the same way."""
@@ -61,7 +61,7 @@ ORDERED_SHARE = 0.9
 LOST_SHARE = 0.05
 """Share of the distinct integers that must become equal to others."""
 
-FEWEST_LOST = 4
+MIN_LOST = 4
 
 ROUNDED_SHARE = 0.25
 """Share of the elements of an integer dtype that must be rounded, where none become equal."""
@@ -142,7 +142,7 @@ class LossyCasts:
         if not is_plain(out) or out.dtype not in HALF or not all(map(float.is_integer, numbers)):
             return
         largest = max(map(abs, numbers), default=0.0)
-        values = head(out, MOST_COMPARED)
+        values = head(out, MAX_COMPARED)
         if largest <= LARGEST_INTEGER[out.dtype] or len(values) < FEWEST:
             return
         count, site, dtype = len(values), self._site(call, place), name_of(out.dtype)
@@ -150,7 +150,7 @@ class LossyCasts:
 
         def judge(read: list[float]) -> None:
             kept = int(read[0]) + 1
-            if count - kept >= max(FEWEST_LOST, LOST_SHARE * count):
+            if count - kept >= max(MIN_LOST, LOST_SHARE * count):
                 cast = LossyCast(
                     site, dtype, count, count, kept, count - kept, largest, is_ordered=True
                 )
@@ -167,8 +167,8 @@ class LossyCasts:
         dim = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim", 0)
         if not given.ndim or given.shape[dim] <= limit or has_grad(given):
             return
-        one = head(given.detach().movedim(dim, -1), MOST_COMPARED)
-        counted = head(out.detach().movedim(dim, -1), MOST_COMPARED)
+        one = head(given.detach().movedim(dim, -1), MAX_COMPARED)
+        counted = head(out.detach().movedim(dim, -1), MAX_COMPARED)
         columns = (
             (one == one.round()).all() if one.is_floating_point() else one.new_ones(()),
             counted.abs().max(),
@@ -200,14 +200,14 @@ class LossyCasts:
             return
         signature = place.module, source.dtype, out.dtype, source.shape
         rejections = self._rejections.get(signature, 0)
-        if rejections >= MOST_REJECTIONS and self._step % RARELY:
+        if rejections >= MAX_REJECTIONS and self._step % RARELY:
             return
         if not is_integer and source.device.type == "cpu":
             first = thinned(source.detach(), FIRST_LOOK).tolist()
             if not all(map(float.is_integer, first)):
                 self._reject(signature)
                 return
-        values = head(source.detach(), MOST_COMPARED)
+        values = head(source.detach(), MAX_COMPARED)
         if values.device.type == "cpu":
             largest: Any = values.abs().max().tolist()
             if largest <= limit:
@@ -226,7 +226,7 @@ class LossyCasts:
         self._deferred.read(_compared(values, out.dtype, bits), judge)
 
     def _reject(self, signature: Hashable) -> None:
-        if len(self._rejections) >= MOST_SIGNATURES:
+        if len(self._rejections) >= MAX_SIGNATURES:
             self._rejections.clear()
         self._rejections[signature] = self._rejections.get(signature, 0) + 1
 
@@ -242,12 +242,12 @@ class LossyCasts:
         read: list[float],
     ) -> None:
         whole, largest, distinct, kept, rounded, telling, ups, downs = read
-        is_whole = is_integer or (whole == count and telling >= FEWEST_TELLING)
+        is_whole = is_integer or (whole == count and telling >= MIN_TELLING)
         if not (is_whole and math.isfinite(largest) and largest > LARGEST_INTEGER[dtype]):
             self._reject(signature)
             return
         lost = distinct - kept
-        collides = lost >= max(FEWEST_LOST, LOST_SHARE * distinct)
+        collides = lost >= max(MIN_LOST, LOST_SHARE * distinct)
         is_far = largest > 2 * LARGEST_INTEGER[dtype] and dtype in HALF
         is_varied = is_integer and distinct >= FEWEST
         rounds = is_varied and is_far and rounded >= ROUNDED_SHARE * count
@@ -274,7 +274,7 @@ class LossyCasts:
             self._observe(cast)
             return
         reference, address = result
-        if address and len(self._held) < MOST_HELD:
+        if address and len(self._held) < MAX_HELD:
             self._held.append(_Held(reference, address, cast))
 
     def _follow(self, call: OpCall, place: OpPlace) -> None:
@@ -300,7 +300,7 @@ class LossyCasts:
     def _inherit(self, used: Sequence[_Held], out: torch.Tensor) -> None:
         """What is computed of it elsewhere stands for it, unless it is only a summary."""
         for held in used:
-            if out.numel() >= held.cast.num_values and len(self._held) < MOST_HELD:
+            if out.numel() >= held.cast.num_values and len(self._held) < MAX_HELD:
                 self._held.append(_Held(weakref.ref(out), _address(out), held.cast))
 
     def _site(self, call: OpCall, place: OpPlace) -> OpSite:

@@ -27,7 +27,7 @@ LARGEST_SUM = 1024
 LARGEST_INSIDE = 64
 """Elements of one inside of modules, that is added to in place."""
 
-MOST_SUMS = 64
+MAX_SUMS = 64
 
 
 class _Sum:
@@ -121,9 +121,9 @@ class MetricSums:
         return known if known is not None and known.tensor() is tensor else None
 
     def _remember(self, out: torch.Tensor) -> None:
-        if len(self._sums) >= MOST_SUMS:
+        if len(self._sums) >= MAX_SUMS:
             self._sums = {key: s for key, s in list(self._sums.items()) if s.tensor() is not None}
-        if len(self._sums) < MOST_SUMS:
+        if len(self._sums) < MAX_SUMS:
             self._sums[id(out)] = _Sum(out)
             self._observe(SumSeen(self._step))
 

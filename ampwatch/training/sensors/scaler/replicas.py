@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SAMPLED_BYTES = 256
 """Bytes of each parameter that are compared: at its beginning and at its end."""
 
-FEWEST_VALUES = 3
+MIN_VALUES = 3
 """Different bytes that parameters must hold: two models of zeros are no replicas yet."""
 
 MAX_REPLICAS = 16
@@ -289,4 +289,4 @@ def _sample(optimizer: Optimizer) -> int:
 
 
 def _is_varied(parameters: list[torch.Tensor]) -> bool:
-    return len({byte for p in parameters for byte in _bytes(p)}) >= FEWEST_VALUES
+    return len({byte for p in parameters for byte in _bytes(p)}) >= MIN_VALUES

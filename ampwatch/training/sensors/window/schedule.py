@@ -13,7 +13,7 @@ RETRY_SECONDS = 30.0
 DRAGS = 1.05
 """From here on steps after a window count as slower than those before."""
 
-MOST_PATIENCE = 64
+MAX_PATIENCE = 64
 """How many times longer than usual the gap can become."""
 
 MEMORY_LIMIT = 256 << 20
@@ -55,7 +55,7 @@ class WindowSchedule:
         elif now_s < self._rested_s:
             self.postpone(WindowSkip.DRAG, self._rested_s)
         elif grown > MEMORY_LIMIT:
-            self.postpone(WindowSkip.MEMORY, now_s + MOST_PATIENCE * self._gap_s)
+            self.postpone(WindowSkip.MEMORY, now_s + MAX_PATIENCE * self._gap_s)
         else:
             return True
         return False
@@ -96,7 +96,7 @@ class WindowSchedule:
         """
         drags = ratio > DRAGS
         if drags and self._was_dragging:
-            self._patience = min(2 * self._patience, MOST_PATIENCE)
+            self._patience = min(2 * self._patience, MAX_PATIENCE)
             self._rested_s = now_s + self._patience * self._gap_s
         elif not drags:
             self._patience = max(self._patience // 2, 1)

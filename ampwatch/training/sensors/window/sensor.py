@@ -68,7 +68,7 @@ so that one that is profiled while the others are not would delay them all."""
 UNUSUAL = 4
 """A profiled iteration that takes so many times longer than usual was not one alone."""
 
-MOST_GIVEN_WAY = 3
+MAX_GIVEN_WAY = 3
 """How often in a row a window makes room for evaluation: some trainings evaluate in each step."""
 
 ELSEWHERE = "this training runs in a thread that is not the main one; only that is profiled"
@@ -453,7 +453,7 @@ class WindowSensor:
             return
         if reason is None:
             self._given_way += 1
-            if self._given_way > MOST_GIVEN_WAY:
+            if self._given_way > MAX_GIVEN_WAY:
                 return
         self._give_up(window, reason)
 
@@ -486,7 +486,7 @@ class WindowSensor:
         self._give_up(window, None)
         self._schedule.put_off(self._now_s)
         request = self._pending
-        if request is not None and self._forked_in_a_row > MOST_GIVEN_WAY:
+        if request is not None and self._forked_in_a_row > MAX_GIVEN_WAY:
             self._pending = None
             self._refuse(request, "this training forks processes again and again")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ampwatch.numerics.units.kernels.verdict import KernelName
     from ampwatch.training.sensors.window.events import Inputs, Launch, Spent
 
-MOST_ROWS = 48
+MAX_ROWS = 48
 """Kernels in a record."""
 
 LONGEST_NAME = 200
@@ -196,8 +196,8 @@ class WindowTotals:
             lagging_ns=self.lagging_ns,
             gemv_ns=self.gemv_ns,
             totals=by_time(self.totals),
-            kernels=tuple(self.rows[:MOST_ROWS]),
-            kernels_left_out=max(len(self.rows) - MOST_ROWS, 0),
+            kernels=tuple(self.rows[:MAX_ROWS]),
+            kernels_left_out=max(len(self.rows) - MAX_ROWS, 0),
         )
 
 

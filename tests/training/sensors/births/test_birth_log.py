@@ -15,7 +15,7 @@ from ampwatch.diagnosis.evidence.births import OpTrace, Origin
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.model.names import Names
 from ampwatch.training.sensors.births import birth_log
-from ampwatch.training.sensors.births.birth_log import MOST_FLIGHTS, BirthLog
+from ampwatch.training.sensors.births.birth_log import MAX_FLIGHTS, BirthLog
 from ampwatch.training.sensors.births.births import BirthListener
 from ampwatch.training.sensors.births.following import BirthFollower
 from ampwatch.training.transfer.extremes import Measures
@@ -292,7 +292,7 @@ def test_an_iteration_for_which_there_is_no_room_is_counted_and_not_told() -> No
 
 def test_a_log_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is longer is dropped and counted."""
-    monkeypatch.setattr(birth_log, "MOST_OPS", 4)
+    monkeypatch.setattr(birth_log, "MAX_OPS", 4)
     following = Following()
     following.follow(lambda: [torch.ones(1) for _ in range(6)])
 
@@ -302,14 +302,14 @@ def test_a_log_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_host_that_falls_behind_drops_the_newest_and_counts_it() -> None:
     """It never waits, and tells the others in their order."""
     following = Following()
-    for _ in range(MOST_FLIGHTS + 3):
+    for _ in range(MAX_FLIGHTS + 3):
         following.follow(lambda: torch.ones(1) + 1.0)
     assert following.log.dropped == 3
     following.arrive()
     following.follow(lambda: torch.ones(1) + 1.0)
     following.arrive()
 
-    assert [t.step for t in following.traces] == [*range(MOST_FLIGHTS), MOST_FLIGHTS + 3]
+    assert [t.step for t in following.traces] == [*range(MAX_FLIGHTS), MAX_FLIGHTS + 3]
 
 
 def test_a_captured_graph_is_not_followed() -> None:

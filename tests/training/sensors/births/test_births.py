@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ampwatch.diagnosis.evidence.births import Origin
-from ampwatch.diagnosis.evidence.lineage import MOST_BIRTHS
+from ampwatch.diagnosis.evidence.lineage import MAX_BIRTHS
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.sensors.births.births import values_of
 from tests.training.sensors.tracing import Naive, Traced
@@ -365,10 +365,10 @@ def test_very_many_births_are_not_told_apart() -> None:
     """The first ones are; one more stands for all the others."""
     x = zeros(2)
     with Traced() as traced:
-        for _ in range(MOST_BIRTHS + 50):
+        for _ in range(MAX_BIRTHS + 50):
             x.log()
 
-    assert len(traced.births) == MOST_BIRTHS + 1
+    assert len(traced.births) == MAX_BIRTHS + 1
     assert {b.origin for b in traced.births[:-1]} == {Origin.OP}
     assert traced.births[-1].origin is Origin.OTHER
 

@@ -442,7 +442,7 @@ def test_an_iteration_without_an_op_is_given_up_at_some_point() -> None:
     """An evaluation that nothing ends costs nothing in the long run."""
     model = nn.Linear(8, 8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(census_module, "MOST_CALLS", 10)
+        patch.setattr(census_module, "MAX_CALLS", 10)
         with Counted(model):
             with torch.no_grad():
                 for _ in range(12):
@@ -503,7 +503,7 @@ def test_an_iteration_with_very_many_ops_is_cut() -> None:
     """An evaluation of a whole epoch that no update of the scaler ends."""
     model = nn.Linear(8, 8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(census_module, "MOST_OPS", 10)
+        patch.setattr(census_module, "MAX_OPS", 10)
         with Counted(model) as counted:
             for _ in range(100):
                 model(x())

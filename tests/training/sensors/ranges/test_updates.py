@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampwatch.training.sensors.ranges.updates import LONG_SPAN, MOST_ELEMENTS, SPAN, UpdateSensor
+from ampwatch.training.sensors.ranges.updates import LONG_SPAN, MAX_ELEMENTS, SPAN, UpdateSensor
 from ampwatch.wire.records import Topic
 from tests.training.sensors.notes import Parts
 
@@ -115,7 +115,7 @@ def test_parameters_without_a_gradient_are_left_out(bench: Any) -> None:
     assert [n.name for n in watched.parts.notes.notes] == ["0"]
 
 
-@pytest.mark.parametrize("numel", [MOST_ELEMENTS, MOST_ELEMENTS + 1, 10 * MOST_ELEMENTS + 7])
+@pytest.mark.parametrize("numel", [MAX_ELEMENTS, MAX_ELEMENTS + 1, 10 * MAX_ELEMENTS + 7])
 def test_of_a_large_parameter_a_subsample_is_compared(bench: Any, numel: int) -> None:
     """Every k-th element, spread over all of it."""
     weight = torch.ones(numel)
@@ -124,7 +124,7 @@ def test_of_a_large_parameter_a_subsample_is_compared(bench: Any, numel: int) ->
     watched.step(0.5)
 
     (ratio,) = watched.ratios()
-    assert MOST_ELEMENTS / 2 < len(ratio) <= MOST_ELEMENTS
+    assert MAX_ELEMENTS / 2 < len(ratio) <= MAX_ELEMENTS
     assert (ratio == 0.25).double().mean().item() == pytest.approx(0.5, abs=0.01)
 
 

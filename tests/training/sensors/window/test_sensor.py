@@ -26,7 +26,7 @@ from ampwatch.training.sensors.window import sensor as window
 from ampwatch.training.sensors.window.recording import OtherProfilers
 from ampwatch.training.sensors.window.requests import TraceRequests
 from ampwatch.training.sensors.window.schedule import MEMORY_LIMIT, WindowSchedule
-from ampwatch.training.sensors.window.sensor import MOST_GIVEN_WAY, TOGETHER, WindowSensor
+from ampwatch.training.sensors.window.sensor import MAX_GIVEN_WAY, TOGETHER, WindowSensor
 from ampwatch.training.sensors.window.step_times import STEPS, StepTimes
 from ampwatch.wire.records import CensusSource, WindowRecord, WindowSkip
 from ampwatch.wire.ring.requests import (
@@ -526,7 +526,7 @@ def test_a_profiler_in_another_thread_is_not_broken(bench: Any) -> None:
 def test_evaluation_is_not_profiled(bench: Any) -> None:
     """Unless it happens in every step."""
     one, model = bench(), nn.Linear(2, 2)
-    for _ in range(MOST_GIVEN_WAY):
+    for _ in range(MAX_GIVEN_WAY):
         one.until_open()
         one.run(1)
         model.eval()
@@ -873,7 +873,7 @@ def test_a_request_is_refused_where_forks_never_let_a_window_end(
     """It is tried a few times, at once each time."""
     one = bench(window_seconds=0.0, requests=TraceRequests(lambda: ring))
     ask(ring, tmp_path / "x.json")
-    for _ in range(MOST_GIVEN_WAY + 1):
+    for _ in range(MAX_GIVEN_WAY + 1):
         assert not answer_path(ring).exists()
         one.run(1)
         assert one.sensor.is_open

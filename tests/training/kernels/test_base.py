@@ -14,8 +14,8 @@ from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.training.kernels import reference
 from ampwatch.training.kernels.base import BLOCK
 from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS
-from tests.training.kernels.patterns import PATTERNS_32, PATTERNS_64, small_dtypes
 from tests.training.kernels import oracle
+from tests.training.kernels.patterns import PATTERNS_32, PATTERNS_64, small_dtypes
 
 if TYPE_CHECKING:
     from ampwatch.training.kernels.base import Kernel

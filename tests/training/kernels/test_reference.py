@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampwatch.training.kernels import reference
-from tests.training.kernels.patterns import PATTERNS_32, PATTERNS_64, SMALL, small_dtypes
 from tests.training.kernels import oracle
+from tests.training.kernels.patterns import PATTERNS_32, PATTERNS_64, SMALL, small_dtypes
 
 
 @small_dtypes

@@ -62,7 +62,7 @@ check: $(INSTALLED) ## Check format, lint, types, layers, spelling, and that gen
 	else echo "==> Leaving the dashboards unchecked: they are built with Python 3.11 or newer"; fi
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell $(CODE) $(PROSE)
-	@for page in host.metrics.catalog:metrics settings:settings; do \
+	@for page in host.metrics.catalog:metrics settings:settings training.patched:what-is-patched; do \
 		$(BIN)/python -m ampwatch.$${page%:*} | diff -u docs/$${page#*:}.md - || { \
 			echo "expected docs/$${page#*:}.md as generated, got the above; run: make docs"; exit 1; }; \
 	done
@@ -78,6 +78,7 @@ format: $(INSTALLED) ## Format the code and mend what can be mended
 docs: $(INSTALLED) ## Write what is generated again: metrics, settings, rules for Kubernetes
 	$(BIN)/python -m ampwatch.host.metrics.catalog > docs/metrics.md
 	$(BIN)/python -m ampwatch.settings > docs/settings.md
+	$(BIN)/python -m ampwatch.training.patched > docs/what-is-patched.md
 	$(BIN)/python -m ampwatch.operate.deploy > deploy/kubernetes/prometheusrule.yaml
 
 .PHONY: dashboards

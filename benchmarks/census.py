@@ -19,16 +19,15 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
+from alone import context_of
 from conditions import QUIET_ENVIRONMENT, kept, read, restart_in_quiet_environment, write
 from torch.utils._python_dispatch import TorchDispatchMode
 from turns import quartiles
 from workloads import WORKLOADS, Training
 
-from ampwatch.guard import Account, Guard
+from ampwatch.guard import Account
 from ampwatch.settings import Settings
-from ampwatch.training.hooks.regions import Regions
-from ampwatch.training.iteration.governor import Look, Sampler
-from ampwatch.training.model.names import Names
+from ampwatch.training.iteration.governor import Governor, Look
 from ampwatch.training.sensors.ops.census import OpCensusSensor
 
 if TYPE_CHECKING:
@@ -62,12 +61,11 @@ class Steps:
     def __init__(self, training: Training) -> None:
         self._training = training
         self._mode = Passing()
-        account = Account()
-        guard = Guard("census", account, is_thread_safe=True)
-        regions = Regions(guard)
-        self._census = OpCensusSensor(Names([training.model]), regions, account, guard)
-        regions.install()
-        self._census.install()
+        context = context_of(training, level="light")
+        self._census = OpCensusSensor(context)
+        context.bus.add(context.regions)
+        context.bus.add(self._census)
+        context.bus.install()
         self.num_calls = 0
 
     @property
@@ -132,14 +130,14 @@ def follow_governor(step_s: float, excess_s: float) -> dict[str, float]:
     With the default settings, and as if nothing else were looked at: its time, after the
     opening, is simulated.
     """
-    sampler = Sampler(Settings.resolve({}, {}), lambda: 0)
+    governor = Governor(Settings.resolve({}, {}), Account())
     spent_s = seconds = counted = 0.0
     for index in range(LONG_RUN):
-        cost_s = excess_s if Look.OPS in sampler.wanted else 0.0
+        cost_s = excess_s if Look.OPS in governor.wanted else 0.0
         if index >= LONG_RUN // 10:
             spent_s, seconds = spent_s + cost_s, seconds + step_s + cost_s
-            counted += Look.OPS in sampler.wanted
-        sampler.next(step_s + cost_s)
+            counted += Look.OPS in governor.wanted
+        governor.next(step_s + cost_s)
     return {"amortised_share": spent_s / seconds, "steps_apart": 0.9 * LONG_RUN / max(counted, 1)}
 
 

@@ -69,7 +69,7 @@ class Ampwatch(Companion):
         self._watch = ampwatch.monitor(
             training.model, training.scaler, level=self.level, run="benchmark"
         )
-        self._watch._instruments._ledger._clock.monotonic_ns = stopwatch.ns
+        self._watch._session._context.clock.monotonic_ns = stopwatch.ns
 
     def spent_ns(self) -> int:
         """Return what ampwatch says it has cost so far.
@@ -77,7 +77,7 @@ class Ampwatch(Companion):
         Raises:
             RuntimeError: If it has switched off a sensor: what is left is too cheap.
         """
-        cost = self._watch._instruments.cost()
+        cost = self._watch._session.cost()
         if cost.sensor_errors:
             msg = "expected all sensors at work, got one that was switched off; see the log above"
             raise RuntimeError(msg)

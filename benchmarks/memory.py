@@ -29,8 +29,8 @@ from ampwatch.training.iteration.ledger import ROW_WIDTH
 from ampwatch.training.kernels.rows import ROW_BYTES
 from ampwatch.training.model.names import Names
 from ampwatch.training.sensors.ranges.updates import sample_of
+from ampwatch.training.session import _device_rows
 from ampwatch.training.transfer.measuring import SLABS
-from ampwatch.training.wiring.ranges import _rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,7 +117,7 @@ def computed(workload: Workload) -> dict[str, float]:
     iteration that looks at updates; the table of what to measure is small beside them.
     """
     model = workload.model()  # the names hold it weakly
-    slabs = SLABS * _rows(Names([model])) * ROW_BYTES
+    slabs = SLABS * _device_rows(Names([model])) * ROW_BYTES
     samples = [sample_of(parameter) for parameter in model.parameters()]
     snapshot = sum(FLOAT_BYTES * sample.numel() for sample in samples if sample is not None)
     values = Settings().readback_slots * ROW_WIDTH * FLOAT_BYTES

@@ -19,12 +19,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
+from alone import context_of
 from conditions import QUIET_ENVIRONMENT, kept, restart_in_quiet_environment, write
 from workloads import WORKLOADS, Training
 
-from ampwatch.guard import Guard
-from ampwatch.settings import Settings
-from ampwatch.training.iteration.ledger import Clock
 from ampwatch.training.sensors.window import sensor as window_module
 from ampwatch.training.sensors.window.sensor import WindowSensor
 from ampwatch.wire.ring.requests import TraceAnswer, TraceRequest
@@ -43,7 +41,7 @@ class OnDemand:
     def __init__(self) -> None:
         self.wanted = False
 
-    def look(self, _now_ns: int) -> TraceRequest | None:
+    def newest(self, _now_ns: int) -> TraceRequest | None:
         """Return a request, once."""
         wanted, self.wanted = self.wanted, False
         return TraceRequest("", 0, Path("/"), ACTIVE_STEPS) if wanted else None
@@ -81,25 +79,24 @@ _CALL_TREE = window_module.call_tree
 class Bench:
     """A training with a window sensor at its boundaries."""
 
+    ring_path = None
+
     def __init__(self, workload: str, device: str) -> None:
         self.training = Training(WORKLOADS[device][workload], device)
         self.requests: Any = OnDemand()
         self.records: list[WindowRecord] = []
-        self.guard = Guard("window")
+        context = context_of(self.training, window_seconds=0.0)
         where = next(self.training.model.parameters()).device
-        self.sensor = WindowSensor(
-            Settings(window_seconds=0.0),
-            where,
-            self.guard,
-            self._keep,
-            Clock(),
-            requests=self.requests,
-        )
-        self.sensor.install()
+        self.sensor = WindowSensor(replace(context, out=self), where)
+        self.sensor._requests = self.requests
+        self.bus = context.bus
+        self.bus.add(self.sensor)
+        self.bus.install()
         self.taken = 0
         self.ended = time.perf_counter()
 
-    def _keep(self, record: WindowRecord) -> None:
+    def put(self, record: WindowRecord) -> None:
+        """Keep a record, as the way out of the sensor."""
         self.records.append(replace(record, kernels=()))
 
     def step(self) -> float:
@@ -119,7 +116,7 @@ class Bench:
         self.step()  # its boundary opens the window
         self.step()  # the profiler warms up
         profiled = [self.step() for _ in range(ACTIVE_STEPS)]
-        if self.sensor.is_open or self.guard.off:
+        if self.sensor.is_open or self.sensor.guard.off:
             message = "expected a window to have ended"
             raise RuntimeError(message)
         self.step()  # finds the caches of the walk
@@ -135,7 +132,7 @@ def measure(workload: str, device: str, rounds: int) -> dict[str, Any]:
     for _ in range(WARM_UP_STEPS):
         bench.step()
     found = [bench.round() for _ in range(rounds)]
-    bench.sensor.remove()
+    bench.bus.remove()
     window_module.call_tree = _CALL_TREE
     records = [r for r in bench.records if r.windows]
     whole = {r.windows: r for r in records}

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ampwatch.guard import Account, Guard
+from ampwatch.guard import Account, Channel, Guard, Subscriber
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def _fail(*_: Any) -> None:
@@ -187,3 +190,229 @@ def test_what_runs_within_a_guarded_call_is_ours_in_each_thread_on_its_own() -> 
 
     assert seen == {"a": True, "b": True, "nested": True, "of_another_monitor": True}
     assert not account.is_mine
+
+
+class Part:
+    """A sensor of one event, on a channel of its own or shared with others.
+
+    Args:
+        handle: What it does with the event.
+        is_dormant: Whether it is.
+        wakes: Whether the event wakes it.
+        options: Those of its guard.
+    """
+
+    def __init__(
+        self,
+        handle: Callable[[Any], object],
+        *,
+        is_dormant: bool = False,
+        wakes: bool = False,
+        **options: Any,
+    ) -> None:
+        self.is_dormant = is_dormant
+        self.guard = Guard("part", **options)
+        self.subscriber = Subscriber(self, self.guard, handle, wakes)
+
+
+def channel(*parts: Part, account: Account | None = None) -> Channel:
+    made = Channel(account or Account())
+    made.subscribers = tuple(part.subscriber for part in parts)
+    return made
+
+
+def in_a_thread(work: Callable[..., object], *arguments: object) -> None:
+    thread = threading.Thread(target=work, args=arguments)
+    thread.start()
+    thread.join()
+
+
+def test_all_subscribers_are_told_of_an_event_in_order() -> None:
+    """Each once, with the event itself."""
+    seen: list[Any] = []
+    parts = [Part(lambda event, n=n: seen.append((n, event))) for n in range(3)]
+    event = object()
+
+    assert list(channel(*parts).emit(event)) == []
+    assert seen == [(0, event), (1, event), (2, event)]
+
+
+def test_a_subscriber_that_fails_is_off_and_the_others_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is logged once, and not called again."""
+    seen: list[Any] = []
+    broken, well = Part(_fail), Part(seen.append)
+    events = channel(broken, well)
+    with caplog.at_level(logging.WARNING):
+        events.emit(1)
+        events.emit(2)
+
+    assert seen == [1, 2]
+    assert (broken.guard.errors, well.guard.errors) == (1, 0)
+    assert [r.args for r in caplog.records] == [("part",)]
+
+
+def test_a_subscriber_that_failed_elsewhere_is_not_called_either() -> None:
+    """A guard is one for all that a sensor does."""
+    seen: list[Any] = []
+    part = Part(seen.append)
+    part.guard.run(_fail)
+    channel(part).emit(1)
+
+    assert seen == []
+
+
+def test_a_dormant_subscriber_is_called_only_with_what_wakes_it() -> None:
+    """Whether it is dormant is asked at each event."""
+    seen: list[Any] = []
+    asleep = Part(lambda event: seen.append(("asleep", event)), is_dormant=True)
+    roused = Part(lambda event: seen.append(("roused", event)), is_dormant=True, wakes=True)
+    events = channel(asleep, roused)
+    events.emit(1)
+    asleep.is_dormant = False
+    events.emit(2)
+    asleep.is_dormant = True
+    events.emit(3)
+
+    assert seen == [("roused", 1), ("asleep", 2), ("roused", 2), ("roused", 3)]
+
+
+def test_an_event_of_nobody_who_is_awake_costs_nothing() -> None:
+    """The account is not even opened."""
+    account = Account()
+    channel(Part(_fail, is_dormant=True), account=account).emit(1)
+
+    assert account.spent_ns == 0
+
+
+@pytest.mark.parametrize("is_thread_safe", [False, True])
+def test_what_a_subscriber_does_itself_is_not_told_to_it(*, is_thread_safe: bool) -> None:
+    """By the same channel, and by its guard; the others hear of it."""
+    seen: list[Any] = []
+
+    def again(event: int) -> None:
+        seen.append(("first", event))
+        events.emit(event + 1)
+        first.guard.run(seen.append, "never")
+
+    first = Part(again, is_thread_safe=is_thread_safe)
+    events = channel(first, Part(lambda event: seen.append(("second", event))))
+    events.emit(1)
+
+    assert seen == [("first", 1), ("second", 2), ("second", 1)]
+    assert first.guard.missed == 0
+
+
+def test_an_event_of_another_thread_is_missed_by_one_that_is_at_work() -> None:
+    """It is counted; a sensor that is safe in threads is told in each."""
+    seen: list[Any] = []
+
+    def work(event: str) -> None:
+        seen.append(("plain", event))
+        if event == "mine":
+            in_a_thread(events.emit, "of another")
+
+    plain = Part(work)
+    safe = Part(lambda event: seen.append(("safe", event)), is_thread_safe=True)
+    events = channel(plain, safe)
+    events.emit("mine")
+
+    assert seen == [("plain", "mine"), ("safe", "of another"), ("safe", "mine")]
+    assert (plain.guard.missed, safe.guard.missed) == (1, 0)
+
+
+def test_a_subscriber_that_is_safe_in_threads_is_at_work_in_two_of_them() -> None:
+    """At the same time."""
+    seen: list[Any] = []
+
+    def work(event: str) -> None:
+        if event == "mine":
+            in_a_thread(events.emit, "of another")
+        seen.append(event)
+
+    events = channel(Part(work, is_thread_safe=True))
+    events.emit("mine")
+    events.emit("after")
+
+    assert seen == ["of another", "mine", "after"]
+
+
+def test_what_is_to_be_called_at_the_end_comes_with_its_guard() -> None:
+    """Of those who want it, in order; one that fails then is off like any other."""
+    seen: list[Any] = []
+    wants = Part(lambda event: lambda: seen.append(event))
+    fails = Part(lambda _event: _fail)
+    ends = channel(wants, Part(lambda _event: None), fails).emit(7)
+    assert seen == []
+    for guard, end in ends:
+        guard.run(end)
+
+    assert [guard for guard, _ in ends] == [wants.guard, fails.guard]
+    assert seen == [7]
+    assert (wants.guard.off, fails.guard.off) == (False, True)
+
+
+def test_a_failure_is_swept_up_once() -> None:
+    """Behind a channel and behind ``run``; a broom that breaks does no harm."""
+    swept: list[int] = []
+
+    def sweep() -> None:
+        swept.append(1)
+        _fail()
+
+    by_event, by_call = Part(_fail, sweep=sweep), Part(_fail, sweep=sweep)
+    for _ in range(2):
+        channel(by_event).emit(1)
+        by_call.guard.run(_fail)
+
+    assert len(swept) == 2
+    assert (by_event.guard.errors, by_call.guard.errors) == (1, 1)
+
+
+def test_an_interrupt_within_an_event_passes_and_all_go_on() -> None:
+    """Nobody is off, and nothing counts as running."""
+    account = Account()
+    seen: list[Any] = []
+
+    def interrupted(event: str) -> None:
+        if event == "first":
+            raise KeyboardInterrupt
+        seen.append(event)
+
+    parts = Part(interrupted), Part(interrupted, is_thread_safe=True)
+    events = channel(*parts, account=account)
+    for part in parts:
+        events.subscribers = (part.subscriber,)
+        with pytest.raises(KeyboardInterrupt):
+            events.emit("first")
+        assert not account.is_mine
+    rested = account.spent_ns
+    assert account.spent_ns == rested  # nothing is running any more
+    events.subscribers = tuple(part.subscriber for part in parts)
+    events.emit("second")
+
+    assert seen == ["second", "second"]
+
+
+def test_the_account_counts_an_event_within_an_event_once() -> None:
+    """And what guards of the same account do inside, and another thread meanwhile."""
+    account = Account()
+    inner = channel(Part(lambda _event: time.sleep(0.01)), account=account)
+    guard = Guard("guard", account)
+    mine: list[bool] = []
+
+    def work(_event: object) -> None:
+        inner.emit(1)
+        guard.run(time.sleep, 0.01)
+        in_a_thread(inner.emit, 1)
+        mine.append(account.is_mine)
+
+    began = time.perf_counter_ns()
+    channel(Part(work), account=account).emit(1)
+    took = time.perf_counter_ns() - began
+    rested = account.spent_ns
+
+    assert mine == [True]
+    assert 30_000_000 <= account.spent_ns <= took
+    assert (account.spent_ns, account.is_mine) == (rested, False)

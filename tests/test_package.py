@@ -57,6 +57,34 @@ def test_the_training_half_loads_neither_prometheus_nor_a_server() -> None:
     assert loaded & {"prometheus_client", "plotly", "ampwatch.host.daemon.server"} == set()
 
 
+WATCHED_TRAINING = """
+import torch, ampwatch
+model = torch.nn.Linear(4, 2)
+optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+with ampwatch.monitor(model, scaler, level={level!r}, serve=False) as watch:
+    for _ in range(4):
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = model(torch.ones(3, 4)).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    for format in ("text", "json", "html"):
+        assert watch.report(format)
+assert watch.last_step.step == 3
+"""
+
+
+@pytest.mark.parametrize("level", ["standard", "deep"])
+def test_a_watched_training_loads_nothing_of_the_host_half(level: str) -> None:
+    """From the first step to the report in each format and the close."""
+    code = WATCHED_TRAINING.format(level=level)
+    loaded = loaded_by(f"exec({code!r})")
+
+    assert "ampwatch.training.session" in loaded
+    assert {m for m in loaded if m.startswith("ampwatch.host")} == set()
+
+
 def test_errors_and_records_can_be_had_without_torch() -> None:
     """A program that only catches errors or reads findings does not pay for torch."""
     assert "torch" not in loaded_by("import ampwatch; ampwatch.SettingsError, ampwatch.Finding")

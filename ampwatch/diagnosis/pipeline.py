@@ -11,6 +11,7 @@ from ampwatch.diagnosis.autocast.stale_casts import StaleCasts
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.calls.api_misuse import ApiMisuse
 from ampwatch.diagnosis.escalation import Escalation
+from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.diagnosis.evidence.births import BadInput, OpTrace
 from ampwatch.diagnosis.evidence.ops import Machine
 from ampwatch.diagnosis.evidence.rounding import (
@@ -244,6 +245,13 @@ class Diagnosis:
     def wants_trace(self) -> bool:
         """Whether the next iteration should be traced op by op."""
         return self._escalation.wants_trace
+
+    def attention(self) -> Attention:
+        """Return what should be observed more closely in the next iteration."""
+        escalation = self._escalation
+        return Attention(
+            escalation.wants_trace, escalation.wants_inputs, escalation.wants_ops, self.focus
+        )
 
     def end(self) -> None:
         """Say what was held back: nothing more will come."""

@@ -70,7 +70,7 @@ def torch_version(torch: Any) -> Check:
 def grad_scaler(torch: Any, load: Load) -> Check:
     """Tell whether GradScaler keeps its state where the loss-scale sensor looks."""
     try:
-        check_scaler = load("ampwatch.training.sensors.scaler.loss_scale").check_scaler
+        check_scaler = load("ampwatch.training.model.scaler").check_scaler
         check_scaler(torch.amp.GradScaler("cpu"))
     except (AttachError, AttributeError, TypeError) as error:
         why = f"the loss scale cannot be watched: {error}"

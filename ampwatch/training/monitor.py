@@ -1,4 +1,4 @@
-"""``monitor(model, scaler)``: attaches the instruments and takes everything off again."""
+"""``monitor(model, scaler)``: attaches the sensors and takes everything off again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ampwatch.settings import Settings
 from ampwatch.training.actions.base import Subscription
 from ampwatch.training.model.facts import ranks
 from ampwatch.training.outlet import Outlet
-from ampwatch.training.session import Instruments
+from ampwatch.training.session import Session
 from ampwatch.training.targets import Targets, check_targets
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.blackbox.document import to_json
@@ -154,7 +154,7 @@ class Monitor:
         self._models = tuple(weakref.ref(m) for m in targets.models)
         self._scaler = targets.scaler
         self._outlet = Outlet(settings)
-        self._instruments = Instruments(targets, settings, self._outlet, first_step=step)
+        self._session = Session(targets, settings, self._outlet, first_step=step)
         self._settles = False
         self._traceback = ""
         self._closed = settings.level == "off"
@@ -166,7 +166,7 @@ class Monitor:
         try:
             if serve:
                 self._outlet.serve(self.identity)
-            self._instruments.install()
+            self._session.install()
         except BaseException as error:
             self._outlet.forget()
             self._outlet.close(*_how_it_ended(error))
@@ -197,8 +197,8 @@ class Monitor:
     @property
     def last_step(self) -> LastStep:
         """The iteration that has ended last, with what is known of it without a sync."""
-        self._instruments.catch_up()
-        return self._instruments.last_step
+        self._session.catch_up()
+        return self._session.last_step
 
     def on_finding(
         self,
@@ -231,7 +231,7 @@ class Monitor:
         action = subscription.action
         if action is not None and action.wants_safe_point and not self._settles:
             self._settles = True
-            self._instruments.boundaries.tell(self._outlet.settle)
+            self._session.bus.call_at_boundary(self._outlet.settle)
 
     def report(self, format: Literal["text", "json", "html"] = "text") -> str:  # noqa: A002 - what it is
         """Return the run in words: what happened, where, since when, how sure, what to change.
@@ -253,7 +253,7 @@ class Monitor:
             msg = f"expected `format` to be text, json or html, got {format!r}"
             raise ValueError(msg)
         # What catching up learns belongs to the evidence, too.
-        self._instruments.catch_up()
+        self._session.catch_up()
         box = self._outlet.evidence() or Box(self.identity, written_ns=time.time_ns())
         box.findings = list(self.findings)
         self._describe(box)
@@ -273,8 +273,8 @@ class Monitor:
             backoffs=totals.backoffs,
             nonfinite_losses=totals.nonfinite_losses,
             not_seen=self._not_seen(),
-            census=self._instruments.census,
-            window=self._instruments.window,
+            census=self._session.census,
+            window=self._session.window,
         )
 
     def op_table(self, by: By = "op") -> str:
@@ -286,8 +286,8 @@ class Monitor:
         Args:
             by: What a line stands for: ``op``, ``module`` or ``dtype``.
         """
-        self._instruments.catch_up()
-        census = self._instruments.census
+        self._session.catch_up()
+        census = self._session.census
         return NO_CENSUS if census is None else render_ops(census, by)
 
     def close(self) -> None:
@@ -308,9 +308,7 @@ class Monitor:
         self._end(error)
 
     def __repr__(self) -> str:
-        state = (
-            "closed" if self._closed else f"open, step {self._instruments.diagnosis.last_step.step}"
-        )
+        state = "closed" if self._closed else f"open, step {self._session.diagnosis.last_step.step}"
         return (
             f"<ampwatch.Monitor run={self.identity.run!r} rank={self.identity.rank} {state}"
             f" {self.url}>"
@@ -319,18 +317,18 @@ class Monitor:
     @property
     def _diagnosis(self) -> Diagnosis:
         """The diagnosis, up to date."""
-        self._instruments.catch_up()
-        return self._instruments.diagnosis
+        self._session.catch_up()
+        return self._session.diagnosis
 
     def _not_seen(self) -> list[str]:
         """Return, in sentences, what was not observed or kept."""
-        return [*self._instruments.not_seen(), *self._outlet.not_kept()]
+        return [*self._session.not_seen(), *self._outlet.not_kept()]
 
     def _describe(self, box: Box) -> None:
         """Add to a report what is not in the records."""
-        instruments = self._instruments
+        session = self._session
         box.settings = {f.name: getattr(self.settings, f.name) for f in fields(self.settings)}
-        box.notes = [*report_lines(instruments.census, instruments.window), *self._not_seen()]
+        box.notes = [*report_lines(session.census, session.window), *self._not_seen()]
         box.traceback = self._traceback
 
     def _require_open(self) -> None:
@@ -345,14 +343,14 @@ class Monitor:
         atexit.unregister(self._at_exit)
         _open.remove(self)
         try:
-            self._instruments.drain()
+            self._session.drain()
         finally:
-            self._instruments.remove()
+            self._session.remove()
             self._outlet.close(state, reason)
 
     def _end(self, error: BaseException | None) -> None:
         if error is not None and not self._closed:
-            self._instruments.ended_by(error)
+            self._session.ended_by(error)
         self._close(*_how_it_ended(error))
 
     def _at_exit(self) -> None:

@@ -1,56 +1,129 @@
-"""What watches one training: sensors, guards, readback and diagnosis, wired together."""
+"""One watched training: the one place that builds the parts and connects them."""
 
 from __future__ import annotations
 
 import math
 import time
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ampwatch.diagnosis.evidence.iteration import SamplingCost
 from ampwatch.diagnosis.pipeline import Diagnosis, Known, LastStep, SelfCost
-from ampwatch.guard import Account, Guard
-from ampwatch.training.iteration.boundaries import BoundarySensor
+from ampwatch.guard import Account
+from ampwatch.training.hooks.bus import Bus
+from ampwatch.training.hooks.compiling import may_compile
+from ampwatch.training.hooks.open_iteration import OpenIteration
+from ampwatch.training.hooks.regions import Regions
+from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.iteration.context import Context
+from ampwatch.training.iteration.governor import Governor
 from ampwatch.training.iteration.ledger import ROW_WIDTH, Clock, IterationLedger
+from ampwatch.training.iteration.samples import DeferredReads, Planner, RangeSamples
 from ampwatch.training.kernels.choice import KernelChoice
 from ampwatch.training.model.facts import run_facts
 from ampwatch.training.model.layers import layer_shapes
 from ampwatch.training.model.machine import machine_of
 from ampwatch.training.model.names import Names
 from ampwatch.training.model.optimizers import OptimizerRegistry
-from ampwatch.training.sensors.autocast.backward_roots import BackwardSensor
+from ampwatch.training.model.scaler import DEVICES
+from ampwatch.training.model.trained import Trained
+from ampwatch.training.ops.events import OP_EVENTS
+from ampwatch.training.sensors.autocast.aged_casts import AgedCasts
 from ampwatch.training.sensors.autocast.compiled_backward import CompiledBackwardSensor
 from ampwatch.training.sensors.autocast.dtypes import AutocastSensor
 from ampwatch.training.sensors.autocast.stale_casts import StaleCastSensor
-from ampwatch.training.sensors.scaler.loss_scale import DEVICES, LossScaleSensor
-from ampwatch.training.sensors.scaler.optimizer_steps import OptimizerStepSensor
+from ampwatch.training.sensors.births.following import BirthSensor
+from ampwatch.training.sensors.calls.autocast_backward import AutocastBackwardSensor
+from ampwatch.training.sensors.calls.clipping import ClippingSensor
+from ampwatch.training.sensors.calls.exceptions import describe
+from ampwatch.training.sensors.calls.gradient_use import GradientUseSensor
+from ampwatch.training.sensors.ops.census import OpCensusSensor
+from ampwatch.training.sensors.ops.inputs import InputSensor
+from ampwatch.training.sensors.ops.refused import RefusedOps
+from ampwatch.training.sensors.ranges.activations import ActivationSensor
+from ampwatch.training.sensors.ranges.gradients import (
+    DirectGradientSensor,
+    ScaledGradientSensor,
+)
+from ampwatch.training.sensors.ranges.updates import UpdateSensor
+from ampwatch.training.sensors.ranges.weights import WeightSensor
+from ampwatch.training.sensors.rounding.averages import WeightAverages
+from ampwatch.training.sensors.rounding.fp8_casts import Fp8Casts
+from ampwatch.training.sensors.rounding.gradient_sums import GradientSums
+from ampwatch.training.sensors.rounding.lossy_casts import LossyCasts
+from ampwatch.training.sensors.rounding.metric_sums import MetricSums
+from ampwatch.training.sensors.scaler.losses import RootLosses
 from ampwatch.training.sensors.scaler.replicas import ReplicaSensor
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
 from ampwatch.training.sensors.scaler.succession import ScalerSuccession
+from ampwatch.training.sensors.window.sensor import WindowSensor
+from ampwatch.training.transfer.deferred import Deferred
+from ampwatch.training.transfer.losses import LossSum
+from ampwatch.training.transfer.measuring import Measuring
 from ampwatch.training.transfer.readback import Readback
-from ampwatch.training.wiring.calls import ApiWatch
-from ampwatch.training.wiring.ops import OpWatch
-from ampwatch.training.wiring.ranges import RangeWatch
 from ampwatch.wire.records import FactsRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
 
     from ampwatch.settings import Settings
-    from ampwatch.training.hooks.sensor import Sensor
+    from ampwatch.training.hooks.events import FactsChanged
     from ampwatch.training.outlet import Outlet
     from ampwatch.training.targets import Targets
     from ampwatch.wire.records import CensusRecord, WindowRecord
 
 SAMPLED_LEVELS = ("standard", "deep")
-"""Levels that measure ranges."""
+"""Levels at which values are measured and ops are observed, now and then or always."""
 
 DRAIN_SECONDS = 1.0
 """How long the end waits for values that are still on the device: a device that hangs
 must not hang the end of the program as well."""
 
+MAX_DEVICE_ROWS = 16384
+"""Rows of a slab at most: 26 MB on the device and as much in pinned memory."""
 
-class Instruments:
+MIN_DEVICE_ROWS = 2048
+"""Rows of a slab at least: an optimizer may hold more than the models do."""
+
+
+class Attachment(Protocol):
+    """Something besides the sensors that goes on and comes off with them: a planted fault."""
+
+    def install(self) -> None:
+        """Place it."""
+
+    def remove(self) -> None:
+        """Take it off. Idempotent."""
+
+
+class Facts(Sensor):
+    """Records what does not change from step to step, at set-up and when some of it has changed.
+
+    Args:
+        context: What is shared.
+    """
+
+    name = "facts"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def facts_changed(self, _event: FactsChanged) -> None:
+        """Record the facts anew."""
+        self.record()
+
+    def record(self) -> None:
+        """Record the facts as they are now."""
+        context = self._context
+        facts = run_facts(context.scaler, context.autocast_dtypes, context.device)
+        if context.settings.peak_flops:
+            facts["peak_flops"] = context.settings.peak_flops
+        context.out.put(FactsRecord(facts))
+
+
+class Session:
     """The parts that watch one training. Building them attaches nothing.
 
     Args:
@@ -61,34 +134,24 @@ class Instruments:
 
     Attributes:
         diagnosis: What became of the steps.
-        boundaries: Tells when an iteration has closed.
+        bus: Tells the sensors of events.
     """
 
     def __init__(
         self, targets: Targets, settings: Settings, outlet: Outlet, *, first_step: int = 0
     ) -> None:
-        self._scaler = targets.scaler
-        self._device = targets.device
-        self._outlet = outlet
-        self._peak_flops = settings.peak_flops
         self._samples = settings.level in SAMPLED_LEVELS
-        self._readback = Readback(settings.readback_slots, ROW_WIDTH)
-        # Scaler and optimizer hook write into one ledger: if one fails, so does the
-        # other. Schedulers and diagnosis run inside the calls of those two.
+        self._first_step = first_step
         self._account = account = Account()
-        self._steps, self._entering = Guard("steps", account), Guard("autocast", account)
-        self._looking = Guard("schedulers", account)
-        self._succeeding, self._going_back = (
-            Guard("succession", account),
-            Guard("backward", account),
-        )
-        self._diagnosing = Guard("diagnosis", account)
-        self._replicating = Guard("replicas", account, is_thread_safe=True)
-        self._autocast = AutocastSensor(self._entering, self.tell_facts)
-        scaled = targets.scaler is not None and targets.scaler.is_enabled()
-        registry = OptimizerRegistry(targets.optimizers, targets.models, scaled=scaled)
-        kernels = KernelChoice(settings)
-        self._ranges = RangeWatch(targets, settings, registry, kernels.of, account)
+        self._iteration = OpenIteration(first_step)
+        self.bus = bus = Bus(account, targets.scaler, self._iteration, OP_EVENTS)
+        self._readback = Readback(settings.readback_slots, ROW_WIDTH)
+        self._diagnosing, self._ending = bus.guard("diagnosis"), bus.guard("exceptions")
+        names, dtypes, lost_eps = Names(targets.models), list[str](), dict[str, float]()
+        measuring = Measuring(KernelChoice(settings).of, _device_rows(names))
+        self._device = targets.device
+        machine = machine_of(self._device, settings)
+        layers = layer_shapes(names) if self._samples else ()
         self.diagnosis = Diagnosis(
             settings,
             _scale_of(targets.scaler),
@@ -96,90 +159,101 @@ class Instruments:
             tell=outlet.tell,
             cost=self.cost,
             sampling_cost=self.sampling_cost,
-            known=Known(
-                self._autocast.dtypes,
-                self._ranges.lost_eps,
-                machine_of(targets.device, settings),
-                layer_shapes(Names(targets.models)) if self._samples else (),
-            ),
+            known=Known(dtypes, lost_eps, machine, layers),
             run_guarded=self._diagnosing.run,
         )
-        self._ranges.focus = self.diagnosis.focus
-        self._ops = OpWatch(
-            targets, settings, self._ranges.sampler, outlet, account, self.diagnosis.observe
+        scaled = targets.scaler is not None and targets.scaler.is_enabled()
+        self._context = context = Context(
+            settings=settings,
+            scaler=targets.scaler,
+            device=self._device,
+            names=names,
+            trained=Trained(names, targets.optimizers),
+            registry=OptimizerRegistry(targets.optimizers, targets.models, scaled=scaled),
+            autocast_dtypes=dtypes,
+            lost_eps=lost_eps,
+            iteration=self._iteration,
+            losses=LossSum(),
+            bus=bus,
+            governor=Governor(settings, account),
+            measuring=measuring,
+            deferred=Deferred(),
+            regions=Regions(),
+            clock=Clock(),
+            observe=self.diagnosis.observe,
+            out=outlet,
         )
-        schedulers = SchedulerSensor(self._looking)
+        samples = RangeSamples(context.governor, measuring, bus) if self._samples else None
+        self._facts = Facts(context)
         self._ledger = IterationLedger(
-            self._readback,
-            registry,
-            self.diagnosis,
-            self._ranges,
-            self._ops,
-            schedulers.moved,
-            Clock(),
+            bus=bus,
+            iteration=self._iteration,
+            losses=context.losses,
+            readback=self._readback,
+            registry=context.registry,
+            judge=self.diagnosis,
+            samples=samples,
+            clock=context.clock,
         )
-        self._ops.wants_trace = lambda: self.diagnosis.wants_trace
-        self._ops.wants_inputs = lambda: self.diagnosis.wants_inputs
-        self._ops.wants_ops = lambda: self.diagnosis.wants_ops
-        self._ops.losses = self._ledger.losses
-        self._api = ApiWatch(
-            targets, registry, lambda: self._ledger.step, self.diagnosis.observe, account
-        )
-        self._ledger.step = self._ops.step = self._first_step = first_step
-        # Ranges first: what they measure belongs to the iteration that the others close.
-        self._sensors: list[Sensor] = [
-            *self._api.sensors,
-            *((*self._ranges.sensors, *self._ops.sensors) if self._samples else ()),
-            self._autocast,
-            schedulers,
-            OptimizerStepSensor(targets.scaler, self._ledger, self._steps),
-        ]
-        names, observe = Names(targets.models), self.diagnosis.observe
-        stale = StaleCastSensor(names, self._ledger, self._going_back, observe)
-        compiled = CompiledBackwardSensor(
-            names, self._ledger, self._going_back, observe, is_scaled=scaled
-        )
-        backwards = BackwardSensor(
-            targets.scaler,
-            self._ledger,
-            self._api.backwards,
-            self._going_back,
-            stale=stale,
-            compiled=compiled,
-        )
-        self._sensors += [stale, compiled, backwards]
-        if targets.scaler is not None:
-            follower = LossScaleSensor(
-                targets.scaler, self._ledger, registry, self._steps, self.tell_facts
-            )
-            self._sensors += [
-                follower,
-                ScalerSuccession(
-                    targets.scaler,
-                    follower,
-                    self._ledger,
-                    self._succeeding,
-                    observe,
-                    self._ranges.follow,
-                ),
-                ReplicaSensor(targets.scaler, self._ledger, registry, self._replicating, observe),
-            ]
+        self._births = BirthSensor(context)
+        self._census = OpCensusSensor(context)
+        self._window = None if self._device is None else WindowSensor(context, self._device)
+        for sensor in self._sensors(samples):
+            bus.add(sensor)
+        self._attachments: list[Attachment] = []
 
-        # Last, so that it comes when the others are done with an iteration.
-        self.boundaries = BoundarySensor(targets.scaler, self._ledger)
-        self._sensors.append(self.boundaries)
+    def _sensors(self, samples: RangeSamples | None) -> Iterator[Sensor]:
+        """Yield the sensors of the level, in the order in which they are told of an event."""
+        context = self._context
+        yield AutocastBackwardSensor(context)
+        yield ClippingSensor(context)
+        if context.is_scaled:
+            yield GradientUseSensor(context)
+        # What is measured belongs to the iteration that the ledger closes: before the ledger.
+        if samples is not None:
+            yield samples
+            yield Planner(context.governor, self.bus)
+            gradients = ScaledGradientSensor if context.is_scaled else DirectGradientSensor
+            yield gradients(context)
+            yield ActivationSensor(context)
+            yield WeightSensor(context)
+            yield UpdateSensor(context)
+            yield context.regions
+            yield InputSensor(context)
+            yield self._census
+            yield self._births
+            yield LossyCasts(context)
+            yield Fp8Casts(context)
+            yield MetricSums(context)
+            yield WeightAverages(context)
+            yield GradientSums(context)
+            yield AgedCasts(context)
+            yield RefusedOps(context)
+            yield DeferredReads(context.deferred)
+            if self._window is not None:
+                yield self._window
+        yield AutocastSensor(context)
+        yield self._facts
+        # A scheduler's step belongs to the step of its optimizer: before the ledger.
+        yield SchedulerSensor(context)
+        yield self._ledger
+        yield StaleCastSensor(context)
+        yield CompiledBackwardSensor(context)
+        if context.scaler is not None:
+            yield ScalerSuccession(context)
+            yield ReplicaSensor(context)
+        else:
+            yield RootLosses(context)
 
     def install(self) -> None:
         """Place the hooks; if one cannot be placed, none stays."""
         try:
-            self.tell_facts()
+            self._facts.record()
             if self._device is not None and self._device.type in DEVICES[1:]:
                 self._readback.prepare()
             if self._device is not None and self._samples:
-                self._ranges.measuring.prepare(self._device)
-            for sensor in self._sensors:
-                sensor.install()
-            self._ops.opened()
+                self._context.measuring.prepare(self._device)
+            self.bus.install()
             self.diagnosis.look_at_layers()
         except BaseException:
             self.remove()
@@ -187,49 +261,61 @@ class Instruments:
 
     def remove(self) -> None:
         """Take everything off."""
-        for sensor in reversed(self._sensors):
-            sensor.remove()
+        for attachment in reversed(self._attachments):
+            attachment.remove()
+        self.bus.remove()
 
-    def add(self, sensor: Sensor) -> None:
-        """Place one more sensor, which comes off with the others."""
-        sensor.install()
-        self._sensors.append(sensor)
+    def add(self, attachment: Attachment) -> None:
+        """Place something more, which comes off with the sensors."""
+        attachment.install()
+        self._attachments.append(attachment)
 
     @property
     def step(self) -> int:
         """Index of the open iteration."""
-        return self._ledger.step
+        return self._iteration.step
 
     def catch_up(self) -> None:
         """Judge what has reached the host and has not been judged yet. Never waits or raises.
 
         On the training thread only: from another one the training is left alone.
         """
-        if get_ident() == self._ledger.thread:
-            self._steps.run(self._ledger.deliver_arrived)
+        if get_ident() == self._iteration.thread:
+            self._ledger.guard.run(self._ledger.deliver_arrived)
 
     def drain(self) -> None:
         """Deliver what is still on its way, within ``DRAIN_SECONDS``, and the last word on findings."""
         end = time.monotonic() + DRAIN_SECONDS
-        guard = self._steps
+        guard = self._ledger.guard
         guard.run(self._ledger.deliver_arrived)
         while self._readback.in_flight and not guard.off and time.monotonic() < end:
             time.sleep(0.001)
             guard.run(self._ledger.deliver_arrived)
         # What ran after the last update, or all there was, where no update ever came.
-        census = self._ops.unfinished(self._ledger.step)
+        census = self._census.guard.run(self._census.unfinished, self._iteration.step)
+        self._poll()
         if census is not None:
             self.diagnosis.look_at(census, time.time_ns())
-        while self._ops.in_flight and time.monotonic() < end:
+        births = self._births
+        while births.in_flight and not births.guard.off and time.monotonic() < end:
             time.sleep(0.001)
-            self._ops.poll()
+            self._poll()
         self.diagnosis.end()
         self._diagnosing.run(self.diagnosis.ops.flush, time.time_ns())
         self._diagnosing.run(self.diagnosis.book.retell_all)
 
+    def _poll(self) -> None:
+        self._diagnosing.run(self._context.deferred.poll)
+        self._births.guard.run(self._births.poll)
+
     def ended_by(self, error: BaseException) -> None:
         """Explain the exception that has ended the training, if it is a known one. Never raises."""
-        self._api.ended_by(error)
+        self._ending.run(self._describe, error)
+
+    def _describe(self, error: BaseException) -> None:
+        context = self._context
+        for raised in describe(error, self._iteration.step, context.names, context.registry):
+            self.diagnosis.observe(raised)
 
     @property
     def census(self) -> CensusRecord | None:
@@ -239,13 +325,13 @@ class Instruments:
     @property
     def window(self) -> WindowRecord | None:
         """The newest profiler window; ``None`` before the first."""
-        return self._ops.newest_window
+        return None if self._window is None else self._window.newest
 
     @property
     def last_step(self) -> LastStep:
         """The iteration that has ended last, with what is known of it."""
-        judged, ended = self.diagnosis.last_step, self._ledger.step - 1
-        if self._steps.off:
+        judged, ended = self.diagnosis.last_step, self._iteration.step - 1
+        if self._ledger.guard.off:
             return LastStep(ended, None, judged.loss_scale)
         if judged.step == ended:
             return judged
@@ -254,43 +340,30 @@ class Instruments:
             return LastStep(ended, bool(skipped), judged.loss_scale, skipped)
         return LastStep(ended, None, judged.loss_scale)
 
-    def tell_facts(self) -> None:
-        """Record what does not change from step to step, as it is now."""
-        facts = run_facts(self._scaler, self._autocast.dtypes, self._device)
-        if self._peak_flops:
-            facts["peak_flops"] = self._peak_flops
-        self._outlet.put(FactsRecord(facts))
-
     def cost(self) -> SelfCost:
         """Return what watching has cost and missed so far."""
-        errors = sum([g.errors for g in self._guards])
-        missed = sum([g.missed for g in self._guards])
-        return SelfCost(
-            self._account.spent_ns, errors, self._readback.dropped + self._ops.dropped + missed
-        )
+        errors = missed = 0
+        for guard in self.bus.guards:
+            errors += guard.errors
+            missed += guard.missed
+        dropped = self._readback.dropped + self._births.dropped + missed
+        return SelfCost(self._account.spent_ns, errors, dropped)
 
     def sampling_cost(self) -> SamplingCost:
         """Return what sampling has cost and missed so far."""
-        measuring = self._ranges.measuring
+        measuring, governor = self._context.measuring, self._context.governor
         return SamplingCost(
-            self._ranges.sampler.interval,
-            measuring.dropped,
-            measuring.refused,
-            measuring.device_ns,
+            governor.interval, measuring.dropped, measuring.refused, measuring.device_ns
         )
-
-    @property
-    def _guards(self) -> tuple[Guard, ...]:
-        first = (
-            *(self._steps, self._entering, self._looking, self._diagnosing),
-            *(self._succeeding, self._going_back, self._replicating),
-        )
-        return (*first, *self._ranges.guards, *self._ops.guards, *self._api.guards)
 
     def not_seen(self) -> list[str]:
         """Return, in sentences, what was not observed."""
-        sentences = [f"sensor {g.name} failed and was switched off" for g in self._guards if g.off]
-        if self._ledger.step == self._first_step:
+        sentences = [
+            f"sensor {guard.name} failed and was switched off"
+            for guard in self.bus.guards
+            if guard.off
+        ]
+        if self._iteration.step == self._first_step:
             sentences.append(
                 "no step has been seen: neither scaler.update() nor, without a scaler, a step of"
                 " an optimizer of this model, outside of compiled functions"
@@ -298,8 +371,55 @@ class Instruments:
         if self._readback.dropped:
             sentences.append(f"{self._readback.dropped} iterations were not observed")
         if self._samples:
-            sentences += self._ranges.not_seen() + self._ops.not_seen()
+            sentences += self._not_measured()
+            sentences += [] if self._window is None else self._window.not_seen()
+            sentences += self._not_counted()
         return sentences
+
+    def _not_measured(self) -> list[str]:
+        sentences = []
+        if self._context.measuring.dropped:
+            sentences.append(
+                f"{self._context.measuring.dropped} measurements of ranges were given up: the"
+                " device was too far behind, or there is no kernel for it"
+            )
+        if may_compile():
+            sentences.append(
+                "outputs of modules are not measured: torch.compile was called in this process, and"
+                " hooks that come and go would have its code compiled again"
+            )
+        return sentences
+
+    def _not_counted(self) -> list[str]:
+        governor, sentences = self._context.governor, []
+        if self._births.dropped:
+            sentences.append(
+                f"in {self._births.dropped} iterations non-finite values were not followed from op"
+                " to op: a CUDA graph was captured, there were too many ops, or the host fell"
+                " behind"
+            )
+        forces_eager = self._context.settings.compiled_census == "force_eager"
+        if governor.counts_one_by_one and may_compile() and not forces_eager:
+            sentences.append(
+                "ops are not counted one by one: torch.compile was called in this process, and"
+                " compiled code would run otherwise; profiler windows count them, and"
+                ' compiled_census="force_eager" runs counted iterations uncompiled'
+            )
+        if governor.uncountable:
+            sentences.append(
+                f"ops are not counted one by one any more: {governor.uncountable} was met, which"
+                " PyTorch computes otherwise while anybody looks; profiler windows count ops: on a"
+                " GPU, elsewhere with window_seconds=600"
+            )
+        return sentences
+
+
+def _device_rows(names: Names) -> int:
+    """Return how many tensors an iteration may have: of each kind all, of outputs some each."""
+    parameters = sum(1 for _ in names.parameters())
+    buffers = sum(1 for _ in names.buffers())
+    leaves = sum(1 for _ in names.leaf_modules())
+    return min(MAX_DEVICE_ROWS, MIN_DEVICE_ROWS + 4 * parameters + buffers + 4 * leaves)
 
 
 def _scale_of(scaler: torch.amp.GradScaler | None) -> float:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ampwatch.errors import AttachError
-from ampwatch.training.sensors.scaler.loss_scale import check_scaler
+from ampwatch.training.model.scaler import check_scaler
 
 
 @dataclass(frozen=True, slots=True)

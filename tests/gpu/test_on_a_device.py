@@ -158,7 +158,7 @@ def test_a_device_far_behind_drops_observations_and_never_waits() -> None:
         torch.cuda._sleep(2_000_000_000)
         for _ in range(10):
             step()
-        dropped = watch._instruments._readback.dropped
+        dropped = watch._session._readback.dropped
         torch.cuda.synchronize()
         step()
         torch.cuda.synchronize()
@@ -210,8 +210,8 @@ def test_an_update_inside_a_capture_does_not_break_it() -> None:
         graph.replay()
         torch.cuda.synchronize()
 
-    assert watch._instruments.cost().sensor_errors == 0
-    assert watch._instruments.cost().sensor_errors == 0
+    assert watch._session.cost().sensor_errors == 0
+    assert watch._session.cost().sensor_errors == 0
 
 
 def test_below_two_to_the_minus_127_a_finite_step_poisons_the_weights_and_counts_as_applied() -> (
@@ -237,11 +237,11 @@ def test_the_device_and_its_dtype_are_told() -> None:
     model, _, scaler, step = _training("fused")
     with ampwatch.monitor(model, scaler, serve=False) as watch:
         step()
-        dtypes = list(watch._instruments._autocast.dtypes)
+        dtypes = list(watch._session._context.autocast_dtypes)
 
     assert dtypes == ["float16"]
-    assert watch._instruments._device is not None
-    assert torch.cuda.get_device_name(watch._instruments._device) != ""
+    assert watch._session._device is not None
+    assert torch.cuda.get_device_name(watch._session._device) != ""
 
 
 def test_skips_on_a_device_are_classified_as_on_the_cpu() -> None:

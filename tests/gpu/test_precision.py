@@ -48,7 +48,7 @@ def _train(
 
 
 def _census(watch: ampwatch.Monitor) -> CensusRecord:
-    census = watch._instruments.census
+    census = watch._session.census
     assert census is not None
     return census
 
@@ -169,7 +169,7 @@ def test_a_window_finds_the_kernels_of_a_training() -> None:
     """Matmuls of bfloat16 on tensor cores, and the profiler is gone afterwards."""
     watch = _train(_model(4096), 200, torch.bfloat16, "standard", window_seconds=0.001)
 
-    window = watch._instruments.window
+    window = watch._session.window
     assert window is not None
     assert window.windows > window.invalid
     time = {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import ampwatch
-from ampwatch.training.session import Instruments
+from ampwatch.training.session import Session
 from ampwatch.wire.blackbox import files
 from ampwatch.wire.blackbox.document import from_json
 from ampwatch.wire.blackbox.recorder import Recorder
@@ -116,7 +116,7 @@ def test_a_training_that_could_not_be_watched_leaves_none(
     def fail(_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Instruments, "install", fail)
+    monkeypatch.setattr(Session, "install", fail)
     run = build(COLLAPSE)
     with pytest.raises(ZeroDivisionError):
         ampwatch.monitor(run.models, run.scaler, serve=False, report_dir=str(own_places / "here"))

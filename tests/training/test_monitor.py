@@ -18,7 +18,7 @@ import ampwatch
 from ampwatch.report.report import summary_of
 from ampwatch.training import outlet
 from ampwatch.training.iteration.ledger import IterationLedger
-from ampwatch.training.session import Instruments
+from ampwatch.training.session import Session
 from ampwatch.wire.blackbox.document import from_json
 from ampwatch.wire.records import (
     EndRecord,
@@ -250,7 +250,7 @@ def test_a_sensor_that_is_off_does_not_leave_a_verdict_standing(
         run.after_step = lambda step: (
             step == 0
             and monkeypatch.setattr(  # type: ignore[func-returns-value]
-                IterationLedger, "close_scaled", None
+                IterationLedger, "_close", None
             )
         )
         run.loop()
@@ -322,7 +322,7 @@ def test_an_interrupt_while_closing_still_takes_everything_off(
     before = torch.amp.GradScaler.update
     run = build("fp16-foreach")
     watch = ampwatch.monitor(run.models, run.scaler, serve=False)
-    monkeypatch.setattr(Instruments, "drain", interrupted)
+    monkeypatch.setattr(Session, "drain", interrupted)
     with pytest.raises(KeyboardInterrupt):
         watch.close()
 
@@ -527,12 +527,8 @@ def test_the_loss_of_an_unscaled_run_is_seen_through_a_disabled_scaler() -> None
     run = build("bf16-disabled-scaler")
     seen = []
     with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
-        deliver = watch._instruments.diagnosis.deliver
-        watch._instruments._ledger._sink = type(
-            "Tee",
-            (),
-            {"deliver": lambda _, it: (seen.append(it.loss), deliver(it))},
-        )()
+        deliver = watch._diagnosis.deliver
+        watch._diagnosis.deliver = lambda it: (seen.append(it.loss), deliver(it))
         run.loop()
 
     assert seen == pytest.approx(run.losses)

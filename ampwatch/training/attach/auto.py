@@ -124,7 +124,7 @@ class Attacher:
             self._attach(_living(self._waiting), scalers[0] if scalers else None, 0)
 
     def _stepped_alone(self, optimizer: Optimizer, *_: Any) -> None:
-        in_use = [s for s in _living(self._scalers) if s.is_enabled() and s._scale is not None]  # noqa: SLF001 - see sensors/loss_scale.py
+        in_use = [s for s in _living(self._scalers) if s.is_enabled() and s._scale is not None]  # noqa: SLF001 - see model/scaler.py
         if self._is_waiting(optimizer) and not in_use:
             self._attach(_living(self._waiting), None, 1)
 

@@ -1,55 +1,29 @@
-"""Calls that PyTorch computes otherwise while any dispatch mode is on, seen before they are made."""
+"""Functions that PyTorch computes otherwise while any dispatch mode is on."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ampwatch.training.hooks.taps import Listener, listen_to_function
+# They decide above the dispatcher which vectors nobody needs.
+ALTERED_FUNCTIONS: tuple[tuple[Any, str], ...] = (
+    (torch.linalg, "svdvals"),
+    (torch.linalg, "eigvalsh"),
+    (torch.linalg, "pinv"),
+    (torch.linalg, "cond"),
+    (torch.linalg, "matrix_rank"),
+    (torch, "pinverse"),
+)
+"""Modules and names of those that always are."""
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-ALWAYS = ("svdvals", "eigvalsh", "pinv", "cond", "matrix_rank")
-"""Functions of ``torch.linalg`` that decide above the dispatcher which vectors nobody needs."""
-
-NORMS = ("norm", "matrix_norm")
-"""Those of which some norms are made of singular values."""
+ALTERED_NORMS: tuple[tuple[Any, str], ...] = ((torch.linalg, "norm"), (torch.linalg, "matrix_norm"))
+"""Those of which some norms are, being made of singular values."""
 
 OF_SINGULAR_VALUES = ("nuc", 2, -2)
 
 
-class AlteredCalls:
-    """Hears of such calls before they are made, wherever Python makes them by the usual name.
-
-    Args:
-        called: Called with the name of the function. Must not raise.
-    """
-
-    def __init__(self, called: Callable[[str], None]) -> None:
-        self._called = called
-        self._listeners: list[Listener] = []
-
-    def install(self) -> None:
-        """Listen to the functions."""
-        for name in ALWAYS:
-            self._listen(torch.linalg, name, lambda *_, name=name: self._called(name))
-        self._listen(torch, "pinverse", lambda *_: self._called("pinverse"))
-        for name in NORMS:
-            self._listen(torch.linalg, name, self._before_norm)
-
-    def _listen(self, module: Any, name: str, before: Callable[..., None]) -> None:
-        if hasattr(module, name):
-            self._listeners.append(listen_to_function(module, name, before=before))
-
-    def remove(self) -> None:
-        """Stop listening."""
-        for listener in self._listeners:
-            listener.remove()
-        self._listeners.clear()
-
-    def _before_norm(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = args[1] if len(args) > 1 else kwargs.get("ord")
-        if isinstance(given, (str, int, float)) and given in OF_SINGULAR_VALUES:
-            self._called("norm")
+def is_altered_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a call of one of ``ALTERED_NORMS`` asks for a norm of singular values."""
+    given = args[1] if len(args) > 1 else kwargs.get("ord")
+    return isinstance(given, (str, int, float)) and given in OF_SINGULAR_VALUES

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import torch
-
-from ampwatch.training.hooks.taps import Listener, listen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BACKENDS = ("_TorchCompileInductorWrapper", "_TorchCompileWrapper")
 """Classes of which ``torch.compile`` makes one object at each call."""
@@ -61,15 +55,3 @@ class ForcedEager:
 
 def _stance() -> object:
     return getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
-
-
-def listen_to_compile(called: Callable[..., None]) -> list[Listener]:
-    """Have ``called`` called whenever ``torch.compile`` is, before anything runs compiled.
-
-    Args:
-        called: Called with what nobody needs. Must not raise.
-    """
-    # The function itself may have been imported by name; and it warns whoever has hooks on
-    # all modules when something compiled runs.
-    owners = [getattr(torch, name) for name in BACKENDS if hasattr(torch, name)]
-    return [listen(owner, "__init__", before=called) for owner in owners]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ampwatch.training.hooks.taps import Listener, listen
-from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.model.dtypes import NAMES, OTHER, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from ampwatch.guard import Guard
+    from ampwatch.training.hooks.events import AutocastEntering, AutocastLeft
 
 CALLERS = 8
 """How many callers are looked at for ``custom_fwd``; between it and here are five of ours."""
@@ -25,14 +25,12 @@ DEVICES = ("cpu", "cuda", "xpu")
 """Types of devices for which there may be regions that nobody saw being entered."""
 
 
-_any_enabled = getattr(torch._C, "_is_any_autocast_enabled", None)  # noqa: SLF001 - one call, not three
-
-
-def is_in_autocast() -> bool:
-    """Whether autocast is on in the calling thread, for any type of device."""
-    if _any_enabled is not None:
-        return bool(_any_enabled())
+def _is_any_enabled() -> bool:
     return any(torch.is_autocast_enabled(device) for device in DEVICES)
+
+
+is_in_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", _is_any_enabled)  # noqa: SLF001 - one call, not three
+"""Whether autocast is on in the calling thread, for any type of device."""
 
 
 class Region(NamedTuple):
@@ -51,54 +49,35 @@ class Region(NamedTuple):
     by_function: bool
 
 
-class Regions:
+class Regions(Sensor):
     """Follows ``torch.autocast`` in every thread.
 
     Below the dispatcher's autocast key, where ops are counted, PyTorch itself says that
     autocast is off: it has just been applied. A region inside a compiled function is not
     entered by Python and is not seen.
-
-    Args:
-        guard: The fail-open boundary.
     """
 
     name = "regions"
+    is_thread_safe = True
 
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
+    def __init__(self) -> None:
         self._of_thread: dict[int, list[Region]] = {}
         self._unseen: dict[int, int] = {}
-        self._listeners: list[Listener] = []
 
-    def install(self) -> None:
-        """Listen to entering and leaving."""
-        self._listeners = [
-            listen(torch.autocast, "__enter__", after=self._enter),
-            listen(torch.autocast, "__exit__", after=self._exit),
-        ]
-
-    def remove(self) -> None:
-        """Stop listening."""
-        for listener in self._listeners:
-            listener.remove()
-        self._listeners.clear()
+    def removed(self) -> None:
+        """Forget the regions."""
         self._of_thread.clear()
         self._unseen.clear()
 
-    def _enter(self, region: Any, _args: Any, _kwargs: Any) -> None:
-        self._guard.run(self.entered, region)
-
-    def _exit(self, _region: Any, _args: Any, _kwargs: Any) -> None:
-        self._guard.run(self.left)
-
-    def entered(self, region: Any) -> None:
-        """The calling thread is in ``region``, a ``torch.autocast``, now."""
-        dtype = name_of(region.fast_dtype)
+    def autocast_entering(self, event: AutocastEntering) -> None:
+        """The calling thread is about to be in the region."""
+        region = event.region
+        dtype = NAMES.get(region.fast_dtype, OTHER)
         enabled = bool(region._enabled)  # noqa: SLF001 - no public name for it
         entered = Region(region.device, dtype, enabled, not enabled and _is_custom_function())
         self._of_thread.setdefault(get_ident(), []).append(entered)
 
-    def left(self) -> None:
+    def autocast_left(self, _event: AutocastLeft) -> None:
         """The calling thread has left the region it entered last."""
         me = get_ident()
         regions = self._of_thread.get(me)
@@ -107,7 +86,7 @@ class Regions:
             if not regions:
                 del self._of_thread[me]
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Ask PyTorch for regions that nobody saw being entered: before ampwatch came, or by hand.
 
         To be called where users' code runs, above the dispatcher's autocast key.

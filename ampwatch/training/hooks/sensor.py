@@ -1,21 +1,42 @@
-"""The contract of a sensor: it goes on, it comes off, and it has a name."""
+"""The contract of a sensor: it names the events it wants by its methods, and touches nothing."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from ampwatch.guard import Guard
 
 
-class Sensor(Protocol):
+class Sensor:
     """Something that watches one thing in the training process.
 
+    A method with the name of an event (`events.py`) is called with each of that kind, on the
+    thread on which it happens and behind the sensor's own guard. A sensor places nothing itself:
+    the bus does, and only where a sensor wants the event.
+
     Attributes:
-        name: Short and stable; names the sensor in logs.
+        name: Short and stable; names the sensor in logs and metrics.
+        is_thread_safe: Whether it may be at work in several threads at a time.
+        any_scaler: Whether it wants the events of all scalers, not only of the watched one.
+        waking: Names of the events that reach it while it is dormant.
+        is_dormant: Nothing happens that concerns it; costs less than being called in vain.
+        guard: Its fail-open boundary, where it does work that no event begins; else the bus
+            makes one.
     """
 
-    name: str
+    name: ClassVar[str]
+    is_thread_safe: ClassVar[bool] = False
+    waking: ClassVar[frozenset[str]] = frozenset()
+    any_scaler: bool = False
+    is_dormant: bool = False
+    guard: Guard | None = None
 
-    def install(self) -> None:
-        """Place the hooks. Called once, after all checks have passed."""
+    def installed(self) -> None:
+        """Begin; the hooks are placed. At set-up, so what it raises reaches the user."""
 
-    def remove(self) -> None:
-        """Take everything off again; afterwards nothing of the sensor is left behind."""
+    def failed(self) -> None:
+        """Take off what was placed for the moment: the sensor has failed, and is off from now on."""
+
+    def removed(self) -> None:
+        """Forget everything; the hooks are gone. Idempotent, and called after a failure as well."""

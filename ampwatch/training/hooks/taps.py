@@ -35,7 +35,8 @@ class Listener:
         before: Called before the method, or ``None``.
         after: Called after the method returned, or ``None``; not called if it raised.
         returned: Called with what the method returned, or ``None``; not called if it raised.
-        failed: Called, without anything, if the method raised, or ``None``.
+        failed: Called with the instance if the method raised, without anything if the function did;
+            or ``None``.
     """
 
     __slots__ = ("_tap", "after", "before", "failed", "instance", "returned")
@@ -47,7 +48,7 @@ class Listener:
         before: Callable[..., None] | None,
         after: Callable[..., None] | None,
         returned: Callable[..., None] | None = None,
-        failed: Callable[[], None] | None = None,
+        failed: Callable[..., None] | None = None,
     ) -> None:
         self._tap = tap
         self.instance = instance
@@ -78,11 +79,11 @@ class _Tap:
         self._wrapper = self._wrap()
         setattr(owner, name, self._wrapper)
 
-    def _wrap(self) -> Callable[..., Any]:
+    def _wrap(self) -> Callable[..., Any]:  # noqa: C901 - in line: it runs in each step
         original, in_compiler = self._original, self._in_compiler
 
         @functools.wraps(original)
-        def wrapper(instance: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(instance: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: C901 - likewise
             # A call that is being compiled must not get our code into its graph.
             if not in_compiler and torch.compiler.is_compiling():
                 return original(instance, *args, **kwargs)
@@ -92,13 +93,21 @@ class _Tap:
                     listener.instance is None or listener.instance is instance
                 ):
                     before(instance, args, kwargs)
-            result = original(instance, *args, **kwargs)
+            try:
+                result = original(instance, *args, **kwargs)
+            except BaseException:
+                for listener in listeners:
+                    if (failed := listener.failed) is not None and (
+                        listener.instance is None or listener.instance is instance
+                    ):
+                        failed(instance)
+                raise
             for listener in listeners:
                 if listener.instance is None or listener.instance is instance:
                     if (after := listener.after) is not None:
                         after(instance, args, kwargs)
                     if (returned := listener.returned) is not None:
-                        returned(instance, result)
+                        returned(instance, result, args, kwargs)
             return result
 
         return wrapper
@@ -131,7 +140,7 @@ class _FunctionTap(_Tap):
 
     __slots__ = ()
 
-    def _wrap(self) -> Callable[..., Any]:
+    def _wrap(self) -> Callable[..., Any]:  # noqa: C901 - in line: it runs in each step
         original = self._original
         # First: it lists what is in PyTorch's modules when it is asked for the first time.
         builtin = _builtins._find_builtin(original)  # type: ignore[no-untyped-call] # noqa: SLF001 - no public name for it
@@ -140,28 +149,25 @@ class _FunctionTap(_Tap):
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return original(*args, **kwargs)
-            return self._call(original, args, kwargs)
+            listeners = self._listeners
+            for listener in listeners:
+                if listener.before is not None:
+                    listener.before(args, kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException:
+                for listener in listeners:
+                    if listener.failed is not None:
+                        listener.failed()
+                raise
+            for listener in listeners:
+                if listener.after is not None:
+                    listener.after(args, kwargs)
+            return result
 
         if builtin is not None:
             _builtins._register_builtin(wrapper, builtin)  # noqa: SLF001
         return wrapper
-
-    def _call(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        listeners = self._listeners
-        for listener in listeners:
-            if listener.before is not None:
-                listener.before(args, kwargs)
-        try:
-            result = original(*args, **kwargs)
-        except BaseException:
-            for listener in listeners:
-                if listener.failed is not None:
-                    listener.failed()
-            raise
-        for listener in listeners:
-            if listener.after is not None:
-                listener.after(args, kwargs)
-        return result
 
     def drop(self, listener: Listener) -> None:
         super().drop(listener)
@@ -177,6 +183,7 @@ def listen(
     before: Callable[..., None] | None = None,
     after: Callable[..., None] | None = None,
     returned: Callable[..., None] | None = None,
+    failed: Callable[..., None] | None = None,
     in_compiler: bool = False,
 ) -> Listener:
     """Call ``before`` and ``after`` around a method until the listener is removed.
@@ -188,7 +195,8 @@ def listen(
         instance: Listen to this instance only; ``None`` listens to all of them.
         before: Called with ``(instance, args, kwargs)`` before the method. Must not raise.
         after: Likewise after the method has returned.
-        returned: Called with ``(instance, result)`` after that. Must not raise.
+        returned: Called with ``(instance, result, args, kwargs)`` after that. Must not raise.
+        failed: Called with the instance if the method has raised instead. Must not raise.
         in_compiler: The method is one of the compiler's own, and called while it compiles.
 
     Returns:
@@ -208,7 +216,7 @@ def listen(
         tap = _taps.get((definer, name))
         if tap is None or not tap.is_in_place:
             tap = _taps[definer, name] = _Tap(definer, name, in_compiler=in_compiler)
-        listener = Listener(tap, instance, before, after, returned)
+        listener = Listener(tap, instance, before, after, returned, failed)
         tap.add(listener)
     return listener
 

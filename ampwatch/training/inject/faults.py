@@ -8,18 +8,20 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.nn.modules import module as module_state
-from torch.nn.modules.module import register_module_forward_hook
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampwatch.training.hooks.compiling import is_traced
-from ampwatch.training.hooks.taps import Listener, listen
+from ampwatch.training.hooks.places import (
+    Handle,
+    after_any_forward_first,
+    before_any_step,
+    before_node,
+)
+from ampwatch.training.hooks.taps import listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor, nn
-    from torch.utils.hooks import RemovableHandle
 
     from ampwatch.guard import Guard
 
@@ -46,7 +48,7 @@ class GradientFault:
         self._value = value
         self._guard = guard
         # A node lives as long as it is held, and its hook with it.
-        self._placed: list[tuple[torch.autograd.graph.Node, RemovableHandle]] = []
+        self._placed: list[tuple[torch.autograd.graph.Node, Handle]] = []
 
     def install(self, due: Callable[[], bool]) -> None:
         """Place the hooks."""
@@ -58,7 +60,7 @@ class GradientFault:
 
         for parameter in self._parameters:
             node = torch.autograd.graph.get_gradient_edge(parameter).node
-            self._placed.append((node, node.register_prehook(before)))
+            self._placed.append((node, before_node(node, before)))
 
     def remove(self) -> None:
         """Take the hooks off."""
@@ -87,7 +89,7 @@ class ActivationFault:
         self._module = module
         self._value = value
         self._guard = guard
-        self._handle: RemovableHandle | None = None
+        self._handle: Handle | None = None
 
     def install(self, due: Callable[[], bool]) -> None:
         """Place the hook."""
@@ -106,10 +108,7 @@ class ActivationFault:
             planted = found + _made_by_ops(found, self._value)
             return self._guard.run(_with, output, found, planted)
 
-        self._handle = register_module_forward_hook(after)
-        hooks: Any = getattr(module_state, "_global_forward_hooks", {})
-        if self._handle.id in hooks:
-            hooks.move_to_end(self._handle.id, last=False)
+        self._handle = after_any_forward_first(after)
 
     def remove(self) -> None:
         """Take the hook off."""
@@ -182,7 +181,7 @@ class StallFault:
         self._sleep = sleep
         self._step = step
         self._stalled = -1
-        self._placed: list[Listener | RemovableHandle] = []
+        self._placed: list[Handle] = []
 
     def install(self, due: Callable[[], bool]) -> None:
         """Listen to the steps."""
@@ -196,7 +195,7 @@ class StallFault:
             owner = type(self._scaler)
             self._placed = [listen(owner, "step", instance=self._scaler, before=before)]
         else:
-            self._placed = [register_optimizer_step_pre_hook(before)]
+            self._placed = [before_any_step(before)]
 
     def remove(self) -> None:
         """Stop listening."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ampwatch.training.session import Instruments
+    from ampwatch.training.session import Session
     from ampwatch.wire.records import Finding
 
 logger = logging.getLogger("ampwatch")
@@ -86,12 +86,12 @@ def inject(
     Cost:
         About 1 us a module call (activations) or 0.3 us a call of the scaler while it is in place.
     """
-    instruments = _open_instruments(watch)
+    session = _open_session(watch)
     guard = Guard(f"inject {kind}")
     if steps is None:
         steps = COLLAPSE_STEPS if kind == "collapsed_scale" else 1
     check_count("steps", steps, least=1)
-    first = instruments.step if step is None else step
+    first = session.step if step is None else step
     check_count("step", first, least=0)
     given = {"parameter": parameter, "module": module}
     _check_names(kind, given)
@@ -105,11 +105,11 @@ def inject(
         raise SettingsError(msg)
     else:
         fault, place = _fault(watch, kind, parameter or module or "", guard)
-    if first < instruments.step:
-        msg = f"`step`: expected {instruments.step} or later, which is the open iteration, got {step!r}"
+    if first < session.step:
+        msg = f"`step`: expected {session.step} or later, which is the open iteration, got {step!r}"
         raise SettingsError(msg)
-    injection = Injection(instruments, fault, f"{kind}{place}", range(first, first + steps))
-    instruments.add(injection)
+    injection = Injection(session, fault, f"{kind}{place}", range(first, first + steps))
+    session.add(injection)
     watch._outlet.marks.append(injection.mark)  # noqa: SLF001 - one room with two doors
     return injection
 
@@ -124,12 +124,10 @@ class Injection:
 
     name = "injection"
 
-    def __init__(
-        self, instruments: Instruments, fault: Fault, what: str, iterations: range
-    ) -> None:
+    def __init__(self, session: Session, fault: Fault, what: str, iterations: range) -> None:
         self.what = what
         self.planted = 0
-        self._instruments = instruments
+        self._session = session
         self._fault = fault
         self._iterations = iterations
         self._first = self._last = -1
@@ -142,7 +140,7 @@ class Injection:
 
     def install(self) -> None:
         """Place it."""
-        self._instruments.boundaries.tell(self._closed)
+        self._session.bus.call_at_boundary(self._closed)
         self._fault.install(self._due)
 
     def remove(self) -> None:
@@ -150,7 +148,7 @@ class Injection:
         if self._is_over:
             return
         self._is_over = True
-        self._instruments.boundaries.forget(self._closed)
+        self._session.bus.forget_at_boundary(self._closed)
         self._fault.remove()
         if self.planted:
             times = f"{self.planted} iteration{'s' if self.planted > 1 else ''}"
@@ -181,7 +179,7 @@ class Injection:
         return f"<ampwatch.Injection {self.what}, {state}>"
 
     def _due(self) -> bool:
-        step = self._instruments.step
+        step = self._session.step
         if self._is_over or step not in self._iterations:
             return False
         if step != self._last:
@@ -197,14 +195,14 @@ class Injection:
             self.remove()
 
 
-def _open_instruments(watch: Any) -> Instruments:
+def _open_session(watch: Any) -> Session:
     if not isinstance(watch, Monitor):
         msg = f"`watch`: expected what ampwatch.monitor() has returned, got {watch!r}"
         raise SettingsError(msg)
     if watch.closed:
         msg = f"expected an open monitor, got {watch!r}; inject between monitor() and close(), at a level other than off"
         raise StateError(msg)
-    return watch._instruments  # noqa: SLF001 - as above
+    return watch._session  # noqa: SLF001 - as above
 
 
 def _check_names(kind: str, given: dict[str, str | None]) -> None:
@@ -242,8 +240,8 @@ def _fault(watch: Monitor, kind: str, name: str, guard: Guard) -> tuple[Fault, s
 
 
 def _stall(watch: Monitor, seconds: float, sleep: Callable[[float], None]) -> StallFault:
-    instruments, scaler = watch._instruments, watch._scaler  # noqa: SLF001
-    return StallFault(scaler, seconds, sleep, lambda: instruments.step)
+    session, scaler = watch._session, watch._scaler  # noqa: SLF001
+    return StallFault(scaler, seconds, sleep, lambda: session.step)
 
 
 def _named(pairs: Iterable[tuple[str, Any]], name: str, what: str) -> Any:

@@ -18,13 +18,11 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ampwatch.settings import Settings
 
 OPENING = 32
@@ -87,12 +85,24 @@ UPDATES_EVERY = 4
 anyway, and two copies of the weights in each step would be the dearest part of all."""
 
 
-class Sampler:
+class Purse(Protocol):
+    """What ampwatch has cost.
+
+    Attributes:
+        spent_ns: Time spent so far. Unit: ns.
+    """
+
+    @property
+    def spent_ns(self) -> int:
+        """Return the time spent so far. Unit: ns."""
+
+
+class Governor:
     """Decides for each iteration, when it begins, what is measured in it.
 
     Args:
         settings: ``level``, ``sample_every``, ``op_census`` and ``overhead_budget``.
-        spent_ns: Asked at the end of each iteration what ampwatch has cost so far.
+        purse: Says at the end of each iteration what ampwatch has cost so far.
 
     Attributes:
         wanted: What to look at in the open iteration.
@@ -100,20 +110,27 @@ class Sampler:
         interval: Iterations between the two newest samples.
         step: Index of the open iteration.
         is_held: Nothing is to be looked at, because a profiler does.
+        is_opening: Whether iterations are sampled whatever it costs.
+        counts_one_by_one: Whether ops are to be counted one by one, where that can be done.
+        observes_skips: Whether gradients that made a step be skipped are measured on the spot.
+        uncountable: Name of the op or function because of which ops are not counted one by one
+            any more; empty without.
     """
 
-    def __init__(self, settings: Settings, spent_ns: Callable[[], int]) -> None:
+    def __init__(self, settings: Settings, purse: Purse) -> None:
         self._level = settings.level
+        self.observes_skips = settings.level in ("standard", "deep")
         self._every = settings.sample_every
         counts_ops = settings.op_census != "window"
+        self.counts_one_by_one = settings.level == "deep" or counts_ops
         self._turns = (*TURNS, OPS) if counts_ops else TURNS
         self._first = FIRST | OPS if counts_ops else FIRST
         self._budget = settings.overhead_budget
-        self._spent_ns = spent_ns
+        self._purse = purse
         self.step = 0
         self._turn = 0
         self._owed_ns = 0.0
-        self._spent_before = spent_ns()
+        self._spent_before = purse.spent_ns
         self._usual_ns = 0.0
         self._quiet_cost_ns = 0.0
         self._alarmed_until = -1
@@ -123,6 +140,7 @@ class Sampler:
         self._skips = 0
         self._looked_until = -1
         self.is_held = False
+        self.uncountable = ""
         self._parts: dict[Wanted, int] = {}
         self._rounds: dict[Wanted, int] = {}
         self._device_ns: dict[Wanted, float] = {}
@@ -136,6 +154,7 @@ class Sampler:
     def stop(self) -> None:
         """Measure nothing any more: what the sensors share has failed."""
         self._level, self.wanted = "off", frozenset()
+        self.observes_skips = self.is_opening = False
 
     def owe(self, cost_ns: float) -> None:
         """Account for what was spent outside of guarded calls. Unit: ns."""
@@ -161,19 +180,9 @@ class Sampler:
         self._turn = self._turns.index(GRADIENTS)
 
     @property
-    def looks_at_skips(self) -> bool:
-        """Whether gradients that made a step be skipped are measured on the spot."""
-        return self._level in ("standard", "deep")
-
-    @property
     def is_alert(self) -> bool:
         """Whether skips have been seen lately, or nothing is known yet."""
         return self.is_opening or self.step <= self._deaf_until
-
-    @property
-    def is_opening(self) -> bool:
-        """Whether iterations are looked at whatever it costs."""
-        return self.step < OPENING or self._level == "deep"
 
     def takes_skip(self) -> bool:
         """Whether the gradients of the open iteration, which will be skipped, are measured.
@@ -201,7 +210,7 @@ class Sampler:
         Args:
             duration_s: Wall time of the one that has ended; NaN for the first. Unit: s.
         """
-        spent = self._spent_ns()
+        spent = self._purse.spent_ns
         cost_ns, self._spent_before = float(spent - self._spent_before), spent
         if not math.isnan(duration_s):
             duration_ns = duration_s * 1e9
@@ -255,6 +264,7 @@ class Sampler:
 
     def _plan(self) -> Wanted:
         self.part = (0, 1)
+        self.is_opening = self.step < OPENING or self._level == "deep"
         if self._level in ("off", "light") or self.is_held:
             return frozenset()
         if self._level == "deep":

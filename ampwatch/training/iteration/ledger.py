@@ -1,6 +1,6 @@
-"""The open iteration: what the sensors have seen since the last update of the scaler.
+"""The open iteration: what has happened since the last update of the scaler.
 
-The sensors tell the ledger what happened; the ledger gives it a number, sends
+The bus tells the ledger what happens; the ledger gives it a number, sends
 the values that are still on the device through the readback, and delivers each
 ``Iteration`` once everything about it is on the host, in order.
 """
@@ -15,21 +15,43 @@ from threading import get_ident
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings
-from ampwatch.training.transfer.losses import LossSum, is_capturing
+from ampwatch.training.hooks.events import (
+    FactsChanged,
+    IterationArrived,
+    IterationClosed,
+    IterationClosing,
+    IterationOpened,
+)
+from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.model.scaler import STEPPED
+from ampwatch.training.transfer.losses import is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
     from torch.optim import Optimizer
 
+    from ampwatch.diagnosis.evidence.attention import Attention
     from ampwatch.diagnosis.evidence.iteration import TensorRange
-    from ampwatch.diagnosis.evidence.ops import OpCensus, Window
+    from ampwatch.guard import Guard
+    from ampwatch.training.hooks.bus import Bus
+    from ampwatch.training.hooks.events import (
+        OptimizerStepped,
+        Scaled,
+        SchedulerStepped,
+        StepBegan,
+        Updated,
+        Updating,
+    )
+    from ampwatch.training.hooks.open_iteration import OpenIteration
     from ampwatch.training.model.optimizers import OptimizerRegistry
+    from ampwatch.training.transfer.losses import LossSum
     from ampwatch.training.transfer.measuring import Sample
     from ampwatch.training.transfer.readback import Readback, Row
 
 SCALE_BEFORE, SCALE, TRACKER, LOSS, FOUND_INF = range(5)
+"""Columns of a row; those of the verdicts begin at the last."""
+
 MAX_FOUND_INF = 64
 """found_inf tensors taken per iteration: one per optimizer and device."""
 
@@ -61,17 +83,11 @@ class Clock:
     unix_ns: Callable[[], int] = time.time_ns
 
 
-class Measurements(Protocol):
+class Samples(Protocol):
     """What else belongs to an iteration: the ranges that were measured in it."""
 
-    def closing(self, *, nonfinite: bool) -> None:
-        """The iteration is about to end; whether something in it is known not to be finite."""
-
     def seal(self) -> Sample | None:
-        """Send off what was measured."""
-
-    def opened(self, duration_s: float) -> None:
-        """The next iteration begins; the one before took so long. Unit: s."""
+        """Send off what was measured; ``None`` if nothing was."""
 
     def take(self, sample: Sample) -> Sequence[TensorRange]:
         """Return the measurements of a sample that has arrived."""
@@ -79,28 +95,15 @@ class Measurements(Protocol):
     def discard(self, sample: Sample) -> None:
         """Let go of a sample that nobody will ask for."""
 
-    def alarm(self) -> None:
-        """Something in an iteration that was delivered was not finite, or is about to be."""
 
-    def calm(self) -> None:
-        """The iteration that was delivered is the first without after such ones."""
-
-
-class Ops(Protocol):
-    """What else is seen of an iteration: its ops and its kernels."""
-
-    def closed(self, step: int, duration_s: float) -> tuple[OpCensus | None, Window | None]:
-        """Iteration ``step`` has ended and took so long; return what was seen. Unit: s."""
-
-    def opened(self) -> None:
-        """The next iteration begins."""
-
-
-class IterationSink(Protocol):
+class Judge(Protocol):
     """Where iterations go."""
 
     def deliver(self, iteration: Iteration) -> None:
         """Take an iteration that is complete; they come in order."""
+
+    def attention(self) -> Attention:
+        """Return what should be observed more closely in the next iteration."""
 
 
 @dataclass(slots=True)
@@ -122,86 +125,105 @@ class _Parcel(NamedTuple):
     sample: Sample | None
 
 
-class IterationLedger:
-    """Puts iterations together.
+class IterationLedger(Sensor):
+    """Puts iterations together from the events of the scaler and of the optimizers.
 
     With an enabled scaler an iteration ends with ``scaler.update``, and with nothing
     else. Without one it ends with the step of the leading optimizer: the first that
     steps, or, when that one is gone, the first that steps twice.
 
+    ``found_inf`` is taken before ``update`` and the scale after it: ``update`` sums the verdicts
+    in place and then forgets them.
+
     Args:
+        bus: Tells of the watched scaler, and is told of iterations.
+        iteration: The open iteration, which this alone moves on.
+        losses: Takes the losses of the open iteration.
         readback: Brings device values to the host; at least ``ROW_WIDTH`` wide.
         registry: Numbers the optimizers.
-        sink: Where iterations go.
-        measurements: What was measured in the open iteration.
-        ops: What was seen of its ops.
-        scheduler_moved: Asked once per optimizer step whether its scheduler was
-            stepped since the step before.
+        judge: Where iterations go.
+        samples: What was measured in the open iteration; ``None`` where nothing is.
         clock: Where the time comes from.
 
     Attributes:
-        losses: Takes the losses of the open iteration.
-        step: Index of the open iteration.
         verdict: Index of an iteration that has ended and the optimizers it skipped, as
             known on the host before its values arrive; only where no optimizer is fused.
-        thread: Identity of the thread that trains, as of the last iteration.
+        settings: Those of the scaler at its last update; ``None`` before.
     """
+
+    name = "steps"
 
     def __init__(
         self,
+        *,
+        bus: Bus,
+        iteration: OpenIteration,
+        losses: LossSum,
         readback: Readback,
         registry: OptimizerRegistry,
-        sink: IterationSink,
-        measurements: Measurements,
-        ops: Ops,
-        scheduler_moved: Callable[[Optimizer], bool],
+        judge: Judge,
+        samples: Samples | None,
         clock: Clock,
     ) -> None:
-        self.losses = LossSum()
-        self.step = 0
         self.verdict: tuple[int, tuple[int, ...]] = (-1, ())
-        self.thread = 0
+        self.settings: ScalerSettings | None = None
+        self.guard: Guard = bus.guard(self.name)
+        self._bus = bus
+        self._closing, self._closed = bus.channel(IterationClosing), bus.channel(IterationClosed)
+        self._opened, self._arrived = bus.channel(IterationOpened), bus.channel(IterationArrived)
+        self._iteration = iteration
+        self._losses = losses
         self._readback = readback
         self._registry = registry
-        self._sink = sink
-        self._measurements = measurements
-        self._ops = ops
-        self._scheduler_moved = scheduler_moved
+        self._judge = judge
+        self._samples = samples
         self._clock = clock
         self._draft = _Draft()
         self._row: Row | None = None
-        self._stepping: int | None = None
+        self._stepping = NOT_STEPPED
+        self._numbers: dict[int, int] = {}
         self._leader: weakref.ref[Optimizer] | None = None
         self._ended_ns = 0
         self._delivered_ns = 0
         self._alarming = False
 
-    def begin_scaled_step(self, optimizer: Optimizer) -> None:
-        """``scaler.step(optimizer)`` begins."""
+    def scaled(self, event: Scaled) -> None:
+        """Take the loss as it was before it was scaled."""
+        self._losses.add(event.outputs)
+
+    # Steps.
+
+    def step_began(self, event: StepBegan) -> None:
+        """Learn which optimizer is about to step."""
+        scaler, optimizer = event
+        if not scaler.is_enabled():
+            return
         index = self._registry.admit(optimizer)
-        self._stepping = index
+        self._numbers[id(optimizer)] = self._stepping = index
         if not getattr(optimizer, "_step_supports_amp_scaling", False):
             # Such an optimizer is only called when its step is not skipped.
             self._draft.uncalled[index] = True
-        if self._scheduler_moved(optimizer):
-            self._draft.scheduler_stepped.add(index)
 
-    def end_scaled_step(self) -> None:
-        """``scaler.step`` has returned."""
-        self._stepping = None
+    def scheduler_stepped(self, event: SchedulerStepped) -> None:
+        """A scheduler has moved the learning rate of an optimizer that steps."""
+        self._draft.scheduler_stepped.add(self._registry.admit(event.optimizer))
 
-    def optimizer_stepped(self, optimizer: Optimizer, *, scaler_enabled: bool) -> None:
-        """``optimizer.step`` has run, called by the scaler or by the user."""
-        if self._stepping is not None:
+    def optimizer_stepped(self, event: OptimizerStepped) -> None:
+        """Take note that an optimizer was called, by the scaler or by the user."""
+        if not event.is_outermost:
+            return
+        if event.by_scaler:
             # Also where a wrapper steps the optimizer inside it.
             if self._stepping in self._draft.uncalled:
                 self._draft.uncalled[self._stepping] = False
             return
+        optimizer = event.optimizer
         index = self._registry.index_of(optimizer)
         if index is None:
             return
         self._draft.applied.append(index)
-        if not scaler_enabled and self._leads(optimizer):
+        scaler = self._bus.scaler
+        if not (scaler is not None and scaler.is_enabled()) and self._leads(optimizer):
             self._close_unscaled()
         else:
             self._draft.applied_ids.add(id(optimizer))
@@ -211,49 +233,60 @@ class IterationLedger:
             self._leader = weakref.ref(optimizer)
         return self._leader() is optimizer
 
-    def take_verdicts(
-        self, scale: torch.Tensor, found_inf: Sequence[tuple[int, torch.Tensor]]
-    ) -> None:
-        """Take scale and verdicts as they stand before ``scaler.update`` changes them.
+    # Updates.
 
-        Args:
-            scale: The scaler's scale.
-            found_inf: Number of the optimizer (or ``NOT_STEPPED``) and its verdict on
-                one device.
-        """
-        self._draft.found_inf_of.clear()
-        if self._row is None and not is_capturing(scale):
-            self._row = self._readback.open()
-        if self._row is None:
+    def updating(self, event: Updating) -> None:
+        """Take scale and verdicts while they are there."""
+        scaler = event.scaler
+        # A disabled scaler has none of this state.
+        scale = scaler._scale if scaler.is_enabled() else None  # noqa: SLF001 - see model/scaler.py
+        if scale is None:
             return
-        if len(found_inf) > MAX_FOUND_INF:
-            self._readback.give_up(self._row)
-            self._row = None
+        draft, row, verdicts = self._draft, self._row, []
+        draft.found_inf_of.clear()
+        for key, state in scaler._per_optimizer_states.items():  # noqa: SLF001
+            # What was unscaled and not stepped has a verdict as well.
+            is_stepped = state["stage"].name == STEPPED
+            index = self._numbers.get(key, NOT_STEPPED) if is_stepped else NOT_STEPPED
+            for found_inf in state["found_inf_per_device"].values():
+                verdicts.append(found_inf)
+                draft.found_inf_of.append(index)
+        if row is None and not (scale.is_cuda and is_capturing(scale)):
+            row = self._row = self._readback.open()
+        if row is not None and len(verdicts) > MAX_FOUND_INF:
+            self._readback.give_up(row)
+            row = self._row = None
+        if row is None:
+            draft.found_inf_of.clear()
             return
-        self._readback.put(self._row, SCALE_BEFORE, scale)
-        for column, (index, value) in enumerate(found_inf):
-            self._readback.put(self._row, FOUND_INF + column, value)
-            self._draft.found_inf_of.append(index)
+        self._readback.put(row, SCALE_BEFORE, scale)
+        self._readback.put(row, FOUND_INF, *verdicts)
 
-    def close_scaled(
-        self,
-        scale: torch.Tensor,
-        tracker: torch.Tensor,
-        scaler: ScalerSettings,
-        *,
-        scale_given: bool,
-    ) -> None:
-        """``scaler.update`` has returned: the iteration ends.
+    def updated(self, event: Updated) -> None:
+        """Take the new scale; the iteration is over.
 
         An update that only sets the scale, without any step before it, is no iteration.
         """
-        if scale_given and not self._draft.found_inf_of and not self._draft.applied:
+        scaler, draft = event.scaler, self._draft
+        if not scaler.is_enabled():
             return
-        row = self._row
-        if row is not None:
-            self._readback.put(row, SCALE, scale)
-            self._readback.put(row, TRACKER, tracker)
-        self._close(row, scaler, scale_given=scale_given)
+        scale, tracker = scaler._scale, scaler._growth_tracker  # noqa: SLF001 - see model/scaler.py
+        if scale is None or tracker is None:
+            return
+        self._numbers.clear()
+        settings = ScalerSettings(
+            scaler._growth_factor,  # noqa: SLF001 - see model/scaler.py
+            scaler._backoff_factor,  # noqa: SLF001
+            scaler._growth_interval,  # noqa: SLF001
+        )
+        if not event.is_given or draft.found_inf_of or draft.applied:
+            row = self._row
+            if row is not None:
+                self._readback.put(row, SCALE, scale, tracker)
+            self._close(row, settings, scale_given=event.is_given)
+        if settings != self.settings:
+            self.settings = settings
+            self._bus.emit(FactsChanged())
 
     def _close_unscaled(self) -> None:
         row = self._row or self._readback.open()
@@ -264,12 +297,13 @@ class IterationLedger:
 
     def _close(self, row: Row | None, scaler: ScalerSettings | None, *, scale_given: bool) -> None:
         draft, now = self._draft, self._clock.monotonic_ns()
+        losses, step = self._losses, self._iteration.step
         frame = Iteration(
-            step=self.step,
+            step=step,
             time_ns=self._clock.unix_ns(),
             duration_s=(now - self._ended_ns) / 1e9 if self._ended_ns else math.nan,
-            loss=self.losses.on_host,
-            num_losses=self.losses.num_losses,
+            loss=losses.on_host,
+            num_losses=losses.num_losses,
             scale_before=math.nan,
             loss_scale=math.nan,
             growth_tracker=-1,
@@ -279,34 +313,39 @@ class IterationLedger:
             other_found_inf=False,
             applied_directly=tuple(draft.applied),
             scheduler_stepped=frozenset(draft.scheduler_stepped),
-            loss_dtype=self.losses.dtype,
+            loss_dtype=losses.dtype,
         )
         well = self._is_well(row, frame, draft)
-        self._measurements.closing(nonfinite=not well)
-        sample = self._measurements.seal()
-        frame.census, frame.window = self._ops.closed(self.step, frame.duration_s)
+        if self._closing.subscribers:
+            self._closing.emit(IterationClosing(not well))
+        sample = None if self._samples is None else self._samples.seal()
+        if self._closed.subscribers:
+            self._closed.emit(IterationClosed(frame))
+        has_room = False
         if row is not None:
             row.values[LOSS] = 0.0
-            if self.losses.on_device is not None:
-                self._readback.put(row, LOSS, self.losses.on_device)
-            self._readback.seal(row, _Parcel(frame, draft.found_inf_of, sample))
-        elif sample is not None:
-            self._measurements.discard(sample)
+            if losses.on_device is not None:
+                self._readback.put(row, LOSS, losses.on_device)
+            has_room = self._readback.seal(row, _Parcel(frame, draft.found_inf_of, sample))
+        elif sample is not None and self._samples is not None:
+            self._samples.discard(sample)
+        losses.reset()
         self._note_verdict(draft)
-        self._row, self._stepping = None, None
+        self._row = None
         self._draft, self._ended_ns = _Draft(), now
-        self.losses.reset()
-        self.step += 1
-        self.thread = get_ident()
-        if row is None or sample is not None or not (well and self._can_wait(row)):
+        self._iteration.step += 1
+        self._iteration.thread = get_ident()
+        if not (well and has_room) or sample is not None or not self._can_wait(row):
             self.deliver_arrived()
-        self._measurements.opened(frame.duration_s)
-        self._ops.opened()
+        # At `light` nobody wants to know, and the diagnosis is not asked.
+        if self._opened.subscribers:
+            attention = self._judge.attention()
+            self._opened.emit(IterationOpened(step + 1, frame.duration_s, attention))
 
     def _note_verdict(self, draft: _Draft) -> None:
         if draft.uncalled and draft.uncalled.keys() >= set(draft.found_inf_of) - {NOT_STEPPED}:
-            skipped = tuple(sorted(index for index, skip in draft.uncalled.items() if skip))
-            self.verdict = (self.step, skipped)
+            skipped = tuple(sorted([index for index, skip in draft.uncalled.items() if skip]))
+            self.verdict = (self._iteration.step, skipped)
 
     def _is_well(self, row: Row | None, frame: Iteration, draft: _Draft) -> bool:
         """Whether nothing in the iteration that ends is known on the host to be non-finite."""
@@ -314,28 +353,23 @@ class IterationLedger:
         on_device = row is not None and bool(row.marked)
         return math.isfinite(frame.loss) and (on_device or not any(found_inf))
 
-    def _can_wait(self, row: Row) -> bool:
+    def _can_wait(self, row: Row | None) -> bool:
         """Whether an iteration in which all is well may be judged later."""
-        return (
-            not row.marked
-            and self._ended_ns - self._delivered_ns < BATCH_SECONDS * 1e9
-            and not self._readback.half_full
-        )
+        is_on_host = row is not None and not row.marked
+        return is_on_host and self._ended_ns - self._delivered_ns < BATCH_SECONDS * 1e9
 
     def deliver_arrived(self) -> None:
         """Deliver what has reached the host. Never waits."""
         self._delivered_ns = self._ended_ns
         for values, parcel in self._readback.arrived(_has_arrived):
             iteration = _complete(parcel.frame, parcel.found_inf_of, values)
-            if parcel.sample is not None:
+            if parcel.sample is not None and self._samples is not None:
                 iteration.topics = frozenset(parcel.sample.topics)
-                iteration.ranges = self._measurements.take(parcel.sample)
+                iteration.ranges = self._samples.take(parcel.sample)
             was_alarming, self._alarming = self._alarming, _is_alarming(iteration)
-            if self._alarming:
-                self._measurements.alarm()
-            elif was_alarming:
-                self._measurements.calm()
-            self._sink.deliver(iteration)
+            ends = was_alarming and not self._alarming
+            self._arrived.emit(IterationArrived(iteration, self._alarming, ends))
+            self._judge.deliver(iteration)
 
 
 def _is_alarming(iteration: Iteration) -> bool:

@@ -13,13 +13,16 @@ NAMES = {
 }
 """Every dtype of this version of PyTorch, and its name."""
 
+OTHER = "other"
+"""The name of a dtype that is none of these."""
+
 _FLOATS = frozenset(dtype for dtype in NAMES if dtype.is_floating_point)
 _BITS = {NAMES[dtype]: torch.finfo(dtype).bits for dtype in _FLOATS}
 
 
 def name_of(dtype: torch.dtype) -> str:
     """Return the name of a dtype as PyTorch writes it, without ``torch.``."""
-    return NAMES.get(dtype, "other")
+    return NAMES.get(dtype, OTHER)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -47,8 +47,13 @@ class OptimizerRegistry:
 
         Those beyond ``MAX_OPTIMIZERS`` share the number ``OTHER_OPTIMIZERS``.
         """
-        known = self._look_up(optimizer)
-        return known if known is not None else self._number(optimizer)
+        # In line: this is asked in each step.
+        alive = self._alive.get(id(optimizer))
+        if alive is not None and alive() is optimizer:
+            known = self._indices[id(optimizer)]
+            if known is not None:
+                return known
+        return self._number(optimizer)
 
     def index_of(self, optimizer: Optimizer) -> int | None:
         """Return the number of an optimizer, or ``None`` if it is not of this training.
@@ -61,9 +66,6 @@ class OptimizerRegistry:
             self._remember(optimizer, None)
             return None
         return self._number(optimizer)
-
-    def _look_up(self, optimizer: Optimizer) -> int | None:
-        return self._indices[id(optimizer)] if self._knows(optimizer) else None
 
     def _knows(self, optimizer: Optimizer) -> bool:
         reference = self._alive.get(id(optimizer))

@@ -5,11 +5,57 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import torch
+
+from ampwatch.errors import AttachError
 from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 
 if TYPE_CHECKING:
-    import torch
     from torch.optim import Optimizer
+
+# The private state that holds the truth; there is no public way to it without a sync.
+_STATE = (
+    "_scale",
+    "_growth_tracker",
+    "_per_optimizer_states",
+    "_growth_factor",
+    "_backoff_factor",
+    "_growth_interval",
+)
+
+DEVICES = ("cpu", "cuda", "xpu")
+"""Backends with streams and events that values can be read back by without waiting."""
+
+
+def check_scaler(scaler: object) -> torch.amp.GradScaler:
+    """Return ``scaler`` if it is a GradScaler whose state is where it is expected.
+
+    Raises:
+        AttachError: If it is of an unknown class, or its private state has changed.
+    """
+    if not isinstance(scaler, torch.amp.GradScaler):
+        msg = (
+            f"`scaler`: expected a torch.amp.GradScaler or a subclass, got"
+            f" {type(scaler).__module__}.{type(scaler).__qualname__}; pass scaler=None to watch the"
+            f" steps without it"
+        )
+        raise AttachError(msg)
+    if scaler.is_enabled() and scaler._device not in DEVICES:  # noqa: SLF001 - no public name
+        msg = (
+            f"`scaler`: expected a GradScaler for one of {', '.join(DEVICES)}, got one for"
+            f" {scaler._device!r}; pass scaler=None to watch the steps without it"  # noqa: SLF001
+        )
+        raise AttachError(msg)
+    missing = [name for name in _STATE if not hasattr(scaler, name)]
+    if scaler.is_enabled() and missing:
+        msg = (
+            f"`scaler`: expected the state of torch.amp.GradScaler as in torch 2.13, but"
+            f" {type(scaler).__qualname__} of torch {torch.__version__} has no {', '.join(missing)};"
+            f" pass scaler=None to watch the steps without it, or upgrade ampwatch"
+        )
+        raise AttachError(msg)
+    return scaler
+
 
 READY, UNSCALED, STEPPED = "READY", "UNSCALED", "STEPPED"
 """The stages of an optimizer between two updates, as PyTorch calls them."""

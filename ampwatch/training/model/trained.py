@@ -10,6 +10,8 @@ from ampwatch.training.model.living import alive
 from ampwatch.training.model.names import parameters_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
     from torch.optim import Optimizer
 
@@ -28,38 +30,32 @@ class Trained:
 
     Args:
         names: Names of the parameters of the models.
+        optimizers: Those that are known from the start.
+
+    Attributes:
+        met: The optimizers that were met and live, by identity.
+        thread: Identity of the thread that trains them: it has scaled a loss, or stepped an
+            optimizer. While another one computes their gradients PyTorch itself does not let
+            them be read.
     """
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, optimizers: Sequence[Optimizer] = ()) -> None:
         self._names = names
         self._parameters: list[weakref.ref[Tensor]] = []
-        self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
+        self.met: dict[int, weakref.ref[Optimizer]] = {}
         self._rests: dict[frozenset[int], list[weakref.ref[Tensor]]] = {}
         self._asked = 0
-        self._thread = get_ident()
-
-    @property
-    def is_mine(self) -> bool:
-        """Whether the calling thread is the one that trains them.
-
-        While another one computes their gradients PyTorch itself does not let them be read.
-        """
-        return self._thread == get_ident()
-
-    def in_this_thread(self) -> None:
-        """The calling thread trains them: it has scaled a loss, or stepped an optimizer."""
-        self._thread = get_ident()
-
-    def has_met(self, optimizer: object) -> bool:
-        """Whether an optimizer has been taken in."""
-        known = self._optimizers.get(id(optimizer))
-        return known is not None and known() is optimizer
+        self.thread = get_ident()
+        for optimizer in optimizers:
+            self.meet(optimizer)
 
     def meet(self, optimizer: Optimizer) -> None:
         """Take in an optimizer that the calling thread steps, or is going to."""
-        self.in_this_thread()
-        if not self.has_met(optimizer):
-            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+        self.thread = get_ident()
+        met, key = self.met, id(optimizer)
+        if key not in met:
+            # Gone with the optimizer: another one may get its identity.
+            met[key] = weakref.ref(optimizer, lambda _: met.pop(key, None))
             self._parameters.clear()
             self._rests.clear()
 
@@ -67,7 +63,7 @@ class Trained:
         """Return all parameters. Cost: 0.1 us each."""
         if not self._parameters or self._asked % REFRESH_EVERY == 0:
             ours = {id(p): p for _, p in self._names.parameters()}
-            for optimizer in alive(self._optimizers.values()):
+            for optimizer in alive(self.met.values()):
                 ours.update({id(p): p for p in parameters_of(optimizer)})
             self._parameters = [weakref.ref(p) for p in ours.values() if p.requires_grad]
         self._asked += 1
@@ -84,7 +80,7 @@ class Trained:
         if stepped not in self._rests:
             gone: set[int] = set()
             rest: dict[int, Tensor] = {}
-            for key, reference in self._optimizers.items():
+            for key, reference in self.met.items():
                 optimizer = reference()
                 if optimizer is not None and key in stepped:
                     gone.update(map(id, parameters_of(optimizer)))
@@ -93,4 +89,5 @@ class Trained:
             if len(self._rests) >= MAX_RESTS:
                 self._rests.clear()
             self._rests[stepped] = [weakref.ref(p) for key, p in rest.items() if key not in gone]
-        return alive(self._rests[stepped])
+        others = self._rests[stepped]
+        return alive(others) if others else []

@@ -9,16 +9,16 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
+from ampwatch.training.hooks.places import before_any_forward
 from ampwatch.training.ops.info import lets_autocast_through
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import FrameType
 
-    from torch.utils.hooks import RemovableHandle
+    from ampwatch.training.hooks.places import Handle
 
     Note = Callable[[Any, Sequence[Any], dict[str, Any], Any], None]
 
@@ -66,7 +66,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         self._is_altered = is_altered
         self._keys: dict[Any, tuple[Any, ...]] = {}
         self._inside: set[int] = set()
-        self._farewell: RemovableHandle | None = None
+        self._farewell: Handle | None = None
         self._pid = os.getpid()
         self.threads: set[int] = set()
 
@@ -172,7 +172,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         if self.threads and self._farewell is None:
             # Before modules: the hooks after them PyTorch walks over in place where a module has
             # raised, and one that came or went meanwhile would replace the user's exception.
-            self._farewell = register_module_forward_pre_hook(self._meet)
+            self._farewell = before_any_forward(self._meet)
 
     def _meet(self, *_: Any) -> None:
         if not torch.compiler.is_compiling():

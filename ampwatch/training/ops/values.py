@@ -11,7 +11,7 @@ from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.ops.operands import is_dense
 
 if TYPE_CHECKING:
-    from ampwatch.training.ops.listener import OpPlace
+    from ampwatch.training.ops.events import OpPlace
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 

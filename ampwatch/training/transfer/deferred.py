@@ -57,6 +57,7 @@ class Deferred:
 
     Attributes:
         dropped: Readings that were given up so far.
+        flying: Readings that are on their way.
     """
 
     def __init__(self, link: Link | None = None, slots: int = SLOTS, width: int = WIDTH) -> None:
@@ -64,13 +65,8 @@ class Deferred:
         self._link = link or Link()
         self._num_slots, self._width = slots, width
         self._free: deque[_Slot] | None = None
-        self._flying: deque[_Reading] = deque()
+        self.flying: deque[_Reading] = deque()
         self._lock = Lock()
-
-    @property
-    def in_flight(self) -> int:
-        """How many readings are on their way."""
-        return len(self._flying)
 
     def prepare(self) -> None:
         """Allocate the pinned memory: pinning is slow and may stop the device."""
@@ -110,15 +106,15 @@ class Deferred:
         if event is None:
             event = slot.events[device] = self._link.make_event(device)
         event.record(self._link.stream(device))
-        self._flying.append(_Reading(slot, len(values), device, then))
+        self.flying.append(_Reading(slot, len(values), device, then))
 
     def poll(self) -> None:
         """Hand over what has arrived, oldest first. Never waits."""
-        if not self._flying or not self._lock.acquire(blocking=False):
+        if not self.flying or not self._lock.acquire(blocking=False):
             return
         try:
-            while self._flying and self._has_arrived(self._flying[0]):
-                reading = self._flying.popleft()
+            while self.flying and self._has_arrived(self.flying[0]):
+                reading = self.flying.popleft()
                 values = reading.slot.cells[: reading.numel].tolist()
                 self._give_back(reading.slot)
                 reading.then(values)
@@ -127,7 +123,7 @@ class Deferred:
 
     def clear(self) -> None:
         """Forget what is on its way; its memory is left to the copies that still write to it."""
-        self._flying.clear()
+        self.flying.clear()
         self._free = None
 
     def _slot(self, device: torch.device) -> _Slot | None:

@@ -42,22 +42,21 @@ class LossSum:
         Only one-element tensors are losses; an iterator is left alone, it can be
         consumed only once. Cost on a device: one small kernel per loss.
         """
-        if isinstance(outputs, torch.Tensor):
-            self._add_one(outputs)
-        elif isinstance(outputs, (list, tuple)):
+        if isinstance(outputs, (list, tuple)):
             for output in outputs:
                 self.add(output)
-
-    def _add_one(self, loss: torch.Tensor) -> None:
-        if not is_plain_scalar(loss) or not loss.is_floating_point() or is_capturing(loss):
             return
-        if loss.device.type == "cpu":
-            self.on_host += host_scalar(loss)
+        if not is_plain_scalar(outputs) or not outputs.is_floating_point():
+            return
+        if outputs.device.type == "cpu":
+            self.on_host += host_scalar(outputs)
+        elif is_capturing(outputs):
+            return
         else:
-            self._add_on_device(loss.detach().reshape(()))
+            self._add_on_device(outputs.detach().reshape(()))
         self.num_losses += 1
         if self.dtype != "float16":
-            self.dtype = str(loss.dtype).removeprefix("torch.")
+            self.dtype = str(outputs.dtype).removeprefix("torch.")
 
     def _add_on_device(self, loss: torch.Tensor) -> None:
         with torch.no_grad():

@@ -113,6 +113,7 @@ class Measuring:
             had more tensors than a slab has rows.
         refused: Tensors of the newest sample that cannot be measured.
         device_ns: Time that measuring has taken on devices so far. Unit: ns.
+        open: What was measured in the open iteration so far.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Measuring:
         self._kernels: dict[torch.device, Kernel | None] = {}
         self._free: dict[torch.device, list[Slab]] = {}
         self._scratch: Tensor | None = None
-        self._open = Sample()
+        self.open = Sample()
 
     def prepare(self, device: torch.device) -> None:
         """Do at set-up what is slow: choose the kernel of a device, allocate, compile."""
@@ -149,7 +150,7 @@ class Measuring:
             launch per device and dtype; no sync, no allocation after the first sample, but
             for a copy of a tensor whose elements have gaps between them.
         """
-        self._open.topics.add(topic)
+        self.open.topics.add(topic)
         by_device: dict[torch.device, list[_Piece]] = {}
         for number, item in enumerate(items):
             if is_capturing(item.tensor):
@@ -184,7 +185,7 @@ class Measuring:
             some = pieces[begin : begin + HOST_ROWS]
             stride = [-(-p.tensor.numel() // most) for p in some] if most else None
             kernel.measure([p.tensor for p in some], self._scratch, stride=stride)
-            self._open.ranges += _landing(topic, how, some).read(address)
+            self.open.ranges += _landing(topic, how, some).read(address)
 
     def _measure_on_device(
         self, kernel: Kernel, topic: Topic, pieces: Sequence[_Piece], how: How
@@ -199,25 +200,25 @@ class Measuring:
 
     def _slab(self, device: torch.device) -> Slab | None:
         """Return the open slab of a device, ``None`` if all are on their way."""
-        if device in self._open.slabs:
-            return self._open.slabs[device]
+        if device in self.open.slabs:
+            return self.open.slabs[device]
         if device not in self._free:
             self._make_slabs(device)
         if not self._free[device]:
             return None
-        return self._open.slabs.setdefault(device, self._free[device].pop())
+        return self.open.slabs.setdefault(device, self._free[device].pop())
 
     def _make_slabs(self, device: torch.device) -> None:
         self._free[device] = [Slab(device, self._device_rows, self._link) for _ in range(SLABS)]
 
     def seal(self) -> Sample | None:
         """Send off what was measured in the open iteration; ``None`` if nothing was."""
-        sample = self._open
+        sample = self.open
         if not sample.topics:
             return None
         for slab in sample.slabs.values():
             slab.send()
-        self._open = Sample()
+        self.open = Sample()
         self.refused, self._refusing = self._refusing, 0
         return sample
 

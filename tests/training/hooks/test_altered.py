@@ -11,11 +11,16 @@ from torch import nn
 
 import ampwatch
 from ampwatch.training.hooks import taps
-from ampwatch.training.hooks.altered import ALWAYS, NORMS, AlteredCalls
+from ampwatch.training.hooks.altered import ALTERED_FUNCTIONS, ALTERED_NORMS
+from ampwatch.training.hooks.events import AlteredCalled
+from ampwatch.training.hooks.sensor import Sensor
+from tests.training.bench import Bench
 from tests.training.sensors.tracing import Traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from typing_extensions import Self
 
 MATRIX = torch.linspace(-1.0, 1.0, 48, dtype=torch.float64).sin().reshape(8, 6).float()
 SQUARE = MATRIX[:6] @ MATRIX[:6].T + torch.eye(6)
@@ -86,19 +91,39 @@ def test_results_are_the_same_bits_as_without(name: str, level: str) -> None:
     assert _train(CALLS[name], level) == _train(CALLS[name], None)
 
 
-def _functions() -> dict[str, Any]:
-    found = {name: getattr(torch.linalg, name) for name in (*ALWAYS, *NORMS)}
-    return {**found, "pinverse": torch.pinverse}
+def _functions() -> dict[Any, Any]:
+    return {
+        (module, name): getattr(module, name)
+        for module, name in (*ALTERED_FUNCTIONS, *ALTERED_NORMS)
+    }
+
+
+class Hearing(Sensor):
+    """Hears of the calls, from ``with`` to its end."""
+
+    name = "hearing"
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._bench = Bench()
+
+    def altered_called(self, event: AlteredCalled) -> None:
+        self.names.append(event.name)
+
+    def __enter__(self) -> Self:
+        self._bench.install(self)
+        self._bench.bus.listen(self, AlteredCalled)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bench.remove()
 
 
 @pytest.fixture
 def heard() -> Iterator[list[str]]:
     """The names that were called."""
-    names: list[str] = []
-    calls = AlteredCalls(names.append)
-    calls.install()
-    yield names
-    calls.remove()
+    with Hearing() as hearing:
+        yield hearing.names
 
 
 def test_each_function_is_heard_of_by_name(heard: list[str]) -> None:
@@ -123,12 +148,12 @@ def test_norms_that_need_no_singular_values_are_nothing(heard: list[str]) -> Non
 def test_the_functions_themselves_are_back_afterwards() -> None:
     """By identity, also after two of them that were removed in either order."""
     before = _functions()
-    one, two = AlteredCalls(lambda _: None), AlteredCalls(lambda _: None)
-    one.install()
-    two.install()
+    one, two = Hearing(), Hearing()
+    one.__enter__()
+    two.__enter__()
     during = _functions()
-    one.remove()
-    two.remove()
+    one.__exit__()
+    two.__exit__()
 
     assert all(during[name] is not before[name] for name in before)
     assert all(_functions()[name] is before[name] for name in before)
@@ -170,13 +195,13 @@ def test_what_is_called_while_nothing_is_seen_changes_nothing() -> None:
     traced = Traced()
     with traced:
         pass
-    traced.sensor.install()
+    traced.bench.install()
     torch.linalg.svdvals(MATRIX)
     assert traced.sensor.uncounted == ""
 
-    traced.sensor.begin(1, listeners=traced._listeners)
+    traced.sensor.begin(1, follow=True)
     torch.compile(lambda x: torch.linalg.svdvals(x) + 1, backend="eager")(MATRIX)
-    traced.sensor.remove()
+    traced.bench.remove()
     assert traced.sensor.uncounted == ""
 
 
@@ -196,11 +221,9 @@ def test_functions_that_are_listened_to_can_be_scripted_as_ever(heard: list[str]
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 def test_what_scripting_knows_is_the_same_afterwards() -> None:
     """Nothing of ours stays in its table, and nothing of PyTorch's is missing."""
-    calls = AlteredCalls(lambda _: None)
     before = dict(torch.jit._builtins._get_builtin_table())
-    calls.install()
-    during = len(torch.jit._builtins._get_builtin_table())
-    calls.remove()
+    with Hearing():
+        during = len(torch.jit._builtins._get_builtin_table())
 
     assert during > len(before)
     assert torch.jit._builtins._get_builtin_table() == before

@@ -13,11 +13,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ampwatch
-from ampwatch.guard import Guard
-from ampwatch.training.hooks.backward import BackwardCall, BackwardTap
+from ampwatch.training.hooks.sensor import Sensor
+from tests.training.bench import Bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from ampwatch.training.hooks.events import BackwardBegan
 
 
 class Raises(torch.autograd.Function):
@@ -46,14 +48,16 @@ class Waits(torch.autograd.Function):
         return gradient, None
 
 
-class Ear:
+class Ear(Sensor):
     """Notes what it hears, and whether each call came to its end."""
 
+    name = "ear"
+
     def __init__(self) -> None:
-        self.calls: list[BackwardCall] = []
+        self.calls: list[BackwardBegan] = []
         self.ended = 0
 
-    def began(self, call: BackwardCall) -> Callable[[], None]:
+    def backward_began(self, call: BackwardBegan) -> Callable[[], None]:
         self.calls.append(call)
         return self._end
 
@@ -65,11 +69,11 @@ class Ear:
 def ear() -> Iterator[Ear]:
     """One who listens until the test is over; then the function is the original again."""
     before = torch.autograd.backward
-    ear = Ear()
-    handle = BackwardTap().listen(Guard("ear"), ear.began)
+    bench, ear = Bench(), Ear()
+    bench.install(ear)
     assert torch.autograd.backward is not before
     yield ear
-    handle.remove()
+    bench.remove()
     assert torch.autograd.backward is before
 
 

@@ -76,7 +76,7 @@ def test_counted_iterations_run_eagerly_and_all_others_compiled(backend: Backend
         compiled_census="force_eager",
     )
 
-    census = watch._instruments.census
+    census = watch._session.census
     assert census is not None
     assert census.source is CensusSource.FORCED_EAGER
     assert census.iterations == 1
@@ -96,7 +96,7 @@ def test_every_iteration_can_be_counted_like_that(backend: Backend) -> None:
 
     watch = _train(model, forward, 4, level="deep", compiled_census="force_eager")
 
-    census = watch._instruments.census
+    census = watch._session.census
     assert census is not None
     assert census.iterations == 4
     assert sum(total.flops for total in census.ops) == 4 * 2 * (2 * 4 * 16 * 16)
@@ -121,6 +121,6 @@ def test_without_the_setting_compiled_code_is_left_alone(backend: Backend) -> No
 
     watch = _train(model, forward, 5, level="deep")
 
-    assert watch._instruments.census is None
+    assert watch._session.census is None
     assert (backend.compiled, backend.runs) == (1, 5)
     assert "force_eager" in watch.report()

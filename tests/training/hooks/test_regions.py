@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.amp import custom_fwd
 
-from ampwatch.guard import Guard
 from ampwatch.training.hooks.regions import Region, Regions
+from tests.training.bench import Bench
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def regions() -> Iterator[Regions]:
-    made = Regions(Guard("regions", is_thread_safe=True))
-    made.install()
+    bench, made = Bench(), Regions()
+    bench.install(made)
     yield made
-    made.remove()
+    bench.remove()
 
 
 BF16 = Region("cpu", "bfloat16", enabled=True, by_function=False)
@@ -56,18 +56,18 @@ def test_an_exception_leaves_a_region(regions: Regions) -> None:
 
 def test_a_region_that_nobody_saw_being_entered_is_known_once_asked_for() -> None:
     """The whole program may run in one, ampwatch included; Python leaves it without us, too."""
-    regions = Regions(Guard("regions"))
+    bench, regions = Bench(), Regions()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        regions.install()
-        regions.look()
+        bench.install(regions)
+        regions.update()
         before = list(regions.here())
         with torch.autocast("cpu", enabled=False):
-            regions.look()
+            regions.update()
             inside = list(regions.here())
         after = list(regions.here())
-    regions.look()
+    regions.update()
     left = list(regions.here())
-    regions.remove()
+    bench.remove()
 
     assert before == after == [BF16]
     assert inside == [BF16, OFF]
@@ -79,12 +79,12 @@ def test_autocast_that_is_switched_on_by_hand_is_known_once_asked_for(regions: R
     torch.set_autocast_dtype("cpu", torch.float16)
     torch.set_autocast_enabled("cpu", True)  # noqa: FBT003 - as PyTorch has it
     try:
-        regions.look()
+        regions.update()
         on = list(regions.here())
     finally:
         torch.set_autocast_enabled("cpu", False)  # noqa: FBT003 - as PyTorch has it
         torch.set_autocast_dtype("cpu", torch.bfloat16)
-    regions.look()
+    regions.update()
 
     assert on == [Region("cpu", "float16", enabled=True, by_function=False)]
     assert list(regions.here()) == []

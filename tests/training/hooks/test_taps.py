@@ -181,7 +181,7 @@ def test_what_a_method_returns_can_be_heard() -> None:
         mine.greet()  # type: ignore[call-arg]
     listener.remove()
 
-    assert heard == [(mine, said)]
+    assert heard == [(mine, said, ("y",), {})]
     assert heard[0][1] is said
 
 

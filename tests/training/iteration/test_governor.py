@@ -24,8 +24,8 @@ from ampwatch.training.iteration.governor import (
     TURNS,
     UPDATES,
     WORST_SHARE,
+    Governor,
     Look,
-    Sampler,
     Wanted,
 )
 from ampwatch.wire.records import Topic
@@ -48,22 +48,22 @@ class Training:
         self.step_s, self.cost_s, self.always_s = step_s, cost_s, always_s
         self.drag_s = drag_s
         self.spent_ns = 0
-        self.sampler = Sampler(Settings.resolve(dict(settings), {}), lambda: self.spent_ns)
+        self.governor = Governor(Settings.resolve(dict(settings), {}), self)
         self.looks: list[tuple[int, Wanted, tuple[int, int]]] = []
         self.dragged_s = 0.0
         self.seconds = 0.0
 
     def run(self, iterations: int) -> Training:
         for _ in range(iterations):
-            sampler, cost_s = self.sampler, self.always_s
-            if sampler.wanted:
-                self.looks.append((sampler.step, sampler.wanted, sampler.part))
-                cost_s += self.cost_s / sampler.part[1]
-            drag_s = self.drag_s if Look.OPS in sampler.wanted else 0.0
+            governor, cost_s = self.governor, self.always_s
+            if governor.wanted:
+                self.looks.append((governor.step, governor.wanted, governor.part))
+                cost_s += self.cost_s / governor.part[1]
+            drag_s = self.drag_s if Look.OPS in governor.wanted else 0.0
             self.dragged_s += drag_s
             self.spent_ns += int(1e9 * cost_s)
             self.seconds += self.step_s + cost_s + drag_s
-            sampler.next(self.step_s + cost_s + drag_s)
+            governor.next(self.step_s + cost_s + drag_s)
         return self
 
     @property
@@ -120,12 +120,12 @@ def test_the_time_of_a_device_is_charged_when_it_is_known() -> None:
     """It pays like any other, and what weighs too much on a step is spread."""
     late, free = Training(cost_s=0.0), Training(cost_s=0.0)
     for _ in range(3000):
-        step, looks = late.sampler.step, len(late.looks)
+        step, looks = late.governor.step, len(late.looks)
         late.run(1)
         free.run(1)
         if step >= OPENING and len(late.looks) > looks:
             _, wanted, (_, parts) = late.looks[-1]
-            late.sampler.charge(wanted, parts, int(0.05e9 / parts))
+            late.governor.charge(wanted, parts, int(0.05e9 / parts))
 
     assert len(late.looks) < 0.2 * len(free.looks)
     parts = {part[1] for step, wanted, part in late.looks if step > 2000 and wanted == FORWARD}
@@ -167,7 +167,7 @@ def test_sample_every_fixes_the_interval() -> None:
     training = Training(cost_s=0.05, sample_every=7).run(100)
 
     assert training.sampled == [0, *range(7, 100, 7)]
-    assert training.sampler.interval == 7
+    assert training.governor.interval == 7
 
 
 def test_a_sample_that_weighs_on_its_step_is_spread_over_several() -> None:
@@ -196,7 +196,7 @@ def test_light_looks_at_nothing(level: str) -> None:
     training = Training(level=level).run(100)
 
     assert training.looks == []
-    assert not training.sampler.looks_at_skips
+    assert not training.governor.observes_skips
 
 
 def test_an_alarm_has_the_next_iterations_looked_at_state_first() -> None:
@@ -205,7 +205,7 @@ def test_an_alarm_has_the_next_iterations_looked_at_state_first() -> None:
     before = len(training.looks)
 
     for _ in range(QUIET_AFTER_ALARM):
-        training.sampler.alarm()
+        training.governor.alarm()
         training.run(1)
 
     after = training.looks[before:]
@@ -216,12 +216,12 @@ def test_an_alarm_has_the_next_iterations_looked_at_state_first() -> None:
 def test_the_first_failure_after_a_calm_is_looked_at_on_the_spot() -> None:
     """And not every one of a row."""
     training = Training().run(5)
-    first = training.sampler.takes_first_look()
+    first = training.governor.takes_first_look()
     training.run(1)
-    second = training.sampler.takes_first_look()
+    second = training.governor.takes_first_look()
     training.run(100)
 
-    assert (first, second, training.sampler.takes_first_look()) == (True, False, True)
+    assert (first, second, training.governor.takes_first_look()) == (True, False, True)
 
 
 def test_a_storm_of_skips_is_not_measured_step_by_step_for_ever() -> None:
@@ -229,12 +229,12 @@ def test_a_storm_of_skips_is_not_measured_step_by_step_for_ever() -> None:
     training = Training(cost_s=0.5, overhead_budget=0.001)
     opening = []
     for _ in range(OPENING):
-        opening.append(training.sampler.takes_skip())
+        opening.append(training.governor.takes_skip())
         training.run(1)
     training.run(QUIET_AFTER_ALARM + 10)
     storm = []
     for _ in range(100):
-        storm.append(training.sampler.takes_skip())
+        storm.append(training.governor.takes_skip())
         training.spent_ns += int(1e9 * training.cost_s * storm[-1])
         training.run(1)
     training.run(QUIET_AFTER_ALARM + 10)
@@ -242,16 +242,16 @@ def test_a_storm_of_skips_is_not_measured_step_by_step_for_ever() -> None:
     assert all(opening)
     assert all(storm[:SKIPS_LOOKED_AT])
     assert sum(storm[SKIPS_LOOKED_AT:]) <= 1
-    assert training.sampler.takes_skip()
+    assert training.governor.takes_skip()
 
 
 def test_an_unknown_duration_changes_nothing() -> None:
     """The first iteration has none."""
     training = Training()
-    training.sampler.next(math.nan)
+    training.governor.next(math.nan)
 
-    assert training.sampler.step == 1
-    assert training.sampler.wanted
+    assert training.governor.step == 1
+    assert training.governor.wanted
 
 
 @pytest.mark.parametrize("drag_s", [0.02, 0.2])
@@ -272,7 +272,7 @@ def test_a_step_whose_ops_are_counted_is_not_the_usual_one() -> None:
     """Else the second count would look free."""
     training = Training(cost_s=0.001, drag_s=0.3, sample_every=1).run(200)
 
-    assert training.sampler._usual_ns == pytest.approx(0.1e9, rel=0.05)
+    assert training.governor._usual_ns == pytest.approx(0.1e9, rel=0.05)
 
 
 def test_ops_are_counted_whole_and_in_their_turn() -> None:
@@ -290,12 +290,12 @@ def test_ops_are_counted_whole_and_in_their_turn() -> None:
 def test_nothing_is_looked_at_while_a_profiler_looks() -> None:
     """Neither would be worth anything; what was due comes afterwards."""
     training = Training(cost_s=0.0).run(100)
-    training.sampler.is_held = True
+    training.governor.is_held = True
     training.run(1)
     before = len(training.looks)
     training.run(50)
     while_held = len(training.looks) - before
-    training.sampler.is_held = False
+    training.governor.is_held = False
     training.run(2)
 
     assert while_held == 0
@@ -306,10 +306,10 @@ def test_nothing_is_looked_at_while_a_profiler_looks() -> None:
 def test_deep_is_held_as_well(level: str) -> None:
     """A profiler and a dispatch mode at once measure each other."""
     training = Training(level=level).run(3)
-    training.sampler.is_held = True
-    training.sampler.next(0.1)
+    training.governor.is_held = True
+    training.governor.next(0.1)
 
-    assert training.sampler.wanted == frozenset()
+    assert training.governor.wanted == frozenset()
 
 
 def test_what_was_spent_outside_is_paid_like_the_rest() -> None:
@@ -317,7 +317,7 @@ def test_what_was_spent_outside_is_paid_like_the_rest() -> None:
     free, owing = Training(cost_s=0.0), Training(cost_s=0.0)
     for training in (free, owing):
         training.run(OPENING + 8)
-    owing.sampler.owe(0.1e9)  # a hundred steps of a budget of a hundredth
+    owing.governor.owe(0.1e9)  # a hundred steps of a budget of a hundredth
     for training in (free, owing):
         training.looks.clear()
         training.run(90)

@@ -7,13 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.amp.grad_scaler import OptState
 
+from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings, TensorRange
 from ampwatch.numerics.exponents import ExponentHistogram
+from ampwatch.training.hooks.events import (
+    IterationArrived,
+    IterationClosed,
+    IterationClosing,
+    IterationOpened,
+    OptimizerStepped,
+    Scaled,
+    StepBegan,
+    StepEnded,
+    Updated,
+    Updating,
+)
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.ledger import MAX_FOUND_INF, ROW_WIDTH, Clock, IterationLedger
-from ampwatch.training.model.optimizers import OptimizerRegistry
 from ampwatch.training.transfer.readback import Readback
 from ampwatch.wire.records import Topic
+from tests.training.bench import Bench, Heard
 from tests.training.sensors.late import FakeDevice
 
 if TYPE_CHECKING:
@@ -22,7 +37,7 @@ if TYPE_CHECKING:
 SETTINGS = ScalerSettings(2.0, 0.5, 2000)
 
 
-class ListSink:
+class ListJudge:
     """Keeps what arrives."""
 
     def __init__(self) -> None:
@@ -31,26 +46,20 @@ class ListSink:
     def deliver(self, iteration: Iteration) -> None:
         self.iterations.append(iteration)
 
+    def attention(self) -> Attention:
+        return Attention()
 
-class NoMeasurements:
-    """Measures nothing and keeps what it is told."""
+
+class NoSamples:
+    """Measures nothing, but hands out the sample that the test has laid down."""
 
     def __init__(self) -> None:
-        self.closings: list[bool] = []
-        self.durations: list[float] = []
-        self.alarms = self.calms = 0
         self.discarded: list[Any] = []
         self.next_sample: Any = None
-
-    def closing(self, *, nonfinite: bool) -> None:
-        self.closings.append(nonfinite)
 
     def seal(self) -> Any:
         sample, self.next_sample = self.next_sample, None
         return sample
-
-    def opened(self, duration_s: float) -> None:
-        self.durations.append(duration_s)
 
     def take(self, sample: Any) -> Any:
         return sample.ranges
@@ -58,26 +67,17 @@ class NoMeasurements:
     def discard(self, sample: Any) -> None:
         self.discarded.append(sample)
 
-    def alarm(self) -> None:
-        self.alarms += 1
 
-    def calm(self) -> None:
-        self.calms += 1
+class SeesOps(Sensor):
+    """Adds to each iteration that closes what it has seen of its ops."""
 
-
-class NoOps:
-    """Counts no ops, and keeps what it is told."""
+    name = "ops"
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
         self.seen: tuple[Any, Any] = (None, None)
 
-    def closed(self, step: int, duration_s: float) -> tuple[Any, Any]:
-        self.told.append((step, duration_s))
-        return self.seen
-
-    def opened(self) -> None:
-        self.told.append("opened")
+    def iteration_closed(self, event: IterationClosed) -> None:
+        event.iteration.census, event.iteration.window = self.seen
 
 
 class LateSample:
@@ -92,51 +92,91 @@ class LateSample:
         return self.arrived
 
 
-class Bench:
-    """A ledger on its own, with a clock and a device that the test drives."""
+class Watched:
+    """A ledger on its own, with a scaler, a clock and a device that the test drives."""
 
     def __init__(self, device: FakeDevice | None = None, slots: int = 4) -> None:
         self.now_ns = 1_000
-        self.sink = ListSink()
-        self.measurements = NoMeasurements()
-        self.ops = NoOps()
+        self.judge = ListJudge()
+        self.samples = NoSamples()
+        self.ops = SeesOps()
+        self.heard = Heard(IterationClosing, IterationClosed, IterationOpened, IterationArrived)
         self.readback = Readback(slots, ROW_WIDTH, device)
+        self.scaler: Any = torch.amp.GradScaler("cpu")
+        bench = Bench(scaler=self.scaler)
+        self.bus = bench.bus
         self.ledger = IterationLedger(
-            self.readback,
-            OptimizerRegistry([], []),
-            self.sink,
-            self.measurements,
-            self.ops,
-            lambda _optimizer: False,
-            Clock(lambda: self.now_ns, lambda: self.now_ns + 5),
+            bus=bench.bus,
+            iteration=bench.iteration,
+            losses=bench.context.losses,
+            readback=self.readback,
+            registry=bench.context.registry,
+            judge=self.judge,
+            samples=self.samples,
+            clock=Clock(lambda: self.now_ns, lambda: self.now_ns + 5),
         )
+        # Nothing is placed: the test says what the scaler does.
+        for sensor in (self.ledger, self.ops, self.heard):
+            self.bus.add(sensor)
+        self._optimizers: dict[int, torch.optim.Optimizer] = {}
+        self._stepped: set[int] = set()
 
     @property
     def iterations(self) -> list[Iteration]:
         """All that can be delivered by now."""
         self.ledger.deliver_arrived()
-        return self.sink.iterations
+        return self.judge.iterations
+
+    def of(self, kind: type) -> list[Any]:
+        """The events of a kind so far."""
+        return [event for event in self.heard.events if isinstance(event, kind)]
+
+    def scale_loss(self, outputs: object) -> None:
+        """The user calls ``scaler.scale``."""
+        self.bus.emit(Scaled(self.scaler, outputs, None))
+
+    def step(self, number: int, *, called: bool = True, **options: Any) -> None:
+        """The user calls ``scaler.step`` of the optimizer of this number."""
+        made = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1, **options)
+        optimizer = self._optimizers.setdefault(number, made)
+        self._stepped.add(number)
+        self.bus.emit(StepBegan(self.scaler, optimizer))
+        if called:
+            self.bus.emit(OptimizerStepped(optimizer, by_scaler=True, is_outermost=True))
+        self.bus.emit(StepEnded(self.scaler, optimizer))
+
+    def begin_update(self, found_inf: list[tuple[int, float]], scale: float = 8.0) -> None:
+        """``scaler.update`` begins, with these verdicts; -1 stands for one that has not stepped."""
+        states: dict[int, Any] = {}
+        for number, value in found_inf:
+            if number >= 0 and number not in self._stepped:
+                self.step(number)
+            key = id(self._optimizers[number]) if number >= 0 else number
+            stage = OptState.STEPPED if number >= 0 else OptState.UNSCALED
+            state = states.setdefault(key, {"stage": stage, "found_inf_per_device": {}})
+            devices = state["found_inf_per_device"]
+            devices[len(devices)] = torch.tensor(value)
+        self.scaler._per_optimizer_states = states
+        self.scaler._scale = torch.tensor(2 * scale)
+        self.scaler._growth_tracker = torch.tensor(3, dtype=torch.int32)
+        self.bus.emit(Updating(self.scaler))
 
     def update(self, found_inf: list[tuple[int, float]], scale: float = 8.0) -> None:
-        """What ``scaler.update`` makes the sensor say."""
-        verdicts = [(i, torch.tensor(v)) for i, v in found_inf]
-        self.ledger.take_verdicts(torch.tensor(2 * scale), verdicts)
-        self.ledger.close_scaled(
-            torch.tensor(scale), torch.tensor(3, dtype=torch.int32), SETTINGS, scale_given=False
-        )
-
-
-def _optimizer(**options: Any) -> torch.optim.SGD:
-    return torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1, **options)
+        """The user calls ``scaler.update``."""
+        self.begin_update(found_inf, scale)
+        self.scaler._scale = torch.tensor(scale)
+        self.bus.emit(Updated(self.scaler, is_given=False))
+        self._stepped.clear()
+        assert not self.ledger.guard.off
 
 
 def test_an_iteration_has_its_time_duration_scale_and_tracker() -> None:
     """The first one has no duration; the second one has the time between the two."""
-    bench = Bench()
-    bench.update([(0, 0.0)])
-    bench.now_ns += 2_000_000_000
-    bench.update([(0, 1.0)], scale=4.0)
-    first, second = bench.iterations
+    watched = Watched()
+    watched.update([(0, 0.0)])
+    watched.now_ns += 2_000_000_000
+    watched.update([(0, 1.0)], scale=4.0)
+    first, second = watched.iterations
 
     assert math.isnan(first.duration_s)
     assert (second.step, second.duration_s, second.time_ns) == (1, 2.0, 2_000_001_005)
@@ -148,171 +188,164 @@ def test_an_iteration_has_its_time_duration_scale_and_tracker() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_the_loss_is_the_mean_of_what_was_handed_over(dtype: torch.dtype) -> None:
     """Micro-batches, lists and nested tuples of losses; of any float dtype."""
-    bench = Bench()
-    bench.ledger.losses.add(torch.tensor(1.0, dtype=dtype))
-    bench.ledger.losses.add([torch.tensor(2.0, dtype=dtype), (torch.tensor([6.0], dtype=dtype),)])
-    bench.update([])
+    watched = Watched()
+    watched.scale_loss(torch.tensor(1.0, dtype=dtype))
+    watched.scale_loss([torch.tensor(2.0, dtype=dtype), (torch.tensor([6.0], dtype=dtype),)])
+    watched.update([])
 
-    assert (bench.iterations[0].loss, bench.iterations[0].num_losses) == (3.0, 3)
+    assert (watched.iterations[0].loss, watched.iterations[0].num_losses) == (3.0, 3)
 
 
 def test_what_is_no_loss_is_left_alone() -> None:
     """Vectors, integers, ``None`` and iterators: an iterator can be consumed only once."""
-    bench = Bench()
+    watched = Watched()
     iterator = iter([torch.tensor(1.0)])
     for outputs in (torch.ones(3), torch.tensor(1), None, iterator, torch.empty(0)):
-        bench.ledger.losses.add(outputs)
-    bench.update([])
+        watched.scale_loss(outputs)
+    watched.update([])
 
-    assert bench.iterations[0].num_losses == 0
-    assert math.isnan(bench.iterations[0].loss)
+    assert watched.iterations[0].num_losses == 0
+    assert math.isnan(watched.iterations[0].loss)
     assert next(iterator).item() == 1.0
 
 
 def test_one_nonfinite_loss_of_many_makes_the_mean_nonfinite() -> None:
     """It cannot hide among the others."""
-    bench = Bench()
+    watched = Watched()
     for value in (1.0, math.inf, -math.inf, 2.0):
-        bench.ledger.losses.add(torch.tensor(value))
-    bench.update([])
+        watched.scale_loss(torch.tensor(value))
+    watched.update([])
 
-    assert not math.isfinite(bench.iterations[0].loss)
+    assert not math.isfinite(watched.iterations[0].loss)
 
 
 def test_losses_do_not_leak_into_the_next_iteration() -> None:
     """Each iteration starts empty."""
-    bench = Bench()
-    bench.ledger.losses.add(torch.tensor(4.0))
-    bench.update([])
-    bench.update([])
+    watched = Watched()
+    watched.scale_loss(torch.tensor(4.0))
+    watched.update([])
+    watched.update([])
 
-    assert [i.num_losses for i in bench.iterations] == [1, 0]
+    assert [i.num_losses for i in watched.iterations] == [1, 0]
 
 
 def test_the_verdicts_of_several_devices_are_joined() -> None:
     """One device with a non-finite gradient is enough."""
-    bench = Bench()
-    bench.update([(0, 0.0), (0, 1.0), (1, 0.0), (1, 0.0), (-1, 1.0)])
+    watched = Watched()
+    watched.update([(0, 0.0), (0, 1.0), (1, 0.0), (1, 0.0), (-1, 1.0)])
 
-    assert bench.iterations[0].found_inf == {0: True, 1: False}
-    assert bench.iterations[0].other_found_inf is True
+    assert watched.iterations[0].found_inf == {0: True, 1: False}
+    assert watched.iterations[0].other_found_inf is True
 
 
 def test_an_iteration_with_more_verdicts_than_columns_is_dropped_and_counted() -> None:
     """Half a truth would be a wrong one: rows have a fixed width."""
-    bench = Bench()
-    bench.update([(0, 0.0)] * MAX_FOUND_INF + [(1, 1.0)])
-    bench.update([(0, 0.0)] * MAX_FOUND_INF)
+    watched = Watched()
+    watched.update([(0, 0.0)] * MAX_FOUND_INF + [(1, 1.0)])
+    watched.update([(0, 0.0)] * MAX_FOUND_INF)
 
-    assert [i.step for i in bench.iterations] == [1]
-    assert bench.readback.dropped == 1
+    assert [i.step for i in watched.iterations] == [1]
+    assert watched.readback.dropped == 1
 
 
 def test_late_values_are_delivered_later_and_in_order() -> None:
     """Nothing is delivered before the device got there."""
     device = FakeDevice()
-    bench = Bench(device)
-    bench.update([(0, 0.0)], scale=8.0)
-    bench.update([(0, 1.0)], scale=4.0)
-    early = list(bench.iterations)
+    watched = Watched(device)
+    watched.update([(0, 0.0)], scale=8.0)
+    watched.update([(0, 1.0)], scale=4.0)
+    early = list(watched.iterations)
     device.done = 2
 
     assert early == []
-    assert [(i.step, i.loss_scale) for i in bench.iterations] == [(0, 8.0), (1, 4.0)]
+    assert [(i.step, i.loss_scale) for i in watched.iterations] == [(0, 8.0), (1, 4.0)]
 
 
 def test_without_a_fused_optimizer_the_verdict_is_announced_at_once() -> None:
     """Whether ``optimizer.step`` was called tells the host, before the values arrive."""
-    bench = Bench(FakeDevice())
-    applied, skipped = _optimizer(), _optimizer()
-    for optimizer in (applied, skipped):
-        bench.ledger.begin_scaled_step(optimizer)
-        if optimizer is applied:
-            bench.ledger.optimizer_stepped(optimizer, scaler_enabled=True)
-        bench.ledger.end_scaled_step()
-    bench.update([(0, 0.0), (1, 1.0)])
+    watched = Watched(FakeDevice())
+    watched.step(0)
+    watched.step(1, called=False)
+    watched.update([(0, 0.0), (1, 1.0)])
 
-    assert bench.iterations == []
-    assert bench.ledger.verdict == (0, (1,))
+    assert watched.iterations == []
+    assert watched.ledger.verdict == (0, (1,))
 
 
 def test_with_a_fused_optimizer_nothing_is_announced_too_early() -> None:
     """A fused optimizer is called for skipped steps as well; the host does not know."""
-    bench = Bench(FakeDevice())
-    fused = _optimizer(fused=True)
-    bench.ledger.begin_scaled_step(fused)
-    bench.ledger.optimizer_stepped(fused, scaler_enabled=True)
-    bench.ledger.end_scaled_step()
-    bench.update([(0, 1.0)])
+    watched = Watched(FakeDevice())
+    watched.step(0, fused=True)
+    watched.update([(0, 1.0)])
 
-    assert bench.ledger.verdict == (-1, ())
+    assert watched.ledger.verdict == (-1, ())
 
 
 def test_an_iteration_that_finds_no_row_is_dropped_and_the_next_ones_keep_their_numbers() -> None:
     """A device that is far behind costs observations, not order."""
     device = FakeDevice()
-    bench = Bench(device, slots=1)
+    watched = Watched(device, slots=1)
     for _ in range(3):
-        bench.update([(0, 0.0)])
+        watched.update([(0, 0.0)])
     device.done = 99
-    bench.ledger.deliver_arrived()
-    bench.update([(0, 0.0)])
+    watched.ledger.deliver_arrived()
+    watched.update([(0, 0.0)])
 
-    assert bench.readback.dropped == 2
-    assert [i.step for i in bench.iterations] == [0, 3]
+    assert watched.readback.dropped == 2
+    assert [i.step for i in watched.iterations] == [0, 3]
 
 
 def test_an_update_that_raised_does_not_lose_the_row() -> None:
     """The user caught an error of ``update`` and goes on; nothing runs out."""
-    bench = Bench(slots=2)
+    watched = Watched(slots=2)
     for _ in range(5):
-        bench.ledger.take_verdicts(torch.tensor(8.0), [(0, torch.tensor(1.0))])
-    bench.update([(0, 0.0)])
+        watched.begin_update([(0, 1.0)])
+    watched.update([(0, 0.0)])
 
-    assert bench.readback.dropped == 0
-    assert bench.iterations[0].found_inf == {0: False}
+    assert watched.readback.dropped == 0
+    assert watched.iterations[0].found_inf == {0: False}
 
 
 def test_iterations_without_news_are_judged_together() -> None:
     """Half a readback full, or a quarter of a second: until then nobody is disturbed."""
-    bench = Bench(slots=64)
+    watched = Watched(slots=64)
     counts = []
     for _ in range(40):
-        bench.now_ns += 1_000_000
-        bench.update([(0, 0.0)])
-        counts.append(len(bench.sink.iterations))
-    bench.now_ns += 250_000_000
-    bench.update([(0, 0.0)])
+        watched.now_ns += 1_000_000
+        watched.update([(0, 0.0)])
+        counts.append(len(watched.judge.iterations))
+    watched.now_ns += 250_000_000
+    watched.update([(0, 0.0)])
 
     assert counts == [0] * 31 + [32] * 9
-    assert len(bench.sink.iterations) == 41
+    assert len(watched.judge.iterations) == 41
 
 
 @pytest.mark.parametrize("news", ["a skipped step", "a loss that is not finite"])
 def test_news_does_not_wait(news: str) -> None:
     """The iteration that went wrong is judged when it ends, with those before it."""
-    bench = Bench(slots=64)
-    bench.update([(0, 0.0)])
-    before = len(bench.sink.iterations)
+    watched = Watched(slots=64)
+    watched.update([(0, 0.0)])
+    before = len(watched.judge.iterations)
     if news == "a skipped step":
-        bench.update([(0, 1.0)])
+        watched.update([(0, 1.0)])
     else:
-        bench.ledger.losses.add(torch.tensor(math.nan))
-        bench.update([(0, 0.0)])
+        watched.scale_loss(torch.tensor(math.nan))
+        watched.update([(0, 0.0)])
 
-    assert (before, len(bench.sink.iterations)) == (0, 2)
+    assert (before, len(watched.judge.iterations)) == (0, 2)
 
 
 def test_an_iteration_waits_for_what_was_measured_in_it() -> None:
     """And those after it wait as well, so that they come in order."""
-    bench = Bench()
-    sample = bench.measurements.next_sample = LateSample()
-    bench.update([(0, 0.0)])
-    bench.update([(0, 0.0)])
-    early = list(bench.iterations)
+    watched = Watched()
+    sample = watched.samples.next_sample = LateSample()
+    watched.update([(0, 0.0)])
+    watched.update([(0, 0.0)])
+    early = list(watched.iterations)
     sample.arrived = True
 
-    first, second = bench.iterations
+    first, second = watched.iterations
     assert early == []
     assert (first.topics, list(first.ranges)) == (frozenset({Topic.GRADIENT}), sample.ranges)
     assert (second.topics, list(second.ranges)) == (frozenset(), [])
@@ -320,50 +353,61 @@ def test_an_iteration_waits_for_what_was_measured_in_it() -> None:
 
 def test_what_was_measured_in_a_dropped_iteration_is_let_go() -> None:
     """Nobody will ask for it."""
-    bench = Bench(slots=2)
-    bench.measurements.next_sample = LateSample()
-    bench.update([(0, 0.0)])
-    bench.update([(0, 0.0)])
-    unasked = bench.measurements.next_sample = LateSample()
-    bench.update([(0, 0.0)])
+    watched = Watched(slots=2)
+    watched.samples.next_sample = LateSample()
+    watched.update([(0, 0.0)])
+    watched.update([(0, 0.0)])
+    unasked = watched.samples.next_sample = LateSample()
+    watched.update([(0, 0.0)])
 
-    assert bench.measurements.discarded == [unasked]
+    assert watched.samples.discarded == [unasked]
 
 
-def test_measurements_are_told_of_the_end_of_each_iteration_and_of_what_is_not_finite() -> None:
+def test_sensors_are_told_of_the_end_of_each_iteration_and_of_what_is_not_finite() -> None:
     """At the end what the host knows, and an alarm once the iteration is delivered."""
-    bench = Bench()
-    bench.update([(0, 0.0)])
-    bench.now_ns += 3_000_000_000
-    bench.update([(0, 1.0)])
-    bench.ledger.losses.add(torch.tensor(math.inf))
-    bench.update([(0, 0.0)])
-    delivered = bench.iterations
+    watched = Watched()
+    watched.update([(0, 0.0)])
+    watched.now_ns += 3_000_000_000
+    watched.update([(0, 1.0)])
+    watched.scale_loss(torch.tensor(math.inf))
+    watched.update([(0, 0.0)])
+    delivered = watched.iterations
 
-    assert bench.measurements.closings == [False, True, True]
-    assert bench.measurements.durations[1] == 3.0
-    assert bench.measurements.alarms == 2
-    bench.update([(0, 0.0)])
-    assert bench.iterations
-    assert bench.measurements.calms == 1
+    assert [event.has_nonfinite for event in watched.of(IterationClosing)] == [False, True, True]
+    assert watched.of(IterationOpened)[1].duration_s == 3.0
+    assert [event.is_alarming for event in watched.of(IterationArrived)] == [False, True, True]
+    watched.update([(0, 0.0)])
+    assert watched.iterations
+    assert [event.ends_alarm for event in watched.of(IterationArrived)] == [False] * 3 + [True]
     assert [i.loss_dtype for i in delivered] == ["", "", "float32", ""]
 
 
 def test_what_was_seen_of_the_ops_of_an_iteration_goes_with_it() -> None:
     """Asked for when it ends, before the next one is opened; delivered in its turn."""
     device = FakeDevice()
-    bench = Bench(device)
+    watched = Watched(device)
     census, window = object(), object()
-    bench.ops.seen = census, window
-    bench.update([(0, 0.0)])
-    bench.now_ns += 2_000_000_000
-    bench.ops.seen = None, None
-    bench.update([(0, 0.0)])
-    early = list(bench.iterations)
+    watched.ops.seen = census, window
+    watched.update([(0, 0.0)])
+    watched.now_ns += 2_000_000_000
+    watched.ops.seen = None, None
+    watched.update([(0, 0.0)])
+    early = list(watched.iterations)
     device.done = 2
 
     assert early == []
-    assert [(i.census, i.window) for i in bench.iterations] == [(census, window), (None, None)]
-    assert bench.ops.told[1:] == ["opened", (1, 2.0), "opened"]
-    assert bench.ops.told[0][0] == 0
-    assert math.isnan(bench.ops.told[0][1])
+    assert [(i.census, i.window) for i in watched.iterations] == [(census, window), (None, None)]
+    told = [
+        (type(event), event.step if isinstance(event, IterationOpened) else event.iteration.step)
+        for event in watched.heard.events
+        if isinstance(event, (IterationClosed, IterationOpened))
+    ]
+    assert told == [
+        (IterationClosed, 0),
+        (IterationOpened, 1),
+        (IterationClosed, 1),
+        (IterationOpened, 2),
+    ]
+    first, second = watched.of(IterationClosed)
+    assert math.isnan(first.iteration.duration_s)
+    assert second.iteration.duration_s == 2.0

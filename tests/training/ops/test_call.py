@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
+from ampwatch.training.hooks.events import ForwardBegan, ForwardEnded
 from ampwatch.training.ops import call
 from ampwatch.training.ops.call import OpCall, OpCounts
 from ampwatch.training.ops.info import op_info
@@ -67,8 +68,8 @@ def test_ops_dtypes_and_casts_are_those_of_an_independent_log(
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     x = torch.randn(16, 8)
     with Counted(model) as counted:
-        counted.sensor.before_forward(model)  # so that both see the same ops
-        counted.sensor.after_forward(model)
+        counted.sensor.forward_began(ForwardBegan(model, ()))  # so that both see the same ops
+        counted.sensor.forward_ended(ForwardEnded(model))
         with Log() as log:
             with torch.autocast("cpu", dtype=dtype):
                 loss = model(x).float().square().mean()

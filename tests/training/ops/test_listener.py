@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import nn
 
-from ampwatch.guard import Account, Guard
 from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.ops.call import OpCall
+from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
 from ampwatch.training.ops.info import op_info
-from ampwatch.training.ops.listener import GuardedListeners, OpPlace
+from tests.training.bench import Bench
 from tests.training.sensors.counting import Counted, Log
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-class Ear:
+
+class Ear(Sensor):
     """Writes down what it is told, and fails where it is to."""
+
+    name = "ear"
+    is_thread_safe = True
 
     def __init__(self, failing: str = "") -> None:
         self.heard: list[str] = []
@@ -26,16 +33,16 @@ class Ear:
         self.modes: set[int] = set()
         self._failing = failing
 
-    def begin(self, step: int) -> None:
-        self._hear(f"begin {step}")
+    def ops_began(self, event: OpsBegan) -> None:
+        self._hear(f"begin {event.step}")
 
-    def note(self, call: OpCall, place: OpPlace) -> None:
-        self.places.append(place)
+    def op(self, event: Op) -> None:
+        self.places.append(event.place)
         self.modes.add(torch._C._len_torch_dispatch_stack())
         torch.ones(2) * 3  # nothing of this is told
-        self._hear(call.info.name)
+        self._hear(event.call.info.name)
 
-    def end(self) -> None:
+    def ops_ended(self, _event: OpsEnded) -> None:
         self._hear("end")
 
     def _hear(self, what: str) -> None:
@@ -45,17 +52,12 @@ class Ear:
 
 
 class Listened(Counted):
-    """An iteration, number 3, whose ops some listeners are told of."""
+    """An iteration, number 3, whose ops some sensors are told of."""
 
-    def __init__(self, *models: nn.Module, listeners: Any, count: bool = True) -> None:
-        super().__init__(*models)
-        self.listeners, self.count = listeners, count
-
-    def __enter__(self) -> Any:
-        self.regions.install()
-        self.sensor.install()
-        assert self.sensor.begin(3, listeners=self.listeners, count=self.count)
-        return self
+    def __init__(self, *models: nn.Module, listeners: Sequence[Ear], count: bool = True) -> None:
+        super().__init__(*models, count=count)
+        self.add(*listeners)
+        self.step = 3
 
 
 def test_listeners_hear_every_op_that_computes_between_begin_and_end() -> None:
@@ -112,7 +114,7 @@ def test_with_nobody_to_tell_and_nothing_to_count_nothing_is_seen() -> None:
     """No mode is on."""
     counted = Counted(nn.Linear(4, 4))
 
-    assert not counted.sensor.begin(0, count=False)
+    assert not counted.sensor.begin(0, count=False, follow=True)
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
@@ -148,53 +150,48 @@ def test_each_op_comes_with_its_phase_and_module() -> None:
 
 
 @pytest.mark.parametrize("failing", ["begin", "exp", "end"])
-def test_a_listener_that_fails_goes_with_its_own_and_leaves_the_others(failing: str) -> None:
-    """Those behind another boundary, and the census, go on."""
-    account = Account()
-    bad, beside, apart = Ear(failing), Ear(), Ear()
-    guards = [Guard(name, account, is_thread_safe=True) for name in ("one", "two")]
-    one = GuardedListeners(guards[0], [bad, beside])
-    two = GuardedListeners(guards[1], [apart])
+def test_a_sensor_that_fails_is_off_and_leaves_the_others(failing: str) -> None:
+    """Those before and after it, and the census, go on."""
+    before, bad, after = Ear(), Ear(failing), Ear()
     model = nn.Linear(4, 4)
-    counted = Listened(model, listeners=[one, two])
+    counted = Listened(model, listeners=[before, bad, after])
+    bad_guard = counted.bench.bus.guards[-2]
     for _ in range(2):
-        with counted:
-            model(torch.ones(2, 4)).exp().log()
+        counted.bench.install()
+        assert counted.sensor.begin(3, follow=True)
+        model(torch.ones(2, 4)).exp().log()
+        counted.census = counted.sensor.end(3, 0.5)
+        counted.bench.bus.remove()
 
-    assert [guard.errors for guard in guards] == [1, 0]
+    assert [guard for guard in counted.bench.bus.guards if guard.off] == [bad_guard]
+    assert bad_guard.errors == 1
     assert counted.by("op") == {"addmm": 1, "exp": 1, "log": 1}
-    assert [n for n in apart.heard if n in ("begin 3", "exp", "log", "end")] == [
-        *("begin 3", "exp", "log", "end"),
-    ] * 2
+    for ear in (before, after):
+        heard = [n for n in ear.heard if n in ("begin 3", "exp", "log", "end")]
+        assert heard == ["begin 3", "exp", "log", "end"] * 2
     assert sum(what.startswith(failing) for what in bad.heard) == 1
     assert bad.heard[-1].startswith(failing)
-    assert not any(what.startswith(failing) for what in beside.heard)
 
 
 def test_two_threads_are_heard_at_the_same_time() -> None:
     """The boundary is no lock: no op is missed because another thread is being told of one."""
-    ear = Ear()
-    guard = Guard("listeners", Account(), is_thread_safe=True)
-    listeners = GuardedListeners(guard, [ear])
     both = threading.Barrier(2, timeout=60.0)
-    note = ear.note
 
-    def meet(call: OpCall, place: OpPlace) -> None:
-        both.wait()
-        note(call, place)
+    class Meeting(Ear):
+        def op(self, event: Op) -> None:
+            both.wait()
+            super().op(event)
 
-    ear.note = meet  # type: ignore[method-assign]
-    threads = [
-        threading.Thread(
-            target=lambda: listeners.note(_call(), OpPlace(Phase.EVAL, "", is_inside=False))
-        )
-        for _ in range(2)
-    ]
+    ear, bench = Meeting(), Bench()
+    bench.bus.add(ear)
+    op = Op(_call(), OpPlace(Phase.EVAL, "", is_inside=False))
+    threads = [threading.Thread(target=bench.bus.emit, args=(op,)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
+    (guard,) = bench.bus.guards
     assert ear.heard == ["exp", "exp"]
     assert (guard.errors, guard.missed) == (0, 0)
 

@@ -1,4 +1,4 @@
-"""Iterations whose ops are counted, and an independent look at the same ops."""
+"""Iterations whose ops are counted, and an independent log of the same ops."""
 
 from __future__ import annotations
 
@@ -8,39 +8,51 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampwatch.guard import Account, Guard
-from ampwatch.training.hooks.regions import Regions
-from ampwatch.training.model.names import Names
 from ampwatch.training.sensors.ops.census import OpCensusSensor
+from tests.training.bench import Bench
 
 if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Self
 
     from ampwatch.diagnosis.evidence.ops import OpCensus, OpKey, OpTally
+    from ampwatch.training.hooks.sensor import Sensor
 
 
 class Counted:
-    """One iteration of some models, from ``with`` to its end; then what was counted in it."""
+    """One iteration of some models, from ``with`` to its end; then what was counted in it.
 
-    def __init__(self, *models: nn.Module) -> None:
-        account = Account()
-        self.guard = Guard("census", account, is_thread_safe=True)
-        self.regions = Regions(self.guard)
-        self.sensor = OpCensusSensor(Names(models), self.regions, account, self.guard)
+    Args:
+        models: The watched models.
+        scaler: The watched scaler or ``None``.
+        count: Whether ops are counted, or only told of.
+    """
+
+    def __init__(
+        self, *models: nn.Module, scaler: torch.amp.GradScaler | None = None, count: bool = True
+    ) -> None:
+        # With this setting the sensor plans nothing by itself.
+        self.bench = Bench(models, scaler, op_census="window")
+        self.regions = self.bench.context.regions
+        self.sensor = OpCensusSensor(self.bench.context)
         self.census: OpCensus | None = None
+        self.step = 7
+        self._count = count
+        self.add(self.regions, self.sensor)
+
+    def add(self, *sensors: Sensor) -> None:
+        """Have sensors told of the ops."""
+        for sensor in sensors:
+            self.bench.bus.add(sensor)
 
     def __enter__(self) -> Self:
-        self.regions.install()
-        self.sensor.install()
-        assert self.sensor.begin()
+        self.bench.install()
+        assert self.sensor.begin(self.step, count=self._count, follow=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.census = self.sensor.end(7, 0.5)
-        self.sensor.remove()
-        self.regions.remove()
-        assert not self.guard.errors
+        self.census = self.sensor.end(self.step, 0.5)
+        self.bench.remove()
 
     @property
     def tallies(self) -> list[tuple[OpKey, OpTally]]:

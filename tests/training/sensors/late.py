@@ -19,12 +19,11 @@ BEHIND = 3
 class FakeDevice(Link):
     """Treats CPU memory as a device whose work is done when the test says so."""
 
+    reads_in_place = False
+
     def __init__(self) -> None:
         self.done = self.recorded = self.allocations = 0
         self.captures = False
-
-    def on_host(self, value: torch.Tensor) -> bool:
-        return False
 
     def may_ask(self, devices: Any) -> bool:
         return not self.captures
@@ -100,8 +99,8 @@ class Waits(TorchDispatchMode):
 
 def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have births followed as on a device from now on, although all is in host memory."""
+    from ampwatch.training.sensors.births import following  # noqa: PLC0415 - what is patched
     from ampwatch.training.transfer import extremes  # noqa: PLC0415 - likewise
-    from ampwatch.training.wiring import ops as opwatch  # noqa: PLC0415 - what is patched
 
-    monkeypatch.setattr(opwatch, "is_host", lambda _device: False)
+    monkeypatch.setattr(following, "is_host", lambda _device: False)
     monkeypatch.setattr(extremes, "Link", LateDevice)

@@ -1,4 +1,4 @@
-"""One listener of ops, in an iteration whose places the test names."""
+"""One sensor of ops, in an iteration whose places the test names."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any
 from ampwatch.diagnosis.evidence.rounding import SumSeen
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.ops.call import OpCall
+from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
 from ampwatch.training.ops.info import op_info
-from ampwatch.training.ops.listener import OpPlace
 from ampwatch.training.ops.mode import OpMode
-from ampwatch.training.transfer.deferred import Deferred
+from tests.training.bench import Bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import nn
     from typing_extensions import Self
 
-    from ampwatch.training.ops.listener import OpListener
+    from ampwatch.training.hooks.sensor import Sensor
+    from ampwatch.training.iteration.context import Context
 
 OUTSIDE = OpPlace(Phase.FORWARD, "", is_inside=False)
 STEPPED = OpPlace(Phase.OPTIMIZER, "", is_inside=False)
@@ -30,37 +32,35 @@ def inside(module: str, phase: Phase = Phase.FORWARD) -> OpPlace:
 
 
 class Listening:
-    """Has a listener hear every op of an iteration.
+    """Has a sensor told of every op of an iteration; each use is one more.
 
     Args:
-        make: Makes the listener of how values are read and who is told.
-        deferred: How values are read.
+        make: Makes the sensor of what is shared.
+        models: The watched models.
+        parts: Parts of the context by name, instead of the real ones.
 
     Attributes:
-        seen: What the listener has seen, in order.
-        suspected: What it wants to look at more closely first.
+        seen: What the sensor has seen, in order.
+        suspected: What it wants to have counted more closely first.
     """
 
-    def __init__(
-        self,
-        make: Callable[[Deferred, Callable[[object], None]], OpListener],
-        deferred: Deferred | None = None,
-    ) -> None:
-        self.seen: list[Any] = []
-        self.suspected: list[SumSeen] = []
+    def __init__(self, make: Callable[[Context], Sensor], *models: nn.Module, **parts: Any) -> None:
         self.place = OUTSIDE
         self.step = 0
-        self._listener = make(deferred or Deferred(), self._observe)
+        self.bench = Bench(models, parts=parts)
+        self.bench.bus.add(make(self.bench.context))
         self._mode: OpMode | None = None
 
-    def _observe(self, observation: object) -> None:
-        if isinstance(observation, SumSeen):
-            self.suspected.append(observation)
-        else:
-            self.seen.append(observation)
+    @property
+    def seen(self) -> list[Any]:
+        return [seen for seen in self.bench.seen if not isinstance(seen, SumSeen)]
+
+    @property
+    def suspected(self) -> list[SumSeen]:
+        return [seen for seen in self.bench.seen if isinstance(seen, SumSeen)]
 
     def __enter__(self) -> Self:
-        self._listener.begin(self.step)
+        self.bench.bus.emit(OpsBegan(self.step))
         self._mode = OpMode(self._note)
         self._mode.put_on()
         return self
@@ -68,10 +68,11 @@ class Listening:
     def __exit__(self, *_: object) -> None:
         assert self._mode is not None
         self._mode.take_off()
-        self._listener.end()
+        self.bench.bus.emit(OpsEnded())
         self.step += 1
+        assert not any(guard.off for guard in self.bench.bus.guards)
 
     def _note(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         info = op_info(func)
         if not info.is_ignored:
-            self._listener.note(OpCall(func, info, args, kwargs, out), self.place)
+            self.bench.bus.emit(Op(OpCall(func, info, args, kwargs, out), self.place))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ampwatch.guard import Guard
-from ampwatch.training.model.names import Names
-from ampwatch.training.model.optimizers import OptimizerRegistry
+from tests.training.bench import Bench
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,14 +26,14 @@ class Note(NamedTuple):
     how: How
 
 
-class FixedSampler:
+class FixedGovernor:
     """Wants the same in every iteration, until the test says otherwise."""
 
     def __init__(self, *wanted: Topic) -> None:
         self.wanted = frozenset(wanted)
         self.part = (0, 1)
         self.step = 0
-        self.looks_at_skips = True
+        self.observes_skips = True
         self.is_alert = True
         self.first_look = True
         self.skips_taken = 0
@@ -51,14 +49,14 @@ class FixedSampler:
 class Notes:
     """Copies every item; a test reads them."""
 
-    def __init__(self, sampler: FixedSampler) -> None:
-        self.sampler = sampler
+    def __init__(self, governor: FixedGovernor) -> None:
+        self.governor = governor
         self.notes: list[Note] = []
 
     def measure(self, topic: Topic, items: Sequence[Item], how: How) -> None:
         self.notes += [
             Note(
-                self.sampler.step,
+                self.governor.step,
                 topic,
                 item.name,
                 item.module,
@@ -73,12 +71,11 @@ class Notes:
         return {n.name: n.values for n in self.notes if n.topic is topic and step in (None, n.step)}
 
 
-class Parts:
-    """What a sensor of ranges is made with, around one model."""
+class Parts(Bench):
+    """What a sensor of ranges is made with, around some models."""
 
-    def __init__(self, models: Sequence[torch.nn.Module], *wanted: Topic) -> None:
-        self.sampler: Any = FixedSampler(*wanted)
-        self.notes: Any = Notes(self.sampler)
-        self.names = Names(models)
-        self.registry = OptimizerRegistry([], models)
-        self.guard = Guard("ranges")
+    def __init__(self, models: Sequence[torch.nn.Module], *wanted: Topic, **options: Any) -> None:
+        self.governor: Any = FixedGovernor(*wanted)
+        self.notes: Any = Notes(self.governor)
+        parts = {"governor": self.governor, "measuring": self.notes}
+        super().__init__(models, parts=parts, **options)

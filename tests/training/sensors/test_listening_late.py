@@ -1,4 +1,4 @@
-"""What the listeners of ops see on a device, where numbers arrive later, is what they see on a host."""
+"""What the sensors of ops see on a device, where numbers arrive later, is what they see on a host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.model.names import Names
 from ampwatch.training.sensors.rounding.averages import WeightAverages
 from ampwatch.training.sensors.rounding.fp8_casts import Fp8Casts
 from ampwatch.training.sensors.rounding.gradient_sums import GradientSums
@@ -21,6 +20,8 @@ from tests.training.sensors.listening import STEPPED, Listening, inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ampwatch.training.iteration.context import Context
 
 
 def _casts(_model: nn.Module) -> None:
@@ -50,12 +51,12 @@ def _gradients(model: nn.Module) -> None:
         model(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
 
 
-CASES: list[tuple[Callable[..., Any], Any, Callable[[nn.Module], None]]] = [
-    (lambda _names: LossyCasts, inside("rope"), _casts),
-    (lambda _names: Fp8Casts, inside("fp8"), _fp8),
-    (lambda _names: MetricSums, inside("seen"), _sums),
-    (lambda names: lambda *a: WeightAverages(names, *a), STEPPED, _averages),
-    (lambda names: lambda *a: GradientSums(names, *a), inside("", Phase.BACKWARD), _gradients),
+CASES: list[tuple[Callable[[Context], Any], Any, Callable[[nn.Module], None]]] = [
+    (LossyCasts, inside("rope"), _casts),
+    (Fp8Casts, inside("fp8"), _fp8),
+    (MetricSums, inside("seen"), _sums),
+    (WeightAverages, STEPPED, _averages),
+    (GradientSums, inside("", Phase.BACKWARD), _gradients),
 ]
 
 
@@ -63,7 +64,7 @@ CASES: list[tuple[Callable[..., Any], Any, Callable[[nn.Module], None]]] = [
     ("make", "place", "work"), CASES, ids=["casts", "fp8", "sums", "averages", "gradients"]
 )
 def test_what_arrives_later_is_judged_the_same(
-    make: Callable[..., Any], place: Any, work: Callable[[nn.Module], None]
+    make: Callable[[Context], Any], place: Any, work: Callable[[nn.Module], None]
 ) -> None:
     """Nothing is said before the device is done, all of it after."""
     seen = []
@@ -71,7 +72,7 @@ def test_what_arrives_later_is_judged_the_same(
         torch.manual_seed(0)
         model = nn.Linear(4, 3, bias=False).bfloat16()
         deferred = Deferred(device) if device is not None else Deferred()
-        listening = Listening(make(Names([model])), deferred)
+        listening = Listening(make, model, deferred=deferred)
         listening.place = place
         with listening:
             work(model)

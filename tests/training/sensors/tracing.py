@@ -1,4 +1,4 @@
-"""Iterations that are traced op by op, and a slow look at the same ops that knows no ampwatch."""
+"""Iterations that are traced op by op, and a slow log of their births that knows no ampwatch."""
 
 from __future__ import annotations
 
@@ -9,23 +9,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ampwatch.guard import Account, Guard
-from ampwatch.training.hooks.regions import Regions
-from ampwatch.training.model.names import Names
-from ampwatch.training.ops.listener import GuardedListeners
-from ampwatch.training.sensors.births.births import BirthListener
-from ampwatch.training.sensors.ops.census import OpCensusSensor
+from ampwatch.diagnosis.evidence.births import OpTrace
+from ampwatch.training.sensors.births.following import BirthSensor
+from tests.training.sensors.counting import Counted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from typing_extensions import Self
 
-    from ampwatch.diagnosis.evidence.births import Birth, OpTrace, Origin
+    from ampwatch.diagnosis.evidence.births import Birth, Origin
 
 LOOKED_AT = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class Traced:
+class Traced(Counted):
     """An iteration, from ``with`` to its end, whose births are followed; each use is one more.
 
     Args:
@@ -34,31 +31,21 @@ class Traced:
     """
 
     def __init__(self, *models: nn.Module, scale: Tensor | None = None) -> None:
-        account = Account()
-        self.guard = Guard("census", account, is_thread_safe=True)
-        self.births_guard = Guard("births", account, is_thread_safe=True)
-        self.traces: list[OpTrace] = []
-        self._regions = Regions(self.guard)
-        names = Names(models)
-        self.sensor = OpCensusSensor(names, self._regions, account, self.guard)
-        listener = BirthListener(
-            names, self.traces.append, lambda: self.sensor.is_stepping, lambda: scale
-        )
-        self.listener = listener
-        self._listeners = (GuardedListeners(self.births_guard, (listener,)),)
+        scaler = None
+        if scale is not None:
+            scaler = torch.amp.GradScaler("cpu")
+            scaler._scale = scale
+        super().__init__(*models, scaler=scaler)
+        self.add(BirthSensor(self.bench.context))
 
     def __enter__(self) -> Self:
-        self._regions.install()
-        self.sensor.install()
-        assert self.sensor.begin(len(self.traces), listeners=self._listeners)
-        return self
+        self.step = len(self.traces)
+        return super().__enter__()
 
-    def __exit__(self, *_: object) -> None:
-        self.sensor.end(len(self.traces), 0.5)
-        self.sensor.remove()
-        self._regions.remove()
-        assert not self.guard.errors
-        assert not self.births_guard.errors
+    @property
+    def traces(self) -> list[OpTrace]:
+        """What was seen of each iteration."""
+        return [seen for seen in self.bench.seen if isinstance(seen, OpTrace)]
 
     @property
     def births(self) -> list[Birth]:

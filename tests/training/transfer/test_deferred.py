@@ -64,7 +64,7 @@ def test_what_is_on_a_device_comes_when_it_has_arrived_and_in_order() -> None:
 
     assert (nothing, first) == ([], [[0.0, 0.0], [1.0, 1.0]])
     assert seen == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
-    assert deferred.in_flight == deferred.dropped == 0
+    assert (len(deferred.flying), deferred.dropped) == (0, 0)
 
 
 def test_what_there_is_no_room_for_is_dropped_and_counted() -> None:
@@ -111,7 +111,7 @@ def test_what_was_forgotten_is_not_handed_over() -> None:
     device.done = 1
     deferred.poll()
 
-    assert (seen, deferred.in_flight) == ([], 0)
+    assert (seen, len(deferred.flying)) == ([], 0)
 
 
 def test_too_many_values_are_refused() -> None:

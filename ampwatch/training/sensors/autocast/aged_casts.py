@@ -9,18 +9,16 @@ import torch
 
 from ampwatch.diagnosis.evidence.scaler import StaleCast
 from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import is_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch.training.hooks.regions import Region, Regions
-    from ampwatch.training.model.names import Names
-    from ampwatch.training.ops.call import OpCall
-    from ampwatch.training.ops.listener import OpPlace
+    from ampwatch.training.hooks.regions import Region
+    from ampwatch.training.iteration.context import Context
+    from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
 
 MAX_CASTS = 4096
 
@@ -43,37 +41,41 @@ class _Cast(NamedTuple):
     regions: list[Region]
 
 
-class AgedCasts:
+class AgedCasts(Sensor):
     """Compares how often a weight has been written to when it was cast, and when that is used.
 
     This needs no step of an optimizer and no backward: a line search, a perturbation, weights
     that are loaded or averaged inside of one region.
 
     Args:
-        names: Names of the watched parameters.
-        regions: Knows the autocast regions; what was cast in one is not kept in the next.
-        observe: Told of the first ``StaleCast`` of each iteration.
+        context: What is shared.
 
     Cost:
         Less than 1 us for an op that neither casts a parameter nor multiplies; 2 us for one that
         does. No value is read.
     """
 
-    def __init__(self, names: Names, regions: Regions, observe: Callable[[object], None]) -> None:
-        self._names, self._regions, self._observe = names, regions, observe
+    name = "aged_casts"
+    is_thread_safe = True
+
+    def __init__(self, context: Context) -> None:
+        self._names = context.names
+        self._regions = context.regions
+        self._observe = context.observe
         self._step = self._told_in = -1
         self._named: dict[int, str] = {}
         self._casts: dict[int, _Cast] = {}
 
-    def begin(self, step: int) -> None:
+    def ops_began(self, event: OpsBegan) -> None:
         """Iteration ``step`` begins. Casts live as long as their region."""
-        self._step = step
+        self._step = event.step
         self._named = {id(p): name for name, p in self._names.parameters()}
         alive = {at: cast for at, cast in self._casts.items() if cast.result() is not None}
         self._casts = alive
 
-    def note(self, call: OpCall, place: OpPlace) -> None:
-        """An op has returned."""
+    def op(self, event: Op) -> None:
+        """Compare what an op has read and written."""
+        call, place = event
         if place.phase is Phase.BACKWARD:
             return  # it reads what its forward has read
         if call.info.name == "_to_copy":
@@ -81,7 +83,7 @@ class AgedCasts:
         elif self._casts and self._told_in != self._step and call.info.kind.has_flops:
             self._compare([t for t in tensors_among(call.args) if t.dtype in HALF and is_plain(t)])
 
-    def end(self) -> None:
+    def ops_ended(self, _event: OpsEnded) -> None:
         """The iteration is over."""
         self._named.clear()
 

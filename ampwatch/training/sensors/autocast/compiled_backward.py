@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from ampwatch.diagnosis.evidence.scaler import CompiledGradients
-from ampwatch.training.hooks.compiling import BACKENDS
 from ampwatch.training.hooks.regions import is_in_autocast
-from ampwatch.training.hooks.taps import Listener, listen
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.model.living import alive
 from ampwatch.training.transfer.readback import host_scalar
@@ -21,12 +20,11 @@ from ampwatch.training.transfer.readback import host_scalar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ampwatch.guard import Guard
-    from ampwatch.training.iteration.ledger import IterationLedger
-    from ampwatch.training.model.names import Names
+    from ampwatch.training.hooks.events import BackwardBegan, GraphCaptured
+    from ampwatch.training.iteration.context import Context
 
 EACH_BACKWARD = 64
-"""Backwards that are looked at one by one; then one in ``SELDOM``."""
+"""Backwards that are checked one by one; then one in ``SELDOM``."""
 
 SELDOM = 16
 
@@ -53,7 +51,7 @@ PRODUCTS = {"bmm": "bmm", "baddbmm": "bmm", "mm": "mm", "addmm": "mm"}
 """The op that makes the gradients of a product, by the name of its function."""
 
 
-class CompiledBackwardSensor:
+class CompiledBackwardSensor(Sensor):
     """Looks at graphs that ``torch.compile`` has captured, and at the gradients that come of them.
 
     A graph that is captured under autocast, and switches it off for some ops, has a backward that
@@ -62,52 +60,29 @@ class CompiledBackwardSensor:
     behind them is, that is why. On a CPU only: elsewhere looking would be a sync.
 
     Args:
-        names: Names of the parameters.
-        ledger: Says which iteration is open.
-        guard: The fail-open boundary.
-        is_scaled: Whether a scaler multiplies the loss.
-        observe: Told of such gradients.
+        context: What is shared.
     """
 
     name = "compiled_backward"
+    waking = frozenset({"graph_captured"})
+    is_dormant = True
 
-    def __init__(
-        self,
-        names: Names,
-        ledger: IterationLedger,
-        guard: Guard,
-        observe: Callable[[object], None],
-        *,
-        is_scaled: bool,
-    ) -> None:
-        self._names = names
-        self._ledger = ledger
-        self._guard = guard
-        self._observe = observe
-        self._is_scaled = is_scaled
+    def __init__(self, context: Context) -> None:
+        self._names = context.names
+        self._iteration = context.iteration
+        self._losses = context.losses
+        self._observe = context.observe
+        self._is_scaled = context.is_scaled
         self._regions: list[_Region] = []
         self._backwards = 0
-        self._listeners: list[Listener] = []
 
-    def install(self) -> None:
-        """Listen to the backends that ``torch.compile`` hands its graphs to."""
-        owners = [getattr(torch, name) for name in BACKENDS if hasattr(torch, name)]
-        self._listeners = [
-            listen(owner, "__call__", before=self._captured, in_compiler=True) for owner in owners
-        ]
-
-    def remove(self) -> None:
-        """Stop listening."""
-        for listener in self._listeners:
-            listener.remove()
-        self._listeners.clear()
+    def removed(self) -> None:
+        """Forget the graphs."""
         self._regions.clear()
 
-    def _captured(self, _backend: Any, args: Any, _kwargs: Any) -> None:
-        self._guard.run(self.captured, *args[:2])
-
-    def captured(self, graph: Any, inputs: Any) -> None:
-        """A graph is about to be compiled."""
+    def graph_captured(self, event: GraphCaptured) -> None:
+        """Note what a graph that is about to be compiled keeps out of autocast."""
+        graph, inputs = event
         if _backward_pass_autocast() != SAME_AS_FORWARD:
             return
         device = next((x.device.type for x in inputs if isinstance(x, torch.Tensor)), "cpu")
@@ -116,26 +91,25 @@ class CompiledBackwardSensor:
         region = _protected(graph, inputs, name_of(torch.get_autocast_dtype(device)))
         if region.protected:
             self._regions.append(region)
+            self.is_dormant = False
 
-    @property
-    def has_regions(self) -> bool:
-        """Whether compiled code keeps any op out of autocast."""
-        return bool(self._regions)
+    def backward_began(self, _event: BackwardBegan) -> Callable[[], None]:
+        """Have the gradients checked that this backward leaves."""
+        return self._backward_ended
 
-    def after_backward(self) -> None:
-        """A backward has returned."""
+    def _backward_ended(self) -> None:
         if not self._regions or is_in_autocast():
             return
         self._backwards += 1
         if self._backwards > EACH_BACKWARD and self._backwards % SELDOM:
             return
         for region in self._regions:
-            self._look(region)
+            self._check(region)
 
-    def _look(self, region: _Region) -> None:
+    def _check(self, region: _Region) -> None:
         protected = alive(region.protected)
         bad = {id(p): n for p in protected if (n := _nonfinite(p.grad))}
-        if not bad or not math.isfinite(self._ledger.losses.on_host):
+        if not bad or not math.isfinite(self._losses.on_host):
             return
         # What comes in broken, from the loss or from what is behind, breaks all of it, and
         # what breaks in float16 becomes infinite.
@@ -147,7 +121,7 @@ class CompiledBackwardSensor:
         name, op = self._describe(bad, region.products)
         self._observe(
             CompiledGradients(
-                step=self._ledger.step,
+                step=self._iteration.step,
                 parameter=name,
                 op=op,
                 dtype=region.dtype,

@@ -8,30 +8,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.diagnosis.evidence.scaler import StaleCast
+from ampwatch.training.hooks.compiling import is_traced
 from ampwatch.training.hooks.regions import is_in_autocast
-from ampwatch.training.hooks.taps import Listener, listen
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.dtypes import name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch.optim import Optimizer
-
-    from ampwatch.guard import Guard
-    from ampwatch.training.iteration.ledger import IterationLedger
-    from ampwatch.training.model.names import Names
+    from ampwatch.training.hooks.events import AutocastLeft, BackwardBegan, OptimizerStepped
+    from ampwatch.training.iteration.context import Context
 
 MAX_NODES = 20000
-"""Nodes of a graph that are looked at."""
+"""Nodes of a graph that are visited."""
 
-MAX_LOOKS = 64
-"""Graphs that are looked at in a run: a program that steps inside of autocast and is right about it
+MAX_GRAPHS = 64
+"""Graphs that are checked in a run: a program that steps inside of autocast and is right about it
 (it clears the cache) is not to pay for it for ever."""
 
 CAST = "ToCopyBackward"
 
 
-class StaleCastSensor:
+class StaleCastSensor(Sensor):
     """Proves from the graph of a loss that a cast is older than the weight that it was made of.
 
     Nodes of a graph are numbered in the order in which their ops ran. A cast of a weight from
@@ -40,65 +36,52 @@ class StaleCastSensor:
     casts, and until that region is left.
 
     Args:
-        names: Names of the parameters.
-        ledger: Says which iteration is open.
-        guard: The fail-open boundary.
-        observe: Told of stale casts.
+        context: What is shared.
     """
 
     name = "stale_casts"
+    waking = frozenset({"optimizer_stepped"})
+    is_dormant = True
 
-    def __init__(
-        self,
-        names: Names,
-        ledger: IterationLedger,
-        guard: Guard,
-        observe: Callable[[object], None],
-    ) -> None:
-        self._names = names
-        self._ledger = ledger
-        self._guard = guard
-        self._observe = observe
+    def __init__(self, context: Context) -> None:
+        self._names = context.names
+        self._iteration = context.iteration
+        self._observe = context.observe
         self._stepped: dict[int, dict[int, int]] = {}
-        self._looks = 0
-        self._listener: Listener | None = None
+        self._graphs = 0
 
-    def install(self) -> None:
-        """Listen to autocast regions that are left."""
-        self._listener = listen(torch.autocast, "__exit__", after=self._exit)
-
-    def remove(self) -> None:
-        """Stop listening."""
-        if self._listener is not None:
-            self._listener.remove()
-            self._listener = None
+    def removed(self) -> None:
+        """Forget the steps."""
         self._stepped.clear()
 
-    def _exit(self, _region: Any, _args: Any, _kwargs: Any) -> None:
-        if self._stepped and not is_in_autocast():
-            # With the outermost region the cache goes.
+    def autocast_left(self, _event: AutocastLeft) -> None:
+        """Forget the steps inside the outermost region: with it the cache goes."""
+        if not is_in_autocast():
             self._stepped.pop(get_ident(), None)
+            self.is_dormant = not self._stepped
 
-    def stepped(self, optimizer: Optimizer) -> None:
-        """An optimizer has stepped; parameters that it holds have changed."""
-        if not (is_in_autocast() and torch.is_autocast_cache_enabled()):
+    def optimizer_stepped(self, event: OptimizerStepped) -> None:
+        """Take note of the parameters that a step inside of a region has changed."""
+        if not is_in_autocast() or is_traced() or not torch.is_autocast_cache_enabled():
+            return
+        if self._graphs >= MAX_GRAPHS:
             return
         now = _newest_node()
         changed = self._stepped.setdefault(get_ident(), {})
-        for group in optimizer.param_groups:
+        for group in event.optimizer.param_groups:
             changed.update({id(p): now for p in group["params"]})
+        self.is_dormant = False
 
-    @property
-    def has_changes(self) -> bool:
-        """Whether an optimizer has stepped inside of a region that is still open."""
-        return bool(self._stepped) and self._looks < MAX_LOOKS
+    def backward_began(self, event: BackwardBegan) -> None:
+        """Check the graphs that a backward goes through."""
+        for root in event.tensors:
+            self._check(root)
 
-    def backward(self, root: torch.Tensor) -> None:
-        """A backward from ``root`` is about to begin."""
+    def _check(self, root: torch.Tensor) -> None:
         changed = self._stepped.get(get_ident())
-        if not changed or self._looks >= MAX_LOOKS or getattr(root, "grad_fn", None) is None:
+        if not changed or self._graphs >= MAX_GRAPHS or getattr(root, "grad_fn", None) is None:
             return
-        self._looks += 1
+        self._graphs += 1
         stale = _stale(root.grad_fn, changed)
         if stale:
             named = {id(p): name for name, p in self._names.parameters()}
@@ -106,7 +89,7 @@ class StaleCastSensor:
             device = next(iter(stale.values())).device.type
             self._observe(
                 StaleCast(
-                    step=self._ledger.step,
+                    step=self._iteration.step,
                     parameter=ordered[0] if ordered else "",
                     casts=len(stale),
                     dtype=name_of(torch.get_autocast_dtype(device)),

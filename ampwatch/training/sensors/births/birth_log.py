@@ -32,14 +32,13 @@ from ampwatch.training.sensors.births.op_log import (
 from ampwatch.training.transfer.extremes import Measures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Hashable, Sequence
 
     from torch import Tensor
 
-    from ampwatch.diagnosis.evidence.births import OpTrace
-    from ampwatch.training.model.names import Names
     from ampwatch.training.ops.call import OpCall
-    from ampwatch.training.ops.listener import OpPlace
+    from ampwatch.training.ops.events import OpPlace
+    from ampwatch.training.sensors.births.surroundings import Surroundings
     from ampwatch.training.transfer.extremes import Extremes
 
 MAX_OPS = 32768
@@ -58,38 +57,22 @@ class BirthLog:
     log is gone through only if something in it is not finite. No tensor is kept.
 
     Args:
-        names: Names of parameters and buffers.
-        deliver: Takes what was seen of an iteration, from ``poll``.
-        is_stepping: Whether an optimizer is stepping. What it writes is not looked at: no finding
-            is about it.
-        scale: Returns the scaler's scale, ``None`` without one.
-        loss: Returns the losses of the open iteration: the sum of those on the host, ``None`` if
-            there are none, and of those on a device.
+        around: What there is besides the ops. What an optimizer writes while it steps is not
+            measured: no finding is about it.
         measures: Measures.
 
     Attributes:
-        dropped: Iterations that were looked at and could not be followed to the end.
+        dropped: Iterations that were followed and could not be followed to the end.
 
     Cost:
         Some 20 to 100 us an op on the host, of which half is launching; on a device one small
         kernel and one pass over each output, and over what no op was seen to write.
     """
 
-    def __init__(
-        self,
-        names: Names,
-        deliver: Callable[[OpTrace], None],
-        is_stepping: Callable[[], bool],
-        scale: Callable[[], Tensor | None],
-        loss: Callable[[], tuple[float | None, Tensor | None]],
-        measures: Measures | None = None,
-    ) -> None:
+    def __init__(self, around: Surroundings, measures: Measures | None = None) -> None:
         self.dropped = 0
-        self._names = names
-        self._deliver = deliver
-        self._is_stepping = is_stepping
-        self._scale = scale
-        self._loss = loss
+        self._names = around.names
+        self._around = around
         self._measures = measures or Measures()
         self._flying: deque[OpLog] = deque()
         # Autograd runs the nodes of several devices in as many threads.
@@ -148,11 +131,11 @@ class BirthLog:
         written = frozenset(keys).union(map(self._key, overwritten_by(call)))
         for key in written:
             self._rows.pop(key, None)
-        if self._is_stepping():
+        if self._around.is_stepping:
             return tuple(written)
         read = read_by(call)
         inputs = self._inputs(call.info.name, read, written)
-        scale = self._scale()
+        scale = self._around.scale
         scale_key = 0 if scale is None else self._key(scale)
         is_beside = place.phase is Phase.OPTIMIZER and not place.is_inside
         return LoggedOp(
@@ -249,8 +232,8 @@ class BirthLog:
                 for name, p in self._names.parameters()
                 if p.grad is not None
             ]
-            log.loss_on_host, loss = self._loss()
-            log.scale, log.loss = self._scalar(self._scale()), self._scalar(loss)
+            log.loss_on_host, loss = self._around.loss_parts
+            log.scale, log.loss = self._scalar(self._around.scale), self._scalar(loss)
         except _NoRoomError:
             return False
         return True
@@ -269,7 +252,7 @@ class BirthLog:
                 return
             self._flying.popleft()
             self._owners = None
-            self._deliver(replayed(log, self._owner, is_finite=flight.land()))
+            self._around.deliver(replayed(log, self._owner, is_finite=flight.land()))
 
     def _owner(self, key: int) -> tuple[Origin, str]:
         """Return whose storage it is, as the models are now."""

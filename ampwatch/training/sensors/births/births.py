@@ -1,6 +1,6 @@
 """Where values stop being finite, and what becomes of them, in iterations whose ops are watched.
 
-This is for values in host memory, which are read at once; those on a device ``birthlog`` follows.
+This is for values in host memory, which are read at once; those on a device `birth_log.py` follows.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from ampwatch.training.ops.operands import (
 from ampwatch.training.transfer.readback import host_scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch import Tensor
 
-    from ampwatch.diagnosis.evidence.births import OpTrace
-    from ampwatch.training.model.names import Names
     from ampwatch.training.ops.call import OpCall
-    from ampwatch.training.ops.listener import OpPlace
+    from ampwatch.training.ops.events import OpPlace
+    from ampwatch.training.sensors.births.surroundings import Surroundings
 
 
 class BirthListener:
@@ -46,11 +45,7 @@ class BirthListener:
     known by the storage that it lies in. Nothing is kept but numbers.
 
     Args:
-        names: Names of parameters and buffers.
-        deliver: Takes what was seen of an iteration, if anything was.
-        is_stepping: Whether an optimizer is stepping.
-        scale: Returns the scaler's scale, ``None`` without one: a loss that is not finite only
-            because it was multiplied by that is none of an op's doing.
+        around: What there is besides the ops.
 
     Attributes:
         meets_device: Whether an op has left its output on a device. Nothing there is read, and
@@ -60,17 +55,9 @@ class BirthListener:
         3 to 4 us an op besides reading its output once.
     """
 
-    def __init__(
-        self,
-        names: Names,
-        deliver: Callable[[OpTrace], None],
-        is_stepping: Callable[[], bool],
-        scale: Callable[[], Tensor | None],
-    ) -> None:
-        self._names = names
-        self._deliver = deliver
-        self._is_stepping = is_stepping
-        self._scale = scale
+    def __init__(self, around: Surroundings) -> None:
+        self._names = around.names
+        self._around = around
         self.meets_device = False
         self._clear(0)
 
@@ -85,14 +72,14 @@ class BirthListener:
 
     def end(self) -> None:
         """The iteration is over: see which gradients are not finite, and deliver."""
-        scale = self._scale()
+        scale = self._around.scale
         known = scale is not None and scale.device.type == "cpu"
         trace = self._lineage.finish(
             self._gradients(), host_scalar(scale) if scale is not None and known else math.nan
         )
         trace.num_ops = self._count
         if not self.meets_device:
-            self._deliver(trace)
+            self._around.deliver_known(trace)
         self._clear(trace.step)
 
     def note(self, call: OpCall, place: OpPlace) -> None:
@@ -109,9 +96,9 @@ class BirthListener:
         if place.phase is Phase.BACKWARD:
             self._lineage.trace.has_trained = True
         if bad or not self._lineage.is_clean:
-            self._look(call, place, [_HostOperand(tensor) for tensor in outputs], bad)
+            self._observe(call, place, [_HostOperand(tensor) for tensor in outputs], bad)
 
-    def _look(
+    def _observe(
         self, call: OpCall, place: OpPlace, outputs: list[_HostOperand], doubtful: list[int]
     ) -> None:
         """Some outputs may not be finite, or some inputs are not."""
@@ -138,7 +125,7 @@ class BirthListener:
             self._lineage.settle(op, outputs, inputs)
 
     def _is_scaling(self, read: list[Tensor]) -> bool:
-        scale = self._scale()
+        scale = self._around.scale
         if scale is None:
             return False
         key = _storage(scale)
@@ -149,7 +136,7 @@ class BirthListener:
             overload=str(call.func),
             needs_grad=any(tensor.requires_grad for tensor in read_by(call)),
             number=second_number(call),
-            is_stepping=self._is_stepping(),
+            is_stepping=self._around.is_stepping,
             gradient=self._gradient_read_by(call, place),
             is_hook=place.phase is Phase.BACKWARD and not is_in_node(),
             source=user_source(),

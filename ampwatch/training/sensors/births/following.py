@@ -4,41 +4,88 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.sensors.births.birth_log import BirthLog
+from ampwatch.training.sensors.births.births import BirthListener
+from ampwatch.training.sensors.births.surroundings import Surroundings
+
 if TYPE_CHECKING:
-    from ampwatch.training.ops.call import OpCall
-    from ampwatch.training.ops.listener import OpPlace
-    from ampwatch.training.sensors.births.birth_log import BirthLog
-    from ampwatch.training.sensors.births.births import BirthListener
+    import torch
+
+    from ampwatch.guard import Guard
+    from ampwatch.training.hooks.events import IterationClosed
+    from ampwatch.training.iteration.context import Context
+    from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
 
 
-class BirthFollower:
+class BirthSensor(Sensor):
     """Reads values at once as long as all of them are in host memory, and later from then on.
 
     Args:
-        at_once: For values in host memory.
-        later: For all others.
-        is_host: Whether the parameters are in host memory.
+        context: What is shared.
     """
 
-    def __init__(self, at_once: BirthListener, later: BirthLog, *, is_host: bool) -> None:
-        self._at_once, self._later = at_once, later
-        self._is_host = is_host
-        self._active: BirthListener | BirthLog = at_once if is_host else later
+    name = "births"
+    is_thread_safe = True
+    waking = frozenset({"ops_began"})
+    is_dormant = True
 
-    def begin(self, step: int) -> None:
-        """Iteration ``step`` begins."""
-        self._active = self._at_once if self._is_host else self._later
-        self._active.begin(step)
+    def __init__(self, context: Context) -> None:
+        self.guard: Guard = context.bus.guard(self.name, is_thread_safe=True)
+        around = Surroundings(context)
+        self._at_once = BirthListener(around)
+        self._later = BirthLog(around)
+        self._is_host = is_host(context.device)
+        self._is_following = False
+        self._active: BirthListener | BirthLog = self._at_once if self._is_host else self._later
 
-    def note(self, call: OpCall, place: OpPlace) -> None:
-        """An op has returned."""
+    @property
+    def in_flight(self) -> int:
+        """How many iterations that were followed are on their way to the host."""
+        return self._later.in_flight
+
+    @property
+    def dropped(self) -> int:
+        """Iterations that were to be followed, and could not be."""
+        return self._later.dropped
+
+    def ops_began(self, event: OpsBegan) -> None:
+        """Follow the values of an iteration, if that is asked for."""
+        self._is_following = event.follows
+        self.is_dormant = not (event.follows or self._later.in_flight)
+        if event.follows:
+            self._active = self._at_once if self._is_host else self._later
+            self._active.begin(event.step)
+
+    def op(self, event: Op) -> None:
+        """Follow what an op has read and written."""
+        if not self._is_following:
+            return
         if self._is_host or self._active is self._later:
-            self._active.note(call, place)
+            self._active.note(event.call, event.place)
             if self._at_once.meets_device and self._is_host:
                 # What was read so far is not in the log: this iteration is lost.
                 self._is_host = False
                 self._later.give_up()
 
-    def end(self) -> None:
-        """The iteration is over."""
-        self._active.end()
+    def ops_ended(self, _event: OpsEnded) -> None:
+        """Hand on what was seen, or send it on its way."""
+        if self._is_following:
+            self._is_following = False
+            self._active.end()
+        self.is_dormant = not self._later.in_flight
+
+    def iteration_closed(self, _event: IterationClosed) -> None:
+        """Take in what has reached the host of earlier iterations."""
+        self.poll()
+
+    def poll(self) -> None:
+        """Take in what has reached the host. Never waits."""
+        if self._later.in_flight:
+            self._later.poll()
+            self.is_dormant = not self._is_following and not self._later.in_flight
+
+
+def is_host(device: torch.device | None) -> bool:
+    """Whether what is on a device can be read at once; so it is assumed where none is known."""
+    return device is None or device.type == "cpu"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from ampwatch.diagnosis.evidence.births import OpTrace, Origin
-    from ampwatch.training.ops.listener import OpPlace
+    from ampwatch.training.ops.events import OpPlace
     from ampwatch.training.transfer.extremes import Extremes, Flight
 
 

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ampwatch.diagnosis.evidence.calls import AutocastBackward
 from ampwatch.training.hooks.regions import is_in_autocast
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
-from ampwatch.training.hooks.taps import listen
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.sensors.calls.gradient_contents import GradContents, Seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ampwatch.guard import Guard
-    from ampwatch.training.hooks.backward import BackwardCall, BackwardTap, Handle
-    from ampwatch.training.hooks.taps import Listener
-    from ampwatch.training.model.trained import Trained
-
+    from ampwatch.training.hooks.events import AutocastEntering, AutocastLeft, BackwardBegan
+    from ampwatch.training.iteration.context import Context
 
 HELD = 2
 """Iterations that end inside of a region from which it is held from one to the next."""
 
 
-class AutocastBackwardSensor:
+class AutocastBackwardSensor(Sensor):
     """Tells of every backward under autocast that fills gradients of this training.
 
     The usual slip is a ``backward()`` that stands in the block of the forward pass, which is
@@ -36,11 +33,7 @@ class AutocastBackwardSensor:
     when the region is left, and told then, or in the iteration that shows that it goes on.
 
     Args:
-        trained: The parameters of this training; without any every backward counts.
-        step: Returns the index of the open iteration.
-        observe: Takes what was found.
-        backwards: Hears of backwards.
-        guard: The fail-open boundary.
+        context: What is shared.
 
     Cost:
         A question about autocast a call, and one each time a region is entered or left; a look at
@@ -49,80 +42,66 @@ class AutocastBackwardSensor:
     """
 
     name = "autocast_backward"
+    # Dormant while there is nothing to report: then it does not matter that a region is left.
+    waking = frozenset({"autocast_entering", "backward_began"})
+    is_dormant = True
 
-    def __init__(
-        self,
-        trained: Trained,
-        step: Callable[[], int],
-        observe: Callable[[object], None],
-        backwards: BackwardTap,
-        guard: Guard,
-    ) -> None:
-        self._trained = trained
-        self._step = step
-        self._observe = observe
-        self._backwards = backwards
-        self._guard = guard
-        self._listeners: list[Listener | Handle] = []
+    def __init__(self, context: Context) -> None:
+        self._trained = context.trained
+        self._iteration = context.iteration
+        self._observe = context.observe
         self._entered: dict[int, int] = {}
-        self._untold: dict[int, AutocastBackward] = {}
+        self._pending: dict[int, AutocastBackward] = {}
         self._since = 0
         self._is_ours = False
 
-    def install(self) -> None:
-        """Listen to backward, and to autocast regions."""
-        self._since = self._step()
-        self._listeners = [
-            self._backwards.listen(self._guard, self.before, is_in_autocast),
-            listen(torch.autocast, "__enter__", before=self._enter),
-            listen(torch.autocast, "__exit__", after=self._exit),
-        ]
+    def installed(self) -> None:
+        """Count the iterations of regions that are entered already from here."""
+        self._since = self._iteration.step
 
-    def remove(self) -> None:
-        """Stop listening."""
-        for listener in self._listeners:
-            listener.remove()
-        self._listeners.clear()
+    def removed(self) -> None:
+        """Forget the regions."""
         self._entered.clear()
-        self._untold.clear()
+        self._pending.clear()
 
-    def _enter(self, _region: Any, _args: Any, _kwargs: Any) -> None:
+    def autocast_entering(self, _event: AutocastEntering) -> None:
+        """Note in which iteration this thread enters its outermost region."""
         if not is_in_autocast():
-            self._entered[get_ident()] = self._step()
+            self._entered[get_ident()] = self._iteration.step
 
-    def _exit(self, _region: Any, _args: Any, _kwargs: Any) -> None:
-        if self._untold and not is_in_autocast():
-            self._guard.run(self.left)
-
-    def left(self) -> None:
-        """The outermost region of this thread has been left."""
-        seen = self._untold.pop(get_ident(), None)
-        if seen is not None and not self._is_held():
-            self._observe(seen)
+    def autocast_left(self, _event: AutocastLeft) -> None:
+        """Report what was seen in the outermost region of this thread, which is over."""
+        if not is_in_autocast():
+            seen = self._pending.pop(get_ident(), None)
+            self.is_dormant = not self._pending
+            if seen is not None and not self._is_held():
+                self._observe(seen)
 
     def _is_held(self) -> bool:
-        return self._step() - self._entered.get(get_ident(), self._since) >= HELD
+        return self._iteration.step - self._entered.get(get_ident(), self._since) >= HELD
 
-    def before(self, call: BackwardCall) -> Callable[[], None] | None:
-        """A backward begins; return what is to be called when it has ended."""
+    def backward_began(self, call: BackwardBegan) -> Callable[[], None] | None:
+        """Have gradients compared around a backward that begins under autocast."""
+        if not is_in_autocast():
+            return None
         dtype = _dtype_of_region(call.tensors[0] if call.tensors else None)
-        if not (dtype and call.is_alone and (self._is_ours or self._trained.is_mine)):
+        if not (dtype and call.is_alone and (self._is_ours or self._trained.thread == get_ident())):
             return None
         seen = [] if self._is_ours else GradContents().before(self._trained.parameters())
-        return partial(self.after, dtype, seen)
+        return partial(self._backward_ended, dtype, seen)
 
-    def after(self, dtype: str, before: Sequence[Seen]) -> None:
-        """It has ended."""
+    def _backward_ended(self, dtype: str, before: Sequence[Seen]) -> None:
         if not self._is_ours:
             self._is_ours = not before or GradContents().after(before, frozenset()) > 0
         if not self._is_ours:
             return
-        seen = AutocastBackward(self._step(), dtype, user_source())
+        seen = AutocastBackward(self._iteration.step, dtype, user_source())
         if self._is_held():
-            self._untold.pop(get_ident(), None)
+            self._pending.pop(get_ident(), None)
             self._observe(seen._replace(is_held=True))
         else:
-            self._untold[get_ident()] = seen
+            self._pending[get_ident()] = seen
+            self.is_dormant = False
 
 
 def _dtype_of_region(root: object) -> str:

@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import math
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
-from torch.nn.utils import clip_grad
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ampwatch.diagnosis.evidence.calls import NonfiniteClip, ScaledClip
-from ampwatch.training.hooks.clip import BY_NORM, BY_VALUE, ClipCall, num_nonfinite, witnesses
-from ampwatch.training.hooks.compiling import is_traced
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
-from ampwatch.training.hooks.taps import Listener, listen, listen_to_function
 from ampwatch.training.model.names import module_of, parameters_of
 from ampwatch.training.model.scaler import READY, scale_on_host, stage_of, stages
+from ampwatch.training.sensors.calls.clip_call import (
+    BY_NORM,
+    BY_VALUE,
+    ClipCall,
+    num_nonfinite,
+    witnesses,
+)
 from ampwatch.training.transfer.losses import is_capturing
 from ampwatch.training.transfer.readback import Link, Readback, host_scalar, is_plain_scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
-    from torch.utils.hooks import RemovableHandle
+    from torch.optim import Optimizer
 
-    from ampwatch.guard import Guard
-    from ampwatch.training.model.names import Names
-    from ampwatch.training.model.optimizers import OptimizerRegistry
+    from ampwatch.training.hooks.events import (
+        ClippingByNorm,
+        ClippingByValue,
+        OptimizerStepped,
+        StepBegan,
+        StepEnded,
+        Unscaling,
+        Updated,
+        Zeroed,
+    )
+    from ampwatch.training.iteration.context import Context
 
 SLOTS = 16
 """Norms that may be on their way from the device at a time."""
@@ -39,21 +47,14 @@ MAX_CALLS = 16
 """Calls whose gradients have not been stepped with yet."""
 
 
-class ClippingSensor:
+class ClippingSensor(Sensor):
     """Hears of ``clip_grad_norm_``, ``clip_grad_value_`` and ``clip_grads_with_norm_``.
 
     Also where they were imported by name: what is listened to is what they look up when they are
     called. A call is remembered only while it may be a mistake: until its gradients are gone.
 
     Args:
-        scaler: The watched scaler or ``None``.
-        registry: Numbers the optimizers.
-        names: Names of the parameters.
-        step: Returns the index of the open iteration.
-        observe: Takes what was found.
-        clipped: Told of the gradients that are about to be clipped, by identity, and of how many
-            operations in place that takes.
-        guard: The fail-open boundary.
+        context: What is shared.
         link: How norms travel to the host.
 
     Cost:
@@ -61,133 +62,38 @@ class ClippingSensor:
     """
 
     name = "clipping"
+    waking = frozenset({"clipping_by_norm", "clipping_by_value"})
+    is_dormant = True
 
-    def __init__(
-        self,
-        scaler: torch.amp.GradScaler | None,
-        registry: OptimizerRegistry,
-        names: Names,
-        step: Callable[[], int],
-        observe: Callable[[object], None],
-        clipped: Callable[[Iterable[int], int], None] | None,
-        guard: Guard,
-        link: Link | None = None,
-    ) -> None:
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._registry = registry
-        self._names = names
-        self._step = step
-        self._observe = observe
-        self._clipped = clipped
-        self._guard = guard
+    def __init__(self, context: Context, link: Link | None = None) -> None:
+        self._scaler = context.scaler if context.is_scaled else None
+        self._registry = context.registry
+        self._names = context.names
+        self._iteration = context.iteration
+        self._observe = context.observe
         self._link = link or Link()
         self._readback = Readback(SLOTS, 1, self._link)
-        self._listeners: list[Listener | RemovableHandle] = []
         self._calls: list[ClipCall] = []
-        self._stepping = False
 
-    def install(self) -> None:
-        """Listen to clipping, to the scaler, and to steps."""
-        on_norm = self._guarded(self.by_norm)
-        if hasattr(clip_grad, "_clip_grads_with_norm_"):
-            self._listeners.append(
-                listen_to_function(clip_grad, "_clip_grads_with_norm_", before=on_norm)
-            )
-            if hasattr(nn.utils, "clip_grads_with_norm_"):
-                self._listeners.append(
-                    listen_to_function(nn.utils, "clip_grads_with_norm_", before=on_norm)
-                )
-        else:  # a version in which the function is in one piece
-            for module in (clip_grad, nn.utils):
-                self._listeners.append(listen_to_function(module, BY_NORM, before=on_norm))
-        if hasattr(clip_grad, "_group_tensors_by_device_and_dtype"):
-            self._listeners.append(
-                listen_to_function(
-                    clip_grad, "_group_tensors_by_device_and_dtype", before=self._on_grouping
-                )
-            )
-        self._listeners += [
-            register_optimizer_step_post_hook(self._on_stepped),
-            listen(Optimizer, "zero_grad", after=self._on_zeroed),
-            listen(nn.Module, "zero_grad", after=self._on_zeroed),
-        ]
-        if self._scaler is not None:
-            self._listen_to(self._scaler)
+    def removed(self) -> None:
+        """Forget all."""
+        self._keep([])
 
-    def _listen_to(self, scaler: torch.amp.GradScaler) -> None:
-        for name, before, after in (
-            ("unscale_", self._on_unscale, None),
-            ("step", self._on_step, self._on_step_end),
-            ("update", None, self._on_update),
-        ):
-            self._listeners.append(
-                listen(type(scaler), name, instance=scaler, before=before, after=after)
-            )
-
-    def _guarded(self, work: Callable[..., None]) -> Callable[..., None]:
-        def advice(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not is_traced():
-                self._guard.run(work, args, kwargs)
-
-        return advice
-
-    # Nearly always nothing was clipped that matters, and there is nothing to be guarded.
-
-    def _on_unscale(self, _scaler: Any, args: Any, kwargs: Any) -> None:
-        if self._calls and not self._stepping:
-            self._guard.run(self.before_unscale, args, kwargs)
-
-    def _on_step(self, _scaler: Any, args: Any, kwargs: Any) -> None:
-        if self._calls:
-            self._stepping = False  # a step that raised does not say that it is over
-            self._guard.run(self.before_unscale, args, kwargs)
-        self._stepping = True
-
-    def _on_step_end(self, _scaler: Any, args: Any, kwargs: Any) -> None:
-        self._stepping = False
-        if self._calls:
-            self._guard.run(self.after_step, args, kwargs)
-
-    def _on_update(self, _scaler: Any, _args: Any, _kwargs: Any) -> None:
-        self._stepping = False
-        self._calls.clear()
-
-    def remove(self) -> None:
-        """Stop listening; forget all."""
-        for listener in self._listeners:
-            listener.remove()
-        self._listeners.clear()
-        self._calls.clear()
-
-    def _on_grouping(self, args: tuple[Any, ...], _kwargs: Any) -> None:
-        # Looked up by all of them; here only by the one that has no function of its own to call.
-        caller = sys._getframe(3)  # noqa: SLF001 - behind the tap's two; the only way
-        if caller.f_code.co_name == BY_VALUE and not is_traced():
-            self._guard.run(self.by_value, args[0][0], caller.f_locals.get("clip_value"))
-
-    def _on_stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self._calls and not self._stepping:
-            self._guard.run(self.stepped, optimizer)
-
-    def _on_zeroed(self, _owner: Any, _args: Any, _kwargs: Any) -> None:
-        if self._calls:
-            self._guard.run(self.tidy)
+    def _keep(self, calls: list[ClipCall]) -> None:
+        # Nearly always nothing was clipped that matters, and no other event does either.
+        self._calls = calls
+        self.is_dormant = not calls
 
     # Clipping.
 
-    def by_norm(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Gradients are about to be scaled down to a norm."""
-        parameters = args[0] if args else kwargs.get("parameters")
-        limit = args[1] if len(args) > 1 else kwargs.get("max_norm")
-        norm = args[2] if len(args) > 2 else kwargs.get("total_norm")
+    def clipping_by_norm(self, event: ClippingByNorm) -> None:
+        """Remember a call that may be a mistake: gradients are about to be scaled to a norm."""
+        parameters, limit, norm = event
         if isinstance(parameters, torch.Tensor):
             parameters = [parameters]
         if not isinstance(parameters, (list, tuple)):
             return  # an iterator can be gone through only once
         self._take_arrived()
-        self._stepping = False  # a step that raised does not say that it is over
-        if self._clipped is not None:
-            self._clipped((id(p.grad) for p in parameters if p.grad is not None), 1)
         if not isinstance(norm, torch.Tensor) or not is_plain_scalar(norm) or is_capturing(norm):
             if self._is_suspicious():
                 self._remember(BY_NORM, limit, _all_of(parameters), 1)
@@ -201,13 +107,11 @@ class ClippingSensor:
         elif self._is_suspicious():
             self._remember(BY_NORM, limit, _all_of(parameters), 1).norm = value
 
-    def by_value(self, gradients: Sequence[Tensor], limit: object) -> None:
-        """Gradients are about to be limited one by one."""
-        # With foreach in two operations, else in one.
-        if self._clipped is not None:
-            self._clipped([id(g) for g in gradients], 2)
+    def clipping_by_value(self, event: ClippingByValue) -> None:
+        """Remember a call that may be a mistake: gradients are about to be limited one by one."""
         if self._is_suspicious():
-            self._remember(BY_VALUE, limit, gradients, 2)
+            # With foreach in two operations, else in one.
+            self._remember(BY_VALUE, event.limit, event.gradients, 2)
 
     def _is_suspicious(self) -> bool:
         """Whether there may be gradients that are to be unscaled and have not been yet."""
@@ -227,8 +131,7 @@ class ClippingSensor:
             math.nan if self._scaler is None else scale_on_host(self._scaler),
             user_source(),
         )
-        del self._calls[: -MAX_CALLS + 1]
-        self._calls.append(call)
+        self._keep([*self._calls[-MAX_CALLS + 1 :], call])
         return call
 
     def _send(self, call: ClipCall, norm: Tensor) -> None:
@@ -242,7 +145,7 @@ class ClippingSensor:
     def _take_arrived(self) -> None:
         for values, call in self._readback.arrived():
             call.norm = values[0]
-            self._say(call)
+            self._report(call)
 
     def _first_broken(self, parameters: Sequence[Tensor]) -> tuple[str, int]:
         """Return the parameter at which backward met the first non-finite gradient.
@@ -260,41 +163,52 @@ class ClippingSensor:
 
     # What becomes of the gradients.
 
-    def before_unscale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """``unscale_`` begins, called by the user or by ``step``."""
-        optimizer = args[0] if args else kwargs["optimizer"]
-        scaler = self._scaler
-        if scaler is None or stage_of(scaler, optimizer) != READY:
+    def unscaling(self, event: Unscaling) -> None:
+        """The user has the scaler divide the gradients of an optimizer by the scale."""
+        self._unscale(event.scaler, event.optimizer)
+
+    def step_began(self, event: StepBegan) -> None:
+        """The scaler does so itself, where the user has not had it done."""
+        self._unscale(event.scaler, event.optimizer)
+
+    def _unscale(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
+        if scaler is not self._scaler or stage_of(scaler, optimizer) != READY:
             return
         mine = _gradients_of(optimizer)
         for call in self._calls:
             if call.is_unscaled_with(mine):
-                call.scaled_for.append((self._registry.admit(optimizer), self._step()))
-                self._say(call)
+                call.scaled_for.append((self._registry.admit(optimizer), self._iteration.step))
+                self._report(call)
 
-    def after_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """``scaler.step`` has returned: these gradients have been used."""
-        mine = _gradients_of(args[0] if args else kwargs["optimizer"])
-        self._calls = [c for c in self._calls if mine.isdisjoint(c.gradients)]
+    def step_ended(self, event: StepEnded) -> None:
+        """Forget what was clipped: the scaler has used these gradients."""
+        if event.scaler is self._scaler:
+            mine = _gradients_of(event.optimizer)
+            self._keep([c for c in self._calls if mine.isdisjoint(c.gradients)])
 
-    def stepped(self, optimizer: Optimizer) -> None:
-        """``optimizer.step`` has run, and the scaler did not call it."""
-        index = self._registry.index_of(optimizer)
+    def updated(self, event: Updated) -> None:
+        """Forget everything: the scale may be another one."""
+        if event.scaler is self._scaler:
+            self._keep([])
+
+    def optimizer_stepped(self, event: OptimizerStepped) -> None:
+        """Report what a step that the scaler did not call has done with clipped gradients."""
+        index = None if event.by_scaler else self._registry.index_of(event.optimizer)
         if index is None:
             return
-        mine = _gradients_of(optimizer)
+        mine = _gradients_of(event.optimizer)
         for call in self._calls:
             if call.is_stepped_with(mine) and not call.is_repaired():
-                call.stepped_by = (index, self._step())
-                self._say(call)
-        self._calls = [c for c in self._calls if mine.isdisjoint(c.gradients)]
+                call.stepped_by = (index, self._iteration.step)
+                self._report(call)
+        self._keep([c for c in self._calls if mine.isdisjoint(c.gradients)])
 
-    def tidy(self) -> None:
-        """Gradients were set to zero or to ``None``."""
-        self._calls = [c for c in self._calls if c.is_there()]
+    def zeroed(self, _event: Zeroed) -> None:
+        """Forget the calls whose gradients are gone."""
+        self._keep([c for c in self._calls if c.is_there()])
 
-    def _say(self, call: ClipCall) -> None:
-        """Tell of a call once its norm has arrived and its gradients have been used."""
+    def _report(self, call: ClipCall) -> None:
+        """Report a call once its norm has arrived and its gradients have been used."""
         norm = call.norm
         if norm is None:
             return

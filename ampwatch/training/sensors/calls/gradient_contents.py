@@ -68,18 +68,17 @@ class GradContents:
 
     A gradient that was changed by something that is not known here is of unknown content, unless
     it lies in host memory and is zero.
+
+    Attributes:
+        known: What is known, by identity of the parameter; empty where nothing is followed.
     """
 
     def __init__(self) -> None:
-        self._of: dict[int, _Content] = {}
-
-    def __bool__(self) -> bool:
-        """Whether anything is known."""
-        return bool(self._of)
+        self.known: dict[int, _Content] = {}
 
     def clear(self) -> None:
         """Forget everything."""
-        self._of.clear()
+        self.known.clear()
 
     def before(self, parameters: Iterable[Tensor]) -> list[Seen]:
         """Return the gradients as they are before backward. Cost: 0.3 us a parameter."""
@@ -95,7 +94,7 @@ class GradContents:
         return seen
 
     def _kinds_before(self, parameter: Tensor, gradient: Tensor) -> Kinds:
-        content = self._of.get(id(parameter))
+        content = self.known.get(id(parameter))
         known = content is not None and _still(content, parameter, gradient)
         if content is not None and known and not content.kinds:
             return NOTHING
@@ -120,12 +119,12 @@ class GradContents:
                 changed += 1
                 new = added.get(id(parameter), _UNKNOWN) if isinstance(added, dict) else added
                 self._put(parameter, gradient, kinds | new)
-            elif id(parameter) in self._of or kinds:
+            elif id(parameter) in self.known or kinds:
                 self._put(parameter, gradient, kinds)
         return changed
 
     def _put(self, parameter: Tensor, gradient: Tensor, kinds: Kinds) -> None:
-        self._of[id(parameter)] = _Content(
+        self.known[id(parameter)] = _Content(
             weakref.ref(parameter), id(gradient), _version(gradient), 0, kinds
         )
 
@@ -133,7 +132,7 @@ class GradContents:
         """Return those whose gradients' content is known, and the content."""
         found = []
         for parameter in parameters:
-            content = self._of.get(id(parameter))
+            content = self.known.get(id(parameter))
             if content is None or UNKNOWN in content.kinds:
                 continue
             gradient = parameter.grad
@@ -150,14 +149,14 @@ class GradContents:
     def forget(self, parameters: Iterable[Tensor]) -> None:
         """Nothing is known any more of the gradients of these."""
         for parameter in parameters:
-            self._of.pop(id(parameter), None)
+            self.known.pop(id(parameter), None)
 
     def bear(self, gradients: Iterable[int], changes: int) -> None:
         """These gradients, by identity, are about to be changed in place and keep their content."""
         identities = set(gradients)
-        for key, content in self._of.items():
+        for key, content in self.known.items():
             if content.gradient in identities:
-                self._of[key] = content._replace(slack=content.slack + changes)
+                self.known[key] = content._replace(slack=content.slack + changes)
 
 
 def _still(content: _Content, parameter: Tensor, gradient: Tensor) -> bool:

@@ -35,32 +35,31 @@ class Doubts:
     Args:
         scales: Where they arrive.
         observe: Told of gradients that were made by another scale than they are divided by.
+
+    Attributes:
+        pending: Those that wait.
     """
 
     def __init__(self, scales: ScaleLog, observe: Callable[[object], None]) -> None:
         self._scales = scales
         self._observe = observe
-        self._open: list[Doubt] = []
-
-    def __bool__(self) -> bool:
-        """Whether any is open."""
-        return bool(self._open)
+        self.pending: list[Doubt] = []
 
     def add(self, doubt: Doubt) -> None:
         """Take in a doubt, and settle it at once if that is possible."""
-        self._open = [*self._open[-MAX_DOUBTS + 1 :], doubt]
+        self.pending = [*self.pending[-MAX_DOUBTS + 1 :], doubt]
         self.settle()
 
     def clear(self) -> None:
         """Forget them."""
-        self._open.clear()
+        self.pending.clear()
 
     def settle(self) -> None:
         """Say what is known by now. Never waits."""
-        if not self._open:
+        if not self.pending:
             return
         self._scales.take_arrived()
-        self._open = [doubt for doubt in self._open if not self._is_settled(doubt)]
+        self.pending = [doubt for doubt in self.pending if not self._is_settled(doubt)]
 
     def _is_settled(self, doubt: Doubt) -> bool:
         scales = [self._scales.of(number) for number in doubt.numbers]

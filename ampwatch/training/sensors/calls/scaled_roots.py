@@ -119,6 +119,11 @@ class ScaledRoots:
             if node is None:
                 found.append(Branch(UNKNOWN, None))
                 continue
+            # Nearly always it is what scaler.scale has returned.
+            number = self._numbers.get(node._sequence_nr())  # noqa: SLF001 - no public name for it
+            if number is not None:
+                found.append(Branch(number, node))
+                continue
             for branch in self._branches_of(node):
                 is_known = branch.kind >= 0 or gradient is None
                 found.append(branch if is_known else Branch(UNKNOWN, branch.node))

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import Counter
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
+from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.diagnosis.evidence.ops import LoneForward, OpCensus, OpKey, OpTally
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
-from ampwatch.training.hooks.altered import AlteredCalls
-from ampwatch.training.hooks.compiling import ForcedEager, is_traced, listen_to_compile, may_compile
+from ampwatch.training.hooks.compiling import ForcedEager, may_compile
+from ampwatch.training.hooks.events import AlteredCalled, ForwardBegan, ForwardEnded
+from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.iteration.governor import Look
 from ampwatch.training.model.module_stack import ModuleStack
 from ampwatch.training.ops.call import OpCall, OpCounts, tensors_among
+from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
 from ampwatch.training.ops.info import OpInfo, op_info
-from ampwatch.training.ops.listener import OpPlace
 from ampwatch.training.ops.mode import OpMode
 from ampwatch.training.sensors.ops.fallbacks import Fallbacks
 from ampwatch.wire.records import CensusSource
@@ -33,13 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
-    from torch.utils.hooks import RemovableHandle
 
-    from ampwatch.guard import Account, Guard
-    from ampwatch.training.hooks.regions import Regions
-    from ampwatch.training.hooks.taps import Listener
-    from ampwatch.training.model.names import Names
-    from ampwatch.training.ops.listener import OpListener
+    from ampwatch.guard import Guard
+    from ampwatch.training.hooks.events import (
+        CompileCalled,
+        IterationClosed,
+        IterationPlanned,
+        OptimizerStepping,
+    )
+    from ampwatch.training.iteration.context import Context
 
 MAX_OPS = 200_000
 """Ops counted in one iteration. One that has more (an evaluation of a whole epoch that no update
@@ -68,7 +66,7 @@ REGION_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
 """Reasons that say by themselves that autocast is used."""
 
 
-class OpCensusSensor:
+class OpCensusSensor(Sensor):
     """Counts ops in the iterations it is told to, and tells listeners of them.
 
     A ``TorchDispatchMode`` sees every op of the thread that trains, backward included, and of
@@ -86,12 +84,7 @@ class OpCensusSensor:
     a CUDA graph is captured, nor what ampwatch itself does.
 
     Args:
-        names: Names of the modules.
-        regions: Which autocast regions every thread is in.
-        account: Says whether ampwatch itself is at work.
-        guard: The fail-open boundary, a thread-safe one.
-        may_force_eager: Whether compiled code may be run eagerly in a counted iteration, which
-            changes its rounding there.
+        context: What is shared.
 
     Attributes:
         altered: Name of the op because of which nothing is seen any more; empty without.
@@ -104,34 +97,33 @@ class OpCensusSensor:
     """
 
     name = "census"
+    is_thread_safe = True
+    # Dormant while no ops are observed: then the ends of modules and steps are of no interest.
+    waking = frozenset({"iteration_planned", "compile_called"})
+    is_dormant = True
 
-    def __init__(
-        self,
-        names: Names,
-        regions: Regions,
-        account: Account,
-        guard: Guard,
-        *,
-        may_force_eager: bool = False,
-    ) -> None:
-        self._names = names
-        self._listeners: Sequence[OpListener] = ()
+    def __init__(self, context: Context) -> None:
+        settings = context.settings
+        self._bus = bus = context.bus
+        self._account = bus.account
+        self.guard: Guard = bus.guard(self.name, is_thread_safe=True, sweep=self.failed)
+        self._iteration = context.iteration
+        self._names = context.names
+        self._governor = context.governor
+        self._traces_all = settings.level == "deep"
+        self._may_force_eager = settings.compiled_census == "force_eager"
+        self._op, self._ops_ended = bus.channel(Op), bus.channel(OpsEnded)
+        self._tells = False
         self._may_count = True
-        self._may_force_eager = may_force_eager
+        self._is_observing = False
         self._forced: ForcedEager | None = None
-        self._account = account
-        self._guard = guard
         self._modules: dict[int, tuple[str, weakref.ref[nn.Module]]] = {}
-        self._module_handle: RemovableHandle | None = None
-        self._step_handles: list[RemovableHandle] = []
-        self._staying_handles: list[RemovableHandle | Listener] = []
         self._former: list[OpMode] = []
         self._infos: dict[Any, OpInfo] = {}
         self._stack = ModuleStack()
-        self._regions = regions
-        self._fallbacks = Fallbacks(regions)
+        self._regions = context.regions
+        self._fallbacks = Fallbacks(context.regions)
         self._counts = OpCounts(self._fallbacks.why)
-        self._altered_calls = AlteredCalls(self._before_altered)
         self._mode: OpMode | None = None
         self._thread = 0
         self.altered = self.uncounted = ""
@@ -143,48 +135,64 @@ class OpCensusSensor:
         self._num_ops = self._num_calls = 0
         self._is_counting = False
         self._was_forced = False
-        self._is_stepping = False
         self._newest: Phase | None = None
         self._lone: Counter[tuple[str, Fallback, str, str]] = Counter()
 
-    def install(self) -> None:
-        """Place the hooks that say that an optimizer steps, and that a module has run."""
-        # To stay: PyTorch walks over the hooks of optimizers where iterations end, and hooks
-        # that come or go meanwhile would break the step.
-        self._step_handles = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
+    def installed(self) -> None:
+        """Begin with the open iteration."""
+        # To stay, unlike the hook before modules: PyTorch walks over the hooks after them in
+        # place where a module has raised, and one that came or went would break that.
         if self._may_force_eager or not may_compile():
-            self._staying_handles = [
-                register_module_forward_hook(self._after_forward, always_call=True),
-                *([] if self._may_force_eager else listen_to_compile(self._on_compile)),
-            ]
+            self._bus.listen(self, ForwardEnded)
+        self.guard.run(self._begin_planned, self._iteration.step, Attention())
 
-    def remove(self) -> None:
-        """Take everything off."""
+    def failed(self) -> None:
+        """See nothing any more: nothing of the iteration in which it has failed is to stay on."""
+        self.stop()
+
+    def removed(self) -> None:
+        """See no op any more."""
         self.stop()
         self._clear()
-        for handle in self._step_handles:
-            handle.remove()
-        self._step_handles.clear()
-        self._leave_alone()
+        self._bus.ignore(self, ForwardEnded)
 
-    def _leave_alone(self) -> None:
-        """See no module any more when it has run."""
-        for handle in self._staying_handles:
-            handle.remove()
-        self._staying_handles.clear()
+    def iteration_planned(self, event: IterationPlanned) -> None:
+        """Begin to observe the ops of the iteration, if that is planned or asked for."""
+        self._begin_planned(event.step, event.attention)
 
-    def begin(
-        self, step: int = 0, *, listeners: Sequence[OpListener] = (), count: bool = True
-    ) -> bool:
+    def _begin_planned(self, step: int, attention: Attention) -> None:
+        governor = self._governor
+        one_by_one = governor.counts_one_by_one
+        counts = one_by_one and Look.OPS in governor.wanted
+        follows = (
+            self._traces_all or attention.trace or counts or (one_by_one and governor.is_opening)
+        )
+        if counts or follows or (one_by_one and attention.ops):
+            self._is_observing = self.begin(step, count=counts, follow=follows)
+            self.is_dormant = not self._is_observing
+
+    def iteration_closed(self, event: IterationClosed) -> None:
+        """Add to the iteration that has ended what was counted in it."""
+        if self._is_observing:
+            self._is_observing = False
+            iteration = event.iteration
+            iteration.census = self.end(iteration.step, iteration.duration_s)
+
+    def unfinished(self, step: int) -> OpCensus | None:
+        """Return what was counted in the open iteration, which will not end."""
+        if not self._is_observing:
+            return None
+        self._is_observing = False
+        return self.end(step, math.nan)
+
+    def begin(self, step: int = 0, *, count: bool = True, follow: bool | None = None) -> bool:
         """Iteration ``step`` begins, whose ops are to be seen; return whether they will be.
 
         Args:
             step: Its index.
-            listeners: Who is told of them, from here on.
             count: Whether they are counted, from the first forward on.
+            follow: Whether sensors are told of each, and are to follow non-finite values;
+                ``None`` tells them nothing.
         """
         self.stop()
         self._clear()
@@ -193,25 +201,26 @@ class OpCensusSensor:
         # Compiled code is run eagerly to be counted, and for nothing else.
         if is_compiled and not (count and self._may_force_eager):
             return False
-        if self.altered or not (count or listeners):
+        tells = follow is not None and bool(self._op.subscribers)
+        if self.altered or not (count or tells):
             return False
         self._forced = ForcedEager() if is_compiled else None
         self._was_forced = is_compiled
-        self._altered_calls.install()
+        self._bus.listen(self, AlteredCalled)
+        self.is_dormant = False
         ignored = [func for func, info in self._infos.items() if info.is_ignored]
         self._mode, self._thread = OpMode(self._note, ignored, self._is_altered), get_ident()
         # Each time anew: modules are added and replaced while a training runs.
         self._modules = {id(m): (name, weakref.ref(m)) for name, m in self._names.modules()}
-        self._module_handle = register_module_forward_pre_hook(self._before_forward)
+        self._bus.listen(self, ForwardBegan)
         if is_compiled and not _captures():
             # What torch.compile has wrapped leaves the thread's dispatch state as it was before:
             # a mode that is put on inside is forgotten outside.
             self._mode.put_on()
         self._may_count = count
-        if listeners and not is_compiled:
-            for listener in listeners:
-                listener.begin(step)
-            self._listeners = listeners
+        if tells and not is_compiled:
+            self._tells = True
+            self._bus.emit(OpsBegan(step, bool(follow)))
             # Averages of weights, metrics and gradients are updated outside of modules.
             if not _captures():
                 self._mode.put_on()
@@ -254,13 +263,12 @@ class OpCensusSensor:
 
     def stop(self) -> None:
         """See nothing any more until the next iteration that is counted begins."""
-        if self._module_handle is not None:
-            self._module_handle.remove()
-            self._module_handle = None
-        self._altered_calls.remove()
-        listeners, self._listeners = self._listeners, ()
-        for listener in listeners:
-            listener.end()
+        self.is_dormant = not self._is_observing
+        self._bus.ignore(self, ForwardBegan)
+        self._bus.ignore(self, AlteredCalled)
+        if self._tells:
+            self._tells = False
+            self._ops_ended.emit(OpsEnded())
         if self._mode is not None:
             self._mode.silence()
             self._former.append(self._mode)
@@ -274,63 +282,40 @@ class OpCensusSensor:
             self._forced = None
         self._modules.clear()
 
-    @property
-    def is_stepping(self) -> bool:
-        """Whether an optimizer is stepping."""
-        return self._is_stepping
+    def compile_called(self, _event: CompileCalled) -> None:
+        """Let what is to be compiled run as if nobody observed it, now and later."""
+        if not self._may_force_eager:
+            self.stop()
+            self._bus.ignore(self, ForwardEnded)
 
-    # Hooks. What is traced or compiled must not get our code into its graph.
+    def altered_called(self, event: AlteredCalled) -> None:
+        """See no op of this iteration any more, and count none later."""
+        if self._mode is not None:
+            self.uncounted = self._governor.uncountable = event.name
+            self.stop()
 
-    def _before_forward(self, module: nn.Module, _args: Any) -> None:
-        if not is_traced():
-            self._guard.run(self.before_forward, module)
-
-    def _after_forward(self, module: nn.Module, _args: Any, _output: Any) -> None:
-        if self._mode is not None and not is_traced():
-            self._guard.run(self.after_forward, module)
-
-    def _on_compile(self, *_: Any) -> None:
-        # Let it run as if nobody looked.
-        self._guard.run(self._stop_for_good)
-
-    def _before_altered(self, name: str) -> None:
-        if self._mode is not None and not torch.compiler.is_compiling():
-            self._guard.run(self._give_up, name)
-
-    def _give_up(self, name: str) -> None:
-        """See no op of this iteration any more, and count none later: ``name`` is to be called."""
-        self.uncounted = name
-        self.stop()
-
-    def _stop_for_good(self) -> None:
-        self.stop()
-        self._leave_alone()
-
-    def _before_step(self, *_: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._is_stepping, self._newest = True, Phase.OPTIMIZER
-
-    def _after_step(self, *_: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._is_stepping = False
+    def optimizer_stepping(self, _event: OptimizerStepping) -> None:
+        """Take note that what follows belongs to an optimizer."""
+        self._newest = Phase.OPTIMIZER
 
     def _note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         if not self._account.is_mine:
-            self._guard.run(self.note, func, args, kwargs, out)
+            self.guard.run(self.note, func, args, kwargs, out)
 
-    def before_forward(self, module: nn.Module) -> None:
-        """``module`` is about to run."""
+    def forward_began(self, event: ForwardBegan) -> None:
+        """Have the ops of a watched module observed."""
+        module = event.module
         known = self._modules.get(id(module))
         if known is None or known[1]() is not module:
             return
         self._num_calls += 1
-        is_idle = not self._num_ops and self._num_calls > MAX_CALLS and not self._listeners
+        is_idle = not self._num_ops and self._num_calls > MAX_CALLS and not self._tells
         if is_idle or self._num_ops >= MAX_OPS or (self._mode and self._mode.is_inherited):
             self.stop()
             return
-        self._is_stepping = False  # one that has raised does not say that it ended
+        self._bus.is_optimizer_stepping = False  # one that has raised does not say that it ended
         if self._stack.enter(id(module), known[0]):
-            self._regions.look()
+            self._regions.update()
             if torch.is_grad_enabled():
                 self._newest = Phase.FORWARD
             lone = self._fallbacks.why_lone(module)
@@ -339,9 +324,14 @@ class OpCensusSensor:
                 self._lone[known[0], reason, region.dtype, region.device_type] += 1
             self._put_on()
 
-    def after_forward(self, module: nn.Module) -> None:
-        """``module`` has run, or has raised."""
-        if id(module) not in self._modules or not self._stack.leave(id(module)):
+    def forward_ended(self, event: ForwardEnded) -> None:
+        """Leave a module that has run, or has raised."""
+        module = event.module
+        if (
+            self._mode is None
+            or id(module) not in self._modules
+            or not self._stack.leave(id(module))
+        ):
             return
         me, mode = get_ident(), self._mode
         # A thread of autograd has it from the thread that called backward.
@@ -375,10 +365,8 @@ class OpCensusSensor:
             device_type = self._counts.count(call, phase, module)
             if device_type and phase is Phase.FORWARD:
                 self._fallbacks.see(device_type)
-        if self._listeners:
-            place = OpPlace(phase, module, self._stack.is_inside())
-            for listener in self._listeners:
-                listener.note(call, place)
+        if self._tells:
+            self._op.emit(Op(call, OpPlace(phase, module, self._stack.is_inside())))
 
     def _learn(self, func: Any) -> OpInfo:
         is_plain = isinstance(func, torch._ops.OpOverload)  # noqa: SLF001 - no public name for it
@@ -392,7 +380,7 @@ class OpCensusSensor:
         if name in ALTERED_BACKWARD and not any(t.requires_grad for t in tensors_among(args)):
             return None
         if name in ALTERED or name in ALTERED_BACKWARD:
-            self.altered = name
+            self.altered = self._governor.uncountable = name
         return bool(self.altered)
 
     def _phase(self, op: str, args: Sequence[Any]) -> Phase:
@@ -402,7 +390,9 @@ class OpCensusSensor:
         if self._stack.is_inside():
             return Phase.FORWARD if self._stack.has_grad() else Phase.EVAL
         # A closure runs modules, and backward, inside the step of its optimizer.
-        if op.startswith("_amp_") or (self._is_stepping and self._newest is not Phase.FORWARD):
+        if op.startswith("_amp_") or (
+            self._bus.is_optimizer_stepping and self._newest is not Phase.FORWARD
+        ):
             return Phase.OPTIMIZER
         # Between backward and the optimizer are clipping, and what the scaler does.
         is_between = self._newest in (Phase.BACKWARD, Phase.OPTIMIZER)

@@ -4,99 +4,89 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ampwatch.diagnosis.evidence.births import BadInput
-from ampwatch.training.hooks.compiling import is_traced, listen_to_compile, may_compile
+from ampwatch.training.hooks.compiling import may_compile
+from ampwatch.training.hooks.events import ForwardBegan
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.ops.operands import FLOATS, is_dense
 from ampwatch.training.transfer.losses import is_capturing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor, nn
-    from torch.utils.hooks import RemovableHandle
 
-    from ampwatch.guard import Guard
-    from ampwatch.training.hooks.taps import Listener
-    from ampwatch.training.model.names import Names
-    from ampwatch.training.transfer.deferred import Deferred
+    from ampwatch.training.hooks.events import CompileCalled, IterationPlanned
+    from ampwatch.training.iteration.context import Context
 
 
-class InputSensor:
+class InputSensor(Sensor):
     """Adds up the positional inputs of the watched models, in the iterations it is told to.
 
     A bad batch is gone when the next iteration is traced op by op: this is the one look at values
     that has to come before anything is known to be wrong. Negative infinity alone is a mask.
 
     Args:
-        names: The watched models.
-        deferred: Reads values.
-        observe: Told of each ``BadInput``.
-        guard: The fail-open boundary.
+        context: What is shared.
 
     Cost:
         One pass over the inputs, no sync; 0.5 us a call of any module while it is on.
     """
 
     name = "inputs"
+    is_thread_safe = True
 
-    def __init__(
-        self,
-        names: Names,
-        deferred: Deferred,
-        observe: Callable[[object], None],
-        guard: Guard,
-    ) -> None:
-        self._names = names
-        self._deferred = deferred
-        self._observe = observe
-        self._guard = guard
+    def __init__(self, context: Context) -> None:
+        self._bus = context.bus
+        self._iteration = context.iteration
+        self._names = context.names
+        self._governor = context.governor
+        self._deferred = context.deferred
+        self._observe = context.observe
+        # Where ops are followed one by one, so are the inputs.
+        self._is_needed = context.settings.level != "deep"
         self._step = 0
         self._models: dict[int, weakref.ref[nn.Module]] = {}
-        self._handle: RemovableHandle | None = None
-        self._listeners: list[Listener] = []
 
-    def install(self) -> None:
-        """Nothing to place: the iterations that are looked at say so themselves."""
+    def installed(self) -> None:
+        """Begin with the open iteration."""
+        self._begin(self._iteration.step, wanted=self._governor.is_opening)
 
-    def remove(self) -> None:
-        """Take the hook out."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-        for listener in self._listeners:
-            listener.remove()
-        self._listeners.clear()
-        self._models.clear()
+    def removed(self) -> None:
+        """Forget the models."""
+        self._end()
 
-    def begin(self, step: int, *, wanted: bool) -> None:
-        """Iteration ``step`` begins; put the hook in place or take it out."""
+    def iteration_planned(self, event: IterationPlanned) -> None:
+        """Have the calls of the models told, or no more."""
+        self._begin(event.step, wanted=self._governor.is_opening or event.attention.inputs)
+
+    def _begin(self, step: int, *, wanted: bool) -> None:
         self._step = step
-        if not wanted or may_compile():
-            self.remove()
-            return
-        if self._handle is None:
+        if not (wanted and self._is_needed) or may_compile():
+            self._end()
+        elif not self._models:
             self._models = {id(model): weakref.ref(model) for model in self._names.models()}
-            self._handle = register_module_forward_pre_hook(self._before_forward)
-            self._listeners = listen_to_compile(self._on_compile)
+            self._bus.listen(self, ForwardBegan)
 
-    def _on_compile(self, *_: Any) -> None:
-        # PyTorch warns of hooks that are in place when something compiled runs.
-        self._guard.run(self.remove)
+    def _end(self) -> None:
+        if self._models:
+            self._models.clear()
+            self._bus.ignore(self, ForwardBegan)
 
-    def _before_forward(self, module: nn.Module, args: Any) -> None:
-        known = self._models.get(id(module))
-        if known is not None and known() is module and not is_traced():
-            self._guard.run(self.before_forward, args)
+    def compile_called(self, _event: CompileCalled) -> None:
+        """Have the hook taken out: PyTorch warns of those that are there when something compiled runs."""
+        self._end()
 
-    def before_forward(self, args: Any) -> None:
-        """A watched model is called with ``args``."""
+    def forward_began(self, event: ForwardBegan) -> None:
+        """Add up what a watched model is given."""
+        known = self._models.get(id(event.module))
+        if known is None or known() is not event.module:
+            return
+        args = event.args
         # What has a node was computed by a model: by another one that is watched, for one.
         given = [t for t in tensors_in(args) if t.dtype in FLOATS and _is_plain(t)]
         tensors = [t for t in given if t.grad_fn is None]

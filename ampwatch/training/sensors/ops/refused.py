@@ -8,48 +8,51 @@ import torch
 
 from ampwatch.diagnosis.evidence.calls import RefusedOp
 from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import is_plain, place_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch.training.hooks.regions import Regions
+    from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
-    from ampwatch.training.ops.listener import OpPlace
+    from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
 
 REFUSED = "binary_cross_entropy"
 CAST = "_to_copy"
 
 
-class RefusedOps:
+class RefusedOps(Sensor):
     """Sees the loss of a probability that was rounded to half precision, under autocast.
 
     Autocast on a CPU casts the probability to float32 first, which brings nothing back: the
     cast right before the loss is what tells it from a probability that was computed in float32.
 
     Args:
-        regions: Which autocast regions there are.
-        observe: Told of each ``RefusedOp``.
+        context: What is shared.
 
     Cost:
         Less than 1 us an op.
     """
 
-    def __init__(self, regions: Regions, observe: Callable[[object], None]) -> None:
-        self._regions, self._observe = regions, observe
+    name = "refused_ops"
+    is_thread_safe = True
+
+    def __init__(self, context: Context) -> None:
+        self._regions = context.regions
+        self._observe = context.observe
         self._step = 0
         self._cast: dict[int, str] = {}
 
-    def begin(self, step: int) -> None:
+    def ops_began(self, event: OpsBegan) -> None:
         """Iteration ``step`` begins."""
-        self._step = step
+        self._step = event.step
         self._cast.clear()
 
-    def note(self, call: OpCall, place: OpPlace) -> None:
-        """An op has returned."""
+    def op(self, event: Op) -> None:
+        """Compare what an op has read and written."""
+        call, place = event
         name = call.info.name
         if name == CAST:
             self._remember(call)
@@ -59,7 +62,7 @@ class RefusedOps:
         if self._cast:
             self._cast.clear()
 
-    def end(self) -> None:
+    def ops_ended(self, _event: OpsEnded) -> None:
         """The iteration is over."""
         self._cast.clear()
 

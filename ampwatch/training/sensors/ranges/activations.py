@@ -6,9 +6,11 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook
 
-from ampwatch.training.hooks.compiling import is_traced, listen_to_compile, may_compile
+from ampwatch.training.hooks.compiling import may_compile
+from ampwatch.training.hooks.events import ForwardReturned
+from ampwatch.training.hooks.places import before_node
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.transfer.measuring import How, Item
 from ampwatch.wire.records import Topic
@@ -17,13 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from torch import nn
-    from torch.utils.hooks import RemovableHandle
 
-    from ampwatch.guard import Guard
-    from ampwatch.training.hooks.taps import Listener
-    from ampwatch.training.iteration.governor import Sampler
-    from ampwatch.training.model.names import Names
-    from ampwatch.training.transfer.measuring import Measuring
+    from ampwatch.training.hooks.events import CompileCalled, IterationPlanned
+    from ampwatch.training.iteration.context import Context
 
 MAX_ELEMENTS = 16384
 """Elements of one tensor that are binned on a CPU: a share of 1 % is then known to within
@@ -35,7 +33,7 @@ OUTPUT = How(most=MAX_ELEMENTS)
 OUTPUT_GRADIENT = How(scaled=True, most=MAX_ELEMENTS)
 
 
-class ActivationSensor:
+class ActivationSensor(Sensor):
     """Measures what leaf modules return and the gradients with respect to it.
 
     PyTorch's global forward hook is in place only during iterations that sample modules. It
@@ -47,82 +45,71 @@ class ActivationSensor:
     called in the process nothing is sampled, because hooks would have its code compiled again.
 
     Args:
-        names: Names of the modules.
-        sampler: Says which iterations are sampled.
-        measuring: Measures.
-        guard: The fail-open boundary.
-        scaled: Whether gradients are multiplied by a loss scale.
+        context: What is shared.
     """
 
     name = "activations"
 
-    def __init__(
-        self, names: Names, sampler: Sampler, measuring: Measuring, guard: Guard, *, scaled: bool
-    ) -> None:
-        self._names = names
-        self._sampler = sampler
-        self._measuring = measuring
-        self._guard = guard
-        self._gradient = OUTPUT_GRADIENT if scaled else OUTPUT
+    def __init__(self, context: Context) -> None:
+        self._bus = context.bus
+        self.guard = self._guard = context.bus.guard(self.name)
+        self._names = context.names
+        self._governor = context.governor
+        self._measuring = context.measuring
+        self._gradient = OUTPUT_GRADIENT if context.is_scaled else OUTPUT
         self._leaves: dict[int, tuple[int, str, weakref.ref[nn.Module]]] = {}
         self._seen: set[str] = set()
         self._focus: AbstractSet[str] = frozenset()
-        self._handle: RemovableHandle | None = None
-        self._listeners: list[Listener] = []
+        self._is_observing = False
 
-    def install(self) -> None:
+    def installed(self) -> None:
         """Prepare for the first iteration."""
-        self.begin(frozenset())
+        self._begin(frozenset())
 
-    def remove(self) -> None:
-        """Take the hook out."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-        for listener in self._listeners:
-            listener.remove()
-        self._listeners.clear()
-        self._leaves.clear()
+    def removed(self) -> None:
+        """Forget the modules."""
+        self._end()
 
-    def begin(self, focus: AbstractSet[str]) -> None:
-        """An iteration begins; put the hook in place or take it out.
+    def iteration_planned(self, event: IterationPlanned) -> None:
+        """Have outputs of modules told, or no more."""
+        self._begin(event.attention.focus)
 
-        Args:
-            focus: Names of modules whose outputs are measured, whatever is sampled.
-        """
+    def _begin(self, focus: AbstractSet[str]) -> None:
         self._seen.clear()
         self._focus = focus
-        wanted = bool(focus or self._sampler.wanted & MODULES) and not may_compile()
+        wanted = bool(focus or self._governor.wanted & MODULES) and not may_compile()
         if not wanted:
-            self.remove()
+            self._end()
             return
         # Each time anew: modules are added and replaced while a training runs.
         self._leaves = {
             id(module): (number, name, weakref.ref(module))
             for number, (name, module) in enumerate(self._names.leaf_modules())
         }
-        if self._handle is None:
-            self._handle = register_module_forward_hook(self._after_forward)
-            self._listeners = listen_to_compile(self._on_compile)
+        self._is_observing = True
+        self._bus.listen(self, ForwardReturned)
 
-    def _on_compile(self, *_: Any) -> None:
-        # With the hook in place it would be compiled twice, and PyTorch warns of it.
-        self._guard.run(self.remove)
+    def _end(self) -> None:
+        if self._is_observing:
+            self._is_observing = False
+            self._bus.ignore(self, ForwardReturned)
+        self._leaves.clear()
 
-    def _after_forward(self, module: nn.Module, _args: Any, output: Any) -> None:
-        # A module that is being compiled or traced must not get our code into its graph.
-        if is_traced():
-            return
-        leaf = self._leaves.get(id(module))
-        if leaf is not None and leaf[2]() is module:
-            self._guard.run(self.after_forward, leaf[0], leaf[1], output)
+    def compile_called(self, _event: CompileCalled) -> None:
+        """Have the hook taken out: with it the code would be compiled twice, and PyTorch warns."""
+        self._end()
 
-    def after_forward(self, number: int, name: str, output: Any) -> None:
-        """Leaf module ``number``, called ``name``, has returned ``output``."""
-        part, parts = self._sampler.part
+    def forward_returned(self, event: ForwardReturned) -> None:
+        """Measure what a leaf module has returned, or what comes back to it."""
+        leaf = self._leaves.get(id(event.module))
+        if leaf is not None and leaf[2]() is event.module:
+            self._measure(leaf[0], leaf[1], event.output)
+
+    def _measure(self, number: int, name: str, output: Any) -> None:
+        part, parts = self._governor.part
         mine = number % parts == part
-        outputs = name in self._focus or (mine and Topic.ACTIVATION in self._sampler.wanted)
-        gradients = mine and Topic.ACTIVATION_GRADIENT in self._sampler.wanted
+        outputs = name in self._focus or (mine and Topic.ACTIVATION in self._governor.wanted)
+        gradients = mine and Topic.ACTIVATION_GRADIENT in self._governor.wanted
         if not (outputs or gradients) or not torch.is_grad_enabled():
             return
         tensors = [t for t in tensors_in(output) if t.is_floating_point()]
@@ -148,22 +135,22 @@ class ActivationSensor:
         node, number = tensor.grad_fn, tensor.output_nr
         if node is None:
             return
-        step, sensor = self._sampler.step, weakref.ref(self)
+        step, sensor = self._governor.step, weakref.ref(self)
 
-        def before_node(gradients: Any) -> None:
-            # The user may keep the graph for longer than we look at it.
+        def prehook(gradients: Any) -> None:
+            # The user may keep the graph for longer than it is observed.
             me = sensor()
             gradient = gradients[number] if number < len(gradients) else None
             if me is not None and gradient is not None:
                 me._hear(step, name, gradient)  # noqa: SLF001 - itself
 
-        node.register_prehook(before_node)
+        before_node(node, prehook)
 
     def _hear(self, step: int, name: str, gradient: torch.Tensor) -> None:
-        if self._handle is not None and self._sampler.step == step:
-            self._guard.run(self.before_node, name, gradient)
+        if self._is_observing and self._governor.step == step:
+            self._guard.run(self._measure_gradient, name, gradient)
 
-    def before_node(self, name: str, gradient: torch.Tensor) -> None:
+    def _measure_gradient(self, name: str, gradient: torch.Tensor) -> None:
         """``gradient`` has come back to an output of the module called ``name``."""
         self._measuring.measure(
             Topic.ACTIVATION_GRADIENT, [Item(name, name, gradient)], self._gradient

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from ampwatch.numerics.formats import FORMATS, HALF
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.admission import admit
 from ampwatch.training.model.names import module_of
 from ampwatch.training.transfer.losses import is_capturing
@@ -22,13 +19,9 @@ from ampwatch.wire.records import Topic
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
-    from torch.utils.hooks import RemovableHandle
 
-    from ampwatch.guard import Guard
-    from ampwatch.training.iteration.governor import Sampler
-    from ampwatch.training.model.names import Names
-    from ampwatch.training.model.optimizers import OptimizerRegistry
-    from ampwatch.training.transfer.measuring import Measuring
+    from ampwatch.training.hooks.events import IterationPlanned, OptimizerStepped, OptimizerStepping
+    from ampwatch.training.iteration.context import Context
 
 MAX_ELEMENTS = 4096
 """Elements of a parameter that are compared: every k-th in memory order, with the smallest k
@@ -86,7 +79,7 @@ class _History:
     kept: dict[int, _Snapshot] = field(default_factory=dict)
 
 
-class UpdateSensor:
+class UpdateSensor(Sensor):
     """Compares parameters before and after the step of an optimizer, in iterations that sample state.
 
     Two comparisons: over this one step, and over the many iterations since a
@@ -95,77 +88,48 @@ class UpdateSensor:
     Parameters whose group has a learning rate of 0 are left out: they are not meant to move.
 
     Args:
-        registry: Knows which optimizers belong here.
-        names: Names of the parameters.
-        sampler: Says which iterations are sampled.
-        measuring: Measures.
-        guard: The fail-open boundary.
-
-    Attributes:
-        lost_eps: Name of each float16 or bfloat16 parameter to the ``eps`` of its group,
-            where that is zero in the dtype of the parameter.
+        context: What is shared.
     """
 
     name = "updates"
+    waking = frozenset({"iteration_planned"})
 
-    def __init__(
-        self,
-        registry: OptimizerRegistry,
-        names: Names,
-        sampler: Sampler,
-        measuring: Measuring,
-        guard: Guard,
-    ) -> None:
-        self.lost_eps: dict[str, float] = {}
-        self._registry = registry
-        self._names = names
-        self._sampler = sampler
-        self._measuring = measuring
-        self._guard = guard
+    def __init__(self, context: Context) -> None:
+        self._lost_eps = context.lost_eps
+        self._registry = context.registry
+        self._names = context.names
+        self._governor = context.governor
+        self._measuring = context.measuring
         # Weak, so that an optimizer that is gone takes its snapshots along.
         self._histories: WeakKeyDictionary[Optimizer, _History] = WeakKeyDictionary()
-        self._handles: list[RemovableHandle] = []
 
-    def install(self) -> None:
-        """Register PyTorch's own hooks around ``optimizer.step``."""
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
-
-    def remove(self) -> None:
-        """Take the hooks out."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+    def removed(self) -> None:
+        """Forget the snapshots."""
         self._histories.clear()
 
-    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if Topic.UPDATE in self._sampler.wanted and not torch.compiler.is_compiling():
-            self._guard.run(self.before_step, optimizer)
+    def iteration_planned(self, _event: IterationPlanned) -> None:
+        """Compare weights in the iteration, or not."""
+        self.is_dormant = Topic.UPDATE not in self._governor.wanted
 
-    def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if Topic.UPDATE in self._sampler.wanted and not torch.compiler.is_compiling():
-            self._guard.run(self.after_step, optimizer)
-
-    def before_step(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to step."""
+    def optimizer_stepping(self, event: OptimizerStepping) -> None:
+        """Take a snapshot before the step."""
+        optimizer = event.optimizer
         index = self._registry.index_of(optimizer)
         if index is None or _is_capturing(optimizer):
             return
         history = self._histories.get(optimizer)
         if history is None:
             history = self._histories[optimizer] = _History()
-            self._look_at_eps(optimizer, index)
-        if history.before is not None and history.before.step == self._sampler.step:
+            self._check_eps(optimizer, index)
+        if history.before is not None and history.before.step == self._governor.step:
             return  # a step within a step, of a wrapper or of super().step()
         history.before = self._snapshot(optimizer, index)
         if history.before is not None:
-            self._look_back(history, history.before, _span_of(optimizer))
+            self._compare_with_kept(history, history.before, _span_of(optimizer))
 
-    def _look_back(self, history: _History, now: _Snapshot, span: int) -> None:
+    def _compare_with_kept(self, history: _History, now: _Snapshot, span: int) -> None:
         """Compare with the snapshot that is kept, if that is old enough."""
-        part, parts = self._sampler.part
+        part, parts = self._governor.part
         if history.parts != parts:
             history.parts = parts
             history.kept.clear()
@@ -176,14 +140,15 @@ class UpdateSensor:
             self._compare(kept, now)
             history.kept[part] = now
 
-    def after_step(self, optimizer: Optimizer) -> None:
-        """An optimizer has stepped."""
+    def optimizer_stepped(self, event: OptimizerStepped) -> None:
+        """Compare with the snapshot from before the step."""
+        optimizer = event.optimizer
         history, index = self._histories.get(optimizer), self._registry.index_of(optimizer)
         if history is None or index is None:
             return
         before, history.before = history.before, None
         # A step that raised has left its snapshot behind.
-        if before is None or before.step != self._sampler.step:
+        if before is None or before.step != self._governor.step:
             return
         after = self._snapshot(optimizer, index)
         if after is not None and after.is_of_the_same_as(before):
@@ -193,7 +158,7 @@ class UpdateSensor:
         rates = [g.get("lr") for g in optimizer.param_groups for _ in g["params"]]
         named = self._names.of_optimizer(optimizer, index)
         most = max(1, min(MAX_ELEMENTS, MAX_TOGETHER // max(1, len(named))))
-        part, parts = self._sampler.part
+        part, parts = self._governor.part
         groups: dict[tuple[torch.device, torch.dtype], tuple[list[str], list[Tensor]]] = {}
         for (name, parameter), rate in list(zip(named, rates, strict=True))[part::parts]:
             if parameter.grad is None or _is_zero(rate):
@@ -205,7 +170,7 @@ class UpdateSensor:
                 samples.append(sample)
         if not groups:
             return None
-        return _Snapshot([_joined(*group) for group in groups.values()], self._sampler.step)
+        return _Snapshot([_joined(*group) for group in groups.values()], self._governor.step)
 
     def _compare(self, before: _Snapshot, after: _Snapshot) -> None:
         """Measure what lies between two snapshots; an element that did not change is a zero."""
@@ -221,7 +186,7 @@ class UpdateSensor:
         span = max(1, after.step - before.step)
         self._measuring.measure(Topic.UPDATE, items, How(span=span))
 
-    def _look_at_eps(self, optimizer: Optimizer, index: int) -> None:
+    def _check_eps(self, optimizer: Optimizer, index: int) -> None:
         named = iter(self._names.of_optimizer(optimizer, index))
         for group in optimizer.param_groups:
             eps = group.get("eps")
@@ -233,7 +198,7 @@ class UpdateSensor:
                     and dtype in HALF
                     and 0.0 < eps <= FORMATS[dtype].flush_at
                 ):
-                    self.lost_eps[name] = eps
+                    self._lost_eps[name] = eps
 
 
 def sample_of(parameter: Tensor, most: int = MAX_ELEMENTS) -> Tensor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.names import module_of
 from ampwatch.training.transfer.measuring import How, Item
 from ampwatch.wire.records import Topic
@@ -13,10 +14,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ampwatch.guard import Guard
-    from ampwatch.training.iteration.governor import Sampler
-    from ampwatch.training.model.names import Names
-    from ampwatch.training.transfer.measuring import Measuring
+    from ampwatch.training.hooks.events import IterationClosing
+    from ampwatch.training.iteration.context import Context
 
 MAX_ELEMENTS = 65536
 """Elements of one tensor that are binned on a CPU; its amax and its non-finite elements are
@@ -25,46 +24,32 @@ those of all of it."""
 STATE = How(most=MAX_ELEMENTS)
 
 
-class WeightSensor:
+class WeightSensor(Sensor):
     """Measures trained parameters and floating-point buffers in iterations that sample state.
 
     Also at the end of an iteration in which something was not finite: that is how the running
     statistics of a BatchNorm are poisoned, by a forward whose step is then skipped.
 
     Args:
-        names: Names of parameters and buffers.
-        sampler: Says which iterations are sampled.
-        measuring: Measures.
-        guard: The fail-open boundary.
+        context: What is shared.
     """
 
     name = "weights"
 
-    def __init__(self, names: Names, sampler: Sampler, measuring: Measuring, guard: Guard) -> None:
-        self._names = names
-        self._sampler = sampler
-        self._measuring = measuring
-        self._guard = guard
+    def __init__(self, context: Context) -> None:
+        self._names = context.names
+        self._governor = context.governor
+        self._measuring = context.measuring
 
-    def install(self) -> None:
-        """Nothing to place: the end of an iteration is told by the ledger."""
+    def iteration_closing(self, event: IterationClosing) -> None:
+        """Measure state where it is planned, and at once where something is not finite."""
+        governor = self._governor
+        if event.has_nonfinite and governor.observes_skips and governor.takes_first_look():
+            self._measure(0, 1)
+        elif Topic.WEIGHT in governor.wanted:
+            self._measure(*governor.part)
 
-    def remove(self) -> None:
-        """Nothing to take off."""
-
-    def closing(self, *, nonfinite: bool) -> None:
-        """The iteration is about to be closed.
-
-        Args:
-            nonfinite: A gradient or the loss is known not to be finite.
-        """
-        sampler = self._sampler
-        if nonfinite and sampler.looks_at_skips and sampler.takes_first_look():
-            self._guard.run(self.look, 0, 1)
-        elif Topic.WEIGHT in sampler.wanted:
-            self._guard.run(self.look, *sampler.part)
-
-    def look(self, part: int, parts: int) -> None:
+    def _measure(self, part: int, parts: int) -> None:
         """Measure one of ``parts`` parts of the trained parameters, and the buffers."""
         # What is frozen cannot be broken by a step, and may be a mask.
         trained = [(name, p) for name, p in self._names.parameters() if p.requires_grad]

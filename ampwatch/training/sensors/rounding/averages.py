@@ -9,6 +9,7 @@ import torch
 
 from ampwatch.diagnosis.evidence.rounding import OpSite, StuckAverage
 from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import is_in_optimizer, user_source
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.operands import HALF
@@ -17,10 +18,9 @@ from ampwatch.training.ops.values import has_grad, is_plain, thinned
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ampwatch.training.model.names import Names
+    from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
-    from ampwatch.training.ops.listener import OpPlace
-    from ampwatch.training.transfer.deferred import Deferred
+    from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
 
 SAMPLED = 1024
 """Elements of an average that are remembered from one update to the next."""
@@ -78,7 +78,7 @@ class _Average:
         self.updates = 0
 
 
-class WeightAverages:
+class WeightAverages(Sensor):
     """Looks at what is written to half tensors out of watched parameters, outside optimizers.
 
     An update may be a ``lerp_``, a ``mul_`` and an ``add_``, a difference that is added, a new
@@ -87,17 +87,20 @@ class WeightAverages:
     by comparing with elements that were remembered from the update before.
 
     Args:
-        names: Names of the parameters.
-        deferred: Reads values.
-        observe: Told of each update that had no effect (``StuckAverage``).
+        context: What is shared.
 
     Cost:
         Less than 1 us for an op that is no multiplication, addition or cast, or that
         gradients flow through; 40 us an update of one tensor.
     """
 
-    def __init__(self, names: Names, deferred: Deferred, observe: Callable[[object], None]) -> None:
-        self._names, self._deferred, self._observe = names, deferred, observe
+    name = "weight_averages"
+    is_thread_safe = True
+
+    def __init__(self, context: Context) -> None:
+        self._names = context.names
+        self._deferred = context.deferred
+        self._observe = context.observe
         self._step = 0
         self._parameters: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
         self._parts: dict[int, _Part] = {}
@@ -126,9 +129,9 @@ class WeightAverages:
             "_foreach_copy_": self._copy,
         }
 
-    def begin(self, step: int) -> None:
+    def ops_began(self, event: OpsBegan) -> None:
         """Iteration ``step`` begins. Averages live longer than iterations."""
-        self._step = step
+        self._step = event.step
         self._deferred.poll()
         self._forget()
         # Each time anew: optimizers and wrappers replace parameters and their memory.
@@ -138,14 +141,15 @@ class WeightAverages:
             if is_plain(p)
         }
 
-    def note(self, call: OpCall, place: OpPlace) -> None:
-        """An op has returned."""
+    def op(self, event: Op) -> None:
+        """Compare what an op has read and written."""
+        call, place = event
         handler = self._handlers.get(call.info.name)
         if handler is None or place.phase is Phase.BACKWARD or has_grad(*call.args[:2]):
             return
         handler(call)
 
-    def end(self) -> None:
+    def ops_ended(self, _event: OpsEnded) -> None:
         """The iteration is over."""
         self._deferred.poll()
         self._forget()

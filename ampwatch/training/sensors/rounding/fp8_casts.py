@@ -12,6 +12,7 @@ import torch
 from ampwatch.diagnosis.evidence.rounding import BrokenScale, Fp8Cast, OpSite
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import FP8_DTYPES
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.dtypes import NAMES
 from ampwatch.training.ops.values import is_plain, place_name
@@ -19,9 +20,9 @@ from ampwatch.training.ops.values import is_plain, place_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
-    from ampwatch.training.ops.listener import OpPlace
-    from ampwatch.training.transfer.deferred import Deferred
+    from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
 
 FP8 = {dtype: FORMATS[name] for dtype, name in NAMES.items() if name in FP8_DTYPES}
 """The formats numbers are cast to; ``float8_e8m0fnu`` is one of scales."""
@@ -58,7 +59,7 @@ class _Division(NamedTuple):
     is_broken: torch.Tensor
 
 
-class Fp8Casts:
+class Fp8Casts(Sensor):
     """Looks at every cast of a tensor to an FP8 format.
 
     What is clamped to the limits of a format before it is cast is counted as clipped there. Of
@@ -66,16 +67,19 @@ class Fp8Casts:
     the insides of tensor subclasses; torchao scales, clamps and casts with plain ops.
 
     Args:
-        deferred: Reads values.
-        observe: Told of each ``Fp8Cast`` and ``BrokenScale``.
+        context: What is shared.
 
     Cost:
         Less than 1 us for other ops; two passes over a small tensor that is divided; six over
         what is cast.
     """
 
-    def __init__(self, deferred: Deferred, observe: Callable[[object], None]) -> None:
-        self._deferred, self._observe = deferred, observe
+    name = "fp8_casts"
+    is_thread_safe = True
+
+    def __init__(self, context: Context) -> None:
+        self._deferred = context.deferred
+        self._observe = context.observe
         self._step = 0
         self._has_cast = False
         self._num_iterations = 0
@@ -90,20 +94,21 @@ class Fp8Casts:
             **dict.fromkeys(DIVISIONS, self._divide),
         }
 
-    def begin(self, step: int) -> None:
+    def ops_began(self, event: OpsBegan) -> None:
         """Iteration ``step`` begins. Scales of the one before may be used in this one."""
-        self._step = step
+        self._step = event.step
         self._num_iterations += 1
         self._clamped.clear()
         self._deferred.poll()
 
-    def note(self, call: OpCall, place: OpPlace) -> None:
-        """An op has returned."""
+    def op(self, event: Op) -> None:
+        """Compare what an op has read and written."""
+        call, place = event
         handler = self._handlers.get(call.info.name)
         if handler is not None:
             handler(call, place)
 
-    def end(self) -> None:
+    def ops_ended(self, _event: OpsEnded) -> None:
         """The iteration is over."""
         self._clamped.clear()
         self._deferred.poll()

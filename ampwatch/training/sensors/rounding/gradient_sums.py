@@ -9,18 +9,15 @@ import torch
 
 from ampwatch.diagnosis.evidence.rounding import GradientSum, OpSite
 from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import is_plain, thinned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch.training.model.names import Names
-    from ampwatch.training.ops.call import OpCall
-    from ampwatch.training.ops.listener import OpPlace
-    from ampwatch.training.transfer.deferred import Deferred
+    from ampwatch.training.iteration.context import Context
+    from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
 
 SAMPLED = 1024
 """Elements of a gradient that are added up beside it in float32."""
@@ -46,37 +43,40 @@ class _Beside:
         self.additions = 2
 
 
-class GradientSums:
+class GradientSums(Sensor):
     """Adds up in float32, for some elements, what autograd adds up in a half ``.grad``.
 
     Only what is added in one iteration counts: an optimizer's step begins a new sum.
 
     Args:
-        names: Names of the parameters.
-        deferred: Reads values.
-        observe: Told at the end of an iteration of the newest comparison of each parameter
-            (``GradientSum``).
+        context: What is shared.
 
     Cost:
         Less than 1 us for an op outside of backward; 15 us for a gradient that is added.
     """
 
-    def __init__(self, names: Names, deferred: Deferred, observe: Callable[[object], None]) -> None:
-        self._names, self._deferred, self._observe = names, deferred, observe
+    name = "gradient_sums"
+    is_thread_safe = True
+
+    def __init__(self, context: Context) -> None:
+        self._names = context.names
+        self._deferred = context.deferred
+        self._observe = context.observe
         self._step = 0
         self._known: dict[int, str] = {}
         self._sums: dict[int, _Beside] = {}
         self._newest: dict[str, GradientSum] = {}
 
-    def begin(self, step: int) -> None:
+    def ops_began(self, event: OpsBegan) -> None:
         """Iteration ``step`` begins, and with it each sum."""
-        self._step = step
+        self._step = event.step
         self._deferred.poll()
         self._sums.clear()
         self._known = {id(p): name for name, p in self._names.parameters() if p.dtype in HALF}
 
-    def note(self, call: OpCall, place: OpPlace) -> None:
-        """An op has returned."""
+    def op(self, event: Op) -> None:
+        """Compare what an op has read and written."""
+        call, place = event
         if place.phase is not Phase.BACKWARD or call.info.name != "add_" or not self._known:
             return
         gradient = call.args[0]
@@ -87,7 +87,7 @@ class GradientSums:
         if name is not None and is_plain(gradient) and is_plain(call.args[1]):
             self._add(name, gradient, call.args[1])
 
-    def end(self) -> None:
+    def ops_ended(self, _event: OpsEnded) -> None:
         """The iteration is over: say in the order of the parameters what became of them."""
         self._deferred.poll()
         newest, self._newest = self._newest, {}

@@ -11,6 +11,7 @@ import torch
 
 from ampwatch.diagnosis.evidence.rounding import LossyCast, OpSite
 from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.call import tensors_among
@@ -20,9 +21,9 @@ from ampwatch.training.ops.values import has_grad, head, is_plain, place_name, t
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
+    from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
-    from ampwatch.training.ops.listener import OpPlace
-    from ampwatch.training.transfer.deferred import Deferred
+    from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
 
 LARGEST_INTEGER = {torch.bfloat16: 2**8, torch.float16: 2**11, torch.float32: 2**24}
 """Up to here a format holds every integer: 2 ** (stored bits of the mantissa + 1)."""
@@ -75,23 +76,26 @@ class _Held(NamedTuple):
     cast: LossyCast
 
 
-class LossyCasts:
+class LossyCasts(Sensor):
     """Looks at casts to formats with few bits, in the forward pass.
 
     What is cast outside of the model counts once an op of the model, or one that gradients flow
     through, reads it.
 
     Args:
-        deferred: Reads values.
-        observe: Told of each ``LossyCast``.
+        context: What is shared.
 
     Cost:
         Less than 1 us for an op that casts nothing; 10 us a cast on a CPU until it is known to be
         of something else than integers; a sort of at most 65536 elements for integers.
     """
 
-    def __init__(self, deferred: Deferred, observe: Callable[[object], None]) -> None:
-        self._deferred, self._observe = deferred, observe
+    name = "lossy_casts"
+    is_thread_safe = True
+
+    def __init__(self, context: Context) -> None:
+        self._deferred = context.deferred
+        self._observe = context.observe
         self._step = 0
         self._rejections: dict[Hashable, int] = {}
         self._held: list[_Held] = []
@@ -104,20 +108,21 @@ class LossyCasts:
             **dict.fromkeys(("mul", "div", "add", "sub", "pow"), self._promote),
         }
 
-    def begin(self, step: int) -> None:
+    def ops_began(self, event: OpsBegan) -> None:
         """Iteration ``step`` begins."""
-        self._step = step
+        self._step = event.step
         self._deferred.poll()
 
-    def note(self, call: OpCall, place: OpPlace) -> None:
-        """An op has returned."""
+    def op(self, event: Op) -> None:
+        """Compare what an op has read and written."""
+        call, place = event
         if self._held:
             self._follow(call, place)
         handler = self._handlers.get(call.info.name)
         if handler is not None and place.phase in (Phase.FORWARD, Phase.EVAL):
             handler(call, place)
 
-    def end(self) -> None:
+    def ops_ended(self, _event: OpsEnded) -> None:
         """The iteration is over."""
         self._deferred.poll()
 

@@ -9,17 +9,16 @@ import torch
 
 from ampwatch.diagnosis.evidence.rounding import OpSite, StuckSum, SumSeen
 from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import is_in_optimizer, user_source
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import has_grad, is_plain, place_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
-    from ampwatch.training.ops.listener import OpPlace
-    from ampwatch.training.transfer.deferred import Deferred
+    from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
 
 LARGEST_SUM = 1024
 """Elements of a running sum outside of modules; what is longer is something else."""
@@ -48,7 +47,7 @@ class _Sum:
         self.source = ""
 
 
-class MetricSums:
+class MetricSums(Sensor):
     """Follows small tensors that something is added to again and again without a gradient.
 
     A sum is known by its tensor, or, where each addition makes a new one, by being what the next
@@ -56,26 +55,30 @@ class MetricSums:
     sums: others are more likely a residual stream.
 
     Args:
-        deferred: Reads values.
-        observe: Told of each ``StuckSum``, and of what may become one (``SumSeen``).
+        context: What is shared.
 
     Cost:
         Less than 1 us for an op that adds nothing in half precision; 20 us for one that does
         without gradients.
     """
 
-    def __init__(self, deferred: Deferred, observe: Callable[[object], None]) -> None:
-        self._deferred, self._observe = deferred, observe
+    name = "metric_sums"
+    is_thread_safe = True
+
+    def __init__(self, context: Context) -> None:
+        self._deferred = context.deferred
+        self._observe = context.observe
         self._step = 0
         self._sums: dict[int, _Sum] = {}
 
-    def begin(self, step: int) -> None:
+    def ops_began(self, event: OpsBegan) -> None:
         """Iteration ``step`` begins. Sums live longer than iterations."""
-        self._step = step
+        self._step = event.step
         self._deferred.poll()
 
-    def note(self, call: OpCall, place: OpPlace) -> None:
-        """An op has returned."""
+    def op(self, event: Op) -> None:
+        """Compare what an op has read and written."""
+        call, place = event
         name = call.info.name
         if name not in ("add_", "add"):
             # What is scaled, filled or overwritten in between is no sum, or begins anew.
@@ -93,7 +96,7 @@ class MetricSums:
         if len(call.args) > 1 and is_plain(out) and is_plain(call.args[0]):
             self._add(call, place, in_place=in_place)
 
-    def end(self) -> None:
+    def ops_ended(self, _event: OpsEnded) -> None:
         """The iteration is over."""
         self._deferred.poll()
 

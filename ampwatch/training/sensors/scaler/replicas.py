@@ -13,24 +13,22 @@ import weakref
 import zlib
 from collections import deque
 from threading import Lock, get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from ampwatch.diagnosis.evidence.scaler import ReplicaVerdicts
-from ampwatch.training.hooks.taps import Listener, listen
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.names import parameters_of
 from ampwatch.training.ops.values import is_plain
 from ampwatch.training.transfer.readback import host_scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    import torch
     from torch.optim import Optimizer
 
-    from ampwatch.guard import Guard
-    from ampwatch.training.iteration.ledger import IterationLedger
-    from ampwatch.training.model.optimizers import OptimizerRegistry
+    from ampwatch.training.hooks.events import StepBegan, Updating
+    from ampwatch.training.iteration.context import Context
 
 SAMPLED_BYTES = 256
 """Bytes of each parameter that are compared: at its beginning and at its end."""
@@ -46,7 +44,7 @@ MAX_PARAMETERS = 4096
 REMEMBERED = 4
 """Newest steps of each replica that are held against those of the others."""
 
-LOOKS_ALONE = 4
+STEPS_ALONE = 4
 """Steps of the watched optimizer without any other replica, after which nobody looks any more."""
 
 
@@ -90,7 +88,7 @@ class _Replica:
         self.count = 0
 
 
-class ReplicaSensor:
+class ReplicaSensor(Sensor):
     """Compares the verdicts of scalers whose optimizers hold the same weights.
 
     Two replicas disagree if one skips a step that the other takes, with the same weights and the
@@ -99,70 +97,38 @@ class ReplicaSensor:
     elsewhere comparing would be a sync.
 
     Args:
-        scaler: The watched scaler.
-        ledger: Says which iteration is open.
-        registry: Numbers the optimizers.
-        guard: The fail-open boundary.
-        observe: Told of replicas that disagree.
+        context: What is shared, with a scaler: the one that is compared with all others.
     """
 
     name = "replicas"
+    is_thread_safe = True
+    any_scaler = True
 
-    def __init__(
-        self,
-        scaler: torch.amp.GradScaler,
-        ledger: IterationLedger,
-        registry: OptimizerRegistry,
-        guard: Guard,
-        observe: Callable[[object], None],
-    ) -> None:
-        self._scaler = scaler
-        self._ledger = ledger
-        self._registry = registry
-        self._guard = guard
-        self._observe = observe
+    def __init__(self, context: Context) -> None:
+        self._scaler = context.some_scaler
+        self._iteration = context.iteration
+        self._registry = context.registry
+        self._observe = context.observe
         self._lock = Lock()
         # By scaler; one that steps several optimizers is no such replica.
         self._replicas: weakref.WeakKeyDictionary[torch.amp.GradScaler, _Replica | None] = (
             weakref.WeakKeyDictionary()
         )
-        self._is_over = False
-        self._untold: ReplicaVerdicts | None = None
-        self._listeners: list[Listener] = []
+        self._pending: ReplicaVerdicts | None = None
 
-    def install(self) -> None:
-        """Listen to ``step`` and ``update`` of any scaler."""
-        self._listeners = [
-            listen(torch.amp.GradScaler, "step", before=self._on_step),
-            listen(torch.amp.GradScaler, "update", before=self._on_update),
-        ]
-
-    def _on_step(self, scaler: Any, args: Any, kwargs: Any) -> None:
-        if not self._is_over:
-            self._guard.run(self.before_step, scaler, args, kwargs)
-
-    def _on_update(self, scaler: Any, _args: Any, _kwargs: Any) -> None:
-        if not self._is_over:
-            self._guard.run(self.before_update, scaler)
-
-    def remove(self) -> None:
-        """Stop listening."""
-        for listener in self._listeners:
-            listener.remove()
-        self._listeners.clear()
-        untold, self._untold = self._untold, None
-        if untold is not None:
-            self._observe(untold)
+    def removed(self) -> None:
+        """Report what was held back; forget all."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._observe(pending)
         self._replicas.clear()
 
-    def before_step(
-        self, scaler: torch.amp.GradScaler, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """A scaler is about to step an optimizer."""
+    def step_began(self, event: StepBegan) -> None:
+        """Sample the weights before a step of any scaler."""
+        scaler, optimizer = event
         if not scaler.is_enabled():
             return
-        optimizer = args[0] if args else kwargs["optimizer"]
-        self._tell()
+        self._report()
         with self._lock:
             replica = self._replicas.get(scaler)
             if scaler not in self._replicas:
@@ -184,19 +150,19 @@ class ReplicaSensor:
         )
         return _Replica(optimizer, (type(optimizer), shapes, options), _sample(optimizer))
 
-    def before_update(self, scaler: torch.amp.GradScaler) -> None:
-        """A scaler has its verdict, and is about to forget it."""
+    def updating(self, event: Updating) -> None:
+        """Compare the verdict that a scaler is about to forget with those of its replicas."""
         with self._lock:
-            self._note(scaler)
-        self._tell()
+            self._note(event.scaler)
+        self._report()
 
     def _note(self, scaler: torch.amp.GradScaler) -> None:
         replica = self._replicas.get(scaler)
         if replica is None or replica.pending is None:
             if scaler is self._scaler and scaler in self._replicas:
-                self._is_over = replica is None
+                self.is_dormant = replica is None
             return
-        step = _step_of(scaler, replica, self._ledger.step)
+        step = _step_of(scaler, replica, self._iteration.step)
         replica.pending = None
         if step is None:
             return
@@ -217,7 +183,7 @@ class ReplicaSensor:
             and r.first == watched.first
         ]
         if not others:
-            self._is_over = watched.count >= LOOKS_ALONE and scaler is self._scaler
+            self.is_dormant = watched.count >= STEPS_ALONE and scaler is self._scaler
             return
         same = [
             s
@@ -232,7 +198,7 @@ class ReplicaSensor:
             return
         skipping = sum(s.found_inf for s in same)
         if 0 < skipping < len(same):
-            self._untold = ReplicaVerdicts(
+            self._pending = ReplicaVerdicts(
                 step=here[0].iteration,
                 optimizer=self._registry.admit(optimizer),
                 here=here[0].found_inf,
@@ -242,12 +208,12 @@ class ReplicaSensor:
                 loss_scale=step.scale,
             )
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         # Findings are made in the thread that trains the watched replica, and without the lock:
         # what the user does with one may step a scaler.
-        if self._untold is not None and get_ident() == self._ledger.thread:
-            untold, self._untold = self._untold, None
-            self._observe(untold)
+        if self._pending is not None and get_ident() == self._iteration.thread:
+            pending, self._pending = self._pending, None
+            self._observe(pending)
 
 
 def _step_of(scaler: torch.amp.GradScaler, replica: _Replica, iteration: int) -> _Step | None:

@@ -13,43 +13,27 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import weakref
 from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
-from torch.autograd import profiler, profiler_legacy
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.autograd import profiler
 
 from ampwatch.training.hooks.compiling import may_compile
-from ampwatch.training.hooks.taps import listen
-from ampwatch.wire.records import WindowSkip
+from ampwatch.training.hooks.places import before_any_forward
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from torch.utils.hooks import RemovableHandle
+    from torch import nn
 
     from ampwatch.guard import Guard
-    from ampwatch.training.hooks.taps import Listener
+    from ampwatch.training.hooks.places import Handle
 
 LOG_LEVEL = "KINETO_LOG_LEVEL"
 SILENT = "99"
-
-OTHER_TOOLS = ("KINETO_USE_DAEMON", "NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH")
-"""Variables of the environment that say that somebody profiles from outside: a recording would
-end that of dynolog, and Nsight and CUPTI's other users admit no second one."""
-
-STARTS: tuple[tuple[type, str], ...] = (
-    (profiler.profile, "_prepare_trace"),
-    (profiler.emit_nvtx, "__enter__"),
-    (profiler.emit_itt, "__enter__"),
-    (profiler_legacy.profile, "__enter__"),
-)
-"""The methods that begin somebody else's recording."""
 
 
 class Recording:
@@ -166,8 +150,8 @@ def close_soon(recording: Recording, guard: Guard) -> None:
             atexit.unregister(recording.close)
 
     # A call of a module may come before the handle is there: then the next one removes it.
-    handles: list[RemovableHandle] = []
-    handles.append(register_module_forward_pre_hook(close))
+    handles: list[Handle] = []
+    handles.append(before_any_forward(close))
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -200,87 +184,3 @@ def _silence() -> Iterator[None]:
     finally:
         del os.environ[LOG_LEVEL]
         _loaded = True
-
-
-class OtherProfilers:
-    """Knows whether somebody else profiles, and says so before anybody begins.
-
-    Args:
-        about_to: Called before somebody else begins a recording, and while ours is open before
-            the training captures a CUDA graph (with the reason) or turns to evaluation
-            (``None``). On their thread. Must not raise.
-    """
-
-    def __init__(self, about_to: Callable[[WindowSkip | None], None]) -> None:
-        self._about_to = about_to
-        self._listeners: list[Listener] = []
-        self._while_open: list[Listener] = []
-        self._prepared: weakref.ref[Any] | None = None
-        self._mine: Any = None
-
-    def install(self) -> None:
-        """Begin to listen."""
-        taps = [listen(owner, name, before=self._starting) for owner, name in STARTS]
-        self._listeners = [*taps, listen(profiler.profile, "__exit__", after=self._ended)]
-
-    def remove(self) -> None:
-        """Listen no more."""
-        self.let_go()
-        _remove_all(self._listeners)
-
-    def hold(self, mine: Any) -> None:
-        """A recording is open: listen to the training as well.
-
-        Args:
-            mine: The PyTorch object that is not somebody else's.
-        """
-        self._mine = mine
-        self._while_open = [
-            listen(torch.cuda.CUDAGraph, "capture_begin", before=self._capturing),
-            listen(nn.Module, "train", before=self._turning),
-        ]
-
-    def let_go(self) -> None:
-        """No recording is open any more."""
-        self._mine = None
-        _remove_all(self._while_open)
-
-    @property
-    def are_active(self) -> bool:
-        """Whether somebody else profiles, or is about to."""
-        return (
-            self.have_begun
-            or profiler._is_profiler_enabled  # noqa: SLF001 - of all threads
-            or torch._C._autograd._profiler_enabled()  # noqa: SLF001 - of this one, of any kind
-            or any(os.environ.get(name) for name in OTHER_TOOLS)
-        )
-
-    @property
-    def have_begun(self) -> bool:
-        """Whether somebody else has begun, since this listens, and has not ended."""
-        return self._prepared is not None and self._prepared() is not None
-
-    def _starting(self, instance: Any, _args: Any, _kwargs: Any) -> None:
-        if instance is self._mine:
-            return
-        self._about_to(WindowSkip.PROFILER)
-        if isinstance(instance, profiler.profile):
-            self._prepared = weakref.ref(instance)
-
-    def _ended(self, instance: Any, _args: Any, _kwargs: Any) -> None:
-        if self._prepared is not None and instance is self._prepared():
-            self._prepared = None
-
-    def _capturing(self, _instance: Any, _args: Any, _kwargs: Any) -> None:
-        self._about_to(WindowSkip.CAPTURE)
-
-    def _turning(self, _instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        mode = args[0] if args else kwargs.get("mode", True)
-        if not mode:
-            self._about_to(None)
-
-
-def _remove_all(listeners: list[Listener]) -> None:
-    for listener in listeners:
-        listener.remove()
-    listeners.clear()

@@ -17,8 +17,9 @@ from ampwatch.wire.ring.requests import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
+
+    from ampwatch.training.iteration.context import WayOut
 
 INTERVAL_NS = 250_000_000
 """How often the request is looked for, at most: a system call. Unit: ns."""
@@ -28,27 +29,27 @@ class TraceRequests:
     """Sees requests and answers them.
 
     Args:
-        ring: Returns the ring file; ``None`` without a ring.
+        out: Knows the ring file, where there is one.
     """
 
-    def __init__(self, ring: Callable[[], Path | None]) -> None:
-        self._ring = ring
+    def __init__(self, out: WayOut) -> None:
+        self._out = out
         self._pid = os.getpid()
-        self._looked_ns = 0
+        self._asked_ns = 0
         self._seen: tuple[int, int] | None = None
         self._token = ""
 
-    def look(self, now_ns: int) -> TraceRequest | None:
+    def newest(self, now_ns: int) -> TraceRequest | None:
         """Return a request that is not answered yet, if there is one.
 
         One that is not to be believed is passed over: its writer is not one of ours.
 
         Cost: a ``stat`` four times a second.
         """
-        if now_ns - self._looked_ns < INTERVAL_NS:
+        if now_ns - self._asked_ns < INTERVAL_NS:
             return None
-        self._looked_ns = now_ns
-        ring = self._ring()
+        self._asked_ns = now_ns
+        ring = self._out.ring_path
         if ring is None or os.getpid() != self._pid:  # a forked child leaves it to its parent
             return None
         try:
@@ -67,7 +68,7 @@ class TraceRequests:
 
     def is_withdrawn(self, request: TraceRequest) -> bool:
         """Whether nobody waits for the answer any more."""
-        ring = self._ring()
+        ring = self._out.ring_path
         try:
             return ring is None or read_request(ring).token != request.token
         except (OSError, ValueError):
@@ -79,7 +80,7 @@ class TraceRequests:
 
     def answer(self, answer: TraceAnswer) -> None:
         """Answer, and be open for the next request."""
-        ring = self._ring()
+        ring = self._out.ring_path
         if ring is None:
             return
         self._token = answer.token
@@ -89,7 +90,7 @@ class TraceRequests:
 
     def remove(self) -> None:
         """Tell who still waits that the run is over; else leave no file behind."""
-        ring = self._ring()
+        ring = self._out.ring_path
         if ring is None or os.getpid() != self._pid:
             return
         with suppress(OSError, ValueError):

@@ -22,18 +22,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.diagnosis.evidence.ops import Window
+from ampwatch.guard import Account
 from ampwatch.numerics.units.kernels.kernel_names import NameClassifier
 from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
+from ampwatch.numerics.units.ops import OpKind
+from ampwatch.training.hooks import fork
+from ampwatch.training.hooks.compiling import may_compile
+from ampwatch.training.hooks.profilers import OtherProfilers
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.governor import OPENING
-from ampwatch.training.sensors.window import fork
+from ampwatch.training.model.tf32 import allows_tf32
 from ampwatch.training.sensors.window.census import census_of
 from ampwatch.training.sensors.window.events import call_tree, cpu_work, device_work
 from ampwatch.training.sensors.window.recording import (
-    OtherProfilers,
     Recording,
     close_soon,
     is_capturing,
 )
+from ampwatch.training.sensors.window.requests import TraceRequests
 from ampwatch.training.sensors.window.schedule import WindowSchedule
 from ampwatch.training.sensors.window.step_times import StepTimes
 from ampwatch.training.sensors.window.totals import (
@@ -47,14 +53,12 @@ from ampwatch.wire.records import WindowSkip
 from ampwatch.wire.ring.requests import TraceAnswer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ampwatch.diagnosis.evidence.ops import OpCensus
-    from ampwatch.guard import Guard
-    from ampwatch.settings import Settings
-    from ampwatch.training.iteration.ledger import Clock
+    from ampwatch.training.hooks.events import IterationClosed
+    from ampwatch.training.iteration.context import Context
     from ampwatch.training.sensors.window.events import Node
-    from ampwatch.training.sensors.window.requests import TraceRequests
     from ampwatch.wire.records import WindowRecord
     from ampwatch.wire.ring.requests import TraceRequest
 
@@ -92,54 +96,38 @@ class _Open:
     seen: int = 0
 
 
-class WindowSensor:
+class WindowSensor(Sensor):
     """Opens and closes profiler windows.
 
-    Nothing in here raises. All of it runs on the training thread.
+    Nothing in here raises. All of it runs on the training thread. By themselves, windows open on
+    a CPU only where something was compiled.
 
     Args:
-        settings: ``level``, ``window_seconds``, ``window_iterations``, ``kernel_patterns`` and
-            ``overhead_budget``.
+        context: What is shared, with a device.
         device: Where the model is.
-        guard: The fail-open boundary. Its account is not that of the other sensors: the first
-            start of a profiler would use up their budget for minutes. ``cost_ns`` is theirs.
-        put: Takes the records.
-        clock: Where the time comes from.
-        requests: Where somebody may ask for a trace.
-        is_compiled: Tells whether anything was compiled in the process: by themselves, windows
-            open on a CPU only then.
-        wants_census: Tells whether ops cannot be counted one by one, so that their census is
-            made from what a window has recorded, on any device.
-        allows_tf32: Tells whether float32 matmuls may use TF32.
     """
 
     name = "window"
 
-    def __init__(  # noqa: PLR0913 - the last four by name only
-        self,
-        settings: Settings,
-        device: torch.device,
-        guard: Guard,
-        put: Callable[[WindowRecord], None],
-        clock: Clock,
-        *,
-        requests: TraceRequests | None = None,
-        is_compiled: Callable[[], bool] = bool,
-        wants_census: Callable[[], bool] = bool,
-        allows_tf32: Callable[[], bool] = lambda: True,
-    ) -> None:
+    def __init__(self, context: Context, device: torch.device) -> None:
+        settings = context.settings
         gap_s = settings.window_seconds
         self._is_automatic = gap_s < 0
         self._iterations = settings.window_iterations
         self._classify = NameClassifier(parse_patterns(settings.kernel_patterns)).classify
         self._device = device
-        self._guard = guard
-        self._put = put
-        self._clock = clock
-        self._requests = requests
-        self._is_compiled = is_compiled
-        self._wants_census = wants_census
-        self._allows_tf32 = allows_tf32
+        # An account of its own: the first start of a profiler takes a second; as a debt it would
+        # end all sampling.
+        self.guard = self._guard = context.bus.guard(
+            self.name, account=Account(), sweep=self.failed
+        )
+        self._out = context.out
+        self._clock = context.clock
+        self._governor = context.governor
+        self._forces_eager = settings.compiled_census == "force_eager"
+        self._requests = TraceRequests(context.out)
+        self._charged_ns = 0
+        self.newest: WindowRecord | None = None
         self._others = OtherProfilers(self._give_way)
         if self._is_automatic:
             gap_s = BY_ITSELF_SECONDS
@@ -156,24 +144,48 @@ class WindowSensor:
         self._forked = self._forked_in_a_row = 0
         self._grown_from = 0
         self._is_elsewhere = False
-        self._told_skips = 0
+        self._reported_skips = 0
         self._evidence: Window | None = None
         self._census: OpCensus | None = None
         self._ended_with = -1
         self._step = 0
 
-    def install(self) -> None:
+    def installed(self) -> None:
         """Listen for other profilers; from here on boundaries count."""
         self._others.install()
         self._is_installed = True
 
-    def remove(self) -> None:
+    def failed(self) -> None:
+        """Let the others measure again."""
+        self._governor.is_held = False
+
+    def removed(self) -> None:
         """Close an open window and leave nothing behind."""
         self._is_installed = False
         self._guard.run(self.end_now)
         self._others.remove()
-        if self._requests is not None:
-            self._requests.remove()
+        self._requests.remove()
+
+    def iteration_closed(self, event: IterationClosed) -> None:
+        """Open or close a window, and add to the iteration what one has seen."""
+        iteration, was_open = event.iteration, self._open is not None
+        sampled = bool(self._governor.wanted)
+        self.boundary(iteration.step + 1, iteration.duration_s, sampled=sampled)
+        if was_open or self._open is not None:
+            self._governor.is_held = self.is_open
+            self._governor.owe(self.cost_ns - self._charged_ns)
+            self._charged_ns = self.cost_ns
+        if self._census is not None or self._evidence is not None:
+            iteration.census = iteration.census or self.census(iteration.step)
+            iteration.window = self.take(iteration.step)
+
+    @property
+    def _wants_census(self) -> bool:
+        """Whether ops are counted from windows, since they are not one by one."""
+        is_compiled = may_compile() and not self._forces_eager
+        return (
+            not self._governor.counts_one_by_one or is_compiled or bool(self._governor.uncountable)
+        )
 
     @property
     def is_open(self) -> bool:
@@ -195,8 +207,23 @@ class WindowSensor:
             duration_s: Wall time of the one that has ended; NaN for the first. Unit: s.
             sampled: Whether ranges or ops were looked at in the one that has ended.
         """
-        if self._is_installed and os.getpid() == self._pid:
-            self._guard.run(self.look, step, duration_s, sampled)
+        if not self._is_installed or os.getpid() != self._pid:
+            return
+        self._step = step
+        window, recording, was_busy = self._open, self._recording, self._was_busy
+        self._was_busy = window is not None
+        try:
+            if window is None or recording is None:
+                if not was_busy:
+                    self._note(duration_s, sampled=sampled)
+                elif self._grown_from:
+                    self._weigh()
+                self._consider(step)
+            elif recording.thread == get_ident():
+                self._advance(window, recording)
+        except BaseException:
+            self._abandon()
+            raise
 
     def take(self, step: int) -> Window | None:
         """Return the kernels of a window that had ended with iteration ``step``, once."""
@@ -243,36 +270,18 @@ class WindowSensor:
             sentences.append("profiler windows come less often: the process grew with each")
         return sentences
 
-    def look(self, step: int, duration_s: float, sampled: bool) -> None:  # noqa: FBT001 - the guard passes by position
-        """Do what there is to do between two iterations."""
-        self._step = step
-        window, recording, was_busy = self._open, self._recording, self._was_busy
-        self._was_busy = window is not None
-        try:
-            if window is None or recording is None:
-                if not was_busy:
-                    self._note(duration_s, sampled=sampled)
-                elif self._grown_from:
-                    self._weigh()
-                self._consider(step)
-            elif recording.thread == get_ident():
-                self._advance(window, recording)
-        except BaseException:
-            self._abandon()
-            raise
-
     def _note(self, duration_s: float, *, sampled: bool) -> None:
         self._times.add(duration_s, sampled=sampled)
         drag = self._times.drag()
         if drag is not None:
             self._totals.drag = drag
             self._schedule.dragged(drag, self._now_s)
-            self._tell(self._step)
+            self._report(self._step)
 
     def _consider(self, step: int) -> None:
         request, self._pending = self._pending, None
-        if request is None and self._requests is not None:
-            request = self._requests.look(self._clock.monotonic_ns())
+        if request is None:
+            request = self._requests.newest(self._clock.monotonic_ns())
         if request is None and not self._is_due(step):
             return
         if get_ident() != threading.main_thread().ident:
@@ -290,24 +299,23 @@ class WindowSensor:
     def _is_due(self, step: int) -> bool:
         if step < OPENING or step % TOGETHER or math.isnan(self._times.usual_s):
             return False
-        if self._is_automatic and self._device.type == "cpu" and not self._is_compiled():
+        if self._is_automatic and self._device.type == "cpu" and not may_compile():
             return False
         is_due = self._schedule.is_due(self._now_s, self._totals.memory_bytes)
-        self._tell_skips()
+        self._report_skips()
         return is_due
 
     def _hold_back(self, reason: WindowSkip, request: TraceRequest | None) -> None:
         if request is None:
             self._schedule.give_way(reason, self._now_s)
-            self._tell_skips()
+            self._report_skips()
         elif reason is WindowSkip.CAPTURE:
             self._pending = request
         else:
             self._refuse(request, "somebody else is profiling this training")
 
     def _refuse(self, request: TraceRequest, why_not: str) -> None:
-        if self._requests is not None:
-            self._requests.refuse(request, why_not)
+        self._requests.refuse(request, why_not)
 
     def _start(self, request: TraceRequest | None) -> None:
         began_ns = self._clock.monotonic_ns()
@@ -369,12 +377,12 @@ class WindowSensor:
         self._given_way = self._forked_in_a_row = 0
         self._times.window_ended()
         self._schedule.ended(self._now_s, totals.cost_ns - spent_ns)
-        self._tell(window.step)
+        self._report(window.step)
 
     def _walk(self, window: _Open, recording: Recording, wall_ns: int) -> Found | None:
         """Return what the window has found; ``None`` if it has lost data."""
         events, on_cpu = recording.events, self._device.type != "cuda"
-        wants_census = self._wants_census()
+        wants_census = self._wants_census
         # The order of calls takes longer to find out than all the rest.
         nodes = call_tree(events) if on_cpu or wants_census else []
         found = self._ops(nodes) if on_cpu else self._kernels(events)
@@ -400,7 +408,7 @@ class WindowSensor:
             work.kernels,
             busy_ns=work.busy_ns,
             capability=capability_of(self._device),
-            tf32_allowed=self._allows_tf32(),
+            tf32_allowed=allows_tf32(OpKind.MATMUL),
             classify=self._classify,
         )
 
@@ -408,7 +416,7 @@ class WindowSensor:
         self, window: _Open, recording: Recording, found: Found | None, wall_ns: int
     ) -> None:
         requests, request = self._requests, window.request
-        if requests is None or request is None or requests.is_withdrawn(request):
+        if request is None or requests.is_withdrawn(request):
             return
         try:
             recording.save(request.path)
@@ -468,7 +476,7 @@ class WindowSensor:
             self._pending = window.request
         if reason is not None and window.request is None:
             self._schedule.give_way(reason, self._now_s)
-            self._tell_skips()
+            self._report_skips()
 
     def _forking(self) -> None:
         self._guard.run(self.give_way_to_fork)
@@ -518,15 +526,16 @@ class WindowSensor:
     def _now_s(self) -> float:
         return self._clock.monotonic_ns() / 1e9
 
-    def _tell_skips(self) -> None:
+    def _report_skips(self) -> None:
         skips = sum(self._schedule.skipped)
-        if skips != self._told_skips:
-            self._told_skips = skips
-            self._tell(self._step)
+        if skips != self._reported_skips:
+            self._reported_skips = skips
+            self._report(self._step)
 
-    def _tell(self, step: int) -> None:
+    def _report(self, step: int) -> None:
         time_ns = self._clock.unix_ns()
-        self._put(self._totals.record(step, time_ns, self._schedule.skipped))
+        self.newest = self._totals.record(step, time_ns, self._schedule.skipped)
+        self._out.put(self.newest)
 
 
 def resident_bytes() -> int:

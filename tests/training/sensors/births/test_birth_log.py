@@ -13,17 +13,39 @@ from torch import nn
 
 from ampwatch.diagnosis.evidence.births import OpTrace, Origin
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.model.names import Names
+from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.sensors.births import birth_log
 from ampwatch.training.sensors.births.birth_log import MAX_FLIGHTS, BirthLog
 from ampwatch.training.sensors.births.births import BirthListener
-from ampwatch.training.sensors.births.following import BirthFollower
+from ampwatch.training.sensors.births.following import BirthSensor
+from ampwatch.training.sensors.births.surroundings import Surroundings
 from ampwatch.training.transfer.extremes import Measures
 from tests.training.sensors.late import FakeDevice, Waits
 from tests.training.sensors.listening import STEPPED, Listening, inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ampwatch.training.iteration.context import Context
+    from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
+
+
+class Told(Sensor):
+    """Hands the ops of an iteration to what follows them."""
+
+    name = "told"
+
+    def __init__(self, follower: BirthLog | BirthListener) -> None:
+        self.follower = follower
+
+    def ops_began(self, event: OpsBegan) -> None:
+        self.follower.begin(event.step)
+
+    def op(self, event: Op) -> None:
+        self.follower.note(*event)
+
+    def ops_ended(self, _event: OpsEnded) -> None:
+        self.follower.end()
 
 
 class Following:
@@ -32,23 +54,37 @@ class Following:
     Args:
         model: Whose parameters and buffers have names.
         most: Rows of an iteration.
+        sensor: What is told of the ops, made of the log.
     """
 
-    def __init__(self, model: nn.Module | None = None, most: int = 65536) -> None:
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        most: int = 65536,
+        sensor: Callable[[Context, BirthLog], Sensor] = lambda _context, log: Told(log),
+    ) -> None:
         self.device = FakeDevice()
-        self.traces: list[OpTrace] = []
-        self.is_stepping = False
-        self.loss: tuple[float | None, torch.Tensor | None] = (None, None)
-        self.scale: torch.Tensor | None = None
-        self.log = BirthLog(
-            Names([model] if model is not None else []),
-            self.traces.append,
-            lambda: self.is_stepping,
-            lambda: self.scale,
-            lambda: self.loss,
-            Measures(self.device, most),
-        )
-        self.listening = Listening(lambda *_: self.log)
+        self._measures = Measures(self.device, most)
+        self._sensor = sensor
+        self.listening = Listening(self._make, *([] if model is None else [model]))
+        self.bus = self.listening.bench.bus
+        self.traces: list[OpTrace] = self.listening.bench.seen
+
+    def _make(self, context: Context) -> Sensor:
+        self.log = BirthLog(Surroundings(context), self._measures)
+        return self._sensor(context, self.log)
+
+    def set_scale(self, scale: torch.Tensor) -> torch.Tensor:
+        """Have the losses multiplied by a scale."""
+        self.bus.scaler = torch.amp.GradScaler("cpu")
+        self.bus.scaler._scale = scale
+        return scale
+
+    def set_loss(self, on_host: float | None, on_device: float | None) -> None:
+        """Set the losses of the open iteration."""
+        losses = self.listening.bench.context.losses
+        losses.num_losses, losses.on_host = int(on_host is not None), on_host or 0.0
+        losses.on_device = None if on_device is None else torch.tensor(on_device)
 
     def follow(self, work: Callable[[], Any]) -> None:
         """Have an iteration followed."""
@@ -63,13 +99,11 @@ class Following:
 
 
 def _at_once(work: Callable[[], Any], model: nn.Module, place: Any) -> OpTrace:
-    traces: list[OpTrace] = []
-    listener = BirthListener(Names([model]), traces.append, lambda: False, lambda: None)
-    listening = Listening(lambda *_: listener)
+    listening = Listening(lambda context: Told(BirthListener(Surroundings(context))), model)
     listening.place = place
     with listening:
         work()
-    return traces[-1]
+    return listening.seen[-1]
 
 
 def _essence(trace: OpTrace) -> list[Any]:
@@ -170,28 +204,23 @@ def test_the_log_tells_what_reading_at_once_tells(
 
 def test_nothing_waits_while_ops_are_followed() -> None:
     """No scalar is read, no copy blocks: neither in an op, nor at the end, nor while it flies."""
-    model = _model()
-    following = Following(model)
-    log, waits = following.log, Waits()
+    model, waits = _model(), Waits()
 
-    class Counting:
-        """Listens as the log does, inside of a mode that counts."""
+    class Counting(Told):
+        """Is told as the log is, inside of a mode that counts."""
 
-        def begin(self, step: int) -> None:
-            log.begin(step)
-
-        def note(self, call: Any, place: Any) -> None:
+        def op(self, event: Op) -> None:
             with waits:
-                log.note(call, place)
+                super().op(event)
 
-        def end(self) -> None:
+        def ops_ended(self, event: OpsEnded) -> None:
             with waits:
-                log.end()
-                log.poll()
+                super().ops_ended(event)
+                self.follower.poll()  # type: ignore[union-attr] # a log
 
-    following.loss = 1.0, torch.tensor(2.0)
-    following.scale = torch.tensor(1024.0)
-    following.listening = Listening(lambda *_: Counting())
+    following = Following(model, sensor=lambda _context, log: Counting(log))
+    following.set_loss(1.0, 2.0)
+    following.set_scale(torch.tensor(1024.0))
     for program in PROGRAMS:
         following.follow(lambda program=program: program(model))
         following.arrive()
@@ -204,15 +233,15 @@ def test_nothing_waits_while_ops_are_followed() -> None:
 def test_scale_and_loss_come_with_the_rest() -> None:
     """So that a trace is judged on its own."""
     following = Following()
-    following.scale = torch.tensor(64.0)
+    following.set_scale(torch.tensor(64.0))
     for on_host, on_device in [(1.0, 2.0), (1.0, math.nan), (math.inf, 2.0), (None, math.inf)]:
-        following.loss = on_host, torch.tensor(on_device)
+        following.set_loss(on_host, on_device)
         following.follow(lambda: torch.full((2,), 1e30).square())
         trace = following.arrive()
         assert trace.scale == 64.0
         assert trace.loss_nonfinite is not (on_host == 1.0 and on_device == 2.0)
 
-    following.loss = None, None
+    following.set_loss(None, None)
     following.follow(lambda: torch.ones(2) + 1.0)
     assert following.arrive().loss_nonfinite is None
 
@@ -220,22 +249,22 @@ def test_scale_and_loss_come_with_the_rest() -> None:
 def test_what_is_multiplied_by_the_scale_is_none_of_an_ops_doing() -> None:
     """As at once."""
     following = Following()
-    scale = following.scale = torch.tensor(1e30)
+    scale = following.set_scale(torch.tensor(1e30))
     following.follow(lambda: torch.tensor(1e30) * scale)
 
     assert [b.origin for b in following.arrive().births] == [Origin.OTHER]
 
 
-def test_what_an_optimizer_writes_is_not_looked_at() -> None:
+def test_what_an_optimizer_writes_is_not_measured() -> None:
     """It costs nothing, and nobody is blamed for it; what was known before does not stand."""
     following = Following()
     weight = torch.ones(3)
 
     def step() -> None:
         weight.add_(1.0)
-        following.is_stepping = True
+        following.bus.is_optimizer_stepping = True
         weight.mul_(math.inf)
-        following.is_stepping = False
+        following.bus.is_optimizer_stepping = False
         weight.add(1.0)
 
     following.follow(step)
@@ -339,15 +368,20 @@ class _Elsewhere(BirthListener):
 
 def test_from_the_first_tensor_on_a_device_values_are_read_later() -> None:
     """The iteration in which it comes is lost, and counted."""
-    following, known = Following(), []
-    at_once = _Elsewhere(Names([]), known.append, lambda: False, lambda: None)
-    follower = BirthFollower(at_once, following.log, is_host=True)
-    following.listening = Listening(lambda *_: follower)
+
+    def sensor(context: Context, log: BirthLog) -> Sensor:
+        made = BirthSensor(context)
+        made._at_once, made._later = _Elsewhere(Surroundings(context)), log
+        return made
+
+    following = Following(sensor=sensor)
     following.follow(lambda: torch.full((1,), 1e30).square())
+    known = list(following.traces)
     following.follow(lambda: torch.ones(1).double().float() + 1.0)
     following.follow(lambda: torch.full((1,), 1e30).square())
+    assert following.traces == known
     following.arrive()
 
     assert [t.step for t in known] == [0]
-    assert [(t.step, len(t.births)) for t in following.traces] == [(2, 1)]
+    assert [(t.step, len(t.births)) for t in following.traces[1:]] == [(2, 1)]
     assert following.log.dropped == 1

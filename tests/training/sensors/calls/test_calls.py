@@ -19,12 +19,11 @@ from ampwatch.diagnosis.evidence.calls import (
     ScaledClip,
     ScaledStep,
 )
-from ampwatch.guard import Account
-from ampwatch.training.model.optimizers import OptimizerRegistry
+from ampwatch.training.sensors.calls.autocast_backward import AutocastBackwardSensor
+from ampwatch.training.sensors.calls.clipping import ClippingSensor
 from ampwatch.training.sensors.calls.gradient_contents import GradContents
-from ampwatch.training.sensors.calls.gradient_use import FOLLOWED
-from ampwatch.training.targets import check_targets
-from ampwatch.training.wiring.calls import ApiWatch
+from ampwatch.training.sensors.calls.gradient_use import FOLLOWED, GradientUseSensor
+from tests.training.bench import Bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,22 +65,17 @@ def observations(
 ) -> list[Any]:
     """Run a program's step ``steps`` times; return what was observed."""
     t = training or Training()
-    seen: list[Any] = []
-    models = [t.model, t.other]
-    registry = OptimizerRegistry((), models, scaled=t.scaler.is_enabled())
-    watch = ApiWatch(
-        check_targets(models, t.scaler, None), registry, lambda: t.step, seen.append, Account()
-    )
-    for sensor in watch.sensors:
-        sensor.install()
+    bench = Bench([t.model, t.other], t.scaler)
+    context = bench.context
+    sensors = [AutocastBackwardSensor(context), ClippingSensor(context)]
+    bench.install(*sensors, *([GradientUseSensor(context)] if context.is_scaled else []))
     try:
         for t.step in range(steps):
+            bench.iteration.step = t.step
             program(t)
     finally:
-        for sensor in watch.sensors:
-            sensor.remove()
-    assert not any(guard.off for guard in watch.guards)
-    return seen
+        bench.remove()
+    return bench.seen
 
 
 RIGHT: list[Callable[[Training], None]] = []

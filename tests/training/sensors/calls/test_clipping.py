@@ -11,10 +11,8 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from ampwatch.diagnosis.evidence.calls import NonfiniteClip, ScaledClip
-from ampwatch.guard import Guard
-from ampwatch.training.model.names import Names
-from ampwatch.training.model.optimizers import OptimizerRegistry
 from ampwatch.training.sensors.calls.clipping import ClippingSensor
+from tests.training.bench import Bench
 from tests.training.sensors.late import FakeDevice
 
 if TYPE_CHECKING:
@@ -29,23 +27,16 @@ class Case:
     def __init__(self, *, scaler: Any = None, link: Any = None) -> None:
         self.model = nn.Linear(4, 2)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
-        self.scaler = scaler
-        self.seen: list[Any] = []
-        self.step = 0
-        registry = OptimizerRegistry((), (self.model,), scaled=scaler is not None)
-        self.guard = Guard("clipping")
-        names = Names((self.model,))
-        self.sensor = ClippingSensor(
-            scaler, registry, names, lambda: self.step, self.seen.append, None, self.guard, link
-        )
+        self.bench = Bench((self.model,), scaler)
+        self.seen: list[Any] = self.bench.seen
+        self.sensor = ClippingSensor(self.bench.context, link)
 
     def __enter__(self) -> Self:
-        self.sensor.install()
+        self.bench.install(self.sensor)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.sensor.remove()
-        assert not self.guard.off
+        self.bench.remove()
 
     def clip(self, value: float = 1.0, limit: float = 0.5) -> None:
         for p in self.model.parameters():
@@ -68,7 +59,7 @@ def test_a_norm_on_a_device_is_told_when_it_has_arrived() -> None:
         case.optimizer.step()
         case.optimizer.zero_grad()
         before = list(case.seen)
-        case.step, device.done = 3, 1
+        case.bench.iteration.step, device.done = 3, 1
         case.clip()
 
     assert before == []
@@ -101,7 +92,7 @@ def test_a_clip_before_unscale_on_a_device_is_told_late_and_once() -> None:
         made.update()
         before = list(case.seen)
         device.done = 1
-        case.step = 2
+        case.bench.iteration.step = 2
         case.clip()
 
     assert before == []

@@ -253,7 +253,7 @@ def test_all_ops_of_all_threads_are_counted() -> None:
         for thread in threads:
             thread.join()
 
-    assert counted.guard.missed == 0
+    assert counted.sensor.guard.missed == 0
     assert counted.by("module", op="addmm") == {f"{i}.{j}": 5 for i in range(4) for j in range(40)}
 
 
@@ -343,7 +343,7 @@ def test_what_else_people_do_with_a_model_gives_the_same(call: Callable[[nn.Modu
         watched = call(model)
 
     assert torch.equal(bare, watched)
-    assert counted.guard.errors == 0
+    assert counted.sensor.guard.errors == 0
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
@@ -516,8 +516,7 @@ def test_the_iteration_after_begins_at_nothing() -> None:
     model = Net()
     optimizer = sgd(model)
     counted = Counted(model)
-    counted.regions.install()
-    counted.sensor.install()
+    counted.bench.install()
     censuses = []
     for _ in range(3):
         counted.sensor.begin()
@@ -525,8 +524,7 @@ def test_the_iteration_after_begins_at_nothing() -> None:
         optimizer.step()
         censuses.append(counted.sensor.end(0, 1.0))
     between = counted.sensor.end(0, 1.0)
-    counted.sensor.remove()
-    counted.regions.remove()
+    counted.bench.remove()
 
     assert between is None
     first, second, third = (c.tallies for c in censuses if c is not None)
@@ -540,7 +538,7 @@ def test_removing_in_the_middle_of_a_forward_takes_everything_off() -> None:
 
     class Closing(nn.Module):
         def forward(self, y: torch.Tensor) -> torch.Tensor:
-            counted.sensor.remove()
+            counted.bench.remove()
             return y.exp()
 
     model = nn.Sequential(nn.Linear(8, 8), Closing(), nn.Linear(8, 8))
@@ -596,8 +594,7 @@ def test_two_hundred_censuses_leave_no_more_objects_than_ten() -> None:
     model = Net()
     optimizer = sgd(model)
     counted = Counted(model)
-    counted.regions.install()
-    counted.sensor.install()
+    counted.bench.install()
 
     def censuses(number: int) -> Iterator[Any]:
         for _ in range(number):
@@ -614,7 +611,6 @@ def test_two_hundred_censuses_leave_no_more_objects_than_ten() -> None:
     for _ in censuses(200):
         pass
     after = _objects()
-    counted.sensor.remove()
-    counted.regions.remove()
+    counted.bench.remove()
 
     assert after - before < 50  # others may let go of theirs meanwhile

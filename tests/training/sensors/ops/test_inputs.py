@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampwatch.guard import Guard
-from ampwatch.training.model.names import Names
+from ampwatch.diagnosis.evidence.attention import Attention
+from ampwatch.training.hooks.events import IterationPlanned
 from ampwatch.training.sensors.ops import inputs
 from ampwatch.training.sensors.ops.inputs import InputSensor
-from ampwatch.training.transfer.deferred import Deferred
+from tests.training.bench import Bench
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,22 +26,21 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.births import BadInput
 
 
-class Looking:
-    """One iteration, number 7, in which the inputs of some models are looked at."""
+class Watching:
+    """One iteration, number 7, in which the inputs of some models are added up."""
 
     def __init__(self, *models: nn.Module) -> None:
-        self.seen: list[BadInput] = []
-        self.guard = Guard("inputs", is_thread_safe=True)
-        self.sensor = InputSensor(Names(models), Deferred(), self.seen.append, self.guard)  # type: ignore[arg-type]
+        self.bench = Bench(models)
+        self.bench.iteration.step = 7
+        self.seen: list[BadInput] = self.bench.seen
+        self.sensor = InputSensor(self.bench.context)
 
     def __enter__(self) -> Self:
-        self.sensor.install()
-        self.sensor.begin(7, wanted=True)
+        self.bench.install(self.sensor)  # at its start a training is observed anyway
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.sensor.remove()
-        assert not self.guard.errors
+        self.bench.remove()
 
 
 @dataclass
@@ -72,12 +71,12 @@ def batch(value: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tenso
 def test_a_bad_batch_is_told_with_step_size_and_line(value: float, dtype: torch.dtype) -> None:
     """NaN and infinity are bad; minus infinity alone is a mask."""
     model = Taking()
-    with Looking(model) as looking:
+    with Watching(model) as watching:
         model(batch(value, dtype))
 
     is_bad = math.isnan(value) or value == math.inf
-    assert len(looking.seen) == is_bad
-    for bad in looking.seen:
+    assert len(watching.seen) == is_bad
+    for bad in watching.seen:
         assert (bad.step, bad.nans, bad.numel) == (7, math.isnan(value), 12)
         assert "test_inputs.py" in bad.source
 
@@ -95,32 +94,32 @@ def test_it_is_found_in_whatever_holds_it(form: int) -> None:
     """Lists, mappings, dataclasses, views."""
     model = Taking()
     bad, good = (list(_handed_over(x))[form] for x in (batch(math.nan), batch()))
-    with Looking(model) as looking:
+    with Watching(model) as watching:
         model(good)
-        assert looking.seen == []
+        assert watching.seen == []
         model(torch.arange(3), bad)
 
-    assert len(looking.seen) == 1
+    assert len(watching.seen) == 1
 
 
 def test_what_holds_no_numbers_is_passed_over() -> None:
-    """Nothing of it is an error, and what comes beside it is looked at."""
+    """Nothing of it is an error, and what comes beside it is added up."""
     model = Taking()
     odd = (
         *(torch.empty(0), torch.arange(3), torch.ones(2, dtype=torch.complex64)),
         *(torch.eye(2).to_sparse(), torch.ones(2, device="meta"), None, "text"),
         torch.ones(2).to(torch.float8_e5m2),
     )
-    with Looking(model) as looking:
+    with Watching(model) as watching:
         for thing in odd:
             model(thing)
-        assert looking.seen == []
+        assert watching.seen == []
         model(*odd, batch(math.inf))
 
-    assert [bad.nans for bad in looking.seen] == [False]
+    assert [bad.nans for bad in watching.seen] == [False]
 
 
-def test_only_watched_models_are_looked_at_and_no_parts_of_them() -> None:
+def test_only_watched_models_are_observed_and_no_parts_of_them() -> None:
     """What one layer hands to the next is no input."""
 
     class Breaking(nn.Module):
@@ -128,46 +127,46 @@ def test_only_watched_models_are_looked_at_and_no_parts_of_them() -> None:
             return x / 0.0
 
     model = nn.Sequential(Breaking(), nn.Identity())
-    with Looking(model) as looking:
+    with Watching(model) as watching:
         model(batch())
         nn.Identity()(batch(math.nan))
-        assert looking.seen == []
+        assert watching.seen == []
         model(batch(math.nan))
 
-    assert len(looking.seen) == 1
+    assert len(watching.seen) == 1
 
 
-def test_an_evaluation_is_not_looked_at() -> None:
+def test_an_evaluation_is_not_observed() -> None:
     """Its batches break no training."""
     model = Taking()
-    with Looking(model) as looking:
+    with Watching(model) as watching:
         with torch.no_grad():
             model(batch(math.nan))
         with torch.inference_mode():
             model(batch(math.nan))
 
-    assert looking.seen == []
+    assert watching.seen == []
 
 
 def test_a_model_that_is_mapped_over_its_batch_is_no_error() -> None:
     """Inside of ``vmap`` no value can be read."""
     model = nn.Linear(3, 3)
-    with Looking(model) as looking:
+    with Watching(model) as watching:
         torch.func.vmap(model)(batch(math.nan))
         model(batch(math.nan))
 
-    assert len(looking.seen) == 1
+    assert len(watching.seen) == 1
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
-def test_a_model_that_is_traced_is_not_looked_at() -> None:
+def test_a_model_that_is_traced_is_not_observed() -> None:
     """Nothing of it gets into the graph."""
     model = nn.Linear(3, 3)
-    with Looking(model) as looking:
+    with Watching(model) as watching:
         traced = torch.jit.trace(model, batch(math.nan), check_trace=False)
 
     assert [n.kind() for n in traced.graph.nodes()] == ["prim::GetAttr"] * 2 + ["aten::linear"]
-    assert looking.seen == []
+    assert watching.seen == []
 
 
 class Reads(TorchDispatchMode):
@@ -188,7 +187,7 @@ def test_it_waits_for_nothing_and_records_nothing() -> None:
     """No scalar is read, and no node is added to the graph of an input."""
     model = nn.Linear(3, 3)
     x = batch().requires_grad_()
-    with Looking(model), Reads() as counter:
+    with Watching(model), Reads() as counter:
         out = model(x)
 
     assert counter.reads == 0
@@ -199,25 +198,26 @@ def test_it_waits_for_nothing_and_records_nothing() -> None:
 def test_the_hook_is_in_place_only_while_it_is_wanted() -> None:
     """Each iteration says so anew; taking it out twice is nothing."""
     model = Taking()
-    looking = Looking(model)
+    watching = Watching(model)
     before = len(torch_module._global_forward_pre_hooks)
     counts = []
-    for wanted in (False, True, True, False):
-        looking.sensor.begin(0, wanted=wanted)
-        counts.append(len(torch_module._global_forward_pre_hooks) - before)
-        model(batch(math.nan))
-    looking.sensor.remove()
-    looking.sensor.remove()
+    with watching:
+        watching.bench.context.governor.is_opening = False
+        for wanted in (False, True, True, False, False):
+            attention = Attention(inputs=wanted)
+            watching.bench.bus.emit(IterationPlanned(0, attention))
+            counts.append(len(torch_module._global_forward_pre_hooks) - before)
+            model(batch(math.nan))
 
-    assert counts == [0, 1, 1, 0]
-    assert len(looking.seen) == 2
+    assert counts == [0, 1, 1, 0, 0]
+    assert len(watching.seen) == 2
 
 
 def test_where_something_may_be_compiled_it_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """It warns whoever has hooks on all modules."""
     monkeypatch.setattr(inputs, "may_compile", lambda: True)
     model = Taking()
-    with Looking(model) as looking:
+    with Watching(model) as watching:
         model(batch(math.nan))
 
-    assert looking.seen == []
+    assert watching.seen == []

@@ -12,7 +12,7 @@ from torch import nn
 import ampwatch
 from ampwatch.diagnosis.pipeline import Diagnosis
 from ampwatch.numerics.units.ops import OpKind
-from ampwatch.training.wiring import ops as opwatch
+from ampwatch.training import session
 from ampwatch.wire.records import CensusSource
 from tests.training.sensors.counting import Counted
 from tests.trainings import RECIPES, build
@@ -203,7 +203,7 @@ def test_what_could_not_be_counted_is_said(monkeypatch: pytest.MonkeyPatch) -> N
         quiet = watch.report()
         model(torch.randn(2, 4)).prod().backward()
         altered = watch.report()
-        monkeypatch.setattr(opwatch, "may_compile", lambda: True)
+        monkeypatch.setattr(session, "may_compile", lambda: True)
         compiled = watch.report()
 
     assert "not counted one by one" not in quiet

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ampwatch.guard import Account, Guard
 from ampwatch.training.hooks.regions import Regions
 from ampwatch.training.sensors.ops.refused import RefusedOps
 from tests.training.sensors.listening import EVALUATED, Listening
@@ -22,10 +21,11 @@ HALF = (torch.float16, torch.bfloat16)
 
 @pytest.fixture
 def listening() -> Iterator[Listening]:
-    regions = Regions(Guard("regions", Account()))
-    regions.install()
-    yield Listening(lambda _, observe: RefusedOps(regions, observe))
-    regions.remove()
+    regions = Regions()
+    listening = Listening(RefusedOps, regions=regions)
+    listening.bench.install(regions)
+    yield listening
+    listening.bench.remove()
 
 
 def _answers() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:

@@ -13,7 +13,9 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.utils.checkpoint import checkpoint
 
+from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.training.hooks import taps
+from ampwatch.training.hooks.events import IterationPlanned
 from ampwatch.training.model.tensors import MAX_TENSORS, tensors_in
 from ampwatch.training.sensors.ranges import activations
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
@@ -31,16 +33,14 @@ class Bench:
 
     def __init__(self, model: nn.Module, *wanted: Topic) -> None:
         self.model = model
-        self.parts = Parts([model], *(wanted or (OUTPUTS, GRADIENTS)))
-        self.sensor = ActivationSensor(
-            self.parts.names, self.parts.sampler, self.parts.notes, self.parts.guard, scaled=True
-        )
-        self.sensor.install()
+        scaler = torch.amp.GradScaler("cpu")
+        self.parts = Parts([model], *(wanted or (OUTPUTS, GRADIENTS)), scaler=scaler)
+        self.parts.install(ActivationSensor(self.parts.context))
 
     def next(self, *wanted: Topic, focus: frozenset[str] = frozenset()) -> None:
-        self.parts.sampler.step += 1
-        self.parts.sampler.wanted = frozenset(wanted)
-        self.sensor.begin(focus)
+        self.parts.governor.step += 1
+        self.parts.governor.wanted = frozenset(wanted)
+        self.parts.bus.emit(IterationPlanned(self.parts.governor.step, Attention(focus=focus)))
 
     def names(self, topic: Topic) -> list[str]:
         return [n.name for n in self.parts.notes.notes if n.topic is topic]
@@ -61,8 +61,7 @@ def watch() -> Iterator[Any]:
 
     yield make
     for bench in made:
-        bench.sensor.remove()
-        assert not bench.parts.guard.errors
+        bench.parts.remove()
 
 
 def mlp() -> nn.Sequential:
@@ -225,7 +224,7 @@ def test_a_graph_that_outlives_its_iteration_is_not_measured_later(watch: Any) -
     late = bench.model(torch.randn(2, 4)).sum()
     bench.next(GRADIENTS)
     late.backward(retain_graph=True)
-    bench.sensor.remove()
+    bench.parts.remove()
     late.backward()
 
     assert bench.parts.notes.notes == []
@@ -246,7 +245,7 @@ def test_a_part_of_the_modules_is_measured_when_all_would_be_too_much(watch: Any
     bench = watch(mlp(), OUTPUTS)
     seen = []
     for part in range(2):
-        bench.parts.sampler.part = (part, 2)
+        bench.parts.governor.part = (part, 2)
         bench.model(torch.randn(2, 4))
         seen.append(bench.names(OUTPUTS))
         bench.parts.notes.notes.clear()
@@ -293,10 +292,11 @@ def test_the_graph_is_freed_as_without_ampwatch(watch: Any) -> None:
 
 def test_the_hook_goes_as_soon_as_something_is_compiled(watch: Any) -> None:
     """Also in the middle of an iteration: with it there, it would be compiled twice."""
-    watch(mlp(), OUTPUTS)
+    bench = watch(mlp(), OUTPUTS)
     assert torch_module._global_forward_hooks
 
     torch.compile(mlp(), backend="eager")
 
     assert not torch_module._global_forward_hooks
+    bench.parts.remove()
     assert not any(owner is torch._TorchCompileWrapper for owner, _ in taps._taps)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from ampwatch.training.sensors.ranges.gradients import GradientSensor
+from ampwatch.training.hooks.events import OptimizerStepping, Unscaling
+from ampwatch.training.sensors.ranges.gradients import DirectGradientSensor, ScaledGradientSensor
 from ampwatch.wire.records import Topic
 from tests.training.sensors.notes import Parts
 
@@ -29,16 +30,10 @@ class Bench:
         self.x = torch.randn(5, 3)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, **options)
         self.scaler = scaler
-        self.parts = Parts([self.model], Topic.GRADIENT)
-        self.sensor = GradientSensor(
-            scaler,
-            self.parts.registry,
-            self.parts.names,
-            self.parts.sampler,
-            self.parts.notes,
-            self.parts.guard,
-        )
-        self.sensor.install()
+        self.parts = Parts([self.model], Topic.GRADIENT, scaler=scaler)
+        made = ScaledGradientSensor if self.parts.context.is_scaled else DirectGradientSensor
+        self.sensor: Any = made(self.parts.context)
+        self.parts.install(self.sensor)
 
     def backward(self, factor: float = 1.0) -> None:
         loss = self.model(self.x).sum() * factor
@@ -51,7 +46,7 @@ class Bench:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.optimizer.zero_grad()
-        self.parts.sampler.step += 1
+        self.parts.governor.step += 1
 
     @property
     def true(self) -> dict[str, torch.Tensor]:
@@ -73,7 +68,7 @@ def benches() -> Iterator[Any]:
 
     yield make
     for bench in made:
-        bench.sensor.remove()
+        bench.parts.remove()
 
 
 def scaler(scale: float = SCALE) -> Any:
@@ -126,7 +121,7 @@ def test_a_skipped_step_has_its_gradients_looked_at_on_the_spot(
 ) -> None:
     """Also in an iteration that is not sampled: which ones, how many, inf or NaN."""
     bench = benches(scaler(), fused=fused)
-    bench.parts.sampler.wanted = frozenset()
+    bench.parts.governor.wanted = frozenset()
     bench.backward()
     bench.end()
     bench.backward(factor=float("inf"))
@@ -151,7 +146,7 @@ def test_an_iteration_that_is_not_sampled_is_left_alone(benches: Any) -> None:
     """With a scaler and without."""
     for made in (scaler(), None):
         bench = benches(made)
-        bench.parts.sampler.wanted = frozenset()
+        bench.parts.governor.wanted = frozenset()
         bench.backward()
         bench.end()
 
@@ -161,7 +156,7 @@ def test_an_iteration_that_is_not_sampled_is_left_alone(benches: Any) -> None:
 def test_looking_does_not_change_what_the_scaler_knows(benches: Any) -> None:
     """An optimizer that was never stepped has no entry, and must not get one."""
     bench = benches(scaler())
-    bench.sensor.before_unscale((bench.optimizer,), {})
+    bench.sensor.unscaling(Unscaling(bench.scaler, bench.optimizer))
 
     assert dict(bench.scaler._per_optimizer_states) == {}
 
@@ -179,17 +174,14 @@ def test_parameters_without_a_gradient_are_left_out(benches: Any) -> None:
 def test_a_parameter_of_no_watched_model_is_called_by_its_place() -> None:
     """With model=None nothing else is known of it."""
     parts = Parts([], Topic.GRADIENT)
-    sensor = GradientSensor(
-        None, parts.registry, parts.names, parts.sampler, parts.notes, parts.guard
-    )
     parameter = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     parameter.grad = torch.ones(2)
-    sensor.install()
+    parts.install(DirectGradientSensor(parts.context))
     try:
         optimizer.step()
     finally:
-        sensor.remove()
+        parts.remove()
 
     assert [n.name for n in parts.notes.notes] == ["optimizer0.0"]
 
@@ -198,8 +190,8 @@ def test_a_step_within_a_step_is_measured_once(benches: Any) -> None:
     """As in a class that calls ``super().step()``, hooked twice."""
     bench = benches()
     bench.backward()
-    bench.sensor.before_direct_step(bench.optimizer)
-    bench.sensor.before_direct_step(bench.optimizer)
+    bench.sensor.optimizer_stepping(OptimizerStepping(bench.optimizer))
+    bench.sensor.optimizer_stepping(OptimizerStepping(bench.optimizer))
 
     assert len(bench.notes) == 2
 
@@ -207,7 +199,7 @@ def test_a_step_within_a_step_is_measured_once(benches: Any) -> None:
 def test_a_skip_is_looked_at_before_the_user_clips(benches: Any) -> None:
     """Clipping by a norm that is NaN leaves nothing but NaN, whoever brought it."""
     bench = benches(scaler())
-    bench.parts.sampler.wanted = frozenset()
+    bench.parts.governor.wanted = frozenset()
     bench.backward()
     bench.model.bias.grad[0] = float("nan")
     bench.scaler.unscale_(bench.optimizer)
@@ -218,4 +210,4 @@ def test_a_skip_is_looked_at_before_the_user_clips(benches: Any) -> None:
     assert measured["weight"].isfinite().all()
     assert measured["bias"].isnan().tolist() == [True, False]
     assert len(bench.notes) == 2
-    assert bench.parts.sampler.skips_taken == 1  # asked after unscale_, not again before update
+    assert bench.parts.governor.skips_taken == 1  # asked after unscale_, not again before update

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from ampwatch.diagnosis.evidence.attention import Attention
+from ampwatch.training.hooks.events import IterationPlanned
 from ampwatch.training.sensors.ranges.updates import LONG_SPAN, MAX_ELEMENTS, SPAN, UpdateSensor
 from ampwatch.wire.records import Topic
 from tests.training.sensors.notes import Parts
@@ -24,20 +26,13 @@ class Bench:
         self.model = nn.ParameterList([nn.Parameter(p) for p in parameters])
         self.optimizer = torch.optim.SGD(self.model.parameters(), **{"lr": 1.0, **options})
         self.parts = Parts([self.model], Topic.UPDATE)
-        self.sensor = UpdateSensor(
-            self.parts.registry,
-            self.parts.names,
-            self.parts.sampler,
-            self.parts.notes,
-            self.parts.guard,
-        )
-        self.sensor.install()
+        self.parts.install(UpdateSensor(self.parts.context))
 
     def step(self, gradient: float) -> None:
         for parameter in self.model.parameters():
             parameter.grad = torch.full_like(parameter, gradient)
         self.optimizer.step()
-        self.parts.sampler.step += 1
+        self.parts.governor.step += 1
 
     def ratios(self, *, span: int = 1) -> list[torch.Tensor]:
         return [n.values for n in self.parts.notes.notes if n.how.span == span]
@@ -53,8 +48,7 @@ def bench() -> Iterator[Any]:
 
     yield make
     for one in made:
-        one.sensor.remove()
-        assert not one.parts.guard.errors
+        one.parts.remove()
 
 
 def test_the_ratio_of_update_to_weight_is_measured_per_parameter(bench: Any) -> None:
@@ -140,7 +134,8 @@ def test_channels_last_is_compared_without_a_copy(bench: Any) -> None:
 def test_an_iteration_that_is_not_sampled_is_left_alone(bench: Any) -> None:
     """No snapshot, no comparison."""
     watched = bench(torch.ones(2))
-    watched.parts.sampler.wanted = frozenset()
+    watched.parts.governor.wanted = frozenset()
+    watched.parts.bus.emit(IterationPlanned(0, Attention()))
     watched.step(1.0)
 
     assert watched.parts.notes.notes == []
@@ -150,7 +145,7 @@ def test_a_part_of_the_parameters_is_compared_when_all_would_be_too_much(bench: 
     """Each part has a snapshot of its own, so that spans are seen as well."""
     watched = bench(*(torch.ones(2) for _ in range(3)))
     for step in range(4 * SPAN):
-        watched.parts.sampler.part = (step % 2, 2)
+        watched.parts.governor.part = (step % 2, 2)
         watched.step(1e-3)
 
     names = {n.name for n in watched.parts.notes.notes if n.how.span > 1}
@@ -170,7 +165,7 @@ def test_a_step_that_raised_does_not_end_the_comparisons(bench: Any) -> None:
     watched.model[0].grad = torch.ones(2)
     with pytest.raises(ValueError, match="of the user"):
         watched.optimizer.step(fail)
-    watched.parts.sampler.step += 1
+    watched.parts.governor.step += 1
     watched.step(0.5)
 
     assert [r.tolist() for r in watched.ratios()] == [[0.5, 0.5]]
@@ -194,23 +189,23 @@ def test_optimizers_that_are_gone_leave_no_snapshot() -> None:
     """Nor does a change of the number of parts."""
     model = nn.ParameterList([nn.Parameter(torch.ones(4)) for _ in range(8)])
     parts = Parts([model], Topic.UPDATE)
-    sensor = UpdateSensor(parts.registry, parts.names, parts.sampler, parts.notes, parts.guard)
-    sensor.install()
+    sensor = UpdateSensor(parts.context)
+    parts.install(sensor)
     try:
         for number in range(10):
             optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
             for parameter in model:
                 parameter.grad = torch.ones_like(parameter)
             for part in range(4):
-                parts.sampler.part = (part % (1 + number % 4), 1 + number % 4)
-                parts.sampler.step += 1
+                parts.governor.part = (part % (1 + number % 4), 1 + number % 4)
+                parts.governor.step += 1
                 optimizer.step()
         kept = [len(history.kept) for history in sensor._histories.values()]
         del optimizer
         gc.collect()
     finally:
         left = len(sensor._histories)
-        sensor.remove()
+        parts.remove()
 
     assert max(kept) <= 4
     assert left == 0
@@ -227,7 +222,7 @@ def test_an_optimizer_of_others_is_given_more_time(bench: Any) -> None:
     for _ in range(LONG_SPAN + SPAN):
         watched.model[0].grad = torch.zeros(2)
         own.step()
-        watched.parts.sampler.step += 1
+        watched.parts.governor.step += 1
 
     assert {n.how.span for n in watched.parts.notes.notes} == {1, LONG_SPAN}
 
@@ -244,17 +239,16 @@ def test_an_optimizer_that_cannot_be_a_key_steps_as_without_ampwatch() -> None:
     model = nn.ParameterList([nn.Parameter(torch.ones(2))])
     optimizer = Unhashable(model.parameters(), lr=1.0)
     parts = Parts([model], Topic.UPDATE)
-    sensor = UpdateSensor(parts.registry, parts.names, parts.sampler, parts.notes, parts.guard)
-    sensor.install()
+    parts.install(UpdateSensor(parts.context))
     try:
         for _ in range(3):
             model[0].grad = torch.ones(2)
             optimizer.step()
     finally:
-        sensor.remove()
+        parts.bus.remove()
 
     assert model[0].tolist() == [-2.0, -2.0]
-    assert parts.guard.errors == 1
+    assert [guard.errors for guard in parts.bus.guards] == [1]
 
 
 def test_an_eps_that_is_zero_in_the_parameters_dtype_is_noted() -> None:
@@ -268,12 +262,11 @@ def test_an_eps_that_is_zero_in_the_parameters_dtype_is_noted() -> None:
         model = nn.ParameterList([nn.Parameter(torch.ones(2, dtype=dtype))])
         optimizer = torch.optim.Adam(model.parameters(), eps=eps)
         parts = Parts([model], Topic.UPDATE)
-        sensor = UpdateSensor(parts.registry, parts.names, parts.sampler, parts.notes, parts.guard)
-        sensor.install()
+        parts.install(UpdateSensor(parts.context))
         model[0].grad = torch.ones_like(model[0])
         try:
             optimizer.step()
         finally:
-            sensor.remove()
+            parts.remove()
 
-        assert sensor.lost_eps == lost
+        assert parts.context.lost_eps == lost

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from ampwatch.training.hooks.events import IterationClosing
 from ampwatch.training.sensors.ranges.weights import WeightSensor
 from ampwatch.wire.records import Topic
 from tests.training.sensors.notes import Parts
@@ -13,16 +14,17 @@ from tests.training.sensors.notes import Parts
 STATE = (Topic.WEIGHT, Topic.UPDATE, Topic.BUFFER)
 
 
-def watched(*wanted: Topic) -> tuple[nn.Module, Parts, WeightSensor]:
+def watched(*wanted: Topic) -> tuple[nn.Module, Parts]:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     parts = Parts([model], *wanted)
-    return model, parts, WeightSensor(parts.names, parts.sampler, parts.notes, parts.guard)
+    parts.install(WeightSensor(parts.context))
+    return model, parts
 
 
 def test_all_parameters_and_floating_buffers_are_measured() -> None:
     """The count of batches is an integer and is left out."""
-    model, parts, sensor = watched(*STATE)
-    sensor.closing(nonfinite=False)
+    model, parts = watched(*STATE)
+    parts.bus.emit(IterationClosing(has_nonfinite=False))
 
     assert set(parts.notes.of(Topic.WEIGHT)) == {"0.weight", "0.bias", "1.weight", "1.bias"}
     assert set(parts.notes.of(Topic.BUFFER)) == {"1.running_mean", "1.running_var"}
@@ -36,30 +38,30 @@ def test_something_non_finite_is_a_reason_to_look_at_once(
     nonfinite: int, first: int, looked: int
 ) -> None:
     """In an iteration that is not sampled, and once in a row of them."""
-    _, parts, sensor = watched()
-    parts.sampler.first_look = bool(first)
-    sensor.closing(nonfinite=bool(nonfinite))
+    _, parts = watched()
+    parts.governor.first_look = bool(first)
+    parts.bus.emit(IterationClosing(has_nonfinite=bool(nonfinite)))
 
     assert bool(parts.notes.notes) is bool(looked)
 
 
 def test_light_does_not_look_even_then() -> None:
     """It watches scaler and steps."""
-    _, parts, sensor = watched()
-    parts.sampler.looks_at_skips = False
-    sensor.closing(nonfinite=True)
+    _, parts = watched()
+    parts.governor.observes_skips = False
+    parts.bus.emit(IterationClosing(has_nonfinite=True))
 
     assert parts.notes.notes == []
 
 
 def test_a_part_of_the_parameters_is_measured_when_all_would_be_too_much() -> None:
     """Each belongs to one part."""
-    _, parts, sensor = watched(*STATE)
+    _, parts = watched(*STATE)
     seen = []
     for part in range(3):
-        parts.sampler.part = (part, 3)
+        parts.governor.part = (part, 3)
         parts.notes.notes.clear()
-        sensor.closing(nonfinite=False)
+        parts.bus.emit(IterationClosing(has_nonfinite=False))
         seen += parts.notes.of(Topic.WEIGHT)
 
     assert sorted(seen) == ["0.bias", "0.weight", "1.bias", "1.weight"]

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from ampwatch.training.model.names import Names
 from ampwatch.training.sensors.rounding.averages import WeightAverages
 from tests.training.sensors.listening import STEPPED, Listening
 
@@ -103,8 +102,7 @@ def _updated(
 ) -> list[Any]:
     model = nn.Linear(8, 8, bias=False).to(source)
     average = copy.deepcopy(model).to(dtype)
-    names = Names([model])
-    listening = Listening(lambda deferred, observe: WeightAverages(names, deferred, observe))
+    listening = Listening(WeightAverages, model)
     listening.place = STEPPED
     with torch.no_grad():
         model.weight.mul_(change)
@@ -149,8 +147,7 @@ def test_weight_decay_is_no_average() -> None:
     """Neither where an optimizer decays weights, nor where it adds them to gradients."""
     model = nn.Linear(8, 8).bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, weight_decay=0.01, momentum=0.9)
-    names = Names([model])
-    listening = Listening(lambda deferred, observe: WeightAverages(names, deferred, observe))
+    listening = Listening(WeightAverages, model)
     listening.place = STEPPED
     for _ in range(8):
         model(torch.ones(4, 8, dtype=torch.bfloat16)).mean().backward()

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.model.names import Names
 from ampwatch.training.sensors.rounding.gradient_sums import GradientSums
 from tests.training.sensors.listening import Listening, inside
 
@@ -16,8 +15,7 @@ def _summed(
     dtype: torch.dtype, passes: int, *, zeroed_after: int = 0, set_to_none: bool = True
 ) -> tuple[nn.Module, Listening, torch.Tensor]:
     model = nn.Linear(4, 3, bias=False).to(dtype)
-    names = Names([model])
-    listening = Listening(lambda deferred, observe: GradientSums(names, deferred, observe))
+    listening = Listening(GradientSums, model)
     listening.place = inside("", Phase.BACKWARD)
     exact = torch.zeros(3, 4, dtype=torch.float64)
     with listening:
@@ -65,8 +63,7 @@ def test_gradients_in_float32_are_nobodys_business() -> None:
 def test_what_is_lost_is_counted_element_by_element() -> None:
     """One that is 1000 times smaller than the sum has no effect."""
     model = nn.Linear(2, 1, bias=False).bfloat16()
-    names = Names([model])
-    listening = Listening(lambda deferred, observe: GradientSums(names, deferred, observe))
+    listening = Listening(GradientSums, model)
     listening.place = inside("", Phase.BACKWARD)
     with listening:
         for number in range(16):

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as lrs
 
-from ampwatch.guard import Guard
+from ampwatch.training.hooks.events import SchedulerStepped, StepBegan
 from ampwatch.training.sensors.scaler.schedulers import MAX_SEARCHES, SchedulerSensor
+from tests.training.bench import Bench, Heard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 # The optimizer steps once, at the beginning; torch would like it to step again.
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
@@ -37,6 +38,36 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+class Watched:
+    """The sensor, and whether it tells of a scheduler when an optimizer is about to step."""
+
+    def __init__(self) -> None:
+        self._scaler = torch.amp.GradScaler("cpu")
+        self.bench = Bench(scaler=self._scaler)
+        self.sensor = SchedulerSensor(self.bench.context)
+        self._heard = Heard(SchedulerStepped)
+        self.bench.install(self.sensor, self._heard)
+
+    def moved(self, optimizer: torch.optim.Optimizer) -> bool:
+        self._heard.events.clear()
+        self.bench.bus.emit(StepBegan(self._scaler, optimizer))
+        assert self._heard.events in ([], [SchedulerStepped(optimizer)])
+        return bool(self._heard.events)
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[[], Watched]]:
+    made: list[Watched] = []
+
+    def make() -> Watched:
+        made.append(Watched())
+        return made[-1]
+
+    yield make
+    for watched in made:
+        watched.bench.remove()
+
+
 def _optimizer() -> torch.optim.SGD:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1e-2, momentum=0.9)
     optimizer.step()
@@ -51,17 +82,16 @@ def _step(scheduler: Any) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_step_of_any_scheduler_is_seen_once(name: str) -> None:
+def test_a_step_of_any_scheduler_is_seen_once(name: str, watch: Callable[[], Watched]) -> None:
     """Every scheduler of torch, nested ones included, moved or not moved."""
     optimizer = _optimizer()
     scheduler = SCHEDULERS[name](optimizer)
-    sensor = SchedulerSensor(Guard("schedulers"))
-    sensor.install()
-    seen = [sensor.moved(optimizer)]
+    watched = watch()
+    seen = [watched.moved(optimizer)]
     for steps in (0, 1, 0, 1, 2):
         for _ in range(steps):
             _step(scheduler)
-        seen.append(sensor.moved(optimizer))
+        seen.append(watched.moved(optimizer))
 
     assert seen == [False, False, True, False, True, True]
 
@@ -77,85 +107,85 @@ def test_the_list_above_is_complete() -> None:
     assert public - {"LRScheduler", "SWALR"} == set(SCHEDULERS)
 
 
-def test_a_scheduler_made_later_is_found_by_the_mark_it_leaves() -> None:
+def test_a_scheduler_made_later_is_found_by_the_mark_it_leaves(
+    watch: Callable[[], Watched],
+) -> None:
     """Made after ``monitor()`` it is found at the next optimizer step."""
     optimizer = _optimizer()
-    sensor = SchedulerSensor(Guard("schedulers"))
-    sensor.install()
-    before = sensor.moved(optimizer)
+    watched = watch()
+    before = watched.moved(optimizer)
     scheduler = lrs.LinearLR(optimizer)
-    found = sensor.moved(optimizer)
+    found = watched.moved(optimizer)
     scheduler.step()
 
-    assert (before, found, sensor.moved(optimizer)) == (False, False, True)
+    assert (before, found, watched.moved(optimizer)) == (False, False, True)
 
 
-def test_a_scheduler_of_another_optimizer_is_not_ours() -> None:
+def test_a_scheduler_of_another_optimizer_is_not_ours(watch: Callable[[], Watched]) -> None:
     """Each optimizer has its own schedule."""
     mine, other = _optimizer(), _optimizer()
     scheduler = lrs.LinearLR(other)
-    sensor = SchedulerSensor(Guard("schedulers"))
-    sensor.install()
-    sensor.moved(mine)
+    watched = watch()
+    watched.moved(mine)
     scheduler.step()
 
-    assert sensor.moved(mine) is False
+    assert watched.moved(mine) is False
 
 
-def test_a_schedule_that_is_loaded_or_restarted_is_no_step() -> None:
+def test_a_schedule_that_is_loaded_or_restarted_is_no_step(watch: Callable[[], Watched]) -> None:
     """A count that falls is not a step of the scheduler."""
     optimizer = _optimizer()
     scheduler = lrs.LinearLR(optimizer)
     for _ in range(3):
         scheduler.step()
-    sensor = SchedulerSensor(Guard("schedulers"))
-    sensor.install()
-    sensor.moved(optimizer)
+    watched = watch()
+    watched.moved(optimizer)
     scheduler.last_epoch = 0
 
-    assert sensor.moved(optimizer) is False
+    assert watched.moved(optimizer) is False
 
 
-def test_a_scheduler_is_not_kept_alive() -> None:
+def test_a_scheduler_is_not_kept_alive(watch: Callable[[], Watched]) -> None:
     """The sensor holds weak references only."""
     optimizer = _optimizer()
     scheduler = lrs.LinearLR(optimizer)
-    sensor = SchedulerSensor(Guard("schedulers"))
-    sensor.install()
+    watched = watch()
     del scheduler
     gc.collect()
 
-    assert sensor.moved(optimizer) is False
-    assert [reference() for reference, _ in sensor._found if reference() is not None] == []
+    assert watched.moved(optimizer) is False
+    assert [reference() for reference, _ in watched.sensor._found if reference() is not None] == []
 
 
-def test_schedulers_that_replace_one_another_are_found_each_time() -> None:
+def test_schedulers_that_replace_one_another_are_found_each_time(
+    watch: Callable[[], Watched],
+) -> None:
     """A recipe with a new schedule per phase; each new one is found when it moves a rate."""
     optimizer = _optimizer()
-    sensor = SchedulerSensor(Guard("schedulers"))
-    sensor.install()
-    sensor.moved(optimizer)
+    watched = watch()
+    watched.moved(optimizer)
     seen = []
     for _ in range(3):
         scheduler = lrs.ExponentialLR(optimizer, 0.5)
         for _ in range(2):
             scheduler.step()
-            seen.append(sensor.moved(optimizer))
+            seen.append(watched.moved(optimizer))
         del scheduler
         gc.collect()
 
     assert seen == [True] * 6
 
 
-def test_rates_set_by_hand_are_no_scheduler_and_end_the_searching() -> None:
+def test_rates_set_by_hand_are_no_scheduler_and_end_the_searching(
+    watch: Callable[[], Watched],
+) -> None:
     """Looking through all objects is not repeated for ever."""
     optimizer = _optimizer()
-    sensor = SchedulerSensor(Guard("schedulers"))
-    sensor.install()
+    watched = watch()
     seen = []
     for step in range(50):
         optimizer.param_groups[0]["lr"] = 1.0 / (step + 1)
-        seen.append(sensor.moved(optimizer))
+        seen.append(watched.moved(optimizer))
 
     assert not any(seen)
-    assert sensor._searches == MAX_SEARCHES
+    assert watched.sensor._searches == MAX_SEARCHES

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ampwatch.numerics.units.ops import OpKind, Phase
+from ampwatch.training.hooks.profilers import OtherProfilers
 from ampwatch.training.sensors.window.census import census_of
 from ampwatch.training.sensors.window.events import (
     Launch,
@@ -20,7 +21,7 @@ from ampwatch.training.sensors.window.events import (
     device_work,
     op_name,
 )
-from ampwatch.training.sensors.window.recording import LOG_LEVEL, OtherProfilers, Recording
+from ampwatch.training.sensors.window.recording import LOG_LEVEL, Recording
 from ampwatch.wire.records import CensusSource, WindowSkip
 from tests.host.daemon.parts import ROOT
 from tests.training.sensors.kineto_made_up import (

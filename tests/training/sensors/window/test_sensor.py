@@ -16,19 +16,17 @@ import pytest
 import torch
 from torch import nn
 
-from ampwatch.guard import Guard
-from ampwatch.settings import Settings
 from ampwatch.training.hooks import taps
+from ampwatch.training.hooks.profilers import OtherProfilers
 from ampwatch.training.iteration.governor import OPENING
 from ampwatch.training.iteration.ledger import Clock
 from ampwatch.training.sensors.window import recording as kineto
 from ampwatch.training.sensors.window import sensor as window
-from ampwatch.training.sensors.window.recording import OtherProfilers
 from ampwatch.training.sensors.window.requests import TraceRequests
 from ampwatch.training.sensors.window.schedule import MEMORY_LIMIT, WindowSchedule
 from ampwatch.training.sensors.window.sensor import MAX_GIVEN_WAY, TOGETHER, WindowSensor
 from ampwatch.training.sensors.window.step_times import STEPS, StepTimes
-from ampwatch.wire.records import CensusSource, WindowRecord, WindowSkip
+from ampwatch.wire.records import CensusSource, WindowSkip
 from ampwatch.wire.ring.requests import (
     TraceRequest,
     answer_path,
@@ -38,6 +36,7 @@ from ampwatch.wire.ring.requests import (
     write_request,
 )
 from tests.host.daemon.parts import ROOT
+from tests.training.bench import Bench, Kept
 from tests.training.sensors.kineto_made_up import (
     TENSOR_KERNEL,
     Event,
@@ -101,35 +100,27 @@ class MadeUp:
         path.write_text("{}")
 
 
-class Bench:
+class Windows(Bench):
     """A sensor, and iterations one after the other."""
 
-    def __init__(self, device: torch.device = CPU, **more: Any) -> None:
+    def __init__(self, device: torch.device = CPU, ring: Path | None = None, **more: Any) -> None:
         self.time = Time()
-        self.records: list[WindowRecord] = []
-        self.guard = Guard("window")
-        extra = {k: more.pop(k) for k in ("requests", "is_compiled", "wants_census") if k in more}
-        settings = Settings(**({"window_seconds": 60.0} | more))
         clock = Clock(self.time, lambda: 7)
-        self.sensor = WindowSensor(
-            settings, device, self.guard, self.records.append, clock, **extra
-        )
-        self.sensor.install()
+        super().__init__(parts={"clock": clock}, **({"window_seconds": 60.0} | more))
+        self.out.ring_path = ring
+        self.records: list[Any] = self.out.records
+        self.sensor = WindowSensor(self.context, device)
+        self.install(self.sensor)
         self.step = 0
 
     def run(
-        self,
-        steps: int = 1,
-        work: Callable[[], object] = lambda: None,
-        seconds: float = STEP_S,
-        *,
-        sampled: bool = False,
+        self, steps: int = 1, work: Callable[[], object] = lambda: None, seconds: float = STEP_S
     ) -> None:
         for _ in range(steps):
             work()
             self.time.ns += int(seconds * 1e9)
             self.step += 1
-            self.sensor.boundary(self.step, seconds, sampled=sampled)
+            self.sensor.guard.run(lambda: self.sensor.boundary(self.step, seconds, sampled=False))
 
     def until_open(self, work: Callable[[], object] = lambda: None) -> None:
         for _ in range(2000):
@@ -151,31 +142,35 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture
-def bench() -> Iterator[Callable[..., Bench]]:
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Windows]]:
     """Make benches; each leaves nothing behind."""
-    made: list[Bench] = []
+    made: list[Windows] = []
     before = dict(taps._taps), environment()
+    # Other tests of this process have compiled something.
+    monkeypatch.setattr(window, "may_compile", lambda: False)
 
-    def make(device: torch.device = CPU, **more: Any) -> Bench:
-        made.append(Bench(device, **more))
+    def make(device: torch.device = CPU, **more: Any) -> Windows:
+        made.append(Windows(device, **more))
         return made[-1]
 
     yield make
     for one in made:
-        one.sensor.remove()
-        assert not one.guard.errors
+        one.remove()
     assert not torch.autograd._profiler_enabled()
     assert not torch.autograd.profiler._is_profiler_enabled
     assert (dict(taps._taps), environment()) == before
 
 
 @pytest.fixture
-def made_up(monkeypatch: pytest.MonkeyPatch, bench: Callable[..., Bench]) -> Callable[..., Bench]:
-    """Benches with a recording that is made up."""
+def made_up(
+    monkeypatch: pytest.MonkeyPatch, bench: Callable[..., Windows]
+) -> Callable[..., Windows]:
+    """Benches with a recording that is made up, on a machine that may use TF32."""
+    monkeypatch.setattr(window, "allows_tf32", lambda _kind: True)
 
     def make(
         events: Sequence[Event], device: torch.device = CUDA, *, costs_ns: int = 0, **more: Any
-    ) -> Bench:
+    ) -> Windows:
         one = bench(device, **more)
         fields = {"log": [], "time": one.time, "events": events, "costs_ns": costs_ns}
         recording: Any = type("MadeUpHere", (MadeUp,), fields)
@@ -229,10 +224,17 @@ def test_the_first_window_comes_early_and_after_the_opening(bench: Any) -> None:
     ],
 )
 def test_by_itself_it_opens_on_a_gpu_and_where_code_is_compiled(
-    made_up: Any, device: torch.device, seconds: float, *, is_compiled: bool, opens: bool
+    made_up: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    device: torch.device,
+    seconds: float,
+    *,
+    is_compiled: bool,
+    opens: bool,
 ) -> None:
     """A setting above 0 has it open anywhere, 0 nowhere."""
-    one = made_up([], device, window_seconds=seconds, is_compiled=lambda: is_compiled)
+    monkeypatch.setattr(window, "may_compile", lambda: is_compiled)
+    one = made_up([], device, window_seconds=seconds)
     one.run(200)
 
     assert bool(one.recording.log) is opens
@@ -334,7 +336,7 @@ def test_a_process_that_has_grown_gets_fewer_windows() -> None:
 def test_a_sensor_that_is_not_installed_opens_nothing(made_up: Any) -> None:
     """As at level light, and after it was removed."""
     one = made_up(steps_of_a_gpu())
-    one.sensor.remove()
+    one.remove()
     one.run(200)
 
     assert one.recording.log == []
@@ -416,9 +418,12 @@ def test_a_window_whose_buffers_were_full_is_invalid(made_up: Any) -> None:
     assert one.records[0].invalid == 1
 
 
-def test_the_census_comes_from_the_window_where_it_is_wanted(bench: Any) -> None:
+def test_the_census_comes_from_the_window_where_it_is_wanted(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And says so; where it is not there is none, compiled or not."""
-    wanted, plain = bench(wants_census=lambda: True), bench(is_compiled=lambda: True)
+    wanted, plain = bench(op_census="window"), bench(compiled_census="force_eager")
+    monkeypatch.setattr(window, "may_compile", lambda: True)
     for one in (wanted, plain):
         one.until_open()
         one.until_closed(matmuls)
@@ -436,7 +441,7 @@ def test_the_census_comes_from_the_window_where_it_is_wanted(bench: Any) -> None
 def test_a_census_is_made_from_a_window_on_a_gpu_as_well(made_up: Any, *, wants: bool) -> None:
     """Of the ops that have launched its kernels."""
     events = [*steps_of_a_gpu(), op("aten::bmm", 3, "float", "float", _start=10)]
-    one = made_up(events, window_iterations=1, wants_census=lambda: wants)
+    one = made_up(events, window_iterations=1, op_census="window" if wants else "auto")
     one.until_open()
     one.until_closed()
 
@@ -664,7 +669,7 @@ def test_windows_are_opened_in_the_main_thread_alone(
     bench: Any, ring: Path, tmp_path: Path, *, asked: bool
 ) -> None:
     """Another one may end meanwhile, which crashes the process; said once."""
-    one = bench(requests=TraceRequests(lambda: ring))
+    one = bench(ring=ring)
     if asked:
         ask(ring, tmp_path / "x.json")
     thread = threading.Thread(target=lambda: one.run(3 * TOGETHER))
@@ -688,11 +693,11 @@ def test_training_is_bit_for_bit_the_same_with_a_window_in_it(one_thread: None) 
     bare = build("fp16-fused")
     bare.loop()
 
-    watched, one = build("fp16-fused"), Bench()
+    watched, one = build("fp16-fused"), Windows()
     one.until_open()
     watched.after_step = lambda _step: one.run()
     watched.loop()
-    one.sensor.remove()
+    one.remove()
 
     assert one.records[-1].windows == 1
     assert watched.digest() == bare.digest()
@@ -711,7 +716,7 @@ def test_an_exception_of_the_users_leaves_a_window_that_ends_later(bench: Any) -
 
     one.until_open()
     one.run(1)
-    one.sensor.remove()
+    one.remove()
     assert not torch.autograd._profiler_enabled()
 
 
@@ -720,7 +725,7 @@ def test_a_fault_of_the_profiler_switches_the_sensor_off_and_closes_it(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing reaches the step; nothing stays open."""
-    one = Bench()
+    one = Windows()
     fails = [True]
     original = getattr(window.Recording, method)
 
@@ -731,9 +736,9 @@ def test_a_fault_of_the_profiler_switches_the_sensor_off_and_closes_it(
 
     monkeypatch.setattr(window.Recording, method, fail)
     one.run(OPENING + 10, matmuls)
-    one.sensor.remove()
+    one.bus.remove()
 
-    assert one.guard.errors == 1
+    assert one.sensor.guard.errors == 1
     assert not one.sensor.is_open
     if method == "close" and torch.autograd._profiler_enabled():
         torch.autograd._disable_profiler()  # closing is what failed
@@ -741,10 +746,10 @@ def test_a_fault_of_the_profiler_switches_the_sensor_off_and_closes_it(
     assert not torch.autograd._profiler_enabled()
 
 
-def removed_elsewhere(one: Bench) -> None:
+def removed_elsewhere(one: Windows) -> None:
     one.until_open()
     one.run(1)
-    thread = threading.Thread(target=one.sensor.remove)
+    thread = threading.Thread(target=one.remove)
     thread.start()
     thread.join(10)
     assert torch.autograd._profiler_enabled()
@@ -752,7 +757,7 @@ def removed_elsewhere(one: Bench) -> None:
 
 def test_removed_by_another_thread_the_window_is_closed_at_the_next_call_of_a_module() -> None:
     """Of the thread that began it: no other can. The hook is gone then."""
-    one, model = Bench(), nn.Linear(2, 2)
+    one, model = Windows(), nn.Linear(2, 2)
     hooks = dict(torch.nn.modules.module._global_forward_pre_hooks)
     removed_elsewhere(one)
     thread = threading.Thread(target=model, args=(torch.ones(2),))
@@ -763,7 +768,7 @@ def test_removed_by_another_thread_the_window_is_closed_at_the_next_call_of_a_mo
 
     assert not torch.autograd._profiler_enabled()
     assert dict(torch.nn.modules.module._global_forward_pre_hooks) == hooks
-    assert not one.guard.errors
+    assert not one.sensor.guard.errors
 
 
 def test_removed_by_another_thread_the_window_is_closed_at_exit_at_the_latest(
@@ -773,14 +778,14 @@ def test_removed_by_another_thread_the_window_is_closed_at_exit_at_the_latest(
     at_exit: list[Any] = []
     monkeypatch.setattr(kineto.atexit, "register", at_exit.append)
     monkeypatch.setattr(kineto, "may_compile", lambda: True)
-    one = Bench()
+    one = Windows()
     removed_elsewhere(one)
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
     (close,) = at_exit
     close()
     assert not torch.autograd._profiler_enabled()
-    assert not one.guard.errors
+    assert not one.sensor.guard.errors
 
 
 # On request
@@ -795,7 +800,7 @@ def ask(ring: Path, place: Path, **more: Any) -> TraceRequest:
 
 def test_a_request_opens_a_window_and_is_answered(bench: Any, ring: Path, tmp_path: Path) -> None:
     """At once, whatever the schedule says; the trace is where it was asked for."""
-    one = bench(window_seconds=0.0, requests=TraceRequests(lambda: ring))
+    one = bench(window_seconds=0.0, ring=ring)
     ask(ring, tmp_path / "x.json", iterations=2)
     one.run(1)
     assert one.sensor.is_open
@@ -812,19 +817,29 @@ def test_a_request_opens_a_window_and_is_answered(bench: Any, ring: Path, tmp_pa
 
 def test_a_request_is_looked_for_four_times_a_second(ring: Path, tmp_path: Path) -> None:
     """However short the steps are."""
-    looks = []
-    requests = TraceRequests(lambda: looks.append(1) or ring)  # type: ignore[func-returns-value]
-    for ms in range(2000):
-        requests.look(10**9 + ms * 10**6)
+    asked = []
 
-    assert len(looks) == 8
+    class Out:
+        def put(self, _record: object) -> None:
+            """Nothing is recorded."""
+
+        @property
+        def ring_path(self) -> Path:
+            asked.append(1)
+            return ring
+
+    requests = TraceRequests(Out())
+    for ms in range(2000):
+        requests.newest(10**9 + ms * 10**6)
+
+    assert len(asked) == 8
 
 
 def test_a_request_that_is_taken_back_writes_nothing(
     bench: Any, ring: Path, tmp_path: Path
 ) -> None:
     """Nobody waits for it any more."""
-    one = bench(requests=TraceRequests(lambda: ring))
+    one = bench(ring=ring)
     ask(ring, tmp_path / "x.json")
     one.run(1)
     withdraw(ring)
@@ -838,7 +853,7 @@ def test_a_request_that_meets_another_profiler_is_told_why(
     bench: Any, ring: Path, tmp_path: Path
 ) -> None:
     """Before it has begun and after."""
-    one = bench(window_seconds=0.0, requests=TraceRequests(lambda: ring))
+    one = bench(window_seconds=0.0, ring=ring)
     ask(ring, tmp_path / "x.json")
     with torch.profiler.profile():
         one.run(1)
@@ -856,7 +871,7 @@ def test_a_request_that_meets_an_evaluation_comes_after_it(
     bench: Any, ring: Path, tmp_path: Path
 ) -> None:
     """It is not forgotten."""
-    one = bench(window_seconds=0.0, requests=TraceRequests(lambda: ring))
+    one = bench(window_seconds=0.0, ring=ring)
     ask(ring, tmp_path / "x.json")
     one.run(1)
     nn.Linear(1, 1).eval()
@@ -871,7 +886,7 @@ def test_a_request_is_refused_where_forks_never_let_a_window_end(
     bench: Any, ring: Path, tmp_path: Path
 ) -> None:
     """It is tried a few times, at once each time."""
-    one = bench(window_seconds=0.0, requests=TraceRequests(lambda: ring))
+    one = bench(window_seconds=0.0, ring=ring)
     ask(ring, tmp_path / "x.json")
     for _ in range(MAX_GIVEN_WAY + 1):
         assert not answer_path(ring).exists()
@@ -888,13 +903,13 @@ def test_the_end_of_training_is_told_and_leaves_no_file(
     bench: Any, ring: Path, tmp_path: Path
 ) -> None:
     """Who waits takes the files away; without anybody there are none."""
-    one = bench(requests=TraceRequests(lambda: ring))
+    one = bench(ring=ring)
     ask(ring, tmp_path / "x.json")
-    one.sensor.remove()
+    one.remove()
     assert read_answer(ring).why_not == "the training has ended"
 
     request_path(ring).unlink()
-    one.sensor.remove()
+    one.remove()
     assert list(ring.parent.iterdir()) == []
 
 
@@ -918,7 +933,7 @@ def test_a_request_that_is_not_to_be_believed_is_passed_over(
     bench: Any, ring: Path, tmp_path: Path, spoil: Callable[[Path], object]
 ) -> None:
     """Whatever lies there: nothing raises, nothing waits, nothing is profiled."""
-    one = bench(window_seconds=0.0, requests=TraceRequests(lambda: ring))
+    one = bench(window_seconds=0.0, ring=ring)
     ask(ring, tmp_path / "x.json")
     spoil(request_path(ring))
     one.run(5)
@@ -940,7 +955,7 @@ def test_only_an_empty_file_of_the_user_is_replaced(
         target.symlink_to(tmp_path / "y.json")
     elif kind == "full":
         target.write_text("precious")
-    one = bench(requests=TraceRequests(lambda: ring))
+    one = bench(ring=ring)
     one.run(1)
 
     assert not one.sensor.is_open
@@ -955,7 +970,7 @@ def test_a_file_that_vanished_meanwhile_is_told(
     def full(_self: object, _path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    one = made_up(steps_of_a_gpu(), requests=TraceRequests(lambda: ring))
+    one = made_up(steps_of_a_gpu(), ring=ring)
     monkeypatch.setattr(one.recording, "save", full)
     ask(ring, tmp_path / "x.json")
     one.run(1)
@@ -966,9 +981,9 @@ def test_a_file_that_vanished_meanwhile_is_told(
 
 def test_without_a_ring_nobody_can_ask() -> None:
     """``serve=False``."""
-    requests = TraceRequests(lambda: None)
+    requests = TraceRequests(Kept())
 
-    assert requests.look(10**12) is None
+    assert requests.newest(10**12) is None
     requests.remove()
 
 
@@ -992,7 +1007,7 @@ def test_compiled_code_is_not_compiled_again(bench: Any) -> None:
     def step() -> None:
         model(torch.ones(2, 8)).sum().backward()
 
-    one = bench(wants_census=lambda: True)
+    one = bench(op_census="window")
     step()
     frames = torch._dynamo.utils.counters["frames"]["total"]
     one.until_open(step)

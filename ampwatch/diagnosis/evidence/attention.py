@@ -1,0 +1,24 @@
+"""What the diagnosis asks the sensors to observe more closely."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+
+class Attention(NamedTuple):
+    """What should be observed in the next iteration, whatever the governor has planned.
+
+    Attributes:
+        trace: Something has failed: follow non-finite values from op to op.
+        inputs: Something failed lately: add up what the models are given.
+        ops: Something may be rounding away: have all ops observed.
+        focus: Names of the modules whose outputs are measured.
+    """
+
+    trace: bool = False
+    inputs: bool = False
+    ops: bool = False
+    focus: AbstractSet[str] = frozenset()

@@ -1,0 +1,231 @@
+"""The bus: knows torch's callables, and tells sensors of what happens to them.
+
+It owns what every sensor would otherwise ask for itself: which scaler is watched, whether a step
+through it is running, whether an optimizer is stepping, whether a call is the outermost one, and
+whether a compiler writes down what happens. What it replaces or hooks in torch, and when, is one
+list: ``places.PLACES``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ampwatch.guard import Channel, Guard, Subscriber
+from ampwatch.training.hooks import events
+from ampwatch.training.hooks.places import ON_DEMAND, PLACES, SCALER_PLACES, GradScaler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from ampwatch.guard import Account
+    from ampwatch.training.hooks.open_iteration import OpenIteration
+    from ampwatch.training.hooks.places import Handle, Place
+    from ampwatch.training.hooks.sensor import Sensor
+
+
+def handler_name(event: type) -> str:
+    """Return the name of the method that takes an event: ``step_began`` for ``StepBegan``."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", event.__name__).lower()
+
+
+TORCH_EVENTS: tuple[type, ...] = tuple(
+    kind
+    for kind in vars(events).values()
+    if isinstance(kind, type) and issubclass(kind, tuple) and kind.__module__ == events.__name__
+)
+"""All events of `events.py`."""
+
+
+class Bus:
+    """Hands the events of one training to its sensors.
+
+    Args:
+        account: Where the time of all sensors is counted.
+        scaler: The watched scaler or ``None``.
+        iteration: The open iteration.
+        more_events: Events that others emit, besides those of `events.py`.
+
+    Attributes:
+        account: The account.
+        guards: The guards of the sensors, and those that were asked for by name.
+        scaler: The watched scaler. Another one may take over while the training runs.
+        is_stepping: Whether a step through the watched scaler is running.
+        is_optimizer_stepping: Whether any optimizer is stepping.
+    """
+
+    def __init__(
+        self,
+        account: Account,
+        scaler: torch.amp.GradScaler | None,
+        iteration: OpenIteration,
+        more_events: tuple[type, ...] = (),
+    ) -> None:
+        self._events = {handler_name(kind): kind for kind in (*TORCH_EVENTS, *more_events)}
+        self.account = account
+        self.guards: list[Guard] = []
+        self.scaler = scaler
+        self.is_stepping = False
+        self.is_optimizer_stepping = False
+        self.at_boundary: tuple[Callable[[int], None], ...] = ()
+        self._iteration = iteration
+        self._settled = 0
+        self._sensors: list[tuple[Sensor, Guard]] = []
+        self._channels: dict[type, Channel] = {}
+        self._others: dict[type, Channel] = {}
+        self._placed: dict[Place, list[Handle]] = {}
+        self._is_installed = False
+
+    def guard(
+        self,
+        name: str,
+        *,
+        is_thread_safe: bool = False,
+        account: Account | None = None,
+        sweep: Callable[[], None] | None = None,
+    ) -> Guard:
+        """Return a new guard, which counts among those of this training. See ``Guard``."""
+        made = Guard(name, account or self.account, is_thread_safe=is_thread_safe, sweep=sweep)
+        self.guards.append(made)
+        return made
+
+    def add(self, sensor: Sensor) -> None:
+        """Have a sensor told of the events it has methods for, after those that were added before."""
+        guard = sensor.guard or self.guard(
+            sensor.name, is_thread_safe=sensor.is_thread_safe, sweep=sensor.failed
+        )
+        self._sensors.append((sensor, guard))
+        for name, event in self._events.items():
+            if event not in ON_DEMAND and hasattr(sensor, name):
+                self._subscribe(sensor, guard, event)
+
+    def _subscribe(self, sensor: Sensor, guard: Guard, event: type) -> None:
+        name = handler_name(event)
+        subscriber = Subscriber(sensor, guard, getattr(sensor, name), name in sensor.waking)
+        channels = [self.channel(event)]
+        if sensor.any_scaler:
+            channels.append(self.of_other_scalers(event))
+        for channel in channels:
+            channel.subscribers = (*channel.subscribers, subscriber)
+        if self._is_installed:
+            self._place()
+
+    def listen(self, sensor: Sensor, event: type) -> None:
+        """Tell a sensor that was added of an event on demand, from now on. Idempotent.
+
+        To be called between two iterations: PyTorch walks over its hooks in place.
+        """
+        if all(s.sensor is not sensor for s in self.channel(event).subscribers):
+            guard = next(guard for known, guard in self._sensors if known is sensor)
+            self._subscribe(sensor, guard, event)
+
+    def ignore(self, sensor: Sensor, event: type) -> None:
+        """Tell it no more of that event. Idempotent."""
+        channel = self.channel(event)
+        channel.subscribers = tuple(s for s in channel.subscribers if s.sensor is not sensor)
+        self._take_off_unwanted()
+
+    @property
+    def sensors(self) -> tuple[Sensor, ...]:
+        """The sensors, in the order in which they are told of an event."""
+        return tuple(sensor for sensor, _ in self._sensors)
+
+    def channel(self, event: type) -> Channel:
+        """Return the channel of an event of this training."""
+        if event not in self._channels:
+            self._channels[event] = Channel(self.account)
+        return self._channels[event]
+
+    def of_other_scalers(self, event: type) -> Channel:
+        """Return the channel of an event of scalers that are not the watched one."""
+        if event not in self._others:
+            self._others[event] = Channel(self.account)
+        return self._others[event]
+
+    def emit(self, event: object) -> None:
+        """Hand an event that is not torch's to the sensors: of the iteration."""
+        self.channel(type(event)).emit(event)
+
+    def install(self) -> None:
+        """Place what the sensors want, and have them begin; if one cannot, nothing stays.
+
+        Raises:
+            Exception: What a sensor raises at set-up.
+        """
+        try:
+            self._is_installed = True
+            self._place()
+            for sensor, _ in self._sensors:
+                sensor.installed()
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Take everything off. Idempotent."""
+        self._is_installed = False
+        for place in tuple(self._placed):
+            self._take_off(place)
+        for sensor, _ in reversed(self._sensors):
+            sensor.removed()
+        self.at_boundary = ()
+        self.is_stepping = self.is_optimizer_stepping = False
+
+    def _place(self) -> None:
+        for place in PLACES:
+            if place not in self._placed and self._is_wanted(place):
+                # Known before it is complete: what fails half-way is taken off as well.
+                handles = self._placed[place] = []
+                place.put_on(self, handles)
+
+    def _is_wanted(self, place: Place) -> bool:
+        return any(
+            self.channel(event).subscribers or self.of_other_scalers(event).subscribers
+            for event in place.events
+        )
+
+    def _take_off_unwanted(self) -> None:
+        for place in tuple(self._placed):
+            if not self._is_wanted(place):
+                self._take_off(place)
+
+    def _take_off(self, place: Place) -> None:
+        for handle in reversed(self._placed.pop(place)):
+            handle.remove()
+
+    def follow(self, scaler: torch.amp.GradScaler) -> None:
+        """Watch another scaler from now on: it has taken over."""
+        before, self.scaler = self.scaler, scaler
+        # Of a class of the user's, which may have methods of its own, one instance is listened to.
+        is_plain = type(before) is GradScaler and type(scaler) is GradScaler
+        if self._is_installed and not is_plain:
+            for place in SCALER_PLACES:
+                if place in self._placed:
+                    self._take_off(place)
+            self._place()
+
+    # The safe point.
+
+    def call_at_boundary(self, closed: Callable[[int], None]) -> None:
+        """Call ``closed(step)`` after each iteration; what it raises reaches the user.
+
+        At the end of the user's call that has closed the iteration, outside of every guard, when
+        all sensors are done with it: that is ``scaler.update()``, or without an enabled scaler the
+        ``step`` of the leading optimizer.
+        """
+        if not self.at_boundary:
+            self._settled = self._iteration.step
+        self.at_boundary = (*self.at_boundary, closed)
+
+    def forget_at_boundary(self, closed: Callable[[int], None]) -> None:
+        """Call ``closed`` no more. Idempotent."""
+        self.at_boundary = tuple(call for call in self.at_boundary if call != closed)
+
+    def settle(self) -> None:
+        """Come to the end of a call that may have closed an iteration."""
+        if self._iteration.step != self._settled:
+            self._settled = self._iteration.step
+            for call in self.at_boundary:
+                call(self._settled - 1)

@@ -1,0 +1,300 @@
+"""The events of a training: what the bus tells sensors of.
+
+A sensor that wants one has a method of the event's name in lower case: ``updating`` for
+``Updating``. *-ing* is before the call of PyTorch that it is named after, *-ed* after it has
+returned. Tensors and modules in an event belong to the user and must not be kept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from ampwatch.diagnosis.evidence.attention import Attention
+    from ampwatch.diagnosis.evidence.iteration import Iteration
+
+    GradScaler = torch.amp.GradScaler
+
+
+class Scaled(NamedTuple):
+    """``scaler.scale(outputs)`` has multiplied losses by the loss scale.
+
+    Attributes:
+        scaler: The scaler.
+        outputs: The losses, as the user gave them: a tensor, a list of them, an iterator.
+        result: What it has returned.
+    """
+
+    scaler: GradScaler
+    outputs: object
+    result: object
+
+
+class ScaleRead(NamedTuple):
+    """``scaler.get_scale()`` is about to be read, as a rule to scale something by hand."""
+
+    scaler: GradScaler
+
+
+class Unscaling(NamedTuple):
+    """The user has called ``scaler.unscale_(optimizer)``; not where ``scaler.step`` does."""
+
+    scaler: GradScaler
+    optimizer: Optimizer
+
+
+class Unscaled(NamedTuple):
+    """The user's ``scaler.unscale_(optimizer)`` has returned."""
+
+    scaler: GradScaler
+    optimizer: Optimizer
+
+
+class StepBegan(NamedTuple):
+    """``scaler.step(optimizer)`` begins."""
+
+    scaler: GradScaler
+    optimizer: Optimizer
+
+
+class StepEnded(NamedTuple):
+    """``scaler.step(optimizer)`` has returned; whether it has stepped, its verdict says."""
+
+    scaler: GradScaler
+    optimizer: Optimizer
+
+
+class Updating(NamedTuple):
+    """``scaler.update()`` is about to forget its verdicts and to change the scale."""
+
+    scaler: GradScaler
+
+
+class Updated(NamedTuple):
+    """``scaler.update(new_scale)`` has returned.
+
+    Attributes:
+        scaler: The scaler.
+        is_given: Whether the user has handed in the new scale.
+    """
+
+    scaler: GradScaler
+    is_given: bool
+
+
+class ScalerLoaded(NamedTuple):
+    """``scaler.load_state_dict`` has returned."""
+
+    scaler: GradScaler
+
+
+class OptimizerLoaded(NamedTuple):
+    """``optimizer.load_state_dict`` has returned."""
+
+    optimizer: Optimizer
+
+
+class OptimizerStepping(NamedTuple):
+    """``optimizer.step()`` begins, called by a scaler or by the user, or within another step."""
+
+    optimizer: Optimizer
+
+
+class OptimizerStepped(NamedTuple):
+    """``optimizer.step()`` has returned, called by a scaler or by the user.
+
+    Attributes:
+        optimizer: The optimizer.
+        by_scaler: Whether the watched scaler has called it.
+        is_outermost: Not within the step of a wrapper, nor by ``super().step()``.
+    """
+
+    optimizer: Optimizer
+    by_scaler: bool
+    is_outermost: bool
+
+
+class Zeroed(NamedTuple):
+    """``zero_grad()`` of an optimizer or of a module has returned."""
+
+    owner: Optimizer | nn.Module
+
+
+class ClippingByNorm(NamedTuple):
+    """Gradients are about to be scaled down to a norm.
+
+    Attributes:
+        parameters: Whose gradients, as the user gave them.
+        limit: ``max_norm``, as the user gave it.
+        norm: Their norm, where PyTorch has computed it before.
+    """
+
+    parameters: object
+    limit: object
+    norm: object
+
+
+class ClippingByValue(NamedTuple):
+    """``clip_grad_value_`` is about to limit gradients one by one.
+
+    Attributes:
+        gradients: The gradients.
+        limit: ``clip_value``, as the user gave it.
+    """
+
+    gradients: Sequence[Tensor]
+    limit: object
+
+
+class BackwardBegan(NamedTuple):
+    """``Tensor.backward`` or ``torch.autograd.backward`` begins, and not within another one.
+
+    A handler returns what is to be called once backward has returned, or ``None``. It is dropped
+    with the call also where backward raises: nothing of a graph outlives its backward here.
+
+    Attributes:
+        tensors: Where it begins.
+        gradients: The gradients given by hand, empty without any.
+        is_alone: Whether no other thread is in one; otherwise that may be another training's.
+    """
+
+    tensors: tuple[Any, ...]
+    gradients: tuple[Any, ...]
+    is_alone: bool = True
+
+
+class AutocastEntering(NamedTuple):
+    """A ``torch.autocast`` region is about to be entered in the calling thread."""
+
+    region: torch.autocast
+
+
+class AutocastLeft(NamedTuple):
+    """A ``torch.autocast`` region has been left in the calling thread."""
+
+
+class CompileCalled(NamedTuple):
+    """``torch.compile`` was called; nothing runs compiled yet."""
+
+
+class GraphCaptured(NamedTuple):
+    """``torch.compile`` hands a graph that it has captured to its backend.
+
+    Attributes:
+        graph: The ``torch.fx.GraphModule``.
+        inputs: Its example inputs.
+    """
+
+    graph: Any
+    inputs: Any
+
+
+class ForwardBegan(NamedTuple):
+    """A module is about to run. On demand, see ``Bus.listen``."""
+
+    module: nn.Module
+    args: Any
+
+
+class ForwardReturned(NamedTuple):
+    """A module has returned ``output``, before the user's hooks see it. On demand."""
+
+    module: nn.Module
+    output: Any
+
+
+class ForwardEnded(NamedTuple):
+    """A module has run, or has raised. On demand."""
+
+    module: nn.Module
+
+
+class AlteredCalled(NamedTuple):
+    """A function is about to be called that PyTorch computes otherwise under a dispatch mode.
+
+    On demand.
+
+    Attributes:
+        name: Its name.
+    """
+
+    name: str
+
+
+class SchedulerStepped(NamedTuple):
+    """A learning-rate scheduler of ``optimizer`` was stepped since that stepped last."""
+
+    optimizer: Optimizer
+
+
+class FactsChanged(NamedTuple):
+    """Something that is recorded once is new: a dtype of autocast, the settings of the scaler."""
+
+
+class IterationClosing(NamedTuple):
+    """The open iteration is about to end; gradients and weights are as the last step left them.
+
+    Attributes:
+        has_nonfinite: Whether something in it is known on the host not to be finite.
+    """
+
+    has_nonfinite: bool
+
+
+class IterationClosed(NamedTuple):
+    """An iteration has ended, and is on its way to the diagnosis.
+
+    Attributes:
+        iteration: What the host knows of it; a sensor adds what it has seen.
+    """
+
+    iteration: Iteration
+
+
+class IterationOpened(NamedTuple):
+    """The next iteration begins.
+
+    Attributes:
+        step: Its index.
+        duration_s: Wall time of the one before; NaN for the first. Unit: s.
+        attention: What the diagnosis asks for.
+    """
+
+    step: int
+    duration_s: float
+    attention: Attention
+
+
+class IterationPlanned(NamedTuple):
+    """Something is to be measured or observed in the iteration that begins, or was in the last.
+
+    Between two iterations of which nothing is asked nobody has to be told.
+
+    Attributes:
+        step: Its index.
+        attention: What the diagnosis asks for.
+    """
+
+    step: int
+    attention: Attention
+
+
+class IterationArrived(NamedTuple):
+    """Everything about an iteration has reached the host.
+
+    Attributes:
+        iteration: The iteration.
+        is_alarming: Something in it was not finite, or its scale is so small that its inverse
+            is not.
+        ends_alarm: It is the first without after iterations that were alarming.
+    """
+
+    iteration: Iteration
+    is_alarming: bool
+    ends_alarm: bool

@@ -1,0 +1,583 @@
+"""Every place where ampwatch replaces or hooks something of torch while it watches: one list.
+
+A place is put on when a sensor wants one of its events, and taken off with the last of them.
+``docs/what-is-patched.md`` is printed from this list (`hooks/patched.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.modules import module as module_state
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.utils import clip_grad
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ampwatch.training.hooks.altered import ALTERED_FUNCTIONS, ALTERED_NORMS, is_altered_norm
+from ampwatch.training.hooks.compiling import BACKENDS, is_traced
+from ampwatch.training.hooks.events import (
+    AlteredCalled,
+    AutocastEntering,
+    AutocastLeft,
+    BackwardBegan,
+    ClippingByNorm,
+    ClippingByValue,
+    CompileCalled,
+    ForwardBegan,
+    ForwardEnded,
+    ForwardReturned,
+    GraphCaptured,
+    OptimizerLoaded,
+    OptimizerStepped,
+    OptimizerStepping,
+    Scaled,
+    ScaleRead,
+    ScalerLoaded,
+    StepBegan,
+    StepEnded,
+    Unscaled,
+    Unscaling,
+    Updated,
+    Updating,
+    Zeroed,
+)
+from ampwatch.training.hooks.taps import listen, listen_to_function
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ampwatch.guard import Guard
+    from ampwatch.training.hooks.bus import Bus
+
+GradScaler = torch.amp.GradScaler
+
+is_compiling = torch.compiler.is_compiling
+graph_task = torch._C._current_graph_task_id  # noqa: SLF001 - no public name for it
+tracing_state = torch._C._get_tracing_state  # noqa: SLF001 - no public name for it
+
+ON_DEMAND = frozenset({ForwardBegan, ForwardReturned, ForwardEnded, AlteredCalled})
+"""Events whose place is not free while it is on: sensors ask for them when they need them."""
+
+REPLACED = "replaced method"
+FUNCTION = "replaced function"
+HOOK = "PyTorch's hook"
+
+
+class Handle(Protocol):
+    """Takes something off."""
+
+    def remove(self) -> None:
+        """Take it off. Idempotent."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Something of torch that is replaced or hooked while a sensor wants to know of it.
+
+    Attributes:
+        what: The callable, as users know it.
+        how: ``REPLACED``, ``FUNCTION`` or ``HOOK``.
+        events: What sensors are told.
+        put_on: Puts it on for a bus, and adds what takes it off to a list.
+        when: When it is there, in words for the documentation.
+    """
+
+    what: str
+    how: str
+    events: tuple[type, ...]
+    put_on: Callable[[Bus, list[Any]], None]
+    when: str = "always"
+
+
+# What is placed outside of the bus, by those who plant faults or have an end of their own.
+
+
+def before_any_forward(call: Callable[..., None]) -> Handle:
+    """Have ``call(module, args)`` called before every forward of every module."""
+    return register_module_forward_pre_hook(call)
+
+
+def after_any_forward_first(call: Callable[..., Any]) -> Handle:
+    """Have ``call(module, args, output)`` called after every forward, ahead of all other hooks.
+
+    What it returns, unless ``None``, is the output from there on.
+    """
+    handle = register_module_forward_hook(call)
+    hooks: Any = getattr(module_state, "_global_forward_hooks", {})
+    if handle.id in hooks:
+        hooks.move_to_end(handle.id, last=False)
+    return handle
+
+
+def before_any_step(call: Callable[..., None]) -> Handle:
+    """Have ``call(optimizer, args, kwargs)`` called before every step of every optimizer."""
+    return register_optimizer_step_pre_hook(call)
+
+
+def before_node(node: Any, call: Callable[..., Any]) -> Handle:
+    """Have ``call(gradients)`` called before a node of a graph runs in backward."""
+    handle: Handle = node.register_prehook(call)
+    return handle
+
+
+def _definer(kind: type, name: str) -> type:
+    return next(c for c in kind.__mro__ if name in c.__dict__)
+
+
+def _on_scaler(
+    bus: Bus,
+    handles: list[Any],
+    name: str,
+    *,
+    before: Callable[..., None] | None = None,
+    after: Callable[..., None] | None = None,
+    returned: Callable[..., None] | None = None,
+    failed: Callable[..., None] | None = None,
+) -> None:
+    """Replace a method for all scalers: another one may take over from the watched one.
+
+    A class of the user's that has a method of its own, which may call that of GradScaler or may
+    not, is heard once: at its own.
+    """
+    base = _definer(GradScaler, name)
+    own = base if bus.scaler is None else _definer(type(bus.scaler), name)
+    if own is base:
+        handles.append(
+            listen(base, name, before=before, after=after, returned=returned, failed=failed)
+        )
+        return
+    watched = bus.scaler
+    handles.append(
+        listen(
+            own,
+            name,
+            instance=watched,
+            before=before,
+            after=after,
+            returned=returned,
+            failed=failed,
+        )
+    )
+
+    def others(advice: Callable[..., None] | None) -> Callable[..., None] | None:
+        if advice is None:
+            return None
+        return lambda scaler, *rest: None if scaler is watched else advice(scaler, *rest)
+
+    handles.append(
+        listen(base, name, before=others(before), after=others(after), returned=others(returned))
+    )
+
+
+def _scale(bus: Bus, handles: list[Any]) -> None:
+    scaled, others = bus.channel(Scaled), bus.of_other_scalers(Scaled)
+
+    def returned(scaler: GradScaler, result: object, args: Any, kwargs: Any) -> None:
+        # The tap has seen that nothing is compiled.
+        if tracing_state() is None:
+            outputs = args[0] if args else kwargs.get("outputs")
+            channel = scaled if scaler is bus.scaler else others
+            channel.emit(Scaled(scaler, outputs, result))
+
+    _on_scaler(bus, handles, "scale", returned=returned)
+
+
+def _get_scale(bus: Bus, handles: list[Any]) -> None:
+    channel = bus.channel(ScaleRead)
+
+    def before(scaler: GradScaler, _args: Any, _kwargs: Any) -> None:
+        if scaler is bus.scaler:
+            channel.emit(ScaleRead(scaler))
+
+    _on_scaler(bus, handles, "get_scale", before=before)
+
+
+def _unscale(bus: Bus, handles: list[Any]) -> None:
+    unscaling, unscaled = bus.channel(Unscaling), bus.channel(Unscaled)
+
+    # scaler.step unscales as well; then the step is what sensors are told of.
+    def before(scaler: GradScaler, args: Any, kwargs: Any) -> None:
+        if scaler is bus.scaler and not bus.is_stepping:
+            unscaling.emit(Unscaling(scaler, args[0] if args else kwargs.get("optimizer")))
+
+    def after(scaler: GradScaler, args: Any, kwargs: Any) -> None:
+        if scaler is bus.scaler and not bus.is_stepping:
+            unscaled.emit(Unscaled(scaler, args[0] if args else kwargs.get("optimizer")))
+
+    _on_scaler(bus, handles, "unscale_", before=before, after=after)
+
+
+def _step(bus: Bus, handles: list[Any]) -> None:
+    began, ended = bus.channel(StepBegan), bus.channel(StepEnded)
+    others_began, others_ended = bus.of_other_scalers(StepBegan), bus.of_other_scalers(StepEnded)
+
+    def before(scaler: GradScaler, args: Any, kwargs: Any) -> None:
+        event = StepBegan(scaler, args[0] if args else kwargs.get("optimizer"))
+        if scaler is not bus.scaler:
+            others_began.emit(event)
+            # It may have taken over with this very step.
+            if scaler is not bus.scaler:
+                return
+        began.emit(event)
+        bus.is_stepping = scaler.is_enabled()
+
+    def after(scaler: GradScaler, args: Any, kwargs: Any) -> None:
+        event = StepEnded(scaler, args[0] if args else kwargs.get("optimizer"))
+        if scaler is bus.scaler:
+            bus.is_stepping = False
+            ended.emit(event)
+        else:
+            others_ended.emit(event)
+
+    def failed(scaler: GradScaler) -> None:
+        if scaler is bus.scaler:
+            bus.is_stepping = False
+
+    _on_scaler(bus, handles, "step", before=before, after=after, failed=failed)
+
+
+def _update(bus: Bus, handles: list[Any]) -> None:
+    updating, updated = bus.channel(Updating), bus.channel(Updated)
+    others = bus.of_other_scalers(Updating)
+
+    def before(scaler: GradScaler, _args: Any, _kwargs: Any) -> None:
+        if scaler is bus.scaler:
+            updating.emit(Updating(scaler))
+        else:
+            others.emit(Updating(scaler))
+
+    def after(scaler: GradScaler, args: Any, kwargs: Any) -> None:
+        if scaler is bus.scaler:
+            updated.emit(
+                Updated(scaler, (args[0] if args else kwargs.get("new_scale")) is not None)
+            )
+            if bus.at_boundary:
+                bus.settle()
+
+    _on_scaler(bus, handles, "update", before=before, after=after)
+
+
+def _load_scaler(bus: Bus, handles: list[Any]) -> None:
+    loaded, others = bus.channel(ScalerLoaded), bus.of_other_scalers(ScalerLoaded)
+
+    def after(scaler: GradScaler, _args: Any, _kwargs: Any) -> None:
+        (loaded if scaler is bus.scaler else others).emit(ScalerLoaded(scaler))
+
+    _on_scaler(bus, handles, "load_state_dict", after=after)
+
+
+def _load_optimizer(bus: Bus, handles: list[Any]) -> None:
+    channel = bus.channel(OptimizerLoaded)
+
+    def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        channel.emit(OptimizerLoaded(optimizer))
+
+    handles.append(listen(Optimizer, "load_state_dict", after=after))
+
+
+def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
+    # PyTorch's global hooks, not those of an instance: they find optimizers made after
+    # ``monitor()`` as well and leave no trace in an optimizer that is copied. They do not tell
+    # skipped steps from applied ones (fused optimizers are called for both).
+    stepping, stepped = bus.channel(OptimizerStepping), bus.channel(OptimizerStepped)
+    outermost: int | None = None
+    begun: set[int] = set()
+
+    def before(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        nonlocal outermost
+        # A step that is being compiled must not get our code into its graph.
+        if is_compiling():
+            return
+        if outermost is None or id(optimizer) in begun:
+            # A step that raised never returned: what begins again is not inside of it.
+            outermost = id(optimizer)
+            begun.clear()
+        begun.add(id(optimizer))
+        bus.is_optimizer_stepping = True
+        if stepping.subscribers:
+            stepping.emit(OptimizerStepping(optimizer))
+
+    def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        nonlocal outermost
+        if is_compiling():
+            return
+        is_outermost = outermost == id(optimizer)
+        if is_outermost:
+            outermost = None
+            begun.clear()
+        bus.is_optimizer_stepping = False
+        stepped.emit(OptimizerStepped(optimizer, bus.is_stepping, is_outermost))
+        if bus.at_boundary:
+            bus.settle()
+
+    handles.append(register_optimizer_step_pre_hook(before))
+    handles.append(register_optimizer_step_post_hook(after))
+
+
+def _zero_grad(bus: Bus, handles: list[Any]) -> None:
+    channel = bus.channel(Zeroed)
+
+    def after(owner: Optimizer | nn.Module, _args: Any, _kwargs: Any) -> None:
+        channel.emit(Zeroed(owner))
+
+    handles.append(listen(Optimizer, "zero_grad", after=after))
+    handles.append(listen(nn.Module, "zero_grad", after=after))
+
+
+BY_VALUE = "clip_grad_value_"
+
+
+def _clip(bus: Bus, handles: list[Any]) -> None:
+    # What is replaced is what the public functions look up when they are called: so they are
+    # heard also where a user has imported them by name.
+    by_norm, by_value = bus.channel(ClippingByNorm), bus.channel(ClippingByValue)
+
+    def before_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if tracing_state() is not None:
+            return
+        limit = args[1] if len(args) > 1 else kwargs.get("max_norm")
+        norm = args[2] if len(args) > 2 else kwargs.get("total_norm")
+        by_norm.emit(ClippingByNorm(args[0] if args else kwargs.get("parameters"), limit, norm))
+
+    def before_grouping(args: tuple[Any, ...], _kwargs: Any) -> None:
+        # All of them group gradients; clipping by value has no function of its own to call.
+        caller = sys._getframe(2)  # noqa: SLF001 - behind the tap; the only way
+        if caller.f_code.co_name == BY_VALUE and tracing_state() is None:
+            by_value.emit(ClippingByValue(args[0][0], caller.f_locals.get("clip_value")))
+
+    if hasattr(clip_grad, "_clip_grads_with_norm_"):
+        names = [(clip_grad, "_clip_grads_with_norm_"), (nn.utils, "clip_grads_with_norm_")]
+    else:  # a version in which the function is in one piece
+        names = [(clip_grad, "clip_grad_norm_"), (nn.utils, "clip_grad_norm_")]
+    for module, name in names:
+        if hasattr(module, name):
+            handles.append(listen_to_function(module, name, before=before_norm))
+    grouping = "_group_tensors_by_device_and_dtype"
+    if hasattr(clip_grad, grouping):
+        handles.append(listen_to_function(clip_grad, grouping, before=before_grouping))
+
+
+def _backward(bus: Bus, handles: list[Any]) -> None:
+    # Every Tensor.backward goes through torch.autograd.backward. One within another one is part
+    # of that: activation checkpointing computes its piece of the forward pass again there.
+    channel = bus.channel(BackwardBegan)
+    # By thread what is to be called at the end of the backward that is running.
+    running: dict[int, Sequence[tuple[Guard, Callable[[], object]]]] = {}
+
+    def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if graph_task() != -1 or tracing_state() is not None:
+            return
+        me = get_ident()
+        running.pop(me, None)
+        is_alone = not running
+        tensors = args[0] if args else kwargs.get("tensors")
+        gradients = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
+        event = BackwardBegan(
+            (tensors,) if isinstance(tensors, torch.Tensor) else _listed(tensors),
+            () if gradients is None else _listed(gradients),
+            is_alone,
+        )
+        running[me] = ()
+        running[me] = channel.emit(event)
+
+    def after(_args: Any, _kwargs: Any) -> None:
+        if graph_task() == -1:
+            for guard, end in running.pop(get_ident(), ()):
+                guard.run(end)
+
+    def failed() -> None:
+        if graph_task() == -1:
+            running.pop(get_ident(), None)
+
+    handles.append(
+        listen_to_function(torch.autograd, "backward", before=before, after=after, failed=failed)
+    )
+
+
+def _listed(given: object) -> tuple[Any, ...]:
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, (list, tuple)) else (given,)
+
+
+def _autocast(bus: Bus, handles: list[Any]) -> None:
+    entering, left = bus.channel(AutocastEntering), bus.channel(AutocastLeft)
+
+    def before(region: torch.autocast, _args: Any, _kwargs: Any) -> None:
+        entering.emit(AutocastEntering(region))
+
+    def after(_region: torch.autocast, _args: Any, _kwargs: Any) -> None:
+        left.emit(AutocastLeft())
+
+    handles.append(listen(torch.autocast, "__enter__", before=before))
+    handles.append(listen(torch.autocast, "__exit__", after=after))
+
+
+def _backends() -> list[type]:
+    # torch.compile itself may have been imported by name; and PyTorch warns whoever has hooks on
+    # all modules when something compiled runs.
+    return [getattr(torch, name) for name in BACKENDS if hasattr(torch, name)]
+
+
+def _compile(bus: Bus, handles: list[Any]) -> None:
+    called = bus.channel(CompileCalled)
+
+    def before(_backend: Any, _args: Any, _kwargs: Any) -> None:
+        called.emit(CompileCalled())
+
+    handles += [listen(backend, "__init__", before=before) for backend in _backends()]
+
+
+def _capture(bus: Bus, handles: list[Any]) -> None:
+    captured = bus.channel(GraphCaptured)
+
+    def before(_backend: Any, args: Any, _kwargs: Any) -> None:
+        captured.emit(GraphCaptured(*args[:2]))
+
+    handles += [
+        listen(backend, "__call__", before=before, in_compiler=True) for backend in _backends()
+    ]
+
+
+def _before_forward(bus: Bus, handles: list[Any]) -> None:
+    channel = bus.channel(ForwardBegan)
+
+    def began(module: nn.Module, args: Any) -> None:
+        # What is traced or compiled must not get our code into its graph.
+        if not is_traced():
+            channel.emit(ForwardBegan(module, args))
+
+    handles.append(register_module_forward_pre_hook(began))
+
+
+def _after_forward(bus: Bus, handles: list[Any]) -> None:
+    channel = bus.channel(ForwardReturned)
+
+    def returned(module: nn.Module, _args: Any, output: Any) -> None:
+        if not is_traced():
+            channel.emit(ForwardReturned(module, output))
+
+    handles.append(register_module_forward_hook(returned))
+
+
+def _end_of_forward(bus: Bus, handles: list[Any]) -> None:
+    channel = bus.channel(ForwardEnded)
+
+    def ended(module: nn.Module, _args: Any, _output: Any) -> None:
+        # This hook stays, so it runs at each call of each module of each iteration.
+        for subscriber in channel.subscribers:
+            if not subscriber.sensor.is_dormant:
+                break
+        else:
+            return
+        if not is_traced():
+            channel.emit(ForwardEnded(module))
+
+    handles.append(register_module_forward_hook(ended, always_call=True))
+
+
+def _altered(bus: Bus, handles: list[Any]) -> None:
+    channel = bus.channel(AlteredCalled)
+
+    def before(name: str) -> Callable[..., None]:
+        def before_call(_args: Any, _kwargs: Any) -> None:
+            if not is_compiling():
+                channel.emit(AlteredCalled(name))
+
+        return before_call
+
+    def before_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not is_compiling() and is_altered_norm(args, kwargs):
+            channel.emit(AlteredCalled("norm"))
+
+    for module, name in ALTERED_FUNCTIONS:
+        if hasattr(module, name):
+            handles.append(listen_to_function(module, name, before=before(name)))
+    for module, name in ALTERED_NORMS:
+        if hasattr(module, name):
+            handles.append(listen_to_function(module, name, before=before_norm))
+
+
+COUNTED = "in iterations whose ops are observed one by one"
+
+SCALER_PLACES: tuple[Place, ...] = (
+    Place("torch.amp.GradScaler.scale", REPLACED, (Scaled,), _scale),
+    Place("torch.amp.GradScaler.get_scale", REPLACED, (ScaleRead,), _get_scale),
+    Place("torch.amp.GradScaler.unscale_", REPLACED, (Unscaling, Unscaled), _unscale),
+    Place("torch.amp.GradScaler.step", REPLACED, (StepBegan, StepEnded), _step),
+    Place("torch.amp.GradScaler.update", REPLACED, (Updating, Updated), _update),
+    Place("torch.amp.GradScaler.load_state_dict", REPLACED, (ScalerLoaded,), _load_scaler),
+)
+"""Those that depend on which scaler is watched."""
+
+PLACES: tuple[Place, ...] = (
+    *SCALER_PLACES,
+    Place("torch.optim.Optimizer.load_state_dict", REPLACED, (OptimizerLoaded,), _load_optimizer),
+    Place(
+        "torch.optim.optimizer.register_optimizer_step_pre_hook, ..._post_hook",
+        HOOK,
+        (OptimizerStepping, OptimizerStepped),
+        _optimizer_step,
+    ),
+    Place(
+        "torch.optim.Optimizer.zero_grad, torch.nn.Module.zero_grad",
+        REPLACED,
+        (Zeroed,),
+        _zero_grad,
+    ),
+    Place(
+        "torch.nn.utils.clip_grad._clip_grads_with_norm_, ..._group_tensors_by_device_and_dtype,"
+        " torch.nn.utils.clip_grads_with_norm_",
+        FUNCTION,
+        (ClippingByNorm, ClippingByValue),
+        _clip,
+    ),
+    Place("torch.autograd.backward", FUNCTION, (BackwardBegan,), _backward),
+    Place(
+        "torch.autocast.__enter__, torch.autocast.__exit__",
+        REPLACED,
+        (AutocastEntering, AutocastLeft),
+        _autocast,
+    ),
+    Place("__init__ of the backends of torch.compile", REPLACED, (CompileCalled,), _compile),
+    Place("__call__ of the backends of torch.compile", REPLACED, (GraphCaptured,), _capture),
+    Place(
+        "torch.nn.modules.module.register_module_forward_pre_hook",
+        HOOK,
+        (ForwardBegan,),
+        _before_forward,
+        when="in iterations whose inputs or ops are observed",
+    ),
+    Place(
+        "torch.nn.modules.module.register_module_forward_hook",
+        HOOK,
+        (ForwardReturned,),
+        _after_forward,
+        when="in iterations whose outputs are measured",
+    ),
+    Place(
+        "torch.nn.modules.module.register_module_forward_hook(always_call=True)",
+        HOOK,
+        (ForwardEnded,),
+        _end_of_forward,
+        when="at standard and deep, until torch.compile is called",
+    ),
+    Place(
+        "torch.linalg.svdvals, eigvalsh, pinv, cond, matrix_rank, norm, matrix_norm;"
+        " torch.pinverse",
+        FUNCTION,
+        (AlteredCalled,),
+        _altered,
+        when=COUNTED,
+    ),
+)
+"""The places, in the order in which they are put on."""

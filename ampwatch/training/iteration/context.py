@@ -1,0 +1,103 @@
+"""What every sensor may know of the training that it watches: one object, handed to all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ampwatch.errors import StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import torch
+
+    from ampwatch.settings import Settings
+    from ampwatch.training.hooks.bus import Bus
+    from ampwatch.training.hooks.open_iteration import OpenIteration
+    from ampwatch.training.hooks.regions import Regions
+    from ampwatch.training.iteration.governor import Governor
+    from ampwatch.training.iteration.ledger import Clock
+    from ampwatch.training.model.names import Names
+    from ampwatch.training.model.optimizers import OptimizerRegistry
+    from ampwatch.training.model.trained import Trained
+    from ampwatch.training.transfer.deferred import Deferred
+    from ampwatch.training.transfer.losses import LossSum
+    from ampwatch.training.transfer.measuring import Measuring
+    from ampwatch.wire.records import Record
+
+
+class WayOut(Protocol):
+    """Where records leave the training process."""
+
+    def put(self, record: Record) -> None:
+        """Write a record. Never raises."""
+
+    @property
+    def ring_path(self) -> Path | None:
+        """The ring file, ``None`` without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The parts that the sensors of one training share.
+
+    Attributes:
+        settings: The checked settings.
+        scaler: The scaler that the user has handed in, or ``None``. The one that is watched now
+            is ``bus.scaler``.
+        device: Where the first parameter is; ``None`` without a model.
+        names: Names of parameters, buffers and modules.
+        trained: The parameters that get gradients.
+        registry: Numbers the optimizers.
+        autocast_dtypes: Names of the autocast dtypes seen so far, in order; the diagnosis reads it.
+        lost_eps: Parameters whose ``eps`` is zero in their dtype; the diagnosis reads it.
+        iteration: The open iteration.
+        losses: The losses of the open iteration.
+        bus: Tells of events.
+        governor: Says what is measured in the open iteration.
+        measuring: Measures ranges.
+        deferred: Reads values from devices, later.
+        regions: Which autocast regions every thread is in.
+        clock: Where the time comes from.
+        observe: Takes what a sensor has learnt, as soon as it has: an object of
+            ``diagnosis.evidence``. Never raises.
+        out: Where records go.
+    """
+
+    settings: Settings
+    scaler: torch.amp.GradScaler | None
+    device: torch.device | None
+    names: Names
+    trained: Trained
+    registry: OptimizerRegistry
+    autocast_dtypes: list[str]
+    lost_eps: dict[str, float]
+    iteration: OpenIteration
+    losses: LossSum
+    bus: Bus
+    governor: Governor
+    measuring: Measuring
+    deferred: Deferred
+    regions: Regions
+    clock: Clock
+    observe: Callable[[object], None]
+    out: WayOut
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the user has handed in a scaler that multiplies the loss."""
+        return self.scaler is not None and self.scaler.is_enabled()
+
+    @property
+    def some_scaler(self) -> torch.amp.GradScaler:
+        """The scaler that the user has handed in, for sensors that are made with one only.
+
+        Raises:
+            StateError: If there is none.
+        """
+        if self.scaler is None:
+            msg = "expected a training with a GradScaler, got one without"
+            raise StateError(msg)
+        return self.scaler

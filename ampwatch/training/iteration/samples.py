@@ -1,0 +1,130 @@
+"""What is measured in an iteration on its way to the host: ranges, and single values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.evidence.attention import Attention
+from ampwatch.training.hooks.events import IterationPlanned
+from ampwatch.training.hooks.sensor import Sensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.diagnosis.evidence.iteration import TensorRange
+    from ampwatch.training.hooks.bus import Bus
+    from ampwatch.training.hooks.events import (
+        IterationArrived,
+        IterationClosed,
+        IterationOpened,
+    )
+    from ampwatch.training.iteration.governor import Governor
+    from ampwatch.training.transfer.deferred import Deferred
+    from ampwatch.training.transfer.measuring import Measuring, Sample
+
+
+class DeferredReads(Sensor):
+    """Hands over the values that sensors have asked for and that have reached the host.
+
+    Args:
+        deferred: Reads values.
+    """
+
+    name = "deferred"
+
+    def __init__(self, deferred: Deferred) -> None:
+        self._deferred = deferred
+
+    def iteration_closed(self, _event: IterationClosed) -> None:
+        """Hand over what has arrived. Never waits."""
+        if self._deferred.flying:
+            self._deferred.poll()
+
+
+class Planner(Sensor):
+    """Moves the governor on from iteration to iteration, and tells who measures of its plan.
+
+    It stands before the sensors that measure: the governor has planned an iteration when they are
+    told that it begins.
+
+    Args:
+        governor: Plans what is measured.
+        bus: Told of the plan.
+    """
+
+    name = "governor"
+
+    def __init__(self, governor: Governor, bus: Bus) -> None:
+        self._governor = governor
+        self._bus = bus
+        self._step = 0
+        self._was_quiet = False
+
+    def failed(self) -> None:
+        """Have nothing measured any more: the last plan is not to be carried out for ever."""
+        self._governor.stop()
+        self._bus.emit(IterationPlanned(self._step, Attention()))
+
+    def iteration_opened(self, event: IterationOpened) -> None:
+        """Plan what is measured in the iteration that begins."""
+        governor, self._step = self._governor, event.step
+        governor.next(event.duration_s)
+        attention = event.attention
+        is_quiet = not (governor.wanted or governor.is_opening or any(attention))
+        if not (is_quiet and self._was_quiet):
+            self._bus.emit(IterationPlanned(event.step, attention))
+        self._was_quiet = is_quiet
+
+    def iteration_arrived(self, event: IterationArrived) -> None:
+        """Plan more when something has gone wrong, and when a streak of that is over."""
+        if event.is_alarming:
+            self._governor.alarm()
+        elif event.ends_alarm:
+            self._governor.calm()
+
+
+class RangeSamples(Sensor):
+    """Sends off what the sensors of ranges have measured, and takes in what has arrived.
+
+    The ledger asks for it: a sample travels with its iteration. Nothing in here raises.
+
+    Args:
+        governor: Plans what is measured.
+        measuring: Measures.
+        bus: Makes the guard.
+    """
+
+    name = "ranges"
+
+    def __init__(self, governor: Governor, measuring: Measuring, bus: Bus) -> None:
+        self._governor = governor
+        self._measuring = measuring
+        self.guard = self._guard = bus.guard(self.name, sweep=self.failed)
+
+    def failed(self) -> None:
+        """Have no ranges measured any more: nobody would take them in."""
+        self._governor.stop()
+
+    def seal(self) -> Sample | None:
+        """Send off what was measured; ``None`` if nothing was."""
+        return self._guard.run(self._seal) if self._measuring.open.topics else None
+
+    def _seal(self) -> Sample | None:
+        sample = self._measuring.seal()
+        if sample is not None:
+            sample.parts = self._governor.part[1]
+        return sample
+
+    def take(self, sample: Sample) -> Sequence[TensorRange]:
+        """Return the measurements of a sample that has arrived."""
+        return self._guard.run(self._take, sample) or ()
+
+    def _take(self, sample: Sample) -> Sequence[TensorRange]:
+        ranges = self._measuring.take(sample)
+        if sample.device_ns:
+            self._governor.charge(frozenset(sample.topics), sample.parts, sample.device_ns)
+        return ranges
+
+    def discard(self, sample: Sample) -> None:
+        """Let go of a sample."""
+        self._guard.run(self._measuring.discard, sample)

@@ -1,0 +1,59 @@
+"""The events of the ops of an iteration that is observed op by op."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ampwatch.numerics.units.ops import Phase
+    from ampwatch.training.ops.call import OpCall
+
+
+class OpPlace(NamedTuple):
+    """Where an op ran.
+
+    Attributes:
+        phase: The part of the iteration.
+        module: Qualified name of the innermost watched module that was running, or, in backward,
+            of the one whose forward made the node; empty for the root and outside of all.
+        is_inside: Whether a watched module was running in this thread.
+    """
+
+    phase: Phase
+    module: str
+    is_inside: bool
+
+
+class OpsBegan(NamedTuple):
+    """The ops of an iteration, or of what is left of it, are observed from here on.
+
+    Attributes:
+        step: Its index.
+        follows: Whether non-finite values are to be followed from op to op.
+    """
+
+    step: int
+    follows: bool = True
+
+
+class Op(NamedTuple):
+    """An op has returned. Inside of a handler no dispatch mode is on; nothing of it is recorded.
+
+    Ops that compute nothing (views, ``empty``, ``detach``) are not told of. Tensors may be read
+    and must not be kept.
+
+    Attributes:
+        call: The op, what it was given and what it has returned.
+        place: Where it ran.
+    """
+
+    call: OpCall
+    place: OpPlace
+
+
+class OpsEnded(NamedTuple):
+    """The iteration is over, or its ops are not observed any further."""
+
+
+OP_EVENTS = (OpsBegan, Op, OpsEnded)
+"""What a bus has to be told of that knows only torch's callables."""

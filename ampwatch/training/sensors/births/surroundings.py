@@ -1,0 +1,62 @@
+"""What those who follow non-finite values have to know of the training besides its ops."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ampwatch.diagnosis.evidence.births import OpTrace
+    from ampwatch.training.iteration.context import Context
+    from ampwatch.training.model.names import Names
+
+
+class Surroundings:
+    """The scale, the losses and the steps around the ops; and where a trace goes.
+
+    Args:
+        context: What is shared.
+
+    Attributes:
+        names: Names of parameters and buffers.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.names: Names = context.names
+        self._context = context
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether an optimizer is stepping."""
+        return self._context.bus.is_optimizer_stepping
+
+    @property
+    def scale(self) -> Tensor | None:
+        """The scaler's scale, ``None`` without one.
+
+        A loss that is not finite only because it was multiplied by that is none of an op's doing.
+        """
+        scale: Tensor | None = getattr(self._context.bus.scaler, "_scale", None)
+        return scale
+
+    @property
+    def loss_parts(self) -> tuple[float | None, Tensor | None]:
+        """The losses of the open iteration.
+
+        The sum of those on the host, ``None`` if there are no losses, and of those on a device.
+        """
+        losses = self._context.losses
+        return losses.on_host if losses.num_losses else None, losses.on_device
+
+    def deliver_known(self, trace: OpTrace) -> None:
+        """Hand on what was seen of the open iteration, all of it on the host."""
+        loss = self._context.losses.known()
+        trace.loss_nonfinite = None if loss is None else not math.isfinite(loss)
+        self.deliver(trace)
+
+    def deliver(self, trace: OpTrace) -> None:
+        """Hand on what was seen of an iteration."""
+        trace.is_scaled = self._context.is_scaled
+        self._context.observe(trace)

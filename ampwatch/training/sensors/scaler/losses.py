@@ -1,0 +1,36 @@
+"""The losses of a training without a scaler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ampwatch.training.hooks.sensor import Sensor
+
+if TYPE_CHECKING:
+    from ampwatch.training.hooks.events import BackwardBegan, Scaled
+    from ampwatch.training.iteration.context import Context
+
+
+class RootLosses(Sensor):
+    """Takes what backward begins at for losses, where no scaler multiplies them.
+
+    With a watched scaler, enabled or not, the ledger takes what is handed to ``scaler.scale``. A
+    scaler that nobody watches says that what goes back from here on is no loss, but a multiple.
+
+    Args:
+        context: What is shared, without a scaler.
+    """
+
+    name = "losses"
+    any_scaler = True
+
+    def __init__(self, context: Context) -> None:
+        self._losses = context.losses
+
+    def scaled(self, event: Scaled) -> None:
+        """Take note of a scaler that nobody watches."""
+        self.is_dormant = event.scaler.is_enabled()
+
+    def backward_began(self, event: BackwardBegan) -> None:
+        """Take the losses."""
+        self._losses.add(event.tensors)

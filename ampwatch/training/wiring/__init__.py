@@ -1,1 +1,0 @@
-"""The parts of one watched training, wired together by family."""

@@ -9,8 +9,8 @@ import statistics
 import time
 
 from ampwatch.host.fleet import Fleet
+from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.metrics.prometheus import PrometheusExporter
-from ampwatch.host.metrics.samples import CollectorPass
 from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.settings import Settings
 from ampwatch.wire.records import (

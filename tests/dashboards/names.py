@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.kinds.slugs import KINDS
 from ampwatch.host.fleet.gpus import (
     CAPABILITY_STATES,
     TENSOR_PIPES,
@@ -12,15 +13,10 @@ from ampwatch.host.fleet.gpus import (
     Feature,
     Reason,
 )
-from ampwatch.host.metrics.catalog import (
-    CATALOG,
-    DTYPES,
-    KINDS,
-    LABELS,
-    NO_DTYPE,
-    OTHER_DTYPE,
-    PROFILER_PARTS,
-)
+from ampwatch.host.metrics.catalog import CATALOG
+from ampwatch.host.metrics.dtypes import DTYPES, NO_DTYPE, OTHER_DTYPE
+from ampwatch.host.metrics.kernels import PROFILER_PARTS
+from ampwatch.host.metrics.labels import LABELS
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.numerics.whatif import Fit
 from ampwatch.report.op_shares import Absence

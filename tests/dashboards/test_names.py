@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from ampwatch.host.metrics.catalog import CATALOG, LABELS
+from ampwatch.host.metrics.catalog import CATALOG
+from ampwatch.host.metrics.labels import LABELS
 from tests.dashboards import documents
 from tests.dashboards.documents import FILES, RULE_FILES, expressions, load
 from tests.dashboards.labels import Labels

@@ -24,8 +24,8 @@ from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Site
 from ampwatch.host.daemon.watcher import RingWatcher
 from ampwatch.host.fleet import Fleet
+from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.gpu.choice import gpu_collector
-from ampwatch.host.metrics.samples import CollectorPass
 from ampwatch.runtime import ring_directories, runtime_directory
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, read_info
 from ampwatch.wire.ring.layout import LAYOUT

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
     from ampwatch.host.fleet import Fleet
-    from ampwatch.host.metrics.samples import CollectorPass
+    from ampwatch.host.fleet.passes import CollectorPass
 
 MAX_STREAMS = 64
 """Open pages at a time; each costs a thread."""

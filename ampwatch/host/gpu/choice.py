@@ -13,7 +13,7 @@ from ampwatch.host.gpu.synthetic import SyntheticSource
 
 if TYPE_CHECKING:
     from ampwatch.host.fleet import Fleet
-    from ampwatch.host.metrics.samples import CollectorPass
+    from ampwatch.host.fleet.passes import CollectorPass
     from ampwatch.settings import Settings
 
 

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ampwatch.host.fleet.gpus import NOTHING_WRONG, Pass, Reason
-from ampwatch.host.metrics.samples import CollectorPass
+from ampwatch.host.fleet.passes import CollectorPass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,18 +7,18 @@ scrapes only the numbers change, so the beginning of each line is remembered her
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client.utils import floatToGoString
 
-from ampwatch.host.metrics.reading import Exemplified
+from ampwatch.host.metrics.metric import Exemplified
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ampwatch.host.metrics.catalog import Metric
+    from ampwatch.host.metrics.metric import Metric, Samples
 
-    Collected = Iterable[tuple[Metric, Iterable[tuple[tuple[str, ...], Any]]]]
+    Collected = Iterable[tuple[Metric, Samples]]
     Lines = Iterator[tuple[str, tuple[str, ...], str, float | Exemplified]]
 
 END = "# EOF\n"
@@ -45,8 +45,7 @@ class Exposition:
         """Return the text of a scrape.
 
         Args:
-            collected: Each metric with the label values and the value of its samples; that
-                of a histogram is the cumulative buckets and the sum.
+            collected: Each metric with the label values and the value of its samples.
         """
         known, used = self._beginnings, {}
         text = []
@@ -71,7 +70,7 @@ class Exposition:
         return "".join(text)
 
 
-def _lines(metric: Metric, samples: Iterable[tuple[tuple[str, ...], Any]]) -> Lines:
+def _lines(metric: Metric, samples: Samples) -> Lines:
     """Yield the name, the label values, the bound of a bucket and the value of each line."""
     if metric.type != "histogram":
         for values, value in samples:

@@ -17,8 +17,8 @@ from tests.host.daemon.parts import eventually
 from tests.host.fleet.made_up import Clock
 
 if TYPE_CHECKING:
+    from ampwatch.host.fleet.passes import CollectorPass
     from ampwatch.host.gpu.source import Source
-    from ampwatch.host.metrics.samples import CollectorPass
     from tests.host.gpu.standin import Standin
 
 

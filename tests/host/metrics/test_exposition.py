@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from ampwatch.host.fleet import Fleet
+from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.metrics.prometheus import FleetCollector, PrometheusExporter
-from ampwatch.host.metrics.samples import CollectorPass
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord, Record, Topic
 from tests.host.fleet.made_up import (

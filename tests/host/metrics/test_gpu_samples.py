@@ -11,8 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.gpus import KNOWN_XIDS, Feature, Gpu, Pass, Reason
-from ampwatch.host.metrics.catalog import CATALOG, TOPICS
-from ampwatch.host.metrics.gpu_samples import OF_GPUS
+from ampwatch.host.metrics.catalog import TOPICS
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord
@@ -64,8 +63,6 @@ def test_every_gpu_metric_of_the_catalog_has_a_sample() -> None:
     fleet = fleet_with_gpus()
 
     assert [name for name in NAMES if not samples(fleet, name)] == []
-    assert sorted(OF_GPUS) == sorted(NAMES)
-    assert set(NAMES) <= {metric.name for metric in CATALOG}
 
 
 @pytest.mark.services

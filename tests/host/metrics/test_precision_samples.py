@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ampwatch.host.metrics.catalog import DTYPES, LABELS, NO_DTYPE, OTHER_DTYPE
-from ampwatch.host.metrics.precision_samples import OF_PRECISION, dtype_label
+from ampwatch.host.metrics.catalog import TOPICS
+from ampwatch.host.metrics.dtypes import DTYPES, NO_DTYPE, OTHER_DTYPE, dtype_label
+from ampwatch.host.metrics.labels import LABELS
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.report.op_shares import Absence
 from ampwatch.wire.records import (
@@ -31,6 +32,7 @@ from tests.host.fleet.made_up import (
 from tests.host.metrics.test_prometheus import fleet_of, names_of_rank_0, samples
 from tests.host.metrics.test_range_samples import of_modules, value
 
+OF_PRECISION = {metric.name for topic in ("Precision mix", "Kernels") for metric in TOPICS[topic]}
 BORN_AT_0 = {
     "ampwatch_census_iterations_total",
     "ampwatch_flops_total",
@@ -52,7 +54,7 @@ BORN_AT_0 = {
 
 def test_before_the_first_census_there_are_counters_at_0_and_reasons_and_nothing_else() -> None:
     """The first fallback is an increase that an alert can see."""
-    of_precision = names_of_rank_0(fleet_of()) & OF_PRECISION.keys()
+    of_precision = names_of_rank_0(fleet_of()) & OF_PRECISION
     born = {v for k, v in samples(fleet_of()).items() if k[0] in BORN_AT_0}
 
     assert of_precision == BORN_AT_0 | {"ampwatch_precision_capability"}

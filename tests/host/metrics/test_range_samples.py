@@ -5,13 +5,18 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from ampwatch.host.metrics.catalog import TOPICS
 from ampwatch.host.metrics.prometheus import PrometheusExporter
-from ampwatch.host.metrics.range_samples import OF_RANGES
 from ampwatch.wire.records import ALL_MODULES, FactsRecord, Record, Topic
 from tests.host.fleet.made_up import START, histogram, ranges, sampling, step
 from tests.host.metrics.test_prometheus import fleet_of, names_of_rank_0, samples, scrape
 
 FLOAT16 = FactsRecord({"autocast_dtype": "bfloat16,float16"})
+OF_RANGES = {
+    metric.name
+    for topic in ("Sampling", "Gradients", "Parameters and buffers", "Modules")
+    for metric in TOPICS[topic]
+}
 OF_SAMPLING = {
     "ampwatch_samples_total",
     "ampwatch_samples_dropped_total",

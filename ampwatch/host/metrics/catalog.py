@@ -1,15 +1,56 @@
-"""The text of ``docs/metrics.md``."""
+"""Every exported metric, by topic, and the page that is printed from them.
+
+A metric is one object: name, type, unit, labels, help and the reader of its value, in the module
+of its topic. The exporter walks over all of them, ``docs/metrics.md`` is printed from them
+(``python -m ampwatch.host.metrics.catalog > docs/metrics.md``), dashboards and alert rules are
+tested against them. Names and labels are frozen once released.
+
+What an event is, is a counter; what a scrape could miss is held; ratios are left
+to PromQL. A value that is not known is absent, never 0 and never NaN.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
-from ampwatch.host.metrics.catalog.labels import LABELS
+from ampwatch.host.metrics.daemon import DAEMON
+from ampwatch.host.metrics.findings import FINDINGS
+from ampwatch.host.metrics.gpus import GPUS
+from ampwatch.host.metrics.gradients import GRADIENTS, PARAMETERS_AND_BUFFERS
+from ampwatch.host.metrics.kernels import KERNELS
+from ampwatch.host.metrics.labels import LABELS
+from ampwatch.host.metrics.loss_scaling import LOSS_SCALING
+from ampwatch.host.metrics.mig import MIG
+from ampwatch.host.metrics.modules import MODULES
+from ampwatch.host.metrics.precision import PRECISION_MIX
+from ampwatch.host.metrics.run import RUN
+from ampwatch.host.metrics.sampling import SAMPLING
+from ampwatch.host.metrics.steps import STEPS_AND_LOSS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ampwatch.host.metrics.catalog.metric import Metric
+    from ampwatch.host.metrics.metric import Metric
+
+TOPICS: dict[str, tuple[Metric, ...]] = {
+    "Daemon": DAEMON,
+    "Run": RUN,
+    "Loss scaling": LOSS_SCALING,
+    "Steps and loss": STEPS_AND_LOSS,
+    "Sampling": SAMPLING,
+    "Gradients": GRADIENTS,
+    "Parameters and buffers": PARAMETERS_AND_BUFFERS,
+    "Modules": MODULES,
+    "Precision mix": PRECISION_MIX,
+    "Kernels": KERNELS,
+    "Findings": FINDINGS,
+    "GPUs": (*GPUS, *MIG),
+}
+"""The metrics by the question they answer, in the order in which they are exported."""
+
+CATALOG: tuple[Metric, ...] = tuple(metric for metrics in TOPICS.values() for metric in metrics)
+"""All metrics, in the order in which they are exported."""
 
 _INTRODUCTION = """\
 # Metrics
@@ -52,7 +93,7 @@ Generated from `ampwatch/catalog/`; change what is there, then run
 """
 
 
-def markdown(topics: Mapping[str, Sequence[Metric]]) -> str:
+def markdown(topics: Mapping[str, Sequence[Metric]] = TOPICS) -> str:
     """Return the text of ``docs/metrics.md``."""
     parts = [_INTRODUCTION]
     for topic, metrics in topics.items():
@@ -68,3 +109,7 @@ def markdown(topics: Mapping[str, Sequence[Metric]]) -> str:
 def _row(metric: Metric) -> str:
     labels = ", ".join(metric.labels) or "none"
     return f"| `{metric.name}` | {metric.type} | {labels} | {metric.help} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.slugs import KINDS
 from ampwatch.host.fleet import tensor_views
 from ampwatch.host.fleet.peak import HOLD_SECONDS
-from ampwatch.host.metrics.catalog import CATALOG, KINDS, LABELS, Metric, markdown
+from ampwatch.host.metrics.catalog import CATALOG, markdown
+from ampwatch.host.metrics.labels import LABELS
+from ampwatch.host.metrics.metric import Metric
 from ampwatch.numerics.units.kernels.verdict import Unit
 from ampwatch.wire.records import KERNEL_UNITS
 
-PAGE = Path(__file__).parents[4] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
 @pytest.mark.parametrize("metric", CATALOG, ids=lambda metric: metric.name)

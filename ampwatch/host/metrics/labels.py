@@ -1,6 +1,8 @@
-"""What every label says."""
+"""What every label says, and its values where they are few: a new label is a row here."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.slugs import KINDS
 from ampwatch.host.fleet.gpus import (
@@ -12,13 +14,9 @@ from ampwatch.host.fleet.gpus import (
     Feature,
     Reason,
 )
-from ampwatch.host.metrics.catalog.vocabulary import (
-    DTYPES,
-    NO_DTYPE,
-    OTHER_DTYPE,
-    PROFILER_PARTS,
-    ROOT_MODULE,
-)
+from ampwatch.host.metrics.dtypes import DTYPES, NO_DTYPE, OTHER_DTYPE
+from ampwatch.host.metrics.kernels import PROFILER_PARTS
+from ampwatch.host.metrics.scopes import ROOT_MODULE
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.numerics.whatif import Fit
 from ampwatch.report.op_shares import Absence
@@ -32,8 +30,11 @@ from ampwatch.wire.records import (
     WindowSkip,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-def _values(names: tuple[str, ...]) -> str:
+
+def _values(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
@@ -42,22 +43,22 @@ LABELS: dict[str, str] = {
     "rank": "Global rank in the process group, `0` without one.",
     "collector": "Which of the daemon's collectors: `rings` reads the records of the training processes, `gpu` the GPUs.",
     "state": "Of a run: "
-    + _values(tuple(state.value for state in RunState))
+    + _values(state.value for state in RunState)
     + ". Of what could be read of a GPU or told of precision: "
     + _values(CAPABILITY_STATES)
     + ".",
     "optimizer": "`0` to `7` in the order in which they were first seen, `other` for all beyond.",
-    "class": _values(tuple(skip.label for skip in SKIP_CLASSES))
+    "class": _values(skip.label for skip in SKIP_CLASSES)
     + ": searching the scale, just after a growth, neither, several in a row.",
     "kind": "Of findings: slug of the kind of failure, never changed between releases: "
     + _values(KINDS)
     + ". Of elements: `nan` or `inf`.",
-    "topic": _values(tuple(topic.label for topic in Topic)) + ".",
+    "topic": _values(topic.label for topic in Topic) + ".",
     "format": "Name of the dtype in PyTorch: `float16`, `bfloat16`, `float8_e4m3fn` or `float8_e5m2`.",
-    "fit": _values(tuple(fit.value for fit in Fit))
+    "fit": _values(fit.value for fit in Fit)
     + ": as they are, with some power of two as scale, with none.",
     "module": f"Qualified name of a module, `{ROOT_MODULE}` for the model itself; of at most so many modules as the setting `module_series` says, chosen once.",
-    "op_kind": _values(tuple(kind.label for kind in OpKind if kind is not OpKind.CAST)) + ".",
+    "op_kind": _values(kind.label for kind in OpKind if kind is not OpKind.CAST) + ".",
     "dtype": f"{_values(DTYPES)}; `{OTHER_DTYPE}` for every other one, `{NO_DTYPE}` where the name of a kernel does not say. `tf32` is float32 that may use TF32.",
     "from_dtype": "As `dtype`.",
     "to_dtype": "As `dtype`.",
@@ -67,7 +68,7 @@ LABELS: dict[str, str] = {
     + ": loading the profiler, starting it, iterations that took longer, stopping it, reading its events.",
     "views": "`hardware_kernels`, `hardware_arithmetic` or `kernels_arithmetic`.",
     "severity": "Of findings: "
-    + _values(tuple(severity.value for severity in Severity))
+    + _values(severity.value for severity in Severity)
     + ". Of ECC errors: `corrected` or `uncorrected`. Of remapped rows: `correctable` or `uncorrectable`.",
     "gpu": "Number that NVML gives the GPU; it changes when another GPU goes. Empty for NVML itself.",
     "uuid": "UUID of the GPU as NVML, `nvidia-smi -L` and DCGM say it, beginning with `GPU-`; with `SYNTHETIC-` if it does not exist.",
@@ -77,15 +78,15 @@ LABELS: dict[str, str] = {
     "reason": "Of throttling: "
     + _values((*THROTTLE_REASONS, "thermal"))
     + ", the last one only where the driver does not tell the kinds apart. Of what could be read of a GPU: "
-    + _values(tuple(reason.value for reason in Reason))
+    + _values(reason.value for reason in Reason)
     + ". Of what could be told of precision: "
-    + _values(tuple(absence.value for absence in Absence))
+    + _values(absence.value for absence in Absence)
     + ", and of ops that were counted, how: "
-    + _values(tuple(source.label for source in CensusSource))
+    + _values(source.label for source in CensusSource)
     + ". Of float32 under autocast: "
-    + _values(tuple(reason.label for reason in Fallback if reason is not Fallback.NONE))
+    + _values(reason.label for reason in Fallback if reason is not Fallback.NONE)
     + ". Of profiler windows that were not opened: "
-    + _values(tuple(reason.label for reason in WindowSkip))
+    + _values(reason.label for reason in WindowSkip)
     + ".",
     "pipe": _values(TENSOR_PIPES) + ": of all tensor pipes together, then of each.",
     "domain": "`sm` or `memory`.",

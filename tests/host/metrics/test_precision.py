@@ -30,7 +30,7 @@ from tests.host.fleet.made_up import (
     window,
 )
 from tests.host.metrics.test_prometheus import fleet_of, names_of_rank_0, samples
-from tests.host.metrics.test_range_samples import of_modules, value
+from tests.host.metrics.test_ranges import of_modules, value
 
 OF_PRECISION = {metric.name for topic in ("Precision mix", "Kernels") for metric in TOPICS[topic]}
 BORN_AT_0 = {

@@ -53,7 +53,7 @@ def fleet_of(*gpus: Gpu) -> Fleet:
 
 def test_the_scrape_of_synthetic_gpus_is_the_golden_one() -> None:
     """Every family with every label, as people and dashboards will see it."""
-    message = "if the change is wanted: python -m tests.host.metrics.test_gpu_samples > tests/golden/gpu_metrics.txt"
+    message = "if the change is wanted: python -m tests.host.metrics.test_gpus > tests/golden/gpu_metrics.txt"
 
     assert GOLDEN.read_text(encoding="utf-8") == gpu_scrape(fleet_with_gpus()), message
 

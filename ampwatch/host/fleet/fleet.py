@@ -10,7 +10,7 @@ from ampwatch.host.fleet.exported import share_modules, within
 from ampwatch.host.fleet.gpus import Gpus
 from ampwatch.host.fleet.jobs import jobs_of, label
 from ampwatch.host.fleet.rank import RankView
-from ampwatch.host.fleet.rank_verdicts import VerdictKeeper
+from ampwatch.host.fleet.step_outcomes import VerdictKeeper
 from ampwatch.host.fleet.tensor_views import ViewKeeper
 
 if TYPE_CHECKING:

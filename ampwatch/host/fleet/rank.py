@@ -12,7 +12,7 @@ from ampwatch.host.fleet.histogram import STEP_DURATION_BOUNDS, Histogram
 from ampwatch.host.fleet.history import History
 from ampwatch.host.fleet.peak import Peak
 from ampwatch.host.fleet.ranges import Ranges
-from ampwatch.host.fleet.rank_verdicts import Verdicts
+from ampwatch.host.fleet.step_outcomes import Verdicts
 from ampwatch.host.fleet.tensor_views import TensorViews
 from ampwatch.host.fleet.text import encodable
 from ampwatch.report.op_shares import Precision

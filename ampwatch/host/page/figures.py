@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.host.page.verdict import skips_by_class, tally
+from ampwatch.host.page.health import skips_by_class, tally
 from ampwatch.report.op_shares import (
     casts_per_op,
     flops_by_dtype,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ampwatch import __version__
 from ampwatch.host.page.figures import figures
 from ampwatch.host.page.gpu_state import gpu_state
+from ampwatch.host.page.health import Verdict, is_current, rank_verdict, run_verdict
 from ampwatch.host.page.precision_state import KERNEL_COLUMNS, OP_COLUMNS, PrecisionState
 from ampwatch.host.page.range_state import (
     EXPONENT_COLUMNS,
@@ -22,7 +23,6 @@ from ampwatch.host.page.range_state import (
     RangeState,
     formats,
 )
-from ampwatch.host.page.verdict import Verdict, is_current, rank_verdict, run_verdict
 from ampwatch.report.accounts import doc_page
 from ampwatch.wire.records import SKIP_CLASSES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.fleet.rank_verdicts import KIND
+from ampwatch.host.fleet.step_outcomes import KIND
 from ampwatch.settings import Settings
 from ampwatch.wire.records import OptimizerRecord, Record, SkipClass
 from tests.host.fleet.made_up import SECOND, START, Clock, identity, step

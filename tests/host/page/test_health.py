@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.page.verdict import Level, rank_verdict, run_verdict
+from ampwatch.host.page.health import Level, rank_verdict, run_verdict
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FindingRecord, RunState, Severity, SkipClass
 from tests.host.fleet.made_up import START, Clock, end, finding, identity, optimizer, put, step
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.host.fleet import RankView
-    from ampwatch.host.page.verdict import Verdict
+    from ampwatch.host.page.health import Verdict
     from ampwatch.wire.records import Record, StepRecord
 
 

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class DaemonOptions:
     """What a daemon is told besides the settings.
 
     Attributes:
@@ -82,7 +82,7 @@ class Daemon:
     """
 
     def __init__(
-        self, settings: Settings, options: Options, clock: Callable[[], float] = time.time
+        self, settings: Settings, options: DaemonOptions, clock: Callable[[], float] = time.time
     ) -> None:
         self._settings = settings
         self._options = options
@@ -204,7 +204,7 @@ class Daemon:
         return time.monotonic() - self._polled_at > patience
 
 
-def serve(settings: Settings, options: Options, lock_fd: int | None = None) -> None:
+def serve(settings: Settings, options: DaemonOptions, lock_fd: int | None = None) -> None:
     """Be the daemon, in this process or, for the launcher, in a detached child.
 
     Args:
@@ -250,7 +250,7 @@ def _other_daemon(info: DaemonInfo | None) -> str:
     return f"{expected}ampwatch {info.version} at {info.url}; open that, or end it with `kill {info.pid}`"
 
 
-def _directories(settings: Settings, options: Options) -> Callable[[], Iterable[Path]]:
+def _directories(settings: Settings, options: DaemonOptions) -> Callable[[], Iterable[Path]]:
     if options.machine and not settings.ring_dir:
         check_may_tidy_all()
         return MachineDirectories(settings.runtime_dir)
@@ -258,7 +258,7 @@ def _directories(settings: Settings, options: Options) -> Callable[[], Iterable[
     return lambda: places
 
 
-def _own_names(options: Options) -> frozenset[str]:
+def _own_names(options: DaemonOptions) -> frozenset[str]:
     """Return the further names under which clients may come."""
     if not options.external_address:
         return frozenset()

@@ -53,7 +53,7 @@ class Signature:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRings:
     """What one look into the directories found.
 
     Attributes:
@@ -66,7 +66,7 @@ class Found:
     problems: dict[Path, str]
 
 
-def find_rings(directories: Iterable[Path], *, any_user: bool) -> Found:
+def find_rings(directories: Iterable[Path], *, any_user: bool) -> FoundRings:
     """Look for ring files.
 
     Args:
@@ -76,7 +76,7 @@ def find_rings(directories: Iterable[Path], *, any_user: bool) -> Found:
     Cost:
         One ``listdir`` for each directory and one ``stat`` for each ring.
     """
-    found = Found({}, {})
+    found = FoundRings({}, {})
     for directory in directories:
         try:
             status = directory.lstat()
@@ -87,7 +87,7 @@ def find_rings(directories: Iterable[Path], *, any_user: bool) -> Found:
                     f"expected a directory of uid {os.geteuid()}, found one of uid {status.st_uid}; remove it or set AMPWATCH_RING_DIR"
                 )
             else:
-                _look_into(directory, status, found)
+                _list_rings(directory, status, found)
         except FileNotFoundError:  # noqa: PERF203 - two directories
             continue
         except OSError as error:
@@ -109,7 +109,7 @@ def opened_directory(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _look_into(directory: Path, expected: os.stat_result, found: Found) -> None:
+def _list_rings(directory: Path, expected: os.stat_result, found: FoundRings) -> None:
     with opened_directory(directory) as descriptor:
         if not os.path.samestat(os.fstat(descriptor), expected):
             return  # replaced just now; the next look tells

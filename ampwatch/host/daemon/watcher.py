@@ -106,7 +106,7 @@ class RingWatcher:
             if self._take_up(path, signature):
                 self._read(path, signature)
         self._tidy(found.rings)
-        self._tell_problems(found.problems)
+        self._report_problems(found.problems)
         return not found.problems
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class RingWatcher:
             if path not in self._failed:
                 logger.exception("records of %s cannot be taken in", path)
             self._failed[path] = f"records cannot be taken in: {error!r:.200}"
-        self._look_for_silence(path, ring)
+        self._detect_silence(path, ring)
         if any(isinstance(record, EndRecord) for record in records):
             self._settle(path, remove_after=0.0)
         elif not alive:
@@ -159,11 +159,11 @@ class RingWatcher:
             # Somebody put another file in its place, which is taken up right after this.
             self._settle(path, remove_after=NEVER)
 
-    def _look_for_silence(self, path: Path, ring: _Followed) -> None:
+    def _detect_silence(self, path: Path, ring: _Followed) -> None:
         is_silent = self._fleet.state_of(str(path)) is RunState.STALE
         if is_silent != ring.is_silent and self._rescue is not None:
-            tell = self._rescue.fell_silent if is_silent else self._rescue.spoke_again
-            tell(path, ring.reader.identity)
+            notify = self._rescue.fell_silent if is_silent else self._rescue.spoke_again
+            notify(path, ring.reader.identity)
         ring.is_silent = is_silent
 
     def _is_recent(self, ring: _Followed) -> bool:
@@ -207,7 +207,7 @@ class RingWatcher:
         for key in self._fleet.expired():
             self._fleet.forget(key)
 
-    def _tell_problems(self, problems: dict[Path, str]) -> None:
+    def _report_problems(self, problems: dict[Path, str]) -> None:
         """Show the problems there are now; log each one once."""
         self._failed = {path: text for path, text in self._failed.items() if path in self._followed}
         current = problems | {p: s.problem for p, s in self._settled.items() if s.problem}

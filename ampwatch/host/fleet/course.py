@@ -34,7 +34,7 @@ class Span(Protocol):
         """Take in ``newer``, the span of steps after these."""
 
 
-class Place(NamedTuple):
+class CoursePosition(NamedTuple):
     """How much of a course somebody has seen."""
 
     generation: int
@@ -53,7 +53,7 @@ class News(Generic[S]):
             state of the last one seen: it has the same ``first_step`` and replaces it.
     """
 
-    place: Place
+    place: CoursePosition
     everything: bool
     spans: list[S]
 
@@ -92,7 +92,7 @@ class Course(Generic[S]):
         while len(self.spans) > self._max_spans:
             self._thin()
 
-    def since(self, place: Place | None) -> News[S]:
+    def since(self, place: CoursePosition | None) -> News[S]:
         """Return what is new since ``place``, or everything if it does not fit any more.
 
         Args:
@@ -101,7 +101,7 @@ class Course(Generic[S]):
         Returns:
             The live spans, not copies: read them before the next ``add``.
         """
-        now = Place(self._generation, self._num_added, len(self.spans))
+        now = CoursePosition(self._generation, self._num_added, len(self.spans))
         if place is None or place.generation != self._generation:
             return News(now, everything=True, spans=list(self.spans))
         unseen = place.num_added < self._num_added

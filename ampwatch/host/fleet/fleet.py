@@ -10,8 +10,8 @@ from ampwatch.host.fleet.exported import share_modules, within
 from ampwatch.host.fleet.gpus import Gpus
 from ampwatch.host.fleet.jobs import jobs_of, label
 from ampwatch.host.fleet.rank import RankView
-from ampwatch.host.fleet.step_outcomes import VerdictKeeper
-from ampwatch.host.fleet.tensor_views import ViewKeeper
+from ampwatch.host.fleet.step_outcomes import RankComparison
+from ampwatch.host.fleet.tensor_views import ViewComparison
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -44,8 +44,8 @@ class Fleet:
         self.lock = threading.RLock()
         self.problems: dict[str, str] = {}
         self.gpus = Gpus()
-        self._views_of_tensor_cores = ViewKeeper()
-        self._verdicts = VerdictKeeper()
+        self._tensor_views = ViewComparison()
+        self._rank_comparison = RankComparison()
         self._settings = settings
         self._clock = clock
         self._views: dict[str, RankView] = {}
@@ -95,8 +95,8 @@ class Fleet:
         """Hold what GPUs and ranks say of the tensor cores, and of steps, against one another."""
         with self.lock:
             ranks = self.ranks()
-            self._views_of_tensor_cores.look(self.gpus.all(), ranks)
-            self._verdicts.look(ranks)
+            self._tensor_views.update(self.gpus.all(), ranks)
+            self._rank_comparison.compare(ranks)
 
     def note_problem(self, key: str, text: str) -> None:
         """Say why the ring at path ``key`` cannot be read."""

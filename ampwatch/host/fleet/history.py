@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.host.fleet.course import Course, Place
+from ampwatch.host.fleet.course import Course, CoursePosition
 from ampwatch.wire.records import SKIP_CLASSES, SkipClass
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _best(pick: Callable[[float, float], float], one: float, other: float) -> fl
 class Cursor(NamedTuple):
     """How much of a history somebody has seen."""
 
-    place: Place
+    place: CoursePosition
     num_skips: int
 
 

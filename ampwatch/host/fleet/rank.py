@@ -12,7 +12,7 @@ from ampwatch.host.fleet.histogram import STEP_DURATION_BOUNDS, Histogram
 from ampwatch.host.fleet.history import History
 from ampwatch.host.fleet.peak import Peak
 from ampwatch.host.fleet.ranges import Ranges
-from ampwatch.host.fleet.step_outcomes import Verdicts
+from ampwatch.host.fleet.step_outcomes import StepOutcomes
 from ampwatch.host.fleet.tensor_views import TensorViews
 from ampwatch.host.fleet.text import encodable
 from ampwatch.report.op_shares import Precision
@@ -79,8 +79,8 @@ class RankView:
         ranges: What the sampled tensors say about ranges.
         precision: What ran in which dtype, and on which units.
         tensor_views: What the three views of the tensor cores say.
-        verdicts: Which of the newest steps were skipped.
-        conflict_told_ns: When a conflict among them was told last, 0 before. Unit: ns.
+        outcomes: Which of the newest steps were skipped.
+        conflict_reported_ns: When a conflict among them was told last, 0 before. Unit: ns.
         records_lost: Slots of the ring overwritten or unreadable before they were read.
         ring_dropped: Records the writer could not write.
         pid: Process in the daemon's pid namespace, 0 if it cannot be named or has ended.
@@ -114,8 +114,8 @@ class RankView:
         self.ranges = Ranges(settings, self._counted_from_ns)
         self.precision = Precision()
         self.tensor_views = TensorViews()
-        self.verdicts = Verdicts()
-        self.conflict_told_ns = 0
+        self.outcomes = StepOutcomes()
+        self.conflict_reported_ns = 0
         self._stale_seconds = settings.stale_seconds
         self._alive = True
         self._end: EndRecord | None = None
@@ -131,7 +131,7 @@ class RankView:
         elif isinstance(record, OptimizerRecord):
             index = record.index if 0 <= record.index < MAX_OPTIMIZERS else OTHER_OPTIMIZERS
             self.optimizers[index] = record
-            self.verdicts.put_optimizer(record)
+            self.outcomes.put_optimizer(record)
         elif isinstance(record, (RangeRecord, SamplingRecord)):
             self.ranges.put(record)
         elif isinstance(record, (CensusRecord, WindowRecord)):
@@ -265,7 +265,7 @@ class RankView:
         if record.time_ns >= self._counted_from_ns:
             self.durations.observe(record.duration_s)
         self.history.add(record)
-        self.verdicts.put_step(record)
+        self.outcomes.put_step(record)
 
     def _apply_finding(self, finding: Finding) -> None:
         """Take in a finding as of the iteration it was last seen in, which may be long ago."""

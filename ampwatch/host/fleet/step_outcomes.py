@@ -35,7 +35,7 @@ ADVICE = (
 )
 
 
-class Verdict(NamedTuple):
+class StepOutcome(NamedTuple):
     """What became of one step of one rank.
 
     Attributes:
@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
     time_ns: int
 
 
-class Verdicts:
+class StepOutcomes:
     """The newest verdicts of one rank.
 
     Attributes:
@@ -61,7 +61,7 @@ class Verdicts:
     def __init__(self) -> None:
         self.newest = -1
         self._state: tuple[float, int] | None = None
-        self._by_step: dict[int, Verdict] = {}
+        self._by_step: dict[int, StepOutcome] = {}
         self._order: deque[int] = deque()
         self._skipping: dict[int, int] = {}
 
@@ -71,7 +71,7 @@ class Verdicts:
         if record.growth_tracker >= 0:
             skipped = record.skip_class is not SkipClass.NONE
             before = self._state if follows else None
-            self._by_step[record.step] = Verdict(before, skipped, record.time_ns)
+            self._by_step[record.step] = StepOutcome(before, skipped, record.time_ns)
             self._order.append(record.step)
             self._state = record.loss_scale, record.growth_tracker
             if len(self._order) > KEPT:
@@ -85,7 +85,7 @@ class Verdicts:
         if record.skipped and record.step in self._by_step:
             self._skipping.setdefault(record.step, record.index)
 
-    def of(self, step: int) -> Verdict | None:
+    def of(self, step: int) -> StepOutcome | None:
         """Return the verdict on a step, ``None`` if it is not known or its records may not all be."""
         return self._by_step.get(step) if step < self.newest else None
 
@@ -98,14 +98,14 @@ class Verdicts:
         return [s for s in self._order if step < s < self.newest]
 
 
-class VerdictKeeper:
+class RankComparison:
     """Compares the verdicts of the ranks of each job, step by step."""
 
     def __init__(self) -> None:
         self._compared: dict[str, int] = {}
         self._members: dict[str, tuple[int, ...]] = {}
 
-    def look(self, ranks: Sequence[RankView]) -> None:
+    def compare(self, ranks: Sequence[RankView]) -> None:
         """Take in what the ranks say now; enter a mismatch into the findings of a rank that skips.
 
         Cost: some 1 us a rank and step.
@@ -117,33 +117,33 @@ class VerdictKeeper:
         self._compared = {run: s for run, s in self._compared.items() if run in jobs}
         for run, members in jobs.items():
             if len(members) > 1:
-                self._compare(run, members)
+                self._compare_job(run, members)
 
-    def _compare(self, run: str, members: list[RankView]) -> None:
+    def _compare_job(self, run: str, members: list[RankView]) -> None:
         who = tuple(id(rank) for rank in members)
         if self._members.get(run) != who:
             # Another rank has come, or the job is another one: begin where all of them are known.
             self._members[run] = who
             self._compared[run] = -1
-        ready = min(rank.verdicts.newest for rank in members)
-        for step in members[0].verdicts.after(self._compared[run]):
+        ready = min(rank.outcomes.newest for rank in members)
+        for step in members[0].outcomes.after(self._compared[run]):
             if step >= ready:
                 break
             self._compared[run] = step
-            verdicts = [rank.verdicts.of(step) for rank in members]
-            known = [(r, v) for r, v in zip(members, verdicts, strict=True) if v is not None]
+            outcomes = [rank.outcomes.of(step) for rank in members]
+            known = [(r, o) for r, o in zip(members, outcomes, strict=True) if o is not None]
             self._judge(step, known)
 
-    def _judge(self, step: int, known: list[tuple[RankView, Verdict]]) -> None:
-        skipping = [(r, v) for r, v in known if v.skipped]
-        for rank, verdict in skipping:
-            taking = [r for r, v in known if not v.skipped and _alike(step, r, v, rank, verdict)]
+    def _judge(self, step: int, known: list[tuple[RankView, StepOutcome]]) -> None:
+        skipping = [(r, o) for r, o in known if o.skipped]
+        for rank, outcome in skipping:
+            taking = [r for r, o in known if not o.skipped and _alike(step, r, o, rank, outcome)]
             if taking:
-                _say(step, rank, taking, skips=len(skipping), scale=verdict.before)
+                _say(step, rank, taking, skips=len(skipping), scale=outcome.before)
                 return
 
 
-def _alike(step: int, a: RankView, v: Verdict, b: RankView, w: Verdict) -> bool:
+def _alike(step: int, a: RankView, v: StepOutcome, b: RankView, w: StepOutcome) -> bool:
     """Whether two ranks stood at the same point before a step."""
     if v.before is not None and w.before is not None:
         return v.before == w.before
@@ -161,7 +161,7 @@ def _say(
     skips: int,
     scale: tuple[float, int] | None,
 ) -> None:
-    where = f"optimizer:{rank.verdicts.optimizer(step)}"
+    where = f"optimizer:{rank.outcomes.optimizer(step)}"
     if f"{KIND}@{where}" in rank.findings:
         return
     others = ", ".join(str(r.identity.rank) for r in taking[:8])

@@ -45,7 +45,7 @@ ARITHMETIC_SLACK = 2.5
 """The same for FLOPs: those of attention are counted without a discount for a causal mask, of
 which kernels skip up to half."""
 
-LEAST = 0.05
+MIN_EXCESS = 0.05
 """And by so much: small shares are mostly error."""
 
 APART_NS = 60 * 10**9
@@ -112,7 +112,7 @@ class TensorViews:
                 " are not known (see /debug/kernels.json; kernel_patterns teaches them), or"
                 " another process on this GPU"
             )
-        if low > 2 * LEAST and hardware < IDLE * low:
+        if low > 2 * MIN_EXCESS and hardware < IDLE * low:
             return (
                 f"{low:.0%} of the time went to kernels for tensor cores, while their pipes were"
                 f" active in {hardware:.1%} of the cycles: the counters are stuck, which happens"
@@ -122,17 +122,17 @@ class TensorViews:
 
 
 def _exceeds(value: float, bound: float, slack: float = SLACK) -> bool:
-    return value > slack * bound + LEAST
+    return value > slack * bound + MIN_EXCESS
 
 
-class _Looks:
+class _HardwareShares:
     """What the hardware said while a rank took steps without a break."""
 
     def __init__(self) -> None:
         self._gpu: Gpu | None = None
         self._active: deque[tuple[int, float]] = deque()
 
-    def look(self, gpu: Gpu | None, time_ns: int, *, steps: bool) -> None:
+    def observe(self, gpu: Gpu | None, time_ns: int, *, steps: bool) -> None:
         """Take in what the GPU says now, once.
 
         Args:
@@ -158,25 +158,25 @@ class _Looks:
         return fmean(active for _, active in self._active)
 
 
-class ViewKeeper:
+class ViewComparison:
     """Follows the three views of every rank."""
 
     def __init__(self) -> None:
-        self._looks: dict[RankView, _Looks] = {}
+        self._hardware: dict[RankView, _HardwareShares] = {}
 
-    def look(self, gpus: Sequence[Gpu], ranks: Sequence[RankView]) -> None:
+    def update(self, gpus: Sequence[Gpu], ranks: Sequence[RankView]) -> None:
         """Take in what GPUs and ranks say now; enter lasting conflicts into the findings.
 
         Cost: some 40 us a rank.
         """
         alone = _alone(gpus, ranks)
-        self._looks = {rank: self._looks.get(rank, _Looks()) for rank in ranks}
-        for rank, looks in self._looks.items():
+        self._hardware = {rank: self._hardware.get(rank, _HardwareShares()) for rank in ranks}
+        for rank, hardware in self._hardware.items():
             if rank.newest is None or rank.state is not RunState.RUNNING:
                 continue
             steps = rank.silence_seconds <= PATIENCE * rank.usual_step_seconds + SOON_SECONDS
-            looks.look(alone.get(rank), rank.newest.time_ns, steps=steps)
-            rank.tensor_views = TensorViews(looks.mean(), *_kernels(rank), _arithmetic(rank))
+            hardware.observe(alone.get(rank), rank.newest.time_ns, steps=steps)
+            rank.tensor_views = TensorViews(hardware.mean(), *_kernels(rank), _arithmetic(rank))
             self._judge(rank)
 
     def _judge(self, rank: RankView) -> None:
@@ -185,9 +185,9 @@ class ViewKeeper:
         if not sentence or rank.newest is None:
             return
         known = rank.findings.get(f"{KIND}@env")
-        if known is not None and rank.newest.time_ns - rank.conflict_told_ns < APART_NS:
+        if known is not None and rank.newest.time_ns - rank.conflict_reported_ns < APART_NS:
             return
-        rank.conflict_told_ns = rank.newest.time_ns
+        rank.conflict_reported_ns = rank.newest.time_ns
         views = rank.tensor_views
         shares = {
             "tensor_pipe_active_ratio": views.hardware,

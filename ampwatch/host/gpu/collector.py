@@ -64,7 +64,7 @@ class GpuCollector:
         self._source: Source | None = None
         self._opens_at: float | None = clock()
         self._reopen_wait = REOPEN_SECONDS[0]
-        self._looked_at = clock()
+        self._read_at = clock()
         self._host = Reason.WAITING
         self._gone: dict[str, Reason] = {}
         self._stopping = threading.Event()
@@ -72,7 +72,7 @@ class GpuCollector:
 
     def start(self) -> None:
         """Begin to read."""
-        self._looked_at = self._clock()
+        self._read_at = self._clock()
         self._thread.start()
 
     def stop(self) -> None:
@@ -81,28 +81,28 @@ class GpuCollector:
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Read all GPUs once, having opened them if it is time to."""
         begin = self._clock()
         if self._opens_at is not None and begin >= self._opens_at and self.close():
             self._opens_at = None
         elif self._source is None:
-            self._looked_at = begin
+            self._read_at = begin
             return
         found = self._read()
         now = self._clock()
         with self._fleet.lock:
-            self._looked_at = now
+            self._read_at = now
             success = self._fleet.gpus.apply(found)
             self._passes[NAME] = CollectorPass(success, now - begin)
             gone = {gpu.uuid: gpu.gone for gpu in self._fleet.gpus.all() if not gpu.is_up}
         self._plan(now, success=success and found.host in ANSWERS)
-        self._tell(found.host, gone)
+        self._report(found.host, gone)
 
     def check(self) -> None:
         """Take back what was read if the newest look hangs; called by another thread."""
         with self._fleet.lock:
-            silent = self._clock() - self._looked_at
+            silent = self._clock() - self._read_at
             if silent > max(SILENT_SECONDS, 3 * self._poll_seconds):
                 self._fleet.gpus.silence(Reason.TIMEOUT)
                 self._passes[NAME] = CollectorPass(success=False, duration_seconds=silent)
@@ -116,7 +116,7 @@ class GpuCollector:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self.look()
+            self.update()
             self._stopping.wait(self._poll_seconds)
         self.close()
 
@@ -142,7 +142,7 @@ class GpuCollector:
             self._opens_at = now + self._reopen_wait
             self._reopen_wait = min(2 * self._reopen_wait, REOPEN_SECONDS[1])
 
-    def _tell(self, host: Reason, gone: dict[str, Reason]) -> None:
+    def _report(self, host: Reason, gone: dict[str, Reason]) -> None:
         """Log what has changed since the look before."""
         if host is not self._host:
             level = logging.INFO if host in NOTHING_WRONG else logging.WARNING

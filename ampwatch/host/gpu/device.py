@@ -25,7 +25,7 @@ PROCESS_FUNCTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class DeviceOptions:
     """What a device is asked beyond the usual.
 
     Attributes:
@@ -45,15 +45,17 @@ class Device:
         index: Its number.
         handle: Its handle.
         uuid: Its name for life.
-        wishes: What to read beyond the usual.
+        options: What to read beyond the usual.
     """
 
-    def __init__(self, nvml: Nvml, index: int, handle: Any, uuid: str, wishes: Wishes) -> None:
+    def __init__(
+        self, nvml: Nvml, index: int, handle: Any, uuid: str, options: DeviceOptions
+    ) -> None:
         self.uuid = uuid
         self.handle = handle
         self._nvml = nvml
         self._index = index
-        self._wishes = wishes
+        self._options = options
         self._facts = readings.facts(nvml, handle) | {"synthetic": "false"}
         self._minor = nvml.call("nvmlDeviceGetMinorNumber", handle)
         self._gpm_support = gpm.support(nvml, handle)
@@ -91,7 +93,7 @@ class Device:
         if self._gpm_support is Reason.OK:
             return self._gpm.read()
         answers = gpm.nothing(self._gpm_support)
-        wanted = self._wishes.link_throughput
+        wanted = self._options.link_throughput
         answers[Feature.PCIE] = (
             readings.pcie(self._nvml, self.handle)
             if wanted
@@ -109,7 +111,7 @@ class Device:
 
     def _is_certain(self, pid: int) -> bool:
         """Tell whether ``pid`` is that of a process as the daemon sees it."""
-        if self._wishes.is_host:
+        if self._options.is_host:
             return True
         return not isinstance(self._minor, Reason) and pids.has_open(pid, self._minor)
 

@@ -28,7 +28,7 @@ MAX_SECONDS = 600.0
 MIB = 1024.0 * 1024.0
 
 
-class Metric(NamedTuple):
+class GpmMetric(NamedTuple):
     """A GPM metric: its number in nvml.h, and what one unit of it is in ours."""
 
     feature: Feature
@@ -38,27 +38,27 @@ class Metric(NamedTuple):
 
 
 MEANS = (
-    Metric(Feature.SM_ACTIVE, "", 2, 0.01),
-    Metric(Feature.SM_OCCUPANCY, "", 3, 0.01),
-    Metric(Feature.TENSOR_ACTIVE, "any", 5, 0.01),
-    Metric(Feature.TENSOR_ACTIVE, "hmma", 7, 0.01),
-    Metric(Feature.TENSOR_ACTIVE, "imma", 9, 0.01),
-    Metric(Feature.TENSOR_ACTIVE, "dmma", 8, 0.01),
-    Metric(Feature.TENSOR_ACTIVE, "dfma", 6, 0.01),
-    Metric(Feature.DRAM_ACTIVE, "", 10, 0.01),
-    Metric(Feature.PCIE, "transmit", 20, MIB),
-    Metric(Feature.PCIE, "receive", 21, MIB),
+    GpmMetric(Feature.SM_ACTIVE, "", 2, 0.01),
+    GpmMetric(Feature.SM_OCCUPANCY, "", 3, 0.01),
+    GpmMetric(Feature.TENSOR_ACTIVE, "any", 5, 0.01),
+    GpmMetric(Feature.TENSOR_ACTIVE, "hmma", 7, 0.01),
+    GpmMetric(Feature.TENSOR_ACTIVE, "imma", 9, 0.01),
+    GpmMetric(Feature.TENSOR_ACTIVE, "dmma", 8, 0.01),
+    GpmMetric(Feature.TENSOR_ACTIVE, "dfma", 6, 0.01),
+    GpmMetric(Feature.DRAM_ACTIVE, "", 10, 0.01),
+    GpmMetric(Feature.PCIE, "transmit", 20, MIB),
+    GpmMetric(Feature.PCIE, "receive", 21, MIB),
 )
 """Means over the time between two samples: percentages, and traffic in MiB/s."""
 
 TOTALS = (
-    Metric(Feature.SM_CYCLES, "elapsed", 248, 1.0),
-    Metric(Feature.SM_CYCLES, "active", 249, 1.0),
-    Metric(Feature.TENSOR_CYCLES, "any", 250, 1.0),
-    Metric(Feature.TENSOR_CYCLES, "hmma", 252, 1.0),
-    Metric(Feature.TENSOR_CYCLES, "imma", 253, 1.0),
-    Metric(Feature.TENSOR_CYCLES, "dmma", 251, 1.0),
-    Metric(Feature.TENSOR_CYCLES, "dfma", 254, 1.0),
+    GpmMetric(Feature.SM_CYCLES, "elapsed", 248, 1.0),
+    GpmMetric(Feature.SM_CYCLES, "active", 249, 1.0),
+    GpmMetric(Feature.TENSOR_CYCLES, "any", 250, 1.0),
+    GpmMetric(Feature.TENSOR_CYCLES, "hmma", 252, 1.0),
+    GpmMetric(Feature.TENSOR_CYCLES, "imma", 253, 1.0),
+    GpmMetric(Feature.TENSOR_CYCLES, "dmma", 251, 1.0),
+    GpmMetric(Feature.TENSOR_CYCLES, "dfma", 254, 1.0),
 )
 """Cycles since the machine was started; drivers before 595 do not know them."""
 
@@ -117,12 +117,12 @@ class Gpm:
                 self._nvml.call("nvmlGpmSampleFree", sample)
         self._older = self._spare = None
 
-    def _ask(self, metrics: Sequence[Metric], older: Any) -> None:
+    def _ask(self, metrics: Sequence[GpmMetric], older: Any) -> None:
         answers = self._measured(metrics, older)
         for metric, answer in zip(metrics, answers, strict=True):
             self._answers.setdefault(metric.feature, {})[metric.part] = answer
 
-    def _measured(self, metrics: Sequence[Metric], older: Any) -> list[Answer]:
+    def _measured(self, metrics: Sequence[GpmMetric], older: Any) -> list[Answer]:
         make = self._nvml.constant("c_nvmlGpmMetricsGet_t")
         if make is None:
             return [Reason.NOT_IN_BINDING] * len(metrics)
@@ -137,7 +137,7 @@ class Gpm:
             return [answer] * len(metrics)
         return [self._value(metric, question.metrics[i]) for i, metric in enumerate(metrics)]
 
-    def _value(self, metric: Metric, got: Any) -> Answer:
+    def _value(self, metric: GpmMetric, got: Any) -> Answer:
         """Return the value of one metric; that the question succeeded says nothing about it."""
         if got.nvmlReturn != SUCCESS:
             return self._nvml.reason(f"GPM metric {metric.number}", got.nvmlReturn)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ampwatch.host.fleet.gpus import Pass, Reason
 from ampwatch.host.gpu import pids, readings
-from ampwatch.host.gpu.device import Device, Wishes
+from ampwatch.host.gpu.device import Device, DeviceOptions
 from ampwatch.host.gpu.nvml import Nvml, open_nvml
 from ampwatch.host.gpu.xid import XidWatcher
 
@@ -42,7 +42,7 @@ class NvmlSource:
         self._host = Reason.OK
         self._devices: list[Device] = []
         self._unnamed: dict[int, Reason] = {}
-        self._find(Wishes(link_throughput, pids.is_of_the_host()))
+        self._find(DeviceOptions(link_throughput, pids.is_of_the_host()))
         self._xids = XidWatcher(
             nvml, {d.uuid: d.handle for d in self._devices}, report or _nobody_listens
         )
@@ -69,7 +69,7 @@ class NvmlSource:
         self._nvml.close()
         return True
 
-    def _find(self, wishes: Wishes) -> None:
+    def _find(self, options: DeviceOptions) -> None:
         count = self._nvml.call("nvmlDeviceGetCount")
         if isinstance(count, Reason):
             self._host = count
@@ -86,7 +86,9 @@ class NvmlSource:
             if isinstance(uuid, Reason):
                 self._unnamed[index] = uuid
             else:
-                self._devices.append(Device(self._nvml, index, handle, readings.text(uuid), wishes))
+                self._devices.append(
+                    Device(self._nvml, index, handle, readings.text(uuid), options)
+                )
 
 
 def open_source(report: Report | None, *, link_throughput: bool) -> NvmlSource | Reason:

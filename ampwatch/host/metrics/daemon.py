@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ampwatch.host.fleet.passes import CollectorPass
-    from ampwatch.host.metrics.metric import State
+    from ampwatch.host.metrics.metric import ScrapeState
 
 
-def _passes(state: State) -> Iterator[tuple[tuple[str, ...], CollectorPass]]:
+def _passes(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], CollectorPass]]:
     for name, done in state.passes.items():
         yield (name,), done
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ampwatch.host.fleet.gpus import Gpu, Instance, Xids
-    from ampwatch.host.metrics.metric import State
+    from ampwatch.host.metrics.metric import ScrapeState
     from ampwatch.host.metrics.scopes import Table
 
 GPU_FACTS = (
@@ -61,7 +61,7 @@ def _info(gpu: Gpu) -> Table:
     yield tuple(encodable(gpu.facts.get(name, "")) for name in GPU_FACTS), 1
 
 
-def _capabilities(state: State) -> Table:
+def _capabilities(state: ScrapeState) -> Table:
     gpus = state.fleet.gpus
     yield ("", "", "nvml", gpus.host.state, gpus.host.value), 1
     for index, reason in sorted(gpus.unnamed.items()):
@@ -71,7 +71,7 @@ def _capabilities(state: State) -> Table:
             yield (*values, feature, reason.state, reason.value), 1
 
 
-def _listened(state: State) -> Iterator[tuple[tuple[str, ...], Xids]]:
+def _listened(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], Xids]]:
     """Yield the XID errors of the GPUs that are listened to or once were: a lost one is not."""
     for values, gpu in state.gpus:
         xids = state.fleet.gpus.xids(gpu.uuid)
@@ -79,7 +79,7 @@ def _listened(state: State) -> Iterator[tuple[tuple[str, ...], Xids]]:
             yield values, xids
 
 
-def _processes(state: State) -> Iterator[tuple[tuple[str, ...], int | None]]:
+def _processes(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], int | None]]:
     """Yield the memory that watched ranks use on their GPUs, ``None`` if not known. Unit: bytes."""
     for rank, gpu, used in users(state.fleet):
         who = (rank.run, str(rank.identity.rank))

@@ -36,7 +36,7 @@ class Exemplified(NamedTuple):
     time_s: float
 
 
-class State:
+class ScrapeState:
     """What one scrape is read from.
 
     The lists are made once a scrape, since some forty metrics walk over each of them. They hold
@@ -71,7 +71,7 @@ class Reader(NamedTuple):
     """
 
     labels: tuple[str, ...]
-    samples: Callable[[State], Samples]
+    samples: Callable[[ScrapeState], Samples]
 
 
 @dataclass(frozen=True, slots=True)

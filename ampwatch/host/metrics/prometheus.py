@@ -21,7 +21,7 @@ from prometheus_client.samples import Exemplar
 
 from ampwatch.host.metrics.catalog import CATALOG
 from ampwatch.host.metrics.exposition import END, Exposition, bucket_label
-from ampwatch.host.metrics.metric import Exemplified, State
+from ampwatch.host.metrics.metric import Exemplified, ScrapeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -72,7 +72,7 @@ class FleetCollector:
     def samples(self) -> list[tuple[Metric, list[tuple[tuple[str, ...], Any]]]]:
         """Return each metric with all label values and the value of its samples."""
         with self._fleet.lock:
-            state = State(self._fleet, self._passes)
+            state = ScrapeState(self._fleet, self._passes)
             # Readers are generators over live state: they are run to their end under the lock.
             return [(metric, list(metric.reader.samples(state))) for metric in self._catalog]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView
     from ampwatch.host.fleet.gpus import Gpu, Instance
     from ampwatch.host.fleet.histogram import Distribution
-    from ampwatch.host.metrics.metric import Samples, State
+    from ampwatch.host.metrics.metric import Samples, ScrapeState
     from ampwatch.wire.records import (
         CensusRecord,
         RangeRecord,
@@ -55,7 +55,7 @@ class Scope(Generic[T]):
     def __init__(
         self,
         labels: tuple[str, ...],
-        walk: Callable[[State], Iterable[tuple[tuple[str, ...], T]]],
+        walk: Callable[[ScrapeState], Iterable[tuple[tuple[str, ...], T]]],
     ) -> None:
         self.labels = labels
         self._walk = walk
@@ -67,7 +67,7 @@ class Scope(Generic[T]):
             read: Returns the value; ``None`` if it is not known.
         """
 
-        def samples(state: State) -> Samples:
+        def samples(state: ScrapeState) -> Samples:
             for values, member in self._walk(state):
                 value = read(member)
                 if value is not None:
@@ -84,7 +84,7 @@ class Scope(Generic[T]):
                 two have the same label values: Prometheus refuses a scrape in which they have.
         """
 
-        def samples(state: State) -> Samples:
+        def samples(state: ScrapeState) -> Samples:
             for values, member in self._walk(state):
                 for more, value in read(member):
                     yield (*values, *more), value
@@ -139,7 +139,7 @@ def summed(samples: Iterable[tuple[tuple[str, ...], float]]) -> Table:
     return totals.items()
 
 
-def _optimizers(state: State) -> Iterator[tuple[tuple[str, ...], OptimizerRecord]]:
+def _optimizers(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], OptimizerRecord]]:
     """Yield the optimizers; before one was seen the first, so that its counters are born at 0."""
     for values, rank in state.ranks:
         known = rank.optimizers or {0: _UNUSED_OPTIMIZER}
@@ -150,7 +150,7 @@ def _optimizers(state: State) -> Iterator[tuple[tuple[str, ...], OptimizerRecord
 def per_module(topic: Topic) -> Scope[RangeRecord]:
     """Return the modules that a rank exports series of and that have ranges of ``topic``."""
 
-    def walk(state: State) -> Iterator[tuple[tuple[str, ...], RangeRecord]]:
+    def walk(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], RangeRecord]]:
         for values, rank in state.ranks:
             for module in rank.ranges.modules.exported:
                 record = rank.ranges.newest(topic, module)
@@ -160,7 +160,7 @@ def per_module(topic: Topic) -> Scope[RangeRecord]:
     return Scope((*_RANK, "module"), walk)
 
 
-def _instances(state: State) -> Iterator[tuple[tuple[str, ...], Instance]]:
+def _instances(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], Instance]]:
     for values, gpu in state.gpus:
         for instance in gpu.instances:
             yield (*values, str(instance.number)), instance
@@ -169,7 +169,7 @@ def _instances(state: State) -> Iterator[tuple[tuple[str, ...], Instance]]:
 _RANK = ("run", "rank")
 GPU_LABELS = ("gpu", "uuid")
 
-ONCE: Scope[State] = Scope((), lambda state: [((), state)])
+ONCE: Scope[ScrapeState] = Scope((), lambda state: [((), state)])
 PER_RANK: Scope[RankView] = Scope(_RANK, lambda state: state.ranks)
 PER_OPTIMIZER: Scope[OptimizerRecord] = Scope((*_RANK, "optimizer"), _optimizers)
 PER_GPU: Scope[Gpu] = Scope(GPU_LABELS, lambda state: state.gpus)

@@ -48,7 +48,7 @@ _BADNESS = {level: place for place, level in enumerate(Level)}
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Health:
     """What to tell a user who looks once.
 
     Attributes:
@@ -62,7 +62,7 @@ class Verdict:
     advice: str = ""
 
 
-def rank_verdict(rank: RankView, now: float) -> Verdict:
+def rank_health(rank: RankView, now: float) -> Health:
     """Say what ``rank`` is doing.
 
     Args:
@@ -75,25 +75,25 @@ def rank_verdict(rank: RankView, now: float) -> Verdict:
     return _not_running(rank, newest, now) or _alarm(rank) or _no_alarm(rank, newest)
 
 
-def run_verdict(verdicts: Sequence[tuple[RankView, Verdict]]) -> tuple[int, Verdict]:
+def run_health(of_ranks: Sequence[tuple[RankView, Health]]) -> tuple[int, Health]:
     """Return the rank that speaks for the run, and what it says.
 
     The worst rank speaks, and of equals the lowest. A finished rank never speaks for those
     still running.
 
     Args:
-        verdicts: Every rank of one run with its verdict; at least one.
+        of_ranks: Every rank of one run with its health; at least one.
     """
-    rank, verdict = min(verdicts, key=lambda pair: (_BADNESS[pair[1].level], pair[0].identity.rank))
+    rank, health = min(of_ranks, key=lambda pair: (_BADNESS[pair[1].level], pair[0].identity.rank))
     speaker = rank.identity.rank
-    if len(verdicts) == 1:
-        return speaker, verdict
-    alike = sum(other.level is verdict.level for _, other in verdicts)
-    if alike == len(verdicts):
-        sentence = f"{verdict.sentence}; {alike} ranks alike"
+    if len(of_ranks) == 1:
+        return speaker, health
+    alike = sum(other.level is health.level for _, other in of_ranks)
+    if alike == len(of_ranks):
+        sentence = f"{health.sentence}; {alike} ranks alike"
     else:
-        sentence = f"rank {speaker}: {verdict.sentence}"
-    return speaker, Verdict(verdict.level, sentence, verdict.advice)
+        sentence = f"rank {speaker}: {health.sentence}"
+    return speaker, Health(health.level, sentence, health.advice)
 
 
 def worst_finding(rank: RankView) -> Finding | None:
@@ -152,48 +152,48 @@ def tally(skips: Mapping[SkipClass, int]) -> str:
     return ", ".join(f"{number(n)} {c.label}" for c, n in skips.items() if n)
 
 
-def _not_running(rank: RankView, newest: StepRecord, now: float) -> Verdict | None:
+def _not_running(rank: RankView, newest: StepRecord, now: float) -> Health | None:
     worst = worst_finding(rank)
     advice = worst.advice if worst else ""
     last = f"step {number(newest.step)}"
     if rank.state is RunState.FAILED:
-        return Verdict(Level.FAILED, f"{_reason(rank)}; last {last}", advice)
+        return Health(Level.FAILED, f"{_reason(rank)}; last {last}", advice)
     if rank.state is RunState.FINISHED:
-        return Verdict(Level.FINISHED, _finished(rank, newest), advice)
+        return Health(Level.FINISHED, _finished(rank, newest), advice)
     if rank.state is RunState.STALE:
         silent = time_span(now - rank.last_record_ns / 1e9)
-        return Verdict(Level.STALE, f"no step for {silent}; the last was {last}", advice)
+        return Health(Level.STALE, f"no step for {silent}; the last was {last}", advice)
     return None
 
 
-def _alarm(rank: RankView) -> Verdict | None:
+def _alarm(rank: RankView) -> Health | None:
     worst = worst_finding(rank)
     if worst is None:
         return None
     sentence = worst.summary.rstrip(".")
     critical = worst.severity is Severity.CRITICAL
     if is_current(worst, rank):
-        return Verdict(Level.FAILING if critical else Level.ATTENTION, sentence, worst.advice)
+        return Health(Level.FAILING if critical else Level.ATTENTION, sentence, worst.advice)
     if not critical:
         return None
     told = f"last reported at step {number(worst.last_step)}"
-    return Verdict(Level.ATTENTION, f"{sentence}; {told}", worst.advice)
+    return Health(Level.ATTENTION, f"{sentence}; {told}", worst.advice)
 
 
-def _no_alarm(rank: RankView, newest: StepRecord) -> Verdict:
+def _no_alarm(rank: RankView, newest: StepRecord) -> Health:
     if newest.skip_class is SkipClass.CALIBRATING:
-        return Verdict(Level.CALIBRATING, _calibration(rank, newest))
-    return Verdict(Level.HEALTHY, _health(rank, newest))
+        return Health(Level.CALIBRATING, _calibration(rank, newest))
+    return Health(Level.HEALTHY, _health(rank, newest))
 
 
-def _without_a_step(rank: RankView, now: float) -> Verdict:
+def _without_a_step(rank: RankView, now: float) -> Health:
     if rank.state is RunState.FAILED:
-        return Verdict(Level.FAILED, f"{_reason(rank)}; no step was finished")
+        return Health(Level.FAILED, f"{_reason(rank)}; no step was finished")
     if rank.state is RunState.FINISHED:
-        return Verdict(Level.FINISHED, "no step was taken")
+        return Health(Level.FINISHED, "no step was taken")
     waited = time_span(now - rank.identity.started_ns / 1e9)
     level = Level.STALE if rank.state is RunState.STALE else Level.STARTING
-    return Verdict(level, f"no step yet, {waited} after the start")
+    return Health(level, f"no step yet, {waited} after the start")
 
 
 def _reason(rank: RankView) -> str:

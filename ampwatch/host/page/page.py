@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ampwatch import __version__
 from ampwatch.host.page.figures import figures
 from ampwatch.host.page.gpu_state import gpu_state
-from ampwatch.host.page.health import Verdict, is_current, rank_verdict, run_verdict
+from ampwatch.host.page.health import Health, is_current, rank_health, run_health
 from ampwatch.host.page.precision_state import KERNEL_COLUMNS, OP_COLUMNS, PrecisionState
 from ampwatch.host.page.range_state import (
     EXPONENT_COLUMNS,
@@ -118,18 +118,18 @@ class Feed:
         return merge_patch(cursor, current), current
 
     def _run(self, ranks: Sequence[RankView], now: float) -> State:
-        verdicts = [(rank, rank_verdict(rank, now)) for rank in ranks]
-        speaker, verdict = run_verdict(verdicts)
+        of_ranks = [(rank, rank_health(rank, now)) for rank in ranks]
+        speaker, health = run_health(of_ranks)
         return {
-            **_words(verdict),
+            **_words(health),
             "speaker": speaker,
             "world_size": max(rank.identity.world_size for rank in ranks),
-            "ranks": {str(r.identity.rank): self._rank(r, v) for r, v in verdicts},
+            "ranks": {str(r.identity.rank): self._rank(r, h) for r, h in of_ranks},
         }
 
-    def _rank(self, rank: RankView, verdict: Verdict) -> State:
+    def _rank(self, rank: RankView, health: Health) -> State:
         state: State = {
-            **_words(verdict),
+            **_words(health),
             "state": rank.state.value,
             "host": rank.identity.host,
             "pid": rank.identity.pid,
@@ -170,8 +170,8 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> State:
     return patch
 
 
-def _words(verdict: Verdict) -> State:
-    return {"level": verdict.level.value, "sentence": verdict.sentence, "advice": verdict.advice}
+def _words(health: Health) -> State:
+    return {"level": health.level.value, "sentence": health.sentence, "advice": health.advice}
 
 
 def _finding(finding: Finding, rank: RankView) -> State:

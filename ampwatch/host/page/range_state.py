@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ampwatch.host.fleet import RankView
-    from ampwatch.host.fleet.course import Place
+    from ampwatch.host.fleet.course import CoursePosition
     from ampwatch.host.fleet.gradients import GradientColumn
     from ampwatch.host.fleet.ranges import Ranges
     from ampwatch.numerics.exponents import ExponentHistogram
@@ -86,7 +86,7 @@ class RangeState:
     """
 
     def __init__(self) -> None:
-        self._place: Place | None = None
+        self._place: CoursePosition | None = None
         self._columns: dict[str, Row] = {}
         self._modules: dict[str, _Seen] = {}
         self._source: tuple[ExponentHistogram, FloatFormat | None] | None = None

@@ -8,7 +8,7 @@ import pytest
 
 from ampwatch.host.fleet.gpus import Feature, Gpu, Instance, Reason
 from ampwatch.host.fleet.rank import RankView
-from ampwatch.host.fleet.tensor_views import KIND, TensorViews, ViewKeeper
+from ampwatch.host.fleet.tensor_views import KIND, TensorViews, ViewComparison
 from ampwatch.numerics.units.ops import OpKind
 from ampwatch.settings import Settings
 from ampwatch.wire.records import (
@@ -76,7 +76,7 @@ def _gpu(active: float | Reason, processes: float | Reason = 1.0, **more: Any) -
 
 
 def _minute(
-    keeper: ViewKeeper,
+    keeper: ViewComparison,
     rank: Training,
     active: float | Reason,
     *others: Training,
@@ -88,14 +88,14 @@ def _minute(
         rank.clock.now += 5.0
         if steps:
             rank.step()
-        keeper.look([_gpu(active, **gpu)], [rank, *others])
+        keeper.update([_gpu(active, **gpu)], [rank, *others])
 
 
 def test_views_that_agree_make_no_finding() -> None:
     """FLOPs over the peak, cycles, kernel time: each at most the next."""
     rank = Training(tensor=0.6, unknown=0.1, flops_share=0.35)
 
-    _minute(ViewKeeper(), rank, 0.45)
+    _minute(ViewComparison(), rank, 0.45)
 
     assert rank.tensor_views == TensorViews(
         pytest.approx(0.45), pytest.approx(0.6), pytest.approx(0.7), pytest.approx(0.35)
@@ -123,7 +123,7 @@ def test_a_contradiction_is_named_with_what_may_be_wrong(
     """A finding of severity info, with the shares as evidence."""
     rank = Training(tensor=tensor, flops_share=flops_share)
 
-    _minute(ViewKeeper(), rank, active)
+    _minute(ViewComparison(), rank, active)
 
     assert word in rank.tensor_views.conflicts()[pair]
     finding = rank.findings[f"{KIND}@env"]
@@ -136,7 +136,7 @@ def test_flops_that_a_causal_mask_saves_are_no_contradiction() -> None:
     """Attention is counted in full: up to twice what runs."""
     rank = Training(tensor=0.5, flops_share=0.64)
 
-    _minute(ViewKeeper(), rank, 0.45)
+    _minute(ViewComparison(), rank, 0.45)
 
     assert set(rank.tensor_views.conflicts().values()) == {""}
 
@@ -145,31 +145,31 @@ def test_kernels_of_unknown_names_excuse_the_hardware() -> None:
     """What nobody knows counts for the upper bound, so that it contradicts nothing."""
     rank = Training(tensor=0.1, unknown=0.5)
 
-    _minute(ViewKeeper(), rank, 0.6)
+    _minute(ViewComparison(), rank, 0.6)
 
     assert rank.tensor_views.conflicts()["hardware_kernels"] == ""
 
 
 def test_a_minute_of_looks_is_awaited() -> None:
     """One look may fall into an evaluation; the same look again is no other one."""
-    rank, keeper, gpu = Training(tensor=0.1), ViewKeeper(), _gpu(0.9)
+    rank, keeper, gpu = Training(tensor=0.1), ViewComparison(), _gpu(0.9)
     for _ in range(100):
         rank.clock.now += 5.0
         rank.step()
-        keeper.look([gpu], [rank])
+        keeper.update([gpu], [rank])
 
     assert rank.tensor_views.hardware is None
 
 
 def test_a_training_of_slow_steps_is_compared_as_well() -> None:
     """A look at the hardware in which no step has ended yet is no break."""
-    rank, keeper = Training(tensor=0.1), ViewKeeper()
+    rank, keeper = Training(tensor=0.1), ViewComparison()
     for _ in range(4):
         rank.apply(step(rank.steps, time_ns=int(rank.clock.now * 1e9), duration_s=20.0))
         rank.steps += 1
         for _ in range(4):
             rank.clock.now += 5.0
-            keeper.look([_gpu(0.5)], [rank])
+            keeper.update([_gpu(0.5)], [rank])
 
     assert rank.tensor_views.hardware == pytest.approx(0.5)
 
@@ -177,7 +177,7 @@ def test_a_training_of_slow_steps_is_compared_as_well() -> None:
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_rank_that_has_ended_or_pauses_is_not_held_against_an_idle_gpu(*, ended: bool) -> None:
     """Kernels and FLOPs are those of the run, the cycles those of now."""
-    rank, keeper = Training(tensor=0.6, flops_share=0.35), ViewKeeper()
+    rank, keeper = Training(tensor=0.6, flops_share=0.35), ViewComparison()
     _minute(keeper, rank, 0.45)
     if ended:
         rank.apply(EndRecord(RunState.FINISHED, "", int(rank.clock.now * 1e9)))
@@ -203,7 +203,7 @@ def test_hardware_that_tells_nothing_of_this_rank_is_left_out(
     """Without counters, shared with another process or perhaps shared, cut into instances."""
     rank = Training(tensor=0.1)
 
-    _minute(ViewKeeper(), rank, active, **gpu)
+    _minute(ViewComparison(), rank, active, **gpu)
 
     assert rank.tensor_views.hardware is None
     assert set(rank.tensor_views.conflicts()) == {"kernels_arithmetic"}
@@ -213,7 +213,7 @@ def test_a_gpu_that_two_ranks_name_tells_nothing_of_either() -> None:
     """One process may hold them both."""
     rank, other = Training(tensor=0.1), Training(tensor=0.1)
 
-    _minute(ViewKeeper(), rank, 0.9, other)
+    _minute(ViewComparison(), rank, 0.9, other)
 
     assert rank.tensor_views.hardware is None
     assert other.tensor_views.hardware is None
@@ -221,7 +221,7 @@ def test_a_gpu_that_two_ranks_name_tells_nothing_of_either() -> None:
 
 def test_a_lasting_conflict_is_told_once_a_minute() -> None:
     """The finding is counted as time goes by, not with each look into the rings."""
-    rank, keeper = Training(tensor=0.1), ViewKeeper()
+    rank, keeper = Training(tensor=0.1), ViewComparison()
     counts = []
     for _ in range(3):
         _minute(keeper, rank, 0.9)
@@ -235,7 +235,7 @@ def test_a_rank_on_a_cpu_has_no_view() -> None:
     """Nothing is known, so nothing is said."""
     rank = RankView(identity(), clock=Clock(), settings=Settings())
 
-    ViewKeeper().look([], [rank])
+    ViewComparison().update([], [rank])
 
     assert rank.tensor_views == TensorViews()
     assert rank.tensor_views.conflicts() == {}

@@ -62,7 +62,7 @@ class Bench:
 
     def look(self, after: float = 0.0) -> None:
         self.clock.now += after
-        self.collector.look()
+        self.collector.update()
 
     @property
     def success(self) -> bool:
@@ -241,7 +241,7 @@ def test_the_settings_choose_what_is_read() -> None:
 
     assert gpu_collector(off, {}, Settings(gpu="off")) is None
     collector = gpu_collector(demo, {}, Settings(gpu="demo"))
-    collector.look()
+    collector.update()
 
     assert off.gpus.host is Reason.SWITCHED_OFF
     assert {g.facts["synthetic"] for g in demo.gpus.all()} == {"true"}
@@ -259,7 +259,7 @@ def test_a_real_driver_loses_a_gpu_and_gets_it_back(driver: Standin) -> None:
     for lost in (None, 1, 1, 1, 1, None, None, None, None, None):
         driver.plays(lost=lost)
         clock.now += 5
-        collector.look()
+        collector.update()
         up.append([g.is_up for g in fleet.gpus.all()])
     collector.close()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.page.health import Level, rank_verdict, run_verdict
+from ampwatch.host.page.health import Level, rank_health, run_health
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FindingRecord, RunState, Severity, SkipClass
 from tests.host.fleet.made_up import START, Clock, end, finding, identity, optimizer, put, step
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.host.fleet import RankView
-    from ampwatch.host.page.health import Verdict
+    from ampwatch.host.page.health import Health
     from ampwatch.wire.records import Record, StepRecord
 
 
@@ -34,7 +34,7 @@ def rank_after(
 
 def told(records: Sequence[Record], **how: Any) -> tuple[str, str]:
     """What is said of one rank after ``records``: the word and the sentence, spaces made plain."""
-    verdict = rank_verdict(*rank_after(records, **how))
+    verdict = rank_health(*rank_after(records, **how))
     return verdict.level.value, verdict.sentence.replace("\u202f", " ")
 
 
@@ -244,8 +244,8 @@ def test_a_killed_run_says_that_it_was_killed() -> None:
     assert sentence.startswith("the process ended without closing")
 
 
-def of_run(*ranks: tuple[RankView, float]) -> tuple[int, Verdict]:
-    return run_verdict([(r, rank_verdict(r, now)) for r, now in ranks])
+def of_run(*ranks: tuple[RankView, float]) -> tuple[int, Health]:
+    return run_health([(r, rank_health(r, now)) for r, now in ranks])
 
 
 def test_the_worst_rank_speaks_for_the_run() -> None:

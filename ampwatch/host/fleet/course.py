@@ -20,7 +20,7 @@ _generations = count()
 
 
 class Span(Protocol):
-    """What happened in some consecutive steps.
+    """The events of some consecutive steps.
 
     Attributes:
         first_step: First step.
@@ -35,7 +35,7 @@ class Span(Protocol):
 
 
 class CoursePosition(NamedTuple):
-    """How much of a course somebody has seen."""
+    """The part of a course that somebody has seen."""
 
     generation: int
     num_added: int
@@ -44,7 +44,7 @@ class CoursePosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class News(Generic[S]):
-    """What is new in a course.
+    """The news in a course.
 
     Attributes:
         place: Where to go on from next time.
@@ -104,12 +104,14 @@ class Course(Generic[S]):
         now = CoursePosition(self._generation, self._num_added, len(self.spans))
         if place is None or place.generation != self._generation:
             return News(now, everything=True, spans=list(self.spans))
+        # From the last span seen on: it was still growing when it was seen.
         unseen = place.num_added < self._num_added
         spans = self.spans[max(place.num_spans - 1, 0) :] if unseen else []
         return News(now, everything=False, spans=spans)
 
     def _thin(self) -> None:
         """Double the stride and merge the spans that now belong together."""
+        # A new generation, because places in the old list mean nothing in the thinned one.
         self.stride *= 2
         self._generation = next(_generations)
         thinned: list[S] = []

@@ -8,14 +8,28 @@ from itertools import accumulate
 from typing import NamedTuple
 
 STEP_DURATION_BOUNDS = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
 )
 """Upper bounds for step durations: toy models to large ones that checkpoint. Unit: s."""
 
 
 class Distribution(NamedTuple):
-    """What a histogram holds right now, as it is exported.
+    """The content of a histogram, as it is exported.
 
     Attributes:
         buckets: ``(upper bound, observations up to it)`` per bucket, the last bound infinite.

@@ -1,4 +1,4 @@
-"""How the daemon's collectors fare, for the metrics about the daemon itself."""
+"""The success of the daemon's collectors, for the metrics about the daemon itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CollectorPass:
-    """How the newest pass of one of the daemon's collectors went.
+    """The newest pass of one of the daemon's collectors.
 
     Attributes:
         success: It did all it had to do.

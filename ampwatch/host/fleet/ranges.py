@@ -1,4 +1,4 @@
-"""What the measured ranges of one rank say, folded."""
+"""The measured ranges of one rank, folded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NARROW_BITS = 16
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What the newest gradients would need.
+    """The loss scales and formats that the newest gradients would need.
 
     Attributes:
         window: Loss scales that bring them into ``Ranges.format``; without ends if there is
@@ -62,7 +62,7 @@ class Ranges:
     """The ranges of one rank.
 
     Attributes:
-        totals: What sampling has looked at so far; ``None`` before the first sample.
+        totals: The totals of sampling so far; ``None`` before the first sample.
         modules: The newest ranges of each module.
         gradients: The course of the gradients of all modules, without the loss scale.
         epsilon: Share of the non-zero gradients that a recommended loss scale may flush to zero.
@@ -92,6 +92,7 @@ class Ranges:
 
     def put(self, record: RangeRecord | SamplingRecord) -> None:
         """Take in a record; they must come in the order in which they were written."""
+        # The totals come after all ranges of their sample: now every module of it is known.
         if isinstance(record, SamplingRecord):
             self.totals = record
             self.modules.choose(self.trouble)
@@ -120,7 +121,7 @@ class Ranges:
     def format(self) -> FloatFormat | None:
         """The narrow format that the gradients have to fit; ``None`` if there is none.
 
-        It is that of autocast, or their own in a model that is in such a format as a whole.
+        It is that of autocast, or their own in a model that is in a narrow format as a whole.
         """
         newest = self.newest(Topic.GRADIENT)
         limit = self._autocast if newest is None else limit_of(newest, self._autocast)
@@ -183,7 +184,7 @@ class Ranges:
 
     @property
     def recommendation(self) -> Recommendation | None:
-        """What the newest gradients would need; ``None`` before the first non-zero ones."""
+        """The needs of the newest gradients; ``None`` before the first non-zero ones."""
         measured, plain = self._measured, self._unscaled
         if measured is None or plain is None or not (plain.amax or plain.infs):
             return None
@@ -202,7 +203,7 @@ class Ranges:
                 window.low, below if window.high is None else min(window.high, below)
             )
         if self.flushed(measured) > self.epsilon * plain.binned:
-            # What is missing would ask for more: from what is left nobody can tell how much.
+            # What is missing would ask for more: what is left does not say how much.
             return Recommendation(ScaleWindow(None, window.high), {})
         if plain.nonfinite:
             return Recommendation(window, {})

@@ -1,6 +1,6 @@
-"""Which ranks of a job skipped which step. No torch, no network.
+"""Compares which ranks of a job skipped which step. No torch, no network.
 
-All ranks of a job come to the same verdict on a step, as long as gradients or verdicts are
+All ranks of a job skip the same steps, as long as their gradients or ``found_inf`` are
 reduced. Where one skips a step that another one takes, their weights and scales part for good.
 """
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import OptimizerRecord, StepRecord
 
 KEPT = 4096
-"""Newest steps of a rank that are kept: between two looks of the daemon there are fewer. The first
+"""Newest steps of a rank that are kept: between two passes of the daemon there are fewer. The first
 step that ranks disagree on is the only one that they can be compared at."""
 
 FIRST_STEP_SHARE = 0.5
 """Part of a usual step by which the ends of the very first steps may differ: before it there is no
-scale to tell that the ranks count alike."""
+scale that shows that the ranks count alike."""
 
 KIND = "rank_found_inf_mismatch"
 
@@ -36,7 +36,7 @@ ADVICE = (
 
 
 class StepOutcome(NamedTuple):
-    """What became of one step of one rank.
+    """The outcome of one step of one rank.
 
     Attributes:
         before: Scale and growth tracker before it; ``None`` before the first, or if the step
@@ -52,7 +52,7 @@ class StepOutcome(NamedTuple):
 
 
 class StepOutcomes:
-    """The newest verdicts of one rank.
+    """The outcomes of the newest steps of one rank.
 
     Attributes:
         newest: Index of the newest step; -1 before the first.
@@ -67,6 +67,8 @@ class StepOutcomes:
 
     def put_step(self, record: StepRecord) -> None:
         """Take in a step; steps of a rank come in order."""
+        # After a gap in the ring the state before the step is not known, and with it not whether
+        # two ranks stand at the same point.
         follows = record.step == self.newest + 1
         if record.growth_tracker >= 0:
             skipped = record.skip_class is not SkipClass.NONE
@@ -82,11 +84,12 @@ class StepOutcomes:
 
     def put_optimizer(self, record: OptimizerRecord) -> None:
         """Take in what one optimizer did in a step; comes after the step."""
+        # Of several optimizers the first one that was skipped is the one to name.
         if record.skipped and record.step in self._by_step:
             self._skipping.setdefault(record.step, record.index)
 
     def of(self, step: int) -> StepOutcome | None:
-        """Return the verdict on a step, ``None`` if it is not known or its records may not all be."""
+        """Return the outcome of a step; ``None`` if it, or a record of it, may not be known yet."""
         return self._by_step.get(step) if step < self.newest else None
 
     def optimizer(self, step: int) -> int:
@@ -94,19 +97,19 @@ class StepOutcomes:
         return self._skipping.get(step, 0)
 
     def after(self, step: int) -> Iterable[int]:
-        """Return the steps after ``step`` whose verdicts are known."""
+        """Return the steps after ``step`` whose outcomes are known."""
         return [s for s in self._order if step < s < self.newest]
 
 
 class RankComparison:
-    """Compares the verdicts of the ranks of each job, step by step."""
+    """Compares the outcomes of the steps of the ranks of each job, step by step."""
 
     def __init__(self) -> None:
         self._compared: dict[str, int] = {}
         self._members: dict[str, tuple[int, ...]] = {}
 
     def compare(self, ranks: Sequence[RankView]) -> None:
-        """Take in what the ranks say now; enter a mismatch into the findings of a rank that skips.
+        """Compare the newest steps; enter a mismatch into the findings of a rank that skips.
 
         Cost: some 1 us a rank and step.
         """
@@ -120,11 +123,13 @@ class RankComparison:
                 self._compare_job(run, members)
 
     def _compare_job(self, run: str, members: list[RankView]) -> None:
+        # Views, not ranks: a rank that was restarted is a new view and counts its steps from 0.
         who = tuple(id(rank) for rank in members)
         if self._members.get(run) != who:
             # Another rank has come, or the job is another one: begin where all of them are known.
             self._members[run] = who
             self._compared[run] = -1
+        # The slowest rank decides: what it has not written yet cannot be compared.
         ready = min(rank.outcomes.newest for rank in members)
         for step in members[0].outcomes.after(self._compared[run]):
             if step >= ready:
@@ -144,7 +149,7 @@ class RankComparison:
 
 
 def _alike(step: int, a: RankView, v: StepOutcome, b: RankView, w: StepOutcome) -> bool:
-    """Whether two ranks stood at the same point before a step."""
+    """Return whether two ranks stood at the same point before a step."""
     if v.before is not None and w.before is not None:
         return v.before == w.before
     if step or v.before is not w.before:

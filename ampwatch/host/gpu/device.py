@@ -26,7 +26,7 @@ PROCESS_FUNCTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class DeviceOptions:
-    """What a device is asked beyond the usual.
+    """Readings of a device beyond the usual.
 
     Attributes:
         link_throughput: Measure PCIe traffic where that takes 40 ms a GPU.
@@ -63,7 +63,7 @@ class Device:
         self._instance_gpm: dict[InstanceKey, Gpm] = {}
 
     def read(self, xid: Reason) -> Gpu:
-        """Return everything the GPU tells.
+        """Return everything that can be read of the GPU.
 
         Args:
             xid: Whether its XID errors are listened for.
@@ -107,10 +107,14 @@ class Device:
             gpu.answers[Feature.PROCESSES] = {"": got}
             return
         gpu.answers[Feature.PROCESSES] = {"": float(len(got))}
+        # The number of processes is right in any case; whose they are is left out where in doubt.
         gpu.processes = {p.pid: p.usedGpuMemory for p in got if self._is_certain(p.pid)}
 
     def _is_certain(self, pid: int) -> bool:
-        """Tell whether ``pid`` is that of a process as the daemon sees it."""
+        """Return whether ``pid`` names the process that the daemon sees under it.
+
+        In a container NVML may return pids of the host, which are other processes here.
+        """
         if self._options.is_host:
             return True
         return not isinstance(self._minor, Reason) and pids.has_open(pid, self._minor)

@@ -29,7 +29,7 @@ MIB = 1024.0 * 1024.0
 
 
 class GpmMetric(NamedTuple):
-    """A GPM metric: its number in nvml.h, and what one unit of it is in ours."""
+    """A GPM metric: its number in nvml.h, and the factor from its unit to ours."""
 
     feature: Feature
     part: str
@@ -94,11 +94,13 @@ class Gpm:
                 return nothing(sample)
             self._spare = sample
         elapsed = self._clock() - self._taken_at
+        # The driver would answer 0 or NaN, and 0 reads as an idle GPU.
         if elapsed < MIN_SECONDS:
             return self._answers
         took = self._take(self._spare)
         if isinstance(took, Reason):
             return nothing(took)
+        # Two buffers take turns: the older one is read below and is the spare of the next pass.
         older, self._older, self._spare = self._older, self._spare, self._older
         self._taken_at = self._clock()
         if older is None or elapsed > MAX_SECONDS:
@@ -147,7 +149,7 @@ class Gpm:
 
 
 def nothing(reason: Reason) -> Answers:
-    """Return ``reason`` for all that GPM could tell."""
+    """Return ``reason`` for every metric of GPM."""
     answers: Answers = {}
     for metric in (*MEANS, *TOTALS):
         answers.setdefault(metric.feature, {})[metric.part] = reason
@@ -155,7 +157,7 @@ def nothing(reason: Reason) -> Answers:
 
 
 def support(nvml: Nvml, handle: Any) -> Reason:
-    """Tell whether a GPU has GPM."""
+    """Return whether a GPU has GPM: ``OK``, or why not."""
     answer = nvml.call("nvmlGpmQueryDeviceSupport", handle)
     if isinstance(answer, Reason):
         return answer

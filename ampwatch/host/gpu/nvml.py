@@ -1,4 +1,4 @@
-"""pynvml, with every call returning what NVML says or the reason why it says nothing.
+"""pynvml, with every call returning the answer of NVML or the reason why there is none.
 
 The one place that knows return codes, missing symbols and how the library is found.
 """

@@ -16,12 +16,12 @@ DTYPES = (
     "mx",
     "int8",
 )
-"""What the label ``dtype`` says; ``OTHER_DTYPE`` for every other one."""
+"""Values of the label ``dtype``; ``OTHER_DTYPE`` stands for every other one."""
 
 OTHER_DTYPE = "other"
 
 NO_DTYPE = "unknown"
-"""What it says of a kernel whose name tells no dtype: to Prometheus an empty label is no label."""
+"""Value for a kernel whose name says no dtype: to Prometheus an empty label is no label."""
 
 
 def dtype_label(dtype: str) -> str:

@@ -55,6 +55,7 @@ class Exposition:
                 header = self._headers[metric.name] = self._header(metric).removesuffix(END)
             text.append(header)
             for name, values, bound, value in _lines(metric, samples):
+                # Known by the values, not by the place: ranks and modules come and go in between.
                 key = (name, values, bound)
                 beginning = known.get(key)
                 if beginning is None:
@@ -66,6 +67,7 @@ class Exposition:
                     value = value.value  # noqa: PLW2901 - the number that it carries
                 number = floatToGoString(value)  # type: ignore[no-untyped-call]
                 text.append(f"{beginning} {number}{tail}\n")
+        # Only those of this scrape: series of runs that are over must not pile up.
         self._beginnings = used
         return "".join(text)
 
@@ -79,6 +81,7 @@ def _lines(metric: Metric, samples: Samples) -> Lines:
     for values, (buckets, total) in samples:
         for bound, count in buckets:
             yield f"{metric.name}_bucket", values, bucket_label(bound), count
+        # As the library does: without a sum it writes no count either.
         if total is not None:
             yield f"{metric.name}_count", values, "", buckets[-1][1]
             yield f"{metric.name}_sum", values, "", total
@@ -90,6 +93,7 @@ def _beginning(name: str, labels: tuple[str, ...], values: tuple[str, ...], boun
         pairs.append(("le", bound))
     if not pairs:
         return name
+    # Sorted, as the library does, which is what the tests compare with byte for byte.
     words = ",".join(f'{label}="{_escaped(value)}"' for label, value in sorted(pairs))
     return f"{name}{{{words}}}"
 

@@ -28,7 +28,8 @@ def _by_sort(read: Callable[[SortTotals], float]) -> Reader:
 
 
 def _steps(rank: RankView) -> Table:
-    steps, newest = rank.finding_totals.steps_by_kind(), rank.finding_totals.newest_by_kind()
+    steps = rank.finding_totals.steps_by_kind()
+    newest = rank.finding_totals.newest_by_kind()
     # The known kinds are born at 0, so that the first is an increase; a writer of another release
     # may have further ones.
     for kind in dict.fromkeys((*KINDS, *steps)):

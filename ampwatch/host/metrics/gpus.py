@@ -74,6 +74,7 @@ def _capabilities(state: ScrapeState) -> Table:
 def _listened(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], Xids]]:
     """Yield the XID errors of the GPUs that are listened to or once were: a lost one is not."""
     for values, gpu in state.gpus:
+        # By uuid: a GPU that has fallen off the bus has no readings, and XID 79 says why.
         xids = state.fleet.gpus.xids(gpu.uuid)
         if xids.seen or gpu.answers.get(Feature.XID) == {"": Reason.OK}:
             yield values, xids

@@ -26,8 +26,8 @@ PROFILER_PARTS: dict[str, Callable[[WindowRecord], int]] = {
     "stop": lambda window: window.stop_ns,
     "walk": lambda window: window.walk_ns,
 }
-"""What the time of profiler windows goes into: the first start, the others, the iterations, the
-ends, and reading the events. Each with its time. Unit: ns."""
+"""Parts of the time of profiler windows: the first start, the others, the iterations, the ends, and
+reading the events. Each with its time. Unit: ns."""
 
 _BORN_AT_0 = [
     ((unit, dtype), 0.0)
@@ -49,7 +49,7 @@ def _kernel_seconds(rank: RankView) -> Table:
 
 
 def _is_on_gpu(rank: RankView) -> bool:
-    """Whether the training process has named a GPU."""
+    """Return whether the training process has named a GPU."""
     return "gpu_capability" in rank.facts or rank.facts.get("device", "") not in NO_GPU
 
 

@@ -1,4 +1,4 @@
-"""What every label says, and its values where they are few: a new label is a row here."""
+"""The meaning of every label, and its values where they are few: a new label is a row here."""
 
 from __future__ import annotations
 

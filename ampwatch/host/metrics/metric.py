@@ -37,7 +37,7 @@ class Exemplified(NamedTuple):
 
 
 class ScrapeState:
-    """What one scrape is read from.
+    """The state that one scrape is read from.
 
     The lists are made once a scrape, since some forty metrics walk over each of them. They hold
     live views: make a state and read all of it while holding ``fleet.lock``.
@@ -63,7 +63,7 @@ class ScrapeState:
 
 
 class Reader(NamedTuple):
-    """Where the samples of a metric come from.
+    """The source of the samples of a metric.
 
     Attributes:
         labels: Names of all labels, those of the scope first.
@@ -94,7 +94,7 @@ class Metric:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of all labels, those that tell ranks or GPUs apart first."""
+        """Names of all labels, those that identify a rank or a GPU first."""
         return self.reader.labels
 
     @property

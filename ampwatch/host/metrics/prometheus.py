@@ -157,6 +157,7 @@ class PrometheusExporter:
             encode, content_type = choose_encoder("")
         if names:
             return encode(self._registry.restricted_registry(names)), content_type
+        # The library for what is rare, the own writer, four times as fast, for every scrape.
         if content_type.endswith(_REWRITTEN):
             return encode(self._registry), content_type
         if content_type.startswith(_OPENMETRICS):

@@ -1,6 +1,6 @@
-"""What metrics are measured of: the daemon, each rank, each module of a rank, each GPU ...
+"""Scopes that metrics are measured of: the daemon, each rank, each module of a rank, each GPU ...
 
-A scope knows the labels that tell its members apart and walks over those that are there now, so
+A scope knows the labels that identify its members and walks over those that are there now, so
 that a metric only says what it reads of one of them. A value that is ``None`` is not known, and
 its sample is absent.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ROOT_MODULE = "(root)"
-"""What the label ``module`` says for the model itself, whose qualified name is empty: to
+"""Value of the label ``module`` for the model itself, whose qualified name is empty: to
 Prometheus an empty label is no label. No attribute name made by ordinary code looks like it."""
 
 _UNUSED_OPTIMIZER = OptimizerRecord(
@@ -45,10 +45,10 @@ class Scope(Generic[T]):
     """Members that the same things are read of.
 
     Attributes:
-        labels: Names of the labels that tell the members apart.
+        labels: Names of the labels that identify the members.
 
     Args:
-        labels: Names of the labels that tell the members apart.
+        labels: Names of the labels that identify the members.
         walk: Yields the values of these labels and the member, for each there is.
     """
 
@@ -76,7 +76,7 @@ class Scope(Generic[T]):
         return Reader(self.labels, samples)
 
     def by(self, *labels: str, read: Callable[[T], Table]) -> Reader:
-        """Return a reader of several values per member, told apart by further labels.
+        """Return a reader of several values per member, under further labels.
 
         Args:
             labels: Names of these labels.
@@ -115,7 +115,7 @@ class NewestRecord(Generic[T]):
         return PER_RANK.one(lambda rank: None if (r := self._find(rank)) is None else read(r))
 
     def by(self, *labels: str, read: Callable[[T], Table]) -> Reader:
-        """Return a reader of values told apart by ``labels``, absent before the first record."""
+        """Return a reader of values under ``labels``, absent before the first record."""
         return PER_RANK.by(
             *labels, read=lambda rank: () if (r := self._find(rank)) is None else read(r)
         )
@@ -143,6 +143,7 @@ def _optimizers(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], Optimizer
     """Yield the optimizers; before one was seen the first, so that its counters are born at 0."""
     for values, rank in state.ranks:
         known = rank.optimizers or {0: _UNUSED_OPTIMIZER}
+        # In a ring an index is any number; the view has taken those beyond the limit together.
         for index in sorted(known):
             yield (*values, "other" if index == OTHER_OPTIMIZERS else str(index)), known[index]
 

@@ -91,7 +91,8 @@ def _step_time(rank: RankView) -> Figure:
 
 def _of_gradients(rank: RankView, name: str) -> dict[str, Figure]:
     shown = {}
-    room, newest = _headroom(rank), rank.ranges.newest(Topic.GRADIENT)
+    room = _headroom(rank)
+    newest = rank.ranges.newest(Topic.GRADIENT)
     if room is not None:
         finite = "finite " if newest is not None and newest.histogram.nonfinite else ""
         shown["Headroom"] = Figure(f"{room:.1f} bits", f"of the {finite}gradients in {name}")

@@ -1,4 +1,4 @@
-"""Whether a run is healthy, in one word and one sentence.
+"""The health of a run, in one word and one sentence.
 
 Reads the aggregate and puts it into words; nothing is measured here. No torch, no
 Prometheus, no HTML: the page, the terminal and reports say the same.
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet import History, RankView
 
 RECENT_STEPS = 1000
-"""How far back "now" reaches: skips are told for so many steps, and a finding not seen for
+"""Steps back that "now" reaches: skips are counted over them, and a finding not seen for
 longer may be over. Half of GradScaler's growth interval, so that a healthy run shows at most
 one probe."""
 
 RECENT_NS = 120 * 1_000_000_000
-"""How far back "now" reaches in time: twice the minute after which a finding that lasts is
-told again, where that is more than ``RECENT_STEPS``. Unit: ns."""
+"""Time back that "now" reaches: twice the minute after which a finding that lasts is reported
+again, where that is more than ``RECENT_STEPS``. Unit: ns."""
 
 _SEVERITIES = (Severity.CRITICAL, Severity.WARNING, Severity.INFO)
 
@@ -49,7 +49,7 @@ _BADNESS = {level: place for place, level in enumerate(Level)}
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What to tell a user who looks once.
+    """The answer to a user who wants to know how it goes.
 
     Attributes:
         level: The state in a word.
@@ -76,7 +76,7 @@ def rank_health(rank: RankView, now: float) -> Health:
 
 
 def run_health(of_ranks: Sequence[tuple[RankView, Health]]) -> tuple[int, Health]:
-    """Return the rank that speaks for the run, and what it says.
+    """Return the rank that speaks for the run, and the health of the run.
 
     The worst rank speaks, and of equals the lowest. A finished rank never speaks for those
     still running.
@@ -112,7 +112,7 @@ def worst_finding(rank: RankView) -> Finding | None:
 
 
 def is_current(finding: Finding, rank: RankView) -> bool:
-    """Tell whether ``finding`` still holds at the newest step of ``rank``.
+    """Return whether ``finding`` still holds at the newest step of ``rank``.
 
     What is wrong in the code or the environment is seen once and stays wrong; what happens
     in steps is over when it was not seen for ``RECENT_STEPS`` and ``RECENT_NS``.
@@ -134,7 +134,7 @@ def skips_by_class(rank: RankView) -> dict[SkipClass, int]:
 def recent_skips(history: History) -> tuple[dict[SkipClass, int], int]:
     """Return how many of the newest iterations were skipped, per class, and how many those are.
 
-    At least ``RECENT_STEPS`` if there are so many; more where the history has thinned them.
+    At least ``RECENT_STEPS`` if the run has them; more where the history has thinned them.
     """
     skips: dict[SkipClass, int] = dict.fromkeys(SKIP_CLASSES, 0)
     steps = 0
@@ -176,8 +176,8 @@ def _alarm(rank: RankView) -> Health | None:
         return Health(Level.FAILING if critical else Level.ATTENTION, sentence, worst.advice)
     if not critical:
         return None
-    told = f"last reported at step {number(worst.last_step)}"
-    return Health(Level.ATTENTION, f"{sentence}; {told}", worst.advice)
+    seen = f"last reported at step {number(worst.last_step)}"
+    return Health(Level.ATTENTION, f"{sentence}; {seen}", worst.advice)
 
 
 def _no_alarm(rank: RankView, newest: StepRecord) -> Health:

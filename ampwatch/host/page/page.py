@@ -37,15 +37,23 @@ State = dict[str, Any]
 """JSON-ready: plain dicts with string keys, finite numbers, and no ``None`` as a dict's value."""
 
 Cursor = State
-"""What a client holds: the state it was sent last. Never written to once handed out."""
+"""The state that a client was sent last. Never written to once handed out."""
 
 Row = tuple[float | str | None, ...]
 
 COLUMNS = (
-    *("last_step", "steps", "scale_low", "scale_high", "scale", "loss", "nonfinite_losses"),
-    *("seconds", "longest", *(c.label for c in SKIP_CLASSES)),
+    "last_step",
+    "steps",
+    "scale_low",
+    "scale_high",
+    "scale",
+    "loss",
+    "nonfinite_losses",
+    "seconds",
+    "longest",
+    *(skip.label for skip in SKIP_CLASSES),
 )
-"""What the row of a bucket holds; its first step is its key."""
+"""Cells of the row of a bucket; its first step is its key."""
 
 
 class Feed:
@@ -76,14 +84,16 @@ class Feed:
         """Return everything there is to show; also the cursor to go on from.
 
         Args:
-            max_age: A state that was made for another client so short a time ago will do.
-                Then many open pages cost little more than one. Unit: s.
+            max_age: Age of a state, made for another client, that will do as well. Then many
+                open pages cost little more than one. Unit: s.
         """
         with self._fleet.lock:
             now = self._clock()
+            # Below 0 where the clock was set back: that state could be kept for hours.
             if 0.0 <= now - self._made_at < max_age:
                 return self._newest
-            self._newest, self._made_at = self._made(now), now
+            self._newest = self._made(now)
+            self._made_at = now
             return self._newest
 
     def _made(self, now: float) -> State:
@@ -160,6 +170,7 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> State:
     patch: State = dict.fromkeys(old.keys() - new.keys())
     for name, value in new.items():
         before = old.get(name)
+        # Rows and tables are the same objects while they hold: comparing them would cost more.
         if before is value:
             continue
         if isinstance(value, dict) and isinstance(before, dict):

@@ -31,20 +31,46 @@ State = dict[str, Any]
 Row = list[Any]
 
 EXPONENT_COLUMNS = (
-    *("last_step", "scale_low", "scale_high", "amax", "lowest", "counts", "zeros", "nans", "infs"),
+    "last_step",
+    "scale_low",
+    "scale_high",
+    "amax",
+    "lowest",
+    "counts",
+    "zeros",
+    "nans",
+    "infs",
 )
-"""What a column of the heatmap holds, of unscaled gradients; its first step is its key."""
+"""Cells of a column of the heatmap of unscaled gradients; its first step is its key."""
 
 HISTOGRAM_COLUMNS = (
-    *("step", "first", "counts", "zeros", "nans", "infs", "amax", "amin", "numel", "flushed"),
+    "step",
+    "first",
+    "counts",
+    "zeros",
+    "nans",
+    "infs",
+    "amax",
+    "amin",
+    "numel",
+    "flushed",
 )
-"""What the histogram of unscaled gradients holds; ``flushed`` of the zeros were none once."""
+"""Cells of the histogram of unscaled gradients; ``flushed`` of the zeros were none once."""
 
 MODULE_COLUMNS = (
-    *("trouble", "why", "nonfinite", "lost", "gradient_amax", "gradient_headroom"),
-    *("activation_amax", "activation_headroom", "unchanged", "histogram", "step"),
+    "trouble",
+    "why",
+    "nonfinite",
+    "lost",
+    "gradient_amax",
+    "gradient_headroom",
+    "activation_amax",
+    "activation_headroom",
+    "unchanged",
+    "histogram",
+    "step",
 )
-"""What the row of a module holds; null where it was not measured. Gradients are unscaled, but
+"""Cells of the row of a module; null where it was not measured. Gradients are unscaled, but
 for their headroom, which is that of the scaled ones at the scale of their time. Headroom is in
 bits. ``lost`` is a share of all elements; ``step`` is that of the newest measurement."""
 
@@ -52,7 +78,7 @@ NARROW_BITS = 16
 """Formats of at most so many bits are worth a what-if."""
 
 UNKNOWN_FORMAT = "float16"
-"""What is drawn where no narrow format is known: what the format would do that needs scaling."""
+"""Format that is drawn where no narrow one is known: the one that needs scaling."""
 
 NOTHING_YET = (
     'Nothing was measured yet: level="standard" measures every few steps, "deep" every step,'
@@ -82,7 +108,7 @@ class RangeState:
     Cost:
         Of JSON: about 200 bytes a column of the heatmap and 400 bytes a module. A sample
         replaces the rows of its modules and one column; between samples nothing is made
-        or sent, and looking for news takes a microsecond a module.
+        or sent, and the check for news takes a microsecond a module.
     """
 
     def __init__(self) -> None:
@@ -113,6 +139,7 @@ class RangeState:
         news = ranges.gradients.since(self._place)
         fresh = {str(span.first_step): _column(span) for span in news.spans}
         self._place = news.place
+        # A new dictionary only where something is new: the old one is in states of clients.
         if news.everything or fresh:
             self._columns = fresh if news.everything else {**self._columns, **fresh}
         return self._columns
@@ -121,6 +148,7 @@ class RangeState:
         limits = (ranges.autocast, ranges.format)
         seen: dict[str, _Seen] = {}
         for name, topics in ranges.modules.by_name.items():
+            # By identity: a record is never changed, a newer one is another object.
             records = tuple(topics.values())
             old = self._modules.get(name)
             vanished = _vanished(ranges, records)
@@ -169,7 +197,7 @@ def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
 
 
 def _vanished(ranges: Ranges, records: Iterable[RangeRecord]) -> list[float | None]:
-    """Return what depends on more than ``records``: whether nothing but zeros was a gradient."""
+    """Return the lost shares of gradients that are all zeros: they depend on other modules too."""
     return [
         ranges.lost_share(record)
         for record in records
@@ -179,18 +207,26 @@ def _vanished(ranges: Ranges, records: Iterable[RangeRecord]) -> list[float | No
 
 def _column(span: GradientColumn) -> Row:
     h = span.histogram
-    scales = (finite(span.scale_low), finite(span.scale_high))
     return [
-        *(span.last_step, *scales, finite(span.amax)),
-        *(h.first, list(h.counts), h.zeros, h.nans, h.infs),
+        span.last_step,
+        finite(span.scale_low),
+        finite(span.scale_high),
+        finite(span.amax),
+        h.first,
+        list(h.counts),
+        h.zeros,
+        h.nans,
+        h.infs,
     ]
 
 
 def _module(ranges: Ranges, topics: Mapping[Topic, RangeRecord]) -> Row:
-    trouble, lost = ranges.trouble(topics), ranges.lost(topics)
-    gradient, activation = topics.get(Topic.GRADIENT), topics.get(Topic.ACTIVATION)
-    plain = None if gradient is None else unscaled(gradient)
+    trouble = ranges.trouble(topics)
+    lost = ranges.lost(topics)
+    gradient = topics.get(Topic.GRADIENT)
+    activation = topics.get(Topic.ACTIVATION)
     update = topics.get(Topic.UPDATE)
+    plain = None if gradient is None else unscaled(gradient)
     return [
         float(f"{trouble.score:.6g}"),
         trouble.reason,
@@ -219,8 +255,15 @@ def _headroom(ranges: Ranges, record: RangeRecord | None) -> float | str | None:
 def _histogram(ranges: Ranges, record: RangeRecord, plain: ExponentHistogram) -> Row:
     """Return the row of ``plain``, the gradients of ``record`` without the loss scale."""
     return [
-        *(record.step, plain.first, list(plain.counts), plain.zeros, plain.nans, plain.infs),
-        *(finite(plain.amax), finite(plain.amin), plain.numel),
+        record.step,
+        plain.first,
+        list(plain.counts),
+        plain.zeros,
+        plain.nans,
+        plain.infs,
+        finite(plain.amax),
+        finite(plain.amin),
+        plain.numel,
         ranges.flushed(record),
     ]
 

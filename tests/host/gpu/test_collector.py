@@ -10,8 +10,7 @@ import pytest
 
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.gpus import Feature, Gpu, Pass, Reason
-from ampwatch.host.gpu.choice import gpu_collector
-from ampwatch.host.gpu.collector import GpuCollector
+from ampwatch.host.gpu.collector import GpuCollector, gpu_collector
 from ampwatch.settings import Settings
 from tests.host.daemon.parts import eventually
 from tests.host.fleet.made_up import Clock

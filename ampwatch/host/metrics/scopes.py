@@ -48,7 +48,7 @@ class Scope(Generic[T]):
         labels: Names of the labels that identify the members.
 
     Args:
-        labels: Names of the labels that identify the members.
+        labels: As the attribute.
         walk: Yields the values of these labels and the member, for each there is.
     """
 
@@ -171,12 +171,25 @@ _RANK = ("run", "rank")
 GPU_LABELS = ("gpu", "uuid")
 
 ONCE: Scope[ScrapeState] = Scope((), lambda state: [((), state)])
+"""Whatever there is one of on a machine: the daemon. Its member is the whole state."""
+
 PER_RANK: Scope[RankView] = Scope(_RANK, lambda state: state.ranks)
 PER_OPTIMIZER: Scope[OptimizerRecord] = Scope((*_RANK, "optimizer"), _optimizers)
+
 PER_GPU: Scope[Gpu] = Scope(GPU_LABELS, lambda state: state.gpus)
+"""The GPUs that were ever seen; one that has gone has no readings."""
+
 PER_INSTANCE: Scope[Instance] = Scope((*GPU_LABELS, "gpu_instance"), _instances)
+"""The GPU instances of GPUs in MIG mode."""
 
 STEP: NewestRecord[StepRecord] = NewestRecord(lambda rank: rank.newest)
+"""The newest step."""
+
 TOTALS: NewestRecord[SamplingRecord] = NewestRecord(lambda rank: rank.ranges.totals)
+"""The newest totals of sampling."""
+
 CENSUS: NewestRecord[CensusRecord] = NewestRecord(lambda rank: rank.precision.census)
+"""The newest op census."""
+
 WINDOW: NewestRecord[WindowRecord] = NewestRecord(lambda rank: rank.precision.window)
+"""The newest profiler window; its numbers are totals of all windows so far."""

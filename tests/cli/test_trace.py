@@ -42,7 +42,7 @@ from ampwatch.training.iteration.ledger import Clock
 from ampwatch.training.sensors.window.requests import TraceRequests
 from ampwatch.training.sensors.window.sensor import WindowSensor
 from ampwatch.settings import Settings
-from tests.host.fleet.made_up import identity
+from tests.workshop.records import identity
 from tests.trainings import build
 
 rings, run, rank, mode = sys.argv[1:]

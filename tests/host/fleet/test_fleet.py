@@ -11,7 +11,7 @@ from ampwatch.host.fleet import Fleet, RankView
 from ampwatch.host.fleet.jobs import Job
 from ampwatch.settings import Settings
 from ampwatch.wire.records import RunIdentity, RunState
-from tests.host.fleet.made_up import SECOND, START, Clock, end, finding, identity, put, step
+from tests.workshop.records import SECOND, START, Clock, end, finding, identity, put, step
 
 
 @pytest.fixture

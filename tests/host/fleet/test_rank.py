@@ -16,7 +16,7 @@ from ampwatch.wire.records import (
     RunState,
     SkipClass,
 )
-from tests.host.fleet.made_up import (
+from tests.workshop.records import (
     IDENTITY,
     SECOND,
     START,

@@ -8,7 +8,7 @@ from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.rank_verdicts import KIND
 from ampwatch.settings import Settings
 from ampwatch.wire.records import OptimizerRecord, Record, SkipClass
-from tests.host.fleet.made_up import SECOND, START, Clock, identity, step
+from tests.workshop.records import SECOND, START, Clock, identity, step
 
 OK, INF = False, True
 

@@ -20,7 +20,7 @@ from ampwatch.wire.records import (
     Severity,
     WindowRecord,
 )
-from tests.host.fleet.made_up import census, identity, step
+from tests.workshop.records import census, identity, step
 
 UUID = "GPU-1"
 PEAK = 1e15

@@ -12,7 +12,7 @@ from ampwatch.host.metrics.prometheus import FleetCollector, PrometheusExporter
 from ampwatch.host.metrics.samples import CollectorPass
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord, Record, Topic
-from tests.host.fleet.made_up import (
+from tests.workshop.records import (
     START,
     Clock,
     finding,

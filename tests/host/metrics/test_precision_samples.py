@@ -18,7 +18,9 @@ from ampwatch.wire.records import (
     Record,
     WindowSkip,
 )
-from tests.host.fleet.made_up import (
+from tests.host.metrics.test_prometheus import fleet_of, names_of_rank_0, samples
+from tests.host.metrics.test_range_samples import of_modules, value
+from tests.workshop.records import (
     H100,
     START,
     census,
@@ -28,8 +30,6 @@ from tests.host.fleet.made_up import (
     step,
     window,
 )
-from tests.host.metrics.test_prometheus import fleet_of, names_of_rank_0, samples
-from tests.host.metrics.test_range_samples import of_modules, value
 
 BORN_AT_0 = {
     "ampwatch_census_iterations_total",

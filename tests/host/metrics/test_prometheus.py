@@ -18,7 +18,9 @@ from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.metrics.samples import OF_DAEMON, OF_RANK, CollectorPass
 from ampwatch.settings import Settings
 from ampwatch.wire.records import SKIP_CLASSES, FactsRecord, Record, RunState
-from tests.host.fleet.made_up import (
+from tests.services import require
+from tests.workshop.fleets import fleet_with_gpus, without_nvml
+from tests.workshop.records import (
     PRECISION,
     RANGES,
     START,
@@ -31,8 +33,6 @@ from tests.host.fleet.made_up import (
     skipped_step,
     step,
 )
-from tests.host.gpus import fleet_with_gpus, without_nvml
-from tests.services import require
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"

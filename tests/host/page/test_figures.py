@@ -10,7 +10,7 @@ import pytest
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.page.figures import figures
 from ampwatch.settings import Settings
-from tests.host.fleet.made_up import (
+from tests.workshop.records import (
     FACTS,
     START,
     Clock,

@@ -15,7 +15,7 @@ from ampwatch.host.fleet import Fleet, History
 from ampwatch.host.page.page import COLUMNS, Feed
 from ampwatch.settings import Settings
 from ampwatch.wire.records import ALL_MODULES, RunState, Severity, SkipClass
-from tests.host.fleet.made_up import (
+from tests.workshop.records import (
     START,
     Clock,
     end,

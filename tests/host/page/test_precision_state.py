@@ -18,7 +18,8 @@ from ampwatch.host.page.precision_state import (
 )
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.wire.records import KernelTotal, Record
-from tests.host.fleet.made_up import (
+from tests.host.metrics.test_prometheus import fleet_of
+from tests.workshop.records import (
     PRECISION,
     START,
     Clock,
@@ -31,7 +32,6 @@ from tests.host.fleet.made_up import (
     step,
     window,
 )
-from tests.host.metrics.test_prometheus import fleet_of
 
 NOW = Clock(START + 20)
 

@@ -19,7 +19,7 @@ from ampwatch.host.page.range_state import (
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.settings import Settings
 from ampwatch.wire.records import ALL_MODULES, Topic
-from tests.host.fleet.made_up import (
+from tests.workshop.records import (
     FACTS,
     START,
     Clock,

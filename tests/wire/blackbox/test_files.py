@@ -14,8 +14,8 @@ import pytest
 
 from ampwatch.errors import ReportError
 from ampwatch.wire.blackbox import files
-from tests.host.fleet.made_up import IDENTITY, SECOND, START
-from tests.wire.blackbox.made_up import box
+from tests.workshop.boxes import box
+from tests.workshop.records import IDENTITY, SECOND, START
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ampwatch.host.metrics.prometheus import PrometheusExporter
-from tests.host.gpus import fleet_with_gpus
+from tests.workshop.fleets import fleet_with_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from ampwatch.host.metrics.prometheus import PrometheusExporter
-from tests.dashboards.made_up_gpus import dcgm_samples, gpu_samples
-from tests.host.fleet.made_up import START, made_up_fleet
+from tests.workshop.history_of_gpus import dcgm_samples, gpu_samples
+from tests.workshop.records import START, made_up_fleet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

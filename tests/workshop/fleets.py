@@ -6,7 +6,7 @@ from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.gpus import Pass, Reason
 from ampwatch.host.gpu.synthetic import SyntheticSource
 from ampwatch.settings import Settings
-from tests.host.fleet.made_up import START, Clock, identity
+from tests.workshop.records import START, Clock, identity
 
 GIB = 1 << 30
 PID = 4711

@@ -15,7 +15,7 @@ from ampwatch.wire.records import (
     Severity,
     Topic,
 )
-from tests.host.fleet.made_up import IDENTITY, histogram, optimizer, skipped_step, step
+from tests.workshop.records import IDENTITY, histogram, optimizer, skipped_step, step
 
 if TYPE_CHECKING:
     from ampwatch.numerics.exponents import ExponentHistogram

@@ -16,8 +16,7 @@ from tests.dashboards.queries import ROOT, shipped_dashboards, unanswered
 from tests.host.daemon.parts import eventually
 from tests.integration.prometheus import prometheus as run_prometheus
 from tests.services import require
-from tests.workshop.history import MINUTES, openmetrics
-from tests.workshop.history_of_gpus import DCGM_INSTANCES
+from tests.workshop.history import DCGM_INSTANCES, MINUTES, openmetrics
 from tools.preview.intervals import Span
 from tools.preview.pictures import opened
 from tools.preview.prometheus import Prometheus as Client

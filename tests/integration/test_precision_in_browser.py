@@ -12,7 +12,8 @@ from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.wire.records import FallbackTotal, KernelTotal, OpTotal
 from tests.host.daemon.parts import Place, eventually
 from tests.integration.browsing import Page, Trainer
-from tests.workshop.records import H100, PRECISION, census, kernel, op_row, window
+from tests.workshop.fleets import PRECISION
+from tests.workshop.records import H100, census, kernel, op_row, window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from ampwatch.host.gpu.choice import gpu_collector
 from ampwatch.host.gpu.collector import GpuCollector
 from ampwatch.settings import Settings
 from tests.host.daemon.parts import eventually
-from tests.workshop.records import Clock
+from tests.workshop.clocks import Clock
 
 if TYPE_CHECKING:
     from ampwatch.host.gpu.source import Source

@@ -20,16 +20,8 @@ from ampwatch.wire.records import (
 )
 from tests.host.metrics.test_prometheus import fleet_of, names_of_rank_0, samples
 from tests.host.metrics.test_range_samples import of_modules, value
-from tests.workshop.records import (
-    H100,
-    START,
-    census,
-    histogram,
-    op_row,
-    ranges,
-    step,
-    window,
-)
+from tests.workshop.clocks import START
+from tests.workshop.records import H100, census, histogram, op_row, ranges, step, window
 
 BORN_AT_0 = {
     "ampwatch_census_iterations_total",

@@ -19,20 +19,16 @@ from ampwatch.host.metrics.samples import OF_DAEMON, OF_RANK, CollectorPass
 from ampwatch.settings import Settings
 from ampwatch.wire.records import SKIP_CLASSES, FactsRecord, Record, RunState
 from tests.services import require
-from tests.workshop.fleets import fleet_with_gpus, without_nvml
-from tests.workshop.records import (
+from tests.workshop.clocks import START, Clock
+from tests.workshop.fleets import (
     PRECISION,
     RANGES,
-    START,
-    Clock,
-    finding,
-    identity,
+    fleet_with_gpus,
     made_up_fleet,
-    optimizer,
     put,
-    skipped_step,
-    step,
+    without_nvml,
 )
+from tests.workshop.records import finding, identity, optimizer, skipped_step, step
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"

@@ -9,7 +9,8 @@ from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.metrics.range_samples import OF_RANGES
 from ampwatch.wire.records import ALL_MODULES, FactsRecord, Record, Topic
 from tests.host.metrics.test_prometheus import fleet_of, names_of_rank_0, samples, scrape
-from tests.workshop.records import START, histogram, ranges, sampling, step
+from tests.workshop.clocks import START
+from tests.workshop.records import histogram, ranges, sampling, step
 
 FLOAT16 = FactsRecord({"autocast_dtype": "bfloat16,float16"})
 OF_SAMPLING = {

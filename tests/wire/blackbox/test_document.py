@@ -13,8 +13,8 @@ from ampwatch.errors import ReportError
 from ampwatch.wire.blackbox.box import joined
 from ampwatch.wire.blackbox.document import from_json, to_json
 from ampwatch.wire.records import RunState
-from tests.workshop.boxes import alarm, box
-from tests.workshop.records import step
+from tests.workshop.boxes import box
+from tests.workshop.records import alarm, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable

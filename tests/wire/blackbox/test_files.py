@@ -15,7 +15,8 @@ import pytest
 from ampwatch.errors import ReportError
 from ampwatch.wire.blackbox import files
 from tests.workshop.boxes import box
-from tests.workshop.records import IDENTITY, SECOND, START
+from tests.workshop.clocks import SECOND, START
+from tests.workshop.records import IDENTITY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

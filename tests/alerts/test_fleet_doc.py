@@ -16,8 +16,10 @@ from ampwatch.host.metrics.prometheus import FleetCollector
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord
 from tests.alerts.test_fleet_rules import ONLY_HERE, rules
-from tests.host.fleet.made_up import H100, Clock, identity, put
 from tests.services import require
+from tests.workshop.clocks import Clock
+from tests.workshop.fleets import put
+from tests.workshop.records import H100, identity
 
 TEXT = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)

@@ -13,8 +13,7 @@ from tests.dashboards import asking
 from tests.dashboards.asking import panel
 from tests.dashboards.conftest import RANKS
 from tests.dashboards.documents import FILES, drawn, load
-from tests.dashboards.made_up_gpus import DCGM_INSTANCES, DCGM_JOB
-from tests.dashboards.made_up_history import PER_MACHINE, instance
+from tests.workshop.history import DCGM_INSTANCES, DCGM_JOB, PER_MACHINE, instance
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,8 @@ from ampwatch.report.op_shares import casts_per_op, low_precision_share, tensor_
 from tests.dashboards import asking
 from tests.dashboards.asking import panel
 from tests.dashboards.conftest import RANKS
-from tests.dashboards.made_up_gpus import BLANK
-from tests.host.fleet.made_up import made_up_fleet
+from tests.workshop.fleets import made_up_fleet
+from tests.workshop.history import BLANK
 
 if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView

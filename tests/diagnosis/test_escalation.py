@@ -25,8 +25,8 @@ from ampwatch.diagnosis.steps.skips import SkipClassifier
 from ampwatch.diagnosis.steps.steps import StepJudge
 from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.wire.records import Topic
-from tests.diagnosis.births_made_up import born, traced
-from tests.diagnosis.simulated import Simulation
+from tests.workshop.births import born, traced
+from tests.workshop.simulation import Simulation
 
 OVER = born(spread_to={"loss"}, in_backward=True)
 CALIBRATED = 20

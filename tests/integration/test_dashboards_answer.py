@@ -12,12 +12,11 @@ from selenium.webdriver.common.by import By
 
 from ampwatch.host.metrics.catalog import CATALOG
 from tests.dashboards.board import OF_EACH_KIND, board, panel
-from tests.dashboards.made_up_gpus import DCGM_INSTANCES
-from tests.dashboards.made_up_history import MINUTES, openmetrics
 from tests.dashboards.queries import ROOT, shipped_dashboards, unanswered
 from tests.host.daemon.parts import eventually
 from tests.integration.prometheus import prometheus as run_prometheus
 from tests.services import require
+from tests.workshop.history import DCGM_INSTANCES, MINUTES, openmetrics
 from tools.preview.intervals import Span
 from tools.preview.pictures import opened
 from tools.preview.prometheus import Prometheus as Client

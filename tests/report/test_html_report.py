@@ -12,9 +12,9 @@ import pytest
 from ampwatch.report.html_report import STYLE, render_html
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.records import FactsRecord, RunState, Severity, Topic
-from tests.host.fleet.made_up import IDENTITY, histogram, step
 from tests.host.page.test_static import AA, contrast
-from tests.wire.blackbox.made_up import alarm, box, measured
+from tests.workshop.boxes import box, measured
+from tests.workshop.records import IDENTITY, alarm, histogram, step
 
 VOID = {"meta", "br"}
 EVIL = "\"'><img src=x onerror=alert(1)><script>alert(2)</script></style></svg>&amp;"

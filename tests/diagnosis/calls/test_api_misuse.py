@@ -19,7 +19,7 @@ from ampwatch.diagnosis.evidence.calls import (
     ScaledStep,
 )
 from ampwatch.wire.records import Finding, Severity
-from tests.diagnosis.simulated import Simulation
+from tests.workshop.simulation import Simulation
 
 NAN = math.nan
 

@@ -9,7 +9,7 @@ import pytest
 from ampwatch.diagnosis.evidence.births import OpTrace, Origin, Values
 from ampwatch.diagnosis.forward.births import USELESS_SCALE, diagnose, limit_of
 from ampwatch.numerics.units.ops import Phase
-from tests.diagnosis.births_made_up import (
+from tests.workshop.births import (
     BIG,
     INF,
     MASK,

@@ -14,8 +14,8 @@ from ampwatch.diagnosis.kinds.advice import ADVICE
 from ampwatch.diagnosis.steps.steps import Verdict
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Finding, Severity, SkipClass
-from tests.diagnosis.births_made_up import BIG, MASK, NAN, TINY, backward, born, outside, traced
-from tests.diagnosis.simulated import Simulation
+from tests.workshop.births import BIG, MASK, NAN, TINY, backward, born, outside, traced
+from tests.workshop.simulation import Simulation
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.births import Birth

@@ -9,8 +9,8 @@ import pytest
 from ampwatch.diagnosis.evidence.ops import KernelTime, Window
 from ampwatch.numerics.units.ops import Fallback
 from ampwatch.wire.records import Severity
-from tests.diagnosis.censuses import HOPPER, Watched, matmul
-from tests.diagnosis.replay import Replay
+from tests.workshop.censuses import HOPPER, Watched, matmul
+from tests.workshop.replay import Replay
 
 
 def kernel(name: str, unit: str, dtype: str, seconds: float, **more: Any) -> KernelTime:

@@ -7,7 +7,7 @@ import pytest
 from ampwatch.diagnosis.evidence.ops import LayerShape
 from ampwatch.numerics.units.ops import OpKind, Phase
 from ampwatch.wire.records import Severity
-from tests.diagnosis.censuses import CPU, HOPPER, Watched, convolution, matmul
+from tests.workshop.censuses import CPU, HOPPER, Watched, convolution, matmul
 
 VOCABULARY = (1, 1024, 50257, 768)
 

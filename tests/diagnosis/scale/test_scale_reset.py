@@ -6,7 +6,7 @@ import pytest
 
 from ampwatch.diagnosis.evidence.scaler import ScalerChange
 from ampwatch.wire.records import Severity
-from tests.diagnosis.simulated import Simulation
+from tests.workshop.simulation import Simulation
 
 OK, INF = False, True
 

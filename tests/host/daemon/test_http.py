@@ -24,7 +24,8 @@ from ampwatch.host.daemon.web_config import WebConfig
 from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.wire.ring.layout import LAYOUT
 from tests.host.daemon.parts import Answer, ask, eventually
-from tests.host.fleet.made_up import made_up_fleet, step
+from tests.workshop.fleets import made_up_fleet
+from tests.workshop.records import step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

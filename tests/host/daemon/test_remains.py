@@ -14,8 +14,9 @@ from ampwatch.wire.blackbox import Box, files
 from ampwatch.wire.records import RunIdentity, RunState
 from ampwatch.wire.ring import RingWriter
 from tests.host.daemon.parts import Place
-from tests.host.fleet.made_up import IDENTITY, SECOND, START, end, identity, step
-from tests.wire.blackbox.made_up import alarm, box
+from tests.workshop.boxes import box
+from tests.workshop.clocks import SECOND, START
+from tests.workshop.records import IDENTITY, alarm, end, identity, step
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,9 @@ import pytest
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.step_outcomes import KIND
 from ampwatch.settings import Settings
-from ampwatch.wire.records import OptimizerRecord, Record, SkipClass
-from tests.host.fleet.made_up import SECOND, START, Clock, identity, step
+from ampwatch.wire.records import Record, SkipClass
+from tests.workshop.clocks import SECOND, START, Clock
+from tests.workshop.records import identity, optimizer, step
 
 OK, INF = False, True
 
@@ -29,7 +30,14 @@ def course(verdicts: list[bool], *, first: int = 0, delay_s: float = 0.0) -> lis
                 skip_class=SkipClass.UNPROVOKED if skipped else SkipClass.NONE,
             )
         )
-        records.append(OptimizerRecord(number, 0, skipped, number + 1, (0, 0, int(skipped), 0)))
+        records.append(
+            optimizer(
+                step=number,
+                skipped=skipped,
+                total_steps=number + 1,
+                total_skipped=(0, 0, int(skipped), 0),
+            )
+        )
     return records
 
 

@@ -12,35 +12,24 @@ from ampwatch.host.fleet.tensor_views import KIND, TensorViews, ViewComparison
 from ampwatch.numerics.units.ops import OpKind
 from ampwatch.settings import Settings
 from ampwatch.wire.records import (
-    EndRecord,
     FactsRecord,
     KernelTotal,
     OpTotal,
-    RunState,
     Severity,
     WindowRecord,
 )
-from tests.host.fleet.made_up import census, identity, step
+from tests.workshop.clocks import Clock
+from tests.workshop.records import census, end, identity, step, window
 
 UUID = "GPU-1"
 PEAK = 1e15
-
-
-class Clock:
-    """Stands where it is put. Unit: s."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Training(RankView):
     """A rank whose iterations take 0.1 s, with shares of that in kernels and FLOPs."""
 
     def __init__(self, *, tensor: float, unknown: float = 0.0, flops_share: float = 0.0) -> None:
-        self.clock = Clock()
+        self.clock = Clock(1000.0)
         super().__init__(identity(), clock=self.clock, settings=Settings())
         self.apply(FactsRecord({"gpu_uuid": UUID, "peak_flops": f"float16={PEAK}"}))
         flops = int(flops_share * 0.1 * PEAK)
@@ -58,15 +47,10 @@ class Training(RankView):
 
 def _window(tensor: float, unknown: float) -> WindowRecord:
     wall_ns = 200_000_000
-    totals = (
+    return window(
         KernelTotal("tensor", "float16", int(tensor * wall_ns)),
         KernelTotal("unknown", "", int(unknown * wall_ns)),
-    )
-    return WindowRecord(
-        *(0, 0, 1, 0, 2, (0, 0, 0, 0, 0), 0, 0, 0, 0, 0, float("nan"), 0, 0, wall_ns, 0, 0, 0),
-        totals=totals,
-        kernels=(),
-        kernels_left_out=0,
+        wall_ns=wall_ns,
     )
 
 
@@ -180,7 +164,7 @@ def test_a_rank_that_has_ended_or_pauses_is_not_held_against_an_idle_gpu(*, ende
     rank, keeper = Training(tensor=0.6, flops_share=0.35), ViewComparison()
     _minute(keeper, rank, 0.45)
     if ended:
-        rank.apply(EndRecord(RunState.FINISHED, "", int(rank.clock.now * 1e9)))
+        rank.apply(end(time_ns=int(rank.clock.now * 1e9)))
 
     _minute(keeper, rank, 0.0, steps=False)
 

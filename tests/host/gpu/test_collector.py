@@ -13,7 +13,7 @@ from ampwatch.host.fleet.gpus import Feature, Gpu, Pass, Reason
 from ampwatch.host.gpu.collector import GpuCollector, gpu_collector
 from ampwatch.settings import Settings
 from tests.host.daemon.parts import eventually
-from tests.host.fleet.made_up import Clock
+from tests.workshop.clocks import Clock
 
 if TYPE_CHECKING:
     from ampwatch.host.fleet.passes import CollectorPass

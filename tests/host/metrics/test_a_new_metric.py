@@ -11,11 +11,10 @@ from ampwatch.host.metrics.catalog import TOPICS, markdown
 from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.metrics.scopes import PER_OPTIMIZER, PER_RANK
-from tests.host.fleet.made_up import made_up_fleet
-from tests.host.gpus import without_nvml
 from tests.host.metrics.test_catalog import problems
 from tests.host.metrics.test_prometheus import OPENMETRICS, PASSES, parse_openmetrics
 from tests.services import require
+from tests.workshop.fleets import made_up_fleet, without_nvml
 
 TOPIC = "Steps and loss"
 

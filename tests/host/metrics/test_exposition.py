@@ -12,18 +12,9 @@ from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.metrics.prometheus import FleetCollector, PrometheusExporter
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord, Record, Topic
-from tests.host.fleet.made_up import (
-    START,
-    Clock,
-    finding,
-    histogram,
-    identity,
-    made_up_fleet,
-    put,
-    ranges,
-    sampling,
-    step,
-)
+from tests.workshop.clocks import START, Clock
+from tests.workshop.fleets import made_up_fleet, put
+from tests.workshop.records import finding, histogram, identity, ranges, sampling, step
 
 PASSES = {"rings": CollectorPass(success=True, duration_seconds=0.002)}
 ACCEPTED = [

@@ -15,9 +15,10 @@ from ampwatch.host.metrics.catalog import TOPICS
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord
-from tests.host.fleet.made_up import START, identity
-from tests.host.gpus import GIB, PID, fleet_with_gpus, without_nvml
 from tests.services import require
+from tests.workshop.clocks import START
+from tests.workshop.fleets import GIB, PID, fleet_with_gpus, without_nvml
+from tests.workshop.records import identity
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample

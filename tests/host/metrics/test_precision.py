@@ -19,18 +19,10 @@ from ampwatch.wire.records import (
     Record,
     WindowSkip,
 )
-from tests.host.fleet.made_up import (
-    H100,
-    START,
-    census,
-    histogram,
-    op_row,
-    ranges,
-    step,
-    window,
-)
 from tests.host.metrics.test_prometheus import fleet_of, names_of_rank_0, samples
 from tests.host.metrics.test_ranges import of_modules, value
+from tests.workshop.clocks import START
+from tests.workshop.records import H100, census, histogram, op_row, ranges, step, window
 
 OF_PRECISION = {metric.name for topic in ("Precision mix", "Kernels") for metric in TOPICS[topic]}
 BORN_AT_0 = {

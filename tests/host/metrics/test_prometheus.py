@@ -20,21 +20,17 @@ from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.metrics.run import RUN_FACTS
 from ampwatch.settings import Settings
 from ampwatch.wire.records import SKIP_CLASSES, FactsRecord, Record, RunState
-from tests.host.fleet.made_up import (
+from tests.services import require
+from tests.workshop.clocks import START, Clock
+from tests.workshop.fleets import (
     PRECISION,
     RANGES,
-    START,
-    Clock,
-    finding,
-    identity,
+    fleet_with_gpus,
     made_up_fleet,
-    optimizer,
     put,
-    skipped_step,
-    step,
+    without_nvml,
 )
-from tests.host.gpus import fleet_with_gpus, without_nvml
-from tests.services import require
+from tests.workshop.records import finding, identity, optimizer, skipped_step, step
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"

@@ -8,8 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from ampwatch.host.metrics.catalog import TOPICS
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.wire.records import ALL_MODULES, FactsRecord, Record, Topic
-from tests.host.fleet.made_up import START, histogram, ranges, sampling, step
 from tests.host.metrics.test_prometheus import fleet_of, names_of_rank_0, samples, scrape
+from tests.workshop.clocks import START
+from tests.workshop.records import histogram, ranges, sampling, step
 
 FLOAT16 = FactsRecord({"autocast_dtype": "bfloat16,float16"})
 OF_RANGES = {

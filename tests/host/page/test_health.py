@@ -11,7 +11,9 @@ from ampwatch.host.fleet import Fleet
 from ampwatch.host.page.health import Level, rank_health, run_health
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FindingRecord, RunState, Severity, SkipClass
-from tests.host.fleet.made_up import START, Clock, end, finding, identity, optimizer, put, step
+from tests.workshop.clocks import START, Clock
+from tests.workshop.fleets import put
+from tests.workshop.records import end, finding, identity, optimizer, step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,17 +19,9 @@ from ampwatch.host.page.range_state import (
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.settings import Settings
 from ampwatch.wire.records import ALL_MODULES, Topic
-from tests.host.fleet.made_up import (
-    FACTS,
-    START,
-    Clock,
-    histogram,
-    identity,
-    put,
-    ranges,
-    sampling,
-    step,
-)
+from tests.workshop.clocks import START, Clock
+from tests.workshop.fleets import put
+from tests.workshop.records import FACTS, histogram, identity, ranges, sampling, step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,8 +13,8 @@ from ampwatch.errors import ReportError
 from ampwatch.wire.blackbox.box import joined
 from ampwatch.wire.blackbox.document import from_json, to_json
 from ampwatch.wire.records import RunState
-from tests.host.fleet.made_up import step
-from tests.wire.blackbox.made_up import alarm, box
+from tests.workshop.boxes import box
+from tests.workshop.records import alarm, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ampwatch.wire.blackbox import Box, Recorder
 from ampwatch.wire.blackbox.recorder import MAX_FACTS, MAX_FINDINGS, MAX_RANGES, recorded
 from ampwatch.wire.records import FactsRecord, Finding, FindingRecord, RunState, Severity, Topic
-from tests.host.fleet.made_up import IDENTITY, end, optimizer, step
-from tests.wire.blackbox.made_up import alarm, measured
+from tests.workshop.boxes import measured
+from tests.workshop.records import IDENTITY, alarm, end, optimizer, step
 
 
 def box_of(recorder: Recorder) -> Box:

@@ -14,8 +14,8 @@ from ampwatch.wire.blackbox.salvage import forget_silence, look_into, salvage
 from ampwatch.wire.records import FindingRecord, RunState
 from ampwatch.wire.ring import RingWriter
 from tests.host.daemon.parts import Place
-from tests.host.fleet.made_up import IDENTITY, end, identity, step
-from tests.wire.blackbox.made_up import alarm, box
+from tests.workshop.boxes import box
+from tests.workshop.records import IDENTITY, alarm, end, identity, step
 
 if TYPE_CHECKING:
     from pathlib import Path

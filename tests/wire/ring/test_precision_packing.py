@@ -28,6 +28,7 @@ from ampwatch.wire.ring.encoding import decode, encode
 from ampwatch.wire.ring.layout import MAX_CHUNKS, PAYLOAD_SIZE, Kind
 from ampwatch.wire.ring.precision_packing import MAX_NAME
 from tests.wire.ring.samples import census, step, window
+from tests.workshop.records import op_row
 
 if TYPE_CHECKING:
     from tests.wire.ring.conftest import MakeWriter, OpenReader
@@ -137,9 +138,16 @@ def test_a_record_is_cut_no_more_than_it_must_be() -> None:
 def test_an_ordinary_model_fits_into_a_ring_of_the_smallest_slots() -> None:
     """A hundred modules with casts and matmuls, forward and backward: 400 rows."""
     rows = [
-        OpRow(
-            *("", f"transformer.encoder.layers.{i}.linear", kind, phase, "", "bfloat16"),
-            *("bfloat16", Fallback.NONE, 12, 10**12 + i, 10**12, 10**8 + i),
+        op_row(
+            "",
+            "bfloat16",
+            kind,
+            f"transformer.encoder.layers.{i}.linear",
+            phase=phase,
+            calls=12,
+            flops=10**12 + i,
+            tensor_flops=10**12,
+            bytes=10**8 + i,
         )
         for i in range(100)
         for kind in (OpKind.MATMUL, OpKind.CAST)
@@ -153,17 +161,34 @@ def test_an_ordinary_model_fits_into_a_ring_of_the_smallest_slots() -> None:
 
 def test_the_bytes_are_the_documented_ones() -> None:
     """A program that knows only the documentation can read them."""
-    record = CensusRecord(
-        *(5, 300, CensusSource.PROFILER, 2),
+    row = (
+        census()
+        .rows[0]
+        ._replace(
+            op="",
+            module="x",
+            kind=OpKind.CAST,
+            phase=Phase.EVAL,
+            inputs="",
+            dtype="x",
+            out_dtype="tf32",
+            fallback=Fallback.PROMOTED,
+            calls=8,
+            flops=9,
+            tensor_flops=10,
+            bytes=11,
+        )
+    )
+    record = replace(
+        census(),
+        step=5,
+        time_ns=300,
+        source=CensusSource.PROFILER,
+        iterations=2,
         ops=(OpTotal(OpKind.ATTENTION, "tf32", 1, 2, 3, 4),),
         casts=(CastTotal("tf32", "x", 6, 7),),
         fallbacks=(),
-        rows=(
-            OpRow(
-                *("", "x", OpKind.CAST, Phase.EVAL, "", "x", "tf32", Fallback.PROMOTED),
-                *(8, 9, 10, 11),
-            ),
-        ),
+        rows=(row,),
         rows_left_out=0,
     )
 
@@ -172,8 +197,8 @@ def test_the_bytes_are_the_documented_ones() -> None:
     head = [5, 0xAC, 0x02, 1, 2, 0]
     ops = [1, 2, 0, 4, *b"tf32", 1, 2, 3, 4]
     casts = [1, 1, 0, 1, *b"x", 6, 7]
-    row = [0, 0, 2, 7, 3, 3, 2, 1, 3, 8, 9, 10, 11]
-    assert payload == bytes([*head, *ops, *casts, 0, *row])
+    packed_row = [0, 0, 2, 7, 3, 3, 2, 1, 3, 8, 9, 10, 11]
+    assert payload == bytes([*head, *ops, *casts, 0, *packed_row])
 
 
 def test_the_bytes_of_a_window_are_the_documented_ones() -> None:
@@ -212,7 +237,7 @@ def test_a_name_of_any_kind_becomes_short_and_printable(name: str, read: str) ->
         {"ops": (OpTotal(OpKind.MATMUL, "float16", -1, 0, 0, 0),)},
         {"ops": (OpTotal(OpKind.MATMUL, None, 1, 0, 0, 0),)},  # type: ignore[arg-type]
         {"casts": None},
-        {"rows": (OpRow(*census().rows[0][:8], 1, -1, 0, 0),)},
+        {"rows": (census().rows[0]._replace(flops=-1),)},
     ],
 )
 def test_a_mistaken_sensor_costs_its_record_only(change: dict[str, Any]) -> None:

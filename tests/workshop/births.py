@@ -21,22 +21,17 @@ TINY = Values("float16", 8, amax=300.0, amin=0.0)
 def born(op: str = "mul", **more: Any) -> Birth:
     """Return a birth in the forward of the module ``block``; its index is given by ``traced``."""
     absorbed = more.pop("absorbed", ())
-    module = more.pop("module", "block")
-    birth = Birth(
-        index=-1,
-        origin=more.pop("origin", Origin.OP),
-        name="",
-        op=op,
-        overload=more.pop("overload", f"aten.{op}.Tensor"),
-        module=module,
-        is_inside=more.pop("is_inside", True),
-        phase=more.pop("phase", Phase.FORWARD),
-        out=more.pop("out", INF),
-        inputs=more.pop("inputs", (BIG,)),
-        source=more.pop("source", "train.py:3"),
-    )
-    for name, value in more.items():
-        setattr(birth, name, value)
+    usual: dict[str, Any] = {
+        "origin": Origin.OP,
+        "overload": f"aten.{op}.Tensor",
+        "module": "block",
+        "is_inside": True,
+        "phase": Phase.FORWARD,
+        "out": INF,
+        "inputs": (BIG,),
+        "source": "train.py:3",
+    }
+    birth = Birth(index=-1, name="", op=op, **{**usual, **more})
     birth.absorbed_by.update(absorbed)
     return birth
 

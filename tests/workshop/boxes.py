@@ -6,28 +6,12 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.wire.blackbox.recorder import recorded
-from ampwatch.wire.records import (
-    ALL_MODULES,
-    FactsRecord,
-    Finding,
-    FindingRecord,
-    RangeRecord,
-    Severity,
-    Topic,
-)
-from tests.host.fleet.made_up import IDENTITY, histogram, optimizer, skipped_step, step
+from ampwatch.wire.records import ALL_MODULES, FactsRecord, FindingRecord, RangeRecord, Topic
+from tests.workshop.records import IDENTITY, alarm, histogram, optimizer, ranges, skipped_step, step
 
 if TYPE_CHECKING:
     from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.wire.blackbox import Box
-
-
-def alarm(kind: str = "scale_collapse", where: str = "optimizer:0", **changes: object) -> Finding:
-    """A critical finding."""
-    finding = Finding(kind, Severity.CRITICAL, where, f"{kind} happened", f"change {kind}")
-    for name, value in changes.items():
-        setattr(finding, name, value)
-    return finding
 
 
 def measured(
@@ -38,7 +22,17 @@ def measured(
 ) -> RangeRecord:
     """What was measured of a module in iteration ``index``."""
     counts = counts or histogram(-30, 4, 100, 20, zeros=7, nans=1, positive_infs=2)
-    return RangeRecord(index, index, topic, module, "float16", 2, 1.0, 1, 2, counts)
+    return ranges(
+        module,
+        topic,
+        counts,
+        step=index,
+        time_ns=index,
+        dtype="float16",
+        num_tensors=2,
+        total_nans=1,
+        total_infs=2,
+    )
 
 
 def box() -> Box:

@@ -1,32 +1,30 @@
-"""Records, clocks and a fleet that nobody trained: two ranks that run, one run that has failed."""
+"""Records that no training wrote: a builder per type, whose arguments all have defaults.
+
+A field that is added to a record without a default is added here, and nowhere else in tests
+and benchmarks.
+"""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from ampwatch.host.fleet import Fleet
 from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
-from ampwatch.settings import Settings
 from ampwatch.wire.records import (
     ALL_MODULES,
-    OTHER_OPTIMIZERS,
-    CastTotal,
     CensusRecord,
     CensusSource,
     EndRecord,
     FactsRecord,
-    FallbackTotal,
     Finding,
     FindingRecord,
     KernelRow,
     KernelTotal,
     OpRow,
     OptimizerRecord,
-    OpTotal,
     RangeRecord,
-    Record,
     RunIdentity,
     RunState,
     SamplingRecord,
@@ -36,21 +34,7 @@ from ampwatch.wire.records import (
     Topic,
     WindowRecord,
 )
-
-SECOND = 1_000_000_000
-START = 1_700_000_000
-"""Unix time at which everything here starts. Unit: s."""
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self, now: float = START) -> None:
-        self.now = float(now)
-
-    def __call__(self) -> float:
-        return self.now
-
+from tests.workshop.clocks import SECOND, START
 
 IDENTITY = RunIdentity(
     run="gpt",
@@ -97,22 +81,31 @@ def step(index: int = 0, **changes: Any) -> StepRecord:
     return replace(_STEP, step=index, **changes)
 
 
-def optimizer(
-    index: int = 0,
-    *,
-    total_steps: int = 0,
-    total_skipped: tuple[int, int, int, int] = (0, 0, 0, 0),
-) -> OptimizerRecord:
-    return OptimizerRecord(
-        step=0, index=index, skipped=False, total_steps=total_steps, total_skipped=total_skipped
-    )
+_OPTIMIZER = OptimizerRecord(
+    step=0, index=0, skipped=False, total_steps=0, total_skipped=(0, 0, 0, 0)
+)
+
+
+def optimizer(index: int = 0, **changes: Any) -> OptimizerRecord:
+    """The totals of optimizer ``index`` after iteration 0."""
+    return replace(_OPTIMIZER, index=index, **changes)
+
+
+def facts(**values: str) -> FactsRecord:
+    return FactsRecord(values)
+
+
+def alarm(kind: str = "scale_collapse", where: str = "optimizer:0", **changes: Any) -> Finding:
+    """A critical finding."""
+    words = {"summary": f"{kind} happened", "advice": f"change {kind}"}
+    return Finding(kind, where=where, **{"severity": Severity.CRITICAL, **words, **changes})
 
 
 def finding(
     kind: str = "scale_collapse", where: str = "optimizer:0", **changes: Any
 ) -> FindingRecord:
-    changes.setdefault("severity", Severity.CRITICAL)
-    return FindingRecord(Finding(kind, where=where, summary="", advice="", **changes))
+    """A critical finding without words, in its record."""
+    return FindingRecord(alarm(kind, where, **{"summary": "", "advice": "", **changes}))
 
 
 def end(
@@ -287,53 +280,6 @@ FACTS = FactsRecord(
     }
 )
 
-
-def put(
-    fleet: Fleet,
-    key: str,
-    who: RunIdentity,
-    records: Iterable[Record],
-    *,
-    alive: bool = True,
-    lost: int = 0,
-    dropped: int = 0,
-) -> None:
-    fleet.apply(key, who, records, alive=alive, lost=lost, dropped=dropped)
-
-
-RANGES: list[Record] = [
-    ranges(exponents=histogram(-12, 1, 2, 4, 2, 1, zeros=2), loss_scale=2.0**15),
-    ranges("", exponents=histogram(-24, 4, 2, zeros=1), loss_scale=2.0**15),
-    ranges(
-        "head",
-        exponents=histogram(-26, 1, 1, 2, nans=1),
-        loss_scale=2.0**15,
-        total_nans=3,
-        total_infs=4,
-    ),
-    ranges("head", Topic.ACTIVATION, histogram(0, 1, 2, 4), dtype="float16"),
-    ranges("head", Topic.ACTIVATION_GRADIENT, histogram(-9, 5), dtype="float16"),
-    ranges("head", Topic.UPDATE, histogram(-12, 3, zeros=1)),
-    sampling(
-        interval=5,
-        samples=(6, 5, 4, 3, 2, 1),
-        samples_dropped=7,
-        tensors_refused=8,
-        modules_left_out=9,
-        gradient_elements=1000,
-        gradient_zeros=100,
-        gradient_underflow=10,
-        gradient_subnormal=20,
-        gradient_nans=3,
-        gradient_infs=4,
-        parameter_nonfinite=0,
-        buffer_nonfinite=2,
-        device_ns=250_000_000,
-    ),
-]
-"""One sample of everything: what the golden scrape has of ranges."""
-
-
 H100 = FactsRecord(
     {
         "gpu_capability": "9.0",
@@ -345,90 +291,16 @@ H100 = FactsRecord(
 )
 """Facts of a GPU whose peak in float16 is 132 * 4096 * 1.83e9 FLOP/s."""
 
-PRECISION: list[Record] = [
-    H100,
-    census(
-        op_row("addmm", calls=6, flops=6 * 10**12, tensor_flops=5 * 10**12),
-        op_row("bmm", "float32", fallback=Fallback.DISABLED_REGION, flops=2 * 10**12),
-        op_row("_to_copy", "float32", OpKind.CAST, out_dtype="float16", calls=9),
-        op_row("", "float16", module="head", flops=3 * 10**12),
-        op_row("", "float32", module="head", flops=10**12, fallback=Fallback.DISABLED_REGION),
-        iterations=2,
-        ops=(
-            OpTotal(OpKind.MATMUL, "float16", 12, 12 * 10**12, 10 * 10**12, 2400),
-            OpTotal(OpKind.MATMUL, "float32", 2, 4 * 10**12, 0, 200),
-            OpTotal(OpKind.POINTWISE, "float16", 30, 0, 0, 3000),
-            OpTotal(OpKind.POINTWISE, "int64", 1, 0, 0, 8),
-            OpTotal(OpKind.POINTWISE, "bool", 2, 0, 0, 16),
-        ),
-        casts=(CastTotal("float32", "float16", 18, 1800), CastTotal("bool", "float32", 1, 5)),
-        fallbacks=(FallbackTotal(Fallback.DISABLED_REGION, 2, 4 * 10**12),),
-    ),
-    window(
-        KernelTotal("tensor", "float16", 600_000_000),
-        KernelTotal("cuda", "float32", 200_000_000),
-        KernelTotal("unknown", "", 200_000_000),
-        KernelTotal("other", "", 500_000_000),
-        KernelTotal("cpu", "float32", 50_000_000),
-        windows=3,
-        invalid=1,
-        iterations=4,
-        skipped=(1, 2, 3, 4, 5),
-        start_ns=2_000_000,
-        run_ns=3_000_000,
-        stop_ns=4_000_000,
-        walk_ns=5_000_000,
-        first_ns=1_000_000_000,
-        drag=1.25,
-        memory_bytes=4096,
-        busy_ns=1_500_000_000,
-        wall_ns=2_000_000_000,
-        misaligned_ns=10_000_000,
-        lagging_ns=20_000_000,
-        gemv_ns=30_000_000,
-        kernels=(kernel(nanoseconds=600_000_000), kernel("strange", "unknown", rule="unlisted")),
-    ),
-]
-"""One census and one window of everything: what the golden scrape has of precision."""
 
-
-def made_up_fleet() -> Fleet:
-    """The fleet of the golden scrape, watched from the start; its clock stands 20 s after that."""
-    clock = Clock()
-    fleet = Fleet(Settings(), clock)
-    collapse: list[Record] = [
-        FACTS,
-        step(0),
-        optimizer(0, total_steps=1),
-        optimizer(1, total_steps=1),
-        skipped_step(1, 32768.0, consecutive_skips=1, total_backoffs=1),
-        skipped_step(2, 16384.0, consecutive_skips=2, total_backoffs=2, loss=math.inf),
-        finding(count=2, first_step=1, last_step=2),
-        step(
-            3,
-            duration_s=0.25,
-            loss_scale=32768.0,
-            total_growths=1,
-            total_backoffs=2,
-            total_set_by_hand=3,
-            total_nonfinite_losses=4,
-            total_observations_dropped=5,
-            total_sensor_errors=6,
-            overhead_ns=1_500_000,
-        ),
-        optimizer(0, total_steps=4, total_skipped=(0, 1, 0, 1)),
-        optimizer(1, total_steps=4, total_skipped=(0, 0, 1, 0)),
-        optimizer(OTHER_OPTIMIZERS, total_steps=7),
-        *RANGES,
-        *PRECISION,
-    ]
-    put(fleet, "/gpt-0.ring", identity(), collapse, lost=8, dropped=9)
-    put(fleet, "/gpt-1.ring", identity(rank=1, local_rank=1), [])
-    bf16 = [step(0, loss_scale=math.nan, growth_tracker=-1, loss=math.nan), step(1, num_losses=0)]
-    bf16[1] = replace(bf16[1], loss_scale=math.nan, growth_tracker=-1)
-    failure = end(RunState.FAILED, "RuntimeError: out of memory")
-    put(fleet, "/bert.ring", identity(run="bert", world_size=1), [*bf16, failure], alive=False)
-    fleet.note_problem("/old.ring", "layout 0")
-    clock.now += 20
-    fleet.compare_views()
-    return fleet
+BUILDERS = {
+    StepRecord: step,
+    OptimizerRecord: optimizer,
+    RangeRecord: ranges,
+    SamplingRecord: sampling,
+    CensusRecord: census,
+    WindowRecord: window,
+    FactsRecord: facts,
+    FindingRecord: finding,
+    EndRecord: end,
+}
+"""Who builds a record of each type; without arguments, a plain one."""

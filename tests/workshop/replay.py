@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ampwatch.diagnosis.evidence.iteration import (
-    Iteration,
-    SamplingCost,
-    ScalerSettings,
-    TensorRange,
-)
+from ampwatch.diagnosis.evidence.iteration import SamplingCost, ScalerSettings, TensorRange
 from ampwatch.diagnosis.pipeline import Diagnosis, Known, SelfCost
 from ampwatch.settings import Settings
 from ampwatch.wire.records import Topic
 from tests.numerics.oracle import histogram_of
+from tests.workshop.iterations import MadeUpScaler, iteration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +30,7 @@ def measured(
     return TensorRange(topic, name, module, dtype, histogram_of(list(values)), **options)
 
 
-class Replay:
+class Replay(MadeUpScaler):
     """Hands iterations to the diagnosis, with a scaler that moves as the real one does."""
 
     def __init__(
@@ -82,21 +78,17 @@ class Replay:
             found_inf = any(r.topic is Topic.GRADIENT and r.histogram.nonfinite for r in ranges)
         before = self.scale if self.scaler else math.nan
         self._move(found_inf=found_inf)
-        self.last = Iteration(
+        self.last = iteration(
             step=self.step,
             time_ns=self.step * 1_000_000_000,
             duration_s=0.1,
             loss=loss,
-            num_losses=1,
             scale_before=before,
             loss_scale=self.scale if self.scaler else math.nan,
             growth_tracker=self.tracker if self.scaler else -1,
             scaler=self.scaler,
-            scale_given=False,
             found_inf={0: found_inf} if self.scaler else {},
-            other_found_inf=False,
             applied_directly=() if self.scaler else (0,),
-            scheduler_stepped=frozenset(),
             loss_dtype=loss_dtype,
             topics=frozenset(r.topic for r in ranges),
             ranges=ranges,
@@ -104,15 +96,6 @@ class Replay:
         self.diagnosis.deliver(self.last)
         self.step += 1
         return self
-
-    def _move(self, *, found_inf: bool) -> None:
-        if self.scaler is None:
-            return
-        self.tracker = 0 if found_inf else self.tracker + 1
-        if found_inf:
-            self.scale *= self.scaler.backoff_factor
-        elif self.tracker == self.scaler.growth_interval:
-            self.scale, self.tracker = self.scale * self.scaler.growth_factor, 0
 
     @property
     def findings(self) -> list[Finding]:

@@ -1,4 +1,7 @@
-"""The newest minutes of a made-up training of many ranks, as Prometheus would have scraped it."""
+"""The newest minutes of a made-up training of many ranks, as Prometheus would have scraped it.
+
+The first machine has GPUs: those that the daemon sees, and those of dcgm-exporter.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import re
 from typing import TYPE_CHECKING
 
 from ampwatch.host.metrics.prometheus import PrometheusExporter
-from tests.dashboards.made_up_gpus import dcgm_samples, gpu_samples
-from tests.host.fleet.made_up import START, made_up_fleet
+from tests.workshop.clocks import START
+from tests.workshop.fleets import fleet_with_gpus, made_up_fleet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,12 +27,41 @@ _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 _RISES = ("_total", "_sum", "_count", "_bucket", "_ENERGY_CONSUMPTION")
 
 
+DCGM_JOB = "dcgm"
+DCGM_INSTANCES = ("node-0:9400", "node-1:9400")
+"""An exporter with the old names of metrics and labels, and one with the new ones."""
+
+BLANK = 140737488355328.0
+"""What DCGM says where it has no value."""
+
+_GPU_SAMPLE = re.compile(r"^(ampwatch_(?:gpu|mig)_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
+_OLD = {
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.5,
+    "DCGM_FI_PROF_PIPE_TENSOR_HMMA_ACTIVE": 0.4,
+    "DCGM_FI_PROF_DRAM_ACTIVE": BLANK,
+}
+_NEW = {
+    "DCGM_FI_PROF_TENSOR_UTIL_RATIO": 0.25,
+    "DCGM_FI_PROF_HMMA_UTIL_RATIO": 0.2,
+    "DCGM_FI_PROF_DRAM_ACTIVE": 0.3,
+}
+_BOTH = {
+    "DCGM_FI_DEV_GPU_UTIL": 97.0,
+    "DCGM_FI_DEV_POWER_USAGE": 500.0,
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 600e6,
+    "DCGM_FI_DEV_FB_USED": 1024.0,
+    "DCGM_FI_DEV_SM_CLOCK": 1980.0,
+    "DCGM_FI_DEV_GPU_TEMP": 61.0,
+    "DCGM_FI_DEV_XID_ERRORS": 0.0,
+}
+
+
 def instance(machine: int) -> str:
     return f"node-{machine}:10917"
 
 
 def samples(ranks: int) -> Iterator[tuple[str, str, float]]:
-    """Name, labels and newest value of each series of the run gpt with so many ranks, and of bert.
+    """Name, labels and newest value of each series of the run gpt with ``ranks``, and of bert.
 
     All ranks are as rank 0 of the golden scrape, but for the last: it hangs, is slower, and has
     half the loss scale, more backoffs and another loss.
@@ -99,3 +131,21 @@ def openmetrics(ranks: int, now: float) -> str:
             job = "" if labels.startswith("job=") else f'job="{JOB}",'
             lines.append(f"{name}{{{job}{labels}}} {shown!r} {at:.3f}")
     return "\n".join([*lines, "# EOF\n"])
+
+
+def gpu_samples(instance: str) -> Iterator[tuple[str, str, float]]:
+    """Name, labels and newest value of each series of the synthetic GPUs, rank 0 on the second."""
+    body, _ = PrometheusExporter(fleet_with_gpus(), {}).render()
+    for name, labels, value in _GPU_SAMPLE.findall(body.decode()):
+        yield name, f'{labels},instance="{instance}"', float(value)
+
+
+def dcgm_samples() -> Iterator[tuple[str, str, float]]:
+    """Name, labels and newest value of each series of dcgm-exporter: of the first two GPUs."""
+    named = zip(DCGM_INSTANCES, (_OLD, _NEW), ("Hostname", "hostname"), strict=True)
+    for instance, values, host in named:
+        at = f'job="{DCGM_JOB}",instance="{instance}",{host}="{instance.partition(":")[0]}"'
+        for gpu in (0, 1):
+            who = f'{at},gpu="{gpu}",UUID="SYNTHETIC-{gpu}",modelName="Synthetic GPU"'
+            for name, value in {**values, **_BOTH}.items():
+                yield name, who, value

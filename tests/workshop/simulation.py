@@ -1,13 +1,12 @@
-"""A scaler in ten lines of Python, to make iterations from a list of verdicts."""
+"""Iterations made from a list of verdicts, and the detectors that look at them."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.book import FindingBook
-from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings
+from ampwatch.diagnosis.evidence.iteration import ScalerSettings
 from ampwatch.diagnosis.gradients.culprits import Culprits
 from ampwatch.diagnosis.scale.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.scale.scale_reset import ScaleReset
@@ -18,18 +17,17 @@ from ampwatch.diagnosis.steps.skips import SkipClassifier
 from ampwatch.diagnosis.steps.step_bookkeeping import StepBookkeeping
 from ampwatch.diagnosis.steps.steps import StepJudge
 from ampwatch.settings import Settings
+from tests.workshop.iterations import MadeUpScaler, iteration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.wire.records import Finding, SkipClass
 
 
-FLOAT32_MAX = (2 - 2**-23) * 2.0**127
-
-
 @dataclass
-class Simulation:
+class Simulation(MadeUpScaler):
     """Runs verdicts through a scaler, the judge and the detectors."""
 
     scale: float = 65536.0
@@ -63,11 +61,11 @@ class Simulation:
         for found_inf in verdicts:
             before = self.scale
             self._move(found_inf=found_inf)
-            iteration = self.iteration(
+            taken = self.iteration(
                 {0: found_inf}, loss=loss, scheduler_stepped=frozenset({0} if scheduled else ())
             )
-            iteration.scale_before = before
-            self.take(iteration)
+            taken.scale_before = before
+            self.take(taken)
         return self
 
     def take(self, iteration: Iteration) -> None:
@@ -83,17 +81,6 @@ class Simulation:
         self.divergence.look(iteration, verdict)
         self.step = iteration.step + 1
 
-    def _move(self, *, found_inf: bool) -> None:
-        if found_inf:
-            self.scale *= self.scaler.backoff_factor
-            self.tracker = 0
-        else:
-            self.tracker += 1
-            if self.tracker == self.scaler.growth_interval:
-                if self.scale * self.scaler.growth_factor <= FLOAT32_MAX:
-                    self.scale *= self.scaler.growth_factor
-                self.tracker = 0
-
     def iteration(
         self,
         found_inf: dict[int, bool],
@@ -103,20 +90,15 @@ class Simulation:
         scheduler_stepped: frozenset[int] = frozenset(),
     ) -> Iteration:
         """Return an iteration as the sensors would deliver it now."""
-        return Iteration(
+        return iteration(
             step=self.step,
-            time_ns=0,
-            duration_s=math.nan,
             loss=loss,
-            num_losses=1,
             scale_before=self.scales[-1] if self.scales else self.scale,
             loss_scale=self.scale,
             growth_tracker=self.tracker,
             scaler=self.scaler,
             scale_given=scale_given,
             found_inf=found_inf,
-            other_found_inf=False,
-            applied_directly=(),
             scheduler_stepped=scheduler_stepped,
         )
 

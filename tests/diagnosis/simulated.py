@@ -81,6 +81,7 @@ class Simulation:
         self.periodic.look(iteration, verdict)
         self.shared.look(iteration, verdict)
         self.divergence.look(iteration, verdict)
+        self.book.attach_symptoms()
         self.step = iteration.step + 1
 
     def _move(self, *, found_inf: bool) -> None:

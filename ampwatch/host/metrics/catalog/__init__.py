@@ -10,7 +10,7 @@ to PromQL. A value that is not known is absent, never 0 and never NaN.
 
 from __future__ import annotations
 
-from ampwatch.diagnosis.kinds.slugs import KINDS
+from ampwatch.diagnosis.kinds.registry import KINDS
 from ampwatch.host.metrics.catalog import findings, gpus, page, precision, ranges, runs
 from ampwatch.host.metrics.catalog.labels import LABELS
 from ampwatch.host.metrics.catalog.metric import Metric, MetricType

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampwatch.diagnosis.kinds.slugs import KINDS
+from ampwatch.diagnosis.kinds.registry import KINDS
 from ampwatch.host.fleet.gpus import (
     CAPABILITY_STATES,
     MAX_FURTHER_XIDS,

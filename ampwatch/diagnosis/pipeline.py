@@ -36,7 +36,11 @@ from ampwatch.diagnosis.gradients.loss_dtype import LossDtype
 from ampwatch.diagnosis.performance.performance import Performance
 from ampwatch.diagnosis.records.op_records import OpRecorder
 from ampwatch.diagnosis.records.range_records import RangeRecorder
-from ampwatch.diagnosis.rounding.accumulation import Accumulation
+from ampwatch.diagnosis.rounding.accumulation import (
+    EMA_ROUNDING,
+    METRIC_ACCUM_ROUNDING,
+    Accumulation,
+)
 from ampwatch.diagnosis.rounding.fp8 import Fp8
 from ampwatch.diagnosis.rounding.lossy_casts import LossyCasts
 from ampwatch.diagnosis.rounding.update_precision import UpdatePrecision
@@ -55,7 +59,7 @@ from ampwatch.wire.records import OptimizerRecord, StepRecord
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ampwatch.diagnosis.book import Teller
+    from ampwatch.diagnosis.book import Notify
     from ampwatch.diagnosis.evidence.iteration import Iteration, SamplingCost
     from ampwatch.diagnosis.evidence.ops import LayerShape, OpCensus
     from ampwatch.settings import Settings
@@ -144,7 +148,7 @@ class Diagnosis:
         initial_scale: float,
         *,
         put: Callable[[Record], None],
-        tell: Teller,
+        tell: Notify,
         cost: Callable[[], SelfCost],
         sampling_cost: Callable[[], SamplingCost],
         known: Known,
@@ -222,11 +226,11 @@ class Diagnosis:
             self._run_guarded(handler, observation)
 
     def _suspect(self, seen: SumSeen) -> None:
-        if not self.book.of_kind("metric_accum_rounding"):
+        if not self.book.of_kind(METRIC_ACCUM_ROUNDING.slug):
             self._escalation.suspect(seen.step)
 
     def _look_at_average(self, stuck: StuckAverage) -> None:
-        if not self.book.of_kind("ema_rounding"):
+        if not self.book.of_kind(EMA_ROUNDING.slug):
             self._escalation.suspect(stuck.site.step)
         self._accumulation.look_at_average(stuck)
 
@@ -273,12 +277,13 @@ class Diagnosis:
         self._api.look(iteration)
         self._ranges.record(iteration)
         self._performance.look(iteration)
-        # Last: to these the findings of others are symptoms.
+        # Last: they judge by what the others have found.
         self._reset.look(iteration, verdict)
         self._periodic.look(iteration, verdict)
         self._shared.look(iteration, verdict)
         self._compiled.look(iteration, verdict)
         self._divergence.look(iteration, verdict)
+        self.book.attach_symptoms()
         if iteration.census is not None:
             self.ops.record(iteration.census, iteration.time_ns)
         self.ops.pass_on(iteration.time_ns)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampwatch import __version__
-from ampwatch.diagnosis.kinds.certainty import certainty
+from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.report import accounts, course_picture, exponent_picture
 from ampwatch.report.glossary import Glossary
 from ampwatch.report.markup import Markup, element, joined

@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.certainty import certainty
+from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.report import accounts
 from ampwatch.report.glossary import Glossary
 from ampwatch.report.precision_words import report_lines

@@ -79,6 +79,7 @@ class Simulation(MadeUpScaler):
         self.periodic.look(iteration, verdict)
         self.shared.look(iteration, verdict)
         self.divergence.look(iteration, verdict)
+        self.book.attach_symptoms()
         self.step = iteration.step + 1
 
     def iteration(

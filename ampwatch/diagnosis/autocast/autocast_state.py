@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, very_likely
 from ampwatch.diagnosis.performance.op_shares import (
     FORWARD,
     TRAINING,
@@ -21,6 +21,24 @@ from ampwatch.wire.records import Finding, Severity
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.ops import LoneForward, Machine, OpCensus, OpKey, OpTally
+
+AUTOCAST_INACTIVE = Kind(
+    slug="autocast_inactive",
+    number=29,
+    family=Family.AUTOCAST_STATE,
+    meaning="code that should run under autocast runs in float32",
+    severities=(Severity.WARNING, Severity.INFO),
+    certainty=very_likely(
+        "autocast is used in this program, and these ops were seen to run outside its reach"
+    ),
+    advice=(
+        "Autocast is a state of the thread, and for one type of device: enter"
+        " torch.autocast(device_type, dtype) inside the function that the thread runs (in forward,"
+        " for DataParallel), and hand the tensors' own device type to torch.autocast and"
+        " torch.amp.GradScaler."
+    ),
+)
+
 
 LOOKS = 3
 """Censuses in a row without a single FLOP in low precision before it is said."""
@@ -143,11 +161,11 @@ class AutocastState:
     ) -> None:
         self._book.make_once(
             Finding(
-                kind="autocast_inactive",
+                kind=AUTOCAST_INACTIVE.slug,
                 severity=severity,
                 where=where,
                 summary=f"Autocast did nothing at step {census.step}: {what}",
-                advice=ADVICE["autocast_inactive"],
+                advice=AUTOCAST_INACTIVE.advice,
                 phase="forward",
                 dtype="float32",
                 first_step=census.step,

@@ -11,6 +11,15 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.evidence.births import Origin
+from ampwatch.diagnosis.forward.kinds import (
+    BACKWARD_NONFINITE_ANY_SCALE,
+    FORWARD_NAN_UNDERFLOW,
+    FORWARD_OVERFLOW,
+    MASKED_ROW_NAN,
+    NONFINITE_INPUT,
+    REDUCE_OVERFLOW,
+    SILENT_OVERFLOW,
+)
 from ampwatch.numerics.formats import FORMATS, HALF
 from ampwatch.numerics.units.ops import Phase
 
@@ -18,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.evidence.births import Birth, OpTrace, Values
+    from ampwatch.diagnosis.kinds.kind import Kind
 
 SOFTMAX = frozenset({"_softmax", "_log_softmax", "softmax", "log_softmax", "_safe_softmax"})
 
@@ -76,7 +86,7 @@ class Diagnosed(NamedTuple):
         others: How many births were not made of this one and are failures as well.
     """
 
-    kind: str
+    kind: Kind
     birth: Birth
     where: str
     phase: str
@@ -106,7 +116,7 @@ def _placed(first: Diagnosed, found: Sequence[Diagnosed]) -> Diagnosed:
     known = [
         d
         for d in found
-        if d.kind == "reduce_overflow"
+        if d.kind is REDUCE_OVERFLOW
         and d.where.startswith("param:")
         and (d.birth.op, d.birth.source) == (first.birth.op, first.birth.source)
     ]
@@ -188,7 +198,7 @@ def _judge_given(birth: Birth, family: _Family) -> Diagnosed | None:
     if not _spoils(birth, family) or not (used_by_model or family.trace.has_trained):
         return None
     where = "" if used_by_model else "loss"
-    return Diagnosed("nonfinite_input", birth, where, _phase(birth))
+    return Diagnosed(NONFINITE_INPUT, birth, where, _phase(birth))
 
 
 def _is_written(birth: Birth) -> bool:
@@ -218,10 +228,10 @@ def _judge_made(birth: Birth, family: _Family) -> Diagnosed | None:
     parents = family.parents(birth)
     is_empty_row = birth.op in SOFTMAX and all(p.out.is_negative_only for p in parents)
     if is_empty_row and (_spoils(birth, family) or not birth.absorbed_by):
-        return Diagnosed("masked_row_nan", birth, birth.place, _phase(birth))
+        return Diagnosed(MASKED_ROW_NAN, birth, birth.place, _phase(birth))
     if all(_is_plain_mask(parent) for parent in parents) and _spoils(birth, family):
         # A mask of infinities that is multiplied, or subtracted from itself.
-        return Diagnosed("masked_row_nan", birth, birth.place, _phase(birth))
+        return Diagnosed(MASKED_ROW_NAN, birth, birth.place, _phase(birth))
     return None
 
 
@@ -235,11 +245,11 @@ def _judge_forward(birth: Birth, family: _Family) -> Diagnosed | None:
     small, spread = _is_small_number(birth), family.spread(birth)
     if not _matters(birth, family, spread, small=small):
         return None
-    kind, where = "forward_nan_underflow" if small else "forward_overflow", birth.place
+    kind, where = FORWARD_NAN_UNDERFLOW if small else FORWARD_OVERFLOW, birth.place
     if birth.absorbed_by and (not spread or _is_silent(birth, spread, family)) and not small:
-        kind = "silent_overflow"
+        kind = SILENT_OVERFLOW
     elif _is_preparation(birth):
-        kind, where = "nonfinite_input", ""
+        kind, where = NONFINITE_INPUT, ""
     return Diagnosed(kind, birth, where, _phase(birth))
 
 
@@ -329,12 +339,12 @@ def _judge_reduced(birth: Birth, family: _Family) -> Diagnosed | None:
         return None
     parameters = family.parameters(birth)
     if parameters and (birth.is_hook or not family.in_backward(birth)):
-        return Diagnosed("reduce_overflow", birth, f"param:{parameters[0]}", "backward")
+        return Diagnosed(REDUCE_OVERFLOW, birth, f"param:{parameters[0]}", "backward")
     if birth.gradient:
         # A norm is of all gradients of an optimizer together.
-        return Diagnosed("reduce_overflow", birth, "optimizer:0", "optimizer")
+        return Diagnosed(REDUCE_OVERFLOW, birth, "optimizer:0", "optimizer")
     if is_collective:
-        return Diagnosed("reduce_overflow", birth, "loss", "backward")
+        return Diagnosed(REDUCE_OVERFLOW, birth, "loss", "backward")
     return None
 
 
@@ -354,7 +364,7 @@ def _judge_backward(birth: Birth, family: _Family) -> Diagnosed | None:
     parameters = family.parameters(birth)
     if not parameters:
         return None
-    return Diagnosed("backward_nonfinite_any_scale", birth, f"param:{parameters[0]}", "backward")
+    return Diagnosed(BACKWARD_NONFINITE_ANY_SCALE, birth, f"param:{parameters[0]}", "backward")
 
 
 def _needs_no_scale(birth: Birth, scale: float) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, during, likely, since
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Finding, Severity, Topic
 
@@ -16,6 +16,24 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
     from ampwatch.settings import Settings
+
+HEADROOM_LOW = Kind(
+    slug="headroom_low",
+    number=15,
+    family=Family.FORWARD_RANGE,
+    meaning="an output grows towards the end of float16: there is still time",
+    severities=(Severity.WARNING,),
+    certainty=likely(
+        "the largest output was measured step by step; where it goes is the trend carried on"
+    ),
+    advice=(
+        "Look at this module now: lower its learning rate or weight decay, put a norm before it, or"
+        " run it in float32 (torch.autocast(device_type, enabled=False)) or bfloat16, before it"
+        " overflows."
+    ),
+    explained_by=(since("unscaled_step") + during("divergence")),
+)
+
 
 FLOAT16_MAX = FORMATS["float16"].max
 
@@ -104,19 +122,19 @@ class ForwardRange:
 
     def _say(self, name: str, amax: float, step: int, ahead: float) -> None:
         evidence = {"amax": amax, "max": FLOAT16_MAX, "steps_to_overflow": ahead}
-        if self._book.again("headroom_low", name, step, **evidence):
+        if self._book.again(HEADROOM_LOW.slug, name, step, **evidence):
             return
         self._book.make(
             Finding(
-                kind="headroom_low",
-                severity=Severity.WARNING,
+                kind=HEADROOM_LOW.slug,
+                severity=HEADROOM_LOW.severity,
                 where=name,
                 summary=(
                     f"The output of module {name or '(root)'} has come to {amax:.6g} at step {step},"
                     f" {FLOAT16_MAX / amax:.2g} times below the end of float16, and rises: at this"
                     f" rate it overflows in {ahead:.0f} steps"
                 ),
-                advice=ADVICE["headroom_low"],
+                advice=HEADROOM_LOW.advice,
                 phase="forward",
                 dtype="float16",
                 first_step=step,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain, very_likely
 from ampwatch.diagnosis.performance.op_shares import FORWARD, TRAINING, by_module, heaviest, ops_in
 from ampwatch.numerics.units.ops import HALF_DTYPES, Fallback, OpKind
 from ampwatch.wire.records import Finding, Severity
@@ -16,6 +16,38 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.ops import LayerShape, OpCensus, OpKey, OpTally
+
+CAST_OVERHEAD = Kind(
+    slug="cast_overhead",
+    number=33,
+    family=Family.PERFORMANCE,
+    meaning="casts between formats eat what low precision gains",
+    severities=(Severity.INFO,),
+    certainty=certain("casts and their bytes were counted as they ran"),
+    advice=(
+        "Take out manual .float(), .half() and .to(dtype), and let autocast cast; merge float32"
+        " islands into one; keep torch.autocast(cache_enabled=True), the default, so that a weight"
+        " that is used twice is cast once. A larger batch makes the casts of weights count less, and"
+        " torch.compile fuses casts with what is around them."
+    ),
+)
+
+NO_MEMORY_GAIN = Kind(
+    slug="no_memory_gain",
+    number=34,
+    family=Family.PERFORMANCE,
+    meaning="autocast does not save memory",
+    severities=(Severity.INFO,),
+    certainty=very_likely(
+        "bytes of weights, of their copies and of activations were counted in one step"
+    ),
+    advice=(
+        "Autocast halves activations, not weights, gradients or the state of the optimizer. A larger"
+        " batch makes more of it; to save memory on weights use bfloat16 weights with stochastic"
+        " rounding or an 8-bit optimizer (torchao), shard them (fully_shard), or train adapters."
+    ),
+)
+
 
 CASTS_PER_OP = 1.0
 """Casts for each op that computes, in the forward pass. A plain stack of Linear and ReLU has 0.9,
@@ -134,8 +166,8 @@ class Casts:
         share = sums.cast_bytes / sums.bytes
         self._book.make_once(
             Finding(
-                kind="cast_overhead",
-                severity=Severity.INFO,
+                kind=CAST_OVERHEAD.slug,
+                severity=CAST_OVERHEAD.severity,
                 where=where,
                 op="_to_copy",
                 summary=(
@@ -143,7 +175,7 @@ class Casts:
                     f" that compute, at step {census.step}; {what}. Casts move {share:.0%} of the"
                     f" bytes of forward and backward"
                 ),
-                advice=ADVICE["cast_overhead"],
+                advice=CAST_OVERHEAD.advice,
                 phase="forward",
                 first_step=census.step,
                 last_step=census.step,
@@ -163,15 +195,15 @@ class Casts:
             return
         self._book.make_once(
             Finding(
-                kind="no_memory_gain",
-                severity=Severity.INFO,
+                kind=NO_MEMORY_GAIN.slug,
+                severity=NO_MEMORY_GAIN.severity,
                 where="",
                 summary=(
                     f"Autocast does not save memory here: until backward the graph keeps"
                     f" {_mebibytes(copies)} of low-precision copies of weights, and only"
                     f" {_mebibytes(activations)} of activations are halved, at step {census.step}"
                 ),
-                advice=ADVICE["no_memory_gain"],
+                advice=NO_MEMORY_GAIN.advice,
                 phase="config",
                 first_step=census.step,
                 last_step=census.step,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
-from ampwatch.diagnosis.performance.float32_matmuls import TF32_FROM, float32_flops_of
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.performance.float32_matmuls import FP32_MATMUL, TF32_FROM, float32_flops_of
 from ampwatch.diagnosis.performance.op_shares import TRAINING, by_module, flops_of, ops_in
+from ampwatch.diagnosis.scale.scale_dynamics import SCALER_WITH_BF16
 from ampwatch.numerics.units.ops import HALF_DTYPES, OpKind
 from ampwatch.wire.records import Finding, Severity
 
@@ -15,6 +16,36 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.ops import Machine, OpCensus, OpKey, OpTally
+
+CPU_ISA_MISSING = Kind(
+    slug="cpu_isa_missing",
+    number=35,
+    family=Family.PERFORMANCE,
+    meaning="the machine has no instructions for the dtype of autocast",
+    severities=(Severity.INFO, Severity.WARNING),
+    certainty=certain("the machine says which instructions it has"),
+    advice=(
+        "Use a dtype that the machine has instructions for. On a CPU without them train in float32,"
+        " or use one with AMX or AVX512-BF16 for bfloat16. On a GPU bfloat16 needs compute"
+        " capability 8.0: before that use float16 autocast with a GradScaler."
+    ),
+)
+
+BACKEND_FLAGS = Kind(
+    slug="backend_flags",
+    number=36,
+    family=Family.PERFORMANCE,
+    meaning="switches that this training would run faster with are off",
+    severities=(Severity.INFO,),
+    certainty=certain("the switches of the backends were read"),
+    advice=(
+        "Switch on what this training can use: torch.set_float32_matmul_precision('high') lets"
+        " float32 matmuls run as TF32 (10 bits of mantissa: keep positions, angles and sums of many"
+        " terms out of matmuls then), and torch.backends.cudnn.benchmark = True searches the fastest"
+        " convolution once per size of input, so only where sizes stay the same."
+    ),
+)
+
 
 REMAINING_SHARE = 0.05
 """Share of the FLOPs that must be float32 for TF32 to be worth a word."""
@@ -92,7 +123,7 @@ class MachineFit:
             f" slower than float16, since step {step}",
             evidence,
         )
-        scaler = self._book.get("scaler_with_bf16", "api")
+        scaler = self._book.get(SCALER_WITH_BF16.slug, "api")
         if scaler is not None and not scaler.advice.endswith(FLOAT16_ON_OLD):
             scaler.advice += FLOAT16_ON_OLD
             scaler.evidence |= evidence
@@ -108,11 +139,11 @@ class MachineFit:
     ) -> None:
         self._book.make_once(
             Finding(
-                kind="cpu_isa_missing",
+                kind=CPU_ISA_MISSING.slug,
                 severity=severity,
                 where="env",
                 summary=summary,
-                advice=ADVICE["cpu_isa_missing"],
+                advice=CPU_ISA_MISSING.advice,
                 phase="config",
                 dtype=dtype,
                 first_step=step,
@@ -137,8 +168,8 @@ class MachineFit:
         tf32, benchmark = (matmuls + convolutions) / total, unsearched / total
         self._book.make_once(
             Finding(
-                kind="backend_flags",
-                severity=Severity.INFO,
+                kind=BACKEND_FLAGS.slug,
+                severity=BACKEND_FLAGS.severity,
                 where="env",
                 summary=(
                     f"Switches of PyTorch that this training would run faster with are off, at"
@@ -147,7 +178,7 @@ class MachineFit:
                     f" convolutions of sizes that stay the same and that cuDNN has not searched the"
                     f" fastest algorithm for"
                 ),
-                advice=ADVICE["backend_flags"],
+                advice=BACKEND_FLAGS.advice,
                 phase="config",
                 first_step=census.step,
                 last_step=census.step,
@@ -160,7 +191,7 @@ class MachineFit:
 
         None where ``fp32_matmul`` says it already.
         """
-        if not self._has_tf32 or self._book.of_kind("fp32_matmul"):
+        if not self._has_tf32 or self._book.of_kind(FP32_MATMUL.slug):
             return 0, 0
         flops = by_module(census, TRAINING, float32_flops_of).total()
         convolutions = by_module(

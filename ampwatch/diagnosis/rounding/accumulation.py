@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain, very_likely
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Finding, Severity
 
@@ -16,6 +16,52 @@ if TYPE_CHECKING:
         StuckAverage,
         StuckSum,
     )
+
+METRIC_ACCUM_ROUNDING = Kind(
+    slug="metric_accum_rounding",
+    number=24,
+    family=Family.FORWARD_SMALL_NUMBERS,
+    meaning="a running sum that has stopped growing",
+    severities=(Severity.WARNING,),
+    certainty=certain(
+        "the sum was seen to be the same before and after something that is not zero was added"
+    ),
+    advice=(
+        "Add metrics up in float32 or as Python floats: total = torch.zeros((), dtype=torch.float32)"
+        " and total += loss.detach().float(), or total += loss.item() where a sync does not hurt."
+    ),
+)
+
+EMA_ROUNDING = Kind(
+    slug="ema_rounding",
+    number=23,
+    family=Family.UPDATE_PRECISION,
+    meaning="an average of the weights that never moves",
+    severities=(Severity.WARNING,),
+    certainty=certain("the average was seen to be the same after it was updated"),
+    advice=(
+        "Keep the average in float32: torch.optim.swa_utils.AveragedModel(model.float(), ...), or"
+        " copy.deepcopy(model).float() and ema.lerp_(p.float(), 1 - decay); cast it to half only"
+        " where it is used."
+    ),
+)
+
+GRAD_ACCUM_ROUNDING = Kind(
+    slug="grad_accum_rounding",
+    number=22,
+    family=Family.UPDATE_PRECISION,
+    meaning="micro-batches that are lost when gradients are added up",
+    severities=(Severity.WARNING,),
+    certainty=very_likely(
+        "the gradients are kept in 16 bits, and what a micro-batch adds was measured against them"
+    ),
+    advice=(
+        "Add gradients up in float32: keep float32 parameters and use torch.autocast, reduce in"
+        " float32 (fully_shard's MixedPrecisionPolicy(reduce_dtype=torch.float32)), or add p.grad to"
+        " a float32 buffer after each backward. Fewer, larger micro-batches lose less."
+    ),
+)
+
 
 ADDITIONS = 8
 """Additions in a row without effect, after which a sum has stopped growing."""
@@ -61,7 +107,7 @@ class Accumulation:
             return
         place = "outside of the model" if stuck.site.where == "loss" else f"in {stuck.site.where!r}"
         self._make(
-            "metric_accum_rounding",
+            METRIC_ACCUM_ROUNDING,
             stuck.site,
             stuck.dtype,
             f"A running sum in {stuck.dtype} {place} has stopped growing: at {stuck.total:.6g} the"
@@ -87,7 +133,7 @@ class Accumulation:
         if stuck.updates < UPDATES or not (is_certain or slow):
             return
         self._make(
-            "ema_rounding",
+            EMA_ROUNDING,
             stuck.site,
             stuck.dtype,
             f"The moving average of {stuck.site.where} is kept in {stuck.dtype} and does not move:"
@@ -110,7 +156,7 @@ class Accumulation:
         if summed.additions < GRADIENTS or not (summed.error >= ERROR or is_lost):
             return
         self._make(
-            "grad_accum_rounding",
+            GRAD_ACCUM_ROUNDING,
             summed.site,
             summed.dtype,
             f"The gradient of {summed.site.where} is added up in {summed.dtype}: after"
@@ -125,22 +171,22 @@ class Accumulation:
         )
 
     def _make(
-        self, kind: str, site: OpSite, dtype: str, summary: str, evidence: dict[str, float]
+        self, kind: Kind, site: OpSite, dtype: str, summary: str, evidence: dict[str, float]
     ) -> None:
-        made = self._book.of_kind(kind)
+        made = self._book.of_kind(kind.slug)
         if made:
             # Other sums of the same training stop as well: one incident, counted once a step.
             if made[-1].last_step != site.step:
                 own = evidence if made[-1].where == site.where else {}
-                self._book.again(kind, made[-1].where, site.step, **own)
+                self._book.again(kind.slug, made[-1].where, site.step, **own)
             return
         self._book.make(
             Finding(
-                kind=kind,
+                kind=kind.slug,
                 severity=Severity.WARNING,
                 where=site.where,
                 summary=summary,
-                advice=ADVICE[kind],
+                advice=kind.advice,
                 op=site.op,
                 phase=site.phase,
                 dtype=dtype,

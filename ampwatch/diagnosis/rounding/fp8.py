@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Finding, Severity
 
@@ -12,6 +12,52 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.rounding import BrokenScale, Fp8Cast, OpSite
     from ampwatch.settings import Settings
+
+FP8_SATURATION = Kind(
+    slug="fp8_saturation",
+    number=26,
+    family=Family.FP8,
+    meaning="values beyond the range of the scale are clipped",
+    severities=(Severity.WARNING, Severity.INFO),
+    certainty=certain(
+        "values beyond the largest number of the format were counted before the cast"
+    ),
+    advice=(
+        "Scale by the largest magnitude of this very tensor (current scaling) or of blocks of it"
+        " (MXFP8), or give delayed scaling a margin and a shorter history with its maximum"
+        " (Transformer Engine: DelayedScaling(margin=..., amax_history_len=...,"
+        " amax_compute_algo='max')); or keep this layer in bfloat16."
+    ),
+)
+
+FP8_UNDERFLOW = Kind(
+    slug="fp8_underflow",
+    number=27,
+    family=Family.FP8,
+    meaning="most values become zero",
+    severities=(Severity.WARNING,),
+    certainty=certain("values that the cast makes zero were counted before it"),
+    advice=(
+        "One outlier sets the scale for all: scale rows or blocks of their own (torchao:"
+        " rowwise scaling, MXFP8), smooth or clip the outlier channel, or keep this layer in"
+        " bfloat16."
+    ),
+)
+
+FP8_SCALE_NONFINITE = Kind(
+    slug="fp8_scale_nonfinite",
+    number=28,
+    family=Family.FP8,
+    meaning="a tensor of zeros has an infinite scale",
+    severities=(Severity.CRITICAL,),
+    certainty=certain("the scale itself was read, and is not finite"),
+    advice=(
+        "Give the largest magnitude a lower bound before dividing by it: amax.clamp(min=1e-12)"
+        " (Transformer Engine and torchao do, by an epsilon), so that a tensor of zeros stays one."
+    ),
+    proven_late=2,
+)
+
 
 FEWEST = 64
 """Numbers of a cast below which a share says nothing."""
@@ -47,7 +93,7 @@ class Fp8:
         """Take in a scale that is not finite, and was used."""
         site = scale.site
         self._make(
-            "fp8_scale_nonfinite",
+            FP8_SCALE_NONFINITE,
             Severity.CRITICAL,
             site,
             scale.dtype,
@@ -61,12 +107,12 @@ class Fp8:
     def _clipped(self, cast: Fp8Cast) -> None:
         largest = FORMATS[cast.dtype].max
         share = cast.clipped / cast.num_values
-        finding = self._book.get("fp8_saturation", cast.site.where)
+        finding = self._book.get(FP8_SATURATION.slug, cast.site.where)
         # A delayed scale begins with 1 before it has seen anything: that is over after a step.
         if finding is not None and finding.severity is Severity.INFO and not cast.is_first:
             finding.severity = Severity.WARNING
         self._make(
-            "fp8_saturation",
+            FP8_SATURATION,
             Severity.INFO if cast.is_first else Severity.WARNING,
             cast.site,
             cast.dtype,
@@ -85,7 +131,7 @@ class Fp8:
         fmt = FORMATS[cast.dtype]
         share = cast.flushed / cast.num_values
         self._make(
-            "fp8_underflow",
+            FP8_UNDERFLOW,
             Severity.WARNING,
             cast.site,
             cast.dtype,
@@ -98,25 +144,25 @@ class Fp8:
 
     def _make(
         self,
-        kind: str,
+        kind: Kind,
         severity: Severity,
         site: OpSite,
         dtype: str,
         summary: str,
         evidence: dict[str, float],
     ) -> None:
-        made = self._book.of_kind(kind)
+        made = self._book.of_kind(kind.slug)
         if made:
             if made[-1].last_step != site.step:
-                self._book.again(kind, made[-1].where, site.step)
+                self._book.again(kind.slug, made[-1].where, site.step)
             return
         self._book.make(
             Finding(
-                kind=kind,
+                kind=kind.slug,
                 severity=severity,
                 where=site.where,
                 summary=summary,
-                advice=ADVICE[kind],
+                advice=kind.advice,
                 op=site.op,
                 phase=site.phase,
                 dtype=dtype,

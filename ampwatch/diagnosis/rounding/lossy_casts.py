@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Finding, Severity
 
@@ -12,7 +12,21 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.rounding import LossyCast
 
-KIND = "lossy_integer_cast"
+LOSSY_INTEGER_CAST = Kind(
+    slug="lossy_integer_cast",
+    number=25,
+    family=Family.FORWARD_SMALL_NUMBERS,
+    meaning="positions or counts in a dtype that cannot count so far",
+    severities=(Severity.WARNING, Severity.INFO),
+    certainty=certain(
+        "the values before the cast were whole numbers beyond those that the format can hold"
+    ),
+    advice=(
+        "Build positions, inv_freq and what is computed of them in float32, inside of"
+        " torch.autocast(device_type, enabled=False), and cast only the result (cos and sin) to the"
+        " model's dtype. Keep ids, counts and times as integers."
+    ),
+)
 
 
 class LossyCasts:
@@ -31,7 +45,7 @@ class LossyCasts:
     def look(self, cast: LossyCast) -> None:
         """Take in a cast of integers that are too large for its format."""
         severity = Severity.WARNING if cast.is_ordered else Severity.INFO
-        made = self._book.of_kind(KIND)
+        made = self._book.of_kind(LOSSY_INTEGER_CAST.slug)
         evidence = {
             "values": float(cast.num_values),
             "distinct_before": float(cast.distinct),
@@ -49,11 +63,11 @@ class LossyCasts:
             return
         self._book.make(
             Finding(
-                kind=KIND,
+                kind=LOSSY_INTEGER_CAST.slug,
                 severity=severity,
                 where=site.where,
                 summary=_summary(cast),
-                advice=ADVICE[KIND],
+                advice=LOSSY_INTEGER_CAST.advice,
                 op=site.op,
                 phase=site.phase,
                 dtype=cast.dtype,
@@ -66,7 +80,7 @@ class LossyCasts:
 
     def _count(self, finding: Finding, step: int) -> None:
         if finding.last_step != step:
-            self._book.again(KIND, finding.where, step)
+            self._book.again(LOSSY_INTEGER_CAST.slug, finding.where, step)
 
 
 def _summary(cast: LossyCast) -> str:

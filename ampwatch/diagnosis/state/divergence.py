@@ -6,13 +6,32 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, Precedence, very_likely
 from ampwatch.wire.records import Finding, Severity, SkipClass, Topic
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.steps import Verdict
+
+DIVERGENCE = Kind(
+    slug="divergence",
+    number=51,
+    family=Family.NOT_AMP,
+    meaning="training runs away, and would do so in float32",
+    severities=(Severity.CRITICAL,),
+    certainty=very_likely(
+        "the loss was read step by step, and was larger than ever again and again before the end"
+    ),
+    advice=(
+        "Lower the learning rate, warm it up for longer, or clip gradients"
+        " (torch.nn.utils.clip_grad_norm_ after scaler.unscale_(optimizer)). Another precision or"
+        " loss scale does not help. Go on from a checkpoint of before the rise."
+    ),
+    precedence=Precedence.ALWAYS,
+    is_aftermath=True,
+)
+
 
 FIRST_LOSSES = 2
 """Losses that say where a training began. Unit: steps."""
@@ -53,28 +72,6 @@ GROWN = 1.2
 STATE = (Topic.WEIGHT, Topic.ACTIVATION)
 """What the loss scale does not touch."""
 
-SYMPTOMS = (
-    "headroom_low",
-    "forward_overflow",
-    "silent_overflow",
-    "forward_nan_underflow",
-    "masked_row_nan",
-    "backward_nonfinite_any_scale",
-    "clip_nonfinite_norm",
-    "scale_collapse",
-    "scale_below_one",
-    "scale_stuck_low",
-    "grad_underflow",
-    "range_too_wide",
-    "param_nonfinite",
-    "buffer_nonfinite",
-    "optimizer_eps_underflow",
-    "periodic_skip",
-    "shared_scaler_desync",
-    "fp16_loss_caps_scale",
-)
-"""What numbers that grow without end do sooner or later, in any format."""
-
 
 class Divergence:
     """Follows the magnitude of the loss from its first values on.
@@ -93,7 +90,6 @@ class Divergence:
         self._newest = math.nan
         self._updated = True
         self._weights: dict[str, tuple[float, float]] = {}
-        self._attached = 0
 
     def look(self, iteration: Iteration, verdict: Verdict) -> None:
         """Take in one judged iteration, after the other families have."""
@@ -105,12 +101,11 @@ class Divergence:
             self._follow(abs(iteration.loss), iteration.step)
         self._updated = self._updated or not verdict.skipped
         broke = _has_broken(iteration, verdict)
-        if self._book.of_kind("divergence"):
+        if self._book.of_kind(DIVERGENCE.slug):
             if broke:
-                self._book.again_anywhere("divergence", iteration.step, loss=self._newest)
+                self._book.again_anywhere(DIVERGENCE.slug, iteration.step, loss=self._newest)
         elif self._is_diverging(broke=broke):
             self._say(iteration, broke=broke)
-        self._attach_symptoms()
 
     def _follow(self, loss: float, step: int) -> None:
         self._newest = loss
@@ -173,31 +168,21 @@ class Divergence:
         end = "before anything stopped being finite" if broke else "and nothing holds it any more"
         self._book.make(
             Finding(
-                kind="divergence",
-                severity=Severity.CRITICAL,
+                kind=DIVERGENCE.slug,
+                severity=DIVERGENCE.severity,
                 where="loss",
                 summary=(
                     f"The training diverges: since step {since} the loss has risen from"
                     f" {self._level:.3g} to {self._newest:.3g}, larger than ever since"
                     f" {self._records} times, {end}{weights}. It would do so in float32 as well"
                 ),
-                advice=ADVICE["divergence"],
+                advice=DIVERGENCE.advice,
                 phase="forward",
                 first_step=since,
                 last_step=step,
                 evidence=evidence,
             )
         )
-
-    def _attach_symptoms(self) -> None:
-        made = self._book.of_kind("divergence")
-        if not made or len(self._book.findings) == self._attached:
-            return
-        self._attached = len(self._book.findings)
-        for kind in SYMPTOMS:
-            for symptom in self._book.of_kind(kind):
-                if symptom.last_step >= made[0].first_step:
-                    self._book.explain(symptom, made[0])
 
 
 def _has_broken(iteration: Iteration, verdict: Verdict) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
 from ampwatch.wire.records import Finding, Severity, SkipClass
 
 if TYPE_CHECKING:
@@ -12,6 +12,23 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.steps import Verdict
     from ampwatch.settings import Settings
+
+SCHEDULER_AHEAD = Kind(
+    slug="scheduler_ahead",
+    number=11,
+    family=Family.STEP_BOOKKEEPING,
+    meaning="the learning-rate scheduler moves although the optimizer did not",
+    severities=(Severity.INFO, Severity.WARNING),
+    certainty=certain(
+        "steps of the scheduler and skipped steps of its optimizer were counted in the same iterations"
+    ),
+    advice=(
+        "Step the scheduler only when the optimizer has stepped: `if not"
+        " watch.last_step.skipped: scheduler.step()`; with a fused optimizer on a GPU, where only"
+        " the device knows, compare scaler.get_scale() before and after scaler.update()"
+        " (accelerate: accelerator.optimizer_step_was_skipped)."
+    ),
+)
 
 
 STEPWISE_SHARE = 0.5
@@ -58,15 +75,15 @@ class StepBookkeeping:
 
     def _ahead(self, index: int, step: int) -> None:
         where = f"optimizer:{index}"
-        finding = self._book.get("scheduler_ahead", where)
+        finding = self._book.get(SCHEDULER_AHEAD.slug, where)
         if finding is None:
             self._book.make(
                 Finding(
-                    kind="scheduler_ahead",
-                    severity=Severity.INFO,
+                    kind=SCHEDULER_AHEAD.slug,
+                    severity=SCHEDULER_AHEAD.severity,
                     where=where,
                     summary=_summary(index, 1, step),
-                    advice=ADVICE["scheduler_ahead"],
+                    advice=SCHEDULER_AHEAD.advice,
                     phase="optimizer",
                     first_step=step,
                     last_step=step,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.wire.records import Finding, Severity, SkipClass
+from ampwatch.diagnosis.steps.replicas import RANK_FOUND_INF_MISMATCH
+from ampwatch.wire.records import Finding, SkipClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,15 +25,6 @@ step that ranks disagree on is the only one that they can be compared at."""
 FIRST_STEP_SHARE = 0.5
 """Part of a usual step by which the ends of the very first steps may differ: before it there is no
 scale that shows that the ranks count alike."""
-
-KIND = "rank_found_inf_mismatch"
-
-ADVICE = (
-    "Make the ranks agree before they step: all-reduce found_inf (the maximum) between"
-    " scaler.unscale_(optimizer) and scaler.step(optimizer), or use"
-    " torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, which does. From here on the"
-    " replicas are different models: restore a checkpoint."
-)
 
 
 class StepOutcome(NamedTuple):
@@ -167,7 +159,7 @@ def _say(
     scale: tuple[float, int] | None,
 ) -> None:
     where = f"optimizer:{rank.outcomes.optimizer(step)}"
-    if f"{KIND}@{where}" in rank.findings:
+    if f"{RANK_FOUND_INF_MISMATCH.slug}@{where}" in rank.findings:
         return
     others = ", ".join(str(r.identity.rank) for r in taking[:8])
     at = "" if scale is None else f" at a loss scale of {scale[0]:.6g}"
@@ -180,14 +172,14 @@ def _say(
         evidence["loss_scale"] = scale[0]
     rank.find(
         Finding(
-            kind=KIND,
-            severity=Severity.CRITICAL,
+            kind=RANK_FOUND_INF_MISMATCH.slug,
+            severity=RANK_FOUND_INF_MISMATCH.severity,
             where=where,
             summary=(
                 f"Rank {rank.identity.rank} skips step {step}{at}, which rank {others} takes: from"
                 f" here on the ranks have different weights and scales"
             ),
-            advice=ADVICE,
+            advice=RANK_FOUND_INF_MISMATCH.advice,
             phase="optimizer",
             first_step=step,
             last_step=step,

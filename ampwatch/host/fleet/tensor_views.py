@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.performance.tensor_views import TENSOR_VIEWS_DISAGREE
 from ampwatch.host.fleet.gpu_users import gpu_of
 from ampwatch.host.fleet.gpus import Feature
 from ampwatch.numerics.units.ops import TENSOR_DTYPES
 from ampwatch.numerics.units.peaks import ideal_seconds
 from ampwatch.report.op_shares import by_peak, flops_per_iteration, nanoseconds_by_unit
-from ampwatch.wire.records import Finding, RunState, Severity
+from ampwatch.wire.records import Finding, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -187,7 +188,7 @@ class ViewComparison:
         sentence = "; ".join(text for text in conflicts.values() if text)
         if not sentence or rank.newest is None:
             return
-        known = rank.findings.get(f"{KIND}@env")
+        known = rank.findings.get(f"{TENSOR_VIEWS_DISAGREE.slug}@env")
         if known is not None and rank.newest.time_ns - rank.conflict_reported_ns < APART_NS:
             return
         rank.conflict_reported_ns = rank.newest.time_ns
@@ -200,11 +201,11 @@ class ViewComparison:
         }
         rank.find(
             Finding(
-                kind=KIND,
-                severity=Severity.INFO,
+                kind=TENSOR_VIEWS_DISAGREE.slug,
+                severity=TENSOR_VIEWS_DISAGREE.severity,
                 where="env",
                 summary=f"The views of the tensor cores contradict one another: {sentence}",
-                advice=ADVICE,
+                advice=TENSOR_VIEWS_DISAGREE.advice,
                 phase="config",
                 first_step=rank.newest.step if known is None else known.first_step,
                 last_step=rank.newest.step,
@@ -228,15 +229,6 @@ def _alone(gpus: Sequence[Gpu], ranks: Sequence[RankView]) -> dict[RankView, Gpu
         and not gpu.instances
         and gpu.number(Feature.PROCESSES) == 1
     }
-
-
-KIND = "tensor_views_disagree"
-
-ADVICE = (
-    "Trust none of the shares of tensor cores until this is settled: look at"
-    " /debug/kernels.json of the daemon for kernels of unknown names and teach them with the"
-    " setting kernel_patterns, check peak_flops, and see that no other process uses this GPU."
-)
 
 
 def _kernels(rank: RankView) -> tuple[float | None, float | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.slugs import KINDS
+from ampwatch.diagnosis.kinds.registry import KINDS
 from ampwatch.host.fleet.gpus import (
     CAPABILITY_STATES,
     MAX_FURTHER_XIDS,

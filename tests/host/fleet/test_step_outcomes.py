@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ampwatch.diagnosis.steps.replicas import RANK_FOUND_INF_MISMATCH
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.fleet.step_outcomes import KIND
 from ampwatch.settings import Settings
 from ampwatch.wire.records import Record, SkipClass
 from tests.workshop.clocks import SECOND, START, Clock
@@ -56,7 +56,7 @@ def found(*courses: list[Record], world_size: int = 2) -> list[tuple[int, str, i
         (view.identity.rank, f.where, f.first_step)
         for view in fleet.ranks()
         for f in view.findings.values()
-        if f.kind == KIND
+        if f.kind == RANK_FOUND_INF_MISMATCH.slug
     ]
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from ampwatch.diagnosis.performance.tensor_views import TENSOR_VIEWS_DISAGREE
 from ampwatch.host.fleet.gpus import Feature, Gpu, Instance, Reason
 from ampwatch.host.fleet.rank import RankView
-from ampwatch.host.fleet.tensor_views import KIND, TensorViews, ViewComparison
+from ampwatch.host.fleet.tensor_views import TensorViews, ViewComparison
 from ampwatch.numerics.units.ops import OpKind
 from ampwatch.settings import Settings
 from ampwatch.wire.records import (
@@ -110,7 +111,7 @@ def test_a_contradiction_is_named_with_what_may_be_wrong(
     _minute(ViewComparison(), rank, active)
 
     assert word in rank.tensor_views.conflicts()[pair]
-    finding = rank.findings[f"{KIND}@env"]
+    finding = rank.findings[f"{TENSOR_VIEWS_DISAGREE.slug}@env"]
     assert finding.severity is Severity.INFO
     assert finding.evidence["tensor_pipe_active_ratio"] == pytest.approx(active)
     assert "kernel_patterns" in finding.advice
@@ -209,7 +210,7 @@ def test_a_lasting_conflict_is_told_once_a_minute() -> None:
     counts = []
     for _ in range(3):
         _minute(keeper, rank, 0.9)
-        found = rank.findings.get(f"{KIND}@env")
+        found = rank.findings.get(f"{TENSOR_VIEWS_DISAGREE.slug}@env")
         counts.append(found.count if found else 0)
 
     assert counts == [1, 2, 3]

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
-from ampwatch.diagnosis.kinds.slugs import KINDS
-from ampwatch.host.fleet import tensor_views
 from ampwatch.host.fleet.peak import HOLD_SECONDS
 from ampwatch.host.metrics.catalog import CATALOG, markdown
 from ampwatch.host.metrics.labels import LABELS
@@ -80,11 +77,6 @@ def test_running_the_module_prints_the_page() -> None:
     printed = subprocess.run(command, capture_output=True, text=True, check=True)
 
     assert markdown() == printed.stdout
-
-
-def test_the_kinds_of_findings_are_those_that_the_diagnosis_has_advice_for() -> None:
-    """The two halves share no list, so this test holds theirs together; one the daemon makes."""
-    assert set(KINDS) == {*ADVICE, tensor_views.KIND}
 
 
 def test_the_units_of_kernels_are_those_of_the_classifier_and_the_cpu() -> None:

@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT
 from ampwatch.numerics.formats import FORMATS
 
-DTYPES = (
-    "float32",
-    "float16",
-    "bfloat16",
-    "float64",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e4m3fnuz",
-    "float8_e5m2fnuz",
-)
-"""What can be measured, by the names of PyTorch."""
+if TYPE_CHECKING:
+    from ampwatch.numerics.formats import FloatFormat
+
+DTYPES = tuple(fmt.name for fmt in FORMATS.values() if fmt.is_measured)
+"""What can be measured, by the names of PyTorch: those of 8 bits last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +65,16 @@ class Encoding:
         return MIN_EXPONENT if exponent < 0 else MAX_EXPONENT
 
 
-def _encoding(name: str) -> Encoding:
-    fmt = FORMATS[name]
-    fraction, exponent = math.frexp(fmt.max)
-    unit = math.frexp(fmt.min_subnormal)[1] - 1
-    significand = int(math.ldexp(fraction, fmt.mantissa_bits + 1))
-    stored_exponent = exponent - unit - fmt.mantissa_bits
+def encoding_of(fmt: FloatFormat) -> Encoding:
+    """Return how the bits of a format are read."""
     return Encoding(
         bits=fmt.bits,
         mantissa_bits=fmt.mantissa_bits,
-        unit=unit,
-        max_key=(stored_exponent << fmt.mantissa_bits) | significand & ~(1 << fmt.mantissa_bits),
-        has_infs=fmt.on_overflow == "inf",
-        nan_is_negative_zero=name.endswith("fnuz"),
+        unit=1 - fmt.bias - fmt.mantissa_bits,
+        max_key=fmt.max_pattern,
+        has_infs=fmt.has_infs,
+        nan_is_negative_zero=fmt.nan_is_negative_zero,
     )
 
 
-ENCODINGS: dict[str, Encoding] = {name: _encoding(name) for name in DTYPES}
+ENCODINGS: dict[str, Encoding] = {name: encoding_of(FORMATS[name]) for name in DTYPES}

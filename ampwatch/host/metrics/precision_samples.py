@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.host.metrics.catalog import DTYPES, NO_DTYPE, OTHER_DTYPE, PROFILER_PARTS, ROOT_MODULE
 from ampwatch.host.metrics.reading import one
+from ampwatch.numerics.formats import OF_TRAINING
 from ampwatch.numerics.units.ops import Fallback
 from ampwatch.report.op_lines import op_lines
 from ampwatch.report.op_shares import CPU, NO_GPU, Absence, low_precision_share, on_cpu_only
@@ -19,13 +20,12 @@ if TYPE_CHECKING:
     from ampwatch.host.metrics.reading import OfRank, Samples
     from ampwatch.wire.records import CensusRecord, FallbackTotal, OpTotal, WindowRecord
 
-_BORN_AT_0 = ("float32", "tf32", "float16", "bfloat16")
+_BORN_AT_0 = [fmt.name for fmt in OF_TRAINING]
 """Dtypes whose FLOPs are 0 before they are seen, so that the first are an increase."""
 
+_BY_BITS = [fmt.name for fmt in sorted(OF_TRAINING, key=lambda fmt: fmt.bits)]
 _KERNELS_BORN_AT_0 = [
-    ((unit, dtype), 0.0)
-    for unit in KERNEL_UNITS[:3]
-    for dtype in ("float16", "bfloat16", "tf32", "float32", NO_DTYPE)
+    ((unit, dtype), 0.0) for unit in KERNEL_UNITS[:3] for dtype in (*_BY_BITS, NO_DTYPE)
 ]
 """Pairs of unit and dtype that are 0 on a GPU before they are seen: all matmuls there usually are."""
 

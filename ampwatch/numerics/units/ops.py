@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from ampwatch.numerics.formats import HALF, PLAIN, Family
+
 
 class OpKind(IntEnum):
     """What an op does, as far as precision is concerned.
@@ -81,14 +83,15 @@ class Phase(IntEnum):
         return self.name.lower()
 
 
-HALF_DTYPES = frozenset({"float16", "bfloat16"})
+HALF_DTYPES = frozenset(HALF)
 """The dtypes autocast casts to."""
 
-FP8_DTYPES = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
+FP8_DTYPES = frozenset(fmt.name for fmt in PLAIN if fmt.family is Family.FLOAT8)
 
-TENSOR_DTYPES = HALF_DTYPES | FP8_DTYPES | {"tf32"}
+TENSOR_DTYPES = frozenset(fmt.name for fmt in PLAIN if fmt.alignment)
 """The dtypes in which a matmul can run on tensor cores."""
 
-ALIGNMENT = dict.fromkeys(HALF_DTYPES, 8) | dict.fromkeys(FP8_DTYPES, 16)
-"""What the dimensions of a matmul have to be a multiple of for full-speed tensor-core kernels: 16
-bytes (NVIDIA, Deep Learning Performance: Matrix Multiplication, "Tensor Core Requirements")."""
+ALIGNMENT = {fmt.name: fmt.alignment for fmt in PLAIN if fmt.name in HALF_DTYPES | FP8_DTYPES}
+"""What the dimensions of a matmul have to be a multiple of for full-speed tensor-core kernels, of
+the dtypes of low precision. TF32 has none here: that a dimension is odd is no reason to complain
+to somebody who has not asked for tensor cores."""

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from ampwatch.numerics.encodings import DTYPES
+from ampwatch.training.kernels.dtypes import MEASURED
 from ampwatch.training.kernels.rows import MAX_NUMEL
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.tensor import DTensor
 
-_ADMITTED = frozenset(getattr(torch, name) for name in DTYPES)
 _LAYOUTS = frozenset(
     {
         torch.strided,
@@ -130,7 +129,7 @@ def _refusal(tensor: Tensor) -> str:
         return "nested"
     if tensor.is_quantized:
         return "quantized"
-    if tensor.dtype not in _ADMITTED:
+    if tensor.dtype not in MEASURED:
         return _refusal_of_dtype(tensor.dtype)
     if tensor.is_meta:
         return "meta"

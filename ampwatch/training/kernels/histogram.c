@@ -31,7 +31,8 @@ enum { /* words of a row */
 
 enum { MIN_EXPONENT = -191, MAX_EXPONENT = MIN_EXPONENT + NUM_BINS - 1 };
 
-enum dtype { FLOAT32, FLOAT16, BFLOAT16, FLOAT64, FLOAT8 }; /* FLOAT8 and above: by table */
+/* As encodings.DTYPES has them. FLOAT8 and above: any format of 8 bits, by its table. */
+enum dtype { FLOAT64, FLOAT32, FLOAT16, BFLOAT16, FLOAT8 };
 
 /* float32 */
 #define KEY_MASK 0x7fffffffu

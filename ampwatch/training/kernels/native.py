@@ -17,9 +17,8 @@ from contextlib import suppress
 from importlib import resources
 from typing import TYPE_CHECKING
 
-import torch
-
-from ampwatch.numerics.encodings import DTYPES
+from ampwatch.numerics.encodings import DTYPES, ENCODINGS
+from ampwatch.training.kernels.dtypes import MEASURED
 from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS, word
 
 if TYPE_CHECKING:
@@ -32,8 +31,11 @@ FLAGS = ("-std=c11", "-O3", "-march=native", "-shared", "-fPIC", "-x", "c", "-")
 PATIENCE_S = 30.0
 """Time a compiler is given. Unit: s."""
 
-_CODES = {getattr(torch, name): code for code, name in enumerate(DTYPES)}
-_WORDS = array("H", [word(name, p) for name in DTYPES if "float8" in name for p in range(256)])
+_CODES = {dtype: DTYPES.index(fmt.name) for dtype, fmt in MEASURED.items()}
+"""Codes of the dtypes in ``histogram.c``, where all from ``FLOAT8`` on have 8 bits."""
+
+_BYTES = [name for name in DTYPES if ENCODINGS[name].bits == 8]
+_WORDS = array("H", [word(name, pattern) for name in _BYTES for pattern in range(256)])
 """Of the dtypes of 8 bits, the words in which their patterns are counted."""
 
 

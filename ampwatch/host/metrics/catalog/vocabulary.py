@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ampwatch.numerics.formats import FORMATS, PLAIN
+
 RANK = ("run", "rank")
 """Labels of everything a training process reports."""
 
@@ -44,20 +46,10 @@ ROOT_MODULE = "(root)"
 """What the label ``module`` says for the model itself, whose qualified name is empty: to
 Prometheus an empty label is no label. No attribute name made by ordinary code looks like it."""
 
-DTYPES = (
-    "float64",
-    "float32",
-    "tf32",
-    "float16",
-    "bfloat16",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e4m3fnuz",
-    "float8_e5m2fnuz",
-    "float8",
-    "mx",
-    "int8",
-)
+_OF_OPS = [fmt.name for fmt in PLAIN]
+_OF_KERNELS = [fmt.kernel_label for fmt in FORMATS.values()]
+
+DTYPES = (*dict.fromkeys([*_OF_OPS, *_OF_KERNELS]), "int8")
 """What the label ``dtype`` says; ``OTHER_DTYPE`` for every other one, so that it stays bounded."""
 
 OTHER_DTYPE = "other"

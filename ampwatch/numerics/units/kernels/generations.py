@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.kernels.verdict import Unit
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ _LINEAGES = {
 """The architectures for which a family has kernels with instructions of their own. PyTorch's own
 FlashAttention 2 on an H100 is no lag: the family has nothing newer."""
 
-_DTYPES = frozenset({"float16", "bfloat16", "tf32", "float8", "mx", ""})
-"""The dtypes that the newest kernels of these families multiply."""
+_DTYPES = frozenset({fmt.kernel_label for fmt in FORMATS.values() if fmt.alignment} | {""})
+"""The dtypes that the newest kernels of these families multiply; of some the name says none."""
 
 _WITH_INSTRUCTIONS_OF_80 = (12,)
 """Majors of compute capabilities above that have neither Hopper's nor the larger Blackwell's

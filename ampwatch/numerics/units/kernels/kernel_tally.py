@@ -5,27 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.numerics.formats import FORMATS, MAX_LOW_BITS, PLAIN
 from ampwatch.numerics.units.kernels.generations import lags
 from ampwatch.numerics.units.kernels.kernel_launch import launched_by, with_inputs
 from ampwatch.numerics.units.kernels.kernel_names import classify
 from ampwatch.numerics.units.kernels.verdict import Unit
-from ampwatch.numerics.units.ops import HALF_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ampwatch.numerics.units.kernels.verdict import KernelName
 
-_LOW = HALF_DTYPES | {"float8", "mx"}
-_BYTES = {
-    "float16": 2,
-    "bfloat16": 2,
-    "tf32": 4,
-    "float32": 4,
-    "float64": 8,
-    "float8": 1,
-    "int8": 1,
-}
+_LOW = frozenset(fmt.kernel_label for fmt in FORMATS.values() if fmt.bits <= MAX_LOW_BITS)
+_BYTES = {fmt.kernel_label: fmt.stored_bits // 8 for fmt in PLAIN} | {"int8": 1}
 _FULL_ALIGNMENT = 16  # bytes; cuBLAS and CUTLASS load no wider
 _MAX_NAMES = 1024
 _MAX_LAUNCHES = 4096

@@ -55,7 +55,7 @@ from ampwatch.host.metrics.catalog.labels import LABELS
 from ampwatch.host.metrics.precision_samples import dtype_label
 from ampwatch.host.page.range_state import formats
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.numerics.units.kernels.kernel_names import classify
+from ampwatch.numerics.units.kernels.classifier import classify
 from ampwatch.numerics.units.ops import ALIGNMENT, FP8_DTYPES, HALF_DTYPES, TENSOR_DTYPES
 from ampwatch.numerics.whatif import cast
 from ampwatch.report.op_shares import LOW_PRECISION, by_peak

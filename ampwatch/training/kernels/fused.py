@@ -8,7 +8,7 @@ import torch
 
 from ampwatch.numerics.encodings import ENCODINGS
 from ampwatch.training.kernels import fused_device
-from ampwatch.training.kernels.units import Units
+from ampwatch.training.kernels.work_units import WorkUnits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ class TritonKernel:
     most = 0
 
     def __init__(self) -> None:
-        self._units = Units(fused_device.STEP.value, _UNITS_PER_PROCESSOR)
+        self._units = WorkUnits(fused_device.STEP.value, _UNITS_PER_PROCESSOR)
 
     def measure(
         self,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from ampwatch.numerics.units.kernels import name_fields as fields
+from ampwatch.numerics.units.kernels.kernel_name import Unit
 from ampwatch.numerics.units.kernels.kernel_rule import Rule, like
-from ampwatch.numerics.units.kernels.verdict import Unit
 
 AMD = (
     Rule(

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.numerics.units.kernels.verdict import Unit
+from ampwatch.numerics.units.kernels.kernel_name import Unit
 
 if TYPE_CHECKING:
-    from ampwatch.numerics.units.kernels.verdict import KernelName
+    from ampwatch.numerics.units.kernels.kernel_name import KernelName
 
 _MATMULS = (70, 75, 80, 90, 100)
 _LINEAGES = {

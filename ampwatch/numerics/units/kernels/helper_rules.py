@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ampwatch.numerics.units.kernels.kernel_name import Unit
 from ampwatch.numerics.units.kernels.kernel_rule import Rule, like
-from ampwatch.numerics.units.kernels.verdict import Unit
 
 HELPERS = (
     Rule(

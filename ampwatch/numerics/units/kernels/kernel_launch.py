@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from ampwatch.numerics.formats import E8M0, FORMATS, MAX_LOW_BITS, PLAIN, Family
-from ampwatch.numerics.units.kernels.kernel_names import UNLISTED
-from ampwatch.numerics.units.kernels.verdict import KernelName, Unit
+from ampwatch.numerics.units.kernels.classifier import UNLISTED
+from ampwatch.numerics.units.kernels.kernel_name import KernelName, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.errors import SettingsError
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.numerics.units.kernels.verdict import Unit
+from ampwatch.numerics.units.kernels.kernel_name import Unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

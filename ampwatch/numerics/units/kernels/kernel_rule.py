@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ampwatch.numerics.units.kernels.kernel_name import Unit
     from ampwatch.numerics.units.kernels.symbols import Symbol
-    from ampwatch.numerics.units.kernels.verdict import Unit
 
 
 @dataclass(frozen=True, slots=True)

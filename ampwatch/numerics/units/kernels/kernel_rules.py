@@ -13,9 +13,9 @@ from __future__ import annotations
 from ampwatch.numerics.units.kernels import name_fields as fields
 from ampwatch.numerics.units.kernels.amd_rules import AMD
 from ampwatch.numerics.units.kernels.helper_rules import HELPERS
+from ampwatch.numerics.units.kernels.kernel_name import Unit
 from ampwatch.numerics.units.kernels.kernel_rule import Rule, like
 from ampwatch.numerics.units.kernels.nvidia_rules import BY_DTYPE, GENERAL_PURPOSE, TENSOR
-from ampwatch.numerics.units.kernels.verdict import Unit
 
 _MM = r"(?:^|[^a-z])(?:badd|add)?b?mm(?:[^a-z]|$)"
 

@@ -6,15 +6,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.numerics.formats import FORMATS, MAX_LOW_BITS, PLAIN
+from ampwatch.numerics.units.kernels.classifier import classify
 from ampwatch.numerics.units.kernels.generations import lags
 from ampwatch.numerics.units.kernels.kernel_launch import launched_by, with_inputs
-from ampwatch.numerics.units.kernels.kernel_names import classify
-from ampwatch.numerics.units.kernels.verdict import Unit
+from ampwatch.numerics.units.kernels.kernel_name import Unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ampwatch.numerics.units.kernels.verdict import KernelName
+    from ampwatch.numerics.units.kernels.kernel_name import KernelName
 
 _LOW = frozenset(fmt.kernel_label for fmt in FORMATS.values() if fmt.bits <= MAX_LOW_BITS)
 _BYTES = {fmt.kernel_label: fmt.stored_bits // 8 for fmt in PLAIN} | {"int8": 1}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ampwatch.numerics.units.kernels import name_fields as fields
+from ampwatch.numerics.units.kernels.kernel_name import Unit
 from ampwatch.numerics.units.kernels.kernel_rule import Rule, like
-from ampwatch.numerics.units.kernels.verdict import Unit
 
 GENERAL_PURPOSE = (
     Rule(

@@ -11,7 +11,7 @@ from ampwatch.diagnosis.kinds.advice import ADVICE
 from ampwatch.host.fleet import tensor_views
 from ampwatch.host.fleet.peak import HOLD_SECONDS
 from ampwatch.host.metrics.catalog import CATALOG, KINDS, LABELS, Metric, markdown
-from ampwatch.numerics.units.kernels.verdict import Unit
+from ampwatch.numerics.units.kernels.kernel_name import Unit
 from ampwatch.wire.records import KERNEL_UNITS
 
 PAGE = Path(__file__).parents[4] / "docs" / "metrics.md"

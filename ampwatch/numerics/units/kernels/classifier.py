@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ampwatch.numerics.units.kernels import name_fields, symbols
+from ampwatch.numerics.units.kernels.kernel_name import KernelName, Unit
 from ampwatch.numerics.units.kernels.kernel_rules import RULES
-from ampwatch.numerics.units.kernels.verdict import KernelName, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -35,7 +35,7 @@ class Launch(NamedTuple):
     units: Tensor
 
 
-class Units:
+class WorkUnits:
     """Cuts lists of pieces into units of about the same length, and remembers the newest lists.
 
     The tables are uploaded through pinned memory, which PyTorch's allocator does not give to

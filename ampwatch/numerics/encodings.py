@@ -1,4 +1,4 @@
-"""How the dtypes that can be measured are laid out in bits. No torch here.
+"""Bit layouts of the dtypes that can be measured. No torch here.
 
 The *key* of an element is its bit pattern without the sign, as an integer. Keys of finite
 elements are ordered like their magnitudes, so kernels compare keys and never floats: no
@@ -55,11 +55,14 @@ class Encoding:
     def bin(self, key: int) -> int:
         """Return the exponent of the bin of a finite key above 0, of those that kernels fill."""
         mantissa_bits = self.mantissa_bits
+        # A power of two belongs to the bin below, where it is the upper end: so exponents are
+        # rounded up, unless all bits of the mantissa are 0.
         if key >> mantissa_bits:
             rounded_up = key + (1 << mantissa_bits) - 1 >> mantissa_bits
             exponent = self.unit + mantissa_bits - 1 + rounded_up
         else:
             exponent = self.unit + (key - 1).bit_length()
+        # Only float64 leaves the axis, on either side.
         if MIN_EXPONENT <= exponent <= MAX_EXPONENT:
             return exponent
         return MIN_EXPONENT if exponent < 0 else MAX_EXPONENT

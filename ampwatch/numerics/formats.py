@@ -1,9 +1,10 @@
-"""The number formats of training, one row each, and all that is known of them.
+"""The number formats of training, one row each.
 
-A format is added here, and nowhere else: its limits follow from its bits, and the lists of
-formats in this package are made from the rows. A format whose elements have neither 8 bits nor
-the layout of a format that is there needs code in the kernels as well (``kernels/histogram.c``,
-``kernels/fused_keys.py``).
+A format is added here: its limits follow from its bits, and the lists of formats in this package
+are made from the rows. Two things are elsewhere. How fast a GPU multiplies it, where that is not
+the speed of its label, is in the table of GPUs (``units/peaks.py``). Elements of 8 bits are
+measured by tables; elements with more bits in a layout of their own need code in the kernels
+(``histogram.c`` and ``fused_keys.py``).
 
 Limits, which are checked against PyTorch's own casts, or by decoding all bit patterns:
 
@@ -204,7 +205,7 @@ class FloatFormat:
 
     @property
     def kernel_label(self) -> str:
-        """What a kernel's name, a peak and a metric call it; names tell FP8 formats not apart."""
+        """What a kernel's name, a peak and a metric call it: one label for all formats of FP8."""
         if self.block is not None:
             return BLOCK_SCALED
         return self.family.value if self.family is Family.FLOAT8 else self.name
@@ -240,7 +241,8 @@ _E4M3 = FloatFormat(
 
 _MX_BLOCK = Block(32, E8M0)
 
-# CUTLASS has a float32 scale per tensor besides, and takes the sign of these scales for unused.
+# The sign of these scales is unused (CUTLASS: ``float_ue4m3_t``). Libraries add a float32 scale for
+# the whole tensor, which shifts the exponents of all elements alike.
 _NV_BLOCK = Block(16, _E4M3)
 
 # Alignments are 16 bytes (NVIDIA, "Deep Learning Performance: Matrix Multiplication", "Tensor Core

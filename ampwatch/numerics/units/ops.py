@@ -1,4 +1,4 @@
-"""The words for what a PyTorch op is and why it ran in the dtype it ran in. No torch here.
+"""Kinds of PyTorch ops, and reasons for the dtypes they ran in. No torch here.
 
 ATen has some two thousand ops. What matters about one is whether it multiplies matrices
 (then tensor cores can run it), whether it is a cast (then it is the price of mixed
@@ -13,7 +13,7 @@ from ampwatch.numerics.formats import HALF, PLAIN, Family
 
 
 class OpKind(IntEnum):
-    """What an op does, as far as precision is concerned.
+    """A kind of op, as far as precision is concerned.
 
     ``MATMUL``, ``CONVOLUTION``, ``ATTENTION``: what tensor cores are for. ``CAST``: to another
     dtype. ``COPY``: moves or fills memory. ``OTHER``: what is in none of the lists.
@@ -42,7 +42,7 @@ class OpKind(IntEnum):
 
 
 class Fallback(IntEnum):
-    """Why an op of the forward pass ran in float32 although the training uses autocast.
+    """A reason for which an op of the forward pass ran in float32 although autocast is used.
 
     ``NONE``: it did not. ``FP32_LIST``: autocast runs this op in float32. ``NOT_LISTED``:
     autocast leaves this op alone, and its input was float32. ``PROMOTED``: its inputs had
@@ -70,7 +70,7 @@ class Fallback(IntEnum):
 
 
 class Phase(IntEnum):
-    """When in an iteration an op ran. What is computed again in backward is ``BACKWARD``."""
+    """A part of an iteration. What is computed again in backward is ``BACKWARD``."""
 
     FORWARD = 0
     BACKWARD = 1

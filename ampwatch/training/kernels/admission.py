@@ -1,4 +1,4 @@
-"""Which tensors can be measured, and where in memory their elements are."""
+"""Tensors that can be measured, as pieces of memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ backward's memory must not be what exceeds it. Unit: bytes."""
 
 
 def admit(tensor: Tensor) -> tuple[list[Tensor], str]:
-    """Return what of ``tensor`` a kernel may read.
+    """Return the parts of ``tensor`` that a kernel may read.
 
     Args:
         tensor: Anything. What is stored is measured: of a sparse tensor its values, of an
@@ -85,6 +85,7 @@ def _admit(tensor: Tensor) -> tuple[list[Tensor], str]:
     numel = tensor.numel()
     if numel == 0:
         return [], ""
+    # Of a contiguous tensor the extent is known without a loop over its dimensions.
     is_contiguous = tensor.is_contiguous()
     if not _is_in_storage(tensor, numel if is_contiguous else _extent(tensor)):
         return [], "freed"
@@ -114,7 +115,7 @@ def _made_dense(tensor: Tensor) -> Tensor:
 
 
 def _without_repeats(tensor: Tensor) -> Tensor:
-    """Return what an expanded tensor was expanded from."""
+    """Return the tensor that an expanded one was expanded from."""
     for dimension in reversed(range(tensor.dim())):
         if tensor.stride(dimension) == 0:
             tensor = tensor.select(dimension, 0)

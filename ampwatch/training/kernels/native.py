@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COMPILERS = ("cc", "gcc", "clang")
+# For this processor alone: the library is loaded at once and never kept.
 FLAGS = ("-std=c11", "-O3", "-march=native", "-shared", "-fPIC", "-x", "c", "-")
 PATIENCE_S = 30.0
 """Time a compiler is given. Unit: s."""
@@ -47,7 +48,7 @@ class NativeKernel:
     """
 
     name = "native"
-    most = 0
+    max_binned = 0
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._measure = library.ampwatch_measure
@@ -67,6 +68,7 @@ class NativeKernel:
         if room < len(pieces):
             msg = f"expected a row for each of {len(pieces)} tensors, got {room}; hand over fewer at a time"
             raise ValueError(msg)
+        # Read from memory: gate.item() would be an ATen op, seen by the user's dispatch modes.
         if gate is not None and not ctypes.c_float.from_address(gate.data_ptr()).value:
             ctypes.memset(rows.data_ptr(), 0, len(pieces) * ROW_BYTES)
             return

@@ -1,7 +1,7 @@
-"""Whether a kernel was written for an older generation of GPUs than the one it runs on.
+"""Kernels written for an older generation of GPUs than the one they run on.
 
 A kernel with the instructions of sm80 runs at a fraction of the rate of Hopper's tensor cores.
-cuBLAS falls back to such kernels for odd dimensions, for instance.
+cuBLAS falls back to kernels of sm80 for odd dimensions, for instance.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ instructions: consumer Blackwell multiplies by those of sm80."""
 
 
 def lags(kernel: KernelName, capability: tuple[int, int]) -> bool:
-    """Return whether the same library has tensor-core kernels of a newer generation for the device.
+    """Return whether a kernel's library has tensor-core kernels of a newer generation for the device.
 
     Args:
         kernel: The kernel.

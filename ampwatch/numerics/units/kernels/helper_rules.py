@@ -1,4 +1,4 @@
-"""What is called like a matmul, or launched beside one, and multiplies no matrices."""
+"""Rules for what is called like a matmul, or launched beside one, and multiplies no matrices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the op that launched a kernel adds to what the kernel's name tells."""
+"""Kernels by their name and by the op that launched them."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def multiplied_dtype(input_dtypes: Iterable[str]) -> str:
 def with_inputs(
     kernel: KernelName, input_dtypes: Iterable[str], *, tf32_allowed: bool = True
 ) -> KernelName:
-    """Return what a kernel's name and the inputs of its op tell together.
+    """Return a kernel with what follows from the inputs of its op.
 
     A kernel that might run on either unit stays unknown, but for float32 inputs where TF32 is
     off: no tensor core of NVIDIA's multiplies these.
 
     Args:
-        kernel: What the name tells.
+        kernel: As it was classified by its name.
         input_dtypes: Of the op that launched it; empty if it is not known.
         tf32_allowed: Whether PyTorch may multiply float32 as TF32 there. True on AMD, whose
             matrix cores multiply float32.
@@ -100,10 +100,10 @@ def with_inputs(
 def launched_by(kernel: KernelName, op: str) -> KernelName:
     """Return the kernel as ``unknown`` if no rule knows it but a matmul launched it.
 
-    That is how a family nobody has heard of is noticed: nvjet and bmm_* were such once.
+    So a family nobody has heard of is noticed, as nvjet and bmm_* once were.
 
     Args:
-        kernel: What the name tells.
+        kernel: As it was classified by its name.
         op: The innermost op that launched it, ``aten::mm``; empty if it is not known.
     """
     if kernel.rule == UNLISTED and _MATMUL_OP.search(op.rpartition("::")[2]):

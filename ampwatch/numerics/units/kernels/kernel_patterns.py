@@ -1,4 +1,4 @@
-"""What users know of their own kernels: patterns of names, as a setting."""
+"""Patterns of names of users' own kernels, as a setting."""
 
 from __future__ import annotations
 

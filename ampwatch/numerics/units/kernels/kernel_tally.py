@@ -1,4 +1,4 @@
-"""Sums over the kernels of some time: how long on which unit, in which dtype, how well chosen."""
+"""Time of GPU kernels by unit and dtype, and of those that are not well chosen."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Bounds(NamedTuple):
 
 
 class KernelTally:
-    """Adds up kernels.
+    """Adds up the time of kernels.
 
     Two kernels that run at the same time count twice. All sums are in nanoseconds.
 
@@ -44,7 +44,7 @@ class KernelTally:
         capability: Compute capability of the device, to see kernels of an older generation; an
             AMD device has none.
         tf32_allowed: Whether float32 may be multiplied as TF32; True on AMD.
-        classify: What tells a kernel by its name.
+        classify: Returns the class of a kernel by its name.
 
     Attributes:
         by_unit: Time by unit and dtype of what is multiplied.
@@ -52,7 +52,7 @@ class KernelTally:
             ``align1`` to ``align8`` if it is less than 16 bytes, or ``unsaid``.
         by_likelihood: Time of unknown kernels by ``probable``, ``possible`` or empty.
         by_name: Time by name, of the names that took most if there are very many.
-        unknown_names: The same of unknown kernels.
+        unknown_names: Time by name, of unknown kernels; limited like ``by_name``.
         lagging_ns: Time of tensor-core kernels written for an older generation of GPUs.
         low_precision_gemv_ns: Time of matrices times vectors in 16 bits or less: what autocast
             asked tensor cores for, and the shape prevents.
@@ -68,7 +68,7 @@ class KernelTally:
         self._capability = capability
         self._tf32_allowed = tf32_allowed
         self._classify = classify
-        # A step launches the same kernels from the same ops again and again.
+        # Every step launches the kernels of the step before, from the same ops.
         self._judged: dict[tuple[str, tuple[str, ...], str], KernelName] = {}
         self.by_unit: Counter[tuple[Unit, str]] = Counter()
         self.by_alignment: Counter[str] = Counter()
@@ -158,6 +158,8 @@ def alignment(kernel: KernelName) -> str:
     """Return what is said of the alignment: ``full``, ``align1`` to ``align8``, or ``unsaid``."""
     if kernel.align is None:
         return "unsaid"
+    # Without a dtype, or with one that stands for formats of several sizes, a kernel counts as one
+    # of 16 bits, as most kernels of tensor cores are.
     if kernel.align * _BYTES.get(kernel.dtype, 2) >= _FULL_ALIGNMENT:
         return "full"
     return f"align{kernel.align}"

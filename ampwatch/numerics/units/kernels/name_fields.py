@@ -1,4 +1,4 @@
-"""How kernel names spell dtypes, architectures, alignment and split-K."""
+"""Dtypes, architectures, alignment and split-K as kernel names spell them."""
 
 from __future__ import annotations
 
@@ -110,6 +110,7 @@ def segments_dtype(symbol: Symbol) -> str:
 
 
 _NVJET = re.compile(r"nvjet_(?:sm\d+_)?(?P<letters>[a-z]+)_")
+# The length of the vector of elements that share a scale: vec32UE.
 _NVJET_BLOCK = re.compile("|".join(f"vec{block.elements}UE" for block in BLOCKS))
 _NVJET_LETTERS = {"h": "float16", "t": "bfloat16", "q": "float8", "s": "float32", "d": "float64"}
 

@@ -97,8 +97,8 @@ def contestants(
         calls[f"{kernel.name}, 1 in {SAMPLED}"] = lambda: kernel.measure(
             pieces, rows, stride=stride
         )
-        for slow in (kernel for kernel in chosen if kernel.most):
-            apart = [-(-piece.numel() // slow.most) for piece in pieces]
+        for slow in (kernel for kernel in chosen if kernel.max_binned):
+            apart = [-(-piece.numel() // slow.max_binned) for piece in pieces]
             calls[f"{slow.name}, as it is used"] = lambda slow=slow, apart=apart: slow.measure(
                 pieces, rows, stride=apart
             )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ampwatch.doctor.check import Check, State
 from ampwatch.doctor.ranges import cpu_kernel, device_kernel
 from ampwatch.errors import AttachError
+from ampwatch.numerics.formats import HALF
 
 if TYPE_CHECKING:
     from ampwatch.doctor.check import Load
@@ -45,8 +46,7 @@ def training(load: Load = import_module) -> list[Check]:
     return [
         torch_version(torch),
         grad_scaler(torch, load),
-        cpu_autocast(torch, "float16"),
-        cpu_autocast(torch, "bfloat16"),
+        *[cpu_autocast(torch, dtype) for dtype in HALF],
         cpu_kernel(load),
         *cuda_devices(torch),
         *device_kernel(torch),

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.errors import SettingsError
+from ampwatch.numerics.formats import kernel_label
 from ampwatch.numerics.units.ops import FP8_DTYPES, HALF_DTYPES
 from ampwatch.numerics.units.peaks import Peaks, ideal_seconds, parse_override, peak_flops
 from ampwatch.wire.records import CensusRecord, WindowRecord
@@ -22,8 +23,6 @@ MATMUL_UNITS = ("tensor", "cuda", "unknown")
 """Units of the kernels that multiply matrices, of which some might be on tensor cores."""
 
 CPU = "cpu"
-
-_FLOAT8 = "float8"
 
 
 class Absence(str, Enum):
@@ -245,5 +244,5 @@ def by_peak(flops: Mapping[str, float]) -> dict[str, float]:
     """Return ``flops`` by the dtypes that peaks are known by: one for all formats of FP8."""
     found: Counter[str] = Counter()
     for dtype, number in flops.items():
-        found[_FLOAT8 if dtype in FP8_DTYPES else dtype] += number  # type: ignore[assignment]
+        found[kernel_label(dtype)] += number  # type: ignore[assignment]
     return dict(found)

@@ -19,7 +19,7 @@ from ampwatch.host.fleet.limits import (
 from ampwatch.host.fleet.modules import Modules
 from ampwatch.host.fleet.peak import Peak
 from ampwatch.host.fleet.trouble import Trouble, notable, worst
-from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.formats import FORMATS, HALF, MAX_LOW_BITS
 from ampwatch.numerics.whatif import Fit, ScaleWindow, fit, scale_window
 from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 
@@ -34,12 +34,8 @@ MAGNITUDE_BOUNDS = tuple(math.ldexp(1.0, e) for e in range(-48, 17, 4))
 """Upper bounds for magnitudes of gradients: powers of two, so that each bin of exponents lies
 in one bucket. From what only a loss scale of 2**24 brings into float16, to its largest number."""
 
-CANDIDATES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+CANDIDATES = tuple(fmt.name for fmt in FORMATS.values() if fmt.is_candidate)
 """Formats that are held against the gradients."""
-
-_BY_PREFERENCE = ("float16", "bfloat16")
-
-_NARROW_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +104,8 @@ class Ranges:
 
     def know_dtypes(self, names: Sequence[str]) -> None:
         """Take in the dtypes of autocast; of several the one with the smallest range counts."""
-        known = [name for name in _BY_PREFERENCE if name in names]
-        self._autocast = FORMATS[known[0]] if known else None
+        known = [FORMATS[name] for name in HALF if name in names]
+        self._autocast = min(known, key=lambda fmt: fmt.max, default=None)
         self._recommended = None
 
     @property
@@ -125,7 +121,7 @@ class Ranges:
         """
         newest = self.newest(Topic.GRADIENT)
         limit = self._autocast if newest is None else limit_of(newest, self._autocast)
-        return limit if limit is not None and limit.bits <= _NARROW_BITS else None
+        return limit if limit is not None and limit.bits <= MAX_LOW_BITS else None
 
     def newest(self, topic: Topic, module: str = ALL_MODULES) -> RangeRecord | None:
         """Return the newest ranges of a module; ``None`` if there are none."""

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-DTYPES = (
-    "float64",
-    "float32",
-    "tf32",
-    "float16",
-    "bfloat16",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e4m3fnuz",
-    "float8_e5m2fnuz",
-    "float8",
-    "mx",
-    "int8",
-)
+from ampwatch.numerics.formats import FORMATS, PLAIN
+
+_OF_OPS = [fmt.name for fmt in PLAIN]
+_OF_KERNELS = [fmt.kernel_label for fmt in FORMATS.values()]
+
+DTYPES = (*dict.fromkeys([*_OF_OPS, *_OF_KERNELS]), "int8")
 """Values of the label ``dtype``; ``OTHER_DTYPE`` stands for every other one."""
 
 OTHER_DTYPE = "other"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ampwatch.host.metrics.dtypes import NO_DTYPE, dtype_label
 from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.scopes import PER_RANK, WINDOW, summed
+from ampwatch.numerics.formats import OF_TRAINING
 from ampwatch.report.op_shares import CPU, NO_GPU, Absence, on_cpu_only
 from ampwatch.wire.records import KERNEL_UNITS, WindowSkip
 
@@ -29,11 +30,8 @@ PROFILER_PARTS: dict[str, Callable[[WindowRecord], int]] = {
 """Parts of the time of profiler windows: the first start, the others, the iterations, the ends, and
 reading the events. Each with its time. Unit: ns."""
 
-_BORN_AT_0 = [
-    ((unit, dtype), 0.0)
-    for unit in KERNEL_UNITS[:3]
-    for dtype in ("float16", "bfloat16", "tf32", "float32", NO_DTYPE)
-]
+_BY_BITS = [fmt.name for fmt in sorted(OF_TRAINING, key=lambda fmt: fmt.bits)]
+_BORN_AT_0 = [((unit, dtype), 0.0) for unit in KERNEL_UNITS[:3] for dtype in (*_BY_BITS, NO_DTYPE)]
 """Pairs of unit and dtype that are 0 on a GPU before they are seen: all matmuls there usually are."""
 
 

@@ -14,6 +14,7 @@ from ampwatch.host.fleet.gpus import (
     Feature,
     Reason,
 )
+from ampwatch.host.fleet.ranges import CANDIDATES
 from ampwatch.host.metrics.dtypes import DTYPES, NO_DTYPE, OTHER_DTYPE
 from ampwatch.host.metrics.kernels import PROFILER_PARTS
 from ampwatch.host.metrics.scopes import ROOT_MODULE
@@ -54,7 +55,9 @@ LABELS: dict[str, str] = {
     + _values(KINDS)
     + ". Of elements: `nan` or `inf`.",
     "topic": _values(topic.label for topic in Topic) + ".",
-    "format": "Name of the dtype in PyTorch: `float16`, `bfloat16`, `float8_e4m3fn` or `float8_e5m2`.",
+    "format": "Name of the dtype in PyTorch: "
+    + " or ".join(_values(CANDIDATES).rsplit(", ", 1))
+    + ".",
     "fit": _values(fit.value for fit in Fit)
     + ": as they are, with some power of two as scale, with none.",
     "module": f"Qualified name of a module, `{ROOT_MODULE}` for the model itself; of at most so many modules as the setting `module_series` says, chosen once.",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ampwatch.host.metrics.dtypes import dtype_label
 from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.scopes import CENSUS, PER_RANK, ROOT_MODULE, summed
+from ampwatch.numerics.formats import OF_TRAINING
 from ampwatch.numerics.units.ops import Fallback
 from ampwatch.report.op_lines import op_lines
 from ampwatch.report.op_shares import low_precision_share
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ampwatch.host.metrics.scopes import Table
     from ampwatch.wire.records import CastTotal, FallbackTotal, OpTotal
 
-_BORN_AT_0 = ("float32", "tf32", "float16", "bfloat16")
+_BORN_AT_0 = [fmt.name for fmt in OF_TRAINING]
 """Dtypes whose FLOPs are 0 before they are seen, so that the first are an increase."""
 
 

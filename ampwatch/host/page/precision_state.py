@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.numerics.units.kernels.kernel_names import UNLISTED
+from ampwatch.numerics.units.kernels.classifier import UNLISTED
 from ampwatch.report.op_lines import GROUPINGS, op_lines
 from ampwatch.report.op_shares import Absence, casts_per_op, flops_by_dtype, tensor_share
 from ampwatch.report.precision_words import (

@@ -74,9 +74,6 @@ MODULE_COLUMNS = (
 for their headroom, which is that of the scaled ones at the scale of their time. Headroom is in
 bits. ``lost`` is a share of all elements; ``step`` is that of the newest measurement."""
 
-NARROW_BITS = 16
-"""Formats of at most so many bits are worth a what-if."""
-
 UNKNOWN_FORMAT = "float16"
 """Format that is drawn where no narrow one is known: the one that needs scaling."""
 
@@ -89,8 +86,9 @@ NOTHING_YET = (
 def formats() -> State:
     """Return the limits of the formats that values may be cast to, by name of the format."""
     limits = ("max", "overflow_from", "min_normal", "min_subnormal")
-    narrow = (fmt for fmt in FORMATS.values() if fmt.bits <= NARROW_BITS)
-    return {fmt.name: {limit: getattr(fmt, limit) for limit in limits} for fmt in narrow}
+    offered = [fmt for fmt in FORMATS.values() if fmt.is_offered]
+    offered.sort(key=lambda fmt: fmt.max, reverse=True)
+    return {fmt.name: {limit: getattr(fmt, limit) for limit in limits} for fmt in offered}
 
 
 class _Seen(NamedTuple):

@@ -11,7 +11,7 @@ from ampwatch.host.fleet.peak import HOLD_SECONDS
 from ampwatch.host.metrics.catalog import CATALOG, markdown
 from ampwatch.host.metrics.labels import LABELS
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.numerics.units.kernels.verdict import Unit
+from ampwatch.numerics.units.kernels.kernel_name import Unit
 from ampwatch.wire.records import KERNEL_UNITS
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.diagnosis.evidence.ops import Window
-from ampwatch.numerics.units.kernels.kernel_names import NameClassifier
+from ampwatch.numerics.units.kernels.classifier import NameClassifier
 from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
 from ampwatch.training.iteration.governor import OPENING
 from ampwatch.training.sensors.window import fork

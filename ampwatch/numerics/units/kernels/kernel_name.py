@@ -1,4 +1,4 @@
-"""What can be said of a GPU kernel by its name: the unit it multiplies on, and the details."""
+"""A GPU kernel as far as its name tells: the unit it multiplies on, and the details."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Unit(Enum):
-    """Where a kernel does its multiplications, as a Prometheus label value.
+    """The hardware that a kernel multiplies on, as a Prometheus label value.
 
     ``TENSOR``: tensor cores, on AMD matrix cores. ``CUDA``: a matmul, convolution or attention
     on the general-purpose cores. ``UNKNOWN``: one of these, and the name does not say on what.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ampwatch.training.kernels.units import Launch, Units
+from ampwatch.training.kernels.work_units import Launch, WorkUnits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +17,8 @@ CPU = torch.device("cpu")
 STEP = 64
 
 
-def _units(per_processor: int = 4) -> Units:
-    return Units(STEP, per_processor)
+def _units(per_processor: int = 4) -> WorkUnits:
+    return WorkUnits(STEP, per_processor)
 
 
 def _bytes_by_row(launches: Sequence[Launch]) -> dict[int, list[int]]:

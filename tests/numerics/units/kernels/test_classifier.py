@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ampwatch.numerics.units.kernels.kernel_names import (
+from ampwatch.numerics.units.kernels.classifier import (
     UNLISTED,
     KernelName,
     NameClassifier,

@@ -35,7 +35,7 @@ class Launch(NamedTuple):
     units: Tensor
 
 
-class Units:
+class WorkUnits:
     """Cuts lists of pieces into units of about the same length, and remembers the newest lists.
 
     The tables are uploaded through pinned memory, which PyTorch's allocator does not give to
@@ -62,6 +62,7 @@ class Units:
         Cost:
             0.2 us a piece on the host; 1 us a unit and an upload when an address has changed.
         """
+        # Gradients of an iteration mostly lie where those of the last one did.
         fingerprint = tuple([(p.data_ptr(), p.numel(), p.dtype) for p in pieces])
         on_cuda = device.type == "cuda"
         if on_cuda and torch.cuda.is_current_stream_capturing():

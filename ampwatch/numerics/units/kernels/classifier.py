@@ -1,4 +1,4 @@
-"""Tells by its name where a GPU kernel multiplies: never a bool, always with the reason."""
+"""Classifies a GPU kernel by its name: where it multiplies, never as a bool, always with the rule."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ampwatch.numerics.units.kernels import name_fields, symbols
+from ampwatch.numerics.units.kernels.kernel_name import KernelName, Unit
 from ampwatch.numerics.units.kernels.kernel_rules import RULES
-from ampwatch.numerics.units.kernels.verdict import KernelName, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ UNLISTED = "unlisted"
 """The rule of kernels of which no rule knows anything."""
 
 _REMEMBERED = 4096  # names; a training has a few hundred
-_LONGEST = 4096  # characters; PyTorch's longest are near 5000, of which the end is arguments
+_MAX_LENGTH = 4096  # characters; PyTorch's longest are near 5000, of which the end is arguments
 
 
 class NameClassifier:
@@ -38,14 +38,14 @@ class NameClassifier:
         self.classify = lru_cache(_REMEMBERED)(self._classify)
 
     def _classify(self, name: str) -> KernelName:
-        """Return what the name of a kernel tells; any text has an answer."""
-        name = name[:_LONGEST]
+        """Return the class of a kernel; any text has one."""
+        name = name[:_MAX_LENGTH]
         symbol = symbols.parse(name)
-        verdict = self._of_the_user(name) or _by_rules(symbol)
-        if verdict.unit is Unit.OTHER:
-            return verdict
-        return verdict._replace(
-            arch=name_fields.read_arch(symbol) or verdict.arch,
+        kernel = self._of_the_user(name) or _by_rules(symbol)
+        if kernel.unit is Unit.OTHER:
+            return kernel
+        return kernel._replace(
+            arch=name_fields.read_arch(symbol) or kernel.arch,
             align=name_fields.read_align(symbol),
             split_k=name_fields.read_split_k(symbol),
         )
@@ -69,5 +69,5 @@ _DEFAULT = NameClassifier()
 
 
 def classify(name: str) -> KernelName:
-    """Return what the name of a kernel tells, by the built-in rules alone."""
+    """Return the class of a kernel by its name, by the built-in rules alone."""
     return _DEFAULT.classify(name)

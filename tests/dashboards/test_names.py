@@ -10,6 +10,7 @@ import yaml
 
 from ampwatch.host.metrics.catalog import CATALOG
 from ampwatch.host.metrics.labels import LABELS
+from tests.alerts.rules import queries
 from tests.dashboards import documents
 from tests.dashboards.documents import FILES, RULE_FILES, expressions, load
 from tests.dashboards.labels import Labels
@@ -217,7 +218,7 @@ def test_a_dashboard_speaks_of_what_is_exported(file: Path) -> None:
 
 
 def test_the_rules_speak_of_what_is_exported() -> None:
-    """Expressions, and the labels that the texts of an alert speak of."""
+    """Expressions, and what the texts of an alert ask and the labels that they speak of."""
     names = Names(recorded())
     problems = []
     for where, rule in all_rules():
@@ -227,6 +228,9 @@ def test_the_rules_speak_of_what_is_exported() -> None:
         extra = rule.get("labels", {})
         problems += [
             f"{where}: {problem}" for problem in names.problems(rule["expr"], legend, extra=extra)
+        ]
+        problems += [
+            f"{where}: {problem}" for query in queries(texts) for problem in names.problems(query)
         ]
 
     assert problems == []

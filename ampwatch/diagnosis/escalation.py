@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
     from ampwatch.diagnosis.steps.skips import SkipClassifier
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 UNEXPLAINED_SKIPS = 2
 """Skips in a row, neither calibration nor a probe, after which the next iteration is traced."""
@@ -99,7 +99,7 @@ class Escalation:
         explained = self._culprits.explained_at
         return explained >= 0 and self._step - explained < REST
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def update(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         self._step = iteration.step
         if verdict.skipped and self._skips.calibrated:
@@ -125,19 +125,19 @@ class Escalation:
         self._bursts = {True: 0, False: 0}
         self._traces = {True: FIRST_TRACES, False: FIRST_TRACES}
 
-    def _is_skipping(self, iteration: Iteration, verdict: Verdict) -> bool:
+    def _is_skipping(self, iteration: Iteration, verdict: StepVerdict) -> bool:
         """Whether steps are skipped in a row, or again and again."""
         in_a_row = verdict.skipped and self._skips.unexplained >= UNEXPLAINED_SKIPS
         return self._recurs(iteration, verdict) or in_a_row
 
-    def _is_broken(self, iteration: Iteration, verdict: Verdict) -> bool:
+    def _is_broken(self, iteration: Iteration, verdict: StepVerdict) -> bool:
         """Whether something is not finite that no scale makes so."""
         topics = (
             STATE if verdict.skipped or iteration.scaler is not None else STATE | {Topic.GRADIENT}
         )
         return any(r.histogram.nonfinite for r in iteration.ranges if r.topic in topics)
 
-    def _recurs(self, iteration: Iteration, verdict: Verdict) -> bool:
+    def _recurs(self, iteration: Iteration, verdict: StepVerdict) -> bool:
         """Whether a step is skipped again although its scale had been good enough."""
         if verdict.set_by_hand:
             self._largest_applied = 0.0

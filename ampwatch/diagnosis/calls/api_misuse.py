@@ -66,7 +66,7 @@ class ApiMisuse:
             RefusedOp: self.refused,
         }
 
-    def look(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration) -> None:
         """Say what was held back, if it is known by now."""
         self._name(iteration.step)
 

@@ -133,7 +133,7 @@ class Lineage:
                 is gone.
         """
         self._count += 1
-        given, parents, has_nans = self._look(op, inputs, written)
+        given, parents, has_nans = self._read(op, inputs, written)
         for index, output in enumerate(outputs):
             if index not in bad:
                 self._tainted.pop(output.key, None)
@@ -146,7 +146,7 @@ class Lineage:
                 self._spread(births, op)
             self._tainted[output.key] = self._count, births
 
-    def _look(
+    def _read(
         self, op: SeenOp, inputs: Iterable[Operand], written: AbstractSet[int]
     ) -> tuple[list[Values], frozenset[int], bool]:
         """Return the finite inputs, the births that the others are made of, and if any is NaN."""
@@ -182,7 +182,7 @@ class Lineage:
     def settle(self, op: SeenOp, outputs: Sequence[Operand], inputs: Iterable[Operand]) -> None:
         """All outputs of an op are finite: what was not among the inputs has been absorbed."""
         # What backward reads of them again is no part of the result.
-        computed = op.phase is not Phase.BACKWARD and not _only_looks(op.name)
+        computed = op.phase is not Phase.BACKWARD and not _reads_no_values(op.name)
         if computed and any(output.is_float for output in outputs):
             for operand in inputs:
                 known = self._tainted.get(operand.key)
@@ -314,6 +314,6 @@ class Lineage:
                 birth.spread_to.add(where)
 
 
-def _only_looks(name: str) -> bool:
+def _reads_no_values(name: str) -> bool:
     """Whether an op reads the shape of its input, and none of its values."""
     return name.endswith("_like") or name.startswith("new_")

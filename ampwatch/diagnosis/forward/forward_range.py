@@ -83,7 +83,7 @@ class ForwardRange:
         self._series: dict[str, deque[tuple[int, float]]] = {}
         self._focused: dict[str, tuple[int, float]] = {}
 
-    def look(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration) -> None:
         """Take in one judged iteration."""
         largest: dict[str, TensorRange] = {}
         for r in iteration.ranges:
@@ -96,7 +96,7 @@ class ForwardRange:
                 self._series.pop(name, None)
             else:
                 self._follow(name, r.histogram.amax, iteration.step)
-        self._look_away(iteration.step)
+        self._release_focus(iteration.step)
 
     def _follow(self, name: str, amax: float, step: int) -> None:
         series = self._series.setdefault(name, deque())
@@ -117,7 +117,7 @@ class ForwardRange:
             self.focus.add(name)
             self._focused[name] = (step, amax)
 
-    def _look_away(self, step: int) -> None:
+    def _release_focus(self, step: int) -> None:
         self.focus -= {n for n in self.focus if step - self._focused[n][0] >= FOCUS_STEPS}
 
     def _say(self, name: str, amax: float, step: int, ahead: float) -> None:

@@ -111,7 +111,7 @@ class Casts:
         self._book = book
         self._layers = frozenset(layer.module for layer in layers if layer.module)
 
-    def look(self, census: OpCensus, num_losses: int) -> None:
+    def detect(self, census: OpCensus, num_losses: int) -> None:
         """Take in one census.
 
         Args:
@@ -120,11 +120,11 @@ class Casts:
         """
         sums = _sum(census)
         if sums.bytes and sums.cast_bytes >= BYTES_SHARE * sums.bytes:
-            self._look_for_round_trips(census, sums)
-            self._look_for_recasts(census, sums, num_losses)
-        self._look_for_weight_copies(census)
+            self._check_round_trips(census, sums)
+            self._check_recasts(census, sums, num_losses)
+        self._check_weight_copies(census)
 
-    def _look_for_round_trips(self, census: OpCensus, sums: _Sums) -> None:
+    def _check_round_trips(self, census: OpCensus, sums: _Sums) -> None:
         raised = sums.raised - sums.asked_for
         more_casts = sums.casts > CASTS_PER_OP * sums.ops
         least = RAISED_PER_MATMUL if more_casts else MANY_RAISED_PER_MATMUL
@@ -133,7 +133,7 @@ class Casts:
         what = f"{raised} of them cast back to float32 where autocast does not ask for it, {{most}}"
         self._say(census, sums, by_module(census, FORWARD, _raised_bytes), what, float(raised))
 
-    def _look_for_recasts(self, census: OpCensus, sums: _Sums, num_losses: int) -> None:
+    def _check_recasts(self, census: OpCensus, sums: _Sums, num_losses: int) -> None:
         """Look for layers whose weights are cast more often than once a micro-batch.
 
         Besides its weight and its bias a layer casts its input, at most once a call. What runs
@@ -189,7 +189,7 @@ class Casts:
             )
         )
 
-    def _look_for_weight_copies(self, census: OpCensus) -> None:
+    def _check_weight_copies(self, census: OpCensus) -> None:
         copies, activations = census.weight_cast_bytes, census.activation_bytes
         if copies < WORTH_A_WORD or copies <= activations:
             return

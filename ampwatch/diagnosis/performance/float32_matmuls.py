@@ -78,7 +78,7 @@ class Float32Matmuls:
             and not machine.matmul_tf32
         )
 
-    def look(self, census: OpCensus) -> None:
+    def detect(self, census: OpCensus) -> None:
         """Take in one census."""
         totals = by_module(census, FORWARD, flops_of)
         reasons: Counter[Fallback] = Counter()

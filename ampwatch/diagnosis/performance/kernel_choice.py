@@ -116,7 +116,7 @@ class KernelChoice:
         """Take in a census: it knows the modules and shapes that the kernels belong to."""
         self._census = census
 
-    def look(self, window: Window) -> None:
+    def detect(self, window: Window) -> None:
         """Take in one window."""
         if min(window.busy_s, window.wall_s) <= 0.0:
             return

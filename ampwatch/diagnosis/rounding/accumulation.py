@@ -100,7 +100,7 @@ class Accumulation:
     def __init__(self, book: FindingBook) -> None:
         self._book = book
 
-    def look_at_sum(self, stuck: StuckSum) -> None:
+    def observe_sum(self, stuck: StuckSum) -> None:
         """Take in an addition to a running sum that had no effect."""
         needed = ADDITIONS if stuck.grown >= 2 else ADDITIONS_UNGROWN
         if stuck.additions < needed:
@@ -120,7 +120,7 @@ class Accumulation:
             },
         )
 
-    def look_at_average(self, stuck: StuckAverage) -> None:
+    def observe_average(self, stuck: StuckAverage) -> None:
         """Take in an update of an average of weights that had no effect."""
         eps = FORMATS[stuck.dtype].eps
         if stuck.differing < MIN_DIFFERING * stuck.compared:
@@ -150,7 +150,7 @@ class Accumulation:
             },
         )
 
-    def look_at_gradients(self, summed: GradientSum) -> None:
+    def observe_gradients(self, summed: GradientSum) -> None:
         """Take in a sum of gradients beside the one in float32."""
         is_lost = summed.lost_share >= LOST_SHARE and summed.error >= ERROR_OF_LOST
         if summed.additions < GRADIENTS or not (summed.error >= ERROR or is_lost):

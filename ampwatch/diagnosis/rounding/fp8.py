@@ -80,7 +80,7 @@ class Fp8:
         self._clipped_share = settings.fp8_clipped_share
         self._flushed_share = settings.fp8_flushed_share
 
-    def look(self, cast: Fp8Cast) -> None:
+    def observe(self, cast: Fp8Cast) -> None:
         """Take in a cast."""
         if cast.num_values < FEWEST:
             return
@@ -89,7 +89,7 @@ class Fp8:
         if cast.flushed >= max(MIN_LOST, self._flushed_share * cast.num_values):
             self._flushed(cast)
 
-    def look_at_scale(self, scale: BrokenScale) -> None:
+    def observe_scale(self, scale: BrokenScale) -> None:
         """Take in a scale that is not finite, and was used."""
         site = scale.site
         self._make(

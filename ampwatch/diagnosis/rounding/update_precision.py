@@ -52,7 +52,7 @@ class UpdatePrecision:
         self._nonzero_gradients: dict[str, float] = {}
         self._skipped_at = -math.inf
 
-    def look(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration) -> None:
         """Take in one judged iteration."""
         stuck = []
         if any(iteration.found_inf.values()):

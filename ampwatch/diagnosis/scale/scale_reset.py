@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.evidence.scaler import ScalerChange
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 SCALE_RESET = Kind(
     slug="scale_reset",
@@ -62,7 +62,7 @@ class ScaleReset:
             change = change._replace(loaded=known.loaded or change.loaded)
         self._announced[change.step] = change
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         if iteration.scaler is None:
             return

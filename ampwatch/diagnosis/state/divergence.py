@@ -12,7 +12,7 @@ from ampwatch.wire.records import Finding, Severity, SkipClass, Topic
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 DIVERGENCE = Kind(
     slug="divergence",
@@ -91,7 +91,7 @@ class Divergence:
         self._updated = True
         self._weights: dict[str, tuple[float, float]] = {}
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration, after the other families have."""
         for r in iteration.ranges:
             if r.topic is Topic.WEIGHT and not r.histogram.nonfinite:
@@ -185,7 +185,7 @@ class Divergence:
         )
 
 
-def _has_broken(iteration: Iteration, verdict: Verdict) -> bool:
+def _has_broken(iteration: Iteration, verdict: StepVerdict) -> bool:
     """Whether something was not finite that no search for a loss scale explains."""
     if verdict.nonfinite_loss or verdict.skip_class in (SkipClass.UNPROVOKED, SkipClass.STORM):
         return True

@@ -12,7 +12,7 @@ from ampwatch.wire.records import OTHER_OPTIMIZERS, Finding, Severity
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 
 def _overlaps(desync: Finding, batch: Finding) -> bool:
@@ -138,7 +138,7 @@ class SharedScaler:
         self._book = book
         self._accounts: dict[int, _Account] = {}
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         if iteration.scaler is None:
             return

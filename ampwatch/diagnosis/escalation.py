@@ -1,4 +1,4 @@
-"""When to look at every op: after something went wrong that nothing explains."""
+"""Decision to follow every op of an iteration: after something that nothing explains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WATCHED_STEPS = 40
 takes several updates in a row to tell from one that is small."""
 
 MAX_WATCHES = 2
-"""Times that is done. What the second one does not show is not to be seen so."""
+"""Times that ops are watched for rounding. After the second one stop: watching will not find it."""
 
 RECURRING_STEPS = 64
 """Iterations within which a step is skipped again, alone, at a scale that had been good enough,
@@ -42,16 +42,16 @@ ALERT_STEPS = 512
 come at once again, and is gone before anything else can be looked at."""
 
 MAX_BURSTS = 8
-"""Events after which iterations are traced. What so many do not show is not to be seen so. Those
+"""Events after which iterations are traced. After this many stop: tracing will not find it. Events
 that are more than a skipped step have as many of their own: a scale that is too large for some
 batches must not use up what a loss that is not finite is traced by."""
 
 CALM_STEPS = 2000
 """Iterations without a burst after which an event belongs to something new, and bursts are counted
-from the beginning: a run of weeks has more than one story. So many as a GradScaler grows after."""
+from the beginning: a run of weeks has more than one story. A GradScaler grows after as many."""
 
 STATE = frozenset({Topic.ACTIVATION, Topic.WEIGHT})
-"""What is traced for as soon as it is not finite, whether a scaler skips the step or not."""
+"""Topics that call for a trace as soon as they are not finite, even where a scaler skips the step."""
 
 
 class Escalation:
@@ -59,7 +59,7 @@ class Escalation:
 
     Args:
         skips: Knows the current streaks.
-        culprits: Knows when an op was named last, and is told when that goes on.
+        culprits: Knows when an op was named last, and is notified when that goes on.
     """
 
     def __init__(self, skips: SkipClassifier, culprits: CulpritOps) -> None:
@@ -90,7 +90,7 @@ class Escalation:
         return self._step < self._watched_until
 
     def suspect(self, step: int) -> None:
-        """Something may be rounding away as of iteration ``step``."""
+        """Take in that something may be rounding away as of iteration ``step``."""
         if step >= self._watched_until and self._watches < MAX_WATCHES:
             self._watches += 1
             self._watched_until = step + WATCHED_STEPS

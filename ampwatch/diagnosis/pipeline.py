@@ -92,7 +92,7 @@ class LastStep:
 
 @dataclass(slots=True)
 class SelfCost:
-    """What ampwatch itself costs and misses, so far.
+    """Cost and gaps of ampwatch itself, so far.
 
     Attributes:
         overhead_ns: Host time on the training thread. Unit: ns.
@@ -106,7 +106,7 @@ class SelfCost:
 
 
 class Known(NamedTuple):
-    """What the sensors know and the diagnosis reads, never copies.
+    """Knowledge of the sensors that the diagnosis reads and never copies.
 
     Attributes:
         autocast_dtypes: Names of the autocast dtypes seen.
@@ -128,7 +128,7 @@ class Diagnosis:
         settings: Thresholds.
         initial_scale: The scale before the first iteration; NaN without a scaler.
         put: Where records go.
-        tell: Told of findings.
+        tell: Called with findings, as they are made and as they change.
         cost: Asked once per iteration what ampwatch has cost so far.
         sampling_cost: Asked once per sample what sampling has cost so far.
         known: What the sensors know.
@@ -199,7 +199,7 @@ class Diagnosis:
             StuckSum: accumulation.observe_sum,
             StuckAverage: self._observe_average,
             GradientSum: accumulation.observe_gradients,
-            ScalerChange: self._reset.announce,
+            ScalerChange: self._reset.observe,
             CompiledGradients: self._compiled.observe,
             ReplicaVerdicts: Replicas(self.book).observe,
             StaleCast: StaleCasts(self.book).observe,

@@ -47,7 +47,7 @@ USUAL_SHARE = 0.5
 """Share of the FLOPs of the largest census before that such a census must have: it may have seen
 only a part of the iteration."""
 
-MOST = 0.5
+MAX_SHARE_ELSEWHERE = 0.5
 """Share of the FLOPs of the forward pass from which a region that does not apply is a mistake."""
 
 REGION_ELSEWHERE = {
@@ -105,7 +105,7 @@ class AutocastState:
         for key, tally in ops_in(census, FORWARD):
             if key.fallback in REGION_ELSEWHERE:
                 reasons[key.fallback] += flops_of(key, tally)
-        if not reasons.total() > MOST * totals.total():
+        if not reasons.total() > MAX_SHARE_ELSEWHERE * totals.total():
             return
         reason = reasons.most_common(1)[0][0]
 

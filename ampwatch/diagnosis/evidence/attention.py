@@ -1,4 +1,4 @@
-"""What the diagnosis asks the sensors to look at more closely."""
+"""Request of the diagnosis to the sensors for a closer look."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Attention(NamedTuple):
-    """What to look at in the next iteration, beside what the level and the sampling ask for.
+    """Request for the next iteration, beside what the level and the sampling ask for.
 
     Attributes:
         trace: Follow every op, to find where values become non-finite.

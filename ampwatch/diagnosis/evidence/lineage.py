@@ -1,9 +1,4 @@
-"""Who is born of whom: what is known of non-finite values while an iteration is followed op by op.
-
-It works on keys and on values that somebody else reads: at once where they lie in host memory
-(``sensors/births.py``), or some iterations later, from a log, where they lie on a device
-(``sensors/birthlog.py``).
-"""
+"""Lineage of non-finite values, as far as it is known while an iteration is followed op by op."""
 
 from __future__ import annotations
 
@@ -29,7 +24,7 @@ class Operand(Protocol):
 
     @property
     def key(self) -> int:
-        """Where its values lie, whatever view of them it is."""
+        """Identity of the memory that its values lie in, whatever view of them it is."""
 
     @property
     def is_float(self) -> bool:
@@ -51,7 +46,7 @@ class Operand(Protocol):
 
 
 class OpFacts(NamedTuple):
-    """What a birth tells of its op besides the place; the fields are those of ``Birth``."""
+    """Facts about the op of a birth besides its place; the fields are those of ``Birth``."""
 
     overload: str
     needs_grad: bool
@@ -87,8 +82,8 @@ class SeenOp(NamedTuple):
 class Lineage:
     """Follows non-finite values of one iteration from the op that made them to where they end.
 
-    Ops come in the order in which they ran. One whose values are all finite needs to be told of
-    only if something is not.
+    Ops come in the order in which they ran. One whose values are all finite may be left out as long
+    as ``is_clean``.
 
     Args:
         step: The iteration.

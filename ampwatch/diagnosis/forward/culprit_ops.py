@@ -85,7 +85,7 @@ class CulpritOps:
         self._attach(finding)
 
     def goes_on(self, step: int) -> None:
-        """What an op was named for goes on in iteration ``step``, which was not traced."""
+        """Count iteration ``step``, which was not traced, for the op that was named last."""
         if self._newest is not None:
             self._book.again(self._newest.kind, self._newest.where, step)
             self._seen_again(self._newest)
@@ -111,7 +111,7 @@ class CulpritOps:
     def _seen_again(self, made: Finding) -> None:
         if made.count >= RECURS and made.severity is Severity.INFO:
             made.severity = Severity.CRITICAL
-            self._book.announce(made)
+            self._book.report_anew(made)
         if made.count == LASTING and is_left_behind(self._book.root_of(made)):
             self._book.promote(made)
 

@@ -41,17 +41,17 @@ POINTS = 24
 """Newest measurements of a module that a fast trend is fitted to."""
 
 FAST_POINTS = 8
-"""And what is over in a dozen steps. Growth by equal steps, as Adam makes it, is no line in the
-logarithm except over a few of them."""
+"""Newest measurements that are fitted by themselves, for a rise that is over in a dozen steps. Growth
+by equal steps, as Adam makes it, is no line in the logarithm except over a few of them."""
 
 MIN_POINTS = 4
 
 CLEAR_TREND = 5.0
-"""A slope of so many standard errors is a trend; of more through a few points, see
+"""Standard errors from which a slope is a trend; through a few points it takes more, see
 ``_clear_from``. Independent values reach that in fewer than one fit in ten thousand."""
 
 AHEAD_STEPS = 200
-"""A trend that reaches the limit later than this is told later, and what an output was longer
+"""A trend that reaches the limit later than this is reported later, and what an output was longer
 ago is forgotten. Unit: steps."""
 
 FOCUS_FROM = 2.0**-6

@@ -1,4 +1,4 @@
-"""Whose gradients made steps be skipped."""
+"""Parameters whose gradients made steps be skipped."""
 
 from __future__ import annotations
 

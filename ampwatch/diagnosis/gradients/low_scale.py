@@ -104,7 +104,7 @@ class LowScale:
         return self._stuck(iteration, gradients[worst].scale, f"param:{worst}", share)
 
     def check_by_loss(self, iteration: Iteration) -> None:
-        """Say the same of a scale below one where no gradients were measured.
+        """Say that a scale below one is stuck where no gradients were measured.
 
         The loss is what it was when the largest scale was applied, so the gradients are, too.
         """

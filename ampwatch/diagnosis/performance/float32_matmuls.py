@@ -56,7 +56,7 @@ WORDS = {
 """Why an op ran in float32, in words."""
 
 AUTOCAST_IS_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
-"""Of these ``autocast_inactive`` speaks."""
+"""Reasons that are left to another kind of finding, ``AutocastState``'s."""
 
 
 class Float32Matmuls:

@@ -152,7 +152,7 @@ class KernelChoice:
         large = evidence.get("gain_ratio", evidence["wall_share"])
         if large >= WARNING_SHARE and finding.severity is Severity.INFO:
             finding.severity = Severity.WARNING
-            self._book.retell(finding)
+            self._book.report_change(finding)
 
     def _make(
         self, sort: _Sort, last: int, kernels: Sequence[KernelTime], evidence: dict[str, float]

@@ -57,7 +57,7 @@ FLOAT16_ON_OLD = (
     " This GPU has no bfloat16 units: with float16 autocast the scaler is needed, and the tensor"
     " cores of compute capability 7.0 and newer are used."
 )
-"""What a scaler beside bfloat16 means on a GPU that emulates it."""
+"""Advice on a scaler beside bfloat16 that a GPU emulates."""
 
 
 class MachineFit:
@@ -127,7 +127,7 @@ class MachineFit:
         if scaler is not None and not scaler.advice.endswith(FLOAT16_ON_OLD):
             scaler.advice += FLOAT16_ON_OLD
             scaler.evidence |= evidence
-            self._book.retell(scaler)
+            self._book.report_change(scaler)
 
     def _make(
         self,

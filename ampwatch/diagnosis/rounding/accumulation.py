@@ -67,7 +67,7 @@ ADDITIONS = 8
 """Additions in a row without effect, after which a sum has stopped growing."""
 
 ADDITIONS_UNGROWN = 32
-"""The same for a sum that nobody has seen grow: it may only be a large number."""
+"""Additions in a row for a sum that nobody has seen grow: it may only be a large number."""
 
 UPDATES = 5
 """Updates of an average in a row without effect, where its rounding forbids any."""
@@ -87,7 +87,7 @@ signs make one of 0.015 in bfloat16."""
 
 ERROR_OF_LOST = 0.01
 LOST_SHARE = 0.5
-"""Less of an error is enough where most elements of a gradient are lost: it grows from there on."""
+"""Error that is enough where this share of a gradient's elements is lost: it grows from there on."""
 
 
 class Accumulation:

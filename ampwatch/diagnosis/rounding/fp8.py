@@ -59,7 +59,7 @@ FP8_SCALE_NONFINITE = Kind(
 )
 
 
-FEWEST = 64
+MIN_VALUES = 64
 """Numbers of a cast below which a share says nothing."""
 
 MIN_LOST = 8
@@ -82,7 +82,7 @@ class Fp8:
 
     def observe(self, cast: Fp8Cast) -> None:
         """Take in a cast."""
-        if cast.num_values < FEWEST:
+        if cast.num_values < MIN_VALUES:
             return
         if cast.clipped >= max(MIN_LOST, self._clipped_share * cast.num_values):
             self._clipped(cast)

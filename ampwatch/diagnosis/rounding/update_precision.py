@@ -36,7 +36,7 @@ UNCHANGED_SHARE = 0.9
 """Share of the elements of a parameter that must stay the same."""
 
 SPAN = 8
-"""Over so many iterations, at least."""
+"""Iterations over which it must have stayed so, at least."""
 
 
 class UpdatePrecision:

@@ -236,7 +236,7 @@ class ScaleDynamics:
             finding.severity = Severity.CRITICAL
         self._describe(finding, iteration, scaler, since=since, rate=rate)
         if again or worse:
-            self._book.retell(finding)
+            self._book.report_change(finding)
 
     def _describe(
         self,
@@ -336,14 +336,14 @@ class ScaleDynamics:
             if finding.severity is not Severity.INFO:
                 finding.severity = Severity.INFO
                 finding.summary += RECOVERED
-                self._book.retell(finding)
+                self._book.report_change(finding)
 
     def _is_back(self, finding: Finding) -> None:
-        """It was over, and begins again."""
+        """Say that what was over begins again."""
         if finding.severity is Severity.INFO:
             finding.severity = Severity.WARNING
             finding.summary = finding.summary.removesuffix(RECOVERED)
-            self._book.announce(finding)
+            self._book.report_anew(finding)
 
     def _check_bfloat16(
         self, iteration: Iteration, verdict: StepVerdict, autocast_dtypes: Sequence[str]
@@ -379,7 +379,7 @@ class ScaleDynamics:
         finding = self._book.get(SCALER_WITH_BF16.slug, "api")
         if finding is not None and finding.severity is Severity.INFO:
             finding.severity = Severity.WARNING
-            self._book.retell(finding)
+            self._book.report_change(finding)
 
 
 def _collapse_summary(

@@ -100,7 +100,7 @@ class StepBookkeeping:
             finding.severity = Severity.WARNING if alarm else Severity.INFO
             finding.summary = _summary(index, finding.count, finding.first_step)
             finding.evidence["scheduler_steps_ahead"] = float(finding.count)
-            self._book.retell(finding)
+            self._book.report_change(finding)
 
 
 def _summary(index: int, ahead: int, first: int) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StepVerdict:
-    """What became of one iteration.
+    """Verdict on one iteration: how the scale moved, and whether a step was skipped.
 
     Attributes:
         skip_class: Why a step of it was skipped; ``NONE`` if none was.

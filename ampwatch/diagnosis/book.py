@@ -21,13 +21,12 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import Finding
 
 
-TOLD_EACH_TIME = 256
-"""Up to this count a finding is told each time: a scale that collapses from 65536 is gone
+REPORTED_EACH_TIME = 256
+"""Up to this count a finding is reported each time: a scale that collapses from 65536 is gone
 after 166 steps, and until then its numbers should be current."""
 
-
-TOLD_AGAIN_NS = 60 * 10**9
-"""After that a finding that lasts is told again so long after the last time. Unit: ns."""
+REPORTED_AGAIN_NS = 60 * 10**9
+"""Time after which a finding that lasts is reported again. Unit: ns."""
 
 
 class Notify(Protocol):
@@ -52,8 +51,8 @@ class FindingBook:
         self.findings: list[Finding] = []
         self._notify = notify
         self._by_key: dict[str, Finding] = {}
-        self._untold: dict[str, Finding] = {}
-        self._told_ns: dict[str, int] = {}
+        self._unreported: dict[str, Finding] = {}
+        self._reported_ns: dict[str, int] = {}
         self.now_ns = 0
         self._culprit: Finding | None = None
         self._attached = 0
@@ -127,20 +126,20 @@ class FindingBook:
             if cause is not None:
                 self.explain(symptom, self.root_of(cause))
 
-    def announce(self, finding: Finding) -> None:
-        """Tell a finding that has become worse as if it were new."""
+    def report_anew(self, finding: Finding) -> None:
+        """Report a finding that has become worse as if it were new."""
         self._notify(finding, new=True)
 
     def count(self, finding: Finding, step: int) -> bool:
-        """Count one more iteration; return whether it is time to tell it again.
+        """Count one more iteration; return whether it is time to report it again.
 
         Every time at first, then once a minute: whoever watches sees that it lasts.
         """
         finding.count += 1
         finding.last_step = step
-        self._untold[finding.key] = finding
-        waited_ns = self.now_ns - self._told_ns.get(finding.key, 0)
-        return finding.count <= TOLD_EACH_TIME or waited_ns >= TOLD_AGAIN_NS
+        self._unreported[finding.key] = finding
+        waited_ns = self.now_ns - self._reported_ns.get(finding.key, 0)
+        return finding.count <= REPORTED_EACH_TIME or waited_ns >= REPORTED_AGAIN_NS
 
     def again(self, kind: str, where: str, step: int, **evidence: float) -> bool:
         """Count one more iteration of a finding; return whether it had been made at all.
@@ -156,7 +155,7 @@ class FindingBook:
             return False
         finding.evidence.update(evidence)
         if self.count(finding, step):
-            self.retell(finding)
+            self.report_change(finding)
         return True
 
     def again_anywhere(self, kind: str, step: int, **evidence: float) -> Finding | None:
@@ -175,16 +174,16 @@ class FindingBook:
         if self.again_anywhere(finding.kind, finding.last_step, **finding.evidence) is None:
             self.make(finding)
 
-    def retell(self, finding: Finding) -> None:
+    def report_change(self, finding: Finding) -> None:
         """Pass on a finding that has changed."""
-        self._untold.pop(finding.key, None)
-        self._told_ns[finding.key] = self.now_ns
+        self._unreported.pop(finding.key, None)
+        self._reported_ns[finding.key] = self.now_ns
         self._notify(finding, new=False)
 
     def retell_all(self) -> None:
-        """Pass on every finding that has changed since it was last told."""
-        for finding in list(self._untold.values()):
-            self.retell(finding)
+        """Pass on every finding that has changed since it was last reported."""
+        for finding in list(self._unreported.values()):
+            self.report_change(finding)
 
     def led_to_by(self, culprit: Finding) -> None:
         """Attach the symptoms there are, and those that come, to the op that is at fault."""
@@ -207,7 +206,7 @@ class FindingBook:
             return
         symptom.root, symptom.caused_by = True, ""
         self.explain(former, symptom)
-        self.retell(symptom)
+        self.report_change(symptom)
 
     def explain(self, symptom: Finding, root: Finding) -> None:
         """Attach a symptom, and what was attached to it, to the root that explains it."""
@@ -216,4 +215,4 @@ class FindingBook:
                 if finding is symptom or finding.caused_by == symptom.key:
                     finding.root = False
                     finding.caused_by = root.key
-                    self.retell(finding)
+                    self.report_change(finding)

@@ -1,4 +1,4 @@
-"""Which finding explains which: how the rows of two kinds are held against two findings."""
+"""Rules by which one finding explains another: the rows of their kinds, and how their times fit."""
 
 from __future__ import annotations
 

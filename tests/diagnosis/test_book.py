@@ -355,7 +355,7 @@ def test_an_announced_finding_is_told_as_new_and_not_entered_again() -> None:
     book = FindingBook(ear)
     finding = _at("a", 0)
     book.make(finding)
-    book.announce(finding)
+    book.report_anew(finding)
 
     assert ear.heard == [(finding.key, 1, True)] * 2
     assert book.findings == [finding]

@@ -52,8 +52,8 @@ class Run(Simulation):
         if self.escalation.wants_trace:
             self.traced.append(iteration.step)
             if self.explains:
-                self.culprits.look(traced(OVER, step=iteration.step, loss_nonfinite=True))
-        self.escalation.look(iteration, self.judge.judge(iteration))
+                self.culprits.observe_trace(traced(OVER, step=iteration.step, loss_nonfinite=True))
+        self.escalation.update(iteration, self.judge.judge(iteration))
         self.step = iteration.step + 1
 
     def calm(self, steps: int) -> Run:

@@ -89,7 +89,7 @@ class Watched:
         census.setdefault("device_types", frozenset({self.device}))
         assert len(dict(ops)) == len(ops), "two tallies of one key"
         taken = OpCensus(self.step, tallies=dict(ops), **census)
-        self.performance.look_at(taken, is_scaled=scaled, num_losses=num_losses)
+        self.performance.check_census(taken, is_scaled=scaled, num_losses=num_losses)
         return self
 
     @property

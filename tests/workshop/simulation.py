@@ -73,12 +73,12 @@ class Simulation(MadeUpScaler):
         verdict = self.judge.judge(iteration)
         self.classes.append(verdict.skip_class)
         self.scales.append(iteration.loss_scale)
-        self.dynamics.look(iteration, verdict, self.dtypes)
-        self.bookkeeping.look(iteration, verdict)
-        self.reset.look(iteration, verdict)
-        self.periodic.look(iteration, verdict)
-        self.shared.look(iteration, verdict)
-        self.divergence.look(iteration, verdict)
+        self.dynamics.detect(iteration, verdict, self.dtypes)
+        self.bookkeeping.detect(iteration, verdict)
+        self.reset.detect(iteration, verdict)
+        self.periodic.detect(iteration, verdict)
+        self.shared.detect(iteration, verdict)
+        self.divergence.detect(iteration, verdict)
         self.book.attach_symptoms()
         self.step = iteration.step + 1
 

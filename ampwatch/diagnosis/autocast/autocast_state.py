@@ -47,7 +47,7 @@ USUAL_SHARE = 0.5
 """Share of the FLOPs of the largest census before that such a census must have: it may have seen
 only a part of the iteration."""
 
-MOST = 0.5
+MAX_SHARE_ELSEWHERE = 0.5
 """Share of the FLOPs of the forward pass from which a region that does not apply is a mistake."""
 
 REGION_ELSEWHERE = {
@@ -70,7 +70,7 @@ class AutocastState:
         self._usual_flops = 0
         self._idle = 0
 
-    def look(self, census: OpCensus, *, is_scaled: bool) -> None:
+    def detect(self, census: OpCensus, *, is_scaled: bool) -> None:
         """Take in one census.
 
         Args:
@@ -80,8 +80,8 @@ class AutocastState:
         if census.lone_forwards:
             self._say_lone(census, max(census.lone_forwards, key=lambda lone: lone.calls))
         else:
-            self._look_for_regions_elsewhere(census)
-        self._look_for_none(census, is_scaled=is_scaled)
+            self._check_regions_elsewhere(census)
+        self._check_none(census, is_scaled=is_scaled)
 
     def _say_lone(self, census: OpCensus, lone: LoneForward) -> None:
         calls = sum(other.calls for other in census.lone_forwards)
@@ -99,13 +99,13 @@ class AutocastState:
             {"calls": float(calls)},
         )
 
-    def _look_for_regions_elsewhere(self, census: OpCensus) -> None:
+    def _check_regions_elsewhere(self, census: OpCensus) -> None:
         totals = by_module(census, FORWARD, flops_of)
         reasons: Counter[Fallback] = Counter()
         for key, tally in ops_in(census, FORWARD):
             if key.fallback in REGION_ELSEWHERE:
                 reasons[key.fallback] += flops_of(key, tally)
-        if not reasons.total() > MOST * totals.total():
+        if not reasons.total() > MAX_SHARE_ELSEWHERE * totals.total():
             return
         reason = reasons.most_common(1)[0][0]
 
@@ -123,7 +123,7 @@ class AutocastState:
             {"float32_share": share},
         )
 
-    def _look_for_none(self, census: OpCensus, *, is_scaled: bool) -> None:
+    def _check_none(self, census: OpCensus, *, is_scaled: bool) -> None:
         totals = by_module(census, TRAINING, flops_of)
         flops = totals.total()
         if census.autocast_dtypes or by_module(census, TRAINING, low_flops_of):

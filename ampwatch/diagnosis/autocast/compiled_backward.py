@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.evidence.scaler import CompiledGradients
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 COMPILE_BACKWARD_AUTOCAST = Kind(
     slug="compile_backward_autocast",
@@ -53,7 +53,7 @@ class CompiledBackward:
         else:
             self._say(seen)
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration, after the other families have."""
         seen = self._waiting.pop(iteration.step, None)
         if seen is not None and verdict.skip_class not in SEARCHES and not verdict.nonfinite_loss:

@@ -1,4 +1,4 @@
-"""What the well-known exceptions of mixed precision mean, and what to do about them."""
+"""Findings about exceptions of mixed precision that are well known, and what to do about them."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class ApiMisuse:
 
     @property
     def observers(self) -> Mapping[type, Callable[[Any], None]]:
-        """What is taken, by type."""
+        """The methods that take in observations, by the type of what they take."""
         return {
             ScaledClip: self.clipped_scaled,
             NonfiniteClip: self.clipped_nonfinite,
@@ -66,7 +66,7 @@ class ApiMisuse:
             RefusedOp: self.refused,
         }
 
-    def look(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration) -> None:
         """Say what was held back, if it is known by now."""
         self._name(iteration.step)
 
@@ -218,7 +218,7 @@ class ApiMisuse:
         made = self._book.get(BACKWARD_UNDER_AUTOCAST.slug, "api")
         if made is not None and made.severity is Severity.INFO and not seen.is_held:
             made.severity = Severity.WARNING
-            self._book.announce(made)
+            self._book.report_anew(made)
         finding = _warning(
             BACKWARD_UNDER_AUTOCAST,
             "api",

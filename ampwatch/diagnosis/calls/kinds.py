@@ -1,4 +1,4 @@
-"""What is found of calls around AMP that run, and do not do what they should."""
+"""Kinds of findings about calls around AMP that run, and do not do what they should."""
 
 from __future__ import annotations
 

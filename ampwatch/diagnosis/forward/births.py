@@ -1,4 +1,4 @@
-"""Which of the non-finite values of one iteration is the one that matters, and what it is called.
+"""Choice of the birth that explains what is not finite in one iteration, and of its kind.
 
 Most infinities in a training are as they should be: a mask of -inf that softmax turns into zeros,
 a sentinel that a minimum starts from, the auxiliary output of a norm over one element. They are
@@ -58,8 +58,23 @@ FILLS = frozenset(
 
 CHOOSERS = frozenset(
     {
-        *("where", "masked_fill", "minimum", "maximum", "min", "max", "amin", "amax", "fmin"),
-        *("fmax", "topk", "sort", "index_put", "masked_scatter", "gather", "index", "select"),
+        "amax",
+        "amin",
+        "fmax",
+        "fmin",
+        "gather",
+        "index",
+        "index_put",
+        "masked_fill",
+        "masked_scatter",
+        "max",
+        "maximum",
+        "min",
+        "minimum",
+        "select",
+        "sort",
+        "topk",
+        "where",
     }
 )
 """Ops that choose among their inputs: what they leave out was not meant to be used."""
@@ -68,11 +83,12 @@ SMALL = 1.0
 """A divisor below this is what made a quotient overflow, not the numerator."""
 
 SMALL_NUMBER = 1e-4
-"""The same for one that the program has written down, as it does with temperatures."""
+"""A divisor below this is to blame where the program has written it down, as it does with
+temperatures."""
 
 USELESS_SCALE = 2.0**-14
 """With a loss scale below this, gradients smaller than 1 are no normal numbers of float16 any more:
-what needs such a scale is not cured by it."""
+a scale as small as that cures nothing."""
 
 
 class Diagnosed(NamedTuple):
@@ -124,7 +140,7 @@ def _placed(first: Diagnosed, found: Sequence[Diagnosed]) -> Diagnosed:
 
 
 class _Family:
-    """Who is made of whom."""
+    """Ancestors and descendants of the births of one iteration."""
 
     def __init__(self, trace: OpTrace) -> None:
         self.trace = trace

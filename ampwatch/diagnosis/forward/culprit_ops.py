@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.births import BadInput, OpTrace
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.forward.births import Diagnosed
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 RECURS = 3
 """Iterations in which a kind of one bad batch is seen, from which on it is no longer a bad batch
@@ -44,11 +44,11 @@ class CulpritOps:
         self._newest: Finding | None = None
         self._inputs: dict[int, BadInput] = {}
 
-    def look_at_input(self, bad: BadInput) -> None:
+    def observe_input(self, bad: BadInput) -> None:
         """Take in what a model was given; what becomes of it is known when the iteration is judged."""
         self._inputs[bad.step] = bad
 
-    def judge_input(self, iteration: Iteration, verdict: Verdict) -> None:
+    def judge_input(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in a judged iteration: has a bad input made it fail?"""
         if not self._inputs:
             return
@@ -85,12 +85,12 @@ class CulpritOps:
         self._attach(finding)
 
     def goes_on(self, step: int) -> None:
-        """What an op was named for goes on in iteration ``step``, which was not traced."""
+        """Count iteration ``step``, which was not traced, for the op that was named last."""
         if self._newest is not None:
             self._book.again(self._newest.kind, self._newest.where, step)
             self._seen_again(self._newest)
 
-    def look(self, trace: OpTrace) -> None:
+    def observe_trace(self, trace: OpTrace) -> None:
         """Take in an iteration that was traced op by op; on a device some iterations later."""
         found = diagnose(trace)
         if found is None:
@@ -111,7 +111,7 @@ class CulpritOps:
     def _seen_again(self, made: Finding) -> None:
         if made.count >= RECURS and made.severity is Severity.INFO:
             made.severity = Severity.CRITICAL
-            self._book.announce(made)
+            self._book.report_anew(made)
         if made.count == LASTING and is_left_behind(self._book.root_of(made)):
             self._book.promote(made)
 

@@ -1,4 +1,4 @@
-"""What is said of an op in which finite became non-finite."""
+"""Summaries of findings about an op in which finite became non-finite."""
 
 from __future__ import annotations
 

@@ -41,17 +41,17 @@ POINTS = 24
 """Newest measurements of a module that a fast trend is fitted to."""
 
 FAST_POINTS = 8
-"""And what is over in a dozen steps. Growth by equal steps, as Adam makes it, is no line in the
-logarithm except over a few of them."""
+"""Newest measurements that are fitted by themselves, for a rise that is over in a dozen steps. Growth
+by equal steps, as Adam makes it, is no line in the logarithm except over a few of them."""
 
 MIN_POINTS = 4
 
 CLEAR_TREND = 5.0
-"""A slope of so many standard errors is a trend; of more through a few points, see
+"""Standard errors from which a slope is a trend; through a few points it takes more, see
 ``_clear_from``. Independent values reach that in fewer than one fit in ten thousand."""
 
 AHEAD_STEPS = 200
-"""A trend that reaches the limit later than this is told later, and what an output was longer
+"""A trend that reaches the limit later than this is reported later, and what an output was longer
 ago is forgotten. Unit: steps."""
 
 FOCUS_FROM = 2.0**-6
@@ -83,7 +83,7 @@ class ForwardRange:
         self._series: dict[str, deque[tuple[int, float]]] = {}
         self._focused: dict[str, tuple[int, float]] = {}
 
-    def look(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration) -> None:
         """Take in one judged iteration."""
         largest: dict[str, TensorRange] = {}
         for r in iteration.ranges:
@@ -96,7 +96,7 @@ class ForwardRange:
                 self._series.pop(name, None)
             else:
                 self._follow(name, r.histogram.amax, iteration.step)
-        self._look_away(iteration.step)
+        self._release_focus(iteration.step)
 
     def _follow(self, name: str, amax: float, step: int) -> None:
         series = self._series.setdefault(name, deque())
@@ -117,7 +117,7 @@ class ForwardRange:
             self.focus.add(name)
             self._focused[name] = (step, amax)
 
-    def _look_away(self, step: int) -> None:
+    def _release_focus(self, step: int) -> None:
         self.focus -= {n for n in self.focus if step - self._focused[n][0] >= FOCUS_STEPS}
 
     def _say(self, name: str, amax: float, step: int, ahead: float) -> None:

@@ -1,4 +1,4 @@
-"""What is found of non-finite values: the op, or the data, that they come out of."""
+"""Kinds of findings that name where non-finite values come from: an op, or the data."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.gradients.culprits import Culprits
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 LOST_SHARE = 0.01
 """Share of all gradient elements that must be lost before it is said: a few parameters, such
@@ -48,7 +48,9 @@ class GradientRange:
         self._agreeing = 0
         self._low = LowScale(book)
 
-    def look(self, iteration: Iteration, verdict: Verdict, autocast_dtypes: Sequence[str]) -> None:
+    def detect(
+        self, iteration: Iteration, verdict: StepVerdict, autocast_dtypes: Sequence[str]
+    ) -> None:
         """Take in one judged iteration.
 
         Args:
@@ -63,7 +65,7 @@ class GradientRange:
         if gradients and not verdict.skipped:
             self._judge(iteration, gradients)
         elif verdict.applied and not verdict.skipped:
-            self._low.look(iteration)
+            self._low.check_by_loss(iteration)
 
     def _judge(self, iteration: Iteration, gradients: Mapping[str, Gradient]) -> None:
         self._looks += 1

@@ -1,4 +1,4 @@
-"""What is found of gradients in float16, and of the scale that they would take."""
+"""Kinds of findings about gradients in float16, and the scale that they would take."""
 
 from __future__ import annotations
 

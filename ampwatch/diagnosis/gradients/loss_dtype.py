@@ -12,7 +12,7 @@ from ampwatch.wire.records import Finding, Severity
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 FP16_LOSS_CAPS_SCALE = Kind(
     slug="fp16_loss_caps_scale",
@@ -39,7 +39,7 @@ class LossDtype:
     def __init__(self, book: FindingBook) -> None:
         self._book = book
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration: in backward the scale itself is cast to float16."""
         scale, step = verdict.scale_before, iteration.step
         if not (

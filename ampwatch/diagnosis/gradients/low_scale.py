@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.gradients.lost_gradients import Gradient
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 STUCK_FALL = 2.0**-4
 """How far below the largest scale that worked the scale must rest to be stuck low."""
@@ -45,7 +45,7 @@ class LowScale:
         self._rested = 0
         self._loss_then = math.nan
 
-    def follow(self, iteration: Iteration, verdict: Verdict) -> None:
+    def follow(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         if verdict.set_by_hand:
             self._largest_applied = 0.0
@@ -103,8 +103,8 @@ class LowScale:
             return None
         return self._stuck(iteration, gradients[worst].scale, f"param:{worst}", share)
 
-    def look(self, iteration: Iteration) -> None:
-        """Say the same of a scale below one where no gradients were measured.
+    def check_by_loss(self, iteration: Iteration) -> None:
+        """Say that a scale below one is stuck where no gradients were measured.
 
         The loss is what it was when the largest scale was applied, so the gradients are, too.
         """

@@ -80,7 +80,7 @@ class Family(Enum):
 
 
 class Certainty(NamedTuple):
-    """How sure a finding is, and why.
+    """Degree to which a finding is sure, and why.
 
     Attributes:
         word: ``certain``, ``very likely``, ``likely``; ``not stated`` of an unknown kind.
@@ -120,7 +120,7 @@ class When(Enum):
     """As long as an op at fault is known, within ``INCIDENT_STEPS`` of it."""
 
     AT_FAULT_FOR_LONG = auto()
-    """The same of an op that was at fault in ``LASTING`` iterations or from the first one on."""
+    """As long as an op is at fault that was so in ``LASTING`` iterations or from the first one on."""
 
     SINCE = auto()
     """When either of the two is made: the symptom began no earlier than the cause, less the
@@ -201,7 +201,7 @@ been at fault for too long to be a few bad batches."""
 
 
 class Precedence(Enum):
-    """When a new finding is the root of the op at fault, and not the other way round."""
+    """Condition under which a new finding is the root of the op at fault, not the other way round."""
 
     NEVER = auto()
     ALWAYS = auto()

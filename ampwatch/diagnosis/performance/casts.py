@@ -59,25 +59,25 @@ RAISED_PER_MATMUL = 0.25
 casts than ops. They alone, and not the casts of weights, are the user's to take out."""
 
 MANY_RAISED_PER_MATMUL = 0.75
-"""The same, however many other ops there are. Four norms in float32 in a layer of a transformer
-make it 0.5."""
+"""Casts back to float32 for each op with FLOPs that are too many however many other ops there are.
+Four norms in float32 in a layer of a transformer make it 0.5."""
 
-FEWEST = 2
-"""Fewer such casts are an output that is wanted in float32."""
+MIN_RAISED = 2
+"""Casts back to float32, at least: fewer are an output that is wanted in float32."""
 
 BYTES_SHARE = 0.2
 """Share of the memory traffic of forward and backward that casts must have."""
 
 PARAMETERS = 2
-"""What autocast casts once in a region for one layer: a weight and a bias."""
+"""Tensors of one layer that autocast casts once in a region: a weight and a bias."""
 
 WORTH_A_WORD = 1 << 17
-"""Fewer bytes of weight copies are nobody's memory problem. Unit: bytes."""
+"""Copies of weights from which memory may be a problem. Unit: bytes."""
 
 
 @dataclass(slots=True)
 class _Sums:
-    """What the ops of a census come to.
+    """Sums over the ops of a census.
 
     Attributes:
         casts: Casts of the forward pass.
@@ -87,7 +87,7 @@ class _Sums:
         ops: Other ops of the forward pass that compute.
         multiplications: Those of them with FLOPs.
         cast_bytes: Bytes that casts read and write, in forward and backward.
-        bytes: The same of all ops.
+        bytes: Bytes that all ops read and write, in forward and backward.
     """
 
     casts: int = 0
@@ -111,7 +111,7 @@ class Casts:
         self._book = book
         self._layers = frozenset(layer.module for layer in layers if layer.module)
 
-    def look(self, census: OpCensus, num_losses: int) -> None:
+    def detect(self, census: OpCensus, num_losses: int) -> None:
         """Take in one census.
 
         Args:
@@ -120,20 +120,20 @@ class Casts:
         """
         sums = _sum(census)
         if sums.bytes and sums.cast_bytes >= BYTES_SHARE * sums.bytes:
-            self._look_for_round_trips(census, sums)
-            self._look_for_recasts(census, sums, num_losses)
-        self._look_for_weight_copies(census)
+            self._check_round_trips(census, sums)
+            self._check_recasts(census, sums, num_losses)
+        self._check_weight_copies(census)
 
-    def _look_for_round_trips(self, census: OpCensus, sums: _Sums) -> None:
+    def _check_round_trips(self, census: OpCensus, sums: _Sums) -> None:
         raised = sums.raised - sums.asked_for
         more_casts = sums.casts > CASTS_PER_OP * sums.ops
         least = RAISED_PER_MATMUL if more_casts else MANY_RAISED_PER_MATMUL
-        if raised < max(FEWEST, least * sums.multiplications) or not sums.multiplications:
+        if raised < max(MIN_RAISED, least * sums.multiplications) or not sums.multiplications:
             return
         what = f"{raised} of them cast back to float32 where autocast does not ask for it, {{most}}"
         self._say(census, sums, by_module(census, FORWARD, _raised_bytes), what, float(raised))
 
-    def _look_for_recasts(self, census: OpCensus, sums: _Sums, num_losses: int) -> None:
+    def _check_recasts(self, census: OpCensus, sums: _Sums, num_losses: int) -> None:
         """Look for layers whose weights are cast more often than once a micro-batch.
 
         Besides its weight and its bias a layer casts its input, at most once a call. What runs
@@ -189,7 +189,7 @@ class Casts:
             )
         )
 
-    def _look_for_weight_copies(self, census: OpCensus) -> None:
+    def _check_weight_copies(self, census: OpCensus) -> None:
         copies, activations = census.weight_cast_bytes, census.activation_bytes
         if copies < WORTH_A_WORD or copies <= activations:
             return

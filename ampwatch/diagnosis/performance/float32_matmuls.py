@@ -56,7 +56,7 @@ WORDS = {
 """Why an op ran in float32, in words."""
 
 AUTOCAST_IS_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
-"""Of these ``autocast_inactive`` speaks."""
+"""Reasons that are left to another kind of finding, ``AutocastState``'s."""
 
 
 class Float32Matmuls:
@@ -78,7 +78,7 @@ class Float32Matmuls:
             and not machine.matmul_tf32
         )
 
-    def look(self, census: OpCensus) -> None:
+    def detect(self, census: OpCensus) -> None:
         """Take in one census."""
         totals = by_module(census, FORWARD, flops_of)
         reasons: Counter[Fallback] = Counter()

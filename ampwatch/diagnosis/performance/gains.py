@@ -1,4 +1,4 @@
-"""What it would save to run an op as well as the device can, from its shape."""
+"""Time saved if an op ran as well as the device can, from its shape."""
 
 from __future__ import annotations
 

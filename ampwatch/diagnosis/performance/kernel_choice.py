@@ -116,7 +116,7 @@ class KernelChoice:
         """Take in a census: it knows the modules and shapes that the kernels belong to."""
         self._census = census
 
-    def look(self, window: Window) -> None:
+    def detect(self, window: Window) -> None:
         """Take in one window."""
         if min(window.busy_s, window.wall_s) <= 0.0:
             return
@@ -152,7 +152,7 @@ class KernelChoice:
         large = evidence.get("gain_ratio", evidence["wall_share"])
         if large >= WARNING_SHARE and finding.severity is Severity.INFO:
             finding.severity = Severity.WARNING
-            self._book.retell(finding)
+            self._book.report_change(finding)
 
     def _make(
         self, sort: _Sort, last: int, kernels: Sequence[KernelTime], evidence: dict[str, float]

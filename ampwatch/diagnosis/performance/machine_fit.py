@@ -57,7 +57,7 @@ FLOAT16_ON_OLD = (
     " This GPU has no bfloat16 units: with float16 autocast the scaler is needed, and the tensor"
     " cores of compute capability 7.0 and newer are used."
 )
-"""What a scaler beside bfloat16 means on a GPU that emulates it."""
+"""Advice on a scaler beside bfloat16 that a GPU emulates."""
 
 
 class MachineFit:
@@ -78,25 +78,25 @@ class MachineFit:
         self._emulates_bfloat16 = capability is not None and capability < TF32_FROM
         self._has_tf32 = capability is not None and capability >= TF32_FROM
 
-    def look(self, step: int) -> None:
+    def check_dtypes(self, step: int) -> None:
         """Look at the dtypes of autocast, which need no census."""
         if self._machine.device_type == "cpu":
-            self._look_for_cpu(step, self._autocast_dtypes)
+            self._check_cpu(step, self._autocast_dtypes)
         if self._emulates_bfloat16 and "bfloat16" in self._autocast_dtypes:
             self._say_emulated(step)
 
-    def look_at(self, census: OpCensus) -> None:
+    def detect(self, census: OpCensus) -> None:
         """Take in one census."""
         computed = {k.dtype for k, t in ops_in(census, TRAINING) if flops_of(k, t)}
         dtypes = {*computed, *census.autocast_dtypes} & HALF_DTYPES
         if census.device_types == {"cpu"}:
-            self._look_for_cpu(census.step, sorted(dtypes))
+            self._check_cpu(census.step, sorted(dtypes))
         if self._emulates_bfloat16 and "cuda" in census.device_types and "bfloat16" in dtypes:
             self._say_emulated(census.step)
         if self._machine.capability is not None and "cuda" in census.device_types:
-            self._look_for_flags(census)
+            self._check_flags(census)
 
-    def _look_for_cpu(self, step: int, dtypes: Iterable[str]) -> None:
+    def _check_cpu(self, step: int, dtypes: Iterable[str]) -> None:
         missing = [dtype for dtype in dtypes if dtype not in self._machine.cpu_dtypes]
         if not missing:
             return
@@ -127,7 +127,7 @@ class MachineFit:
         if scaler is not None and not scaler.advice.endswith(FLOAT16_ON_OLD):
             scaler.advice += FLOAT16_ON_OLD
             scaler.evidence |= evidence
-            self._book.retell(scaler)
+            self._book.report_change(scaler)
 
     def _make(
         self,
@@ -152,7 +152,7 @@ class MachineFit:
             )
         )
 
-    def _look_for_flags(self, census: OpCensus) -> None:
+    def _check_flags(self, census: OpCensus) -> None:
         total = by_module(census, TRAINING, flops_of).total()
         if not total:
             return

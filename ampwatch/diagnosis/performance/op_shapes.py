@@ -114,7 +114,7 @@ class OpShapes:
         self._autocast_dtypes = autocast_dtypes
         self._layers_are_open = bool(layers)
 
-    def look_at_layers(self) -> None:
+    def check_layers(self) -> None:
         """Look at the layers alone, as soon as it is known that they multiply in low precision.
 
         Weights on the device ``meta`` have nothing but their shapes to be looked at for.
@@ -146,12 +146,12 @@ class OpShapes:
             or (layer.device_type == "cuda" and bool(self._autocast_dtypes))
         )
 
-    def look(self, census: OpCensus) -> None:
+    def detect(self, census: OpCensus) -> None:
         """Take in one census."""
-        self._look_for_unaligned(census)
-        self._look_for_nchw(census)
+        self._check_unaligned(census)
+        self._check_nchw(census)
 
-    def _look_for_unaligned(self, census: OpCensus) -> None:
+    def _check_unaligned(self, census: OpCensus) -> None:
         amounts = by_module(census, TRAINING, unaligned_flops_of)
         total = by_module(census, TRAINING, low_flops_of).total()
         share = amounts.total() / max(1, total)
@@ -180,7 +180,7 @@ class OpShapes:
         )
         self._make(where, census.step, dims, evidence, summary, key)
 
-    def _look_for_nchw(self, census: OpCensus) -> None:
+    def _check_nchw(self, census: OpCensus) -> None:
         # Of the forward pass: the gradient of a loss may be contiguous whatever the model is.
         amounts = by_module(census, FORWARD, lambda _, tally: tally.nchw_flops)
         total = by_module(census, FORWARD, _low_convolution_flops_of).total()

@@ -1,4 +1,4 @@
-"""What is found where the views of the tensor cores contradict one another; the daemon compares them."""
+"""Kind of the finding that views of the tensor cores contradict one another; the daemon makes it."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ ADDITIONS = 8
 """Additions in a row without effect, after which a sum has stopped growing."""
 
 ADDITIONS_UNGROWN = 32
-"""The same for a sum that nobody has seen grow: it may only be a large number."""
+"""Additions in a row for a sum that nobody has seen grow: it may only be a large number."""
 
 UPDATES = 5
 """Updates of an average in a row without effect, where its rounding forbids any."""
@@ -87,7 +87,7 @@ signs make one of 0.015 in bfloat16."""
 
 ERROR_OF_LOST = 0.01
 LOST_SHARE = 0.5
-"""Less of an error is enough where most elements of a gradient are lost: it grows from there on."""
+"""Error that is enough where this share of a gradient's elements is lost: it grows from there on."""
 
 
 class Accumulation:
@@ -100,7 +100,7 @@ class Accumulation:
     def __init__(self, book: FindingBook) -> None:
         self._book = book
 
-    def look_at_sum(self, stuck: StuckSum) -> None:
+    def observe_sum(self, stuck: StuckSum) -> None:
         """Take in an addition to a running sum that had no effect."""
         needed = ADDITIONS if stuck.grown >= 2 else ADDITIONS_UNGROWN
         if stuck.additions < needed:
@@ -120,7 +120,7 @@ class Accumulation:
             },
         )
 
-    def look_at_average(self, stuck: StuckAverage) -> None:
+    def observe_average(self, stuck: StuckAverage) -> None:
         """Take in an update of an average of weights that had no effect."""
         eps = FORMATS[stuck.dtype].eps
         if stuck.differing < MIN_DIFFERING * stuck.compared:
@@ -150,7 +150,7 @@ class Accumulation:
             },
         )
 
-    def look_at_gradients(self, summed: GradientSum) -> None:
+    def observe_gradients(self, summed: GradientSum) -> None:
         """Take in a sum of gradients beside the one in float32."""
         is_lost = summed.lost_share >= LOST_SHARE and summed.error >= ERROR_OF_LOST
         if summed.additions < GRADIENTS or not (summed.error >= ERROR or is_lost):

@@ -59,7 +59,7 @@ FP8_SCALE_NONFINITE = Kind(
 )
 
 
-FEWEST = 64
+MIN_VALUES = 64
 """Numbers of a cast below which a share says nothing."""
 
 MIN_LOST = 8
@@ -80,16 +80,16 @@ class Fp8:
         self._clipped_share = settings.fp8_clipped_share
         self._flushed_share = settings.fp8_flushed_share
 
-    def look(self, cast: Fp8Cast) -> None:
+    def observe(self, cast: Fp8Cast) -> None:
         """Take in a cast."""
-        if cast.num_values < FEWEST:
+        if cast.num_values < MIN_VALUES:
             return
         if cast.clipped >= max(MIN_LOST, self._clipped_share * cast.num_values):
             self._clipped(cast)
         if cast.flushed >= max(MIN_LOST, self._flushed_share * cast.num_values):
             self._flushed(cast)
 
-    def look_at_scale(self, scale: BrokenScale) -> None:
+    def observe_scale(self, scale: BrokenScale) -> None:
         """Take in a scale that is not finite, and was used."""
         site = scale.site
         self._make(

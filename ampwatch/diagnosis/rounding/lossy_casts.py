@@ -42,7 +42,7 @@ class LossyCasts:
     def __init__(self, book: FindingBook) -> None:
         self._book = book
 
-    def look(self, cast: LossyCast) -> None:
+    def observe(self, cast: LossyCast) -> None:
         """Take in a cast of integers that are too large for its format."""
         severity = Severity.WARNING if cast.is_ordered else Severity.INFO
         made = self._book.of_kind(LOSSY_INTEGER_CAST.slug)

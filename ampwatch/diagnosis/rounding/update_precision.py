@@ -36,7 +36,7 @@ UNCHANGED_SHARE = 0.9
 """Share of the elements of a parameter that must stay the same."""
 
 SPAN = 8
-"""Over so many iterations, at least."""
+"""Iterations over which it must have stayed so, at least."""
 
 
 class UpdatePrecision:
@@ -52,7 +52,7 @@ class UpdatePrecision:
         self._nonzero_gradients: dict[str, float] = {}
         self._skipped_at = -math.inf
 
-    def look(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration) -> None:
         """Take in one judged iteration."""
         stuck = []
         if any(iteration.found_inf.values()):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings
     from ampwatch.diagnosis.gradients.culprits import Culprits
     from ampwatch.diagnosis.steps.skips import SkipClassifier
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
     from ampwatch.settings import Settings
 
 ANNOUNCED_STEPS = 10
@@ -166,7 +166,9 @@ class ScaleDynamics:
         self._below_one = 0
         self._brought_low = False
 
-    def look(self, iteration: Iteration, verdict: Verdict, autocast_dtypes: Sequence[str]) -> None:
+    def detect(
+        self, iteration: Iteration, verdict: StepVerdict, autocast_dtypes: Sequence[str]
+    ) -> None:
         """Take in one judged iteration.
 
         Args:
@@ -177,7 +179,7 @@ class ScaleDynamics:
         scaler = iteration.scaler
         if scaler is None:
             return
-        self._look_for_bfloat16(iteration, verdict, autocast_dtypes)
+        self._check_bfloat16(iteration, verdict, autocast_dtypes)
         if verdict.set_by_hand:
             self._brought_low = False
             self._skip_rate = SkipRateTest()
@@ -186,18 +188,18 @@ class ScaleDynamics:
             self._growths_in_a_row = 0
         elif verdict.grew:
             self._growths_in_a_row += 1
-            self._look_for_runaway(iteration)
+            self._check_runaway(iteration)
             if self._growths_in_a_row == RECOVERED_GROWTHS:
                 self._is_over(SCALE_COLLAPSE.slug)
             if self._growths_in_a_row >= RECOVERED_GROWTHS and iteration.loss_scale >= 1.0:
                 self._is_over(SCALE_BELOW_ONE.slug)
         if verdict.skip_class in (SkipClass.UNPROVOKED, SkipClass.STORM):
-            self._look_for_collapse(iteration, verdict, scaler)
+            self._check_collapse(iteration, verdict, scaler)
         if verdict.applied and not verdict.skipped:
-            self._look_below_one(iteration, verdict)
+            self._check_below_one(iteration, verdict)
 
-    def _look_for_collapse(
-        self, iteration: Iteration, verdict: Verdict, scaler: ScalerSettings
+    def _check_collapse(
+        self, iteration: Iteration, verdict: StepVerdict, scaler: ScalerSettings
     ) -> None:
         rate = self._skip_rate.skipped(iteration.step, verdict.scale_before, scaler)
         storm = (
@@ -234,7 +236,7 @@ class ScaleDynamics:
             finding.severity = Severity.CRITICAL
         self._describe(finding, iteration, scaler, since=since, rate=rate)
         if again or worse:
-            self._book.retell(finding)
+            self._book.report_change(finding)
 
     def _describe(
         self,
@@ -263,7 +265,7 @@ class ScaleDynamics:
                 f"; most non-finite gradients are those of param:{self._culprits.worst}"
             )
 
-    def _look_below_one(self, iteration: Iteration, verdict: Verdict) -> None:
+    def _check_below_one(self, iteration: Iteration, verdict: StepVerdict) -> None:
         # A scale that the user put there is the user's business.
         if not (verdict.scale_before < 1.0 and self._brought_low):
             self._below_one = 0
@@ -300,7 +302,7 @@ class ScaleDynamics:
         )
         self._book.make(finding)
 
-    def _look_for_runaway(self, iteration: Iteration) -> None:
+    def _check_runaway(self, iteration: Iteration) -> None:
         if (
             self._growths_in_a_row < self._settings.runaway_growths
             or iteration.loss_scale < self._settings.runaway_scale
@@ -334,17 +336,17 @@ class ScaleDynamics:
             if finding.severity is not Severity.INFO:
                 finding.severity = Severity.INFO
                 finding.summary += RECOVERED
-                self._book.retell(finding)
+                self._book.report_change(finding)
 
     def _is_back(self, finding: Finding) -> None:
-        """It was over, and begins again."""
+        """Say that what was over begins again."""
         if finding.severity is Severity.INFO:
             finding.severity = Severity.WARNING
             finding.summary = finding.summary.removesuffix(RECOVERED)
-            self._book.announce(finding)
+            self._book.report_anew(finding)
 
-    def _look_for_bfloat16(
-        self, iteration: Iteration, verdict: Verdict, autocast_dtypes: Sequence[str]
+    def _check_bfloat16(
+        self, iteration: Iteration, verdict: StepVerdict, autocast_dtypes: Sequence[str]
     ) -> None:
         if "bfloat16" not in autocast_dtypes or "float16" in autocast_dtypes:
             return
@@ -377,7 +379,7 @@ class ScaleDynamics:
         finding = self._book.get(SCALER_WITH_BF16.slug, "api")
         if finding is not None and finding.severity is Severity.INFO:
             finding.severity = Severity.WARNING
-            self._book.retell(finding)
+            self._book.report_change(finding)
 
 
 def _collapse_summary(

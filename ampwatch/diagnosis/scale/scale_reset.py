@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.evidence.scaler import ScalerChange
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 SCALE_RESET = Kind(
     slug="scale_reset",
@@ -36,7 +36,7 @@ SKIPS = 2
 """Skips in a row right after it: one may be a probe that would have come anyway."""
 
 SKIPS_UNKNOWN = 3
-"""The same where the scale before is not known, and only the optimizer says that it was restored."""
+"""Skips where the scale before is not known, and only the optimizer says that it was restored."""
 
 
 class ScaleReset:
@@ -55,14 +55,14 @@ class ScaleReset:
         self._before = self._after = math.nan
         self._skips = 0
 
-    def announce(self, change: ScalerChange) -> None:
+    def observe(self, change: ScalerChange) -> None:
         """Take in that the state of the scaler is a new one as of an iteration to come."""
         known = self._announced.get(change.step)
         if known is not None:  # a new scaler whose state was loaded
             change = change._replace(loaded=known.loaded or change.loaded)
         self._announced[change.step] = change
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         if iteration.scaler is None:
             return

@@ -12,7 +12,7 @@ from ampwatch.wire.records import Finding, Severity, SkipClass, Topic
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 DIVERGENCE = Kind(
     slug="divergence",
@@ -37,10 +37,10 @@ FIRST_LOSSES = 2
 """Losses that say where a training began. Unit: steps."""
 
 CALM = 16
-"""So many losses in a row, the largest of them, say where it was later. Losses of critics pass
+"""Losses in a row of which the largest says where a training was later. Losses of critics pass
 through zero, but do not stay there. Unit: steps."""
 
-LEAST = 0.01
+MIN_LEVEL = 0.01
 """A level below this counts as this: many a loss begins at nothing, and a hundred is not much then."""
 
 RISE = 1e3
@@ -55,22 +55,22 @@ bad batch two."""
 
 FAST_RECORDS = 2
 FAST_RISE = 1e6
-"""And where it rises by so much: rates that are far too high need two steps."""
+"""Records that are enough where it rises by ``FAST_RISE``: rates that are far too high need two steps."""
 
 RECORDS_FINITE = 8
-"""The same where everything is finite yet."""
+"""Records that it takes where everything is finite yet."""
 
 NEAR_TOP = 0.1
 """Share of its largest value below which a loss is on the way back."""
 
 BLOWN_UP = 10.0
-"""What weights must have grown by for one record to be enough: no format does that to them."""
+"""Growth of the weights from which one record is enough: no format does that to them."""
 
 GROWN = 1.2
-"""What weights must have grown by, where they were measured."""
+"""Growth of the weights, at least, where they were measured."""
 
 STATE = (Topic.WEIGHT, Topic.ACTIVATION)
-"""What the loss scale does not touch."""
+"""Topics that the loss scale does not touch."""
 
 
 class Divergence:
@@ -91,7 +91,7 @@ class Divergence:
         self._updated = True
         self._weights: dict[str, tuple[float, float]] = {}
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration, after the other families have."""
         for r in iteration.ranges:
             if r.topic is Topic.WEIGHT and not r.histogram.nonfinite:
@@ -112,12 +112,12 @@ class Divergence:
         self._losses.append(loss)
         if len(self._losses) in (FIRST_LOSSES, CALM):
             level = max(self._losses)
-            if len(self._losses) == FIRST_LOSSES and level > RISE * max(self._losses[0], LEAST):
+            if len(self._losses) == FIRST_LOSSES and level > RISE * max(self._losses[0], MIN_LEVEL):
                 level = self._losses[0]  # it was gone after one update
             if level < self._level:
                 self._level = self._largest = level
                 self._records = 0
-        if loss > max(self._largest, LEAST):
+        if loss > max(self._largest, MIN_LEVEL):
             if not self._records:
                 self._record_since = step
             self._largest = loss
@@ -132,7 +132,7 @@ class Divergence:
         ways = ((RECORDS, RISE), (FAST_RECORDS, FAST_RISE)) if broke else ((RECORDS_FINITE, LOST),)
         if broke and self._growth() >= BLOWN_UP:
             ways = (*ways, (1, RISE))
-        level = max(self._level, LEAST)
+        level = max(self._level, MIN_LEVEL)
         return (
             self._level < math.inf
             and any(self._records >= n and self._newest >= rise * level for n, rise in ways)
@@ -185,7 +185,7 @@ class Divergence:
         )
 
 
-def _has_broken(iteration: Iteration, verdict: Verdict) -> bool:
+def _has_broken(iteration: Iteration, verdict: StepVerdict) -> bool:
     """Whether something was not finite that no search for a loss scale explains."""
     if verdict.nonfinite_loss or verdict.skip_class in (SkipClass.UNPROVOKED, SkipClass.STORM):
         return True

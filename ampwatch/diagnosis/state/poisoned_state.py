@@ -116,7 +116,7 @@ class PoisonedState:
         self._seen: set[str] = set()
         self._sentinels: set[str] = set()
 
-    def look(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration) -> None:
         """Take in one judged iteration."""
         if self._gradient_broke is None and any(
             r.topic is Topic.GRADIENT and r.histogram.nonfinite for r in iteration.ranges

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 PERIODIC_SKIP = Kind(
     slug="periodic_skip",
@@ -119,7 +119,7 @@ class PeriodicSkips:
         self._growths = 0
         self._since_growth = math.inf
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         if iteration.scaler is None:
             return
@@ -134,9 +134,9 @@ class PeriodicSkips:
                         iteration.step, self._growths, stands_out, level, verdict.scale_before
                     )
                     # Some skips are those of the search, or all are not.
-                    said = self._look_at(index, iteration, skip, every=True)
+                    said = self._compare(index, iteration, skip, every=True)
                     if self._since_growth and not said:
-                        self._look_at(index, iteration, skip, every=False)
+                        self._compare(index, iteration, skip, every=False)
             self._losses.clear()
             self._growths, self._since_growth = 0, math.inf
         else:
@@ -154,7 +154,7 @@ class PeriodicSkips:
             loss <= STANDS_OUT * max(value for value, _ in self._losses)
         )
 
-    def _look_at(self, index: int, iteration: Iteration, skip: _Skip, *, every: bool) -> bool:
+    def _compare(self, index: int, iteration: Iteration, skip: _Skip, *, every: bool) -> bool:
         """Take in a skip; return whether it is one of a periodic kind.
 
         Args:

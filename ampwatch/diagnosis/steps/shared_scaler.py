@@ -12,7 +12,7 @@ from ampwatch.wire.records import OTHER_OPTIMIZERS, Finding, Severity
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 
 def _overlaps(desync: Finding, batch: Finding) -> bool:
@@ -47,20 +47,20 @@ RATE = 0.25
 """Share of its steps that an optimizer is skipped in, from which it is no noise."""
 
 RATE_OF_DEEP = 0.08
-"""The same, of one that has been skipped far below a scale that fitted."""
+"""Share of its steps for an optimizer that has been skipped far below a scale that fitted."""
 
 RATE_RATIO = 3.0
-"""The same, in multiples of the rate that growth just makes up for."""
+"""Share of its steps, in multiples of the rate that growth just makes up for."""
 
 FAR_BELOW = 2.0**-4
-"""Skips so far below a scale at which the optimizer has stepped are no search of the scaler, however
-often that grows."""
+"""Skips this far below a scale at which the optimizer has stepped are no search of the scaler,
+however often that grows."""
 
 MIN_DEEP = 3
-"""Skips of that kind that are no accident."""
+"""Skips far below a scale that fitted that are no accident."""
 
-FEWER = 0.25
-"""The other optimizer has at most this share of them."""
+MAX_SHARE_OF_OTHER = 0.25
+"""Share of an optimizer's skips or relapses that another one, which is well, may have."""
 
 NEVER = 8
 """Attempts, all skipped, of an optimizer that has never stepped: below a scale of 1, or with a loss
@@ -72,7 +72,7 @@ FORGET_AFTER = 200
 
 @dataclass(slots=True)
 class _Account:
-    """What happened to one optimizer.
+    """Account of what happened to one optimizer.
 
     Attributes:
         attempts: Steps attempted.
@@ -138,7 +138,7 @@ class SharedScaler:
         self._book = book
         self._accounts: dict[int, _Account] = {}
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         if iteration.scaler is None:
             return
@@ -215,5 +215,5 @@ def _is_well(other: _Account, account: _Account) -> bool:
     if other.attempts - other.skips < RELAPSES:
         return False
     if account.is_stuck:
-        return other.skips <= FEWER * account.skips
-    return other.relapses <= FEWER * account.relapses
+        return other.skips <= MAX_SHARE_OF_OTHER * account.skips
+    return other.relapses <= MAX_SHARE_OF_OTHER * account.relapses

@@ -10,7 +10,7 @@ from ampwatch.wire.records import Finding, Severity, SkipClass
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
     from ampwatch.settings import Settings
 
 SCHEDULER_AHEAD = Kind(
@@ -58,7 +58,7 @@ class StepBookkeeping:
         self._steps: dict[int, int] = {}
         self._moves: dict[int, int] = {}
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         for index, found_inf in iteration.found_inf.items():
             self._steps[index] = self._steps.get(index, 0) + 1
@@ -100,7 +100,7 @@ class StepBookkeeping:
             finding.severity = Severity.WARNING if alarm else Severity.INFO
             finding.summary = _summary(index, finding.count, finding.first_step)
             finding.evidence["scheduler_steps_ahead"] = float(finding.count)
-            self._book.retell(finding)
+            self._book.report_change(finding)
 
 
 def _summary(index: int, ahead: int, first: int) -> str:

@@ -18,7 +18,7 @@ def iterations(watched: Watched, count: int = 3) -> None:
     """Hand over iterations without a census."""
     replay = Replay()
     for _ in range(count):
-        watched.performance.look(replay.take().last)
+        watched.performance.detect(replay.take().last)
 
 
 @pytest.mark.parametrize(("dtype", "named"), [("float16", True), ("bfloat16", False)])

@@ -411,6 +411,9 @@ PLAIN = tuple(fmt for fmt in _ROWS if fmt.block is None)
 BLOCKS = tuple(dict.fromkeys(fmt.block for fmt in _ROWS if fmt.block is not None))
 """The ways to share a scale."""
 
+SCALES = tuple(dict.fromkeys(block.scale for block in BLOCKS))
+"""The formats of scales; that of NVFP4 is one of elements as well."""
+
 MAX_LOW_BITS = 16
 """Bits up to which a format is one of low precision: what autocast asks tensor cores for."""
 

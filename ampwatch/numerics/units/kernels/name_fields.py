@@ -110,8 +110,9 @@ def segments_dtype(symbol: Symbol) -> str:
 
 
 _NVJET = re.compile(r"nvjet_(?:sm\d+_)?(?P<letters>[a-z]+)_")
-# The length of the vector of elements that share a scale: vec32UE.
-_NVJET_BLOCK = re.compile("|".join(f"vec{block.elements}UE" for block in BLOCKS))
+# The elements that share a scale, and its format, without a sign: vec32UE8M0, vec16UE4M3.
+_BLOCK_SIZES = "|".join(str(block.elements) for block in BLOCKS)
+_NVJET_BLOCK = re.compile(rf"vec(?:{_BLOCK_SIZES})U(?=E)")
 _NVJET_LETTERS = {"h": "float16", "t": "bfloat16", "q": "float8", "s": "float32", "d": "float64"}
 
 

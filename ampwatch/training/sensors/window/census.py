@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ampwatch.diagnosis.evidence.ops import OpCensus, OpKey, OpTally
-from ampwatch.numerics.formats import E8M0, PLAIN
+from ampwatch.numerics.formats import PLAIN, SCALES
 from ampwatch.numerics.units.ops import ALIGNMENT, TENSOR_DTYPES, Fallback, OpKind, Phase
 from ampwatch.training.kernels.dtypes import dtypes_of
 from ampwatch.training.model.dtypes import NAMES, promoted
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _DTYPES = {
     fmt.profiler_name or f"c10::{fmt.torch_name}": dtype
-    for dtype, fmt in dtypes_of((*PLAIN, E8M0)).items()
+    for dtype, fmt in dtypes_of((*PLAIN, *SCALES)).items()
 }
 """Dtypes as the profiler writes them, in lower case."""
 

@@ -51,11 +51,12 @@ import zlib
 from enum import IntEnum
 from typing import NamedTuple
 
-LAYOUT = 3
+LAYOUT = 4
 """Version of everything above and of the payloads in ``encoding.py``. A reader knows one.
 
 1: steps, optimizers, facts, findings, ends. 2: ranges and sampling as well.
-3: the op census and profiler windows as well.
+3: the op census and profiler windows as well. 4: payloads as msgspec packs them; failures of
+sensors as well.
 """
 
 MAGIC = b"AMPWATCH"
@@ -92,6 +93,7 @@ class Kind(IntEnum):
     SAMPLING = 7
     CENSUS = 8
     WINDOW = 9
+    FAILURE = 10
 
 
 class Slot(NamedTuple):

@@ -1,15 +1,16 @@
 """What a reader that comes late must still find: the newest of each lasting message.
 
 Steps and ranges pass by, but facts, findings and the totals of an optimizer, of sampling,
-of the op census and of profiler windows hold until they change, perhaps for the rest of the run. The writer repeats each
-one before the ring wraps over it. A record may therefore be read more than once; the
+of the op census, of profiler windows and of failures of a sensor hold until they change,
+perhaps for the rest of the run. The writer repeats each one before the ring wraps over it. A record may therefore be read more than once; the
 newest of a key holds.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.wire.records import (
     CensusRecord,
@@ -17,11 +18,12 @@ from ampwatch.wire.records import (
     FindingRecord,
     OptimizerRecord,
     SamplingRecord,
+    SensorFailureRecord,
     WindowRecord,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from ampwatch.wire.records import Record
     from ampwatch.wire.ring.layout import Kind
@@ -61,9 +63,10 @@ class Repeats:
 
     def remember(self, record: Record, message: Message, written_at: int) -> None:
         """Keep ``message`` if it lasts; when there is no room the earlier ones stay."""
-        key = _lasting_key(record)
-        if key is None:
+        key_of = _KEYS.get(type(record))
+        if key_of is None:
             return
+        key = key_of(record)
         if before := self._newest.pop(key, None):
             self._room += before.message.chunks
         if message.chunks <= self._room:
@@ -85,14 +88,14 @@ class Repeats:
         return oldest.message
 
 
-_REPLACED_WHOLE = (FactsRecord, SamplingRecord, CensusRecord, WindowRecord)
-"""Of these the newest holds, whatever it says."""
-
-
-def _lasting_key(record: Record) -> Hashable:
-    """Return what a newer message replaces ``record`` by, ``None`` if it does not last."""
-    if isinstance(record, OptimizerRecord):
-        return record.index
-    if isinstance(record, FindingRecord):
-        return record.finding.key
-    return type(record).__name__ if isinstance(record, _REPLACED_WHOLE) else None
+_KEYS: dict[type[Any], Callable[[Any], Hashable]] = {
+    OptimizerRecord: attrgetter("index"),
+    FindingRecord: attrgetter("finding.key"),
+    SensorFailureRecord: lambda record: (SensorFailureRecord, record.sensor),
+    FactsRecord: type,
+    SamplingRecord: type,
+    CensusRecord: type,
+    WindowRecord: type,
+}
+"""What a newer message replaces a lasting one by. Of the last four the newest holds, whatever
+it says."""

@@ -32,6 +32,7 @@ from ampwatch.wire.records import (
     RunIdentity,
     RunState,
     SamplingRecord,
+    SensorFailureRecord,
     Severity,
     SkipClass,
     StepRecord,
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 IDENTITY = RunIdentity("resnet", 3, 1, 8, 4711, "node-a", 1_700_000_000_000_000_000, "0.1.0")
 END = EndRecord(RunState.FINISHED, "", 1_700_000_001_000_000_000)
 FACTS = FactsRecord({"torch": "2.13.0", "gpu": "H100"})
+
+FAILURE = SensorFailureRecord("scale", 3, 41, "RuntimeError: no such attribute")
 
 
 def step(index: int) -> StepRecord:
@@ -185,8 +188,10 @@ def finding(
 
 def message(length: int) -> EndRecord:
     """A record of ``length`` slots that is not repeated."""
-    empty = len(encode(EndRecord(RunState.FAILED, "", 1), 10**6)[1])
-    return EndRecord(RunState.FAILED, "x" * (240 * length - empty), 1)
+    reason = "x" * 240 * length
+    while len(encode(EndRecord(RunState.FAILED, reason, 1), 10**6)[1]) > 240 * length:
+        reason = reason[1:]
+    return EndRecord(RunState.FAILED, reason, 1)
 
 
 def slot_bytes(sequence: int, kind: int, payload: bytes, chunk: int = 0, chunks: int = 1) -> bytes:

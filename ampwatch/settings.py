@@ -1,4 +1,4 @@
-"""Every knob of ampwatch, once: its default, its environment variable, its limits.
+"""Settings of ampwatch, each once: its default, its environment variable, its limits.
 
 A setting is taken from the keyword argument, else from the environment variable
 ``AMPWATCH_<NAME>``, else from the default below. All of them are checked together,
@@ -52,7 +52,7 @@ _WORDS = {
     "compiled_census": COMPILED_CENSUSES,
     "module_series_ranks": MODULE_SERIES_RANKS,
 }
-"""What may stand in settings that are one word of a few."""
+"""Words that are allowed in settings of a single word."""
 
 ENVIRONMENT_PREFIX = "AMPWATCH_"
 DIRECTORIES = ("runtime_dir", "ring_dir", "report_dir")

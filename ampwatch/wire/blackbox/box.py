@@ -1,4 +1,4 @@
-"""What one rank of a run has left behind: the findings, and the evidence around them."""
+"""Box: what one rank of a run has left behind, the findings and the evidence around them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIED = "the process ended without closing: killed, out of memory or crashed"
 
 @dataclass(slots=True)
 class Box:
-    """One rank, as it was when the box was made.
+    """Evidence of one rank, as it was when the box was made.
 
     Attributes:
         identity: Run, rank and process.
@@ -63,12 +63,12 @@ class Box:
 
     @property
     def has_alarm(self) -> bool:
-        """Whether something is wrong: a finding that is no mere information."""
+        """Return whether something is wrong: a finding that is no mere information."""
         return any(f.severity is not Severity.INFO for f in self.findings)
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more can come from the process."""
+        """Return whether nothing more can come from the process."""
         return self.state in (RunState.FINISHED, RunState.FAILED)
 
     @property

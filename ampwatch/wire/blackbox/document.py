@@ -293,4 +293,4 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "tuple[Count, Count, Count, Count, Count, Count]": _counts(6),
     "ExponentHistogram": _histogram,
 }
-"""What may stand in a field, by the type it is declared with."""
+"""Check of a field's value, by the type that the field is declared with."""

@@ -95,12 +95,12 @@ class Recorder:
 
     @property
     def num_alarms(self) -> int:
-        """How many findings so far are warnings or worse."""
+        """Number of findings so far that are warnings or worse."""
         return len(self._alarms)
 
     @property
     def num_explained(self) -> int:
-        """How many findings so far are explained by others."""
+        """Number of findings so far that others explain."""
         return len(self._explained)
 
     @property

@@ -1,4 +1,4 @@
-"""What a field of a record may hold, for type checkers and for msgspec, which reads records.
+"""Types of the fields of records, for type checkers and for msgspec, which reads records.
 
 Type checkers see ``int`` and ``str``. msgspec refuses what is out of the bounds: another
 user's process may have written the bytes, and later code adds, indexes and formats without
@@ -16,10 +16,10 @@ MAX_NAME = 200
 """Longest name of a module, an op or a kernel. Unit: characters."""
 
 KERNEL_UNITS = ("tensor", "cuda", "unknown", "other", "cpu")
-"""What a kernel ran on, as ``KernelTotal`` says."""
+"""Words for what a kernel ran on; ``KernelTotal`` explains them."""
 
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
-"""How many of something, an index, or a time in ns."""
+"""A number of things, an index, or a time in ns."""
 
 CountOrUnknown = Annotated[int, Meta(ge=-1, le=MAX_COUNT)]
 """A count; -1 where it is not known."""

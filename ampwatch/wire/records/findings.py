@@ -9,7 +9,7 @@ from ampwatch.wire.records.fields import Count
 
 
 class Severity(str, Enum):
-    """How bad a finding is; ``info`` is never an alarm."""
+    """Severity of a finding; ``info`` is never an alarm."""
 
     INFO = "info"
     WARNING = "warning"

@@ -10,7 +10,7 @@ from ampwatch.wire.records.fields import Count, KernelUnit, Name
 
 
 class WindowSkip(IntEnum):
-    """Why a profiler window that was due was not opened.
+    """Reason why a profiler window that was due was not opened.
 
     ``PROFILER``: somebody else profiles. ``CAPTURE``: a CUDA graph is being captured.
     ``BUDGET``: what windows have cost is not paid back yet. ``DRAG``: steps stayed slower
@@ -45,7 +45,7 @@ class KernelTotal(NamedTuple):
 
 
 class KernelRow(NamedTuple):
-    """One kernel of the newest profiler window; for a CPU one op.
+    """A kernel of the newest profiler window; for a CPU an op.
 
     Attributes:
         name: Its name, demangled, cut to 200 characters.

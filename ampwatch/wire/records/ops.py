@@ -11,7 +11,7 @@ from ampwatch.wire.records.fields import Count, LargeCount, Name
 
 
 class CensusSource(IntEnum):
-    """How ops were counted.
+    """Way in which ops were counted.
 
     ``DISPATCH``: one by one as they ran. ``PROFILER``: from the events of a profiler window.
     ``FORCED_EAGER``: one by one, in an iteration whose compiled code was run eagerly for it.
@@ -114,7 +114,7 @@ class OpRow(NamedTuple):
 
 @dataclass(slots=True)
 class CensusRecord:
-    """Which op ran in which dtype: totals so far, and the table of the newest census.
+    """Census of ops and their dtypes: totals so far, and the table of the newest census.
 
     Attributes:
         step: Index of the iteration of the newest census.

@@ -10,7 +10,7 @@ from ampwatch.wire.records.fields import Count, CountOrUnknown
 
 
 class Topic(IntEnum):
-    """What the values of a measurement are.
+    """Tensors whose values a measurement is of.
 
     ``GRADIENT``: of parameters, before they are unscaled. ``ACTIVATION``: outputs of leaf
     modules. ``ACTIVATION_GRADIENT``: gradients of those. ``WEIGHT``: parameters.
@@ -68,7 +68,7 @@ class RangeRecord:
 
 @dataclass(slots=True)
 class SamplingRecord:
-    """What sampling has looked at so far; written after each sampled iteration.
+    """Totals of sampling so far; written after each sampled iteration.
 
     Attributes:
         step: Index of the iteration.
@@ -79,14 +79,14 @@ class SamplingRecord:
         tensors_refused: Tensors in the newest sample that cannot be measured (integer,
             complex, meta ...).
         modules_left_out: Modules in the newest sample beyond the limit of records.
-        gradient_elements: Gradient elements looked at so far.
+        gradient_elements: Gradient elements measured so far.
         gradient_zeros: Of those, exact zeros.
         gradient_underflow: Of those, zero only because of the dtype of autocast at the loss
             scale of their time: it would flush them, or has flushed them.
         gradient_subnormal: Of those, subnormal in the dtype of autocast at that scale.
         gradient_nans: Of those, NaN.
         gradient_infs: Of those, infinite.
-        parameter_nonfinite: NaN and infinite elements of parameters in the newest look;
+        parameter_nonfinite: NaN and infinite elements of parameters in the newest check;
             -1 before the first.
         buffer_nonfinite: Likewise of buffers.
         device_ns: Device time of the measurements so far; 0 on a CPU. Unit: ns.

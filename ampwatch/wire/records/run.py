@@ -9,7 +9,7 @@ from ampwatch.wire.records.fields import Count, Label
 
 
 class RunState(str, Enum):
-    """What a rank is doing, as the daemon sees it."""
+    """State of a rank, as the daemon sees it."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -19,7 +19,7 @@ class RunState(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """Who writes a ring; fixed for the life of the file.
+    """Identity of the writer of a ring; fixed for the life of the file.
 
     Attributes:
         run: The user's name of the run, stable between restarts.
@@ -44,7 +44,7 @@ class RunIdentity:
 
 @dataclass(frozen=True, slots=True)
 class FactsRecord:
-    """What does not change from step to step; written at the start and on change.
+    """Facts that do not change from step to step; written at the start and on change.
 
     Attributes:
         facts: Name to value, both short strings. The names are those of

@@ -9,7 +9,7 @@ from ampwatch.wire.records.fields import Count, CountOrUnknown, OptimizerIndex
 
 
 class SkipClass(IntEnum):
-    """Why a scaled optimizer step was skipped; ``NONE`` for a step that was not.
+    """Reason why a scaled optimizer step was skipped; ``NONE`` for a step that was not.
 
     ``CALIBRATING``: before the first unskipped run of steps, the search for a
     fitting scale. ``PROBE``: just after a growth of the scale; one in
@@ -39,7 +39,7 @@ SKIP_CLASSES = tuple(c for c in SkipClass if c is not SkipClass.NONE)
 
 @dataclass(slots=True)
 class StepRecord:
-    """One iteration: everything between two updates of the scaler.
+    """Record of an iteration: everything between two updates of the scaler.
 
     Without an enabled scaler an iteration ends with the step of the first
     optimizer that was seen.
@@ -93,7 +93,7 @@ class StepRecord:
 
 @dataclass(slots=True)
 class OptimizerRecord:
-    """What one optimizer did so far; written after each iteration that used it.
+    """Totals of one optimizer so far; written after each iteration that used it.
 
     Attributes:
         step: Index of the iteration.

@@ -1,4 +1,4 @@
-"""What a reader that comes late must still find: the newest of each lasting message.
+"""Repeats of lasting messages, so that a reader that comes late still finds the newest of each.
 
 Steps and ranges pass by, but facts, findings and the totals of an optimizer, of sampling,
 of the op census, of profiler windows and of failures of a sensor hold until they change,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ampwatch.wire.ring.layout import Kind
 
 _MAX_SLOTS = 2048
-"""Half a megabyte of remembered messages; more findings than anybody reads."""
+"""Bound of the remembered messages: half a megabyte, more findings than anybody reads."""
 
 
 class Message(NamedTuple):
@@ -69,6 +69,8 @@ class Repeats:
         key = key_of(record)
         if before := self._newest.pop(key, None):
             self._room += before.message.chunks
+        # Without room the earlier ones stay: root causes come first, and pushing one out would
+        # only make the next one not fit.
         if message.chunks <= self._room:
             self._room -= message.chunks
             self._newest[key] = _Remembered(message, written_at)
@@ -83,6 +85,7 @@ class Repeats:
         key, oldest = next(iter(self._newest.items()))
         if head - oldest.written_at < self._due_after:
             return None
+        # At the end again, so that the first is always the one written longest ago.
         self._newest[key] = _Remembered(oldest.message, head)
         self._newest.move_to_end(key)
         return oldest.message
@@ -97,5 +100,5 @@ _KEYS: dict[type[Any], Callable[[Any], Hashable]] = {
     CensusRecord: type,
     WindowRecord: type,
 }
-"""What a newer message replaces a lasting one by. Of the last four the newest holds, whatever
+"""Key by which a newer message replaces a lasting one. Of the last four the newest holds, whatever
 it says."""

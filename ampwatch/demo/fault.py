@@ -17,7 +17,7 @@ FAULTY_MODULE = "blocks.2.mlp"
 DRIFT_PER_STEP = 4.0
 
 MAX_BRANCH_SCALE = 2.0**24
-"""Where the drift ends: far above what float16 takes, far below what float32 takes."""
+"""End of the drift: far above the largest float16, far below the largest float32."""
 
 
 def drift(model: CharacterGPT, say: Callable[[str], None]) -> None:

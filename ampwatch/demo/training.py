@@ -18,7 +18,7 @@ from ampwatch.demo.model import CharacterGPT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ampwatch.demo.course import Course
+    from ampwatch.demo.course import DemoCourse
     from ampwatch.demo.display import Display
     from ampwatch.demo.model import Size
 
@@ -31,7 +31,7 @@ def train(
     *,
     size: Size,
     device: torch.device,
-    course: Course,
+    course: DemoCourse,
     display: Display,
     port: int | None = None,
     serve: bool = True,

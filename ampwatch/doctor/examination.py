@@ -38,7 +38,7 @@ def examine(probes: Mapping[str, Probe]) -> dict[str, list[Check]]:
 
 
 def is_able(checks: Mapping[str, list[Check]]) -> bool:
-    """Tell whether ampwatch can do its main job: no check blocks."""
+    """Return whether ampwatch can do its main job: no check blocks."""
     return not any(check.blocks for group in checks.values() for check in group)
 
 

@@ -1,4 +1,4 @@
-"""What measures ranges on this machine: a compiled kernel, PyTorch alone, Triton."""
+"""Probe of what measures ranges on this machine: a compiled kernel, PyTorch alone, Triton."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def cpu_kernel(load: Load) -> Check:
-    """Tell whether the C kernel can be compiled and loaded here, by doing it."""
+    """Return whether the C kernel can be compiled and loaded here, by doing it."""
     if load("ampwatch.training.kernels.native").load() is not None:
         return Check("ranges, CPU", State.OK, "measured by C, compiled here when a training starts")
     why = "no C compiler whose library can be loaded: measured by PyTorch, which takes longer"
@@ -23,7 +23,7 @@ def cpu_kernel(load: Load) -> Check:
 
 
 def device_kernel(torch: Any, find: Callable[[str], object] = find_spec) -> list[Check]:
-    """Tell whether ranges can be measured on the devices that torch sees, if it sees any."""
+    """Return whether ranges can be measured on the devices that torch sees, if it sees any."""
     if not torch.cuda.is_available():
         return []
     if find("triton") is not None:

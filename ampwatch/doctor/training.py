@@ -54,7 +54,7 @@ def training(load: Load = import_module) -> list[Check]:
 
 
 def torch_version(torch: Any) -> Check:
-    """Tell whether this release of torch is supported, and whether it is the tested one."""
+    """Return whether this release of torch is supported, and whether it is the tested one."""
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
     release = (int(found[1]), int(found[2])) if found else OLDEST
     oldest, tested = "{}.{}".format(*OLDEST), "{}.{}".format(*TESTED)
@@ -68,7 +68,7 @@ def torch_version(torch: Any) -> Check:
 
 
 def grad_scaler(torch: Any, load: Load) -> Check:
-    """Tell whether GradScaler keeps its state where the loss-scale sensor looks."""
+    """Return whether GradScaler keeps its state where the loss-scale sensor looks."""
     try:
         check_scaler = load("ampwatch.training.sensors.scaler.loss_scale").check_scaler
         check_scaler(torch.amp.GradScaler("cpu"))
@@ -80,7 +80,7 @@ def grad_scaler(torch: Any, load: Load) -> Check:
 
 
 def cpu_autocast(torch: Any, dtype: str) -> Check:
-    """Tell whether autocast on the CPU really multiplies matrices in ``dtype``."""
+    """Return whether autocast on the CPU really multiplies matrices in ``dtype``."""
     name = f"{dtype} autocast, CPU"
     wanted = getattr(torch, dtype)
     try:

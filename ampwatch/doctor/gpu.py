@@ -1,4 +1,4 @@
-"""Can the host's GPUs be asked, and what do they tell: what the daemon would read. No torch here."""
+"""Probe of the host's GPUs: whether they answer, and what the daemon would read. No torch here."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def gpus(
     find: Callable[[str], object] | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Check]:
-    """Look at what NVML tells, with the code by which the daemon reads it.
+    """Check what NVML reports, with the code by which the daemon reads it.
 
     Args:
         load: Imports a module.

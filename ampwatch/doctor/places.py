@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def rings(settings: Settings, shared_memory: Path = SHARED_MEMORY) -> list[Check]:
-    """Look at the places where a training process would put its ring.
+    """Check the places where a training process would put its ring.
 
     Args:
         settings: Where they are, how large a ring is.

@@ -14,9 +14,8 @@ from torch.nn import functional
 from ampwatch.demo import training
 from ampwatch.demo.corpus import Corpus, source_text
 from ampwatch.demo.course import DemoCourse, Limit
-from ampwatch.demo.fault import FAULTY_MODULE
 from ampwatch.demo.model import CharacterGPT
-from ampwatch.demo.training import LEARNING_RATE, SEED, train
+from ampwatch.demo.training import FAULTY_MODULE, LEARNING_RATE, SEED, train
 from tests.demo.recorder import Recorder
 from tests.demo.test_model import TINY
 

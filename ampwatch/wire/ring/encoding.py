@@ -80,6 +80,8 @@ _MAX_ROWS = 1024
 _MAX_TABLE = 4 << 20
 """Longest table before compression: a bound for the reader's memory. Unit: bytes."""
 
+_MAX_LARGE_COUNT = 2**126
+
 _WIDEST = 8
 """Bytes of a count of a histogram at most."""
 
@@ -145,10 +147,9 @@ def decode_identity(encoded: bytes) -> RunIdentity:
 
 
 class _Form:
-    """How the records of one type become bytes, and bytes records again.
+    """Codec of one record type: an array of its fields.
 
-    A record that is no more than its fields needs nothing else than this class; those below
-    do something on the way.
+    Subclasses cut, compress or rearrange on the way.
 
     Args:
         record: The dataclass.
@@ -171,18 +172,18 @@ class _Form:
         return payload
 
     def unpack(self, payload: bytes) -> Any:
-        return self._made(self._decoder.decode(payload))
+        return self._build(self._decoder.decode(payload))
 
-    def _checked(self, values: tuple[Any, ...]) -> Any:
+    def _build_checked(self, values: tuple[Any, ...]) -> Any:
         """Return the record of values whose types and bounds are to be checked.
 
         Raises:
             ValueError: If one is not what the record declares.
         """
         # msgspec.convert would read the types anew in each call, which takes 10 us.
-        return self._made(self._decoder.decode(_ENCODER.encode(values)))
+        return self._build(self._decoder.decode(_ENCODER.encode(values)))
 
-    def _made(self, values: Iterable[Any]) -> Any:
+    def _build(self, values: Iterable[Any]) -> Any:
         """Return the record of these values.
 
         Raises:
@@ -206,7 +207,7 @@ class _StepForm(_Form):
         return self._packing.pack(*self._values(record))
 
     def unpack(self, payload: bytes) -> Any:
-        return self._checked(self._packing.unpack(payload))
+        return self._build_checked(self._packing.unpack(payload))
 
 
 class _OptimizerForm(_Form):
@@ -223,7 +224,7 @@ class _OptimizerForm(_Form):
 
     def unpack(self, payload: bytes) -> Any:
         *values, a, b, c, d = self._packing.unpack(payload)
-        return self._checked((*values, (a, b, c, d)))
+        return self._build_checked((*values, (a, b, c, d)))
 
 
 class _TextForm(_Form):
@@ -240,7 +241,7 @@ class _TextForm(_Form):
         return payload
 
     def unpack(self, payload: bytes) -> Any:
-        return self._made(map(harmless, self._decoder.decode(payload)))
+        return self._build(map(harmless, self._decoder.decode(payload)))
 
 
 class _RangeForm(_Form):
@@ -270,7 +271,7 @@ class _RangeForm(_Form):
         values = self._decoder.decode(payload)
         first, counts, *elements = values[self._place :]
         histogram = ExponentHistogram(first, _unpack_counts(*counts), *elements)
-        return self._made((*values[: self._place], histogram))
+        return self._build((*values[: self._place], histogram))
 
 
 class _TableForm(_Form):
@@ -393,6 +394,12 @@ def _check_step(record: StepRecord) -> None:
 
 
 def _check_census(record: CensusRecord) -> None:
+    # msgspec has no bound for integers of more than 64 bits. Later code makes floats of them,
+    # and above 2**1023 that raises in the daemon.
+    tables = (record.ops, record.casts, record.fallbacks, record.rows)
+    numbers = (cell for table in tables for row in table for cell in row if isinstance(cell, int))
+    if max(numbers, default=0) > _MAX_LARGE_COUNT:
+        refuse(f"counts of at most {_MAX_LARGE_COUNT}", record.step)
     if any(total.kind is OpKind.CAST for total in record.ops):
         refuse("casts in the table of casts", record.ops)
 

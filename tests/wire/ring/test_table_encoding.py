@@ -303,13 +303,15 @@ def test_totals_that_do_not_fit_are_not_written() -> None:
         (4, [[99, "tf32", 1, 2, 3, 4]]),
         (4, [[4, "a\x1bb", 1, 2, 3, 4]]),
         (4, [[4, "a" * 201, 1, 2, 3, 4]]),
+        (4, [[4, "tf32", 1, 2**127, 3, 4]]),
+        (4, [[4, "tf32", 1, 10**400, 3, 4]]),
         (5, {}),
         (7, [[1]]),
         (8, 2**63),
     ],
 )
 def test_what_is_not_of_the_form_is_refused(place: int, value: object) -> None:
-    """Negative, cut off, of an unknown kind, a control character, too long."""
+    """Negative, cut off, of an unknown kind, a control character, too long, more than a float."""
     kind, payload = encode(census(), LIMIT)
     values = json.loads(zlib.decompress(payload))
     values[place] = value

@@ -22,10 +22,10 @@ TRAINING = """
 import os, signal, sys
 import torch
 import ampwatch
-from ampwatch import outlet
+from ampwatch.training import outlet
 from ampwatch.training.launcher import DaemonStatus
 from ampwatch.numerics.units.ops import HALF_DTYPES
-from ampwatch.training.sensors import machine
+from ampwatch.training.model import machine
 from tests.trainings import build
 
 machine.cpu_dtypes = lambda _=None: HALF_DTYPES  # findings must not depend on the machine

@@ -24,7 +24,7 @@ from tools.preview.sheet import sheet
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parents[2] / "dashboards"
 
 
 def main(given: Sequence[str] | None = None) -> int:

@@ -258,7 +258,7 @@ def test_what_a_prometheus_was_told_and_has_stored_in_a_checkout_is_not_handed_o
     paths = tree(DeployOptions()).keys()
 
     assert "deploy/prometheus/prometheus.yml" in paths
-    assert not [path for path in paths if "targets" in path or "/data/" in path]
+    assert not [path for path in paths if "/targets/" in path or "/data/" in path]
 
 
 def test_rules_are_told_from_their_tests() -> None:

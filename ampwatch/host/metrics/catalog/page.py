@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _INTRODUCTION = """\
 # Metrics
 
-Generated from `ampwatch/catalog/`; change what is there, then run
+Generated from `ampwatch/host/metrics/catalog/`; change what is there, then run
 `python -m ampwatch.host.metrics.catalog > docs/metrics.md`.
 
 - Counters of a rank exist at 0 from the first scrape of a run, except where the table says otherwise. The gauges of a finding appear when it is

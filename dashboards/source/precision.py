@@ -36,7 +36,7 @@ _OF_KINDS = f'kind=~"{_KINDS}"'
 _WITH_FLOPS = 'op_kind=~"matmul|convolution|attention"'
 
 _MOST = thresholds(NEUTRAL, Step(0, WARN), Step(0.5, NEUTRAL), Step(0.9, GOOD))
-"""Of a model that AMP suits, all but a few per cent of the FLOPs are matmuls that autocast takes."""
+"""Thresholds of matmuls: of a model that AMP suits they are all but a few per cent of the FLOPs."""
 
 
 def page() -> Page:

@@ -74,7 +74,7 @@ FINDING_KEYS = (
     Key(label="severity", title="Severity", width=90),
     Key(label="root", title="Root cause", width=100),
 )
-"""What tells findings apart, beside the run."""
+"""Labels by which findings differ, beside the run."""
 
 ADVICE_KEY = Key(label="advice", title="What to change", mappings=(ADVICE_WORDS,), wrap=True)
 

@@ -37,7 +37,9 @@ def test_the_workshop_builds_every_record() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_record_without_arguments_can_be_written_and_read(kind: type[Record], tmp_path: Path) -> None:
+def test_a_record_without_arguments_can_be_written_and_read(
+    kind: type[Record], tmp_path: Path
+) -> None:
     """A reader of the ring gets it as it was put."""
     record = builder(kind)()
     writer = RingWriter.create([tmp_path], records.identity(), slots=64)

@@ -13,7 +13,7 @@ from ampwatch.host.fleet.rank import STALE_STEPS
 from ampwatch.runtime import ring_directories
 from ampwatch.wire.blackbox import files
 from ampwatch.wire.blackbox.box import joined
-from ampwatch.wire.blackbox.salvage import SILENT, look_into
+from ampwatch.wire.blackbox.salvage import SILENT, read_ring
 from ampwatch.wire.records import RunState
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def find_remains(
     for path in find_rings(places, any_user=False).rings:
         try:
             # Not ``RingWatcher``: this runs beside a daemon, and must remove none of its files.
-            look = look_into(path, settings.report_steps, "report")
+            look = read_ring(path, settings.report_steps, "report")
         except RingError:  # it has just ended, or is of another release
             continue
         box = look.box
@@ -104,7 +104,7 @@ def _read_path(path: Path) -> list[Box]:
             raise ReportError(msg)
         return boxes
     try:
-        return [look_into(path, _EVERYTHING, "report").box]
+        return [read_ring(path, _EVERYTHING, "report").box]
     except RingError:
         return files.read(path)
 

@@ -141,7 +141,7 @@ class RankView:
             self._apply_finding(record.finding)
         elif isinstance(record, FactsRecord):
             self._apply_facts(record)
-        else:
+        elif isinstance(record, EndRecord):
             self._end = record
             self.last_record_ns = record.time_ns
 

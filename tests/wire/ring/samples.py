@@ -25,6 +25,7 @@ from ampwatch.wire.records import (
     RangeRecord,
     RunState,
     SamplingRecord,
+    SensorFailureRecord,
     SkipClass,
     StepRecord,
     WindowRecord,
@@ -50,6 +51,8 @@ IDENTITY = workshop.identity(
 )
 END = workshop.end(time_ns=1_700_000_001_000_000_000)
 FACTS = workshop.facts(torch="2.13.0", gpu="H100")
+
+FAILURE = SensorFailureRecord("scale", 3, 41, "RuntimeError: no such attribute")
 
 
 def step(index: int) -> StepRecord:
@@ -219,8 +222,10 @@ def finding(
 
 def message(length: int) -> EndRecord:
     """A record of ``length`` slots that is not repeated."""
-    empty = workshop.end(RunState.FAILED, time_ns=1)
-    return replace(empty, reason="x" * (240 * length - len(encode(empty, 10**6)[1])))
+    reason = "x" * 240 * length
+    while len(encode(workshop.end(RunState.FAILED, reason, time_ns=1), 10**6)[1]) > 240 * length:
+        reason = reason[1:]
+    return workshop.end(RunState.FAILED, reason, time_ns=1)
 
 
 def slot_bytes(sequence: int, kind: int, payload: bytes, chunk: int = 0, chunks: int = 1) -> bytes:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ampwatch.doctor.check import State
-from ampwatch.doctor.ranges import cpu_kernel, device_kernel
+from ampwatch.doctor.training import cpu_kernel, device_kernel
 
 
 def _native(kernel: object) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from ampwatch.demo.corpus import VOCABULARY
-from ampwatch.demo.fault import FAULTY_MODULE, drift
 from ampwatch.demo.model import CharacterGPT
+from ampwatch.demo.training import FAULTY_MODULE, drift
 from tests.demo.test_model import TINY
 
 

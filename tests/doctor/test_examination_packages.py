@@ -7,7 +7,7 @@ from importlib import metadata
 import pytest
 
 from ampwatch.doctor.check import State, installed_version
-from ampwatch.doctor.extras import page, web_config
+from ampwatch.doctor.examination import page, web_config
 
 
 def nothing(_distribution: str) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
+import random
 import struct
+import tracemalloc
+import zlib
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import msgpack
 
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.wire.records import (
@@ -24,9 +30,9 @@ from ampwatch.wire.records import (
     OpTotal,
     WindowRecord,
 )
+from ampwatch.wire.records.fields import MAX_NAME
 from ampwatch.wire.ring.encoding import decode, encode
 from ampwatch.wire.ring.layout import MAX_CHUNKS, PAYLOAD_SIZE, Kind
-from ampwatch.wire.ring.precision_packing import MAX_NAME
 from tests.wire.ring.samples import census, step, window
 from tests.workshop.records import op_row
 
@@ -194,21 +200,43 @@ def test_the_bytes_are_the_documented_ones() -> None:
 
     _, payload = encode(record, LIMIT)
 
-    head = [5, 0xAC, 0x02, 1, 2, 0]
-    ops = [1, 2, 0, 4, *b"tf32", 1, 2, 3, 4]
-    casts = [1, 1, 0, 1, *b"x", 6, 7]
-    packed_row = [0, 0, 2, 7, 3, 3, 2, 1, 3, 8, 9, 10, 11]
-    assert payload == bytes([*head, *ops, *casts, 0, *packed_row])
+    ops, casts = [[2, "tf32", 1, 2, 3, 4]], [["tf32", "x", 6, 7]]
+    row = ["", "x", 7, 3, "", "x", "tf32", 3, 8, 9, 10, 11]
+    assert json.loads(zlib.decompress(payload)) == [5, 300, 1, 2, ops, casts, [], [row], 0]
 
 
 def test_the_bytes_of_a_window_are_the_documented_ones() -> None:
-    """Likewise, with its float first."""
-    record = replace(window(0), time_ns=4, totals=(), kernels_left_out=0)
+    """Likewise, as MessagePack."""
+    record = replace(window(1), time_ns=4, totals=(), drag=1.5)
 
     _, payload = encode(record, LIMIT)
 
-    numbers = [41, 4, 5, 1, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]
-    assert payload == struct.pack("=d", 1.5) + bytes([*numbers, 1, 2, 3, 4, 5, 0, 0])
+    numbers = [41, 4, 5, 1, 6, [1, 2, 3, 4, 5], 7, 8, 9, 10, 11, 1.5, 12, 13, 14, 15, 16, 17]
+    kernel = ["nvjet_hsh_0x8", "addmm", "tensor", "bfloat16", "nvjet", "nvjet", 90, 8, 20, 30]
+    assert msgpack.decode(zlib.decompress(payload)) == [*numbers, [], [kernel], 7]
+
+
+def test_a_table_beyond_the_reader_s_memory_is_refused() -> None:
+    """A few KB may unpack to GB; it is never unpacked further than the bound."""
+    bomb = zlib.compress(b" " * (64 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="expected a compressed table of at most"):
+            decode(Kind.CENSUS, bomb)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 16 << 20
+
+
+def test_what_follows_a_table_is_refused() -> None:
+    """A payload is one table, whole."""
+    kind, payload = encode(census(), LIMIT)
+
+    for wrong in (payload + b"x", payload[:-1], payload[:-5]):
+        with pytest.raises(ValueError, match=r"expected a compressed table|decompressing"):
+            decode(kind, wrong)
 
 
 @pytest.mark.parametrize(
@@ -279,31 +307,42 @@ def test_casts_have_a_table_of_their_own() -> None:
 
 def test_totals_that_do_not_fit_are_not_written() -> None:
     """Half of the totals would be a lie."""
-    many = tuple(OpTotal(OpKind.MATMUL, f"dtype{i}", i, i, i, i) for i in range(200))
+    chance = random.Random(1)
+    many = tuple(
+        OpTotal(OpKind.MATMUL, f"dtype{i}", *(chance.getrandbits(60) for _ in range(4)))
+        for i in range(200)
+    )
 
     with pytest.raises(ValueError, match="expected totals of at most"):
         encode(replace(census(), ops=many), SMALLEST_LIMIT)
 
 
 @pytest.mark.parametrize(
-    "tail",
+    ("place", "value"),
     [
-        b"",
-        b"\x01\x01",
-        b"\xff\x7f",
-        b"\x00\x00\x00\x05",
-        b"\x00\x00\x00\x00\x09short",
-        b"\x00\x00\x00\x00\x01\x1b",
-        b"\x00\x00\x00\x00\x01\xff",
-        b"\x80" * 20,
-        b"\x01\x0a\x00\x01x\x01\x01\x01\x01\x00\x00",
-        b"\x00\x00\x01\x09\x01\x01",
+        (0, -1),
+        (0, 1.5),
+        (2, 3),
+        (4, [[4, "tf32", -1, 2, 3, 4]]),
+        (4, [[4, "tf32", 1, 2, 3]]),
+        (4, [[99, "tf32", 1, 2, 3, 4]]),
+        (4, [[4, "a\x1bb", 1, 2, 3, 4]]),
+        (4, [[4, "a" * 201, 1, 2, 3, 4]]),
+        (4, [[4, "tf32", 1, 2**127, 3, 4]]),
+        (4, [[4, "tf32", 1, 10**400, 3, 4]]),
+        (5, {}),
+        (7, [[1]]),
+        (8, 2**63),
     ],
 )
-def test_what_is_not_of_the_form_is_refused(tail: bytes) -> None:
-    """Cut off, a table without rows, a name nobody wrote, a control character, an unknown kind."""
-    with pytest.raises(ValueError, match=r"expected|is not a valid|codec can't decode"):
-        decode(Kind.CENSUS, b"\x01\x01\x00\x01\x00" + tail)
+def test_what_is_not_of_the_form_is_refused(place: int, value: object) -> None:
+    """Negative, cut off, of an unknown kind, a control character, too long, more than a float."""
+    kind, payload = encode(census(), LIMIT)
+    values = json.loads(zlib.decompress(payload))
+    values[place] = value
+
+    with pytest.raises(ValueError, match=r"[Ee]xpected|Invalid enum value"):
+        decode(kind, zlib.compress(json.dumps(values).encode()))
 
 
 @settings(deadline=None)
@@ -313,11 +352,11 @@ def test_no_bytes_make_decoding_raise_anything_but_value_error(
 ) -> None:
     """A hostile writer costs its own records, not the daemon."""
     kind, payload = encode(record, 10 * LIMIT)
-    hostile = bytearray(payload)
+    hostile = bytearray(zlib.decompress(payload))
     for place in data.draw(st.lists(st.integers(0, len(hostile) - 1), min_size=1, max_size=4)):
         hostile[place] = data.draw(st.integers(0, 255))
     try:
-        read = decode(kind, bytes(hostile))
+        read = decode(kind, zlib.compress(hostile))
     except ValueError:
         return
     assert isinstance(read, (CensusRecord, WindowRecord))
@@ -330,10 +369,9 @@ def test_no_bytes_make_decoding_raise_anything_but_value_error(
 @given(st.sampled_from([Kind.CENSUS, Kind.WINDOW]), st.binary(max_size=400))
 def test_garbage_is_refused_or_read_and_never_crashes(kind: Kind, payload: bytes) -> None:
     """Whatever somebody writes into a ring."""
-    try:
-        decode(kind, payload)
-    except ValueError:
-        return
+    for hostile in (payload, zlib.compress(payload)):
+        with suppress(ValueError):
+            decode(kind, hostile)
 
 
 @pytest.mark.parametrize("record", [census(), window()])

@@ -1,4 +1,4 @@
-"""What counting every op costs: a counted step beside a bare one, and the cheapest dispatch mode.
+"""Cost of counting every op: a counted step beside a bare one, and the cheapest dispatch mode.
 
     python benchmarks/census.py                        three trainings on the CPU
     python benchmarks/census.py --rounds 40 gpt        one of them, for longer

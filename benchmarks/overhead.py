@@ -1,4 +1,4 @@
-"""What watching costs: a watched training beside the same one bare, in one run.
+"""Cost of watching: a watched training beside the same one bare, in one run.
 
     python benchmarks/overhead.py                        three trainings on the CPU
     python benchmarks/overhead.py --micro                a step that is next to nothing

@@ -1,4 +1,4 @@
-"""What watching costs, beside what people use today, in one run.
+"""Cost of watching, beside that of what people use today, in one run.
 
     python benchmarks/peers.py                        three trainings on the CPU
     python benchmarks/peers.py mlp --rounds 10        one of them

@@ -36,7 +36,7 @@ OPENING_TURN = 8
 
 @dataclass(frozen=True)
 class Turn:
-    """What came of one turn.
+    """Times of one turn.
 
     Attributes:
         milliseconds: Time of each step. The first finds the caches of others.

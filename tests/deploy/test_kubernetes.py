@@ -84,7 +84,7 @@ def test_there_is_one_config_map_for_each_dashboard() -> None:
 
 
 def test_the_rules_for_the_operator_are_the_rule_files() -> None:
-    """The same groups: the Operator hands ``spec`` on to a Prometheus as it is."""
+    """Their groups are equal: the Operator hands ``spec`` on to a Prometheus as it is."""
     objects = list(yaml.safe_load_all((ROOT / PATH).read_text(encoding="utf-8")))
 
     assert {(thing["apiVersion"], thing["kind"]) for thing in objects} == {

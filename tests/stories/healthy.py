@@ -108,7 +108,7 @@ def an_embedding_whose_rows_are_mostly_untouched() -> Program:
 
 @control
 def a_sparse_embedding() -> Program:
-    """The same, with a gradient that holds only the rows that occurred."""
+    """The gradient holds only the rows that occurred."""
     return _embedding(sparse=True)
 
 

@@ -307,7 +307,7 @@ def large_layers_and_two_samples(*, sick: bool) -> Program:
 
 @STORIES.tell("no_memory_gain", "", "config")
 def a_training_of_few_positions(*, sick: bool) -> Program:
-    """The same with float16, a scaler and steps."""
+    """Weights outweigh activations with float16, a scaler and steps as well."""
     model = mlp(256, 512, 256)
     batch = 4 if sick else 2048
     return train(
@@ -380,7 +380,7 @@ def a_language_model_in_bfloat16() -> Program:
 
 @control
 def a_language_model_under_autocast() -> Program:
-    """The same, with weights in float32."""
+    """The language model with weights in float32."""
     model = nn.Sequential(Block(32), Block(32))
     return train(model, lambda: mean_square(model(torch.randn(16, 32, 32))))
 

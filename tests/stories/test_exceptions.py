@@ -47,7 +47,7 @@ def fail(story: Story, level: str | None) -> tuple[Program, Monitor | None, Exce
 @at_each_level
 @of_each_error
 def test_an_exception_is_explained_and_reaches_the_user_as_it_is(story: Story, level: str) -> None:
-    """The same type and text as without ampwatch; one finding that says where it came from."""
+    """Type and text are as without ampwatch; one finding says where it came from."""
     bare, _, expected = fail(story, None)
     program, monitor, error = fail(story, level)
 

@@ -59,7 +59,7 @@ VALUES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "constant": torch.ones_like,
     "infinite": lambda normal: torch.where(normal > 3, torch.inf, normal),
 }
-"""What a tensor holds. Gradients are log-normal with a hundredth of zeros, as they often are."""
+"""Contents of a tensor. Gradients are log-normal with a hundredth of zeros, as they often are."""
 
 
 def tensors(case: Case, values: str, dtype: torch.dtype, device: str) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What a record costs: microseconds a ``put`` in the training process, slots a second in the daemon.
+"""Cost of a record: microseconds a ``put`` in the training process, slots a second in the daemon.
 
 Run ``python benchmarks/ring.py``. Rounds of every kind take turns, so that a change of
 the machine's speed meets all of them; the table gives the median round, and the worst.

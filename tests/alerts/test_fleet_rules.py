@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TESTS = ALERTS / "ampwatch.fleet.rules.test.yml"
 REMOTE = re.compile(r"(run|instance_run):ampwatch_.*")
-"""What is written to a central server; docs/fleet.md and deploy/ say so."""
+"""Names that are written to a central server, as docs/fleet.md and deploy/ say."""
 
 ONLY_HERE = {"instance_run_le:ampwatch_step_duration_seconds_bucket:rate5m"}
 """Only other rules read these."""
@@ -48,7 +48,7 @@ def rules() -> dict[str, str]:
 
 
 def test_every_rule_is_tested() -> None:
-    """By name: what promtool compares is in the file beside the rules."""
+    """Each name is asked for; promtool compares the values in the file beside the rules."""
     known = rules()
     (group,) = load(TESTS)["tests"]
     asked = " ".join(test["expr"] for test in group["promql_expr_test"])

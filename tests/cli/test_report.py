@@ -105,7 +105,8 @@ def test_json_is_a_report_that_can_be_taken_along(
     (tmp_path / "gpt.json").write_text(said)
 
     assert [f.kind for f in from_json(said, "x")[0].findings] == [
-        *("forward_overflow", "scale_collapse"),
+        "forward_overflow",
+        "scale_collapse",
     ]
     assert main(["report", str(tmp_path / "gpt.json")]) == 0
     assert "forward_overflow happened." in capsys.readouterr().out

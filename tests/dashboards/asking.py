@@ -56,7 +56,7 @@ def answer(
 
 
 def values_of(server: Prometheus, variable: dict[str, Any], now: float) -> set[str]:
-    """What a query variable offers."""
+    """Return the values that a query variable offers."""
     match = _VALUES.fullmatch(variable["definition"])
     assert match is not None, variable["definition"]
     series = get(server, "series", **{"match[]": filled(match[1]), "start": now - 3600, "end": now})

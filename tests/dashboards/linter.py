@@ -45,7 +45,7 @@ UNITS = frozenset(
         "dateTimeAsIso",
     ]
 )
-"""Of the units that the linter knows, those that the dashboards use."""
+"""Units in use, of the many that the linter knows."""
 
 _LINTED = frozenset({"stat", "singlestat", "graph", "table", "timeseries", "gauge"})
 _BOUND = frozenset({"singlestat", "graph", "table", "timeseries"})
@@ -54,7 +54,7 @@ _QUESTION = re.compile(r"([a-z_]+)\((.+)\)")
 
 @dataclass(frozen=True)
 class Problem:
-    """What a rule has found: which, how bad, where, and what."""
+    """A finding of a rule: which rule, how bad, where, and what."""
 
     rule: str
     severity: str
@@ -193,7 +193,7 @@ RULES: dict[str, Callable[[dict[str, Any]], Iterator[Found]]] = {
     "target-instance-rule": matched("instance"),
     "target-counter-agg-rule": target_counter_agg,
 }
-"""By the names that the linter gives them."""
+"""The rules by the names that the linter gives them."""
 
 IMPLIED = frozenset({"target-logql-rule", "target-logql-auto-rule", "uneditable-dashboard"})
 """The other rules of the linter: the conventions keep them, for no target may ask a Loki and no

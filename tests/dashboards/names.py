@@ -93,7 +93,7 @@ FOREIGN: dict[str, frozenset[str]] = {
         ]
     },
 }
-"""What Prometheus makes itself, and what dcgm-exporter has under old names and new ones."""
+"""Series that Prometheus makes itself, and those of dcgm-exporter under old and new names."""
 
 _VALUES: tuple[tuple[str, str, frozenset[str]], ...] = tuple(
     (metric, label, frozenset(values))
@@ -178,7 +178,7 @@ def _unknown_values(metric: str, matcher: Matcher) -> list[str]:
 
 
 class Names:
-    """What may be spoken of.
+    """Names that an expression may speak of.
 
     Args:
         recorded: Labels of recording rules, by their names.

@@ -99,7 +99,7 @@ def test_the_columns_of_a_table_can_be_joined(
 
 
 def test_a_run_is_one_row_with_its_worst_rank(history: tuple[Prometheus, float]) -> None:
-    """What the table of runs says of a run with a hanging rank, and of one that has failed."""
+    """A run with a hanging rank and one that has failed are told in the table of runs."""
     server, now = history
     table = panel("overview", 107)
     titles = table["transformations"][1]["options"]["renameByName"]

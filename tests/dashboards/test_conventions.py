@@ -155,7 +155,7 @@ BREACHES: list[tuple[str, str, Change]] = [
 
 
 def test_an_override_may_name_a_value_that_the_label_of_a_series_can_have() -> None:
-    """Of a label with a list, each value is the name of a series."""
+    """Each value of a label that has a list is the name of a series."""
     dashboard = copy.deepcopy(PROPER)
     expression = f"rate(ampwatch_kernel_seconds_total{{{CHOSEN}}}[5m])"
     target(dashboard).update(expr=expression, legendFormat="on {{unit}}")
@@ -180,7 +180,7 @@ def test_a_proper_dashboard_has_no_problem() -> None:
     ids=[breach[0] for breach in BREACHES],
 )
 def test_a_breach_is_told_in_words(problem: str, change: Change) -> None:
-    """What was expected, and where."""
+    """The text names what was expected, and where."""
     found = problems(changed(change))
 
     assert found

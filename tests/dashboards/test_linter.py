@@ -188,7 +188,7 @@ def test_a_mistake_is_found_by_its_rule_alone(rule: str, severity: str, change: 
 
 
 def test_every_rule_has_a_mistake() -> None:
-    """Of the 17 of the linter, 14 and the three that the conventions imply."""
+    """The linter has 17: 14 stand here, three are implied by the conventions."""
     assert len(RULES) + len(IMPLIED) == 17
     assert set(RULES) == {rule for _, rule, _, _ in MISTAKES}
     assert not IMPLIED & set(RULES)

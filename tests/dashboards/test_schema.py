@@ -49,7 +49,7 @@ def test_an_example_of_grafanas_format_loses_nothing() -> None:
 
 @pytest.mark.parametrize(("path", "wrong"), MISSPELT, ids=[wrong for _, wrong in MISSPELT])
 def test_a_misspelt_key_is_found(path: str, wrong: str) -> None:
-    """And named, with the place where it stands."""
+    """The key is named, with the place where it stands."""
     dashboard = copy.deepcopy(PROPER)
     misspell(dashboard, path, wrong)
 

@@ -263,10 +263,28 @@ def test_a_fault_at_any_call_leaves_training_as_it_was(
 
 
 GUARDS = (
-    *("steps", "autocast", "schedulers", "diagnosis", "succession", "backward", "replicas"),
-    *("ranges", "gradients", "activations", "weights", "updates"),
-    *("regions", "census", "births", "rounding", "inputs", "window"),
-    *("exceptions", "gradient_use", "clipping", "autocast_backward"),
+    "steps",
+    "autocast",
+    "schedulers",
+    "diagnosis",
+    "succession",
+    "backward",
+    "replicas",
+    "ranges",
+    "gradients",
+    "activations",
+    "weights",
+    "updates",
+    "regions",
+    "census",
+    "births",
+    "rounding",
+    "inputs",
+    "window",
+    "exceptions",
+    "gradient_use",
+    "clipping",
+    "autocast_backward",
 )
 
 

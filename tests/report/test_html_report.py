@@ -154,7 +154,10 @@ def test_exponents_stand_in_the_region_that_says_what_becomes_of_them() -> None:
     bars = re.findall(r'class="bar (\w+)"[^>]*><title>(.*?)</title>', picture)
 
     assert [(sort, title.split(": ")[1].split(" ")[0]) for sort, title in bars] == [
-        *(("flushed", "8"), ("subnormal", "4"), ("normal", "2"), ("overflow", "1")),
+        ("flushed", "8"),
+        ("subnormal", "4"),
+        ("normal", "2"),
+        ("overflow", "1"),
         ("overflow", "3"),
     ]
     assert "becomes zero" in picture

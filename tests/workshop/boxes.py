@@ -1,4 +1,4 @@
-"""A box with something of everything, which nobody trained."""
+"""A made-up black box with something of everything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def measured(
     topic: Topic = Topic.GRADIENT,
     counts: ExponentHistogram | None = None,
 ) -> RangeRecord:
-    """What was measured of a module in iteration ``index``."""
+    """Ranges of a module, measured in iteration ``index``."""
     counts = counts or histogram(-30, 4, 100, 20, zeros=7, nans=1, positive_infs=2)
     return ranges(
         module,

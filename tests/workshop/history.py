@@ -21,7 +21,7 @@ PER_MACHINE = 2
 """Ranks of the made-up run that share a daemon."""
 
 BACKOFFS = 41.0
-"""Of the last rank; one growth as everywhere, so that 40 halvings are left over."""
+"""Backoffs of the last rank; with one growth, as everywhere, 40 halvings are left over."""
 
 _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 _RISES = ("_total", "_sum", "_count", "_bucket", "_ENERGY_CONSUMPTION")
@@ -32,7 +32,7 @@ DCGM_INSTANCES = ("node-0:9400", "node-1:9400")
 """An exporter with the old names of metrics and labels, and one with the new ones."""
 
 BLANK = 140737488355328.0
-"""What DCGM says where it has no value."""
+"""Number that DCGM gives where it has no value."""
 
 _GPU_SAMPLE = re.compile(r"^(ampwatch_(?:gpu|mig)_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 _OLD = {

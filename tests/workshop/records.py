@@ -179,7 +179,7 @@ _SAMPLING = SamplingRecord(
 
 
 def sampling(**changes: Any) -> SamplingRecord:
-    """What sampling has looked at after one sample, of gradients."""
+    """Totals of sampling after one sample, of gradients."""
     return replace(_SAMPLING, **changes)
 
 
@@ -303,4 +303,4 @@ BUILDERS = {
     FindingRecord: finding,
     EndRecord: end,
 }
-"""Who builds a record of each type; without arguments, a plain one."""
+"""The builder of each type; without arguments it gives a plain record."""

@@ -69,7 +69,7 @@ def test_two_records_share_nothing_that_can_change(kind: type[Record]) -> None:
 
 
 def test_an_argument_changes_its_field_and_no_other() -> None:
-    """What a test does not name is as in every other test."""
+    """A field that a test does not name is as in every other test."""
     plain, changed = records.step(3), records.step(3, loss_scale=8.0)
 
     assert dataclasses.asdict(changed) == {**dataclasses.asdict(plain), "loss_scale": 8.0}
@@ -80,7 +80,7 @@ def test_an_argument_changes_its_field_and_no_other() -> None:
 
 
 def test_a_step_is_one_second_after_the_one_before() -> None:
-    """And the first one has no duration, as the first of a training."""
+    """The first one has no duration, as the first of a training."""
     steps: list[StepRecord] = [records.step(index) for index in range(3)]
 
     assert [record.time_ns - steps[0].time_ns for record in steps] == [0, 10**9, 2 * 10**9]

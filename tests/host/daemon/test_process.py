@@ -130,7 +130,8 @@ def test_a_port_of_another_daemon_is_an_error_that_names_it(place: Place, tmp_pa
         place.daemon() as first,
         place.command(
             "daemon",
-            *("--port", str(first.info.port)),
+            "--port",
+            str(first.info.port),
             AMPWATCH_RUNTIME_DIR=str(tmp_path / "another"),
         ) as second,
     ):

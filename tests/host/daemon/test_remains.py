@@ -62,7 +62,9 @@ def test_ring_and_disk_are_one_run(tmp_path: Path, settings: Settings) -> None:
 
     assert [s.step for s in running.steps] == [3, 8]
     assert [b.state for b in (running, hung, ended)] == [
-        *(RunState.RUNNING, RunState.STALE, RunState.FINISHED),
+        RunState.RUNNING,
+        RunState.STALE,
+        RunState.FINISHED,
     ]
     assert (running.reason, ended.reason) == ("", "")
     assert "has ended no step for a long time" in hung.reason

@@ -102,7 +102,10 @@ def full_census() -> Record:
     """As many rows as a ring can hold, and more: long names, each another one."""
     rows = [
         op_row(
-            *("", "bfloat16", kind, f"transformer.encoder.layers.{i}.attention.out_proj"),
+            "",
+            "bfloat16",
+            kind,
+            f"transformer.encoder.layers.{i}.attention.out_proj",
             phase=phase,
             flops=10**12 + i,
             fallback=Fallback.CUSTOM_FUNCTION,

@@ -122,8 +122,8 @@ class FindingBook:
         # Of findings of one kind the first one stands for the incident.
         firsts = list({f.kind: f for f in reversed(self.findings)}.values())
         for symptom in self.findings:
-            cause = next(causes_of(symptom, firsts, When.DURING), None)
-            if cause is not None:
+            # All of them: the first one may be a symptom of this very finding.
+            for cause in causes_of(symptom, firsts, When.DURING):
                 self.explain(symptom, self.root_of(cause))
 
     def report_anew(self, finding: Finding) -> None:

@@ -406,3 +406,19 @@ def test_what_is_still_seen_when_a_cause_has_begun_is_attached_to_it(
     book.attach_symptoms()
 
     assert symptom.caused_by == expected
+
+
+def test_a_cause_that_is_a_symptom_of_the_finding_itself_does_not_hide_the_next_one() -> None:
+    """A period in the skips was taken for why a scaler is out of step; both belong to the blow-up."""
+    book = FindingBook(Ear())
+    period, desync, blown_up = (
+        _at("periodic_skip", 100),
+        _at("shared_scaler_desync", 100),
+        _at(DIVERGENCE.slug, 100),
+    )
+    _entered(book, period, desync, blown_up)
+    book.explain(desync, period)
+
+    book.attach_symptoms()
+
+    assert [f.caused_by for f in (period, desync)] == [blown_up.key, blown_up.key]

@@ -40,7 +40,7 @@ AUTOCAST_INACTIVE = Kind(
 )
 
 
-LOOKS = 3
+MIN_CENSUSES = 3
 """Censuses in a row without a single FLOP in low precision before it is said."""
 
 USUAL_SHARE = 0.5
@@ -133,12 +133,13 @@ class AutocastState:
         if not flops or flops < USUAL_SHARE * self._usual_flops:
             return
         self._idle += 1
-        if self._idle < LOOKS or not (is_scaled or self._usual_flops):
+        if self._idle < MIN_CENSUSES or not (is_scaled or self._usual_flops):
             return
-        expected = [
-            *(["an enabled GradScaler scales the loss"] if is_scaled else []),
-            *(["it ran in low precision before"] if self._usual_flops else []),
-        ]
+        expected = []
+        if is_scaled:
+            expected.append("an enabled GradScaler scales the loss")
+        if self._usual_flops:
+            expected.append("it ran in low precision before")
         # Either alone may be meant: a scaler that stays where autocast is switched off, or
         # a phase of the training in float32.
         severity = Severity.WARNING if is_scaled and self._usual_flops else Severity.INFO

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.calls.known_errors import BCE, KNOWN, RECURRENT, Known
+from ampwatch.diagnosis.calls.known_errors import BCE, KNOWN, RECURRENT, KnownError
 from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
 from ampwatch.wire.records import Finding, Severity
 
@@ -66,7 +66,7 @@ def _is_recurrent(seen: Raised) -> bool:
     return bool(half and seen.module_type in ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell"))
 
 
-def _finding(seen: Raised, known: Known, match: re.Match[str] | None) -> Finding:
+def _finding(seen: Raised, known: KnownError, match: re.Match[str] | None) -> Finding:
     phase = known.phase or ("backward" if seen.in_backward else "forward")
     where = _where(seen, phase)
     op = known.op or _op_of(seen, match)

@@ -25,11 +25,11 @@ as the biases of attention keys, have no gradient worth the name in any precisio
 LOST_OF_ONE = 0.5
 """Share of the elements of one parameter from which it counts as lost."""
 
-LOOKS = 2
-"""Looks in a row that must agree: one may be between a backoff and a growth."""
+MIN_SAMPLES = 2
+"""Samples in a row that must agree: one may be between a backoff and a growth."""
 
-HARMLESS_LOOKS = 3
-"""Looks without a loss after which float16 without a scaler is said to have done no harm."""
+HARMLESS_SAMPLES = 3
+"""Samples without a loss after which float16 without a scaler is said to have done no harm."""
 
 
 class GradientRange:
@@ -44,7 +44,7 @@ class GradientRange:
         self._book = book
         self._culprits = culprits
         self._lost = LostGradients()
-        self._looks = 0
+        self._samples = 0
         self._agreeing = 0
         self._low = LowScale(book)
 
@@ -68,7 +68,7 @@ class GradientRange:
             self._low.check_by_loss(iteration)
 
     def _judge(self, iteration: Iteration, gradients: Mapping[str, Gradient]) -> None:
-        self._looks += 1
+        self._samples += 1
         step = iteration.step
         shares = self._lost.shares(gradients, step)
         seen = [g.histogram for g in gradients.values()]
@@ -80,7 +80,7 @@ class GradientRange:
         share = sum(lost.values()) / total if total else 0.0
         if share < LOST_SHARE or shares[worst] < LOST_OF_ONE:
             self._agreeing = 0
-            if iteration.scaler is None and self._looks >= HARMLESS_LOOKS:
+            if iteration.scaler is None and self._samples >= HARMLESS_SAMPLES:
                 self._say_without_scaler(iteration, Severity.INFO, "api", share, math.nan)
             elif iteration.scaler is not None and gradients[worst].scale < 1.0:
                 # The range fits: what is wrong is where the scale was left, even if nothing is lost.
@@ -91,7 +91,7 @@ class GradientRange:
             where = f"param:{worst}"
             self._say_without_scaler(iteration, Severity.WARNING, where, share, shares[worst])
             return
-        if self._agreeing < LOOKS and not self._is_known(worst):
+        if self._agreeing < MIN_SAMPLES and not self._is_known(worst):
             return
         scale = gradients[worst].scale
         if self._low.is_passing(iteration, gradients, scale):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import Family, Kind, certain, very_likely
+from ampwatch.diagnosis.rounding.at_site import count_once_a_step, finding_at
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
@@ -174,25 +175,9 @@ class Accumulation:
         self, kind: Kind, site: OpSite, dtype: str, summary: str, evidence: dict[str, float]
     ) -> None:
         made = self._book.of_kind(kind.slug)
-        if made:
-            # Other sums of the same training stop as well: one incident, counted once a step.
-            if made[-1].last_step != site.step:
-                own = evidence if made[-1].where == site.where else {}
-                self._book.again(kind.slug, made[-1].where, site.step, **own)
+        if not made:
+            self._book.make(finding_at(site, kind, dtype, summary, evidence))
             return
-        self._book.make(
-            Finding(
-                kind=kind.slug,
-                severity=Severity.WARNING,
-                where=site.where,
-                summary=summary,
-                advice=kind.advice,
-                op=site.op,
-                phase=site.phase,
-                dtype=dtype,
-                first_step=site.step,
-                last_step=site.step,
-                evidence=evidence,
-                source=site.source,
-            )
-        )
+        # Other sums of the same training stop as well: their numbers are not those of the first.
+        own = evidence if made[-1].where == site.where else {}
+        count_once_a_step(self._book, made[-1], site.step, **own)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.rounding.at_site import count_once_a_step, finding_at
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
@@ -94,7 +95,6 @@ class Fp8:
         site = scale.site
         self._make(
             FP8_SCALE_NONFINITE,
-            Severity.CRITICAL,
             site,
             scale.dtype,
             f"A scale for {scale.dtype} is not finite: {site.op} in {_place(site.where)} divided by"
@@ -113,7 +113,6 @@ class Fp8:
             finding.severity = Severity.WARNING
         self._make(
             FP8_SATURATION,
-            Severity.INFO if cast.is_first else Severity.WARNING,
             cast.site,
             cast.dtype,
             f"{share:.1%} of the numbers cast to {cast.dtype} in {_place(cast.site.where)} in step"
@@ -125,6 +124,7 @@ class Fp8:
                 "largest_of_format": largest,
                 "values": float(cast.num_values),
             },
+            severity=Severity.INFO if cast.is_first else Severity.WARNING,
         )
 
     def _flushed(self, cast: Fp8Cast) -> None:
@@ -132,7 +132,6 @@ class Fp8:
         share = cast.flushed / cast.num_values
         self._make(
             FP8_UNDERFLOW,
-            Severity.WARNING,
             cast.site,
             cast.dtype,
             f"{share:.1%} of the numbers that are not zero became zero when they were cast to"
@@ -145,33 +144,18 @@ class Fp8:
     def _make(
         self,
         kind: Kind,
-        severity: Severity,
         site: OpSite,
         dtype: str,
         summary: str,
         evidence: dict[str, float],
+        *,
+        severity: Severity | None = None,
     ) -> None:
         made = self._book.of_kind(kind.slug)
         if made:
-            if made[-1].last_step != site.step:
-                self._book.again(kind.slug, made[-1].where, site.step)
-            return
-        self._book.make(
-            Finding(
-                kind=kind.slug,
-                severity=severity,
-                where=site.where,
-                summary=summary,
-                advice=kind.advice,
-                op=site.op,
-                phase=site.phase,
-                dtype=dtype,
-                first_step=site.step,
-                last_step=site.step,
-                evidence=evidence,
-                source=site.source,
-            )
-        )
+            count_once_a_step(self._book, made[-1], site.step)
+        else:
+            self._book.make(finding_at(site, kind, dtype, summary, evidence, severity=severity))
 
 
 def _place(where: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.rounding.at_site import count_once_a_step, finding_at
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
@@ -57,30 +58,20 @@ class LossyCasts:
         # Positions are cast once in every layer: one incident. An info stands for no warning.
         alike = next((f for f in made if f.severity == severity), None)
         if alike is not None or (made and severity is Severity.INFO):
-            self._count(alike or made[0], site.step)
+            count_once_a_step(self._book, alike or made[0], site.step)
             return
         if any(f.where == site.where for f in made):
             return
         self._book.make(
-            Finding(
-                kind=LOSSY_INTEGER_CAST.slug,
+            finding_at(
+                site,
+                LOSSY_INTEGER_CAST,
+                cast.dtype,
+                _summary(cast),
+                evidence,
                 severity=severity,
-                where=site.where,
-                summary=_summary(cast),
-                advice=LOSSY_INTEGER_CAST.advice,
-                op=site.op,
-                phase=site.phase,
-                dtype=cast.dtype,
-                first_step=site.step,
-                last_step=site.step,
-                evidence=evidence,
-                source=site.source,
             )
         )
-
-    def _count(self, finding: Finding, step: int) -> None:
-        if finding.last_step != step:
-            self._book.again(LOSSY_INTEGER_CAST.slug, finding.where, step)
 
 
 def _summary(cast: LossyCast) -> str:

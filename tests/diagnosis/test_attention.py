@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.evidence.rounding import SumSeen
 from ampwatch.wire.records import Topic
-from tests.diagnosis.replay import Replay, measured
+from tests.workshop.replay import Replay, measured
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.attention import Attention

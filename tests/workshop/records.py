@@ -28,6 +28,7 @@ from ampwatch.wire.records import (
     RunIdentity,
     RunState,
     SamplingRecord,
+    SensorFailureRecord,
     Severity,
     SkipClass,
     StepRecord,
@@ -112,6 +113,12 @@ def end(
     state: RunState = RunState.FINISHED, reason: str = "", time_ns: int = (START + 9) * SECOND
 ) -> EndRecord:
     return EndRecord(state, reason, time_ns)
+
+
+def failure(
+    sensor: str = "scale", errors: int = 1, step: int = 3, message: str = "ValueError: no"
+) -> SensorFailureRecord:
+    return SensorFailureRecord(sensor, errors, step, message)
 
 
 def skipped_step(index: int, scale: float, **changes: Any) -> StepRecord:
@@ -302,5 +309,6 @@ BUILDERS = {
     FactsRecord: facts,
     FindingRecord: finding,
     EndRecord: end,
+    SensorFailureRecord: failure,
 }
 """The builder of each type; without arguments it gives a plain record."""

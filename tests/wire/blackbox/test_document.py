@@ -12,9 +12,9 @@ import pytest
 from ampwatch.errors import ReportError
 from ampwatch.wire.blackbox.box import joined
 from ampwatch.wire.blackbox.document import from_json, to_json
-from ampwatch.wire.records import RunState, SensorFailureRecord
+from ampwatch.wire.records import RunState
 from tests.workshop.boxes import box
-from tests.workshop.records import alarm, step
+from tests.workshop.records import alarm, failure, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ def test_failures_of_sensors_are_written_where_there_are_any() -> None:
     """A report of a run without any is as it was before they could be written."""
     given = box()
     assert "failures" not in document()["ranks"][0]
-    given.failures = [SensorFailureRecord("scale", 7, 40, "KeyError: 'x'")]
+    given.failures = [failure("scale", 7, 40, "KeyError: 'x'")]
     (read,) = from_json(to_json([given]), "a file")
 
     assert read.failures == given.failures
@@ -158,8 +158,8 @@ def test_two_boxes_of_a_rank_say_together_what_each_knows() -> None:
     later.steps = [step(20)]
     later.findings = [replace(own.findings[0], count=77)]
     later.state, later.reason = RunState.FAILED, "killed"
-    own.failures = [SensorFailureRecord("scale", 1, 3, ""), SensorFailureRecord("ops", 1, 4, "")]
-    later.failures = [SensorFailureRecord("scale", 2, 9, "")]
+    own.failures = [failure("scale", 1, 3, ""), failure("ops", 1, 4, "")]
+    later.failures = [failure("scale", 2, 9, "")]
     both = joined(own, later)
 
     assert (both.settings, both.traceback) == (own.settings, own.traceback)

@@ -15,12 +15,11 @@ from ampwatch.wire.records import (
     Finding,
     FindingRecord,
     RunState,
-    SensorFailureRecord,
     Severity,
     Topic,
 )
 from tests.workshop.boxes import measured
-from tests.workshop.records import IDENTITY, alarm, end, optimizer, step
+from tests.workshop.records import IDENTITY, alarm, end, failure, optimizer, step
 
 
 def box_of(recorder: Recorder) -> Box:
@@ -102,7 +101,7 @@ def test_everything_is_bounded() -> None:
         recorder.put(FindingRecord(alarm("kind", f"module{index}", first_step=index)))
         recorder.put(measured(index, f"module{index}", Topic.ACTIVATION))
         recorder.put(FactsRecord({f"fact{index}": "x"}))
-        recorder.put(SensorFailureRecord(f"sensor{index}", 1, index, ""))
+        recorder.put(failure(f"sensor{index}", 1, index, ""))
     box = box_of(recorder)
 
     assert len(box.findings) == MAX_FINDINGS
@@ -122,9 +121,9 @@ def test_how_it_ended_is_said() -> None:
 
 def test_of_each_sensor_that_failed_the_newest_exception_is_kept() -> None:
     """Records are cumulative; one that the ring repeats changes nothing."""
-    first = SensorFailureRecord("scale", 1, 3, "ValueError: no")
-    newest = SensorFailureRecord("scale", 7, 40, "KeyError: 'x'")
-    other = SensorFailureRecord("ranges", 2, 5, "RuntimeError: gone")
+    first = failure("scale", 1, 3, "ValueError: no")
+    newest = failure("scale", 7, 40, "KeyError: 'x'")
+    other = failure("ranges", 2, 5, "RuntimeError: gone")
     recorder = recorded(IDENTITY, [first, other, newest, newest], steps=16)
 
     assert box_of(recorder).failures == [newest, other]

@@ -25,7 +25,6 @@ from ampwatch.wire.records import (
     RangeRecord,
     RunState,
     SamplingRecord,
-    SensorFailureRecord,
     SkipClass,
     StepRecord,
     WindowRecord,
@@ -52,7 +51,7 @@ IDENTITY = workshop.identity(
 END = workshop.end(time_ns=1_700_000_001_000_000_000)
 FACTS = workshop.facts(torch="2.13.0", gpu="H100")
 
-FAILURE = SensorFailureRecord("scale", 3, 41, "RuntimeError: no such attribute")
+FAILURE = workshop.failure("scale", 3, 41, "RuntimeError: no such attribute")
 
 
 def step(index: int) -> StepRecord:

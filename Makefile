@@ -66,6 +66,7 @@ check: $(INSTALLED) ## Check format, lint, types, layers, spelling, and that gen
 		$(BIN)/python -m ampwatch.$${page%:*} | diff -u docs/$${page#*:}.md - || { \
 			echo "expected docs/$${page#*:}.md as generated, got the above; run: make docs"; exit 1; }; \
 	done
+	$(BIN)/python -m ampwatch.diagnosis.kinds --check
 	@$(BIN)/python -m ampwatch.operate.deploy | diff -u deploy/kubernetes/prometheusrule.yaml - || { \
 		echo "expected deploy/kubernetes/prometheusrule.yaml as generated, got the above; run: make docs"; exit 1; }
 
@@ -79,6 +80,7 @@ docs: $(INSTALLED) ## Write what is generated again: metrics, settings, rules fo
 	$(BIN)/python -m ampwatch.host.metrics.catalog > docs/metrics.md
 	$(BIN)/python -m ampwatch.settings > docs/settings.md
 	$(BIN)/python -m ampwatch.training.patched > docs/what-is-patched.md
+	$(BIN)/python -m ampwatch.diagnosis.kinds
 	$(BIN)/python -m ampwatch.operate.deploy > deploy/kubernetes/prometheusrule.yaml
 
 .PHONY: dashboards

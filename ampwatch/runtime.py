@@ -1,4 +1,4 @@
-"""Where ampwatch keeps its files on a machine, and who owns them.
+"""Places of ampwatch's files on a machine, and their owners.
 
 Both halves must agree on these places without talking to each other: the
 training process puts ring files there, the daemon finds them and holds its lock
@@ -54,7 +54,7 @@ def private_directory(path: Path) -> Path:
 
 
 def lets_others_in(status: os.stat_result) -> bool:
-    """Tell whether the mode of a directory gives group or others any right."""
+    """Return whether the mode of a directory gives group or others any right."""
     return bool(stat.S_IMODE(status.st_mode) & 0o077)
 
 
@@ -140,7 +140,7 @@ def ring_directories_of_all_users(runtime_dir: str = "") -> list[Path]:
 
 
 def _is_of_its_user(path: Path) -> bool:
-    """Tell whether ``.../ampwatch-<uid>`` or ``<uid>/ampwatch`` is a directory of that uid."""
+    """Return whether ``.../ampwatch-<uid>`` or ``<uid>/ampwatch`` is a directory of that uid."""
     uid = path.parent.name if path.parent.parent == SESSIONS else path.name.partition("-")[2]
     try:
         status = path.lstat()

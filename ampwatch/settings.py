@@ -1,4 +1,4 @@
-"""Every knob of ampwatch, once: its default, its environment variable, its limits.
+"""Settings of ampwatch, each once: its default, its environment variable, its limits.
 
 A setting is taken from the keyword argument, else from the environment variable
 ``AMPWATCH_<NAME>``, else from the default below. All of them are checked together,
@@ -28,13 +28,13 @@ DEFAULT_PORT = 10917
 """The daemon's port. Outside 9100-9999, which is allocated in full; not registered yet."""
 
 REQUIRE_SERVICES = "AMPWATCH_REQUIRE_SERVICES"
-"""No setting: it belongs to the tests."""
+"""Variable of the tests, and no setting: with it a service that is missing fails them."""
 
 ATTACH = "AMPWATCH_ATTACH"
-"""Nor is this: with it `ampwatch run` tells the program's processes to attach by themselves."""
+"""Variable in which `ampwatch run` asks the program's processes to attach by themselves; no setting."""
 
 SERVE, FINDINGS_ONLY = "serve", "findings-only"
-"""What it says."""
+"""Values of ``ATTACH``: with a daemon, or without."""
 
 LEVELS = ("off", "light", "standard", "deep")
 CPU_KERNELS = ("auto", "torch")
@@ -43,6 +43,17 @@ COMPILED_CENSUSES = ("window", "force_eager")
 GPU_SOURCES = ("auto", "off", "demo")
 SWITCH = ("off", "on")
 MODULE_SERIES_RANKS = ("host", "all", "run")
+_WORDS = {
+    "level": LEVELS,
+    "cpu_kernel": CPU_KERNELS,
+    "gpu": GPU_SOURCES,
+    "gpu_link_throughput": SWITCH,
+    "op_census": OP_CENSUSES,
+    "compiled_census": COMPILED_CENSUSES,
+    "module_series_ranks": MODULE_SERIES_RANKS,
+}
+"""Words that are allowed in settings of a single word."""
+
 ENVIRONMENT_PREFIX = "AMPWATCH_"
 DIRECTORIES = ("runtime_dir", "ring_dir", "report_dir")
 MAX_NAME_LENGTH = 64
@@ -276,7 +287,7 @@ class Settings:
             values[name] = os.path.abspath(values[name]) if values.get(name) else ""  # noqa: PTH100 - text, as given
         settings = cls(**values)
         _check_words(settings)
-        _warn_of_strangers(environ, known)
+        _warn_of_unknown(environ, known)
         return settings
 
     @property
@@ -308,7 +319,7 @@ def _checked(label: str, value: Any, default: Any, limits: Mapping[str, Any]) ->
     return converted
 
 
-def _warn_of_strangers(environ: Mapping[str, str], known: Iterable[str]) -> None:
+def _warn_of_unknown(environ: Mapping[str, str], known: Iterable[str]) -> None:
     variables = [ENVIRONMENT_PREFIX + name.upper() for name in known]
     for name in sorted(environ):
         if name.startswith(ENVIRONMENT_PREFIX) and name not in (
@@ -322,27 +333,10 @@ def _warn_of_strangers(environ: Mapping[str, str], known: Iterable[str]) -> None
 
 
 def _check_words(settings: Settings) -> None:
-    if settings.level not in LEVELS:
-        msg = f"`level`: expected one of {', '.join(LEVELS)}, got {settings.level!r}"
-        raise SettingsError(msg)
-    if settings.cpu_kernel not in CPU_KERNELS:
-        msg = f"`cpu_kernel`: expected one of {', '.join(CPU_KERNELS)}, got {settings.cpu_kernel!r}"
-        raise SettingsError(msg)
-    if settings.gpu not in GPU_SOURCES:
-        msg = f"`gpu`: expected one of {', '.join(GPU_SOURCES)}, got {settings.gpu!r}"
-        raise SettingsError(msg)
-    if settings.gpu_link_throughput not in SWITCH:
-        msg = f"`gpu_link_throughput`: expected one of {', '.join(SWITCH)}, got {settings.gpu_link_throughput!r}"
-        raise SettingsError(msg)
-    if settings.op_census not in OP_CENSUSES:
-        msg = f"`op_census`: expected one of {', '.join(OP_CENSUSES)}, got {settings.op_census!r}"
-        raise SettingsError(msg)
-    if settings.compiled_census not in COMPILED_CENSUSES:
-        msg = f"`compiled_census`: expected one of {', '.join(COMPILED_CENSUSES)}, got {settings.compiled_census!r}"
-        raise SettingsError(msg)
-    if settings.module_series_ranks not in MODULE_SERIES_RANKS:
-        msg = f"`module_series_ranks`: expected one of {', '.join(MODULE_SERIES_RANKS)}, got {settings.module_series_ranks!r}"
-        raise SettingsError(msg)
+    for name, words in _WORDS.items():
+        if (given := getattr(settings, name)) not in words:
+            msg = f"`{name}`: expected one of {', '.join(words)}, got {given!r}"
+            raise SettingsError(msg)
     parse_override(settings.peak_flops)
     parse_patterns(settings.kernel_patterns)
     if settings.run and (len(settings.run) > MAX_NAME_LENGTH or not _NAME.fullmatch(settings.run)):

@@ -1,4 +1,4 @@
-"""What counting every op costs: a counted step beside a bare one, and the cheapest dispatch mode.
+"""Cost of counting every op: a counted step beside a bare one, and the cheapest dispatch mode.
 
     python benchmarks/census.py                        three trainings on the CPU
     python benchmarks/census.py --rounds 40 gpt        one of them, for longer
@@ -11,10 +11,8 @@ change of the machine's speed meets all of them alike.
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +20,7 @@ import torch
 from alone import context_of
 from conditions import QUIET_ENVIRONMENT, kept, read, restart_in_quiet_environment, write
 from torch.utils._python_dispatch import TorchDispatchMode
-from turns import quartiles
+from turns import parsed, parser_of, quartiles, spread
 from workloads import WORKLOADS, Training
 
 from ampwatch.guard import Account
@@ -31,6 +29,7 @@ from ampwatch.training.iteration.governor import Governor, Look
 from ampwatch.training.sensors.ops.census import OpCensusSensor
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable
 
 WARM_UP_STEPS = 5
@@ -151,11 +150,7 @@ def table(results: list[dict[str, Any]]) -> str:
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for r in results:
-        mode, census = (
-            f"{r[f'{name}_ratio']:.3f} ({low:.3f}-{high:.3f})"
-            for name in ("mode", "census")
-            for low, high in [r[f"{name}_quartiles"]]
-        )
+        mode, census = spread(r, "mode"), spread(r, "census")
         lines.append(
             f"| {r['workload']} | {r['bare_ms']:.2f} ms | {r['ops']} ({r['counted']}) | {mode}"
             f" | {census} | {r['mode_us_per_op']:.1f} | {r['census_us_per_op']:.1f}"
@@ -164,25 +159,13 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def arguments() -> argparse.Namespace:
+def arguments() -> Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__, 30, "steps of each kind")
+    parser.add_argument(
+        "--shared", action="store_true", help="note that others used the machine meanwhile"
     )
-    add = parser.add_argument
-    add("workloads", nargs="*", metavar="WORKLOAD", help="gpt, cnn, mlp, gpt-fp16 or micro")
-    add("--device", choices=sorted(WORKLOADS), default="cpu")
-    add("--rounds", type=int, default=30, help="steps of each kind, at least 2")
-    add("--shared", action="store_true", help="note that others used the machine meanwhile")
-    add("--json", type=Path, metavar="FILE", help="write the numbers there")
-    add("--table", type=Path, metavar="FILE", help="measure nothing, print these numbers")
-    args = parser.parse_args()
-    args.workloads = args.workloads or ["gpt", "cnn", "mlp"]
-    if set(args.workloads) - set(WORKLOADS[args.device]) or args.rounds < 2:
-        parser.error(
-            f"expected workloads among {', '.join(WORKLOADS[args.device])}, and two rounds"
-        )
-    return args
+    return parsed(parser)
 
 
 def main() -> None:

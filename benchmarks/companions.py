@@ -1,4 +1,4 @@
-"""What accompanies a training: nothing, ampwatch, or what people use today.
+"""Companions of a training: nothing, ampwatch, or what people use today.
 
 Each is attached as its own documentation says. Most of them cannot be taken off again, and
 ``DebugUnderflowOverflow`` raises at the first infinite activation: each has a process of its own.

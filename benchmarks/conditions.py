@@ -1,4 +1,4 @@
-"""What measurements are made on, and what is set so that they can be compared."""
+"""The machine that measurements are made on, and what is set so that they can be compared."""
 
 from __future__ import annotations
 

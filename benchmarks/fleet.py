@@ -105,7 +105,7 @@ def series_by_topic(scrape: bytes) -> dict[str, int]:
 
 
 def on_one_machine(num_ranks: int, which: str) -> dict[str, Any]:
-    """Return what so many ranks cost the daemon of their machine."""
+    """Return what ``num_ranks`` ranks cost the daemon of their machine."""
     with tempfile.TemporaryDirectory(prefix="ampwatch-fleet-", dir="/dev/shm") as name:
         place = Path(name)
         runtime = place / "0" / "runtime"
@@ -159,7 +159,7 @@ def costs(pid: int, port: int) -> dict[str, Any]:
 
 
 def in_prometheus(num_hosts: int, which: str, minutes: float, seconds: int) -> dict[str, Any]:
-    """Return what so many machines cost the Prometheus that scrapes them."""
+    """Return what ``num_hosts`` machines cost the Prometheus that scrapes them."""
     with ExitStack() as stack:
         name = tempfile.TemporaryDirectory(prefix="ampwatch-fleet-", dir="/dev/shm")
         disk = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ampwatch-fleet-")))

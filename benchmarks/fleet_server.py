@@ -42,7 +42,7 @@ RECORDED = {
     "ranks by state": "run:ampwatch_run_state:sum",
     "findings of every kind": "run:ampwatch_finding_steps:rate5m",
 }
-"""The same of what the recording rules keep."""
+"""Questions of series that the recording rules keep."""
 
 
 class Server:

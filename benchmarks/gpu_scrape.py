@@ -26,7 +26,7 @@ from ampwatch.wire.rendezvous.lock import read_info
 NUM_GPUS = 8
 NUM_SCRAPES = 300
 NUM_LOOKS = 100
-STANDIN = Path(__file__).parents[1] / "tests" / "daemon" / "gpu" / "nvml_standin.c"
+STANDIN = Path(__file__).parents[1] / "tests" / "host" / "gpu" / "nvml_standin.c"
 LOOK = """
 import json, sys, time
 from ampwatch.host.gpu.source import open_source

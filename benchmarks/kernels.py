@@ -59,7 +59,7 @@ VALUES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "constant": torch.ones_like,
     "infinite": lambda normal: torch.where(normal > 3, torch.inf, normal),
 }
-"""What a tensor holds. Gradients are log-normal with a hundredth of zeros, as they often are."""
+"""Contents of a tensor. Gradients are log-normal with a hundredth of zeros, as they often are."""
 
 
 def tensors(case: Case, values: str, dtype: torch.dtype, device: str) -> list[torch.Tensor]:
@@ -97,8 +97,8 @@ def contestants(
         calls[f"{kernel.name}, 1 in {SAMPLED}"] = lambda: kernel.measure(
             pieces, rows, stride=stride
         )
-        for slow in (kernel for kernel in chosen if kernel.most):
-            apart = [-(-piece.numel() // slow.most) for piece in pieces]
+        for slow in (kernel for kernel in chosen if kernel.max_binned):
+            apart = [-(-piece.numel() // slow.max_binned) for piece in pieces]
             calls[f"{slow.name}, as it is used"] = lambda slow=slow, apart=apart: slow.measure(
                 pieces, rows, stride=apart
             )

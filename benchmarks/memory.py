@@ -1,4 +1,4 @@
-"""What watching costs in memory: by parameter tensors, over a long run, and on a device.
+"""Cost of watching in memory: by parameter tensors, over a long run, and on a device.
 
     python benchmarks/memory.py                    some three minutes
     python benchmarks/memory.py --device cuda      the same on a GPU, with the memory of the device

@@ -1,4 +1,4 @@
-"""What watching costs: a watched training beside the same one bare, in one run.
+"""Cost of watching: a watched training beside the same one bare, in one run.
 
     python benchmarks/overhead.py                        three trainings on the CPU
     python benchmarks/overhead.py --micro                a step that is next to nothing
@@ -12,10 +12,8 @@ How to read it: README.md in this folder.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from companions import Ampwatch, Companion
 from conditions import (
@@ -31,16 +29,21 @@ from turns import (
     Turn,
     Turns,
     account_us,
+    parsed,
+    parser_of,
     quartiles,
     ratios,
+    spread,
     steps_of,
     take_turns,
     total_ratio,
 )
-from workloads import WORKLOADS
 
 from ampwatch.settings import LEVELS
 from ampwatch.training.iteration.governor import OPENING
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 BARE, CONTROL, WATCHED = "bare", "bare again", "watched"
 MICRO_STEPS = 500
@@ -94,11 +97,7 @@ def table(results: list[dict[str, Any]]) -> str:
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for r in results:
-        noise, ratio = (
-            f"{r[f'{name}_ratio']:.3f} ({low:.3f}-{high:.3f})"
-            for name in ("control", "watched")
-            for low, high in [r[f"{name}_quartiles"]]
-        )
+        noise, ratio = spread(r, "control"), spread(r, "watched")
         lines.append(
             f"| {r['workload']} | {r['bare_ms']:.2f} ms | {noise} | {ratio}"
             f" | {r['difference_us']:+.0f} us | {r['own_account_us']:.0f} us"
@@ -130,31 +129,20 @@ def tables(results: list[dict[str, Any]]) -> str:
     return "\n\n".join([table(results), *([table_of_totals(complete)] if complete else [])])
 
 
-def arguments() -> argparse.Namespace:
+def arguments() -> Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, 40, "turns of each process")
     add = parser.add_argument
-    add("workloads", nargs="*", metavar="WORKLOAD", help="gpt, cnn, mlp, gpt-fp16 or micro")
     add("--micro", action="store_true", help="the same as the workload micro")
-    add("--device", choices=sorted(WORKLOADS), default="cpu")
-    add("--rounds", type=int, default=40, help="turns of each process, at least 2")
     add("--steps", type=int, default=5, help="steps in a turn, after a first one")
     add("--level", choices=LEVELS[1:], default="light")
-    add("--json", type=Path, metavar="FILE", help="write the numbers there")
-    add("--table", type=Path, metavar="FILE", help="measure nothing, print these numbers")
-    args = parser.parse_args()
-    args.workloads = ["micro"] if args.micro else args.workloads or ["gpt", "cnn", "mlp"]
-    unknown = set(args.workloads) - set(WORKLOADS[args.device])
-    if unknown or args.rounds < 2:
-        parser.error(
-            f"expected workloads among {', '.join(WORKLOADS[args.device])}, and two rounds"
-        )
+    args = parsed(parser)
+    if args.micro:
+        args.workloads = ["micro"]
     return args
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(args: Namespace) -> list[dict[str, Any]]:
     """Let all workloads take their turns, with rings and a daemon of their own."""
     companions = {BARE: Companion(), CONTROL: Companion(), WATCHED: Ampwatch(args.level)}
     results = []

@@ -1,4 +1,4 @@
-"""What watching costs, beside what people use today, in one run.
+"""Cost of watching, beside that of what people use today, in one run.
 
     python benchmarks/peers.py                        three trainings on the CPU
     python benchmarks/peers.py mlp --rounds 10        one of them
@@ -11,8 +11,6 @@ to install them: README.md in this folder.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +32,21 @@ from conditions import (
     version_of,
     write,
 )
-from turns import Plan, account_us, quartiles, ratios, steps_of, take_turns, total_ratio
-from workloads import WORKLOADS
+from turns import (
+    Plan,
+    account_us,
+    parsed,
+    parser_of,
+    quartiles,
+    ratios,
+    steps_of,
+    take_turns,
+    total_ratio,
+)
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from turns import Turns
 
 BARE, CONTROL = "bare", "bare again"
@@ -101,26 +110,11 @@ def _cell(v: dict[str, Any]) -> str:
     )
 
 
-def arguments() -> argparse.Namespace:
+def arguments() -> Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("workloads", nargs="*", metavar="WORKLOAD", help="mlp, cnn, gpt, gpt-fp16 or micro")
-    add("--device", choices=sorted(WORKLOADS), default="cpu")
-    add("--rounds", type=int, default=18, help="turns of each process, at least 2")
-    add("--steps", type=int, default=5, help="steps in a turn, after a first one")
-    add("--json", type=Path, metavar="FILE", help="write the numbers there")
-    add("--table", type=Path, metavar="FILE", help="measure nothing, print these numbers")
-    args = parser.parse_args()
-    args.workloads = args.workloads or ["mlp", "cnn", "gpt"]
-    unknown = set(args.workloads) - set(WORKLOADS[args.device])
-    if unknown or args.rounds < 2:
-        parser.error(
-            f"expected workloads among {', '.join(WORKLOADS[args.device])}, and two rounds"
-        )
-    return args
+    parser = parser_of(__doc__, 18, "turns of each process")
+    parser.add_argument("--steps", type=int, default=5, help="steps in a turn, after a first one")
+    return parsed(parser, ("mlp", "cnn", "gpt"))
 
 
 def installed() -> dict[str, Companion]:
@@ -131,7 +125,7 @@ def installed() -> dict[str, Companion]:
     return {name: c for name, c in COMPANIONS.items() if c.package not in missing}
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(args: Namespace) -> list[dict[str, Any]]:
     """Let all workloads take their turns, with rings and a daemon of their own."""
     companions = installed()
     plan = Plan(rounds=args.rounds, steps=args.steps)

@@ -1,4 +1,4 @@
-"""What a record costs: microseconds a ``put`` in the training process, slots a second in the daemon.
+"""Cost of a record: microseconds a ``put`` in the training process, slots a second in the daemon.
 
 Run ``python benchmarks/ring.py``. Rounds of every kind take turns, so that a change of
 the machine's speed meets all of them; the table gives the median round, and the worst.
@@ -13,22 +13,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.runtime import SHARED_MEMORY
-from ampwatch.wire.records import (
-    EndRecord,
-    Finding,
-    FindingRecord,
-    OptimizerRecord,
-    RangeRecord,
-    RunIdentity,
-    RunState,
-    Severity,
-    SkipClass,
-    StepRecord,
-    Topic,
-)
+from ampwatch.wire.records import Severity
 from ampwatch.wire.ring import RingReader, RingWriter
+from tests.workshop.records import end, finding, histogram, identity, optimizer, ranges, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,54 +27,37 @@ ROUNDS = 101
 CALLS = 1000
 SLOTS = 8192
 
-IDENTITY = RunIdentity("benchmark", 0, 0, 1, 0, "localhost", time.time_ns(), "0")
-END = EndRecord(RunState.FINISHED, "", 0)
-STEP = StepRecord(
-    step=1000,
+IDENTITY = identity(
+    run="benchmark", world_size=1, pid=0, host="localhost", started_ns=time.time_ns()
+)
+END = end(time_ns=0)
+STEP = step(
+    1000,
     time_ns=time.time_ns(),
     duration_s=0.25,
     loss=nan,
-    num_losses=1,
-    loss_scale=65536.0,
     growth_tracker=1000,
-    skip_class=SkipClass.NONE,
-    consecutive_skips=0,
-    grew=False,
-    backed_off=False,
-    set_by_hand=False,
-    total_growths=0,
     total_backoffs=1,
-    total_set_by_hand=0,
-    total_nonfinite_losses=0,
-    total_observations_dropped=0,
-    total_sensor_errors=0,
     overhead_ns=123456,
 )
-OPTIMIZER = OptimizerRecord(1000, 0, skipped=False, total_steps=1000, total_skipped=(1, 0, 0, 0))
+OPTIMIZER = optimizer(step=1000, total_steps=1000, total_skipped=(1, 0, 0, 0))
 BELL = tuple(ceil(1.6e6 * exp(-((i - 20) ** 2) / 32)) for i in range(40))
 """Sixteen million elements over 40 binades."""
 
-RANGES = RangeRecord(
+RANGES = ranges(
+    "transformer.encoder.layers.11.self_attn",
+    exponents=histogram(-30, *BELL, zeros=1000, amax=1e3),
     step=1000,
     time_ns=time.time_ns(),
-    topic=Topic.GRADIENT,
-    module="transformer.encoder.layers.11.self_attn",
-    dtype="float32",
     num_tensors=2,
     loss_scale=65536.0,
-    total_nans=0,
-    total_infs=0,
-    histogram=ExponentHistogram(-30, BELL, 1000, amax=1e3, amin=2.0**-30, numel=sum(BELL) + 1000),
 )
-FINDING = FindingRecord(
-    Finding(
-        kind="activation_overflow",
-        severity=Severity.CRITICAL,
-        where="encoder.layers.11.mlp",
-        summary="the output of encoder.layers.11.mlp is infinite since step 1000",
-        advice="run this module under torch.autocast('cuda', enabled=False), or use bfloat16",
-        evidence={"amax": 65519.0, "share": 0.001},
-    )
+FINDING = finding(
+    "activation_overflow",
+    "encoder.layers.11.mlp",
+    summary="the output of encoder.layers.11.mlp is infinite since step 1000",
+    advice="run this module under torch.autocast('cuda', enabled=False), or use bfloat16",
+    evidence={"amax": 65519.0, "share": 0.001},
 )
 
 
@@ -119,7 +90,7 @@ def main() -> None:
         crowded = RingWriter.create([directory], IDENTITY, slots=SLOTS)
         for index in range(64):
             where = f"encoder.layers.{index}"
-            crowded.put(FindingRecord(Finding("overflow", Severity.INFO, where, "", "")))
+            crowded.put(finding("overflow", where, severity=Severity.INFO))
         writer = RingWriter.create([directory], IDENTITY, slots=SLOTS)
         cases: dict[str, tuple[Callable[[Record], None], Record]] = {
             "no-op call": (nothing, STEP),

@@ -9,24 +9,19 @@ import statistics
 import time
 
 from ampwatch.host.fleet import Fleet
+from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.metrics.prometheus import PrometheusExporter
-from ampwatch.host.metrics.samples import CollectorPass
-from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.settings import Settings
-from ampwatch.wire.records import (
-    ALL_MODULES,
-    FactsRecord,
-    Finding,
-    FindingRecord,
-    OptimizerRecord,
-    RangeRecord,
-    Record,
-    RunIdentity,
-    SamplingRecord,
-    Severity,
-    SkipClass,
-    StepRecord,
-    Topic,
+from ampwatch.wire.records import ALL_MODULES, RangeRecord, Record, Severity, StepRecord, Topic
+from tests.workshop.records import (
+    facts,
+    finding,
+    histogram,
+    identity,
+    optimizer,
+    ranges,
+    sampling,
+    step,
 )
 
 NUM_RANKS = 8
@@ -38,65 +33,80 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 START_NS = 1_700_000_000_000_000_000
 
 
-def step(index: int) -> StepRecord:
+BELL = tuple(math.ceil(1.6e6 * math.exp(-((i - 20) ** 2) / 32)) for i in range(40))
+"""Sixteen million elements over 40 binades."""
+
+
+def quiet_step(index: int) -> StepRecord:
     """Return the record of a step in which nothing happens."""
-    return StepRecord(
-        step=index,
+    return step(
+        index,
         time_ns=START_NS + index * 100_000_000,
         duration_s=0.1 if index else math.nan,
         loss=2.5,
-        num_losses=1,
-        loss_scale=65536.0,
         growth_tracker=index % 2000,
-        skip_class=SkipClass.NONE,
-        consecutive_skips=0,
-        grew=False,
-        backed_off=False,
-        set_by_hand=False,
-        total_growths=0,
-        total_backoffs=0,
-        total_set_by_hand=0,
-        total_nonfinite_losses=0,
-        total_observations_dropped=0,
-        total_sensor_errors=0,
         overhead_ns=index * 50_000,
     )
 
 
-def ranges(module: str, topic: Topic) -> RangeRecord:
-    """Return the ranges of a module with sixteen million elements over 40 binades."""
-    bell = tuple(math.ceil(1.6e6 * math.exp(-((i - 20) ** 2) / 32)) for i in range(40))
-    exponents = ExponentHistogram(-30, bell, 1000, amax=1e3, amin=2.0**-30, numel=sum(bell) + 1000)
-    return RangeRecord(NUM_STEPS, START_NS, topic, module, "float16", 2, 65536.0, 0, 0, exponents)
+def measured(module: str, topic: Topic) -> RangeRecord:
+    """Return the ranges of a module."""
+    return ranges(
+        module,
+        topic,
+        histogram(-30, *BELL, zeros=1000, amax=1e3),
+        step=NUM_STEPS,
+        time_ns=START_NS,
+        dtype="float16",
+        num_tensors=2,
+        loss_scale=65536.0,
+    )
 
 
 def sample() -> list[Record]:
     """Return what a rank writes after a sample of everything."""
     modules = [ALL_MODULES, *(f"encoder.layers.{i}.self_attn" for i in range(NUM_MODULES))]
     topics = (Topic.GRADIENT, Topic.ACTIVATION, Topic.ACTIVATION_GRADIENT, Topic.UPDATE)
-    measured: list[Record] = [ranges(module, topic) for module in modules for topic in topics]
-    return [*measured, SamplingRecord(NUM_STEPS, 50, (8, 8, 8, 8, 8, 8), *range(12))]
+    records: list[Record] = [measured(module, topic) for module in modules for topic in topics]
+    return [
+        *records,
+        sampling(
+            step=NUM_STEPS,
+            interval=50,
+            samples=(8, 8, 8, 8, 8, 8),
+            gradient_elements=10**9,
+            parameter_nonfinite=0,
+            buffer_nonfinite=0,
+        ),
+    ]
 
 
 def records_of_a_run() -> list[Record]:
     """Return what one rank has written after ``NUM_STEPS`` steps."""
-    records: list[Record] = [FactsRecord({"init_scale": "65536.0", "growth_interval": "2000"})]
+    records: list[Record] = [facts(init_scale="65536.0", growth_interval="2000")]
     for index in range(NUM_STEPS):
-        records.append(step(index))
+        records.append(quiet_step(index))
         records += [
-            OptimizerRecord(index, optimizer, False, index + 1, (0, 0, 0, 0))  # noqa: FBT003 - a field
-            for optimizer in range(NUM_OPTIMIZERS)
+            optimizer(number, step=index, total_steps=index + 1) for number in range(NUM_OPTIMIZERS)
         ]
-    finding = Finding("headroom_low", Severity.WARNING, "layers.3", "summary", "advice")
-    return [*records, FindingRecord(finding), *sample()]
+    records.append(
+        finding(
+            "headroom_low",
+            "layers.3",
+            severity=Severity.WARNING,
+            summary="summary",
+            advice="advice",
+        )
+    )
+    return [*records, *sample()]
 
 
 def fleet_of_ranks(records: list[Record]) -> Fleet:
     """Return a fleet whose ranks have all written ``records``."""
     fleet = Fleet(Settings())
     for rank in range(NUM_RANKS):
-        identity = RunIdentity("gpt", rank, rank, NUM_RANKS, 1, "node", START_NS, "0.0.0")
-        fleet.apply(f"/{rank}.ring", identity, records, alive=True, lost=0, dropped=0)
+        who = identity(rank=rank, local_rank=rank, world_size=NUM_RANKS)
+        fleet.apply(f"/{rank}.ring", who, records, alive=True, lost=0, dropped=0)
     return fleet
 
 

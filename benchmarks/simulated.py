@@ -15,28 +15,32 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from ampwatch.numerics.exponents import ExponentHistogram
-from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
+from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.wire.records import (
     ALL_MODULES,
     CastTotal,
-    CensusRecord,
-    CensusSource,
     FactsRecord,
     FallbackTotal,
     KernelTotal,
-    OpRow,
-    OptimizerRecord,
     OpTotal,
     RangeRecord,
     RunIdentity,
-    SamplingRecord,
     SkipClass,
-    StepRecord,
     Topic,
     WindowRecord,
 )
 from ampwatch.wire.ring import RingWriter
+from tests.workshop.records import (
+    census,
+    histogram,
+    identity,
+    op_row,
+    optimizer,
+    ranges,
+    sampling,
+    step,
+    window,
+)
 
 RUN = "gpt-30b-pretrain"
 NUM_MODULES = 32
@@ -107,30 +111,28 @@ class SimulatedRank:
         self.overhead_ns += self.random.randrange(1_000_000, 3_000_000)
         since = self.index % SKIP_EVERY
         self.writer.put(
-            StepRecord(
-                step=self.index,
+            step(
+                self.index,
                 time_ns=time.time_ns(),
                 duration_s=self.random.gauss(STEP_SECONDS, 0.02) if self.index else math.nan,
                 loss=3.0 + self.random.gauss(0.0, 0.1),
-                num_losses=1,
-                loss_scale=65536.0,
                 growth_tracker=since,
                 skip_class=SkipClass.PROBE if skipped else SkipClass.NONE,
                 consecutive_skips=int(skipped),
-                grew=False,
                 backed_off=skipped,
-                set_by_hand=False,
                 total_growths=self.skips,
                 total_backoffs=self.skips,
-                total_set_by_hand=0,
-                total_nonfinite_losses=0,
-                total_observations_dropped=0,
-                total_sensor_errors=0,
                 overhead_ns=self.overhead_ns,
             )
         )
-        probes = (0, self.skips, 0, 0)
-        self.writer.put(OptimizerRecord(self.index, 0, skipped, self.index + 1, probes))
+        self.writer.put(
+            optimizer(
+                step=self.index,
+                skipped=skipped,
+                total_steps=self.index + 1,
+                total_skipped=(0, self.skips, 0, 0),
+            )
+        )
         phase = self.index + self.random.randrange(2)
         if phase % SAMPLE_STEPS == 0:
             self.sample()
@@ -145,19 +147,14 @@ class SimulatedRank:
                 self.writer.put(self.ranges(module, topic))
         n = self.samples
         self.writer.put(
-            SamplingRecord(
+            sampling(
                 step=self.index,
                 interval=SAMPLE_STEPS,
                 samples=(n, n, n, n, 0, 0),
-                samples_dropped=0,
-                tensors_refused=0,
-                modules_left_out=0,
                 gradient_elements=n * 10**9,
                 gradient_zeros=n * 10**6 + self.random.randrange(10**5),
                 gradient_underflow=n * 10**5 + self.random.randrange(10**4),
                 gradient_subnormal=n * 10**6 + self.random.randrange(10**5),
-                gradient_nans=0,
-                gradient_infs=0,
                 parameter_nonfinite=0,
                 buffer_nonfinite=0,
                 device_ns=n * 10**6 + self.random.randrange(10**5),
@@ -169,20 +166,15 @@ class SimulatedRank:
         height = 1e6 * self.random.uniform(0.9, 1.1)
         bell = tuple(math.ceil(height * math.exp(-((i - 15) ** 2) / 24)) for i in range(30))
         amax = 2.0 ** (-21 + 29) * self.random.uniform(0.6, 1.0)
-        exponents = ExponentHistogram(
-            -21, bell, 1000, amax=amax, amin=2.0**-21, numel=sum(bell) + 1000
-        )
-        return RangeRecord(
-            self.index,
-            time.time_ns(),
-            topic,
+        return ranges(
             module,
-            "float16",
-            2,
-            65536.0 if topic in (Topic.GRADIENT, Topic.ACTIVATION_GRADIENT) else 1.0,
-            0,
-            0,
-            exponents,
+            topic,
+            histogram(-21, *bell, zeros=1000, amax=amax),
+            step=self.index,
+            time_ns=time.time_ns(),
+            dtype="float16",
+            num_tensors=2,
+            loss_scale=65536.0 if topic in (Topic.GRADIENT, Topic.ACTIVATION_GRADIENT) else 1.0,
         )
 
     def census(self) -> None:
@@ -190,30 +182,38 @@ class SimulatedRank:
         self.censuses += 1
         n = self.censuses
         kinds = [
-            *((kind, "float16") for kind in (OpKind.MATMUL, OpKind.ATTENTION, OpKind.POINTWISE)),
-            *(
-                (kind, "float32")
-                for kind in (
-                    OpKind.MATMUL,
-                    OpKind.NORMALIZATION,
-                    OpKind.LOSS,
-                    OpKind.REDUCTION,
-                    OpKind.POINTWISE,
-                )
-            ),
+            (OpKind.MATMUL, "float16"),
+            (OpKind.ATTENTION, "float16"),
+            (OpKind.POINTWISE, "float16"),
+            (OpKind.MATMUL, "float32"),
+            (OpKind.NORMALIZATION, "float32"),
+            (OpKind.LOSS, "float32"),
+            (OpKind.REDUCTION, "float32"),
+            (OpKind.POINTWISE, "float32"),
         ]
         self.writer.put(
-            CensusRecord(
+            census(
+                *(
+                    op_row(
+                        "",
+                        module=module,
+                        calls=2,
+                        flops=10**10,
+                        tensor_flops=10**10,
+                        bytes=10**7,
+                    )
+                    for module in MODULES
+                ),
                 step=self.index,
                 time_ns=time.time_ns(),
-                source=CensusSource.DISPATCH,
                 iterations=n,
                 ops=tuple(
                     OpTotal(
                         kind,
                         dtype,
                         96 * n,
-                        *((10**12 * n,) * 2 if kind.has_flops else (0, 0)),
+                        10**12 * n if kind.has_flops else 0,
+                        10**12 * n if kind.has_flops else 0,
                         10**9 * n,
                     )
                     for kind, dtype in kinds
@@ -224,36 +224,16 @@ class SimulatedRank:
                     CastTotal("int64", "float32", 1 * n, 10**4 * n),
                 ),
                 fallbacks=(FallbackTotal(Fallback.FP32_LIST, 4 * n, 10**9 * n),),
-                rows=tuple(
-                    OpRow(
-                        op="",
-                        module=module,
-                        kind=OpKind.MATMUL,
-                        dtype="float16",
-                        phase=Phase.FORWARD,
-                        inputs="",
-                        out_dtype="float16",
-                        fallback=Fallback.NONE,
-                        calls=2,
-                        flops=10**10,
-                        tensor_flops=10**10,
-                        bytes=10**7,
-                    )
-                    for module in MODULES
-                ),
-                rows_left_out=0,
             )
         )
 
     def window(self) -> WindowRecord:
         """Return a profiler window."""
-        return WindowRecord(
-            step=0,
+        return window(
+            KernelTotal("tensor", "float16", 900_000_000),
+            KernelTotal("cuda", "float32", 100_000_000),
+            KernelTotal("other", "", 500_000_000),
             time_ns=time.time_ns(),
-            windows=1,
-            invalid=0,
-            iterations=2,
-            skipped=(0, 0, 0, 0, 0),
             start_ns=2_000_000,
             run_ns=3_000_000,
             stop_ns=4_000_000,
@@ -264,21 +244,14 @@ class SimulatedRank:
             busy_ns=1_500_000_000,
             wall_ns=2_000_000_000,
             misaligned_ns=10_000_000,
-            lagging_ns=0,
-            gemv_ns=0,
-            totals=(
-                KernelTotal("tensor", "float16", 900_000_000),
-                KernelTotal("cuda", "float32", 100_000_000),
-                KernelTotal("other", "", 500_000_000),
-            ),
-            kernels=(),
-            kernels_left_out=0,
         )
 
 
 def ranks_of(place: Path, num_hosts: int, num_ranks: int) -> list[SimulatedRank]:
     """Return the ranks of all hosts, each of which has written what a start writes."""
-    first = RunIdentity(RUN, 0, 0, num_hosts * num_ranks, 0, "", time.time_ns(), "0.1.0")
+    first = identity(
+        run=RUN, world_size=num_hosts * num_ranks, started_ns=time.time_ns(), version="0.1.0"
+    )
     ranks = []
     for host in range(num_hosts):
         for local in range(num_ranks):

@@ -9,9 +9,11 @@ from __future__ import annotations
 import multiprocessing
 import random
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ import torch
 from workloads import WORKLOADS, Training
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Mapping, Sequence
     from multiprocessing.connection import Connection
 
@@ -33,7 +36,7 @@ OPENING_TURN = 8
 
 @dataclass(frozen=True)
 class Turn:
-    """What came of one turn.
+    """Times of one turn.
 
     Attributes:
         milliseconds: Time of each step. The first finds the caches of others.
@@ -228,3 +231,32 @@ def total_ratio(turns: Sequence[Turn], *bare: Sequence[Turn]) -> float:
 def account_us(turns: Sequence[Turn]) -> float:
     """Return the companion's own account, the mean over all steps. Unit: us."""
     return sum(turn.spent_us for turn in turns) / len(steps_of(turns, first=True))
+
+
+def spread(result: Mapping[str, Any], name: str) -> str:
+    """Return the ratio ``name`` of a result with its quartiles, for a table."""
+    low, high = result[f"{name}_quartiles"]
+    return f"{result[f'{name}_ratio']:.3f} ({low:.3f}-{high:.3f})"
+
+
+def parser_of(description: str | None, rounds: int, of_what: str) -> ArgumentParser:
+    """Return the command line of a program that trains workloads in rounds."""
+    parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("workloads", nargs="*", metavar="WORKLOAD", help="gpt, cnn, mlp, gpt-fp16 or micro")
+    add("--device", choices=sorted(WORKLOADS), default="cpu")
+    add("--rounds", type=int, default=rounds, help=f"{of_what}, at least 2")
+    add("--json", type=Path, metavar="FILE", help="write the numbers there")
+    add("--table", type=Path, metavar="FILE", help="measure nothing, print these numbers")
+    return parser
+
+
+def parsed(parser: ArgumentParser, default: Sequence[str] = ("gpt", "cnn", "mlp")) -> Namespace:
+    """Return the command line as it was given; leave with a sentence if it cannot be."""
+    args = parser.parse_args()
+    args.workloads = args.workloads or list(default)
+    if set(args.workloads) - set(WORKLOADS[args.device]) or args.rounds < 2:
+        parser.error(
+            f"expected workloads among {', '.join(WORKLOADS[args.device])}, and two rounds"
+        )
+    return args

@@ -1,4 +1,4 @@
-"""What one profiler window costs: its start, the profiled steps, its stop, the walk of its events.
+"""Cost of one profiler window: its start, the profiled steps, its stop, the walk of its events.
 
     python benchmarks/window.py                    gpt, cnn, mlp on the CPU; some three minutes
     python benchmarks/window.py --device cuda      larger ones on a GPU

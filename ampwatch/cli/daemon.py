@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: If a setting is not usable.
         DaemonError: If the daemon cannot start, or a part of it died.
     """
-    from ampwatch.host.daemon.app import Options, serve  # noqa: PLC0415 - --help must not load the server
+    from ampwatch.host.daemon.app import DaemonOptions, serve  # noqa: PLC0415 - --help must not load the server
     from ampwatch.host.daemon.detach import BoundedLog  # noqa: PLC0415 - likewise
     from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
 
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         # Of a daemon that was started by hand, stderr is not ours to cut.
         handlers=[logging.StreamHandler() if args.lock_fd is None else BoundedLog()],
     )
-    options = Options(
+    options = DaemonOptions(
         machine=args.machine,
         auto=args.auto,
         web_config_file=args.web_config_file,

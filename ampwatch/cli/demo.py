@@ -8,7 +8,7 @@ import math
 import sys
 from dataclasses import replace
 
-from ampwatch.demo.course import SECONDS, Course, Limit, usual_course
+from ampwatch.demo.course import SECONDS, DemoCourse, Limit, usual_course
 
 DESCRIPTION = """\
 Train a small model, let it break, and see what ampwatch says about it.
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def course_of(args: argparse.Namespace) -> Course:
+def course_of(args: argparse.Namespace) -> DemoCourse:
     """Return what the options make of the usual course."""
     course = usual_course(steps=args.steps, seconds=args.seconds, healthy=args.healthy)
     if args.fault_after is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ampwatch.operate.deploy.options import Options
+    from ampwatch.operate.deploy.options import DeployOptions
     from ampwatch.operate.deploy.writing import Plan, Theirs
 
 DESCRIPTION = """\
@@ -36,7 +36,7 @@ Give the options each time: DIR becomes what they say. See docs/deploy.md.
 """
 
 MAX_LISTED = 12
-"""So many files are named; of more, their number."""
+"""Files that are named in a message; of more, the number alone."""
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -106,14 +106,14 @@ def _deploy(args: argparse.Namespace) -> None:
     todo = plan(Path(args.directory), tree(options))
     theirs = Theirs.KEEP if args.keep else Theirs.OVERWRITE if args.force else Theirs.REFUSE
     if args.dry_run:
-        print(f"{_told(todo, theirs)}\nNothing was written: --dry-run.")
+        print(f"{_summary(todo, theirs)}\nNothing was written: --dry-run.")
         return
     write(todo, theirs=theirs)
-    print(_told(todo, theirs))
+    print(_summary(todo, theirs))
     print(_next(todo.directory, options))
 
 
-def options_of(args: argparse.Namespace) -> Options:
+def options_of(args: argparse.Namespace) -> DeployOptions:
     """Return the options, checked.
 
     Raises:
@@ -122,7 +122,7 @@ def options_of(args: argparse.Namespace) -> Options:
     from ampwatch.operate.deploy import options as checks  # noqa: PLC0415 - --help must be quick
 
     interval = args.scrape_interval
-    return checks.Options(
+    return checks.DeployOptions(
         targets=tuple(map(checks.checked_target, args.target)),
         runbooks=checks.checked_base("--runbooks", args.runbooks) if args.runbooks else "",
         webhook=checks.checked_url("--webhook", args.webhook) if args.webhook else "",
@@ -130,26 +130,26 @@ def options_of(args: argparse.Namespace) -> Options:
     )
 
 
-def _told(todo: Plan, theirs: Theirs) -> str:
-    from ampwatch.operate.deploy.writing import Change, Theirs  # noqa: PLC0415 - as above
+def _summary(todo: Plan, theirs: Theirs) -> str:
+    from ampwatch.operate.deploy.writing import FileChange, Theirs  # noqa: PLC0415 - as above
 
     shown = {
-        Change.NEW: "new",
-        Change.UPDATED: "updated",
-        Change.REMOVED: "removed: no longer shipped",
-        Change.THEIRS: {
+        FileChange.NEW: "new",
+        FileChange.UPDATED: "updated",
+        FileChange.REMOVED: "removed: no longer shipped",
+        FileChange.THEIRS: {
             Theirs.KEEP: "kept: changed by hand",
             Theirs.OVERWRITE: "overwritten, though changed by hand",
             Theirs.REFUSE: "changed by hand: refused without --keep or --force",
         }[theirs],
-        Change.LEFT: "left there: no longer shipped, but changed by hand",
-        Change.SAME: "as they are",
+        FileChange.LEFT: "left there: no longer shipped, but changed by hand",
+        FileChange.SAME: "as they are",
     }
     before = f", written by ampwatch {todo.version} before" if todo.version else ""
     lines = [f"{todo.directory}: {len(todo.files)} files{before}"]
     for change, words in shown.items():
         if paths := todo.paths(change):
-            listed = "" if change is Change.SAME else _listed(todo, paths)
+            listed = "" if change is FileChange.SAME else _listed(todo, paths)
             lines.append(f"  {len(paths)} {words}{listed}")
     return "\n".join(lines)
 
@@ -161,7 +161,7 @@ def _listed(todo: Plan, paths: list[str]) -> str:
     return "".join(f"\n    {path}" for path in noted)
 
 
-def _next(directory: Path, options: Options) -> str:
+def _next(directory: Path, options: DeployOptions) -> str:
     from ampwatch.operate.deploy.options import is_loopback  # noqa: PLC0415 - as above
 
     def at(path: str) -> str:

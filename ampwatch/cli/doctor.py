@@ -131,8 +131,8 @@ def print_with_rich(found: Examination) -> None:
         table.add_row(Text(group, "bold"))
         for check in checks:
             state = check.state.value
-            told = Text(check.why)
+            words = Text(check.why)
             if check.remedy:
-                told.append(f"\n-> {check.remedy}", "cyan")
-            table.add_row(Text(f"  {SYMBOLS[state]} {state}", COLOURS[state]), check.name, told)
+                words.append(f"\n-> {check.remedy}", "cyan")
+            table.add_row(Text(f"  {SYMBOLS[state]} {state}", COLOURS[state]), check.name, words)
     Console().print(table)

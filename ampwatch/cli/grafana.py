@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ampwatch.operate.grafana import Board, Wishes
-    from ampwatch.operate.grafana.server import Server
+    from ampwatch.operate.grafana import Board, BoardWishes
+    from ampwatch.operate.grafana.server import GrafanaServer
 
 DESCRIPTION = """\
 Put the dashboards into a Grafana (10.4 or newer), say what differs there, or write what it
@@ -63,12 +63,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         allow_abbrev=False,
     )
     verbs = parser.add_subparsers(title="commands", metavar="<command>", required=True)
-    for name, told, does, function in (
+    for name, description, does, function in (
         ("push", PUSH, "make Grafana have the dashboards", push),
         ("diff", DIFF, "say what push would change", diff),
     ):
         verb = verbs.add_parser(
-            name, help=does, description=told, formatter_class=raw, allow_abbrev=False
+            name, help=does, description=description, formatter_class=raw, allow_abbrev=False
         )
         verb.add_argument(
             "dashboard", nargs="*", help="its uid, ampwatch- may be left out; all if none is given"
@@ -165,13 +165,13 @@ def export(args: argparse.Namespace) -> int:
         GrafanaError: If Grafana does not do what it is asked to.
     """
     from ampwatch.errors import SettingsError  # noqa: PLC0415 - as above
-    from ampwatch.operate.grafana import Wishes, load  # noqa: PLC0415 - as above
+    from ampwatch.operate.grafana import BoardWishes, load  # noqa: PLC0415 - as above
     from ampwatch.operate.grafana import export as do  # noqa: PLC0415 - as above
 
     if not args.directory:
         msg = "expected the name of a directory, got an empty one, as of a variable that is not set; for the one you are in say ."
         raise SettingsError(msg)
-    wishes, boards = Wishes(folder=args.folder), load(_directory(args))
+    wishes, boards = BoardWishes(folder=args.folder), load(_directory(args))
     do(_server(args), Path(args.directory), boards, wishes.folder, _say)
     return 0
 
@@ -185,11 +185,11 @@ def _say(line: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _asked(args: argparse.Namespace) -> tuple[Wishes, list[Board]]:
-    from ampwatch.operate.grafana import Wishes, load  # noqa: PLC0415 - as above
+def _asked(args: argparse.Namespace) -> tuple[BoardWishes, list[Board]]:
+    from ampwatch.operate.grafana import BoardWishes, load  # noqa: PLC0415 - as above
     from ampwatch.operate.grafana.plan import DATASOURCE  # noqa: PLC0415 - as above
 
-    wishes = Wishes(
+    wishes = BoardWishes(
         folder=args.folder,
         datasource=args.datasource if args.datasource is not None else DATASOURCE,
         prometheus_url=args.prometheus_url,
@@ -205,9 +205,9 @@ def _directory(args: argparse.Namespace) -> Path:
     return Path(args.dashboards) if args.dashboards else shipped("dashboards")
 
 
-def _server(args: argparse.Namespace) -> Server:
+def _server(args: argparse.Namespace) -> GrafanaServer:
     from ampwatch.operate.grafana import find_place  # noqa: PLC0415 - as above
-    from ampwatch.operate.grafana.server import Server  # noqa: PLC0415 - as above
+    from ampwatch.operate.grafana.server import GrafanaServer  # noqa: PLC0415 - as above
 
     place = find_place(
         os.environ,
@@ -218,4 +218,4 @@ def _server(args: argparse.Namespace) -> Server:
         insecure=args.insecure,
         timeout_s=args.timeout,
     )
-    return Server(place)
+    return GrafanaServer(place)

@@ -124,7 +124,7 @@ def _boxes(asked: str | None) -> list[Box]:
 
 
 def _is_path(asked: str) -> bool:
-    """Tell whether ``asked`` is a path: runs are mostly called like a directory that is there, too."""
+    """Return whether ``asked`` is a path: runs are mostly called like a directory that is there, too."""
     path = Path(asked)
     if path.is_dir():
         return "/" in asked
@@ -169,8 +169,8 @@ def _listed(found: list[list[Box]]) -> list[str]:
     lines = []
     for job in reversed(found):
         first = job[0]
-        told = stories((box.identity.rank, box.findings) for box in job)
-        kinds = ", ".join(dict.fromkeys(s.finding.kind for s in told)) or "no finding"
+        grouped = stories((box.identity.rank, box.findings) for box in job)
+        kinds = ", ".join(dict.fromkeys(s.finding.kind for s in grouped)) or "no finding"
         ranks = f" ({len(job)} ranks)" if len(job) > 1 else ""
         lines.append(f"{when(first.identity.started_ns)}  {first.identity.run}{ranks}: {kinds}")
         lines.append(f"    {one_line(first)}")

@@ -35,7 +35,7 @@ can be given as AMPWATCH_* variables. What it cannot see: docs/zero-code.md.
 """
 
 STARTUP = Path(__file__).parents[1] / "training" / "attach" / "startup"
-"""Where the ``sitecustomize`` is that attaches."""
+"""Directory of the ``sitecustomize`` that attaches."""
 
 WITH_VALUE = ("--level", "--run")
 """Options that are followed by a word of their own."""

@@ -13,13 +13,13 @@ SECONDS = 120.0
 HEALTHY_SECONDS = 60.0
 
 FAULTY_STEPS = 120
-"""How much of the collapse is shown. The scale halves with each of them, and from its
+"""Steps of the collapse that are shown. The scale halves in each of them, and from its
 usual 65536 it takes 144 halvings until 1/scale is infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """So many steps or so many seconds, whatever is first; by default never.
+    """End of the demo: a number of steps or of seconds, whichever is first; by default never.
 
     Attributes:
         steps: Steps of training.
@@ -35,8 +35,8 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """What is to happen when.
+class DemoCourse:
+    """Course of the demo: when the fault is planted, and when it is over.
 
     Attributes:
         end: When it is over at the latest.
@@ -49,7 +49,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One step of the course.
+    """A step in the course of the demo.
 
     Attributes:
         step: Its number, from 0.
@@ -64,7 +64,7 @@ class Moment:
 
 def usual_course(
     *, steps: int | None = None, seconds: float = SECONDS, healthy: bool = False
-) -> Course:
+) -> DemoCourse:
     """Return a course that breaks after a minute, but half way at the latest.
 
     Args:
@@ -74,10 +74,10 @@ def usual_course(
     """
     end = Limit(steps or math.inf, seconds)
     half = Limit(end.steps / 2, min(HEALTHY_SECONDS, end.seconds / 2))
-    return Course(end, Limit() if healthy else half)
+    return DemoCourse(end, Limit() if healthy else half)
 
 
-def moments(course: Course, clock: Callable[[], float]) -> Iterator[Moment]:
+def moments(course: DemoCourse, clock: Callable[[], float]) -> Iterator[Moment]:
     """Yield one moment per training step until the demo is over.
 
     Args:

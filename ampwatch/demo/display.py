@@ -16,7 +16,7 @@ TEXT_WIDTH = 92
 
 
 class Status(NamedTuple):
-    """How the training stands.
+    """State of the training, for a display.
 
     Attributes:
         phase: ``healthy`` or ``faulty``.
@@ -44,11 +44,11 @@ class Status(NamedTuple):
 
 
 class Display(Protocol):
-    """What progress is shown on."""
+    """Display of the progress: lines of text, or a live table."""
 
     @property
     def every_seconds(self) -> float:
-        """How often it wants a status. Unit: s."""
+        """Time between two status reports. Unit: s."""
 
     def say(self, text: str) -> None:
         """Print ``text`` for good."""

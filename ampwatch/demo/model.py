@@ -16,7 +16,7 @@ from ampwatch.demo.corpus import VOCABULARY
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large the model and its batches are.
+    """Sizes of the model and of its batches.
 
     Attributes:
         layers: Transformer blocks.
@@ -74,7 +74,7 @@ class CharacterGPT(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer block: each branch adds to the residual stream."""
+    """Transformer block: each branch adds to the residual stream."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.nn import functional
@@ -11,19 +11,24 @@ from torch.nn import functional
 import ampwatch
 from ampwatch.demo.corpus import Corpus
 from ampwatch.demo.course import moments
-from ampwatch.demo.fault import drift
 from ampwatch.demo.meter import Meter
 from ampwatch.demo.model import CharacterGPT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ampwatch.demo.course import Course
+    from ampwatch.demo.course import DemoCourse
     from ampwatch.demo.display import Display
-    from ampwatch.demo.model import Size
+    from ampwatch.demo.model import MLP, Size
 
 SEED = 1
 LEARNING_RATE = 1e-3
+
+FAULTY_MODULE = "blocks.2.mlp"
+DRIFT_PER_STEP = 4.0
+
+MAX_BRANCH_SCALE = 2.0**24
+"""End of the drift: far above the largest float16, far below the largest float32."""
 
 
 def train(
@@ -31,7 +36,7 @@ def train(
     *,
     size: Size,
     device: torch.device,
-    course: Course,
+    course: DemoCourse,
     display: Display,
     port: int | None = None,
     serve: bool = True,
@@ -99,3 +104,18 @@ def _introduction(model: CharacterGPT, device: torch.device, url: str) -> str:
         f"in float16 autocast with a GradScaler, on {device}. Ctrl-C ends it at any time.\n"
         f"\n{where}"
     )
+
+
+def drift(model: CharacterGPT, say: Callable[[str], None]) -> None:
+    """Raise the scale of the faulty branch by one step's worth, and say so the first time.
+
+    As with a warm-up schedule of residual multipliers that nobody ends: every weight stays
+    finite, and so does every input of the module; only its float16 output does not.
+    """
+    mlp = cast("MLP", model.get_submodule(FAULTY_MODULE))
+    if mlp.branch_scale == 1.0:
+        say(
+            f"A fault is planted now: the branch scale of {FAULTY_MODULE} grows by a factor of"
+            f" {DRIFT_PER_STEP:g} a step.\nSoon its output is beyond 65504, the largest float16."
+        )
+    mlp.branch_scale = min(mlp.branch_scale * DRIFT_PER_STEP, MAX_BRANCH_SCALE)

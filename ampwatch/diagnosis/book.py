@@ -5,31 +5,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from ampwatch.diagnosis.causes import (
-    AFTERMATHS,
     FOUND_LATE,
     INCIDENT_STEPS,
-    SYMPTOMS,
-    is_consequence,
+    causes_of,
+    explains,
+    is_aftermath,
+    is_of_fault,
     is_passing,
-    is_symptom,
+    is_symptom_of_op,
     outranks,
 )
+from ampwatch.diagnosis.kinds.kind import When
 
 if TYPE_CHECKING:
     from ampwatch.wire.records import Finding
 
 
-TOLD_EACH_TIME = 256
-"""Up to this count a finding is told each time: a scale that collapses from 65536 is gone
+REPORTED_EACH_TIME = 256
+"""Up to this count a finding is reported each time: a scale that collapses from 65536 is gone
 after 166 steps, and until then its numbers should be current."""
 
+REPORTED_AGAIN_NS = 60 * 10**9
+"""Time after which a finding that lasts is reported again. Unit: ns."""
 
-TOLD_AGAIN_NS = 60 * 10**9
-"""After that a finding that lasts is told again so long after the last time. Unit: ns."""
 
-
-class Teller(Protocol):
-    """Whoever wants to know of findings."""
+class Notify(Protocol):
+    """Takes the findings of a run, one call each time."""
 
     def __call__(self, finding: Finding, *, new: bool) -> None:
         """Take a finding that was made, or (``new=False``) has changed."""
@@ -39,21 +40,22 @@ class FindingBook:
     """Keeps the findings of one run.
 
     Args:
-        tell: Told of a finding when it is made, and again when it has changed enough.
+        notify: Called with a finding when it is made, and again when it has changed enough.
 
     Attributes:
         findings: In the order in which they were made; the objects are updated in place.
         now_ns: Unix time of the iteration that is being looked at. Unit: ns.
     """
 
-    def __init__(self, tell: Teller) -> None:
+    def __init__(self, notify: Notify) -> None:
         self.findings: list[Finding] = []
-        self._tell = tell
+        self._notify = notify
         self._by_key: dict[str, Finding] = {}
-        self._untold: dict[str, Finding] = {}
-        self._told_ns: dict[str, int] = {}
+        self._unreported: dict[str, Finding] = {}
+        self._reported_ns: dict[str, int] = {}
         self.now_ns = 0
         self._culprit: Finding | None = None
+        self._attached = 0
 
     def get(self, kind: str, where: str) -> Finding | None:
         """Return the finding of a kind at a place, if it has been made."""
@@ -68,39 +70,76 @@ class FindingBook:
         return self._by_key.get(finding.caused_by, finding)
 
     def make(self, finding: Finding) -> None:
-        """Enter a new finding; a symptom of the culprit that is known is attached to it."""
-        culprit, takes_over = self._culprit, False
-        if culprit is not None and finding.root:
-            root = self.root_of(culprit)
-            takes_over = outranks(finding, culprit, root)
-            if not takes_over and is_symptom(finding, culprit, root):
-                finding.root, finding.caused_by = False, root.key
-        for root in self.findings:
-            if finding.root and is_consequence(finding, root):
-                finding.root, finding.caused_by = False, self.root_of(root).key
+        """Enter a new finding, and attach it, and what is known, to what explains it.
+
+        It is reported between the two: what explains it by then is reported with it, what is
+        concluded after that as a change.
+        """
+        takes_over = self._explain_before(finding)
         self.findings.append(finding)
         self._by_key[finding.key] = finding
-        self._tell(finding, new=True)
-        if culprit is not None and finding.root and takes_over:
-            self.explain(self.root_of(culprit), finding)
+        self._notify(finding, new=True)
+        if self._culprit is not None and takes_over:
+            self.explain(self.root_of(self._culprit), finding)
         for symptom in self.findings:
-            if is_consequence(symptom, finding):
+            if explains(finding, symptom, When.SINCE):
                 self.explain(symptom, self.root_of(finding))
+        for symptom in self.findings:
+            if explains(finding, symptom, When.BACKWARDS):
+                self.explain(symptom, self.root_of(finding))
+        for cause in causes_of(finding, self.findings, When.AFTER):
+            self.explain(finding, self.root_of(cause))
 
-    def announce(self, finding: Finding) -> None:
-        """Tell a finding that has become worse as if it were new."""
-        self._tell(finding, new=True)
+    def _explain_before(self, finding: Finding) -> bool:
+        """Attach a finding that nobody knows of yet; return whether it takes over from the culprit."""
+        cause = next(causes_of(finding, self.findings, When.BEFORE), None)
+        if finding.root and cause is not None:
+            self._attach(finding, cause)
+        takes_over = False
+        if self._culprit is not None and finding.root:
+            root = self.root_of(self._culprit)
+            takes_over = outranks(finding, self._culprit, root)
+            if not takes_over and is_symptom_of_op(finding, self._culprit, root):
+                self._attach(finding, root)
+        # Of several mistakes the one that was made first: the order of the book, not of the row.
+        for known in self.findings:
+            if finding.root and explains(known, finding, When.SINCE):
+                self._attach(finding, known)
+        return takes_over and finding.root
+
+    def _attach(self, finding: Finding, cause: Finding) -> None:
+        finding.root, finding.caused_by = False, self.root_of(cause).key
+
+    def attach_symptoms(self) -> None:
+        """Attach what is still seen to causes that take several iterations to prove.
+
+        Called at the end of an iteration, when all detectors have had their say: until then a
+        finding may be explained by what is nearer. Does nothing unless something was found since.
+        """
+        if len(self.findings) == self._attached:
+            return
+        self._attached = len(self.findings)
+        # Of findings of one kind the first one stands for the incident.
+        firsts = list({f.kind: f for f in reversed(self.findings)}.values())
+        for symptom in self.findings:
+            # All of them: the first one may be a symptom of this very finding.
+            for cause in causes_of(symptom, firsts, When.DURING):
+                self.explain(symptom, self.root_of(cause))
+
+    def report_anew(self, finding: Finding) -> None:
+        """Report a finding that has become worse as if it were new."""
+        self._notify(finding, new=True)
 
     def count(self, finding: Finding, step: int) -> bool:
-        """Count one more iteration; return whether it is time to tell it again.
+        """Count one more iteration; return whether it is time to report it again.
 
         Every time at first, then once a minute: whoever watches sees that it lasts.
         """
         finding.count += 1
         finding.last_step = step
-        self._untold[finding.key] = finding
-        waited_ns = self.now_ns - self._told_ns.get(finding.key, 0)
-        return finding.count <= TOLD_EACH_TIME or waited_ns >= TOLD_AGAIN_NS
+        self._unreported[finding.key] = finding
+        waited_ns = self.now_ns - self._reported_ns.get(finding.key, 0)
+        return finding.count <= REPORTED_EACH_TIME or waited_ns >= REPORTED_AGAIN_NS
 
     def again(self, kind: str, where: str, step: int, **evidence: float) -> bool:
         """Count one more iteration of a finding; return whether it had been made at all.
@@ -116,7 +155,7 @@ class FindingBook:
             return False
         finding.evidence.update(evidence)
         if self.count(finding, step):
-            self.retell(finding)
+            self.report_change(finding)
         return True
 
     def again_anywhere(self, kind: str, step: int, **evidence: float) -> Finding | None:
@@ -135,39 +174,39 @@ class FindingBook:
         if self.again_anywhere(finding.kind, finding.last_step, **finding.evidence) is None:
             self.make(finding)
 
-    def retell(self, finding: Finding) -> None:
+    def report_change(self, finding: Finding) -> None:
         """Pass on a finding that has changed."""
-        self._untold.pop(finding.key, None)
-        self._told_ns[finding.key] = self.now_ns
-        self._tell(finding, new=False)
+        self._unreported.pop(finding.key, None)
+        self._reported_ns[finding.key] = self.now_ns
+        self._notify(finding, new=False)
 
-    def retell_all(self) -> None:
-        """Pass on every finding that has changed since it was last told."""
-        for finding in list(self._untold.values()):
-            self.retell(finding)
+    def report_changes(self) -> None:
+        """Pass on every finding that has changed since it was last reported."""
+        for finding in list(self._unreported.values()):
+            self.report_change(finding)
 
     def led_to_by(self, culprit: Finding) -> None:
         """Attach the symptoms there are, and those that come, to the op that is at fault."""
         self._culprit = culprit
         if culprit.root and is_passing(culprit):
             for left in self.findings:
-                is_left = left.kind in AFTERMATHS and left.root
+                is_left = is_aftermath(left) and left.root
                 if is_left and 0 <= culprit.first_step - left.first_step <= FOUND_LATE:
                     self.explain(culprit, left)
         root = self.root_of(culprit)
         for finding in self.findings:
             recent = culprit.last_step - finding.last_step <= INCIDENT_STEPS
-            if finding.kind in SYMPTOMS and finding.root and recent:
+            if is_of_fault(finding) and finding.root and recent:
                 self.explain(finding, root)
 
     def promote(self, symptom: Finding) -> None:
         """Make a symptom the root of what had been taken for its root."""
         former = self.root_of(symptom)
-        if is_consequence(symptom, former):
+        if explains(former, symptom, When.SINCE):
             return
         symptom.root, symptom.caused_by = True, ""
         self.explain(former, symptom)
-        self.retell(symptom)
+        self.report_change(symptom)
 
     def explain(self, symptom: Finding, root: Finding) -> None:
         """Attach a symptom, and what was attached to it, to the root that explains it."""
@@ -176,4 +215,4 @@ class FindingBook:
                 if finding is symptom or finding.caused_by == symptom.key:
                     finding.root = False
                     finding.caused_by = root.key
-                    self.retell(finding)
+                    self.report_change(finding)

@@ -1,4 +1,4 @@
-"""When to look at every op: after something went wrong that nothing explains."""
+"""Decision to follow every op of an iteration: after something that nothing explains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
     from ampwatch.diagnosis.steps.skips import SkipClassifier
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 UNEXPLAINED_SKIPS = 2
 """Skips in a row, neither calibration nor a probe, after which the next iteration is traced."""
@@ -20,7 +20,7 @@ WATCHED_STEPS = 40
 takes several updates in a row to tell from one that is small."""
 
 MAX_WATCHES = 2
-"""Times that is done. What the second one does not show is not to be seen so."""
+"""Times that ops are watched for rounding. After the second one stop: watching will not find it."""
 
 RECURRING_STEPS = 64
 """Iterations within which a step is skipped again, alone, at a scale that had been good enough,
@@ -42,16 +42,16 @@ ALERT_STEPS = 512
 come at once again, and is gone before anything else can be looked at."""
 
 MAX_BURSTS = 8
-"""Events after which iterations are traced. What so many do not show is not to be seen so. Those
+"""Events after which iterations are traced. After this many stop: tracing will not find it. Events
 that are more than a skipped step have as many of their own: a scale that is too large for some
 batches must not use up what a loss that is not finite is traced by."""
 
 CALM_STEPS = 2000
 """Iterations without a burst after which an event belongs to something new, and bursts are counted
-from the beginning: a run of weeks has more than one story. So many as a GradScaler grows after."""
+from the beginning: a run of weeks has more than one story. A GradScaler grows after as many."""
 
 STATE = frozenset({Topic.ACTIVATION, Topic.WEIGHT})
-"""What is traced for as soon as it is not finite, whether a scaler skips the step or not."""
+"""Topics that call for a trace as soon as they are not finite, even where a scaler skips the step."""
 
 
 class Escalation:
@@ -59,7 +59,7 @@ class Escalation:
 
     Args:
         skips: Knows the current streaks.
-        culprits: Knows when an op was named last, and is told when that goes on.
+        culprits: Knows when an op was named last, and is notified when that goes on.
     """
 
     def __init__(self, skips: SkipClassifier, culprits: CulpritOps) -> None:
@@ -90,7 +90,7 @@ class Escalation:
         return self._step < self._watched_until
 
     def suspect(self, step: int) -> None:
-        """Something may be rounding away as of iteration ``step``."""
+        """Take in that something may be rounding away as of iteration ``step``."""
         if step >= self._watched_until and self._watches < MAX_WATCHES:
             self._watches += 1
             self._watched_until = step + WATCHED_STEPS
@@ -99,7 +99,7 @@ class Escalation:
         explained = self._culprits.explained_at
         return explained >= 0 and self._step - explained < REST
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def update(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         self._step = iteration.step
         if verdict.skipped and self._skips.calibrated:
@@ -125,19 +125,19 @@ class Escalation:
         self._bursts = {True: 0, False: 0}
         self._traces = {True: FIRST_TRACES, False: FIRST_TRACES}
 
-    def _is_skipping(self, iteration: Iteration, verdict: Verdict) -> bool:
+    def _is_skipping(self, iteration: Iteration, verdict: StepVerdict) -> bool:
         """Whether steps are skipped in a row, or again and again."""
         in_a_row = verdict.skipped and self._skips.unexplained >= UNEXPLAINED_SKIPS
         return self._recurs(iteration, verdict) or in_a_row
 
-    def _is_broken(self, iteration: Iteration, verdict: Verdict) -> bool:
+    def _is_broken(self, iteration: Iteration, verdict: StepVerdict) -> bool:
         """Whether something is not finite that no scale makes so."""
         topics = (
             STATE if verdict.skipped or iteration.scaler is not None else STATE | {Topic.GRADIENT}
         )
         return any(r.histogram.nonfinite for r in iteration.ranges if r.topic in topics)
 
-    def _recurs(self, iteration: Iteration, verdict: Verdict) -> bool:
+    def _recurs(self, iteration: Iteration, verdict: StepVerdict) -> bool:
         """Whether a step is skipped again although its scale had been good enough."""
         if verdict.set_by_hand:
             self._largest_applied = 0.0

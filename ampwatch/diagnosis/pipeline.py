@@ -37,7 +37,11 @@ from ampwatch.diagnosis.gradients.loss_dtype import LossDtype
 from ampwatch.diagnosis.performance.performance import Performance
 from ampwatch.diagnosis.records.op_records import OpRecorder
 from ampwatch.diagnosis.records.range_records import RangeRecorder
-from ampwatch.diagnosis.rounding.accumulation import Accumulation
+from ampwatch.diagnosis.rounding.accumulation import (
+    EMA_ROUNDING,
+    METRIC_ACCUM_ROUNDING,
+    Accumulation,
+)
 from ampwatch.diagnosis.rounding.fp8 import Fp8
 from ampwatch.diagnosis.rounding.lossy_casts import LossyCasts
 from ampwatch.diagnosis.rounding.update_precision import UpdatePrecision
@@ -50,13 +54,13 @@ from ampwatch.diagnosis.steps.replicas import Replicas
 from ampwatch.diagnosis.steps.shared_scaler import SharedScaler
 from ampwatch.diagnosis.steps.skips import SkipClassifier
 from ampwatch.diagnosis.steps.step_bookkeeping import StepBookkeeping
-from ampwatch.diagnosis.steps.steps import StepJudge, Totals, Verdict
+from ampwatch.diagnosis.steps.steps import StepJudge, StepVerdict, Totals
 from ampwatch.wire.records import OptimizerRecord, StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ampwatch.diagnosis.book import Teller
+    from ampwatch.diagnosis.book import Notify
     from ampwatch.diagnosis.evidence.iteration import Iteration, SamplingCost
     from ampwatch.diagnosis.evidence.ops import LayerShape, OpCensus
     from ampwatch.settings import Settings
@@ -88,7 +92,7 @@ class LastStep:
 
 @dataclass(slots=True)
 class SelfCost:
-    """What ampwatch itself costs and misses, so far.
+    """Cost and gaps of ampwatch itself, so far.
 
     Attributes:
         overhead_ns: Host time on the training thread. Unit: ns.
@@ -102,7 +106,7 @@ class SelfCost:
 
 
 class Known(NamedTuple):
-    """What the sensors know and the diagnosis reads, never copies.
+    """Knowledge of the sensors that the diagnosis reads and never copies.
 
     Attributes:
         autocast_dtypes: Names of the autocast dtypes seen.
@@ -124,7 +128,7 @@ class Diagnosis:
         settings: Thresholds.
         initial_scale: The scale before the first iteration; NaN without a scaler.
         put: Where records go.
-        tell: Told of findings.
+        tell: Called with findings, as they are made and as they change.
         cost: Asked once per iteration what ampwatch has cost so far.
         sampling_cost: Asked once per sample what sampling has cost so far.
         known: What the sensors know.
@@ -145,7 +149,7 @@ class Diagnosis:
         initial_scale: float,
         *,
         put: Callable[[Record], None],
-        tell: Teller,
+        tell: Notify,
         cost: Callable[[], SelfCost],
         sampling_cost: Callable[[], SamplingCost],
         known: Known,
@@ -186,16 +190,16 @@ class Diagnosis:
         self._accumulation = accumulation = Accumulation(self.book)
         fp8 = Fp8(self.book, settings)
         self._observers: dict[type, Callable[[Any], None]] = {
-            OpTrace: culprit_ops.look,
-            BadInput: culprit_ops.look_at_input,
-            LossyCast: LossyCasts(self.book).look,
-            Fp8Cast: fp8.look,
-            BrokenScale: fp8.look_at_scale,
+            OpTrace: culprit_ops.observe_trace,
+            BadInput: culprit_ops.observe_input,
+            LossyCast: LossyCasts(self.book).observe,
+            Fp8Cast: fp8.observe,
+            BrokenScale: fp8.observe_scale,
             SumSeen: self._suspect,
-            StuckSum: accumulation.look_at_sum,
-            StuckAverage: self._look_at_average,
-            GradientSum: accumulation.look_at_gradients,
-            ScalerChange: self._reset.announce,
+            StuckSum: accumulation.observe_sum,
+            StuckAverage: self._observe_average,
+            GradientSum: accumulation.observe_gradients,
+            ScalerChange: self._reset.observe,
             CompiledGradients: self._compiled.observe,
             ReplicaVerdicts: Replicas(self.book).observe,
             StaleCast: StaleCasts(self.book).observe,
@@ -223,28 +227,13 @@ class Diagnosis:
             self._run_guarded(handler, observation)
 
     def _suspect(self, seen: SumSeen) -> None:
-        if not self.book.of_kind("metric_accum_rounding"):
+        if not self.book.of_kind(METRIC_ACCUM_ROUNDING.slug):
             self._escalation.suspect(seen.step)
 
-    def _look_at_average(self, stuck: StuckAverage) -> None:
-        if not self.book.of_kind("ema_rounding"):
+    def _observe_average(self, stuck: StuckAverage) -> None:
+        if not self.book.of_kind(EMA_ROUNDING.slug):
             self._escalation.suspect(stuck.site.step)
-        self._accumulation.look_at_average(stuck)
-
-    @property
-    def wants_ops(self) -> bool:
-        """Whether the ops of the next iteration should be looked at."""
-        return self._escalation.wants_ops
-
-    @property
-    def wants_inputs(self) -> bool:
-        """Whether the inputs of the next iteration should be looked at."""
-        return self._escalation.wants_inputs
-
-    @property
-    def wants_trace(self) -> bool:
-        """Whether the next iteration should be traced op by op."""
-        return self._escalation.wants_trace
+        self._accumulation.observe_average(stuck)
 
     def attention(self) -> Attention:
         """Return what should be observed more closely in the next iteration."""
@@ -257,41 +246,42 @@ class Diagnosis:
         """Say what was held back: nothing more will come."""
         self._run_guarded(self._api.flush)
 
-    def look_at_layers(self) -> None:
+    def check_layers(self) -> None:
         """Look at the model before anything has run."""
-        self._run_guarded(self._performance.look_at_layers)
+        self._run_guarded(self._performance.check_layers)
 
-    def look_at(self, census: OpCensus, time_ns: int) -> None:
+    def observe_census(self, census: OpCensus, time_ns: int) -> None:
         """Take in the ops of an iteration that did not end."""
-        self._run_guarded(self._performance.look_at, census)
+        self._run_guarded(self._performance.check_census, census)
         self._run_guarded(self.ops.record, census, time_ns)
 
-    def _detect(self, iteration: Iteration, verdict: Verdict) -> None:
+    def _detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         self.book.now_ns = iteration.time_ns
         self._culprit_ops.judge_input(iteration, verdict)
-        self._escalation.look(iteration, verdict)
-        self._culprits.look(iteration, verdict)
-        self._state.look(iteration)
-        self._scale.look(iteration, verdict, self._autocast_dtypes)
-        self._bookkeeping.look(iteration, verdict)
-        self._loss.look(iteration, verdict)
-        self._gradients.look(iteration, verdict, self._autocast_dtypes)
-        self._forward.look(iteration)
-        self._updates.look(iteration)
-        self._api.look(iteration)
+        self._escalation.update(iteration, verdict)
+        self._culprits.update(iteration, verdict)
+        self._state.detect(iteration)
+        self._scale.detect(iteration, verdict, self._autocast_dtypes)
+        self._bookkeeping.detect(iteration, verdict)
+        self._loss.detect(iteration, verdict)
+        self._gradients.detect(iteration, verdict, self._autocast_dtypes)
+        self._forward.detect(iteration)
+        self._updates.detect(iteration)
+        self._api.detect(iteration)
         self._ranges.record(iteration)
-        self._performance.look(iteration)
-        # Last: to these the findings of others are symptoms.
-        self._reset.look(iteration, verdict)
-        self._periodic.look(iteration, verdict)
-        self._shared.look(iteration, verdict)
-        self._compiled.look(iteration, verdict)
-        self._divergence.look(iteration, verdict)
+        self._performance.detect(iteration)
+        # Last: they judge by what the others have found.
+        self._reset.detect(iteration, verdict)
+        self._periodic.detect(iteration, verdict)
+        self._shared.detect(iteration, verdict)
+        self._compiled.detect(iteration, verdict)
+        self._divergence.detect(iteration, verdict)
+        self.book.attach_symptoms()
         if iteration.census is not None:
             self.ops.record(iteration.census, iteration.time_ns)
         self.ops.pass_on(iteration.time_ns)
 
-    def _record(self, iteration: Iteration, verdict: Verdict) -> None:
+    def _record(self, iteration: Iteration, verdict: StepVerdict) -> None:
         totals, cost = self.totals, self._cost()
         self._put(
             StepRecord(

@@ -1,4 +1,4 @@
-"""What this machine can and cannot measure, and why: one probe per group of capabilities.
+"""Probes of what this machine can measure, cannot, and why: one for each group of capabilities.
 
-A probe looks; it starts nothing, creates nothing and changes nothing.
+A probe observes: it starts nothing, creates nothing and changes nothing.
 """

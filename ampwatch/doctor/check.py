@@ -1,4 +1,4 @@
-"""What a probe returns. No torch here, and no Prometheus."""
+"""Results of a probe. No torch here, and no Prometheus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class State(str, Enum):
-    """How a capability stands.
+    """State of a capability.
 
     ``OK``: it works. ``ABSENT``: this machine or environment does not have it, and
     nothing is wrong with that. ``PROBLEM``: it ought to work, and does not.
@@ -31,10 +31,10 @@ class State(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One capability.
+    """Result for one capability.
 
     Attributes:
-        name: What was looked at.
+        name: The capability.
         state: How it stands.
         why: One sentence: what was found.
         remedy: What to do to have it; empty if there is nothing to do.

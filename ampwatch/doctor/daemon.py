@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def daemon(settings: Settings, ask: Callable[[str, int], Answer] = ask) -> list[Check]:
-    """Look for the daemon, or for what would keep one from starting.
+    """Check for the daemon, or for what would keep one from starting.
 
     Args:
         settings: Address, port and runtime directory.

@@ -1,20 +1,25 @@
-"""The whole examination: every probe, in the order in which a user would ask."""
+"""The whole examination: every probe, in the order in which a user would ask.
+
+Those of the optional packages (charts, terminal, password protection) are here as well. No
+torch here.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ampwatch.doctor.check import Check, State
+from ampwatch.doctor.check import Check, State, installed_version
 from ampwatch.doctor.daemon import daemon
-from ampwatch.doctor.extras import page, web_config
 from ampwatch.doctor.gpu import gpus
 from ampwatch.doctor.places import rings
 from ampwatch.doctor.training import training
+from ampwatch.host.daemon.assets import PLOTLY, find_assets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Container, Mapping
 
+    from ampwatch.doctor.check import Version
     from ampwatch.settings import Settings
 
     Probe = Callable[[], list[Check]]
@@ -38,7 +43,7 @@ def examine(probes: Mapping[str, Probe]) -> dict[str, list[Check]]:
 
 
 def is_able(checks: Mapping[str, list[Check]]) -> bool:
-    """Tell whether ampwatch can do its main job: no check blocks."""
+    """Return whether ampwatch can do its main job: no check blocks."""
     return not any(check.blocks for group in checks.values() for check in group)
 
 
@@ -48,3 +53,42 @@ def _tried(probe: Probe) -> list[Check]:
     except Exception as error:  # noqa: BLE001 - one probe that fails must not hide what the others found
         why = f"this could not be examined: {type(error).__name__}: {error}"
         return [Check("examination", State.PROBLEM, why, "report it, with this line")]
+
+
+def page(
+    version: Version = installed_version, assets: Callable[[], Container[str]] = find_assets
+) -> list[Check]:
+    """Check what the page and the terminal are drawn with.
+
+    Args:
+        version: Looks up installed distributions.
+        assets: Returns the URLs of the page's files.
+    """
+    plotly = version("plotly")
+    if f"/static/{PLOTLY}" in assets():
+        charts = Check("charts", State.OK, f"Plotly {plotly} draws them, from this machine")
+    else:
+        found = f"Plotly {plotly} is installed without {PLOTLY}" if plotly else "no Plotly"
+        why = f"{found}: the page has its words and numbers, and no charts"
+        charts = Check("charts", State.ABSENT, why, "pip install 'ampwatch[ui]'")
+    return [charts, _package("terminal", "rich", "plain text", "ui", version)]
+
+
+def web_config(version: Version = installed_version) -> list[Check]:
+    """Check what ``ampwatch daemon --web.config.file`` needs.
+
+    Args:
+        version: Looks up installed distributions.
+    """
+    return [
+        _package("web-config file", "pyyaml", "it cannot be read", "web", version),
+        _package("basic auth", "bcrypt", "passwords cannot be checked", "web", version),
+    ]
+
+
+def _package(name: str, package: str, without: str, extra: str, version: Version) -> Check:
+    found = version(package)
+    if found is None:
+        remedy = f"pip install 'ampwatch[{extra}]'"
+        return Check(name, State.ABSENT, f"{package} is not installed: {without}", remedy)
+    return Check(name, State.OK, f"{package} {found}")

@@ -1,4 +1,4 @@
-"""Can the host's GPUs be asked, and what do they tell: what the daemon would read. No torch here."""
+"""Probe of the host's GPUs: whether they answer, and what the daemon would read. No torch here."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REMEDIES = {
 OF_FEATURES = {
     Reason.NO_PERMISSION: "let root run the daemon, or have the driver loaded with NVreg_RestrictProfilingToAdminUsers=0",
 }
-"""What helps where NVML answers and one of its features does not."""
+"""Remedies where NVML answers and one of its features does not."""
 
 ABSENT = frozenset(
     {
@@ -60,7 +60,7 @@ def gpus(
     find: Callable[[str], object] | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Check]:
-    """Look at what NVML tells, with the code by which the daemon reads it.
+    """Check what NVML reports, with the code by which the daemon reads it.
 
     Args:
         load: Imports a module.
@@ -85,8 +85,8 @@ def gpus(
 
 def _checks(nvml: Nvml, found: Pass) -> list[Check]:
     version = nvml.call("nvmlSystemGetDriverVersion")
-    told = f"{LIBRARY} answers" if isinstance(version, Reason) else f"driver {version}"
-    checks = [Check("NVML", State.OK, told)]
+    driver = f"{LIBRARY} answers" if isinstance(version, Reason) else f"driver {version}"
+    checks = [Check("NVML", State.OK, driver)]
     if found.host is not Reason.OK:
         state = State.ABSENT if found.host in NOTHING_WRONG else State.PROBLEM
         checks.append(Check("GPUs", state, found.host.text, REMEDIES.get(found.host, "")))

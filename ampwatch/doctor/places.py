@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def rings(settings: Settings, shared_memory: Path = SHARED_MEMORY) -> list[Check]:
-    """Look at the places where a training process would put its ring.
+    """Check the places where a training process would put its ring.
 
     Args:
         settings: Where they are, how large a ring is.
@@ -43,7 +43,7 @@ def rings(settings: Settings, shared_memory: Path = SHARED_MEMORY) -> list[Check
 
 
 def _place(name: str, path: Path, slots: int) -> Check:
-    """Tell whether a ring of ``slots`` slots, or fewer if it is small, could be made in ``path``."""
+    """Return whether a ring of ``slots`` slots, or fewer if it is small, could be made in ``path``."""
     remedy = "set AMPWATCH_RING_DIR to a new directory, which is made private to you (0700), where there is room, best on a tmpfs"
     if trouble := trouble_with(path):
         return Check(name, State.PROBLEM, f"{path} cannot be used: {trouble}", remedy)

@@ -1,4 +1,4 @@
-"""Can a training be watched: torch, its GradScaler, autocast, the CUDA devices."""
+"""Probe of the training process: torch, its GradScaler, autocast, the CUDA devices, the kernels."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import re
 import sys
 import warnings
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.doctor.check import Check, State
-from ampwatch.doctor.ranges import cpu_kernel, device_kernel
 from ampwatch.errors import AttachError
+from ampwatch.numerics.formats import HALF
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ampwatch.doctor.check import Load
 
 OLDEST, TESTED = (2, 6), (2, 13)
@@ -26,7 +29,7 @@ Source: CUDA C++ Programming Guide, table of features per compute capability.
 
 
 def training(load: Load = import_module) -> list[Check]:
-    """Look at what a training process needs.
+    """Check what a training process needs.
 
     Args:
         load: Imports a module.
@@ -45,8 +48,7 @@ def training(load: Load = import_module) -> list[Check]:
     return [
         torch_version(torch),
         grad_scaler(torch, load),
-        cpu_autocast(torch, "float16"),
-        cpu_autocast(torch, "bfloat16"),
+        *[cpu_autocast(torch, dtype) for dtype in HALF],
         cpu_kernel(load),
         *cuda_devices(torch),
         *device_kernel(torch),
@@ -54,7 +56,7 @@ def training(load: Load = import_module) -> list[Check]:
 
 
 def torch_version(torch: Any) -> Check:
-    """Tell whether this release of torch is supported, and whether it is the tested one."""
+    """Return whether this release of torch is supported, and whether it is the tested one."""
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
     release = (int(found[1]), int(found[2])) if found else OLDEST
     oldest, tested = "{}.{}".format(*OLDEST), "{}.{}".format(*TESTED)
@@ -68,7 +70,7 @@ def torch_version(torch: Any) -> Check:
 
 
 def grad_scaler(torch: Any, load: Load) -> Check:
-    """Tell whether GradScaler keeps its state where the loss-scale sensor looks."""
+    """Return whether GradScaler keeps its state where the loss-scale sensor looks."""
     try:
         check_scaler = load("ampwatch.training.model.scaler").check_scaler
         check_scaler(torch.amp.GradScaler("cpu"))
@@ -80,7 +82,7 @@ def grad_scaler(torch: Any, load: Load) -> Check:
 
 
 def cpu_autocast(torch: Any, dtype: str) -> Check:
-    """Tell whether autocast on the CPU really multiplies matrices in ``dtype``."""
+    """Return whether autocast on the CPU really multiplies matrices in ``dtype``."""
     name = f"{dtype} autocast, CPU"
     wanted = getattr(torch, dtype)
     try:
@@ -128,3 +130,22 @@ def _device(torch: Any, index: int, *, rocm: bool) -> Check:
         cores = "no tensor cores, so AMP saves memory at best"
     why = f"{name}, compute capability {capability[0]}.{capability[1]}: {cores}"
     return Check(f"device {index}", State.OK, why)
+
+
+def cpu_kernel(load: Load) -> Check:
+    """Return whether the C kernel can be compiled and loaded here, by doing it."""
+    if load("ampwatch.training.kernels.native").load() is not None:
+        return Check("ranges, CPU", State.OK, "measured by C, compiled here when a training starts")
+    why = "no C compiler whose library can be loaded: measured by PyTorch, which takes longer"
+    remedy = "install gcc or clang; the temporary directory must allow programs"
+    return Check("ranges, CPU", State.ABSENT, why, remedy)
+
+
+def device_kernel(torch: Any, find: Callable[[str], object] = find_spec) -> list[Check]:
+    """Return whether ranges can be measured on the devices that torch sees, if it sees any."""
+    if not torch.cuda.is_available():
+        return []
+    if find("triton") is not None:
+        return [Check("ranges, device", State.OK, "measured by Triton")]
+    why = "Triton is not installed, so no ranges are measured on a device"
+    return [Check("ranges, device", State.ABSENT, why, "pip install triton")]

@@ -1,1 +1,1 @@
-"""What runs in the host's daemon: it keeps records and shows them. No torch."""
+"""The daemon's half: keeps the records of training processes and shows them. No torch."""

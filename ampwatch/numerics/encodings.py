@@ -1,4 +1,4 @@
-"""How the dtypes that can be measured are laid out in bits. No torch here.
+"""Bit layouts of the dtypes that can be measured. No torch here.
 
 The *key* of an element is its bit pattern without the sign, as an integer. Keys of finite
 elements are ordered like their magnitudes, so kernels compare keys and never floats: no
@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT
 from ampwatch.numerics.formats import FORMATS
 
-DTYPES = (
-    "float32",
-    "float16",
-    "bfloat16",
-    "float64",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e4m3fnuz",
-    "float8_e5m2fnuz",
-)
-"""What can be measured, by the names of PyTorch."""
+if TYPE_CHECKING:
+    from ampwatch.numerics.formats import FloatFormat
+
+DTYPES = tuple(fmt.name for fmt in FORMATS.values() if fmt.is_measured)
+"""What can be measured, by the names of PyTorch: those of 8 bits last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +55,29 @@ class Encoding:
     def bin(self, key: int) -> int:
         """Return the exponent of the bin of a finite key above 0, of those that kernels fill."""
         mantissa_bits = self.mantissa_bits
+        # A power of two belongs to the bin below, where it is the upper end: so exponents are
+        # rounded up, unless all bits of the mantissa are 0.
         if key >> mantissa_bits:
             rounded_up = key + (1 << mantissa_bits) - 1 >> mantissa_bits
             exponent = self.unit + mantissa_bits - 1 + rounded_up
         else:
             exponent = self.unit + (key - 1).bit_length()
+        # Only float64 leaves the axis, on either side.
         if MIN_EXPONENT <= exponent <= MAX_EXPONENT:
             return exponent
         return MIN_EXPONENT if exponent < 0 else MAX_EXPONENT
 
 
-def _encoding(name: str) -> Encoding:
-    fmt = FORMATS[name]
-    fraction, exponent = math.frexp(fmt.max)
-    unit = math.frexp(fmt.min_subnormal)[1] - 1
-    significand = int(math.ldexp(fraction, fmt.mantissa_bits + 1))
-    stored_exponent = exponent - unit - fmt.mantissa_bits
+def encoding_of(fmt: FloatFormat) -> Encoding:
+    """Return how the bits of a format are read."""
     return Encoding(
         bits=fmt.bits,
         mantissa_bits=fmt.mantissa_bits,
-        unit=unit,
-        max_key=(stored_exponent << fmt.mantissa_bits) | significand & ~(1 << fmt.mantissa_bits),
-        has_infs=fmt.on_overflow == "inf",
-        nan_is_negative_zero=name.endswith("fnuz"),
+        unit=1 - fmt.bias - fmt.mantissa_bits,
+        max_key=fmt.max_pattern,
+        has_infs=fmt.has_infs,
+        nan_is_negative_zero=fmt.nan_is_negative_zero,
     )
 
 
-ENCODINGS: dict[str, Encoding] = {name: _encoding(name) for name in DTYPES}
+ENCODINGS: dict[str, Encoding] = {name: encoding_of(FORMATS[name]) for name in DTYPES}

@@ -1,4 +1,4 @@
-"""How many elements of a tensor have which binary exponent: the one measurement.
+"""Counts of elements by binary exponent: the one measurement.
 
 Bin ``e`` counts the magnitudes ``x`` with ``2**(e - 1) < x <= 2**e``. The upper end
 belongs to the bin, because rounding to nearest even flushes the power of two at half the
@@ -51,7 +51,7 @@ class ExponentHistogram:
         negative_infs: Elements that are -inf.
         amax: Largest finite magnitude, exact; 0 if there is none.
         amin: Smallest non-zero finite magnitude among the binned, exact; inf if there is none.
-        numel: Elements looked at.
+        numel: Elements of the tensors, binned or not.
     """
 
     first: int = 0

@@ -1,4 +1,4 @@
-"""What a cast would do to a measured tensor, in any format and at any power-of-two scale.
+"""Casts foretold: of a measured tensor, to any format, at any power-of-two scale.
 
 Answered from the exponent histogram alone. Underflow and subnormal numbers are counted
 exactly, because their limits are powers of two and so ends of bins. Where overflow begins is
@@ -29,7 +29,7 @@ inverse is infinite or subnormal."""
 
 @dataclass(frozen=True, slots=True)
 class CastOutcome:
-    """What a cast does to the binned elements of a histogram.
+    """Elements of a histogram by what a cast does to them.
 
     Attributes:
         overflow_low: Elements that overflow, at least.
@@ -70,6 +70,8 @@ class CastOutcome:
 
 def cast(histogram: ExponentHistogram, fmt: FloatFormat, shift: int = 0) -> CastOutcome:
     """Foretell a cast to ``fmt`` of all binned elements times ``2**shift``.
+
+    Of a block-scaled format it is the cast of elements that all have the same scale.
 
     Of a subsample the counts are those of the subsample, while ``headroom`` is that of the
     whole: a single outlier that the bins missed shows in ``headroom`` below 1 only.
@@ -121,8 +123,10 @@ def flushed_zeros(
 ) -> int:
     """Return how many of the zeros were values before ``fmt`` flushed them.
 
-    Where nothing but zeros is left, what stands beside them tells: is the largest of it above
-    the smallest normal number, there was nothing to flush; else they went where it is going.
+    A format flushes what is near its smallest numbers, so flushed zeros have neighbours there;
+    a dead unit gives zeros beside ordinary values. Where a tensor holds nothing but zeros, the
+    other tensors decide: they are flushed if not even the largest of all is above the smallest
+    normal number.
 
     Args:
         histogram: Of values that came out of ``fmt``, as they came out of it, scaled.
@@ -187,6 +191,7 @@ def scale_window(
     if not histogram.amax:
         return ScaleWindow(low, None)
     mantissa, exponent = math.frexp(histogram.amax)
+    # Exact although amax times a scale may not be a number of float64: mantissas are compared.
     # The scale that brings amax into the binade of max, or the one below if it is too large.
     overflows = math.ldexp(mantissa, _top_bin(fmt)) >= fmt.overflow_from
     return ScaleWindow(low, _top_bin(fmt) - exponent - overflows)
@@ -223,7 +228,7 @@ def fp8_scale(histogram: ExponentHistogram, fmt: FloatFormat, margin: int = 0) -
 
 
 class Fit(str, Enum):
-    """Whether a format would do for measured values.
+    """Answers to whether a format would do for measured values.
 
     ``FITS``: as they are. ``FITS_SCALED``: multiplied by some power of two. ``TOO_WIDE``:
     no power of two keeps both ends.

@@ -1,1 +1,1 @@
-"""What an operator is handed: dashboards, alert rules, deployment files."""
+"""Files for operators: dashboards, alert rules, deployments."""

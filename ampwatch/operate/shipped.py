@@ -1,4 +1,4 @@
-"""Where the dashboards, the alert rules, the deployment files and the runbooks are."""
+"""Places of the dashboards, the alert rules, the deployment files and the runbooks."""
 
 from __future__ import annotations
 

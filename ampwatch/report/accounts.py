@@ -1,4 +1,4 @@
-"""What there is to say of one finding, in parts; the terminal and the HTML report arrange them.
+"""Accounts of a finding, in parts; the terminal and the HTML report arrange them.
 
 ASCII only: a report can be printed in any locale.
 """
@@ -92,10 +92,10 @@ def steps(finding: Finding) -> str:
 
 def since(story: Story) -> str:
     """Write since when, until when, and how often, and if what it explains was seen before it."""
-    told = steps(story.finding)
+    text = steps(story.finding)
     if story.first_step < story.finding.first_step:
-        told += f". What it explains was seen first, at step {story.first_step}"
-    return told
+        text += f". What it explains was seen first, at step {story.first_step}"
+    return text
 
 
 def path(finding: Finding) -> list[str]:

@@ -99,7 +99,8 @@ def _scale_panel(
         if s.skip_class is not SkipClass.NONE:
             x = across(s.step)
             tick = element(
-                *("line", element("title", f"step {s.step}: skipped, {s.skip_class.label}")),
+                "line",
+                element("title", f"step {s.step}: skipped, {s.skip_class.label}"),
                 class_=f"skip {s.skip_class.label}",
                 x1=x,
                 x2=x,
@@ -137,5 +138,5 @@ def _loss_panel(
 
 
 def _is_drawn(loss: float) -> bool:
-    """Tell whether a loss has a place on an axis: the difference of two must be a number."""
+    """Return whether a loss has a place on an axis: the difference of two must be a number."""
     return abs(loss) <= LARGEST

@@ -119,7 +119,8 @@ def exponents(record: RangeRecord, fmt: FloatFormat | None, width: int) -> Marku
             y, inner = height(count), max(1.0, across_px - min(1.5, across_px / 4))
             parts.append(
                 element(
-                    *("rect", element("title", said)),
+                    "rect",
+                    element("title", said),
                     class_=f"bar {sort}",
                     x=x,
                     y=y,

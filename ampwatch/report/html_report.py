@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampwatch import __version__
-from ampwatch.diagnosis.kinds.certainty import certainty
+from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.report import accounts, course_picture, exponent_picture
 from ampwatch.report.glossary import Glossary
 from ampwatch.report.markup import Markup, element, joined
@@ -46,17 +46,17 @@ def render_html(boxes: Sequence[Box]) -> str:
     Args:
         boxes: At least one, all of one run.
     """
-    told = stories((box.identity.rank, box.findings) for box in boxes)
+    shown = stories((box.identity.rank, box.findings) for box in boxes)
     by_rank = {box.identity.rank: box for box in boxes}
     glossary = Glossary()
     body = element(
         "main",
         element("p", "ampwatch report", class_="wordmark"),
-        element("h1", f"Run {boxes[0].identity.run}: {verdict(told)}"),
+        element("h1", f"Run {boxes[0].identity.run}: {verdict(shown)}"),
         *[element("p", one_line(box), class_="lead") for box in boxes[:MAX_RANKS]],
         *[element("p", note, class_="muted") for note in boxes[0].notes],
         _traceback(boxes),
-        *[_article(story, by_rank[story.ranks[0]], glossary) for story in told],
+        *[_article(story, by_rank[story.ranks[0]], glossary) for story in shown],
         element("h3", "Everything else"),
         *[_rank_details(box) for box in boxes[:MAX_RANKS]],
         _footer(boxes),
@@ -72,9 +72,9 @@ def render_html(boxes: Sequence[Box]) -> str:
     return f"<!doctype html>\n{element('html', head, element('body', body), lang='en')}\n"
 
 
-def verdict(told: Sequence[Story]) -> str:
+def verdict(shown: Sequence[Story]) -> str:
     """Say in a few words how many findings there are, and since when."""
-    alarming = [s for s in told if s.severity is not Severity.INFO]
+    alarming = [s for s in shown if s.severity is not Severity.INFO]
     if not alarming:
         return "nothing is wrong"
     first = min(s.first_step for s in alarming)
@@ -175,8 +175,8 @@ def _of_record(record: RangeRecord, limits: str) -> str:
 
 
 def _symptoms(story: Story) -> Markup | None:
-    told = [s.finding for s in all_symptoms(story)]
-    if not told:
+    shown = [s.finding for s in all_symptoms(story)]
+    if not shown:
         return None
     items = [
         element(
@@ -184,15 +184,15 @@ def _symptoms(story: Story) -> Markup | None:
             element("code", f.kind),
             f" at {f.where or 'the model'}, since step {f.first_step}. {accounts.sentence(f.summary)}",
         )
-        for f in told
+        for f in shown
     ]
     return joined(element("h3", "It explains"), element("ul", *items, class_="symptoms"))
 
 
 def _numbers(story: Story) -> Markup | None:
-    told = [(s.finding, accounts.evidence(s.finding)) for s in (story, *all_symptoms(story))]
+    shown = [(s.finding, accounts.evidence(s.finding)) for s in (story, *all_symptoms(story))]
     rows = []
-    for finding, numbers in told:
+    for finding, numbers in shown:
         if numbers and finding is not story.finding:
             rows.append(element("tr", element("th", f"of {finding.kind}", colspan=2)))
         rows += [element("tr", *[element("td", cell) for cell in row]) for row in numbers]

@@ -1,4 +1,4 @@
-"""What ran in which dtype on one rank, on which units, and how much of its ceiling was used."""
+"""Shares of dtypes and units on one rank, and how much of its ceiling was used."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.errors import SettingsError
+from ampwatch.numerics.formats import kernel_label
 from ampwatch.numerics.units.ops import FP8_DTYPES, HALF_DTYPES
 from ampwatch.numerics.units.peaks import Peaks, ideal_seconds, parse_override, peak_flops
 from ampwatch.wire.records import CensusRecord, WindowRecord
@@ -16,14 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LOW_PRECISION = HALF_DTYPES | FP8_DTYPES
-"""What mixed precision is for; TF32 is float32 to the user, and counted beside it."""
+"""Dtypes that mixed precision is for; TF32 is float32 to the user, and counted beside it."""
 
 MATMUL_UNITS = ("tensor", "cuda", "unknown")
 """Units of the kernels that multiply matrices, of which some might be on tensor cores."""
 
 CPU = "cpu"
-
-_FLOAT8 = "float8"
 
 
 class Absence(str, Enum):
@@ -58,14 +57,14 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """How much of the ceiling an iteration has used.
+    """Share of the ceiling that an iteration has used.
 
     Attributes:
         flops: Of one iteration, by dtype: the mean of the counted ones.
         ideal_seconds: What it would take at the peak of each dtype. Unit: s.
         step_seconds: What it usually takes. Unit: s.
         utilization: The first over the second: dtype-correct, and it adds up.
-        mfu: FLOP/s over the peak of float16 or bfloat16, as papers tell it.
+        mfu: FLOP/s over the peak of float16 or bfloat16, as papers report it.
         absence: Why there is no ``utilization``; ``OK`` if there is.
         sentence: The same in words; empty if there is.
     """
@@ -158,7 +157,7 @@ NO_GPU = ("", "cpu", "meta", "unknown")
 
 MAX_SMS = 10_000
 FASTEST_HERTZ = 1e11
-"""What no GPU has. Unit: Hz."""
+"""Frequency that no GPU reaches. Unit: Hz."""
 
 
 def peaks_of(facts: Mapping[str, str]) -> Peaks:
@@ -220,7 +219,7 @@ def tensor_share(window: WindowRecord) -> Share | None:
     """Return the share of tensor cores in the time of the matmul-like kernels so far.
 
     At least those that certainly run on tensor cores, at most those of which nobody knows as
-    well. ``None`` if there were no such kernels.
+    well. ``None`` if no kernel multiplied matrices.
     """
     time = nanoseconds_by_unit(window)
     tensor, cuda, unknown = (time[unit] for unit in MATMUL_UNITS)
@@ -245,5 +244,5 @@ def by_peak(flops: Mapping[str, float]) -> dict[str, float]:
     """Return ``flops`` by the dtypes that peaks are known by: one for all formats of FP8."""
     found: Counter[str] = Counter()
     for dtype, number in flops.items():
-        found[_FLOAT8 if dtype in FP8_DTYPES else dtype] += number  # type: ignore[assignment]
+        found[kernel_label(dtype)] += number  # type: ignore[assignment]
     return dict(found)

@@ -64,12 +64,24 @@ _CAST_BYTES = _Column("cast bytes", lambda line, _: _size(line.cast_bytes, "B"))
 
 _COLUMNS: dict[By, tuple[_Column, ...]] = {
     "op": (
-        *(_NAME, _Column("ran in", lambda line, _: line.ran_in, is_text=True)),
-        *(_CALLS, _FLOPS, _SHARE, _TENSOR, _BYTES),
+        _NAME,
+        _Column("ran in", lambda line, _: line.ran_in, is_text=True),
+        _CALLS,
+        _FLOPS,
+        _SHARE,
+        _TENSOR,
+        _BYTES,
     ),
     "module": (
-        *(_NAME, _CALLS, _FLOPS, _SHARE, _Column("low precision", lambda line, _: _low(line))),
-        *(_TENSOR, _BYTES, _CASTS, _CAST_BYTES),
+        _NAME,
+        _CALLS,
+        _FLOPS,
+        _SHARE,
+        _Column("low precision", lambda line, _: _low(line)),
+        _TENSOR,
+        _BYTES,
+        _CASTS,
+        _CAST_BYTES,
     ),
     "dtype": (_NAME, _CALLS, _FLOPS, _SHARE, _TENSOR, _BYTES, _CASTS, _CAST_BYTES),
 }

@@ -1,4 +1,4 @@
-"""What is known of precision, in words: the same on the page, in the terminal and in reports.
+"""Precision in words: the same on the page, in the terminal and in reports.
 
 ASCII only: a report can be printed in any locale.
 """
@@ -84,10 +84,10 @@ def census_sentence(census: CensusRecord | None) -> str:
         return NO_CENSUS
     iterations = _plural(census.iterations, "iteration")
     how = _SOURCES[census.source]
-    told = f"{iterations} counted so far, the newest, step {census.step}, {how}"
+    text = f"{iterations} counted so far, the newest, step {census.step}, {how}"
     if census.rows_left_out:
-        told += f"; {_plural(census.rows_left_out, 'row')} with less to say left out"
-    return f"{told}."
+        text += f"; {_plural(census.rows_left_out, 'row')} with less to say left out"
+    return f"{text}."
 
 
 def kernels_sentence(window: WindowRecord | None, absence: Absence) -> str:
@@ -95,8 +95,8 @@ def kernels_sentence(window: WindowRecord | None, absence: Absence) -> str:
     share = None if window is None else tensor_share(window)
     if share is None or window is None:
         return _NO_KERNELS.get(absence, _NO_KERNELS[Absence.WAITING])
-    told = f"Tensor cores had {band(share)} of the time of matmul kernels"
-    return f"{told}, in {_plural(window.iterations, 'profiled iteration')}."
+    text = f"Tensor cores had {band(share)} of the time of matmul kernels"
+    return f"{text}, in {_plural(window.iterations, 'profiled iteration')}."
 
 
 def matmul_remarks(window: WindowRecord) -> list[str]:
@@ -116,13 +116,13 @@ def arithmetic_sentence(arithmetic: Arithmetic) -> str:
     a = arithmetic
     if a.utilization is None or a.ideal_seconds is None:
         return a.sentence
-    told = (
+    text = (
         f"At the peak of each dtype a step would take {step_time(a.ideal_seconds)};"
         f" it takes {step_time(a.step_seconds)}: {percent(a.utilization)} of the ceiling"
     )
     if a.utilization > 1.0:
-        return f"{told}, which cannot be: the peak is not that of this device, or steps differ."
-    return f"{told}, MFU {percent(a.mfu)}." if a.mfu is not None else f"{told}."
+        return f"{text}, which cannot be: the peak is not that of this device, or steps differ."
+    return f"{text}, MFU {percent(a.mfu)}." if a.mfu is not None else f"{text}."
 
 
 def report_lines(census: CensusRecord | None, window: WindowRecord | None) -> list[str]:

@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.certainty import certainty
+from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.report import accounts
 from ampwatch.report.glossary import Glossary
 from ampwatch.report.precision_words import report_lines
@@ -95,8 +95,8 @@ def render(summary: Summary, findings: Sequence[Finding], width: int = WIDTH) ->
         width: Characters in a line.
     """
     head = f"ampwatch report: run {summary.run}, rank {summary.rank}"
-    told = stories([(summary.rank, findings)])
-    return _text([head, *_numbers(summary, width)], told, width)
+    shown = stories([(summary.rank, findings)])
+    return _text([head, *_numbers(summary, width)], shown, width)
 
 
 def render_boxes(boxes: Sequence[Box], width: int = WIDTH) -> str:
@@ -148,12 +148,12 @@ def _quoted(text: str) -> list[str]:
     return [f"  {line}" for line in text.rstrip().splitlines()]
 
 
-def _text(head: Sequence[str], told: Sequence[Story], width: int) -> str:
+def _text(head: Sequence[str], shown: Sequence[Story], width: int) -> str:
     lines = [*head, ""]
-    if not told:
+    if not shown:
         lines.append("Nothing to report: no finding was made.")
     glossary = Glossary()
-    for story in told:
+    for story in shown:
         lines += [*_story(story, glossary, width), ""]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -211,11 +211,11 @@ def _title(story: Story) -> str:
     return "  ".join(words)
 
 
-def _evidence(told: Sequence[Story]) -> list[str]:
+def _evidence(shown: Sequence[Story]) -> list[str]:
     """Return the numbers of a finding and its symptoms, one a line."""
     rows = [
         (accounts.evidence(s.finding), s.finding.kind if place else "")
-        for place, s in enumerate(told)
+        for place, s in enumerate(shown)
     ]
     names = [name for row, _ in rows for name, _ in row]
     if not names:

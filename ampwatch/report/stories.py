@@ -1,6 +1,6 @@
-"""Findings put in the order in which they are told: the cause, then what it explains.
+"""Findings put in the order in which they are shown: the cause, then what it explains.
 
-The ranks of a run mostly tell the same: what several of them found is one story.
+The ranks of a run mostly find the same, which is one story then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Story:
     """A finding that nothing else explains, and what it explains.
 
     Attributes:
-        finding: As the rank tells it that saw it first.
+        finding: As the rank has it that saw it first.
         ranks: The ranks that found it.
         symptoms: What it explains, in the order in which it was found.
     """
@@ -79,7 +79,7 @@ def all_symptoms(story: Story) -> list[Story]:
 
 
 def _leads_back(story: Story, by_key: dict[str, Story]) -> bool:
-    """Tell whether the causes of ``story`` go round in a circle; none would ever be told."""
+    """Return whether the causes of ``story`` go round in a circle: none would ever be shown."""
     seen = set()
     step: Story | None = story
     while step is not None and not step.finding.root:

@@ -39,7 +39,8 @@ def frame(name: str, top: int, height: int, width: int) -> list[Markup]:
 def picture(parts: Iterable[Markup], width: int, height: float, said: str) -> Markup:
     """Return a picture; ``said`` is what a screen reader says of it."""
     return element(
-        *("svg", *parts),
+        "svg",
+        *parts,
         viewBox=f"0 0 {width} {height:.0f}",
         role="img",
         aria_label=said,

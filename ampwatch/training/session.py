@@ -254,7 +254,7 @@ class Session:
             if self._device is not None and self._samples:
                 self._context.measuring.prepare(self._device)
             self.bus.install()
-            self.diagnosis.look_at_layers()
+            self.diagnosis.check_layers()
         except BaseException:
             self.remove()
             raise
@@ -295,14 +295,14 @@ class Session:
         census = self._census.guard.run(self._census.unfinished, self._iteration.step)
         self._poll()
         if census is not None:
-            self.diagnosis.look_at(census, time.time_ns())
+            self.diagnosis.observe_census(census, time.time_ns())
         births = self._births
         while births.in_flight and not births.guard.off and time.monotonic() < end:
             time.sleep(0.001)
             self._poll()
         self.diagnosis.end()
         self._diagnosing.run(self.diagnosis.ops.flush, time.time_ns())
-        self._diagnosing.run(self.diagnosis.book.retell_all)
+        self._diagnosing.run(self.diagnosis.book.report_changes)
 
     def _poll(self) -> None:
         self._diagnosing.run(self._context.deferred.poll)

@@ -1,1 +1,1 @@
-"""What passes between the two halves: records, the ring that carries them, and how a process finds its daemon."""
+"""Wire between the two halves: records, the ring that carries them, and the search for a daemon."""

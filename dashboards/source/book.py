@@ -1,4 +1,4 @@
-"""Every dashboard, in the order in which a reader needs them."""
+"""List of the dashboards, in the order in which a reader needs them."""
 
 from __future__ import annotations
 

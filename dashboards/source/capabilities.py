@@ -1,4 +1,4 @@
-"""Why something is absent, in words: of GPUs and of precision."""
+"""Words for why something is absent, of GPUs and of precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened when, drawn over the time series of every dashboard."""
+"""Annotations: events drawn over the time series of every dashboard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _annotation(
 
 
 _FIRING = 'ALERTS{job=~"$job", instance=~"$instance|several", alertname=~"Ampwatch.+", alertstate="firing"}'
-"""Of the chosen machines, and about whole runs: the instance of these alerts is ``several``."""
+"""Alerts of the chosen machines, and of whole runs, whose instance is ``several``."""
 
 _SEEN = of("ampwatch_finding_last_seen_timestamp_seconds", 'root="true"')
 

@@ -1,4 +1,4 @@
-"""How a value looks: thresholds, words in place of numbers, overrides for single fields."""
+"""Appearance of values: thresholds, words in place of numbers, overrides for single fields."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def spans(*named: tuple[float, float, str]) -> tuple[model.ValueMapping, ...]:
 
 @dataclass(frozen=True)
 class Override:
-    """What is different for the fields of a panel whose name matches.
+    """Settings that differ for the fields of a panel whose name matches.
 
     Args:
         field: Name of the field, or a regular expression between slashes.

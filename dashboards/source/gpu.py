@@ -1,4 +1,4 @@
-"""What do the GPUs do, and is one of them about to break? NVML and GPM beside the runs on them."""
+"""Dashboard GPU: what they do, and whether one is about to break; NVML and GPM beside the runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HARDWARE_XIDS = 'xid=~"48|62|64|74|79|95|119|120"'
 """Codes that mean the GPU or its driver, and not the program that ran."""
 
 TOO_HOT = 'reason=~"sw_thermal|hw_thermal|thermal|hw_power_brake"'
-"""What holds clocks down that ought not to; a power cap alone is how these GPUs work."""
+"""Reasons that ought not to hold clocks down; a power cap alone is how these GPUs work."""
 
 
 def page() -> Page:

@@ -33,7 +33,7 @@ _TEMPERATURE = "ampwatch_gpu_temperature_celsius"
 _PROCESSES = "ampwatch_gpu_processes"
 
 _SHARE = thresholds(GOOD, Step(0.9, WARN), Step(0.97, BAD))
-"""As of the memory below: from 0.97 on the next longer batch may not fit."""
+"""Thresholds of a share of memory: from 0.97 on the next longer batch may not fit."""
 
 
 def who() -> tuple[Panel, ...]:

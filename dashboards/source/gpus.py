@@ -1,4 +1,4 @@
-"""What the panels of the dashboard GPU share: how a GPU is asked for, and how its runs are."""
+"""Parts that the panels of the dashboard GPU share: queries of a GPU, and of its runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which module? Its ranges against the limit of its dtype, and what rounds away in it."""
+"""Dashboard Layers: ranges of modules against the limits of their dtypes, and what rounds away."""
 
 from __future__ import annotations
 

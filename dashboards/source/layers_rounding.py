@@ -9,7 +9,7 @@ from dashboards.source.queries import Query, smallest
 from dashboards.source.tables import Column, Table
 
 _UNCHANGED = thresholds(GOOD, Step(0.5, WARN), Step(0.9, BAD))
-"""Of a parameter whose updates mostly round away, training moves only the small elements."""
+"""Thresholds of updates that round away: where most do, training moves only the small elements."""
 
 _UNDERFLOW = "ampwatch_module_gradient_underflow_ratio"
 _ZERO = "ampwatch_module_gradient_zero_ratio"

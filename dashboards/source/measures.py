@@ -1,4 +1,4 @@
-"""What several dashboards ask, with the values from which on it is bad, and why from there."""
+"""Queries that several dashboards ask, with the values from which on it is bad, and why from there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_SCALER = "No GradScaler here: bfloat16 and float32 need no loss scale, so thi
 NO_RUN = "No such run is known: choose another run, job or instance above, or a longer time"
 NO_RUN_TILE = "No such run is known"
 NO_SCALER_TILE = "No GradScaler in use"
-"""What a tile has room for in letters that can be read."""
+"""Words for tiles, which have room for a few in letters that can be read."""
 
 NO_SAMPLE = "No gradient was sampled yet; the level light takes no samples at all"
 

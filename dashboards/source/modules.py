@@ -1,4 +1,4 @@
-"""What the panels of the dashboard Layers share: how a module is asked for, and how it is drawn."""
+"""Parts that the panels of the dashboard Layers share: queries of a module, and their drawing."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SPEAKS = (
     "By default one rank of a machine speaks for a module, and another while it alone has trouble."
 )
 NOT_HERE = "no sample yet, or another rank speaks for the chosen one: set Rank to All"
-"""Why a module has no series: that of a rank others speak for cannot be told from none at all."""
+"""Words for a module without series: one of a rank others speak for cannot be distinguished from none."""
 
 HEADROOM = thresholds(NEUTRAL, Step(0, BAD), Step(1, WARN), Step(3, GOOD))
-"""Of outputs, which no loss scale can make smaller. Unit: bits. Below 1 the next doubling overflows.
+"""Headroom of outputs, which no loss scale can make smaller. Unit: bits. Below 1 the next doubling overflows.
 
 Gradients have ``measures.HEADROOM``: a GradScaler looks for their limit, so that there 0 is no alarm.
 """

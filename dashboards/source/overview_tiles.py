@@ -10,7 +10,7 @@ from dashboards.source.queries import Query, any_of, having, of
 from dashboards.source.states import severity
 
 _OF_AMPWATCH = f"and on (job, instance) last_over_time({of('ampwatch_build_info')}[1d])"
-"""What else is scraped has no such series; a daemon that is down had it within the day."""
+"""Filter for the targets that are daemons, also of one that went down within the day."""
 
 RUNNING = of("ampwatch_run_state", having("state", "running"))
 LOST = of("ampwatch_run_state", any_of("state", "stale", "failed"))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 COLUMNS = 24
 
 SCHEMA = 39
-"""That of Grafana 10.4, the oldest that is supported; newer ones bring it up to theirs."""
+"""Schema version of Grafana 10.4, the oldest that is supported; newer ones bring it up to theirs."""
 
 _NOISE = frozenset(
     {"auto", "auto_min", "auto_count", "allowCustomValue", "skipUrlSync", "repeatDirection"}
@@ -54,7 +54,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Page:
-    """One dashboard.
+    """Dashboard as it is written to a file.
 
     Args:
         uid: Its address, which never changes, and the name of its file.

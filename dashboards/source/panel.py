@@ -1,4 +1,4 @@
-"""What all panels have in common, and what each must say about itself."""
+"""Base of all panels, and what each must say about itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """What all panels have.
+    """Base of all panels.
 
     Args:
         id: Number that never changes: links and runbooks name it. The row's number is below it.
@@ -117,10 +117,10 @@ class Panel:
         return self.thresholds
 
     def options(self) -> Any:
-        """Return what only this kind of panel can be told."""
+        """Return the options of this kind of panel alone."""
 
     def custom(self) -> Any:
-        """Return what only the fields of this kind of panel can be told."""
+        """Return the options that only fields of this kind of panel have."""
 
     def color_mode(self) -> model.FieldColorModeId:
         """Return where the colour of a field comes from."""

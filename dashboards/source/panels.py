@@ -28,7 +28,7 @@ _LAST = common.ReduceDataOptions(values=False, calcs=["lastNotNull"], fields="")
 
 @dataclass(frozen=True, kw_only=True)
 class Stat(Panel):
-    """One number, or one for each series, as a tile; its queries are instant.
+    """Tile of one number, or of one for each series; its queries are instant.
 
     Of a history the newest value is shown, however old: that of a run that is gone as well.
 
@@ -43,7 +43,7 @@ class Stat(Panel):
     kind = "stat"
 
     def options(self) -> stat.Options:
-        """Return how the tile looks."""
+        """Return the appearance of the tile."""
         return stat.Options(
             graph_mode=common.BigValueGraphMode.NONE,
             color_mode=common.BigValueColorMode.VALUE,
@@ -112,7 +112,7 @@ class TimeSeries(Panel):
         )
 
     def custom(self) -> common.GraphFieldConfig:
-        """Return how the lines look; a gap in the data stays a gap."""
+        """Return the appearance of the lines; a gap in the data stays a gap."""
         stacking = common.StackingMode.NORMAL if self.stacked else common.StackingMode.NONE
         area = common.GraphThresholdsStyleMode.AREA
         return common.GraphFieldConfig(
@@ -176,7 +176,7 @@ class Heatmap(Panel):
 
 @dataclass(frozen=True, kw_only=True)
 class StateTimeline(Panel):
-    """One band for each series, in the words and colours of the mappings."""
+    """Timeline with a band for each series, in the words and colours of the mappings."""
 
     kind = "state-timeline"
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from ampwatch.diagnosis.autocast.autocast_state import AUTOCAST_INACTIVE
+from ampwatch.diagnosis.kinds.kind import Family
+from ampwatch.diagnosis.kinds.registry import RELEASED
 from dashboards.source.fields import GOOD, NEUTRAL, WARN, Step, described, thresholds
 from dashboards.source.page import Page, Row
 from dashboards.source.panels import Panel, Stat, TimeSeries
@@ -25,16 +28,15 @@ _LAST = "ampwatch_last_census_timestamp_seconds"
 _START = "ampwatch_run_start_timestamp_seconds"
 _FOUND = "ampwatch_finding_steps_total"
 
-_KINDS = (
-    'kind=~"autocast_inactive|fp32_matmul|dims_unaligned|layout_nchw|cast_overhead'
-    "|no_memory_gain|cpu_isa_missing|backend_flags|matmul_is_gemv|kernels_outdated"
-    '|tensor_views_disagree"'
+_KINDS = "|".join(
+    row.slug for row in RELEASED if row is AUTOCAST_INACTIVE or row.family is Family.PERFORMANCE
 )
+_OF_KINDS = f'kind=~"{_KINDS}"'
 
 _WITH_FLOPS = 'op_kind=~"matmul|convolution|attention"'
 
 _MOST = thresholds(NEUTRAL, Step(0, WARN), Step(0.5, NEUTRAL), Step(0.9, GOOD))
-"""Of a model that AMP suits, all but a few per cent of the FLOPs are matmuls that autocast takes."""
+"""Thresholds of matmuls: of a model that AMP suits they are all but a few per cent of the FLOPs."""
 
 
 def page() -> Page:
@@ -267,7 +269,7 @@ def _mix() -> tuple[Panel, ...]:
             columns=(
                 Column(
                     title="Iterations",
-                    expr=f'label_replace(sum by (kind) (increase({of(_FOUND, _KINDS)}[$__range])), "advice", "$1", "kind", "(.+)")',
+                    expr=f'label_replace(sum by (kind) (increase({of(_FOUND, _OF_KINDS)}[$__range])), "advice", "$1", "kind", "(.+)")',
                     decimals=0,
                     thresholds=thresholds(NEUTRAL, Step(1, WARN)),
                     width=100,

@@ -21,7 +21,7 @@ _TENSOR = thresholds(NEUTRAL, Step(0, WARN), Step(0.5, NEUTRAL), Step(0.8, GOOD)
 """Below a half, AMP gains little; above four fifths, what is left is small matmuls."""
 
 _WASTED = thresholds(NEUTRAL, Step(0.05, WARN))
-"""Of the time of matmuls; 5 % is about what the cure of padding or a new cuBLAS would win back."""
+"""Thresholds of lost matmul time; 5 % is about what the cure of padding or a new cuBLAS would win back."""
 
 _BAND = (
     Override("/^At most/", {"custom.fillBelowTo": "At least", "custom.fillOpacity": 25}),

@@ -13,7 +13,7 @@ FORWARD_ONLY = (
     "Fallbacks are told in forward only, and backward does about twice as much: a third of all FLOPs"
     " is all of the model."
 )
-"""What the counter of fallbacks leaves out, and that of FLOPs does not."""
+"""Caveat: what the counter of fallbacks leaves out, and that of FLOPs does not."""
 
 LOW = 'dtype=~"float16|bfloat16|float8.*"'
 BY_RUN = "run"

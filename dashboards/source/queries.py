@@ -18,7 +18,7 @@ EVERYWHERE = 'job=~"$job", instance=~"$instance"'
 
 @dataclass(frozen=True)
 class Query:
-    """One query of a panel.
+    """Query of a panel.
 
     Args:
         expr: PromQL.

@@ -1,4 +1,4 @@
-"""Which rank differs? Made for a thousand of them: bands, counts and the few that stand out."""
+"""Dashboard Ranks: which rank differs, of a thousand: bands, counts and the few that stand out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FAILED = of("ampwatch_run_state", having("state", "failed"))
 _LAST_STEP = of("ampwatch_last_step_timestamp_seconds")
 
 SHOWN = 20
-"""So many ranks a table or a timeline names: what is read at a glance, of however many."""
+"""Ranks that a table or a timeline names: as many as are read at a glance."""
 
 _APART = thresholds(GOOD, Step(1.05, WARN), Step(1.2, BAD))
 """Ranks of one job differ by a percent or two; 5 % is a machine to look at, 20 % a broken one."""

@@ -9,7 +9,7 @@ from dashboards.source.panels import TimeSeries
 from dashboards.source.queries import Query, increase, largest, of, rate
 
 TOP = 5
-"""So many ranks have a line of their own in a time series."""
+"""Ranks that have a line of their own in a time series."""
 
 STEP_SECONDS = (
     f"({rate('ampwatch_step_duration_seconds_sum')}"
@@ -21,7 +21,7 @@ THIS_RANK = (
     to_dashboard("This rank alone", "ampwatch-run", run=label("run"), rank=label("rank")),
     to_dashboard("The GPUs of its machine", "ampwatch-gpu", instance=label("instance")),
 )
-"""Where a click on the line of a rank leads."""
+"""Link behind the line of a rank."""
 
 
 def to_median(expr: str) -> str:

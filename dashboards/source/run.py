@@ -1,4 +1,4 @@
-"""Why does this run skip steps? What a run says about itself, question by question."""
+"""Dashboard Run: what a run says about itself, question by question."""
 
 from __future__ import annotations
 

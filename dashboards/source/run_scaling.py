@@ -1,4 +1,4 @@
-"""Why are steps skipped? The loss scale, and each skip by why it happened."""
+"""Row about skipped steps: the loss scale, and each skip by why it happened."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dashboards.source.panels import Stat, TimeSeries
 from dashboards.source.queries import Query, having, increase, of
 
 _CONSECUTIVE = thresholds(GOOD, Step(2, WARN), Step(16, BAD))
-"""One skip in a row is a probe; sixteen halvings take the scale from 65536 to 1."""
+"""Thresholds of skips in a row: one is a probe; sixteen halvings take the scale from 65536 to 1."""
 
 
 _FORECAST = thresholds(NEUTRAL, Step(0, BAD), Step(86400, WARN))
-"""That there is a forecast is bad enough; within a day somebody has to be woken."""
+"""Thresholds of the forecast: that there is one is bad; within a day somebody has to be woken."""
 
 
 def _forecast() -> str:

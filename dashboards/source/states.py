@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.registry import RELEASED
 from dashboards.source.fields import BAD, GOOD, NEUTRAL, NOTE, WARN, words
 from dashboards.source.links import DOCS, field, to_page
 from dashboards.source.queries import having, of
@@ -62,7 +62,7 @@ def _first_sentence(advice: str) -> str:
     return re.split(r"(?<=[a-z)0-9])\. (?=[A-Z])", advice)[0].rstrip(".") + "."
 
 
-ADVICE_WORDS = words({kind: (_first_sentence(text), NEUTRAL) for kind, text in ADVICE.items()})
+ADVICE_WORDS = words({row.slug: (_first_sentence(row.advice), NEUTRAL) for row in RELEASED})
 """The first sentence of the advice for each kind of finding; the page behind it has the rest."""
 
 _PAGE = to_page("What it means and what to change", f"{DOCS}/diagnoses/{field('Finding')}.md")
@@ -74,7 +74,7 @@ FINDING_KEYS = (
     Key(label="severity", title="Severity", width=90),
     Key(label="root", title="Root cause", width=100),
 )
-"""What tells findings apart, beside the run."""
+"""Labels by which findings differ, beside the run."""
 
 ADVICE_KEY = Key(label="advice", title="What to change", mappings=(ADVICE_WORDS,), wrap=True)
 

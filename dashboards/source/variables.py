@@ -11,7 +11,7 @@ _ALL = model.VariableOption(text="All", value="$__all", selected=True)
 
 
 DAEMON = "ampwatch_build_info"
-"""What every scrape of a daemon has, and nothing else."""
+"""Metric that every scrape of a daemon has, and nothing else."""
 
 
 def choice(name: str, label: str, description: str, series: str) -> model.VariableModel:

@@ -9,16 +9,16 @@ from typing import Any
 
 import yaml
 
+from tests.dashboards.promql import selectors
+
 ROOT = Path(__file__).parents[2]
 ALERTS = ROOT / "dashboards" / "alerts"
 RULES = ALERTS / "ampwatch.rules.yml"
+FLEET_RULES = ALERTS / "ampwatch.fleet.rules.yml"
 TESTS = sorted(ALERTS.glob("*.test.yml"))
 RUNBOOKS = ROOT / "docs" / "runbooks"
 
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _QUERY = re.compile(r'printf "((?:[^"\\]|\\.)*)"[^|}]*\| query')
-_SELECTOR = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{([^}]*)\})?")
-_GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,16 @@ class Alert:
     severity: str
     annotations: dict[str, str]
 
-    def queries(self) -> list[str]:
-        """Return what its text asks Prometheus."""
-        found = _QUERY.findall(self.annotations["description"])
-        return [query.replace('\\"', '"').replace("%q", '"x"') for query in found]
-
 
 def load(path: Path) -> Any:
     """Return a YAML file."""
     return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def queries(description: str) -> list[str]:
+    """Return what the text of an alert asks Prometheus."""
+    found = _QUERY.findall(description)
+    return [query.replace('\\"', '"').replace("%q", '"x"') for query in found]
 
 
 def groups(path: Path = RULES) -> list[dict[str, Any]]:
@@ -70,24 +71,5 @@ def records() -> dict[str, list[str]]:
 
 
 def metrics(expr: str) -> set[str]:
-    """Return the metrics that an expression reads: names of ours, of DCGM, of recording rules, ``up``."""
-    bare = _STRING.sub('""', expr)
-    names = {name for name, _ in _SELECTOR.findall(bare)}
-    return {n for n in names if n.startswith(("ampwatch_", "DCGM_")) or ":" in n or n == "up"}
-
-
-def labels(expr: str) -> set[tuple[str, str]]:
-    """Return the labels that the selectors of an expression name, each with its metric."""
-    bare = _STRING.sub('""', expr)
-    return {
-        (name, part.split("=")[0].split("!")[0].strip())
-        for name, inside in _SELECTOR.findall(bare)
-        for part in inside.split(",")
-        if part.strip()
-    }
-
-
-def groupings(expr: str) -> set[str]:
-    """Return the labels by which an expression groups and joins."""
-    found = ",".join(_GROUPING.findall(_STRING.sub('""', expr)))
-    return {label.strip() for label in found.split(",") if label.strip()}
+    """Return the series that an expression reads, by name."""
+    return {selector.name for selector in selectors(expr)}

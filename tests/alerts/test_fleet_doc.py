@@ -16,8 +16,10 @@ from ampwatch.host.metrics.prometheus import FleetCollector
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord
 from tests.alerts.test_fleet_rules import ONLY_HERE, rules
-from tests.host.fleet.made_up import H100, Clock, identity, put
 from tests.services import require
+from tests.workshop.clocks import Clock
+from tests.workshop.fleets import put
+from tests.workshop.records import H100, identity
 
 TEXT = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
@@ -44,7 +46,7 @@ def test_what_the_page_drops_is_what_it_says_and_nothing_that_sounds_alike() -> 
 
 
 def test_every_recorded_series_is_in_the_table() -> None:
-    """By the part of its name after the level."""
+    """Each is found by the part of its name after the level."""
     table = TEXT[TEXT.index("## Recording rules") : TEXT.index("## What to turn off")]
     words = re.findall(r"`([^`]+)`", table)
     stems = {word.partition(":")[0] for word in words}
@@ -86,7 +88,7 @@ def _lines(kind: str, samples: list[tuple[tuple[str, ...], Any]]) -> int:
 
 @pytest.mark.services
 def test_promtool_takes_the_scrape_config_of_the_page(tmp_path: Path) -> None:
-    """As it stands there."""
+    """It is read as it stands there."""
     file = tmp_path / "prometheus.yml"
     file.write_text(SNIPPETS[0])
     command = [require("promtool"), "check", "config", str(file)]

@@ -148,7 +148,7 @@ def test_every_change_of_a_rule_is_noticed(topic: str, tmp_path: Path) -> None:
 def test_each_alert_that_asks_whether_a_run_goes_on_would_fire_after_its_end_without(
     tmp_path: Path,
 ) -> None:
-    """What is taken out of all of them at once is noticed for each."""
+    """A condition that is taken out of all of them at once is missed by each."""
     rules = load(RULES)
     asking = set()
     for group in rules["groups"]:

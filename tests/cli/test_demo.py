@@ -11,7 +11,7 @@ import pytest
 
 from ampwatch.cli import main, make_parser
 from ampwatch.cli.demo import course_of
-from ampwatch.demo.course import Course, Limit
+from ampwatch.demo.course import DemoCourse, Limit
 from tests.host.daemon.parts import Place, ask, eventually
 
 if TYPE_CHECKING:
@@ -92,17 +92,17 @@ def test_without_torch_it_says_so(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], Course(Limit(seconds=120.0), Limit(seconds=60.0))),
-        (["--healthy"], Course(Limit(seconds=120.0), Limit())),
-        (["--seconds", "20"], Course(Limit(seconds=20.0), Limit(seconds=10.0))),
-        (["--fault-after", "90"], Course(Limit(seconds=120.0), Limit(seconds=90.0))),
+        ([], DemoCourse(Limit(seconds=120.0), Limit(seconds=60.0))),
+        (["--healthy"], DemoCourse(Limit(seconds=120.0), Limit())),
+        (["--seconds", "20"], DemoCourse(Limit(seconds=20.0), Limit(seconds=10.0))),
+        (["--fault-after", "90"], DemoCourse(Limit(seconds=120.0), Limit(seconds=90.0))),
         (
             ["--steps", "9", "--fault-after-steps", "3"],
-            Course(Limit(9, 120.0), Limit(steps=3)),
+            DemoCourse(Limit(9, 120.0), Limit(steps=3)),
         ),
     ],
 )
-def test_the_options_set_the_course(arguments: list[str], expected: Course) -> None:
+def test_the_options_set_the_course(arguments: list[str], expected: DemoCourse) -> None:
     """When it breaks and when it is over."""
     assert course_of(make_parser().parse_args(["demo", *arguments])) == expected
 

@@ -8,7 +8,8 @@ import pytest
 
 from ampwatch.cli import main
 from ampwatch.wire.ring import RingWriter
-from tests.host.fleet.made_up import SECOND, START, census, end, identity, op_row, step
+from tests.workshop.clocks import SECOND, START
+from tests.workshop.records import census, end, identity, op_row, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

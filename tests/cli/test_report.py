@@ -15,8 +15,9 @@ from ampwatch.wire.blackbox.document import from_json
 from ampwatch.wire.records import FindingRecord, RunState
 from ampwatch.wire.ring import RingWriter
 from tests.host.daemon.parts import ROOT
-from tests.host.fleet.made_up import SECOND, START, end, identity, step
-from tests.wire.blackbox.made_up import alarm, box
+from tests.workshop.boxes import box
+from tests.workshop.clocks import SECOND, START
+from tests.workshop.records import alarm, end, identity, step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,7 +105,8 @@ def test_json_is_a_report_that_can_be_taken_along(
     (tmp_path / "gpt.json").write_text(said)
 
     assert [f.kind for f in from_json(said, "x")[0].findings] == [
-        *("forward_overflow", "scale_collapse"),
+        "forward_overflow",
+        "scale_collapse",
     ]
     assert main(["report", str(tmp_path / "gpt.json")]) == 0
     assert "forward_overflow happened." in capsys.readouterr().out

@@ -35,14 +35,13 @@ TRAINING = """
 import os, sys, time
 from pathlib import Path
 import torch
-from ampwatch.wire.records import EndRecord, RunState
 from ampwatch.wire.ring import RingWriter
 from ampwatch.guard import Guard
 from ampwatch.training.iteration.ledger import Clock
 from ampwatch.training.sensors.window.requests import TraceRequests
 from ampwatch.training.sensors.window.sensor import WindowSensor
 from ampwatch.settings import Settings
-from tests.host.fleet.made_up import identity
+from tests.workshop.records import end, identity
 from tests.trainings import build
 
 rings, run, rank, mode = sys.argv[1:]
@@ -67,7 +66,7 @@ while step < 10**7 and not Path(rings, "stop").exists():
         sensor.boundary(step, 1e-3, sampled=False)
     time.sleep(1e-3)
 sensor.remove()
-ring.close(EndRecord(RunState.FINISHED, "", time.time_ns()), keep=False)
+ring.close(end(time_ns=time.time_ns()), keep=False)
 sys.exit(guard.errors)
 """
 

@@ -9,22 +9,24 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from tests.dashboards import documents
+from tools.preview.variables import Choices, Variable
 
 if TYPE_CHECKING:
     from tests.integration.prometheus import Prometheus
 
-ALL = ".+"
+VARIABLES = {
+    name: Variable(name, "query", all_value=".+")
+    for name in ("job", "instance", "run", "rank", "gpu", "module")
+}
+BUILT_IN = {"__rate_interval": "5m", "__range": "10m", "__interval": "1m"}
 
 _VALUES = re.compile(r"label_values\((.*), (\w+)\)")
 
 
 def filled(expr: str, **chosen: str) -> str:
     """Fill in the variables: what is not chosen is All, and a rate looks back five minutes."""
-    for name, time in {"rate_interval": "5m", "range": "10m", "interval": "1m"}.items():
-        expr = expr.replace(f"$__{name}", time)
-    return re.sub(
-        r"\$(job|instance|run|rank|gpu|module)\b", lambda name: chosen.get(name[1], ALL), expr
-    )
+    choices = Choices(VARIABLES, chosen={name: [value] for name, value in chosen.items()})
+    return choices.in_query(expr, BUILT_IN)
 
 
 def panel(topic: str, number: int) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def answer(
 
 
 def values_of(server: Prometheus, variable: dict[str, Any], now: float) -> set[str]:
-    """What a query variable offers."""
+    """Return the values that a query variable offers."""
     match = _VALUES.fullmatch(variable["definition"])
     assert match is not None, variable["definition"]
     series = get(server, "series", **{"match[]": filled(match[1]), "start": now - 3600, "end": now})

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.dashboards.made_up_history import openmetrics
 from tests.dashboards.odd_runs import openmetrics_of_odd_runs
 from tests.integration.prometheus import Prometheus, prometheus
 from tests.services import require
+from tests.workshop.history import openmetrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What all dashboards of ampwatch have in common, beyond what Grafana's linter asks for."""
+"""Conventions of all dashboards of ampwatch, beyond the rules of Grafana's linter."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PROPERTIES = frozenset(
         "custom.stacking",
     ]
 )
-"""What an override may change: Grafana ignores any other without a word, and no type knows them."""
+"""Properties that an override may change: Grafana ignores others in silence, and no type knows them."""
 
 _METRIC_LINE = re.compile(r"\n\nMetric: `\w+`(, `\w+`)*$")
 _ALARMING = frozenset({"red", "orange"})
@@ -54,7 +54,7 @@ _WORDS = re.compile(r"[A-Z]\w*( \S+)+")
 
 
 def head(dashboard: dict[str, Any]) -> Iterator[str]:
-    """What stands outside of the panels."""
+    """Check what stands outside of the panels."""
     wanted = {
         "tags": ["ampwatch", f"ampwatch:{ampwatch.__version__}"],
         "schemaVersion": 39,
@@ -77,7 +77,7 @@ def head(dashboard: dict[str, Any]) -> Iterator[str]:
 
 
 def variables(dashboard: dict[str, Any]) -> Iterator[str]:
-    """Which variables there are, in which order, so that links can keep them."""
+    """Check which variables there are, in an order that links can keep."""
     listed = documents.variables(dashboard)
     names = [variable["name"] for variable in listed]
     if names[: len(FIRST_VARIABLES)] != FIRST_VARIABLES:
@@ -91,7 +91,7 @@ def variables(dashboard: dict[str, Any]) -> Iterator[str]:
 
 
 def links(dashboard: dict[str, Any]) -> Iterator[str]:
-    """A way to the other dashboards that takes time range and choices along."""
+    """Check that links to other dashboards take time range and choices along."""
     wanted = {"type": "dashboards", "tags": ["ampwatch"], "includeVars": True, "keepTime": True}
     if not any(wanted.items() <= link.items() for link in dashboard.get("links", ())):
         yield f"links: expected one like {wanted}"
@@ -117,7 +117,7 @@ def _urls(value: Any) -> Iterator[str]:
 
 
 def portable(dashboard: dict[str, Any]) -> Iterator[str]:
-    """Nothing that ties it to one Grafana."""
+    """Check that nothing ties it to one Grafana."""
     yield from (f"{key}: breaks provisioning" for key in dashboard if key.startswith("__"))
     for path, source in _found(dashboard, "datasource"):
         grafana = isinstance(source, dict) and source.get("uid") == "-- Grafana --"
@@ -140,7 +140,7 @@ def _found(value: Any, key: str, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def rows(dashboard: dict[str, Any]) -> Iterator[str]:
-    """Every panel stands below a question."""
+    """Check that every panel stands below a question."""
     top = dashboard.get("panels", [])
     if not top or top[0]["type"] != "row":
         yield "panels: expected a row first"
@@ -150,7 +150,7 @@ def rows(dashboard: dict[str, Any]) -> Iterator[str]:
 
 
 def places(dashboard: dict[str, Any]) -> Iterator[str]:
-    """Ids of their own, and no two panels in the same place."""
+    """Check that panels have ids and places of their own."""
     every = list(documents.panels(dashboard))
     ids = [panel.get("id") for panel in every]
     if not all(isinstance(number, int) and number > 0 for number in ids):
@@ -179,7 +179,7 @@ def _overlap(one: dict[str, int], other: dict[str, int]) -> bool:
 
 
 def panels(dashboard: dict[str, Any]) -> Iterator[str]:
-    """What every panel says, to whom it asks, and what it shows without an answer."""
+    """Check what every panel says, whom it asks, and what it shows without an answer."""
     for panel in documents.drawn(dashboard):
         yield from (f"{panel['title']}: {problem}" for problem in _panel(panel))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -99,19 +98,3 @@ def target_counter_agg(dashboard: dict[str, Any]) -> Iterator[Found]:
         counted = selector.range and selector.function in {"rate", "irate", "increase"}
         if selector.name.endswith("_total") and not counted:
             yield Found(f"{selector.name}: expected rate, irate or increase of it", title)
-
-
-def target_logql(dashboard: dict[str, Any]) -> Iterator[Found]:
-    for panel in documents.drawn(dashboard):
-        for target in panel.get("targets") or ():
-            if (target.get("datasource") or {}).get("type") == "loki":
-                yield Found("nothing here reads LogQL", panel.get("title", ""))
-
-
-def target_logql_auto(dashboard: dict[str, Any]) -> Iterator[Found]:
-    for panel in documents.drawn(dashboard):
-        for target in panel.get("targets") or ():
-            loki = (target.get("datasource") or {}).get("type") == "loki"
-            ranges = re.findall(r"\[([^\]]*)\]", target.get("expr", "")) if loki else []
-            if not target.get("hide") and any(text != "$__auto" for text in ranges):
-                yield Found("expected [$__auto], got another range", panel.get("title", ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.kinds.registry import KINDS
 from ampwatch.host.fleet.gpus import (
     CAPABILITY_STATES,
     TENSOR_PIPES,
@@ -12,15 +13,10 @@ from ampwatch.host.fleet.gpus import (
     Feature,
     Reason,
 )
-from ampwatch.host.metrics.catalog import (
-    CATALOG,
-    DTYPES,
-    KINDS,
-    LABELS,
-    NO_DTYPE,
-    OTHER_DTYPE,
-    PROFILER_PARTS,
-)
+from ampwatch.host.metrics.catalog import CATALOG
+from ampwatch.host.metrics.dtypes import DTYPES, NO_DTYPE, OTHER_DTYPE
+from ampwatch.host.metrics.kernels import PROFILER_PARTS
+from ampwatch.host.metrics.labels import LABELS
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.numerics.whatif import Fit
 from ampwatch.report.op_shares import Absence
@@ -97,7 +93,7 @@ FOREIGN: dict[str, frozenset[str]] = {
         ]
     },
 }
-"""What Prometheus makes itself, and what dcgm-exporter has under old names and new ones."""
+"""Series that Prometheus makes itself, and those of dcgm-exporter under old and new names."""
 
 _VALUES: tuple[tuple[str, str, frozenset[str]], ...] = tuple(
     (metric, label, frozenset(values))
@@ -182,7 +178,7 @@ def _unknown_values(metric: str, matcher: Matcher) -> list[str]:
 
 
 class Names:
-    """What may be spoken of.
+    """Names that an expression may speak of.
 
     Args:
         recorded: Labels of recording rules, by their names.

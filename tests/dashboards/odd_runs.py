@@ -23,7 +23,7 @@ def openmetrics_of_odd_runs(now: float) -> str:
 
 
 def _scrape(minute: int, now: float) -> dict[str, float]:
-    """What is known in that minute, with ``now`` at the end."""
+    """Return the series of a minute, with ``now`` at the end."""
     passed, early = minute / MINUTES, minute <= MINUTES // 2
     found: dict[str, float] = {}
 

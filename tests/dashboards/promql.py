@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 RATE_INTERVAL = ast.parse_duration("4m59s")
-"""What ``$__rate_interval`` stands for while an expression is parsed: no one writes it by hand."""
+"""Stands for ``$__rate_interval`` while an expression is parsed: no one writes it by hand."""
 
 _DURATIONS = {
     "__rate_interval": "4m59s",
@@ -85,7 +85,7 @@ class Matcher:
 
 @dataclass(frozen=True)
 class Selector:
-    """What is selected, and what becomes of it at once.
+    """A selector, and the function that is applied to it at once.
 
     Attributes:
         name: Metric, empty where a matcher of ``__name__`` says it.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from tools.preview.intervals import Span
+from tools.preview.intervals import TimeSpan
 from tools.preview.prometheus import Prometheus, PrometheusError
 from tools.preview.questions import annotations_of, choices_of, lookup, panels, questions_of
 from tools.preview.variables import variables
@@ -86,7 +86,7 @@ def unanswered(
         One for each query that is wrong, answers nothing, or nothing but NaN.
     """
     now = time.time()
-    span = Span(now - 60 * minutes, now, scrape_seconds)
+    span = TimeSpan(now - 60 * minutes, now, scrape_seconds)
     client = Prometheus(prometheus.url)
     return [
         gap
@@ -96,7 +96,7 @@ def unanswered(
 
 
 def _gaps(
-    dashboard: Mapping[str, Any], client: Prometheus, span: Span, absent: frozenset[str]
+    dashboard: Mapping[str, Any], client: Prometheus, span: TimeSpan, absent: frozenset[str]
 ) -> Iterator[Unanswered]:
     uid = dashboard["uid"]
     try:

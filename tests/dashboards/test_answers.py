@@ -13,8 +13,7 @@ from tests.dashboards import asking
 from tests.dashboards.asking import panel
 from tests.dashboards.conftest import RANKS
 from tests.dashboards.documents import FILES, drawn, load
-from tests.dashboards.made_up_gpus import DCGM_INSTANCES, DCGM_JOB
-from tests.dashboards.made_up_history import PER_MACHINE, instance
+from tests.workshop.history import DCGM_INSTANCES, DCGM_JOB, PER_MACHINE, instance
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,7 +99,7 @@ def test_the_columns_of_a_table_can_be_joined(
 
 
 def test_a_run_is_one_row_with_its_worst_rank(history: tuple[Prometheus, float]) -> None:
-    """What the table of runs says of a run with a hanging rank, and of one that has failed."""
+    """A run with a hanging rank and one that has failed are told in the table of runs."""
     server, now = history
     table = panel("overview", 107)
     titles = table["transformations"][1]["options"]["renameByName"]

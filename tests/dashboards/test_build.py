@@ -1,4 +1,4 @@
-"""What builds the dashboards: nothing stale, nothing on top of something else, nothing unsaid."""
+"""Builders of the dashboards: nothing stale, nothing on top of something else, nothing unsaid."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_only_trouble_has_a_coloured_ground() -> None:
 
 
 def test_where_small_is_bad_the_ground_below_is_coloured() -> None:
-    """As of a headroom: what is good lies above."""
+    """The good values of a headroom lie above."""
     colours = thresholds("red", Step(1, "orange"), Step(3, GOOD))
     headroom = TimeSeries(id=101, area=True, thresholds=colours, **TEXT)
 

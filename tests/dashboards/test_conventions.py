@@ -3,137 +3,27 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-import ampwatch
 from tests.dashboards.conventions import problems
 from tests.dashboards.documents import FILES, load
+from tests.dashboards.example import (
+    CHOSEN,
+    PROPER,
+    changed,
+    defaults,
+    listed,
+    override,
+    panel,
+    target,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    Change = Callable[[dict[str, Any]], object]
-
-SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-CHOSEN = 'job=~"$job", instance=~"$instance", run=~"$run", rank=~"$rank"'
-PROPER: dict[str, Any] = {
-    "uid": "ampwatch-run",
-    "title": "ampwatch / Run",
-    "description": "Why steps are skipped.",
-    "tags": ["ampwatch", f"ampwatch:{ampwatch.__version__}"],
-    "schemaVersion": 39,
-    "editable": False,
-    "graphTooltip": 1,
-    "timezone": "browser",
-    "refresh": "30s",
-    "time": {"from": "now-1h", "to": "now"},
-    "links": [{"type": "dashboards", "tags": ["ampwatch"], "includeVars": True, "keepTime": True}],
-    "templating": {
-        "list": [
-            {"name": "datasource", "type": "datasource"},
-            *(
-                {
-                    "name": name,
-                    "type": "query",
-                    "datasource": SOURCE,
-                    "includeAll": True,
-                    "multi": True,
-                    "allValue": ".+",
-                }
-                for name in ("job", "instance", "run", "rank")
-            ),
-            {"name": "Filters", "type": "adhoc", "datasource": SOURCE},
-        ]
-    },
-    "panels": [
-        {
-            "id": 1,
-            "type": "row",
-            "title": "Is it healthy?",
-            "gridPos": {"x": 0, "y": 0, "w": 24, "h": 1},
-        },
-        {
-            "id": 2,
-            "type": "timeseries",
-            "title": "Loss scale",
-            "description": "The loss scale.\n\nMetric: `ampwatch_loss_scale`",
-            "datasource": SOURCE,
-            "gridPos": {"x": 0, "y": 1, "w": 12, "h": 8},
-            "targets": [
-                {
-                    "refId": "A",
-                    "datasource": SOURCE,
-                    "expr": f"ampwatch_loss_scale{{{CHOSEN}}}",
-                    "legendFormat": "{{run}}",
-                }
-            ],
-            "fieldConfig": {
-                "defaults": {
-                    "unit": "none",
-                    "noValue": "No loss scale: no GradScaler",
-                    "links": [
-                        {"url": "/d/ampwatch-run/x?${__url_time_range}&${datasource:queryparam}"}
-                    ],
-                    "thresholds": {"steps": [{"value": None}, {"value": 1}, {"value": 2}]},
-                },
-                "overrides": [
-                    {
-                        "matcher": {"id": "byName", "options": "{{run}}"},
-                        "properties": [{"id": "unit", "value": "short"}],
-                    }
-                ],
-            },
-            "options": {"legend": {"placement": "bottom"}},
-        },
-        {
-            "id": 3,
-            "type": "heatmap",
-            "title": "Gradients",
-            "description": "Gradients.\n\nMetric: `ampwatch_gradient_magnitude`",
-            "datasource": SOURCE,
-            "gridPos": {"x": 12, "y": 1, "w": 12, "h": 8},
-            "targets": [
-                {
-                    "refId": "A",
-                    "datasource": SOURCE,
-                    "expr": f"ampwatch_gradient_magnitude_bucket{{{CHOSEN}}}",
-                    "legendFormat": "{{le}}",
-                    "format": "heatmap",
-                }
-            ],
-            "fieldConfig": {"defaults": {"unit": "none", "noValue": "No gradients yet"}},
-        },
-    ],
-}
-
-
-def panel(dashboard: dict[str, Any], number: int = 2) -> dict[str, Any]:
-    found: dict[str, Any] = dashboard["panels"][number - 1]
-    return found
-
-
-def defaults(dashboard: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = panel(dashboard)["fieldConfig"]["defaults"]
-    return found
-
-
-def target(dashboard: dict[str, Any], number: int = 2) -> dict[str, Any]:
-    found: dict[str, Any] = panel(dashboard, number)["targets"][0]
-    return found
-
-
-def override(dashboard: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = panel(dashboard)["fieldConfig"]["overrides"][0]
-    return found
-
-
-def listed(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = dashboard["templating"]["list"]
-    return found
-
+    from tests.dashboards.example import Change
 
 BREACHES: list[tuple[str, str, Change]] = [
     ("no version", "tags: expected", lambda d: d["tags"].pop()),
@@ -141,6 +31,7 @@ BREACHES: list[tuple[str, str, Change]] = [
     ("an id", "id: a dashboard that comes from a file", lambda d: d.update(id=5)),
     ("a title", "title: expected ampwatch / Run", lambda d: d.update(title="Run")),
     ("no purpose", "description: expected", lambda d: d.pop("description")),
+    ("a dashboard to edit", "editable: expected False", lambda d: d.pop("editable")),
     ("no refresh", "refresh: expected '30s'", lambda d: d.pop("refresh")),
     ("the order", "first, got", lambda d: listed(d).insert(1, listed(d).pop(2))),
     ("no filters", "ad hoc Filters last", lambda d: listed(d).pop()),
@@ -164,6 +55,11 @@ BREACHES: list[tuple[str, str, Change]] = [
         "a datasource of one Grafana",
         ".panels[1].datasource: expected",
         lambda d: panel(d).update(datasource={"type": "prometheus", "uid": "abc"}),
+    ),
+    (
+        "a question to Loki",
+        ".panels[1].targets[0].datasource: expected",
+        lambda d: target(d).update(datasource={"type": "loki", "uid": "logs"}),
     ),
     (
         "a hidden link",
@@ -259,7 +155,7 @@ BREACHES: list[tuple[str, str, Change]] = [
 
 
 def test_an_override_may_name_a_value_that_the_label_of_a_series_can_have() -> None:
-    """Of a label with a list, each value is the name of a series."""
+    """Each value of a label that has a list is the name of a series."""
     dashboard = copy.deepcopy(PROPER)
     expression = f"rate(ampwatch_kernel_seconds_total{{{CHOSEN}}}[5m])"
     target(dashboard).update(expr=expression, legendFormat="on {{unit}}")
@@ -284,10 +180,8 @@ def test_a_proper_dashboard_has_no_problem() -> None:
     ids=[breach[0] for breach in BREACHES],
 )
 def test_a_breach_is_told_in_words(problem: str, change: Change) -> None:
-    """What was expected, and where."""
-    dashboard = copy.deepcopy(PROPER)
-    change(dashboard)
-    found = problems(dashboard)
+    """The text names what was expected, and where."""
+    found = problems(changed(change))
 
     assert found
     assert any(problem in text for text in found), found

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from ampwatch.host.metrics.catalog import CATALOG, LABELS
+from ampwatch.host.metrics.catalog import CATALOG
+from ampwatch.host.metrics.labels import LABELS
+from tests.alerts.rules import queries
 from tests.dashboards import documents
 from tests.dashboards.documents import FILES, RULE_FILES, expressions, load
 from tests.dashboards.labels import Labels
@@ -103,7 +105,7 @@ MISTAKES = [
     ids=[mistake[0] for mistake in MISTAKES],
 )
 def test_a_mistake_is_found(expression: str, legend: str, problem: str) -> None:
-    """And told in words; twice, if it stands there twice."""
+    """Each problem is told in words; twice, if it stands there twice."""
     assert set(Names().problems(expression, legend)) == {problem}
 
 
@@ -152,7 +154,7 @@ def test_what_is_right_passes(expression: str, legend: str) -> None:
 def test_the_labels_of_an_answer_are_those_that_prometheus_gives_it(
     expression: str, labels: str
 ) -> None:
-    """As its documentation says of vector matching and aggregation."""
+    """The documentation of vector matching and aggregation says so."""
     assert Labels(Names().labels_of).of(parse(expression)) == set(labels.split())
 
 
@@ -216,7 +218,7 @@ def test_a_dashboard_speaks_of_what_is_exported(file: Path) -> None:
 
 
 def test_the_rules_speak_of_what_is_exported() -> None:
-    """Expressions, and the labels that the texts of an alert speak of."""
+    """Expressions, and what the texts of an alert ask and the labels that they speak of."""
     names = Names(recorded())
     problems = []
     for where, rule in all_rules():
@@ -227,13 +229,16 @@ def test_the_rules_speak_of_what_is_exported() -> None:
         problems += [
             f"{where}: {problem}" for problem in names.problems(rule["expr"], legend, extra=extra)
         ]
+        problems += [
+            f"{where}: {problem}" for query in queries(texts) for problem in names.problems(query)
+        ]
 
     assert problems == []
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_description_names_metrics_that_its_panel_reads(file: Path) -> None:
-    """So that a reader finds them in the docs, and Grafana's Explore."""
+    """A reader finds them in the docs, and in Grafana's Explore."""
     for panel in documents.drawn(load(file)):
         read = set().union(*(metrics(target["expr"]) for target in panel.get("targets") or ()))
         line = panel.get("description", "").rpartition("Metric: ")[2]
@@ -244,7 +249,7 @@ def test_a_description_names_metrics_that_its_panel_reads(file: Path) -> None:
 
 
 def test_every_metric_is_read_by_a_panel_or_a_rule_or_says_why_not() -> None:
-    """What nobody looks at need not be exported."""
+    """A metric that nobody reads need not be exported."""
     read = set().union(
         *(metrics(expression.text) for file in FILES for expression in expressions(load(file))),
         *(metrics(rule["expr"]) for _, rule in all_rules()),

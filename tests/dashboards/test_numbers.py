@@ -11,8 +11,8 @@ from ampwatch.report.op_shares import casts_per_op, low_precision_share, tensor_
 from tests.dashboards import asking
 from tests.dashboards.asking import panel
 from tests.dashboards.conftest import RANKS
-from tests.dashboards.made_up_gpus import BLANK
-from tests.host.fleet.made_up import made_up_fleet
+from tests.workshop.fleets import made_up_fleet
+from tests.workshop.history import BLANK
 
 if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView
@@ -53,13 +53,13 @@ def column(history: tuple[Prometheus, float], topic: str, number: int, title: st
 
 @pytest.fixture(scope="module")
 def rank() -> RankView:
-    """What the daemon knows of a rank of the made-up run."""
+    """Return the daemon's view of a rank of the made-up run."""
     views = made_up_fleet().ranks()
     return next(view for view in views if (view.run, view.identity.rank) == ("gpt", 0))
 
 
 def test_headroom_is_the_doublings_that_are_left(history: tuple[Prometheus, float]) -> None:
-    """Of outputs up to 4 in float16, of gradients as the scaler has scaled them."""
+    """Outputs reach 4 in float16; gradients are as the scaler has scaled them."""
     outputs = column(history, "layers", 101, "Output headroom")
     gradients = column(history, "layers", 101, "Gradient headroom")
 
@@ -156,7 +156,7 @@ def test_an_xid_of_a_program_is_no_fault_of_the_hardware(
 def test_dcgm_is_read_by_its_old_names_and_its_new_ones(
     history: tuple[Prometheus, float],
 ) -> None:
-    """In the units used here, and without the number that stands for no value."""
+    """Units are those used here, and the number that stands for no value is left out."""
     active = shown(history, "gpu", 901, "A", "host", "gpu")
     bandwidth = column(history, "gpu", 903, "Memory bandwidth")
 
@@ -173,7 +173,7 @@ def test_dcgm_is_read_by_its_old_names_and_its_new_ones(
 def test_dcgm_and_ampwatch_are_compared_on_the_same_gpu(
     history: tuple[Prometheus, float],
 ) -> None:
-    """By UUID, which both have, whatever the label is called."""
+    """They are joined by UUID, which both have, whatever the label is called."""
     apart = shown(history, "gpu", 902, "A", "uuid")
 
     assert apart == pytest.approx({("SYNTHETIC-0",): 0.5 - 0.3, ("SYNTHETIC-1",): 0.54 - 0.5})

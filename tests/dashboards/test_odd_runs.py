@@ -45,18 +45,18 @@ def test_a_run_that_is_gone_has_no_number_as_if_it_were_here(
 
 
 def test_modules_that_another_rank_speaks_for_are_not_missing(odd_runs: History) -> None:
-    """Of nine modules rank 0 has six, and the other seven ranks none."""
+    """Rank 0 has six of nine modules, and the other seven ranks none."""
     assert shown(odd_runs, "layers", 601) == {(): 3}
 
 
 def test_the_rank_whose_loss_is_not_a_number_is_named(odd_runs: History) -> None:
-    """And is not among those whose losses are compared."""
+    """It is not among those whose losses are compared."""
     assert shown(odd_runs, "ranks", 408, "rank").keys() == {("5",)}
     assert ("5",) not in shown(odd_runs, "ranks", 402, "rank")
 
 
 def test_the_same_few_ranks_are_drawn_at_every_point(odd_runs: History) -> None:
-    """In each minute another rank stands out: five lines all the same, that of rank 7 among them."""
+    """Another rank stands out in each minute: five lines all the same, that of rank 7 among them."""
     apart = shown(odd_runs, "ranks", 402, "rank")
 
     assert len(apart) == 5

@@ -19,55 +19,16 @@ pytest.importorskip(
     "grafana_foundation_sdk", reason="Grafana's types (grafana-foundation-sdk) want Python 3.11"
 )
 
+from tests.dashboards.example import PROPER
 from tests.dashboards.roundtrip import lost
 
-SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-EXAMPLE: dict[str, Any] = {
-    "uid": "example",
-    "title": "Example",
-    "schemaVersion": 39,
-    "panels": [
-        {
-            "id": 1,
-            "type": "timeseries",
-            "title": "Loss scale",
-            "gridPos": {"x": 0, "y": 0, "w": 12, "h": 8},
-            "datasource": SOURCE,
-            "targets": [
-                {"refId": "A", "datasource": SOURCE, "expr": "up", "legendFormat": "{{job}}"}
-            ],
-            "fieldConfig": {
-                "defaults": {
-                    "unit": "short",
-                    "noValue": "Nothing",
-                    "thresholds": {
-                        "mode": "absolute",
-                        "steps": [{"value": None, "color": "green"}, {"value": 1, "color": "red"}],
-                    },
-                    "custom": {"lineInterpolation": "stepAfter", "spanNulls": False},
-                },
-                "overrides": [],
-            },
-            "options": {
-                "legend": {
-                    "displayMode": "list",
-                    "placement": "bottom",
-                    "showLegend": True,
-                    "calcs": ["last"],
-                },
-                "tooltip": {"mode": "multi", "sort": "none"},
-            },
-        }
-    ],
-}
-
 MISSPELT = [
-    ("panels.0.fieldConfig", "fieldConfg"),
-    ("panels.0.fieldConfig.defaults.unit", "unitt"),
-    ("panels.0.fieldConfig.defaults.custom.lineInterpolation", "lineInterpolatio"),
-    ("panels.0.options.legend.calcs", "calc"),
-    ("panels.0.targets.0.expr", "exprr"),
-    ("panels.0.gridPos.w", "width"),
+    ("panels.1.fieldConfig", "fieldConfg"),
+    ("panels.1.fieldConfig.defaults.unit", "unitt"),
+    ("panels.1.fieldConfig.defaults.thresholds.steps", "step"),
+    ("panels.1.options.legend.placement", "place"),
+    ("panels.1.targets.0.expr", "exprr"),
+    ("panels.1.gridPos.w", "width"),
     ("schemaVersion", "schemaversion"),
 ]
 
@@ -83,13 +44,13 @@ def misspell(dashboard: dict[str, Any], path: str, wrong: str) -> None:
 
 def test_an_example_of_grafanas_format_loses_nothing() -> None:
     """The check does not cry wolf."""
-    assert lost(copy.deepcopy(EXAMPLE)) == []
+    assert lost(copy.deepcopy(PROPER)) == []
 
 
 @pytest.mark.parametrize(("path", "wrong"), MISSPELT, ids=[wrong for _, wrong in MISSPELT])
 def test_a_misspelt_key_is_found(path: str, wrong: str) -> None:
-    """And named, with the place where it stands."""
-    dashboard = copy.deepcopy(EXAMPLE)
+    """The key is named, with the place where it stands."""
+    dashboard = copy.deepcopy(PROPER)
     misspell(dashboard, path, wrong)
 
     assert [place for place in lost(dashboard) if place.endswith(f".{wrong}")]

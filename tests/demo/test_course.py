@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from ampwatch.demo.course import FAULTY_STEPS, Course, Limit, Moment, moments, usual_course
+from ampwatch.demo.course import FAULTY_STEPS, DemoCourse, Limit, Moment, moments, usual_course
 
 
-def played(course: Course, step_seconds: float, at_most: int = 10_000) -> list[Moment]:
+def played(course: DemoCourse, step_seconds: float, at_most: int = 10_000) -> list[Moment]:
     """Play the course with steps that take so long."""
     clock = itertools.chain([0.0], itertools.count(0.0, step_seconds))
     return list(itertools.islice(moments(course, lambda: next(clock)), at_most))
@@ -44,7 +44,7 @@ def test_the_fault_comes_after_a_minute_but_half_way_at_the_latest(
 
 def test_a_broken_training_is_shown_for_a_while_and_ends() -> None:
     """Not at the end of its time, which may be far away."""
-    course = Course(Limit(seconds=math.inf), Limit(steps=7))
+    course = DemoCourse(Limit(seconds=math.inf), Limit(steps=7))
 
     steps = played(course, 1.0)
 

@@ -13,10 +13,9 @@ from torch.nn import functional
 
 from ampwatch.demo import training
 from ampwatch.demo.corpus import Corpus, source_text
-from ampwatch.demo.course import Course, Limit
-from ampwatch.demo.fault import FAULTY_MODULE
+from ampwatch.demo.course import DemoCourse, Limit
 from ampwatch.demo.model import CharacterGPT
-from ampwatch.demo.training import LEARNING_RATE, SEED, train
+from ampwatch.demo.training import FAULTY_MODULE, LEARNING_RATE, SEED, train
 from tests.demo.recorder import Recorder
 from tests.demo.test_model import TINY
 
@@ -32,7 +31,7 @@ TEXT = source_text()[:50_000]
 def trained(steps: int, fault_after: float = math.inf) -> tuple[Recorder, ampwatch.Monitor]:
     """Train the tiny model, without a daemon."""
     display = Recorder()
-    course = Course(Limit(steps=steps), Limit(steps=fault_after))
+    course = DemoCourse(Limit(steps=steps), Limit(steps=fault_after))
     watch = train(TEXT, size=TINY, device=CPU, course=course, display=display, serve=False)
     return display, watch
 
@@ -105,7 +104,7 @@ def test_ctrl_c_ends_it_with_a_monitor_that_can_report(monkeypatch: pytest.Monke
             super().show(status)  # type: ignore[arg-type]
 
     display = Interrupted()
-    course = Course(Limit(steps=50), Limit())
+    course = DemoCourse(Limit(steps=50), Limit())
 
     watch = train(TEXT, size=TINY, device=CPU, course=course, display=display, serve=False)
 

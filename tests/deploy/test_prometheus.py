@@ -63,13 +63,6 @@ def test_prometheus_takes_the_example_of_targets(tmp_path: Path) -> None:
     assert broken.returncode != 0  # so what the file says was really read
 
 
-@pytest.mark.services
-def test_alertmanager_takes_its_configuration() -> None:
-    """With the template beside it."""
-    file = DEPLOY / "alertmanager" / "alertmanager.yml"
-    assert "1 templates" in checked(require("amtool"), "check-config", str(file))
-
-
 def kept(labels: dict[str, str], rules: list[dict[str, Any]]) -> bool:
     """Tell whether a series passes, by the meaning of ``keep``: the whole value matches."""
     for rule in rules:

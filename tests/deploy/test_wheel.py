@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.operate.deploy.options import Options
+from ampwatch.operate.deploy.options import DeployOptions
 from ampwatch.operate.deploy.tree import tree
 from tests.deploy.parts import ROOT
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 PRINT_THE_TREE = """
 import json, ampwatch
-from ampwatch.operate.deploy.options import Options
+from ampwatch.operate.deploy.options import DeployOptions
 from ampwatch.operate.deploy.tree import tree
-print(json.dumps({"from": ampwatch.__file__, "files": tree(Options())}))
+print(json.dumps({"from": ampwatch.__file__, "files": tree(DeployOptions())}))
 """
 
 
@@ -64,4 +64,4 @@ def test_the_installed_package_deploys_the_same_tree(unpacked: Path, tmp_path: P
     answer = json.loads(done.stdout)
 
     assert answer["from"].startswith(str(unpacked))
-    assert answer["files"] == tree(Options())
+    assert answer["files"] == tree(DeployOptions())

@@ -25,8 +25,8 @@ from ampwatch.diagnosis.steps.skips import SkipClassifier
 from ampwatch.diagnosis.steps.steps import StepJudge
 from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.wire.records import Topic
-from tests.diagnosis.births_made_up import born, traced
-from tests.diagnosis.simulated import Simulation
+from tests.workshop.births import born, traced
+from tests.workshop.simulation import Simulation
 
 OVER = born(spread_to={"loss"}, in_backward=True)
 CALIBRATED = 20
@@ -52,8 +52,8 @@ class Run(Simulation):
         if self.escalation.wants_trace:
             self.traced.append(iteration.step)
             if self.explains:
-                self.culprits.look(traced(OVER, step=iteration.step, loss_nonfinite=True))
-        self.escalation.look(iteration, self.judge.judge(iteration))
+                self.culprits.observe_trace(traced(OVER, step=iteration.step, loss_nonfinite=True))
+        self.escalation.update(iteration, self.judge.judge(iteration))
         self.step = iteration.step + 1
 
     def calm(self, steps: int) -> Run:

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import ampwatch
-from ampwatch.numerics.units.kernels.kernel_names import classify
-from ampwatch.numerics.units.kernels.verdict import Unit
+from ampwatch.numerics.units.kernels.classifier import classify
+from ampwatch.numerics.units.kernels.kernel_name import Unit
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.settings import Settings
 from ampwatch.training.model.machine import gpu_facts, machine_of

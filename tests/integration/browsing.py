@@ -9,7 +9,7 @@ from selenium.webdriver.common.by import By
 
 from ampwatch.wire.ring import RingWriter
 from tests.host.daemon.parts import eventually
-from tests.host.fleet.made_up import end, identity, optimizer, step
+from tests.workshop.records import end, identity, optimizer, step
 
 if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from tests.host.daemon.parts import Daemon, Place
 
 FLAGS = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
 )
 
 

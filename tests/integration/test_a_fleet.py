@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.host.daemon.parts import ROOT, Place, eventually
-from tests.host.fleet.made_up import ranges, sampling
 from tests.integration.browsing import Trainer
 from tests.integration.prometheus import free_port
 from tests.integration.prometheus import prometheus as run_prometheus
 from tests.services import require
+from tests.workshop.records import ranges, sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

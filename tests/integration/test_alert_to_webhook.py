@@ -290,7 +290,10 @@ def written(tree: Path, part: str, message: dict[str, Any]) -> str:
     file = tree / f"{part}.json"
     file.write_text(json.dumps(message), encoding="utf-8")
     command = [
-        *(require("amtool"), "template", "render", f"--template.data={file}"),
+        require("amtool"),
+        "template",
+        "render",
+        f"--template.data={file}",
         f"--template.glob={tree}/deploy/alertmanager/*.tmpl",
         f'--template.text={{{{ template "ampwatch.{part}" . }}}}',
     ]

@@ -12,13 +12,12 @@ from selenium.webdriver.common.by import By
 
 from ampwatch.host.metrics.catalog import CATALOG
 from tests.dashboards.board import OF_EACH_KIND, board, panel
-from tests.dashboards.made_up_gpus import DCGM_INSTANCES
-from tests.dashboards.made_up_history import MINUTES, openmetrics
 from tests.dashboards.queries import ROOT, shipped_dashboards, unanswered
 from tests.host.daemon.parts import eventually
 from tests.integration.prometheus import prometheus as run_prometheus
 from tests.services import require
-from tools.preview.intervals import Span
+from tests.workshop.history import DCGM_INSTANCES, MINUTES, openmetrics
+from tools.preview.intervals import TimeSpan
 from tools.preview.pictures import opened
 from tools.preview.prometheus import Prometheus as Client
 from tools.preview.questions import choices_of, panels, questions_of
@@ -88,7 +87,7 @@ def test_every_query_of_every_dashboard_has_an_answer(prometheus: Prometheus) ->
 
 def test_the_history_has_samples_of_every_family_of_the_catalog(prometheus: Prometheus) -> None:
     """Else a query could not be held against it."""
-    there = Client(prometheus.url).label_values("__name__", "", Span(0, time.time()))
+    there = Client(prometheus.url).label_values("__name__", "", TimeSpan(0, time.time()))
 
     names = {m.name + ("_bucket" if m.type == "histogram" else "") for m in CATALOG}
     assert names - set(there) == set()
@@ -98,7 +97,7 @@ def test_both_generations_of_dcgm_exporter_are_seen(prometheus: Prometheus) -> N
     """Names and a label are new; a query that knew the old ones only would answer as well."""
     dashboard = next(d for d in shipped_dashboards() if d["uid"] == "ampwatch-gpu")
     now = time.time()
-    client, span = Client(prometheus.url), Span(now - 60 * MINUTES, now, SCRAPE_SECONDS)
+    client, span = Client(prometheus.url), TimeSpan(now - 60 * MINUTES, now, SCRAPE_SECONDS)
     choices = choices_of(dashboard, client, span)
     asked = {p["title"]: questions_of(p, choices, span) for p in panels(dashboard)}
 
@@ -146,7 +145,7 @@ def test_the_preview_shows_what_prometheus_answers(
     """Titles, numbers, words of a mapping, legends and empty panels can be read in the page."""
     now = time.time()
     page = tmp_path / "sample.html"
-    span = Span(now - 60 * MINUTES, now, SCRAPE_SECONDS)
+    span = TimeSpan(now - 60 * MINUTES, now, SCRAPE_SECONDS)
     html = sheet(OF_EACH_KIND, Client(prometheus.url), span, unfolded=True)
     page.write_text(html, encoding="utf-8")
     browser.get_log("browser")

@@ -12,8 +12,8 @@ from selenium.webdriver.common.by import By
 
 from ampwatch.wire.records import FactsRecord, FindingRecord, Severity, SkipClass
 from tests.host.daemon.parts import eventually
-from tests.host.fleet.made_up import finding
 from tests.integration.browsing import Page, Trainer
+from tests.workshop.records import finding
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,9 @@ from selenium.webdriver.common.keys import Keys
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.wire.records import FallbackTotal, KernelTotal, OpTotal
 from tests.host.daemon.parts import Place, eventually
-from tests.host.fleet.made_up import H100, PRECISION, census, kernel, op_row, window
 from tests.integration.browsing import Page, Trainer
+from tests.workshop.fleets import PRECISION
+from tests.workshop.records import H100, census, kernel, op_row, window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

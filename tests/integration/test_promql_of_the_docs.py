@@ -12,9 +12,9 @@ import pytest
 
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.report.op_shares import casts_per_op, low_precision_share, tensor_share
-from tests.host.fleet.made_up import made_up_fleet
 from tests.integration.prometheus import prometheus
 from tests.services import require
+from tests.workshop.fleets import made_up_fleet
 
 if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView

@@ -20,8 +20,8 @@ from ampwatch.numerics.whatif import cast, fit, scale_window
 from ampwatch.report.words import percent, power_of_two
 from ampwatch.wire.records import ALL_MODULES, Topic
 from tests.host.daemon.parts import Place, eventually
-from tests.host.fleet.made_up import FACTS, histogram, ranges, sampling
 from tests.integration.browsing import Page, Trainer
+from tests.workshop.records import FACTS, histogram, ranges, sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -8,7 +8,7 @@ import pytest
 
 from ampwatch.report.html_report import render_html
 from ampwatch.wire.records import Topic
-from tests.wire.blackbox.made_up import box, measured
+from tests.workshop.boxes import box, measured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

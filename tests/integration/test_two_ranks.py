@@ -50,8 +50,14 @@ def test_two_ranks_of_one_run_share_one_daemon_and_are_told_apart(tmp_path: Path
     script.write_text(TRAINING)
     with subprocess.Popen(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes=1"),
-            *("--nproc-per-node=2", str(script), str(tmp_path)),
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nnodes=1",
+            "--nproc-per-node=2",
+            str(script),
+            str(tmp_path),
         ],
         env=place.environment
         | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "AMPWATCH_IDLE_EXIT_SECONDS": "1"}

@@ -12,6 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 from ampwatch.numerics.exponents import ExponentHistogram
+from ampwatch.numerics.formats import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -91,14 +92,30 @@ def rounded(value: float, shift: int, fmt: FloatFormat) -> Fraction | None:
     return result if result <= Fraction(fmt.max) else None
 
 
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M3 = (
+    *[k / 8 for k in range(16)],
+    *[k / 4 for k in range(8, 16)],
+    *[k / 2 for k in range(8, 16)],
+)
+E3M2 = (*[k / 16 for k in range(8)], *[2.0**e * k for e in range(-3, 3) for k in range(4, 8)])
+"""The numbers of the formats of 4 and of 6 bits, by pattern: OCP MX 1.0, tables 3 to 5."""
+
+NUMBERS = {"mxfp4": E2M1, "nvfp4": E2M1, "mxfp6_e2m3": E2M3, "mxfp6_e3m2": E3M2}
+"""Those that no PyTorch casts to, by format."""
+
+
 def cast_by_torch(values: Tensor, name: str) -> Tensor:
-    """Cast float64 values to the format and back.
+    """Cast float64 values to the format and back, with a scale of 1 where elements have one.
 
     PyTorch goes through float32 on the way to anything narrower. It has no tf32: there the
-    13 bits that float32 has more are rounded away by hand.
+    13 bits that float32 has more are rounded away by hand. It casts to no format of 4 or 6 bits
+    either: of these, the nearest number is looked up.
     """
+    if name in NUMBERS:
+        return cast_by_table(values, NUMBERS[name])
     if name != "tf32":
-        return values.to(getattr(torch, name)).double()
+        return values.to(getattr(torch, FORMATS[name].torch_name)).double()
     bits = values.float().view(torch.int32).to(torch.int64)
     sign, magnitude = bits & ~0x7FFFFFFF, bits & 0x7FFFFFFF
     tie_to_even = magnitude >> 13 & 1
@@ -106,11 +123,27 @@ def cast_by_torch(values: Tensor, name: str) -> Tensor:
     return (sign | magnitude).to(torch.int32).view(torch.float32).double()
 
 
+def cast_by_table(values: Tensor, numbers: Sequence[float]) -> Tensor:
+    """Round magnitudes to the nearest of some numbers, to one at an even place in a tie.
+
+    Beyond the last comes infinity, where another number would be if there was one more.
+    """
+    beyond = 2 * numbers[-1] - numbers[-2]
+    known = torch.tensor([*numbers, beyond], dtype=torch.float64)
+    halfway = (known[1:] + known[:-1]) / 2
+    magnitudes = values.abs()
+    at = torch.searchsorted(halfway, magnitudes)
+    # A tie is found at the lower neighbour, and belongs there if its place is even.
+    at += (at < len(halfway)) & (magnitudes == halfway[at.clamp(max=len(halfway) - 1)]) & (at % 2)
+    known[-1] = math.inf
+    return known[at].copysign(values).where(~values.isnan(), values)
+
+
 def overflows_by_torch(values: Tensor, fmt: FloatFormat) -> Tensor:
     """Tell which values of float64 the format cannot hold.
 
     Whether a cast to float8_e4m3fn saturates depends on PyTorch, so there the limit decides.
     """
-    if fmt.name == "float8_e4m3fn":
+    if fmt.torch_name == "float8_e4m3fn":
         return values.abs() >= fmt.overflow_from
     return ~cast_by_torch(values, fmt.name).isfinite()

@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from ampwatch.numerics import formats
-from ampwatch.numerics.formats import FORMATS, FloatFormat
-from tests.numerics.oracle import cast_by_torch, rounded
+from ampwatch.numerics.encodings import encoding_of
+from ampwatch.numerics.formats import E8M0, FORMATS, PLAIN, Family, FloatFormat, Specials
+from tests.numerics.oracle import E2M1, E2M3, E3M2, NUMBERS, cast_by_torch, rounded
 
-DTYPES = [name for name in FORMATS if name != "tf32"]
+DTYPES = [fmt.name for fmt in PLAIN if fmt.torch_name]
 BELOW_FLOAT64 = [name for name in FORMATS if name != "float64"]
+E4M3 = [name for name, fmt in FORMATS.items() if fmt.torch_name == "float8_e4m3fn"]
+BLOCK_SCALED = [name for name, fmt in FORMATS.items() if fmt.block]
 INTEGERS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
@@ -92,12 +95,12 @@ def test_a_cast_flushes_exactly_what_is_at_most_flush_at(name: str) -> None:
     assert cast(next_to(fmt.flush_at, 1.0, name), name) == fmt.min_subnormal
 
 
-@pytest.mark.parametrize("name", [n for n in BELOW_FLOAT64 if n != "float8_e4m3fn"])
+@pytest.mark.parametrize("name", [n for n in BELOW_FLOAT64 if n not in E4M3])
 def test_a_cast_overflows_exactly_from_overflow_from_on(name: str) -> None:
-    """The number below becomes the largest finite one, the limit becomes what is promised."""
+    """The number below becomes the largest finite one; the limit is inf, or NaN where none is."""
     fmt = FORMATS[name]
     outcome = cast(fmt.overflow_from, name)
-    assert {"inf": math.isinf, "NaN": math.isnan}[fmt.on_overflow](outcome)
+    assert math.isnan(outcome) if fmt.specials is Specials.FNUZ else math.isinf(outcome)
     assert cast(next_to(fmt.overflow_from, 0.0, name), name) == fmt.max
 
 
@@ -108,7 +111,6 @@ def test_float8_e4m3fn_overflows_above_464_as_nan_or_by_saturating() -> None:
     assert cast(464.0, fmt.name) == 448.0
     beyond = cast(next_to(464.0, math.inf, fmt.name), fmt.name)
     assert math.isnan(beyond) or beyond == 448.0
-    assert fmt.on_overflow.startswith("NaN or 448")
 
 
 @pytest.mark.parametrize("name", BELOW_FLOAT64)
@@ -117,7 +119,7 @@ def test_limits_hold_to_the_last_bit_of_float64(name: str) -> None:
     fmt = FORMATS[name]
     below = math.nextafter(fmt.overflow_from, 0.0)
     assert rounded(fmt.overflow_from, 0, fmt) is None
-    assert rounded(below, 0, fmt) == (Fraction(fmt.max) if name != "float8_e4m3fn" else 448)
+    assert rounded(below, 0, fmt) == Fraction(fmt.max)
     assert rounded(fmt.flush_at, 0, fmt) == 0
     assert rounded(math.nextafter(fmt.flush_at, 1.0), 0, fmt) == Fraction(fmt.min_subnormal)
 
@@ -129,9 +131,76 @@ def test_nothing_in_float64_is_beyond_float64() -> None:
 
 
 def test_formats_are_ordered_from_wide_to_narrow() -> None:
-    """By their largest number, so that a reader scans one direction."""
-    largest = [fmt.max for fmt in FORMATS.values()]
-    assert largest == sorted(largest, reverse=True)
+    """By their bits: the C kernel counts on those of 8 bits coming after all others it measures."""
+    bits = [fmt.bits for fmt in FORMATS.values()]
+    assert bits == sorted(bits, reverse=True)
+
+
+def test_a_format_of_scales_is_as_torch_states_and_has_neither_zero_nor_subnormal_numbers() -> None:
+    """E8M0: powers of two, of which the lowest pattern is the smallest."""
+    info = torch.finfo(torch.float8_e8m0fnu)
+    patterns = torch.arange(255, dtype=torch.uint8).view(torch.float8_e8m0fnu).double().tolist()
+    assert (E8M0.bits, E8M0.max, E8M0.min_normal) == (info.bits, info.max, info.smallest_normal)
+    assert patterns[: E8M0.max_pattern + 1] == [2.0**e for e in range(-127, 128)]
+    assert (E8M0.min_subnormal, E8M0.flush_at) == (2.0**-127, 0.0)
+    assert not E8M0.is_measured
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "elements", "scale"),
+    [
+        ("mxfp6_e2m3", E2M3, 32, "float8_e8m0fnu"),
+        ("mxfp6_e3m2", E3M2, 32, "float8_e8m0fnu"),
+        ("mxfp4", E2M1, 32, "float8_e8m0fnu"),
+        ("nvfp4", E2M1, 16, "float8_e4m3fn"),
+    ],
+)
+def test_a_block_scaled_format_has_the_numbers_and_the_scales_of_its_specification(
+    name: str, numbers: tuple[float, ...], elements: int, scale: str
+) -> None:
+    """All patterns, decoded by the bits of the row, are the numbers that the standard lists."""
+    fmt = FORMATS[name]
+    decoded = tuple(encoding_of(fmt).value(key) for key in range(1 << fmt.bits - 1))
+    assert fmt.block is not None
+    assert decoded == numbers
+    assert (fmt.max, fmt.max_pattern) == (max(numbers), len(numbers) - 1)
+    assert (fmt.block.elements, fmt.block.scale.name) == (elements, scale)
+
+
+@pytest.mark.parametrize("name", ["mxfp8_e4m3", "mxfp8_e5m2"])
+def test_elements_of_mxfp8_are_those_of_the_plain_format_of_the_same_dtype(name: str) -> None:
+    """Only the scale is added: one of E8M0 for 32 elements."""
+    fmt = FORMATS[name]
+    plain = FORMATS[fmt.torch_name]
+    for limit in ("max", "overflow_from", "min_normal", "min_subnormal", "flush_at", "eps"):
+        assert getattr(fmt, limit) == getattr(plain, limit)
+    assert encoding_of(fmt) == encoding_of(plain)
+    assert fmt.block is not None
+    assert (fmt.block.elements, fmt.block.scale) == (32, E8M0)
+
+
+def test_every_format_without_a_cast_in_torch_has_numbers_to_be_held_against() -> None:
+    """A row whose limits nothing independent confirms would fail here."""
+    without = {name for name, fmt in FORMATS.items() if fmt.bits < 8}
+    assert set(NUMBERS) == without
+
+
+def test_tensor_cores_want_rows_of_16_bytes_or_of_128_elements() -> None:
+    """The first holds of all that is loaded as it lies, the second of 6 bits."""
+    for fmt in FORMATS.values():
+        expected = 128 if fmt.family is Family.FLOAT6 else 128 // fmt.stored_bits
+        assert fmt.alignment in (0, expected)
+    without = [fmt.name for fmt in FORMATS.values() if not fmt.alignment]
+    assert without == ["float64", "float32"]
+
+
+def test_block_scaled_formats_are_named_alike_and_neither_measured_nor_offered() -> None:
+    """Elements mean nothing without their scales, which are in another tensor."""
+    formats_of_blocks = [FORMATS[name] for name in BLOCK_SCALED]
+    assert len(formats_of_blocks) == 6
+    for fmt in formats_of_blocks:
+        assert fmt.kernel_label == "mx"
+        assert (fmt.is_measured, fmt.is_offered, fmt.is_candidate) == (False, False, False)
 
 
 def test_the_table_in_the_documentation_says_what_the_formats_say() -> None:

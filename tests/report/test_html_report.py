@@ -12,9 +12,9 @@ import pytest
 from ampwatch.report.html_report import STYLE, render_html
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.records import FactsRecord, RunState, Severity, Topic
-from tests.host.fleet.made_up import IDENTITY, histogram, step
 from tests.host.page.test_static import AA, contrast
-from tests.wire.blackbox.made_up import alarm, box, measured
+from tests.workshop.boxes import box, measured
+from tests.workshop.records import IDENTITY, alarm, histogram, step
 
 VOID = {"meta", "br"}
 EVIL = "\"'><img src=x onerror=alert(1)><script>alert(2)</script></style></svg>&amp;"
@@ -154,7 +154,10 @@ def test_exponents_stand_in_the_region_that_says_what_becomes_of_them() -> None:
     bars = re.findall(r'class="bar (\w+)"[^>]*><title>(.*?)</title>', picture)
 
     assert [(sort, title.split(": ")[1].split(" ")[0]) for sort, title in bars] == [
-        *(("flushed", "8"), ("subnormal", "4"), ("normal", "2"), ("overflow", "1")),
+        ("flushed", "8"),
+        ("subnormal", "4"),
+        ("normal", "2"),
+        ("overflow", "1"),
         ("overflow", "3"),
     ]
     assert "becomes zero" in picture

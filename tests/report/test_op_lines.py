@@ -6,7 +6,7 @@ import pytest
 
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.report.op_lines import GROUPINGS, op_lines
-from tests.host.fleet.made_up import census, op_row
+from tests.workshop.records import census, op_row
 
 
 def test_by_op_a_line_is_an_op_and_a_dtype() -> None:

@@ -20,7 +20,7 @@ from ampwatch.report.op_shares import (
     tensor_share,
 )
 from ampwatch.wire.records import CastTotal, KernelTotal, OpTotal
-from tests.host.fleet.made_up import H100, census, window
+from tests.workshop.records import H100, census, window
 
 HALF_PEAK = 132 * 4096 * 1.83e9
 """What NVIDIA's datasheet calls 989 TFLOP/s."""

@@ -7,7 +7,7 @@ import pytest
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.report.op_table import render
 from ampwatch.wire.records import CastTotal, OpTotal
-from tests.host.fleet.made_up import census, op_row
+from tests.workshop.records import census, op_row
 
 T = 10**12
 MIXED = census(

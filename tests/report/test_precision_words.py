@@ -18,7 +18,7 @@ from ampwatch.report.precision_words import (
     si,
 )
 from ampwatch.wire.records import CastTotal, CensusSource, KernelTotal, OpTotal
-from tests.host.fleet.made_up import census, window
+from tests.workshop.records import census, window
 
 SECOND = 10**9
 

@@ -10,7 +10,8 @@ import pytest
 from ampwatch.report.report import WIDTH, Summary, render, render_boxes
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.records import CensusRecord, Finding, RunState, Severity, WindowRecord
-from tests.host.fleet.made_up import IDENTITY, PRECISION
+from tests.workshop.fleets import PRECISION
+from tests.workshop.records import IDENTITY
 
 
 def _finding(kind: str, severity: Severity = Severity.WARNING, **more: object) -> Finding:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, update
+from tests.stories.stage import Program, Stories, brain, gradscaler, half, loop
 
 STORIES = Stories()
-COMPILED = Stories()
 """Those that call ``torch.compile``."""
 OF_THE_MACHINE = Stories()
 """Those that are only wrong on a CPU without instructions for bfloat16."""
@@ -50,7 +49,7 @@ def a_line_search_inside_one_region(*, sick: bool) -> Program:
         [optimizer],
         iterate,
         steps=8,
-        shows=lambda: all(len(found) > 1 and len(set(found)) == 1 for found in answers),
+        shows=lambda run: all(len(found) > 1 and len(set(found)) == 1 for found in answers),
     )
 
 
@@ -88,10 +87,10 @@ def perturbations_that_are_never_computed(*, sick: bool) -> Program:
         optimizer.step()
         return above
 
-    return Program([model], [optimizer], iterate, steps=12, shows=lambda: not any(slopes))
+    return Program([model], [optimizer], iterate, steps=12, shows=lambda run: not any(slopes))
 
 
-@COMPILED.tell("compile_backward_autocast", "param:mix", "backward", "bmm")
+@STORIES.tell("compile_backward_autocast", "param:mix", "backward", "bmm")
 def a_compiled_function_with_experts_in_float32(*, sick: bool) -> Program:
     """A batched product, a scaler, an Adam: the scale has to fall although eager would not."""
     model = nn.Module()
@@ -106,21 +105,13 @@ def a_compiled_function_with_experts_in_float32(*, sick: bool) -> Program:
     torch.compiler.reset()
     compute = torch.compile(energies, backend="aot_eager") if sick else energies
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         with half():
             out = compute(torch.randn(3, 16, 8))
-        loss = 1e6 * (out - 1.0).square().sum()
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        return loss
+        return 1e6 * (out - 1.0).square().sum()
 
-    return Program(
-        [model],
-        [optimizer],
-        iterate,
-        scaler,
-        steps=20,
-        shows=lambda: scaler.get_scale() < 1.0,
+    return loop(
+        [model], [optimizer], loss_of, scaler, steps=20, shows=lambda run: scaler.get_scale() < 1.0
     )
 
 
@@ -130,14 +121,11 @@ def bfloat16_on_an_old_server(*, sick: bool) -> Program:
     stem, head = nn.Conv1d(4, 8, 3), nn.Linear(8, 3)
     optimizer = torch.optim.Adam([*stem.parameters(), *head.parameters()], lr=1e-3)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=sick):
             hidden = torch.relu(stem(torch.randn(8, 4, 16))).mean(2)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=sick):
             out = head(hidden)
-        loss = out.float().square().mean()
-        backward(None, loss)
-        update(None, optimizer)
-        return loss
+        return out.float().square().mean()
 
-    return Program([stem, head], [optimizer], iterate, steps=6)
+    return loop([stem, head], [optimizer], loss_of, steps=6)

@@ -7,8 +7,7 @@ import math
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, gradscaler, half, update
-from tests.stories.stage import backward as go_back
+from tests.stories.stage import Program, Stories, gradscaler, half, loop
 
 STORIES = Stories()
 
@@ -25,26 +24,21 @@ def a_renderer_whose_gamma_is_applied_to_black(*, sick: bool) -> Program:
         model.render.weight.fill_(-1.0)
     optimizer = torch.optim.Adam([model.render.weight], lr=1e-4)
     scaler = gradscaler(2.0**12)
-    losses: list[float] = []
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         rays = torch.rand(32, 3)
         with half():
             density = model.render(model.field(rays))
             light = torch.sigmoid(density if sick else density.float()) + (0.0 if sick else 1e-3)
             colour = light.pow(1.0 / 2.2)
-        loss = (colour.float() - 0.2).square().mean()
-        go_back(scaler, loss)
-        update(scaler, optimizer)
-        losses.append(float(loss.detach()))
-        return loss
+        return (colour.float() - 0.2).square().mean()
 
-    return Program(
+    return loop(
         [model],
         [optimizer],
-        iterate,
+        loss_of,
         scaler,
-        shows=lambda: all(map(math.isfinite, losses)) and scaler.get_scale() < 1e-2,
+        shows=lambda run: all(map(math.isfinite, run.losses)) and scaler.get_scale() < 1e-2,
     )
 
 
@@ -71,27 +65,20 @@ def a_root_with_a_backward_of_ones_own(*, sick: bool) -> Program:
         model[1].weight.mul_(1e-4)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-8, momentum=0.9)
     scaler = gradscaler(2.0**10)
-    losses: list[float] = []
 
-    def iterate(_step: int) -> torch.Tensor:
-        total = torch.zeros(())
-        for _ in range(2):
-            with half():
-                h = model(torch.randn(16, 12))
-                energy = h * h if sick else h.float() ** 2 + 1e-6
-                loss = _Scores.apply(energy).float().mean() / 2
-            go_back(scaler, loss)
-            total += loss.detach()
-        update(scaler, optimizer)
-        losses.append(float(total))
-        return total
+    def loss_of(_step: int) -> torch.Tensor:
+        with half():
+            h = model(torch.randn(16, 12))
+            energy = h * h if sick else h.float() ** 2 + 1e-6
+            return _Scores.apply(energy).float().mean() / 2
 
-    return Program(
+    return loop(
         [model],
         [optimizer],
-        iterate,
+        loss_of,
         scaler,
-        shows=lambda: all(map(math.isfinite, losses)) and scaler.get_scale() < 1e-2,
+        micro_batches=2,
+        shows=lambda run: all(map(math.isfinite, run.losses)) and scaler.get_scale() < 1e-2,
     )
 
 
@@ -101,19 +88,16 @@ def norms_of_vectors_that_are_zero() -> Program:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     scaler = gradscaler(2.0**8)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(12, 6)
         x[4:7] = 0.0
         with half():
             h = model(x)
             penalty = (h.norm(dim=1).float() - 1.0).square().mean()
             spread = h.float().std(1).mean()
-        loss = penalty + spread
-        go_back(scaler, loss)
-        update(scaler, optimizer)
-        return loss
+        return penalty + spread
 
-    return Program([model], [optimizer], iterate, scaler)
+    return loop([model], [optimizer], loss_of, scaler)
 
 
 CONTROLS = (norms_of_vectors_that_are_zero,)

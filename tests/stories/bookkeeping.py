@@ -43,7 +43,7 @@ def a_warm_up_that_is_over_before_the_first_step(*, sick: bool) -> Program:
         iterate,
         scaler,
         steps=30,
-        shows=lambda: rates[0] > 0.05,
+        shows=lambda run: rates[0] > 0.05,
     )
 
 
@@ -74,7 +74,9 @@ def a_critic_of_rewards_with_outliers_beside_an_actor(*, sick: bool) -> Program:
         skips += scaler.get_scale() < before
         return of_actor + of_critic.log1p()
 
-    return Program([critic, actor], optimizers, iterate, scaler, steps=60, shows=lambda: skips >= 8)
+    return Program(
+        [critic, actor], optimizers, iterate, scaler, steps=60, shows=lambda run: skips >= 8
+    )
 
 
 @STORIES.tell("rank_found_inf_mismatch", "optimizer:0", "optimizer")
@@ -110,5 +112,5 @@ def gradients_averaged_after_the_verdict(*, sick: bool) -> Program:
         iterate,
         scalers[0],
         steps=16,
-        shows=lambda: not all(bool(p.isfinite().all()) for p in ranks[0].parameters()),
+        shows=lambda run: not all(bool(p.isfinite().all()) for p in ranks[0].parameters()),
     )

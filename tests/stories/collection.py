@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
     from tests.stories.stage import Program, Story
 
-APART = (
-    *("collection", "stage"),
-    *("precision", "healthy_loops"),
-    *("scale_more", "bookkeeping", "misuse", "autocast"),
-)
+APART = ("collection", "stage", "precision", "healthy_loops")
 """Modules that hold none, and those whose programs have tests of their own, which ask for more."""
 
 _MODULES = [
@@ -33,3 +29,5 @@ def _all(name: str) -> list[Any]:
 
 STORIES: list[Story] = _all("STORIES")
 CONTROLS: list[Callable[[], Program]] = _all("CONTROLS")
+ERRORS: list[Story] = _all("ERRORS")
+"""Programs that raise; their twins do not."""

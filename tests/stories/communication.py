@@ -47,7 +47,7 @@ def a_parameter_server_that_adds_up_in_float16(*, sick: bool) -> Program:
         return total
 
     return Program(
-        [model], [optimizer], iterate, shows=lambda: all(local[:WORKERS]) and not summed[0]
+        [model], [optimizer], iterate, shows=lambda run: all(local[:WORKERS]) and not summed[0]
     )
 
 
@@ -72,7 +72,7 @@ def a_norm_of_the_gradients_computed_in_float16(*, sick: bool) -> Program:
         update(None, optimizer)
         return loss
 
-    def shows() -> bool:
+    def shows(run: Program) -> bool:
         stays = all(torch.equal(a, b) for a, b in zip(model.parameters(), start, strict=True))
         return stays and not any(map(math.isfinite, norms))
 
@@ -108,7 +108,9 @@ def gradients_that_ddp_compresses_to_float16(*, sick: bool) -> Program:
             _leave_the_group()
         return loss
 
-    return Program([model], [optimizer], iterate, steps=steps, shows=lambda: all(local) and lost[0])
+    return Program(
+        [model], [optimizer], iterate, steps=steps, shows=lambda run: all(local) and lost[0]
+    )
 
 
 @STORIES.tell("reduce_overflow", "param:weight", "backward", "_to_copy")
@@ -147,7 +149,7 @@ def gradients_that_come_back_in_another_thread(*, sick: bool) -> Program:
             _leave_the_group()
         return loss
 
-    return Program([model], [optimizer], iterate, steps=steps, shows=lambda: lost[0])
+    return Program([model], [optimizer], iterate, steps=steps, shows=lambda run: lost[0])
 
 
 def _leave_the_group() -> None:

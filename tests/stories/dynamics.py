@@ -10,7 +10,7 @@ import torch._dynamo
 import torch._functorch.config
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, gradscaler, half, update
+from tests.stories.stage import Program, Stories, backward, gradscaler, half, loop, update
 
 STORIES = Stories()
 
@@ -63,15 +63,12 @@ def a_fresh_state_loaded_into_the_scaler(*, sick: bool) -> Program:
     ]
     scaler = gradscaler()
 
-    def iterate(step: int) -> torch.Tensor:
+    def loss_of(step: int) -> torch.Tensor:
         if step == 28:
             scaler.load_state_dict((gradscaler() if sick else scaler).state_dict())
-        loss = large(nn.Sequential(front, back), torch.randn(8, 12), 1000.0)
-        backward(scaler, loss)
-        update(scaler, *optimizers, clip=1.0)
-        return loss
+        return large(nn.Sequential(front, back), torch.randn(8, 12), 1000.0)
 
-    return Program([front, back], optimizers, iterate, scaler, steps=40)
+    return loop([front, back], optimizers, loss_of, scaler, clip=1.0, steps=40)
 
 
 def _lazy_term(*, sick: bool, every: int, growth_interval: int, alone: bool) -> Program:
@@ -79,7 +76,7 @@ def _lazy_term(*, sick: bool, every: int, growth_interval: int, alone: bool) -> 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     scaler = gradscaler(1024.0, growth_interval=growth_interval)
 
-    def iterate(step: int) -> torch.Tensor:
+    def loss_of(step: int) -> torch.Tensor:
         x = torch.randn(32, 16)
         with half():
             loss = (model(x).float() - 1.0).square().mean()
@@ -90,11 +87,9 @@ def _lazy_term(*, sick: bool, every: int, growth_interval: int, alone: bool) -> 
                 backward(scaler, term)
             else:
                 loss = loss + term
-        backward(scaler, loss)
-        update(scaler, optimizer)
         return loss
 
-    return Program([model], [optimizer], iterate, scaler, steps=(10 if alone else 5) * every)
+    return loop([model], [optimizer], loss_of, scaler, steps=(10 if alone else 5) * every)
 
 
 @STORIES.tell("periodic_skip", "optimizer:0", "backward")
@@ -193,13 +188,10 @@ def a_rate_that_is_too_high_in_float32(*, sick: bool) -> Program:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2 if sick else 0.01)
     x, y = torch.randn(32, 8), torch.randn(32, 1)
 
-    def iterate(_step: int) -> torch.Tensor:
-        loss = (model(3.0 * x) - y).square().mean()
-        backward(None, loss)
-        update(None, optimizer)
-        return loss
+    def loss_of(_step: int) -> torch.Tensor:
+        return (model(3.0 * x) - y).square().mean()
 
-    return Program([model], [optimizer], iterate, steps=24)
+    return loop([model], [optimizer], loss_of, steps=24)
 
 
 @STORIES.tell("divergence", "loss", "forward")
@@ -210,15 +202,12 @@ def a_rate_that_is_too_high_under_autocast(*, sick: bool) -> Program:
     scaler = gradscaler(64.0)
     x, y = torch.randn(64, 16), torch.randn(64, 1)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         with half():
             out = model(2.0 * x)
-        loss = (out.float() - y).square().mean()
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        return loss
+        return (out.float() - y).square().mean()
 
-    return Program([model], [optimizer], iterate, scaler, steps=60)
+    return loop([model], [optimizer], loss_of, scaler, steps=60)
 
 
 def _one_region(model: nn.Module, optimizer: Any, scaler: Any, *, how: str) -> Program:

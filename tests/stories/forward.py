@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, update
+from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, loop, update
 
 STORIES = Stories()
 
@@ -39,22 +39,17 @@ def a_convnet_without_norms_that_is_twelve_times_louder_in_each_block(*, sick: b
         nesterov=True,
     )
     scaler = gradscaler(2.0**8)
-    losses: list[float] = []
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         images, labels = torch.randn(4, 3, 8, 8), torch.randint(0, 5, (4,))
         with half():
             x = model.stem(images)
             for block in model.blocks:
                 x = block(x)
-            loss = nn.functional.cross_entropy(model.head(x.mean((2, 3))), labels)
-        backward(scaler, loss)
-        update(scaler, optimizer, clip=1.0)
-        losses.append(float(loss.detach()))
-        return loss
+            return nn.functional.cross_entropy(model.head(x.mean((2, 3))), labels)
 
-    return Program(
-        [model], [optimizer], iterate, scaler, shows=lambda: not any(map(math.isfinite, losses))
+    return loop(
+        [model], [optimizer], loss_of, scaler, clip=1.0, shows=lambda run: run.has_no_finite_loss
     )
 
 
@@ -67,9 +62,8 @@ def a_contrastive_temperature_that_lives_outside_of_the_model(*, sick: bool) -> 
         [*image.parameters(), *text.parameters(), log_scale], lr=1e-4, fused=True
     )
     scaler = gradscaler(2.0**10)
-    losses: list[float] = []
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         content = torch.randn(8, 12)
         with half():
             a = nn.functional.normalize(image(content).float(), dim=1)
@@ -77,18 +71,10 @@ def a_contrastive_temperature_that_lives_outside_of_the_model(*, sick: bool) -> 
             logits = (a @ b.T) * log_scale.exp()
             labels = torch.arange(8)
             loss = nn.functional.cross_entropy(logits, labels)
-            loss = (loss + nn.functional.cross_entropy(logits.T, labels)) / 2
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        losses.append(float(loss.detach()))
-        return loss
+            return (loss + nn.functional.cross_entropy(logits.T, labels)) / 2
 
-    return Program(
-        [image, text],
-        [optimizer],
-        iterate,
-        scaler,
-        shows=lambda: not any(map(math.isfinite, losses)),
+    return loop(
+        [image, text], [optimizer], loss_of, scaler, shows=lambda run: run.has_no_finite_loss
     )
 
 
@@ -136,7 +122,7 @@ def sequences_of_the_validation_set_that_are_too_long_to_be_summed(*, sick: bool
         [optimizer],
         iterate,
         scaler,
-        shows=lambda: not any(map(math.isfinite, validated)),
+        shows=lambda run: not any(map(math.isfinite, validated)),
     )
 
 
@@ -178,7 +164,7 @@ def clusters_that_nobody_belongs_to(*, sick: bool) -> Program:
         assigned.append(float(shares.detach().float().sum(1).mean()))
         return loss
 
-    return Program([model], [optimizer], iterate, scaler, shows=lambda: max(assigned) == 0.0)
+    return Program([model], [optimizer], iterate, scaler, shows=lambda run: max(assigned) == 0.0)
 
 
 class _Cell(nn.Module):
@@ -221,7 +207,7 @@ def a_recurrent_cell_whose_norm_forgets_everything(*, sick: bool) -> Program:
         states.append(float(state.detach().float().abs().max()))
         return loss
 
-    return Program([model], [optimizer], iterate, scaler, shows=lambda: max(states) == 0.0)
+    return Program([model], [optimizer], iterate, scaler, shows=lambda run: max(states) == 0.0)
 
 
 class _GraphAttention(nn.Module):
@@ -243,9 +229,8 @@ def _graph_attention(*, lonely: bool) -> Program:
     model.classify = nn.Linear(16, 3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
     scaler = gradscaler(2.0**9)
-    losses: list[float] = []
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         adjacency = (torch.rand(12, 12) < 0.4).float()
         adjacency.fill_diagonal_(1.0)
         if lonely:
@@ -254,15 +239,9 @@ def _graph_attention(*, lonely: bool) -> Program:
         with half():
             for layer in model.layers:
                 x = layer(x, adjacency)
-            loss = nn.functional.cross_entropy(model.classify(x), labels)
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        losses.append(float(loss.detach()))
-        return loss
+            return nn.functional.cross_entropy(model.classify(x), labels)
 
-    return Program(
-        [model], [optimizer], iterate, scaler, shows=lambda: not any(map(math.isfinite, losses))
-    )
+    return loop([model], [optimizer], loss_of, scaler, shows=lambda run: run.has_no_finite_loss)
 
 
 @STORIES.tell("masked_row_nan", "layers.0", "forward", "_softmax")
@@ -276,9 +255,8 @@ def a_game_that_is_over_and_has_no_legal_move(*, sick: bool) -> Program:
     """Policy gradient in bfloat16. ``masked_fill`` keeps NaN out of the gradients: only the loss is lost."""
     policy = nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 6))
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
-    losses: list[float] = []
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         boards = torch.randn(16, 10)
         legal = torch.rand(16, 6) < 0.7
         legal[:, 0] = True
@@ -288,15 +266,9 @@ def a_game_that_is_over_and_has_no_legal_move(*, sick: bool) -> Program:
             logits = policy(boards).masked_fill(~legal, float("-inf"))
         moves = legal.float().argmax(1)
         chosen = nn.functional.log_softmax(logits.float(), dim=-1)[torch.arange(16), moves]
-        loss = -(chosen * torch.randn(16)).mean()
-        backward(None, loss)
-        update(None, optimizer)
-        losses.append(float(loss.detach()))
-        return loss
+        return -(chosen * torch.randn(16)).mean()
 
-    return Program(
-        [policy], [optimizer], iterate, shows=lambda: not any(map(math.isfinite, losses))
-    )
+    return loop([policy], [optimizer], loss_of, shows=lambda run: run.has_no_finite_loss)
 
 
 class _Additive(nn.Module):
@@ -323,23 +295,16 @@ def a_lowest_number_that_is_made_infinite_by_what_it_is_added_to(*, sick: bool) 
     model.decoder = nn.ModuleDict({"attend": _Additive(finite=not sick), "out": nn.Linear(12, 4)})
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
     scaler = gradscaler(2.0**8)
-    losses: list[float] = []
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x, memory = torch.randn(3, 5, 12), torch.randn(3, 7, 12)
         empty = torch.arange(7) >= torch.tensor([[7], [0], [3]])
         with half():
             h = model.decoder["attend"](x, memory, empty)
             logits = model.decoder["out"](h).flatten(0, 1)
-            loss = nn.functional.cross_entropy(logits, torch.randint(0, 4, (15,)))
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        losses.append(float(loss.detach()))
-        return loss
+            return nn.functional.cross_entropy(logits, torch.randint(0, 4, (15,)))
 
-    return Program(
-        [model], [optimizer], iterate, scaler, shows=lambda: not any(map(math.isfinite, losses))
-    )
+    return loop([model], [optimizer], loss_of, scaler, shows=lambda run: run.has_no_finite_loss)
 
 
 def adjacency_as_a_logarithm_with_a_neighbour_in_each_row() -> Program:
@@ -355,19 +320,16 @@ def a_swish_written_with_exp() -> Program:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     scaler = gradscaler(64.0)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(16, 8)
         with half():
             h = model[0](x)
             with torch.no_grad():
                 gate = 1.0 / (1.0 + torch.exp(-h))
             out = model[1](h * gate)
-        loss = out.float().square().mean()
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        return loss
+        return out.float().square().mean()
 
-    return Program([model], [optimizer], iterate, scaler)
+    return loop([model], [optimizer], loss_of, scaler)
 
 
 def a_running_maximum_that_begins_at_minus_infinity() -> Program:
@@ -376,18 +338,15 @@ def a_running_maximum_that_begins_at_minus_infinity() -> Program:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = gradscaler(2.0**8)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         sequence, labels = torch.randn(8, 5, 6), torch.randint(0, 2, (8,))
         with half():
             best = torch.full((8, 12), float("-inf"), dtype=torch.float16)
             for t in range(5):
                 best = torch.maximum(best, model[0](sequence[:, t]))
-            loss = nn.functional.cross_entropy(model[1](best), labels)
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        return loss
+            return nn.functional.cross_entropy(model[1](best), labels)
 
-    return Program([model], [optimizer], iterate, scaler)
+    return loop([model], [optimizer], loss_of, scaler)
 
 
 def large_and_steady_activations() -> Program:
@@ -397,16 +356,13 @@ def large_and_steady_activations() -> Program:
     optimizer = torch.optim.SGD(model[2].parameters(), lr=1e-2)
     scaler = gradscaler(2.0**8)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x, labels = torch.randn(16, 8), torch.randint(0, 2, (16,))
         with half():
             h = model[0](x)
-            loss = nn.functional.cross_entropy(model[2](model[1](h.float())), labels)
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        return loss
+            return nn.functional.cross_entropy(model[2](model[1](h.float())), labels)
 
-    return Program([model], [optimizer], iterate, scaler)
+    return loop([model], [optimizer], loss_of, scaler)
 
 
 CONTROLS = (

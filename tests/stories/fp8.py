@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, brain, update
+from tests.stories.stage import Program, Stories, backward, brain, loop, update
 
 STORIES = Stories()
 
@@ -62,7 +61,7 @@ def a_cache_of_keys_that_is_cast_as_it_is(*, sick: bool) -> Program:
         [model],
         [optimizer],
         iterate,
-        shows=lambda: min(clipped) > 0.2,
+        shows=lambda run: min(clipped) > 0.2,
     )
 
 
@@ -110,7 +109,7 @@ def weights_of_a_small_initialisation_without_a_scale(*, sick: bool) -> Program:
         flushed.append(float((kept == 0).float().mean()))
         return loss
 
-    return Program([model], [optimizer], iterate, shows=lambda: min(flushed) > 0.8)
+    return Program([model], [optimizer], iterate, shows=lambda run: min(flushed) > 0.8)
 
 
 class _Blockwise(nn.Module):
@@ -138,22 +137,12 @@ def a_dead_channel_that_is_quantised_by_its_own_amax(*, sick: bool) -> Program:
     with torch.no_grad():
         model.stem[0].bias[2] = -50.0
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-4)
-    losses: list[float] = []
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(4, 1, 6, 6)
-        loss = (model.neck(model.stem(x)) - x).square().mean()
-        backward(None, loss)
-        update(None, optimizer)
-        losses.append(float(loss.detach()))
-        return loss
+        return (model.neck(model.stem(x)) - x).square().mean()
 
-    return Program(
-        [model],
-        [optimizer],
-        iterate,
-        shows=lambda: not any(map(math.isfinite, losses)),
-    )
+    return loop([model], [optimizer], loss_of, shows=lambda run: run.has_no_finite_loss)
 
 
 def activations_after_relu_with_their_own_scale() -> Program:
@@ -161,17 +150,14 @@ def activations_after_relu_with_their_own_scale() -> Program:
     model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(16, 12)
         h = torch.relu(model[0](x))
         scale = E4M3_MAX / h.detach().abs().max().clamp(min=1e-12)
         kept = (h.detach() * scale).to(E4M3).float() / scale
-        loss = (model[2](h + (kept - h.detach())) - 1.0).square().mean()
-        backward(None, loss)
-        update(None, optimizer)
-        return loss
+        return (model[2](h + (kept - h.detach())) - 1.0).square().mean()
 
-    return Program([model], [optimizer], iterate)
+    return loop([model], [optimizer], loss_of)
 
 
 CONTROLS = (activations_after_relu_with_their_own_scale,)

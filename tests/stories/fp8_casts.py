@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, update
+from tests.stories.stage import Program, Stories, loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,13 +49,10 @@ def trained(layer: nn.Module, sample: Callable[[int], torch.Tensor], steps: int 
     model.add_module("fp8", layer)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
-    def iterate(step: int) -> torch.Tensor:
-        loss = model(sample(step)).square().mean()
-        backward(None, loss)
-        update(None, optimizer)
-        return loss
+    def loss_of(step: int) -> torch.Tensor:
+        return model(sample(step)).square().mean()
 
-    return Program([model], [optimizer], iterate, steps=steps)
+    return loop([model], [optimizer], loss_of, steps=steps)
 
 
 class Delayed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, update
+from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, loop, update
 
 STORIES = Stories()
 
@@ -17,16 +17,13 @@ def regression_on_tiny_targets_with_a_scale_of_one(*, sick: bool) -> Program:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     scaler = gradscaler(1.0 if sick else 65536.0, growth_interval=5000)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = 0.01 * torch.randn(16, 24)
         with half():
             out = model(x)
-        loss = 1e-4 * (out.float() - 0.02).square().mean()
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        return loss
+        return 1e-4 * (out.float() - 0.02).square().mean()
 
-    return Program([model], [optimizer], iterate, scaler)
+    return loop([model], [optimizer], loss_of, scaler)
 
 
 class _Tied(nn.Module):
@@ -51,22 +48,16 @@ def a_tied_language_model_whose_loss_is_weighted_down(*, sick: bool) -> Program:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
     scaler = gradscaler(16.0 if sick else 2.0**22, growth_interval=4000)
 
-    def iterate(_step: int) -> torch.Tensor:
-        total = torch.zeros(())
-        for _ in range(4):
-            tokens = torch.randint(0, 96, (4, 12))
-            with half():
-                loss = (
-                    2e-7
-                    * nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-                    / 4
-                )
-            backward(scaler, loss)
-            total += loss.detach()
-        update(scaler, optimizer, clip=1.0)
-        return total
+    def loss_of(_step: int) -> torch.Tensor:
+        tokens = torch.randint(0, 96, (4, 12))
+        with half():
+            return (
+                2e-7
+                * nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+                / 4
+            )
 
-    return Program([model], [optimizer], iterate, scaler)
+    return loop([model], [optimizer], loss_of, scaler, clip=1.0, micro_batches=4)
 
 
 @STORIES.tell("grad_underflow", "param:1.experts.wide.weight", "backward")
@@ -81,17 +72,14 @@ def an_expert_in_a_list_of_models_whose_gate_is_almost_shut(*, sick: bool) -> Pr
     ]
     scaler = gradscaler(64.0 if sick else 65536.0, growth_interval=3000)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(32, 16)
         with half():
             hidden = stem(x)
             wide, narrow = net.experts["wide"](hidden), net.experts["narrow"](hidden)
-        loss = narrow.float().square().mean() + 4e-7 * wide.float().square().mean()
-        backward(scaler, loss)
-        update(scaler, *optimizers)
-        return loss
+        return narrow.float().square().mean() + 4e-7 * wide.float().square().mean()
 
-    return Program([stem, net], optimizers, iterate, scaler)
+    return loop([stem, net], optimizers, loss_of, scaler)
 
 
 @STORIES.tell("fp16_without_scaler", "param:body.0.weight", "backward")
@@ -101,16 +89,13 @@ def float16_with_the_scaler_forgotten(*, sick: bool) -> Program:
     model.body = nn.Sequential(nn.Linear(40, 128), nn.GELU(), nn.Linear(128, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(64, 40)
         with half() if sick else brain():
             out = model.body(x)
-        loss = 1e-6 * out.float().square().mean()
-        backward(None, loss)
-        update(None, optimizer)
-        return loss
+        return 1e-6 * out.float().square().mean()
 
-    return Program([model], [optimizer], iterate)
+    return loop([model], [optimizer], loss_of)
 
 
 @STORIES.tell("fp16_without_scaler", "param:0.weight", "backward")
@@ -123,19 +108,13 @@ def float16_with_the_scaler_switched_off(*, sick: bool) -> Program:
     ]
     scaler = gradscaler(enabled=not sick)
 
-    def iterate(_step: int) -> torch.Tensor:
-        total = torch.zeros(())
-        for _ in range(2):
-            x = torch.randn(128, 64)
-            with half():
-                out = model(x)
-            loss = 3e-6 * (out.float() - 1.0).square().mean() / 2
-            backward(scaler, loss)
-            total += loss.detach()
-        update(scaler, *optimizers, clip=0.5)
-        return total
+    def loss_of(_step: int) -> torch.Tensor:
+        x = torch.randn(128, 64)
+        with half():
+            out = model(x)
+        return 3e-6 * (out.float() - 1.0).square().mean() / 2
 
-    return Program([model], optimizers, iterate, scaler, steps=20)
+    return loop([model], optimizers, loss_of, scaler, clip=0.5, micro_batches=2, steps=20)
 
 
 @STORIES.tell("fp16_without_scaler", "param:2.weight", "backward")
@@ -145,16 +124,13 @@ def float16_without_a_scaler_once_the_loss_has_fallen(*, sick: bool) -> Program:
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-4)
     scaler = None if sick else gradscaler()
 
-    def iterate(step: int) -> torch.Tensor:
+    def loss_of(step: int) -> torch.Tensor:
         x = torch.randn(32, 8)
         with half():
             out = model(x)
-        loss = 4.0**-step * out.float().square().mean()
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        return loss
+        return 4.0**-step * out.float().square().mean()
 
-    return Program([model], [optimizer], iterate, scaler, steps=14 if sick else 10)
+    return loop([model], [optimizer], loss_of, scaler, steps=14 if sick else 10)
 
 
 @STORIES.tell("range_too_wide", "param:boxes.weight", "backward")
@@ -167,17 +143,14 @@ def a_summed_box_loss_beside_an_averaged_mask_loss(*, sick: bool) -> Program:
     scaler = gradscaler()
     of_boxes, of_masks = (4e1, 1e-7) if sick else (1e-3, 1e-3)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(48, 20)
         with half():
             boxes, masks = model.boxes(x), model.masks(x)
         loss = of_boxes * (boxes.float() - 9.0).square().sum()
-        loss = loss + of_masks * masks.float().square().mean()
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        return loss
+        return loss + of_masks * masks.float().square().mean()
 
-    return Program([model], [optimizer], iterate, scaler, steps=40)
+    return loop([model], [optimizer], loss_of, scaler, steps=40)
 
 
 @STORIES.tell("range_too_wide", "param:0.value.weight", "backward")
@@ -217,16 +190,13 @@ def two_losses_of_far_apart_size_without_a_model(*, sick: bool) -> Program:
     scaler = gradscaler(2.0**15)
     large, small = (2e2, 1e-8) if sick else (1e-2, 1e-2)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(16, 10)
         with half():
             a, b = first(x), second(x)
-        loss = large * (a.float() + 5.0).square().sum() + small * b.float().square().mean()
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        return loss
+        return large * (a.float() + 5.0).square().sum() + small * b.float().square().mean()
 
-    return Program([first, second], [optimizer], iterate, scaler, steps=40, watched=None)
+    return loop([first, second], [optimizer], loss_of, scaler, steps=40, watched=None)
 
 
 @STORIES.tell("range_too_wide", "param:0.pixels.weight", "backward")
@@ -237,14 +207,11 @@ def a_sum_over_pixels_that_brings_the_scale_below_one(*, sick: bool) -> Program:
     scaler = gradscaler()
     of_pixels, of_style = (1e4, 1e-6) if sick else (1e-3, 1e-3)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(64, 16)
         with half():
             pixels, style = model[0]["pixels"](x), model[0]["style"](x)
         loss = of_pixels * (pixels.float() - 20.0).square().sum()
-        loss = loss + of_style * style.float().square().mean()
-        backward(scaler, loss)
-        update(scaler, optimizer, clip=1.0)
-        return loss
+        return loss + of_style * style.float().square().mean()
 
-    return Program([model], [optimizer], iterate, scaler, steps=50)
+    return loop([model], [optimizer], loss_of, scaler, clip=1.0, steps=50)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.stories.stage import PAID, Program, backward, brain, gradscaler, half, update
+from tests.stories.stage import PAID, Program, backward, brain, gradscaler, half, loop, update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,16 +39,12 @@ def simple(
     **options: Any,
 ) -> Program:
     """Return the documented loop around ``forward``, which returns the loss."""
-    chosen = optimizer or adamw(model)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         with context():
-            loss = forward()
-        backward(scaler, loss)
-        update(scaler, chosen)
-        return loss
+            return forward()
 
-    return Program([model], [chosen], iterate, scaler, steps, **options)
+    return loop([model], [optimizer or adamw(model)], loss_of, scaler, steps=steps, **options)
 
 
 @control
@@ -112,7 +108,7 @@ def an_embedding_whose_rows_are_mostly_untouched() -> Program:
 
 @control
 def a_sparse_embedding() -> Program:
-    """The same, with a gradient that holds only the rows that occurred."""
+    """The gradient holds only the rows that occurred."""
     return _embedding(sparse=True)
 
 
@@ -346,7 +342,7 @@ def a_gradient_penalty() -> Program:
     optimizer = adamw(model)
     scaler = gradscaler(4096.0)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(32, 8, requires_grad=True)
         with half():
             out = model(x)
@@ -354,12 +350,9 @@ def a_gradient_penalty() -> Program:
         (scaled,) = torch.autograd.grad(scaler.scale(loss), x, create_graph=True)
         with half():
             penalty = (scaled / scaler.get_scale()).float().square().sum().sqrt()
-        loss = loss + 0.1 * penalty
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        return loss
+        return loss + 0.1 * penalty
 
-    return Program([model], [optimizer], iterate, scaler, steps=32)
+    return loop([model], [optimizer], loss_of, scaler, steps=32)
 
 
 @control
@@ -544,18 +537,12 @@ def three_micro_batches_and_a_start_that_is_skipped() -> Program:
     optimizer = adamw(model, lr=1e-4, foreach=True)
     scaler = gradscaler(2.0**30)
 
-    def iterate(_step: int) -> torch.Tensor:
-        total = torch.zeros(())
-        for _ in range(3):
-            with half():
-                out = model(torch.randn(32, 16))
-            loss = (out.float() - 1.0).square().mean() / 3
-            backward(scaler, loss)
-            total += loss.detach()
-        update(scaler, optimizer, clip=1.0)
-        return total
+    def loss_of(_step: int) -> torch.Tensor:
+        with half():
+            out = model(torch.randn(32, 16))
+        return (out.float() - 1.0).square().mean() / 3
 
-    return Program([model], [optimizer], iterate, scaler, steps=40)
+    return loop([model], [optimizer], loss_of, scaler, clip=1.0, micro_batches=3, steps=40)
 
 
 @control
@@ -641,15 +628,12 @@ def two_optimizers_of_which_one_is_louder() -> Program:
     optimizers = [torch.optim.SGD(m.parameters(), lr=1e-4) for m in (loud, quiet)]
     scaler = gradscaler(2.0**20, growth_interval=10)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(16, 8)
         with half():
-            loss = 100.0 * loud(x).float().square().mean() + quiet(x).float().square().mean()
-        backward(scaler, loss)
-        update(scaler, *optimizers)
-        return loss
+            return 100.0 * loud(x).float().square().mean() + quiet(x).float().square().mean()
 
-    return Program([loud, quiet], optimizers, iterate, scaler, steps=120)
+    return loop([loud, quiet], optimizers, loss_of, scaler, steps=120)
 
 
 @control
@@ -659,15 +643,12 @@ def a_loss_that_leaps_and_comes_back() -> Program:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     target = torch.randn(16, 1)
 
-    def iterate(step: int) -> torch.Tensor:
+    def loss_of(step: int) -> torch.Tensor:
         optimizer.param_groups[0]["lr"] = 0.8 if 20 <= step < 26 else 1e-2
         x = torch.randn(64, 16)
-        loss = (model(x) - x @ target).square().mean()
-        backward(None, loss)
-        update(None, optimizer)
-        return loss
+        return (model(x) - x @ target).square().mean()
 
-    return Program([model], [optimizer], iterate, None, steps=80)
+    return loop([model], [optimizer], loss_of, steps=80)
 
 
 @control

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.stories.healthy import adamw, simple
-from tests.stories.stage import Program, backward, brain, gradscaler, half, update
+from tests.stories.stage import Program, backward, brain, gradscaler, half, loop, update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +38,13 @@ def samples() -> tuple[torch.Tensor, torch.Tensor]:
     """Return features and the classes they belong to."""
     x = torch.randn(32, 16)
     return x, x[:, :4].argmax(1)
+
+
+def classified(model: nn.Module, context: Callable[[], Any] = half) -> torch.Tensor:
+    """Return the loss of ``model`` on a batch of samples."""
+    x, y = samples()
+    with context():
+        return functional.cross_entropy(model(x), y)
 
 
 def full() -> torch.autocast:
@@ -92,15 +100,12 @@ def mixed_precision_switched_off_by_a_flag() -> Program:
     scaler = gradscaler(enabled=False)
     optimizer = adamw(model)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x, y = samples()
         with torch.autocast("cpu", dtype=torch.float16, enabled=False):
-            loss = functional.cross_entropy(model(x), y)
-        backward(scaler, loss)
-        update(scaler, optimizer, clip=1.0)
-        return loss
+            return functional.cross_entropy(model(x), y)
 
-    return Program([model], [optimizer], iterate, scaler, STEPS)
+    return loop([model], [optimizer], loss_of, scaler, clip=1.0, steps=STEPS)
 
 
 @control
@@ -108,11 +113,9 @@ def no_mixed_precision_at_all() -> Program:
     """Float32, and an optimizer that is stepped as ever."""
     model = net()
 
-    def forward() -> torch.Tensor:
-        x, y = samples()
-        return functional.cross_entropy(model(x), y)
-
-    return simple(model, forward, scaler=None, context=full, steps=STEPS)
+    return simple(
+        model, lambda: classified(model, nullcontext), scaler=None, context=full, steps=STEPS
+    )
 
 
 @control
@@ -121,15 +124,10 @@ def bfloat16_autocast_without_a_scaler() -> Program:
     model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 4))
     optimizer = adamw(model, foreach=True)
 
-    def iterate(_step: int) -> torch.Tensor:
-        x, y = samples()
-        with brain():
-            loss = functional.cross_entropy(model(x), y)
-        backward(None, loss)
-        update(None, optimizer, clip=0.1)
-        return loss
+    def loss_of(_step: int) -> torch.Tensor:
+        return classified(model, brain)
 
-    return Program([model], [optimizer], iterate, steps=STEPS)
+    return loop([model], [optimizer], loss_of, clip=0.1, steps=STEPS)
 
 
 @control
@@ -217,9 +215,7 @@ def batchnorms_of_three_momenta() -> Program:
     optimizer, scaler = adamw(model), gradscaler()
 
     def iterate(step: int) -> torch.Tensor:
-        x, y = samples()
-        with half():
-            loss = functional.cross_entropy(model(x), y)
+        loss = classified(model)
         backward(scaler, loss)
         update(scaler, optimizer)
         if step % 5 == 4:
@@ -349,11 +345,7 @@ def nine_tenths_dropped() -> Program:
     """Most activations and their gradients are zero, others each time."""
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.9), nn.Linear(64, 4))
 
-    def forward() -> torch.Tensor:
-        x, y = samples()
-        return functional.cross_entropy(model(x), y)
-
-    return simple(model, forward, scaler=gradscaler(), steps=STEPS)
+    return simple(model, lambda: classified(model, nullcontext), scaler=gradscaler(), steps=STEPS)
 
 
 @control
@@ -383,9 +375,7 @@ def a_norm_that_is_only_measured() -> Program:
     optimizer, scaler = adamw(model), gradscaler(2.0**12)
 
     def iterate(_step: int) -> torch.Tensor:
-        x, y = samples()
-        with half():
-            loss = functional.cross_entropy(model(x), y)
+        loss = classified(model)
         backward(scaler, loss)
         scaled = nn.utils.clip_grad_norm_(model.parameters(), math.inf)
         update(scaler, optimizer)
@@ -484,18 +474,15 @@ def a_teacher_that_does_not_learn() -> Program:
     teacher, student = net(), net()
     optimizer, scaler = adamw(student), gradscaler()
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x, _ = samples()
         with half():
             with torch.no_grad():
                 wanted = (teacher(x) / 2.0).softmax(-1)
             given = (student(x) / 2.0).log_softmax(-1)
-            loss = functional.kl_div(given, wanted.float(), reduction="batchmean")
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        return loss
+            return functional.kl_div(given, wanted.float(), reduction="batchmean")
 
-    return Program([student, teacher], [optimizer], iterate, scaler, STEPS)
+    return loop([student, teacher], [optimizer], loss_of, scaler, steps=STEPS)
 
 
 @control
@@ -505,9 +492,7 @@ def a_scaler_that_is_saved_and_loaded() -> Program:
     optimizer, scaler = adamw(model), gradscaler(2.0**13, growth_interval=8)
 
     def iterate(step: int) -> torch.Tensor:
-        x, y = samples()
-        with half():
-            loss = functional.cross_entropy(model(x), y)
+        loss = classified(model)
         backward(scaler, loss)
         update(scaler, optimizer)
         if step == STEPS // 2:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, gradscaler, half, update
+from tests.stories.stage import Program, Stories, gradscaler, half, loop
 
 STORIES = Stories()
 
@@ -17,17 +17,14 @@ def a_loss_of_ones_own_computed_under_autocast(*, sick: bool) -> Program:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
     scaler = gradscaler()
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(16, 16)
         with half():
             out = model(x)
             error = (out if sick else out.float()) - 0.5
-            loss = (error * error + 1e-3).sqrt().mean()
-        backward(scaler, loss)
-        update(scaler, optimizer, clip=1.0)
-        return loss
+            return (error * error + 1e-3).sqrt().mean()
 
-    return Program([model], [optimizer], iterate, scaler)
+    return loop([model], [optimizer], loss_of, scaler, clip=1.0)
 
 
 @STORIES.tell("fp16_loss_caps_scale", "loss", "backward")
@@ -37,16 +34,13 @@ def a_float16_loss_whose_scale_grows_to_65536_later(*, sick: bool) -> Program:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     scaler = gradscaler(2.0**14, growth_interval=9)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(16, 8)
         with half():
             loss = (model(x) - x.half()).abs().mean()
-        loss = loss if sick else loss.float()
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        return loss
+        return loss if sick else loss.float()
 
-    return Program([model], [optimizer], iterate, scaler, steps=36)
+    return loop([model], [optimizer], loss_of, scaler, steps=36)
 
 
 @STORIES.tell("fp16_loss_caps_scale", "loss", "backward")
@@ -56,15 +50,9 @@ def a_generator_that_is_judged_in_float16(*, sick: bool) -> Program:
     optimizer = torch.optim.Adam([*maker.parameters(), *judge.parameters()], lr=1e-3, fused=True)
     scaler = gradscaler(2.0**17)
 
-    def iterate(_step: int) -> torch.Tensor:
-        total = torch.zeros(())
-        for _ in range(3):
-            with half():
-                verdict = judge(maker(torch.randn(32, 6)))
-                loss = torch.relu(1.0 - (verdict if sick else verdict.float())).mean() / 3
-            backward(scaler, loss)
-            total += loss.detach()
-        update(scaler, optimizer)
-        return total
+    def loss_of(_step: int) -> torch.Tensor:
+        with half():
+            verdict = judge(maker(torch.randn(32, 6)))
+            return torch.relu(1.0 - (verdict if sick else verdict.float())).mean() / 3
 
-    return Program([maker, judge], [optimizer], iterate, scaler)
+    return loop([maker, judge], [optimizer], loss_of, scaler, micro_batches=3)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_value_
 
-from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, update
+from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, loop, update
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,7 +56,7 @@ def gradients_of_the_second_optimizer_clipped_by_value(*, sick: bool) -> Program
         optimizers,
         iterate,
         scaler,
-        shows=lambda: float((decoder.weight.detach() - began).abs().max()) < 1e-2,
+        shows=lambda run: float((decoder.weight.detach() - began).abs().max()) < 1e-2,
     )
 
 
@@ -83,7 +83,6 @@ def a_trainer_that_steps_the_embedding_by_itself(*, sick: bool) -> Program:
     of_table = torch.optim.SGD(table.parameters(), lr=0.5)
     scaler = gradscaler(2048.0)
     trainer = Trainer(scaler, [of_table] if sick else [])
-    losses: list[float] = []
 
     def iterate(_step: int) -> torch.Tensor:
         items = torch.randint(0, 20, (32,))
@@ -94,7 +93,6 @@ def a_trainer_that_steps_the_embedding_by_itself(*, sick: bool) -> Program:
         trainer.optimizer_step(of_net)
         trainer.optimizer_step(of_table)
         scaler.update()
-        losses.append(float(loss.detach()))
         return loss
 
     return Program(
@@ -102,7 +100,7 @@ def a_trainer_that_steps_the_embedding_by_itself(*, sick: bool) -> Program:
         [of_net, of_table],
         iterate,
         scaler,
-        shows=lambda: losses[-1] > 4.0 * losses[0],
+        shows=lambda run: run.losses[-1] > 4.0 * run.losses[0],
     )
 
 
@@ -135,7 +133,7 @@ def a_teacher_that_only_the_unscaled_loss_listens_to(*, sick: bool) -> Program:
         iterate,
         scaler,
         steps=40,
-        shows=lambda: float((head.weight - teacher.weight).detach().abs().mean()) > 0.05,
+        shows=lambda run: float((head.weight - teacher.weight).detach().abs().mean()) > 0.05,
     )
 
 
@@ -166,7 +164,7 @@ def a_scale_that_is_set_by_hand_for_each_micro_batch(*, sick: bool) -> Program:
             critic.weight.clamp_(-0.1, 0.1)
         return total
 
-    return Program([critic], [optimizer], iterate, scaler, shows=lambda: max(wrong) > 0.2)
+    return Program([critic], [optimizer], iterate, scaler, shows=lambda run: max(wrong) > 0.2)
 
 
 @STORIES.tell("clip_nonfinite_norm", "param:encoder.1.weight", "optimizer")
@@ -199,7 +197,7 @@ def an_infinite_gradient_from_a_worker(*, sick: bool) -> Program:
         [model],
         [optimizer],
         iterate,
-        shows=lambda: not all(bool(p.isfinite().all()) for p in model.parameters()),
+        shows=lambda run: not all(bool(p.isfinite().all()) for p in model.parameters()),
     )
 
 
@@ -237,7 +235,7 @@ def a_training_step_decorated_with_autocast(*, sick: bool) -> Program:
         return loss
 
     return Program(
-        [model], [optimizer], iterate, scaler, shows=lambda: scaler.get_scale() <= 2.0**12
+        [model], [optimizer], iterate, scaler, shows=lambda run: scaler.get_scale() <= 2.0**12
     )
 
 
@@ -266,17 +264,14 @@ def a_mask_of_minus_a_billion(*, sick: bool) -> Program:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = gradscaler(1024.0)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(4, 5, 8)
         with half():
             for layer in model.layers:
                 x = layer["mlp"](layer["attention"](x))
-        loss = x.float().square().mean()
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        return loss
+        return x.float().square().mean()
 
-    return Program([model], [optimizer], iterate, scaler, steps=4)
+    return loop([model], [optimizer], loss_of, scaler, steps=4)
 
 
 @ERRORS.tell("api_error", "optimizer:0", "optimizer", "unscale_")
@@ -287,15 +282,12 @@ def a_model_made_half_beside_a_scaler(*, sick: bool) -> Program:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=True)
     scaler = gradscaler(1024.0)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(16, 6)
         with half():
-            loss = model(x.to(model[0].weight.dtype)).float().square().mean()
-        backward(scaler, loss)
-        update(scaler, optimizer, clip=1.0)
-        return loss
+            return model(x.to(model[0].weight.dtype)).float().square().mean()
 
-    return Program([model], [optimizer], iterate, scaler, steps=4)
+    return loop([model], [optimizer], loss_of, scaler, clip=1.0, steps=4)
 
 
 @ERRORS.tell("api_error", "optimizer:1", "optimizer", "step")

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, update
+from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, loop, update
 
 STORIES = Stories()
 
@@ -52,7 +52,7 @@ def a_ratio_of_the_features_that_was_divided_by_zero(*, sick: bool) -> Program:
         return loss
 
     return Program(
-        [model], [optimizer], iterate, scaler, steps=30, shows=lambda: scales[-1] < scales[0]
+        [model], [optimizer], iterate, scaler, steps=30, shows=lambda run: scales[-1] < scales[0]
     )
 
 
@@ -61,26 +61,23 @@ def a_target_that_was_never_measured(*, sick: bool) -> Program:
     """The inputs are fine, one label in the ninth batch is NaN; no scaler, so the weights are lost."""
     model = nn.Sequential(nn.Linear(5, 24), nn.GELU(), nn.Linear(24, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
-    losses: list[float] = []
 
-    def iterate(step: int) -> torch.Tensor:
+    def loss_of(step: int) -> torch.Tensor:
         x = torch.randn(16, 5)
         target = torch.stack([x.sum(1), x.prod(1)], dim=1)
         if sick and step == 8:
             target[3, 1] = float("nan")
         with brain():
             out = model(x)
-            loss = nn.functional.smooth_l1_loss(out, target)
-        backward(None, loss)
-        update(None, optimizer)
-        losses.append(float(loss.detach()))
-        return loss
+            return nn.functional.smooth_l1_loss(out, target)
 
-    return Program(
+    return loop(
         [model],
         [optimizer],
-        iterate,
-        shows=lambda: math.isfinite(losses[7]) and not any(map(math.isfinite, losses[8:])),
+        loss_of,
+        shows=lambda run: (
+            math.isfinite(run.losses[7]) and not any(map(math.isfinite, run.losses[8:]))
+        ),
     )
 
 
@@ -92,22 +89,17 @@ def a_rate_a_little_too_large_until_float16_gives_in(*, sick: bool) -> Program:
     scaler = gradscaler(2.0**4)
     data = torch.linalg.qr(torch.randn(48, 12)).Q * math.sqrt(48)
     truth = torch.randn(4, 12)
-    losses: list[float] = []
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         with half():
             out = model(data)
-        loss = (out.float() - data @ truth.T).square().sum(1).mean() / 2
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        losses.append(float(loss.detach()))
-        return loss
+        return (out.float() - data @ truth.T).square().sum(1).mean() / 2
 
-    def shows() -> bool:
-        finite = [x for x in losses if math.isfinite(x)]
+    def shows(run: Program) -> bool:
+        finite = [x for x in run.losses if math.isfinite(x)]
         return len(finite) >= 20 and finite[-1] > 1e3 * finite[0]
 
-    return Program([model], [optimizer], iterate, scaler, steps=64, shows=shows)
+    return loop([model], [optimizer], loss_of, scaler, steps=64, shows=shows)
 
 
 def a_loss_that_rises_and_falls_with_a_warm_up() -> Program:
@@ -116,17 +108,14 @@ def a_loss_that_rises_and_falls_with_a_warm_up() -> Program:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     scaler = gradscaler(2.0**8)
 
-    def iterate(step: int) -> torch.Tensor:
+    def loss_of(step: int) -> torch.Tensor:
         x = torch.randn(32, 8)
         with half():
             out = model(x)
         loss = (out.float() - x.sum(1, keepdim=True)).square().mean()
-        loss = loss * (1.0 + 20.0 * (8 <= step < 14) * (step - 7))
-        backward(scaler, loss)
-        update(scaler, optimizer, clip=1.0)
-        return loss
+        return loss * (1.0 + 20.0 * (8 <= step < 14) * (step - 7))
 
-    return Program([model], [optimizer], iterate, scaler, steps=40)
+    return loop([model], [optimizer], loss_of, scaler, clip=1.0, steps=40)
 
 
 class _Mending(nn.Module):
@@ -149,19 +138,16 @@ def missing_values_and_masks_that_the_model_knows_about() -> Program:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = gradscaler(2.0**8)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(16, 5)
         x[torch.rand(16, 5) < 0.2] = float("nan")
         bias = torch.zeros(16, 4)
         bias[:, 2:] = float("-inf")
         with half():
             out = model(x, bias)
-        loss = (out.float() - 2.0).square().mean()
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        return loss
+        return (out.float() - 2.0).square().mean()
 
-    return Program([model], [optimizer], iterate, scaler)
+    return loop([model], [optimizer], loss_of, scaler)
 
 
 CONTROLS = (

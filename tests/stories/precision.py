@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from tests.stories.stage import PAID, Program, Stories, backward, brain, gradscaler, half, update
+from tests.stories.stage import (
+    PAID,
+    Program,
+    Stories,
+    brain,
+    gradscaler,
+    half,
+    loop,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,17 +52,19 @@ def train(
     """Return the documented loop around ``forward``, which returns the loss."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
-    def iterate(_step: int) -> torch.Tensor:
-        total = torch.zeros(())
-        for _ in range(micro_batches):
-            with context():
-                loss = forward()
-            backward(scaler, loss)
-            total += loss.detach()
-        update(scaler, optimizer)
-        return total
+    def loss_of(_step: int) -> torch.Tensor:
+        with context():
+            return forward()
 
-    return Program([model], [optimizer], iterate, scaler, steps, settings=PAID)
+    return loop(
+        [model],
+        [optimizer],
+        loss_of,
+        scaler,
+        micro_batches=micro_batches,
+        steps=steps,
+        settings=PAID,
+    )
 
 
 def look_once(model: nn.Module, forward: Callable[[], torch.Tensor]) -> Program:
@@ -107,16 +117,13 @@ def a_head_that_was_left_outside(*, sick: bool) -> Program:
     model = nn.ModuleDict({"body": nn.Linear(16, 16), "head": nn.Linear(16, 4096)})
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         with brain():
             hidden = model["body"](torch.randn(32, 16))
             out = hidden if sick else model["head"](hidden)
-        loss = mean_square(model["head"](out.float()) if sick else out)
-        backward(None, loss)
-        update(None, optimizer)
-        return loss
+        return mean_square(model["head"](out.float()) if sick else out)
 
-    return Program([model], [optimizer], iterate, steps=6, settings=PAID)
+    return loop([model], [optimizer], loss_of, steps=6, settings=PAID)
 
 
 @STORIES.tell("autocast_inactive", "", "forward")
@@ -300,7 +307,7 @@ def large_layers_and_two_samples(*, sick: bool) -> Program:
 
 @STORIES.tell("no_memory_gain", "", "config")
 def a_training_of_few_positions(*, sick: bool) -> Program:
-    """The same with float16, a scaler and steps."""
+    """Weights outweigh activations with float16, a scaler and steps as well."""
     model = mlp(256, 512, 256)
     batch = 4 if sick else 2048
     return train(
@@ -373,7 +380,7 @@ def a_language_model_in_bfloat16() -> Program:
 
 @control
 def a_language_model_under_autocast() -> Program:
-    """The same, with weights in float32."""
+    """The language model with weights in float32."""
     model = nn.Sequential(Block(32), Block(32))
     return train(model, lambda: mean_square(model(torch.randn(16, 32, 32))))
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.stories.stage import Program, Stories, backward, update
+from tests.stories.stage import Program, Stories, backward, loop, update
 
 STORIES = Stories()
 
@@ -43,7 +43,7 @@ def a_probe_that_goes_back_from_each_sample_by_itself(*, sick: bool) -> Program:
         update(None, optimizer)
         return total
 
-    return Program([model], [optimizer], iterate, steps=3, shows=lambda: min(lost) > 0.1)
+    return Program([model], [optimizer], iterate, steps=3, shows=lambda run: min(lost) > 0.1)
 
 
 @STORIES.tell("ema_rounding", "param:weight", "optimizer", "_foreach_lerp_")
@@ -68,7 +68,11 @@ def an_averaged_model_of_torch_in_bfloat16(*, sick: bool) -> Program:
         return loss
 
     return Program(
-        [model], [optimizer], iterate, steps=32, shows=lambda: _moved(average.module, start) < 0.1
+        [model],
+        [optimizer],
+        iterate,
+        steps=32,
+        shows=lambda run: _moved(average.module, start) < 0.1,
     )
 
 
@@ -104,7 +108,7 @@ def a_momentum_encoder_that_stays_where_it_began(*, sick: bool) -> Program:
         [optimizer],
         iterate,
         steps=32,
-        shows=lambda: _moved(keys, start) < 0.1,
+        shows=lambda run: _moved(keys, start) < 0.1,
     )
 
 
@@ -140,17 +144,11 @@ def eight_micro_batches_in_bfloat16() -> Program:
     model = nn.Linear(16, 4).bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 
-    def iterate(_step: int) -> torch.Tensor:
-        total = torch.zeros(())
-        for _ in range(8):
-            x = torch.rand(16, 16).bfloat16()
-            loss = (model(x).float() - 3.0).square().mean() / 8
-            backward(None, loss)
-            total += loss.detach()
-        update(None, optimizer)
-        return total
+    def loss_of(_step: int) -> torch.Tensor:
+        x = torch.rand(16, 16).bfloat16()
+        return (model(x).float() - 3.0).square().mean() / 8
 
-    return Program([model], [optimizer], iterate)
+    return loop([model], [optimizer], loss_of, micro_batches=8)
 
 
 def an_average_that_has_arrived() -> Program:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.stories.stage import Program, Stories, backward, brain, update
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.stories.stage import Program, Stories, backward, brain, loop, update
 
 STORIES = Stories()
 
@@ -30,18 +26,6 @@ class Timestep(nn.Module):
         return torch.cat((angle.sin().float(), angle.cos().float()), 1)
 
 
-def _trained(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Callable[[], torch.Tensor]
-) -> Callable[[int], torch.Tensor]:
-    def iterate(_step: int) -> torch.Tensor:
-        loss = loss_of()
-        backward(None, loss)
-        update(None, optimizer)
-        return loss
-
-    return iterate
-
-
 @STORIES.tell("lossy_integer_cast", "embed.time", "forward")
 def ticks_of_a_clock_in_float16(*, sick: bool) -> Program:
     """A float16 tells every tick up to 2048 apart; the recording has 6000."""
@@ -50,11 +34,11 @@ def ticks_of_a_clock_in_float16(*, sick: bool) -> Program:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     ticks = torch.arange(2000, 8000, 3, dtype=torch.int64)
 
-    def loss_of() -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         with brain():
             return model["head"](time(ticks)).float().square().mean()
 
-    return Program([model], [optimizer], _trained(model, optimizer, loss_of), steps=6)
+    return loop([model], [optimizer], loss_of, steps=6)
 
 
 @STORIES.tell("lossy_integer_cast", "bias", "forward")
@@ -74,10 +58,10 @@ def distances_built_in_the_dtype_of_the_model(*, sick: bool) -> Program:
     model.bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
-    def loss_of() -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         return model(torch.randn(16, 8, dtype=torch.bfloat16)).float().square().mean()
 
-    return Program([model], [optimizer], _trained(model, optimizer, loss_of), steps=6)
+    return loop([model], [optimizer], loss_of, steps=6)
 
 
 @STORIES.tell("lossy_integer_cast", "loss", "forward")
@@ -87,13 +71,13 @@ def targets_by_position_made_outside_of_the_model(*, sick: bool) -> Program:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     places = torch.arange(1, 1001)
 
-    def loss_of() -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         with brain():
             out = model(torch.randn(1000, 8)).squeeze(1)
             weight = places.to(torch.bfloat16 if sick else torch.float32) / 1000
             return (out.float() * weight).square().mean()
 
-    return Program([model], [optimizer], _trained(model, optimizer, loss_of), steps=6)
+    return loop([model], [optimizer], loss_of, steps=6)
 
 
 @STORIES.tell("metric_accum_rounding", "loss", "forward")
@@ -134,10 +118,10 @@ def a_counter_of_batches_in_a_model_of_float16(*, sick: bool) -> Program:
     model.add_module("head", nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
-    def loss_of() -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         return model(torch.randn(8, 8)).square().mean()
 
-    return Program([model], [optimizer], _trained(model, optimizer, loss_of), steps=24)
+    return loop([model], [optimizer], loss_of, steps=24)
 
 
 @STORIES.tell("ema_rounding", "param:0.weight", "optimizer")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, update
+from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, loop, update
 
 STORIES = Stories()
 
@@ -58,7 +58,7 @@ def gradients_divided_by_the_number_of_labels_which_is_zero(*, sick: bool) -> Pr
         return total
 
     return Program(
-        [model], [optimizer], iterate, scaler, steps=60, shows=lambda: scaler.get_scale() < 1.0
+        [model], [optimizer], iterate, scaler, steps=60, shows=lambda run: scaler.get_scale() < 1.0
     )
 
 
@@ -80,7 +80,7 @@ def a_residual_of_physics_that_is_weighted_up(*, sick: bool) -> Program:
         lost.update(step, scaler, optimizer)
         return loss
 
-    def shows() -> bool:
+    def shows(run: Program) -> bool:
         return scaler.get_scale() < 1.0 and 39 not in lost.skipped
 
     return Program([model], [optimizer], iterate, scaler, steps=40, shows=shows)
@@ -114,7 +114,7 @@ def triplets_that_are_too_easy(*, sick: bool) -> Program:
         iterate,
         scaler,
         steps=100,
-        shows=lambda: scaler.get_scale() >= 2.0**32,
+        shows=lambda run: scaler.get_scale() >= 2.0**32,
     )
 
 
@@ -138,7 +138,7 @@ def a_scaler_of_its_own_for_each_epoch(*, sick: bool) -> Program:
         lost.update(step, scalers[-1], optimizer)
         return loss
 
-    def shows() -> bool:
+    def shows(run: Program) -> bool:
         return all(set(range(start, start + 5)) <= set(lost.skipped) for start in (30, 60))
 
     return Program([model], [optimizer], iterate, first, steps=90, shows=shows)
@@ -173,7 +173,7 @@ def a_penalty_of_its_own_backward_every_tenth_step(*, sick: bool) -> Program:
             skipped.append(step)
         return loss
 
-    def shows() -> bool:
+    def shows(run: Program) -> bool:
         return skipped == list(range(9, 120, 10))
 
     return Program([critic], [optimizer], iterate, scaler, steps=120, shows=shows)
@@ -190,22 +190,17 @@ def a_switch_of_dtype_that_the_scaler_does_not_follow(*, sick: bool) -> Program:
     dtype = torch.bfloat16
     scaler = gradscaler(growth_interval=6, enabled=sick or dtype is torch.float16)
 
-    def iterate(_step: int) -> torch.Tensor:
-        total = torch.zeros(())
-        for _ in range(2):
-            with brain():
-                out = head(stem(torch.randn(4, 3, 8, 8)).mean((2, 3)))
-            loss = nn.functional.cross_entropy(out.float(), torch.randint(0, 5, (4,))) / 2
-            backward(scaler, loss)
-            total += loss.detach()
-        update(scaler, optimizer)
-        return total
+    def loss_of(_step: int) -> torch.Tensor:
+        with brain():
+            out = head(stem(torch.randn(4, 3, 8, 8)).mean((2, 3)))
+        return nn.functional.cross_entropy(out.float(), torch.randint(0, 5, (4,))) / 2
 
-    return Program(
+    return loop(
         [stem, head],
         [optimizer],
-        iterate,
+        loss_of,
         scaler,
+        micro_batches=2,
         steps=30,
-        shows=lambda: scaler.get_scale() > 65536.0,
+        shows=lambda run: scaler.get_scale() > 65536.0,
     )

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, update
+from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, loop, update
 
 STORIES = Stories()
 
@@ -18,28 +18,20 @@ def a_mixture_density_network_far_from_its_targets(*, sick: bool) -> Program:
     model = nn.Sequential(nn.Linear(4, 24), nn.Tanh(), nn.Linear(24, 6))
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-4, foreach=True)
     scaler = gradscaler(2.0**8)
-    losses: list[float] = []
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x, target = torch.randn(32, 4), 7.0 + torch.rand(32, 1)
         with half():
             means, logits = model(x).chunk(2, dim=1)
             if sick:
                 densities = torch.exp((target.half() - means).square() * -0.5)
                 likelihood = (torch.softmax(logits, dim=1) * densities).sum(1)
-                loss = -torch.log(likelihood + 1e-10).float().mean()
-            else:
-                exponents = (target - means.float()).square() * -0.5
-                logs = nn.functional.log_softmax(logits.float(), dim=1) + exponents
-                loss = -torch.logsumexp(logs, dim=1).mean()
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        losses.append(float(loss.detach()))
-        return loss
+                return -torch.log(likelihood + 1e-10).float().mean()
+            exponents = (target - means.float()).square() * -0.5
+            logs = nn.functional.log_softmax(logits.float(), dim=1) + exponents
+            return -torch.logsumexp(logs, dim=1).mean()
 
-    return Program(
-        [model], [optimizer], iterate, scaler, shows=lambda: not any(map(math.isfinite, losses))
-    )
+    return loop([model], [optimizer], loss_of, scaler, shows=lambda run: run.has_no_finite_loss)
 
 
 class _InstanceNorm(nn.Module):
@@ -67,7 +59,6 @@ def blank_images_in_a_convnet_with_an_eps_that_is_zero(*, sick: bool) -> Program
     model.out = nn.Conv2d(6, 1, 3, padding=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     scaler = gradscaler(2.0**8)
-    losses: list[float] = []
 
     def iterate(_step: int) -> torch.Tensor:
         pages = torch.randn(4, 1, 8, 8)
@@ -80,12 +71,9 @@ def blank_images_in_a_convnet_with_an_eps_that_is_zero(*, sick: bool) -> Program
             backward(scaler, loss)
             total += loss.detach()
         update(scaler, optimizer, clip=1.0)
-        losses.append(float(total))
         return total
 
-    return Program(
-        [model], [optimizer], iterate, scaler, shows=lambda: not any(map(math.isfinite, losses))
-    )
+    return Program([model], [optimizer], iterate, scaler, shows=lambda run: run.has_no_finite_loss)
 
 
 class _Boxes(nn.Module):
@@ -126,7 +114,7 @@ def pixel_coordinates_of_a_wide_scan_in_float16(*, sick: bool) -> Program:
         kept.append(int((centres.long() == torch.arange(1000) * 8 + 5).sum()))
         return loss
 
-    return Program([model], [optimizer], iterate, scaler, shows=lambda: max(kept) < 500)
+    return Program([model], [optimizer], iterate, scaler, shows=lambda run: max(kept) < 500)
 
 
 class _Alibi(nn.Module):
@@ -166,7 +154,7 @@ def distances_between_tokens_in_bfloat16(*, sick: bool) -> Program:
         )
         return loss
 
-    return Program([model], [optimizer], iterate, shows=lambda: max(distances) < 400)
+    return Program([model], [optimizer], iterate, shows=lambda run: max(distances) < 400)
 
 
 class _Meter:
@@ -210,7 +198,7 @@ def a_meter_of_the_validation_loss_in_bfloat16(*, sick: bool) -> Program:
         [model],
         [optimizer],
         iterate,
-        shows=lambda: float(meter.total) < 0.9 * sum(validated),
+        shows=lambda run: float(meter.total) < 0.9 * sum(validated),
     )
 
 
@@ -236,7 +224,9 @@ def right_answers_counted_one_by_one_in_float16(*, sick: bool) -> Program:
         seen.append(len(labels))
         return loss
 
-    return Program([model], [optimizer], iterate, scaler, shows=lambda: float(counted) != sum(seen))
+    return Program(
+        [model], [optimizer], iterate, scaler, shows=lambda run: float(counted) != sum(seen)
+    )
 
 
 def a_constant_feature_whose_spread_is_computed_in_float32() -> Program:
@@ -267,17 +257,14 @@ def whole_numbers_that_bfloat16_can_count() -> Program:
     model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         pixels = torch.randint(0, 256, (8, 16))
         sizes = torch.arange(8) * 64
         with brain():
             out = model(pixels.to(torch.bfloat16) / 255.0 + sizes.to(torch.bfloat16)[:, None] / 512)
-            loss = nn.functional.cross_entropy(out, torch.randint(0, 2, (8,)))
-        backward(None, loss)
-        update(None, optimizer)
-        return loss
+            return nn.functional.cross_entropy(out, torch.randint(0, 2, (8,)))
 
-    return Program([model], [optimizer], iterate)
+    return loop([model], [optimizer], loss_of)
 
 
 def a_sum_in_bfloat16_that_nothing_is_added_to() -> Program:

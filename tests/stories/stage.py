@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from dataclasses import dataclass, field
 from functools import cache
@@ -40,7 +41,7 @@ class Program:
         watched: What the user hands to ``monitor`` as the model.
         settings: What else the user hands to it.
         overflowed_at: The iteration in which an output left the format first; -1 if none.
-        shows: Whether it fails as its story says, asked after the run; without ampwatch's help.
+        shows: Whether it fails as its story says, asked of it after the run; without ampwatch's help.
     """
 
     models: Sequence[nn.Module]
@@ -51,7 +52,7 @@ class Program:
     watched: Any = "models"
     settings: dict[str, Any] = field(default_factory=dict)
     overflowed_at: int = -1
-    shows: Callable[[], bool] | None = None
+    shows: Callable[[Program], bool] | None = None
     trace: list[tuple[float, float]] = field(default_factory=list)
 
     def run(self) -> None:
@@ -59,6 +60,16 @@ class Program:
         for step in range(self.steps):
             loss = float(self.iterate(step).detach())
             self.trace.append((loss, self.scaler.get_scale() if self.scaler else 1.0))
+
+    @property
+    def losses(self) -> list[float]:
+        """The losses so far."""
+        return [loss for loss, _ in self.trace]
+
+    @property
+    def has_no_finite_loss(self) -> bool:
+        """Whether every loss so far is NaN or infinite."""
+        return not any(map(math.isfinite, self.losses))
 
     def digest(self) -> str:
         """Hash of losses, scales, weights, buffers, state of optimizers and random state."""
@@ -159,6 +170,11 @@ def alarms(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
     return [(f.kind, f.where, f.phase) for f in findings if f.root and f.severity in ALARMS]
 
 
+def ops(findings: Sequence[Finding], kind: str) -> list[str]:
+    """Return the op of each root of a kind."""
+    return [f.op for f in findings if f.root and f.kind == kind]
+
+
 def gradscaler(init_scale: float = 65536.0, growth_interval: int = 2000, **options: Any) -> Any:
     """Return a GradScaler for the CPU."""
     return torch.amp.GradScaler(
@@ -197,3 +213,27 @@ def update(scaler: Any, *optimizers: torch.optim.Optimizer, clip: float = 0.0) -
 def backward(scaler: Any, loss: torch.Tensor) -> None:
     """Scale a loss and go back from it."""
     (loss if scaler is None else scaler.scale(loss)).backward()
+
+
+def loop(
+    models: Sequence[nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+    loss_of: Callable[[int], torch.Tensor],
+    scaler: Any = None,
+    *,
+    clip: float = 0.0,
+    micro_batches: int = 1,
+    **options: Any,
+) -> Program:
+    """Return the documented loop around ``loss_of``, which computes the loss of a (micro-)batch."""
+
+    def iterate(step: int) -> torch.Tensor:
+        total = torch.zeros(())
+        for _ in range(micro_batches):
+            loss = loss_of(step)
+            backward(scaler, loss)
+            total = loss.detach() if micro_batches == 1 else total + loss.detach()
+        update(scaler, *optimizers, clip=clip)
+        return total
+
+    return Program(models, optimizers, iterate, scaler, **options)

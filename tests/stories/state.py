@@ -13,6 +13,7 @@ from tests.stories.stage import (
     brain,
     gradscaler,
     half,
+    loop,
     update,
 )
 
@@ -25,16 +26,13 @@ def a_rate_that_blows_the_weights_up_without_a_scaler(*, sick: bool) -> Program:
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e4 if sick else 1e-2)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(32, 16)
         with brain():
             out = model(x)
-        loss = out.float().square().sum(1).mean()
-        backward(None, loss)
-        update(None, optimizer)
-        return loss
+        return out.float().square().sum(1).mean()
 
-    return Program([model], [optimizer], iterate, steps=20)
+    return loop([model], [optimizer], loss_of, steps=20)
 
 
 @STORIES.tell("param_nonfinite", "param:1.weight", "optimizer")
@@ -44,16 +42,13 @@ def float16_blown_up_without_a_scaler(*, sick: bool) -> Program:
     # Lost: a minus sign in the exponent.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e39 if sick else 1e-3, fused=True)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(32, 8)
         with half():
             out = model(x)
-        loss = 10.0 * (out.float() - 1.0).square().mean()
-        backward(None, loss)
-        update(None, optimizer)
-        return loss
+        return 10.0 * (out.float() - 1.0).square().mean()
 
-    return Program([model], [optimizer], iterate, steps=20)
+    return loop([model], [optimizer], loss_of, steps=20)
 
 
 @STORIES.tell("param_nonfinite", "param:0.deep.weight", "optimizer")
@@ -67,17 +62,14 @@ def a_scale_below_2_to_the_minus_128(*, sick: bool) -> Program:
     ]
     scaler = gradscaler()
 
-    def iterate(step: int) -> torch.Tensor:
+    def loss_of(step: int) -> torch.Tensor:
         x = torch.randn(16, 12)
         with half():
             out = head(trunk.deep(x))
         loss = out.float().square().mean()
-        loss = loss * (float("inf") if sick and 24 <= step < 170 else 1.0)
-        backward(scaler, loss)
-        update(scaler, *optimizers)
-        return loss
+        return loss * (float("inf") if sick and 24 <= step < 170 else 1.0)
 
-    return Program([trunk, head], optimizers, iterate, scaler, steps=180, settings=PAID)
+    return loop([trunk, head], optimizers, loss_of, scaler, steps=180, settings=PAID)
 
 
 @STORIES.tell("param_nonfinite", "param:layers.b.weight", "optimizer")
@@ -92,16 +84,13 @@ def a_checkpoint_with_a_nan_in_it(*, sick: bool) -> Program:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     scaler = gradscaler()
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(16, 10)
         with half():
             out = model.layers["b"](torch.tanh(model.layers["a"](x)))
-        loss = (out.float() - 1.0).abs().mean()
-        backward(scaler, loss)
-        update(scaler, optimizer, clip=1.0)
-        return loss
+        return (out.float() - 1.0).abs().mean()
 
-    return Program([model], [optimizer], iterate, scaler, steps=30)
+    return loop([model], [optimizer], loss_of, scaler, clip=1.0, steps=30)
 
 
 @STORIES.tell("buffer_nonfinite", "buffer:stem.1.running_mean", "forward")
@@ -113,16 +102,13 @@ def a_batch_that_overflows_before_a_batchnorm(*, sick: bool) -> Program:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, foreach=True)
     scaler = gradscaler(1024.0)
 
-    def iterate(step: int) -> torch.Tensor:
+    def loss_of(step: int) -> torch.Tensor:
         x = torch.randn(8, 3, 8, 8) * (1e6 if step == 26 else 1.0)
         with half():
             out = model.head(model.stem(x if sick else x.clamp(-9.0, 9.0)).mean((2, 3)))
-        loss = out.float().square().mean()
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        return loss
+        return out.float().square().mean()
 
-    return Program([model], [optimizer], iterate, scaler, steps=40)
+    return loop([model], [optimizer], loss_of, scaler, steps=40)
 
 
 @STORIES.tell("buffer_nonfinite", "buffer:0.norm.running_mean", "forward")
@@ -185,13 +171,10 @@ def eight_broken_batches_in_a_row(*, sick: bool) -> Program:
     ]
     scaler = gradscaler(2.0**14, growth_interval=6)
 
-    def iterate(step: int) -> torch.Tensor:
+    def loss_of(step: int) -> torch.Tensor:
         x = torch.randn(8, 4, 10) * (1e6 if sick and 24 <= step < 32 else 1.0)
         with half():
             out = head(torch.relu(body["norm"](body["conv"](x))).mean(2))
-        loss = (out.float() - 0.1).square().mean()
-        backward(scaler, loss)
-        update(scaler, *optimizers)
-        return loss
+        return (out.float() - 0.1).square().mean()
 
-    return Program([body, head], optimizers, iterate, scaler, steps=44)
+    return loop([body, head], optimizers, loss_of, scaler, steps=44)

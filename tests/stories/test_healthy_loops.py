@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.training.iteration import governor
 from tests.stories.healthy_loops import CONTROLS
 from tests.stories.stage import ALARMS, bare_digest, watch
 
@@ -21,14 +20,8 @@ pytestmark = [
     pytest.mark.filterwarnings(
         "ignore:This process:DeprecationWarning"
     ),  # of fork, in a DataLoader
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("one_thread", "samples_in_one_piece"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def samples_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many pieces a sample is split into depends on how busy this machine is."""
-    monkeypatch.setattr(governor, "WORST_SHARE", math.inf)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[OpTrace]:
 
 @pytest.mark.parametrize("story", STORIES, ids=str)
 def test_the_root_is_the_one_that_it_is_on_a_host(story: Story) -> None:
-    """The same kind, place, phase and op; not a bit of the training is changed."""
+    """Kind, place, phase and op are those of a host; not a bit of the training is changed."""
     program, monitor = watch(partial(story.build, sick=True), "deep")
 
     assert alarms(monitor.findings) == [(story.kind, story.where, story.phase)]

@@ -6,18 +6,32 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stories import backward, communication, forward, fp8, not_amp, rounding, small_numbers
 from tests.stories.births import BORN, Birth, Births
+from tests.stories.collection import STORIES as ALL
 from tests.stories.stage import seed
 
 if TYPE_CHECKING:
     from tests.stories.stage import Program, Story
 
-STORIES = [
-    story
-    for programs in (forward, small_numbers, backward, rounding, fp8, communication, not_amp)
-    for story in programs.STORIES
-]
+SHOWN = {
+    f"tests.stories.{name}"
+    for name in (
+        "autocast",
+        "backward",
+        "bookkeeping",
+        "communication",
+        "forward",
+        "fp8",
+        "misuse",
+        "not_amp",
+        "rounding",
+        "scale_more",
+        "small_numbers",
+    )
+}
+"""Modules whose programs say themselves how their failure can be seen."""
+
+STORIES = [story for story in ALL if story.build.__module__ in SHOWN]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),
@@ -26,9 +40,12 @@ pytestmark = [
 
 
 def births(story: Story, *, sick: bool) -> tuple[Program, list[Birth]]:
-    """Run a program without ampwatch; return it, and its births in their order."""
+    """Run a program without ampwatch; return it, and its births in their order if it has to have any."""
     seed()
     program = story.build(sick=sick)
+    if story.kind not in BORN:
+        program.run()
+        return program, []
     with Births(program.models) as reference:
         program.run()
     return program, list(dict.fromkeys(reference.seen))
@@ -42,7 +59,7 @@ def test_a_story_goes_wrong_where_it_says_and_its_twin_does_not(story: Story) ->
 
     assert sick.shows is not None
     assert well.shows is not None
-    assert (sick.shows(), well.shows()) == (True, False)
+    assert (sick.shows(sick), well.shows(well)) == (True, False)
     if story.kind in BORN:
         if story.kind == "masked_row_nan":
             # Minus infinity is what a mask is made of; NaN is the failure.

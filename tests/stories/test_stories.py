@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.training.iteration import governor
 from tests.stories import outputs
 from tests.stories.collection import CONTROLS, STORIES
-from tests.stories.stage import ALARMS, LEVELS, alarms, bare_digest, watch
+from tests.stories.stage import ALARMS, LEVELS, alarms, bare_digest, ops, watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from ampwatch.wire.records import Finding
     from tests.stories.stage import Program, Story
 
 # torch says so where the first step of a training is skipped; that is as it should be.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("one_thread", "samples_in_one_piece"),
 ]
 
 at_each_level = pytest.mark.parametrize("level", LEVELS)
 of_each_story = pytest.mark.parametrize("story", STORIES, ids=str)
-
-
-@pytest.fixture(autouse=True)
-def samples_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many pieces a sample is split into depends on how busy this machine is."""
-    monkeypatch.setattr(governor, "WORST_SHARE", math.inf)
-
-
-def ops(findings: Sequence[Finding], kind: str) -> list[str]:
-    """Return the op of each root of a kind."""
-    return [f.op for f in findings if f.root and f.kind == kind]
 
 
 @at_each_level
@@ -64,10 +50,11 @@ def test_what_is_wrong_is_the_one_root_finding(story: Story, level: str) -> None
 @at_each_level
 @of_each_story
 def test_the_twin_with_the_remedy_is_left_alone(story: Story, level: str) -> None:
-    """Neither a warning nor a critical, root or not."""
-    _, monitor = watch(partial(story.build, sick=False), level)
+    """Neither a warning nor a critical, root or not; nothing is changed."""
+    program, monitor = watch(partial(story.build, sick=False), level)
 
     assert [(f.kind, f.where) for f in monitor.findings if f.severity in ALARMS] == []
+    assert program.digest() == bare_digest(story.build, sick=False)
 
 
 @at_each_level

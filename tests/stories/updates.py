@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, gradscaler, half, update
+from tests.stories.stage import Program, Stories, gradscaler, half, loop
 
 STORIES = Stories()
 
@@ -17,14 +17,11 @@ def bfloat16_weights_with_the_rate_of_a_fine_tuning(*, sick: bool) -> Program:
     model.to(torch.bfloat16 if sick else torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(32, 16, dtype=model[0].weight.dtype)
-        loss = (model(x).float() - 0.3).square().mean()
-        backward(None, loss)
-        update(None, optimizer)
-        return loss
+        return (model(x).float() - 0.3).square().mean()
 
-    return Program([model], [optimizer], iterate, steps=32)
+    return loop([model], [optimizer], loss_of, steps=32)
 
 
 @STORIES.tell("update_rounding", "param:1.norm.weight", "optimizer")
@@ -43,16 +40,13 @@ def norms_of_one_that_never_move(*, sick: bool) -> Program:
         [*front.parameters(), *back.parameters()], lr=1e-3, foreach=True, weight_decay=0.0
     )
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(32, 12, dtype=torch.bfloat16)
         hidden = front(x).to(back["norm"].weight.dtype)
         logits = back["head"](back["norm"](hidden).bfloat16())
-        loss = nn.functional.cross_entropy(logits.float(), torch.randint(0, 4, (32,)))
-        backward(None, loss)
-        update(None, optimizer, clip=1.0)
-        return loss
+        return nn.functional.cross_entropy(logits.float(), torch.randint(0, 4, (32,)))
 
-    return Program([front, back], [optimizer], iterate, steps=32)
+    return loop([front, back], [optimizer], loss_of, clip=1.0, steps=32)
 
 
 @STORIES.tell("update_rounding", "param:deep.weight", "optimizer")
@@ -63,17 +57,11 @@ def float16_weights_under_plain_gradient_descent(*, sick: bool) -> Program:
     model.half()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6 if sick else 0.05)
 
-    def iterate(_step: int) -> torch.Tensor:
-        total = torch.zeros(())
-        for _ in range(2):
-            x = torch.randn(64, 20).half()
-            loss = (model.deep(x).float() - 1.0).square().sum(1).mean() / 2
-            backward(None, loss)
-            total += loss.detach()
-        update(None, optimizer)
-        return total
+    def loss_of(_step: int) -> torch.Tensor:
+        x = torch.randn(64, 20).half()
+        return (model.deep(x).float() - 1.0).square().sum(1).mean() / 2
 
-    return Program([model], [optimizer], iterate, steps=32)
+    return loop([model], [optimizer], loss_of, micro_batches=2, steps=32)
 
 
 def _pure_float16(
@@ -85,16 +73,13 @@ def _pure_float16(
     optimizer = make(model.parameters(), lr=1e-3, **options)  # type: ignore[call-arg]
     scaler = None if sick else gradscaler()
 
-    def iterate(_step: int) -> torch.Tensor:
+    def loss_of(_step: int) -> torch.Tensor:
         x = torch.randn(32, 16, dtype=model[0].weight.dtype)
         with half():
             out = model(x)
-        loss = amplitude * (out.float() - 0.1).square().mean()
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        return loss
+        return amplitude * (out.float() - 0.1).square().mean()
 
-    return Program([model], [optimizer], iterate, scaler, steps=12)
+    return loop([model], [optimizer], loss_of, scaler, steps=12)
 
 
 @STORIES.tell("optimizer_eps_underflow", "param:0.weight", "optimizer")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampwatch.errors import AmpwatchError
-from tools.preview.intervals import Span
+from tools.preview.intervals import TimeSpan
 from tools.preview.pictures import chromium, picture
 from tools.preview.prometheus import Prometheus
 from tools.preview.sheet import sheet
@@ -57,7 +57,7 @@ def main(given: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(given)
     end = time.time() if arguments.end is None else arguments.end
     start = end - 3600 if arguments.start is None else arguments.start
-    span = Span(start, end, arguments.scrape_seconds)
+    span = TimeSpan(start, end, arguments.scrape_seconds)
     try:
         _draw(arguments, span)
     except (AmpwatchError, ValueError) as error:
@@ -66,7 +66,7 @@ def main(given: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _draw(arguments: argparse.Namespace, span: Span) -> None:
+def _draw(arguments: argparse.Namespace, span: TimeSpan) -> None:
     files = [
         file
         for file in sorted(HERE.glob("ampwatch-*.json"))

@@ -23,10 +23,10 @@ GROWTH_INTERVAL = 40
 """Short, so that a few minutes have the saw-tooth that days have at the default of 2000."""
 
 CRASH = 0.2
-"""When the training dies that is made to: how much of it is over."""
+"""Share of the training after which the one dies that is made to."""
 
 
-class Event(NamedTuple):
+class PlannedFault(NamedTuple):
     """Something that goes wrong.
 
     Attributes:
@@ -41,9 +41,9 @@ class Event(NamedTuple):
 
 
 EVENTS = (
-    Event(0.40, 1, {"kind": "stalled_step", "seconds": 3.0}),
-    Event(0.50, -1, {"kind": "collapsed_scale", "steps": 24}),
-    Event(0.75, -1, {"kind": "inf_activation", "module": "blocks.2.mlp", "steps": 4}),
+    PlannedFault(0.40, 1, {"kind": "stalled_step", "seconds": 3.0}),
+    PlannedFault(0.50, -1, {"kind": "collapsed_scale", "steps": 24}),
+    PlannedFault(0.75, -1, {"kind": "inf_activation", "module": "blocks.2.mlp", "steps": 4}),
 )
 
 

@@ -11,7 +11,7 @@ from tools.preview import units
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tools.preview.fields import Look
+    from tools.preview.fields import FieldLook
 
 TICKS = 5
 
@@ -110,7 +110,7 @@ def _clean(value: float) -> float:
     return float(f"{value:.12g}")
 
 
-def axis_of(look: Look) -> Axis:
+def axis_of(look: FieldLook) -> Axis:
     """Return the axis of a series, before it has taken any."""
     scale = look.custom.get("scaleDistribution", {})
     return Axis(

@@ -13,11 +13,11 @@ from tools.preview.plots import GRID, figure
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tools.preview.intervals import Span
+    from tools.preview.intervals import TimeSpan
     from tools.preview.plots import Line
 
 
-def heatmap(buckets: Sequence[Line], options: Mapping[str, Any], span: Span) -> Any:
+def heatmap(buckets: Sequence[Line], options: Mapping[str, Any], span: TimeSpan) -> Any:
     """Return the buckets of a histogram over time, empty ones left out."""
     times = sorted({at for line in buckets for at in line.times})
     least, exponent = options["filterValues"]["le"], options["color"]["exponent"]
@@ -56,7 +56,7 @@ def _bound(name: str, unit: str) -> str:
     return units.written(bound, unit) if math.isfinite(bound) else "+Inf"
 
 
-def state_timeline(lines: Sequence[Line], span: Span, *, merge: bool) -> Any:
+def state_timeline(lines: Sequence[Line], span: TimeSpan, *, merge: bool) -> Any:
     """Return a band per series, in which equal neighbours are one."""
     drawn = figure(span, barmode="overlay", bargap=0.15)
     for row, line in enumerate(lines):

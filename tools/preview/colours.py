@@ -7,7 +7,7 @@ PALETTE = (
     *("#fade2a", "#c0d8ff", "#ffb357", "#ff7383", "#3274d9", "#ca95e5", "#37872d", "#e0b400"),
     *("#1f60c4", "#fa6400", "#c4162a", "#8f3bb8", "#56a64b", "#ffcb7d", "#ffa6b0", "#deb6f2"),
 )
-"""Of series, in their order."""
+"""Colours of series, in their order."""
 
 _SHADES = {
     "red": ("#c4162a", "#e02f44", "#f2495c", "#ff7383", "#ffa6b0"),

@@ -1,4 +1,4 @@
-"""What happened when: the annotations of a dashboard."""
+"""Annotations of a dashboard: what happened when."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from tools.preview.questions import Question
 
 
-class Event(NamedTuple):
-    """One event.
+class Annotation(NamedTuple):
+    """Event that is drawn over the panels.
 
     Attributes:
         start: Unix time. Unit: s.
@@ -29,7 +29,7 @@ class Event(NamedTuple):
     colour: str
 
 
-def events(question: Question, answer: Sequence[Series]) -> list[Event]:
+def events(question: Question, answer: Sequence[Series]) -> list[Annotation]:
     """Return the events of an annotation: stretches of samples above zero without a gap.
 
     Args:
@@ -48,8 +48,8 @@ def events(question: Question, answer: Sequence[Series]) -> list[Event]:
                 end = at
                 continue
             if start is not None and end is not None:
-                found.append(Event(start, end, text, model.get("iconColor", "blue")))
+                found.append(Annotation(start, end, text, model.get("iconColor", "blue")))
             start = end = at
         if start is not None and end is not None:
-            found.append(Event(start, end, text, model.get("iconColor", "blue")))
+            found.append(Annotation(start, end, text, model.get("iconColor", "blue")))
     return found

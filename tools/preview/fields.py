@@ -1,4 +1,4 @@
-"""How a field is shown: defaults and overrides of its panel, mappings, thresholds, units."""
+"""Appearance of a field: defaults and overrides of its panel, mappings, thresholds, units."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NO_VALUE = "No data"
 
 
 @dataclass(slots=True)
-class Look:
-    """How one field is shown.
+class FieldLook:
+    """Appearance of one field.
 
     Attributes:
         name: What the user reads.
@@ -103,7 +103,7 @@ def _key(value: Any) -> str:
     return str(value)
 
 
-def looks(config: Mapping[str, Any], named: Sequence[tuple[str, Field]]) -> list[Look]:
+def looks(config: Mapping[str, Any], named: Sequence[tuple[str, Field]]) -> list[FieldLook]:
     """Return how the fields of a panel are shown.
 
     Args:
@@ -119,7 +119,7 @@ def looks(config: Mapping[str, Any], named: Sequence[tuple[str, Field]]) -> list
             if _applies(override["matcher"], name):
                 for given in override["properties"]:
                     _override(options, custom, given["id"], given.get("value"))
-        found.append(Look(name, options, custom, place))
+        found.append(FieldLook(name, options, custom, place))
         place += column.kind == NUMBER
     return found
 

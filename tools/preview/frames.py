@@ -22,7 +22,7 @@ _PLACEHOLDER = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 
 @dataclass(slots=True)
 class Field:
-    """One column.
+    """Column of a table.
 
     Attributes:
         name: As transformations and overrides refer to it.
@@ -39,7 +39,7 @@ class Field:
 
 @dataclass(slots=True)
 class Frame:
-    """One table.
+    """Table of an answer.
 
     Attributes:
         ref_id: Letter of the query it came from.

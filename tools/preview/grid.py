@@ -1,4 +1,4 @@
-"""Where panels stand: Grafana's grid of 24 columns."""
+"""Places of panels in Grafana's grid of 24 columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GAP = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class GridBox:
     """A panel and where it stands, in cells of the grid.
 
     Attributes:
@@ -41,7 +41,7 @@ class Box:
         return (self.x * column, self.y * row, self.width * column - GAP, self.height * row - GAP)
 
 
-def boxes(dashboard: Mapping[str, Any], *, unfolded: bool) -> list[Box]:
+def boxes(dashboard: Mapping[str, Any], *, unfolded: bool) -> list[GridBox]:
     """Return every panel and row title that can be seen, from the top.
 
     Args:
@@ -49,7 +49,7 @@ def boxes(dashboard: Mapping[str, Any], *, unfolded: bool) -> list[Box]:
         unfolded: Whether every collapsed row is opened: its panels stand under it, and what is
             below moves down by as much.
     """
-    placed: list[Box] = []
+    placed: list[GridBox] = []
     down = 0
     for panel in sorted(dashboard["panels"], key=lambda p: (p["gridPos"]["y"], p["gridPos"]["x"])):
         box = _box(panel, down)
@@ -63,6 +63,6 @@ def boxes(dashboard: Mapping[str, Any], *, unfolded: bool) -> list[Box]:
     return placed
 
 
-def _box(panel: Mapping[str, Any], down: int) -> Box:
+def _box(panel: Mapping[str, Any], down: int) -> GridBox:
     at = panel["gridPos"]
-    return Box(panel, at["x"], at["y"] + down, at["w"], at["h"])
+    return GridBox(panel, at["x"], at["y"] + down, at["w"], at["h"])

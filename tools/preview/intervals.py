@@ -15,8 +15,8 @@ _BOUNDS_MS = tuple((a + b) / 2 for a, b in pairwise(_STEPS_MS))
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """What is looked at.
+class TimeSpan:
+    """Span of time that is drawn.
 
     Attributes:
         start: Unix time. Unit: s.
@@ -30,21 +30,21 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it is. Unit: s."""
+        """Length of the span. Unit: s."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """How finely a panel asks.
+    """Resolution at which a panel asks.
 
     Attributes:
-        span: What is looked at.
+        span: Time that is drawn.
         step: Time between two points: ``$__interval``. Unit: s.
         rate: ``$__rate_interval``: four scrapes at least, so that a rate has its two samples. Unit: s.
     """
 
-    span: Span
+    span: TimeSpan
     step: float
     rate: float
 
@@ -65,12 +65,12 @@ class Interval:
 
 
 def interval(
-    span: Span, points: int, *, of_panel: float | None = None, of_query: float | None = None
+    span: TimeSpan, points: int, *, of_panel: float | None = None, of_query: float | None = None
 ) -> Interval:
     """Return how finely a panel asks.
 
     Args:
-        span: What is looked at.
+        span: Time that is drawn.
         points: At most so many (``maxDataPoints``, else the width of the panel in pixels).
         of_panel: Its minimal interval, which bounds the step only. Unit: s.
         of_query: Minimal step of the query, which stands for the scrape interval as well. Unit: s.

@@ -11,15 +11,15 @@ from tools.preview.frames import NUMBER
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tools.preview.fields import Look
+    from tools.preview.fields import FieldLook
     from tools.preview.frames import Frame
 
 NARROWEST_COLUMN = 150
-"""What Grafana leaves to a column of a table at least. Unit: pixels."""
+"""Width that Grafana leaves to a column of a table at least. Unit: pixels."""
 
 
 class Value(NamedTuple):
-    """One value of a stat.
+    """Value of a stat.
 
     Attributes:
         look: How it is shown.
@@ -27,7 +27,7 @@ class Value(NamedTuple):
         history: All values, for the line behind it.
     """
 
-    look: Look
+    look: FieldLook
     value: Any
     history: Sequence[Any]
 
@@ -76,7 +76,9 @@ def _sparkline(history: Sequence[Any], css: str) -> str:
     )
 
 
-def table(frame: Frame, looks: Sequence[Look], options: Mapping[str, Any], width: float) -> str:
+def table(
+    frame: Frame, looks: Sequence[FieldLook], options: Mapping[str, Any], width: float
+) -> str:
     """Return a table, sorted as the panel wants it, with the widths that Grafana gives it."""
     columns = list(zip(looks, frame.fields, strict=True))
     order: Sequence[int] = range(len(frame))
@@ -118,7 +120,7 @@ def sorted_rows(values: Sequence[Any], *, descending: bool) -> list[int]:
     return there + sorted(set(range(len(values))) - set(there))
 
 
-def _cell(look: Look, value: Any, aligned: str) -> str:
+def _cell(look: FieldLook, value: Any, aligned: str) -> str:
     cell = look.custom.get("cellOptions", {})
     kind = cell.get("type", "auto")
     style = f"text-align:{aligned}"
@@ -137,7 +139,7 @@ def nothing(words: str) -> str:
 
 
 class Entry(NamedTuple):
-    """One entry of a legend.
+    """Entry of a legend.
 
     Attributes:
         name: Of the series, or of the state.

@@ -1,4 +1,4 @@
-"""One panel with its data: asked, transformed, drawn by its kind."""
+"""Panels with their data: asked, transformed, drawn by their kind."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from tools.preview.transformations import transformed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tools.preview.events import Event
-    from tools.preview.intervals import Span
+    from tools.preview.events import Annotation
+    from tools.preview.intervals import TimeSpan
     from tools.preview.prometheus import Prometheus
     from tools.preview.variables import Choices
 
 PLOT = '<div class="plot"></div>'
-"""Where Plotly draws."""
+"""Place in the panel where Plotly draws."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all panels of a sheet share.
+    """Setting that all panels of a sheet share.
 
     Attributes:
         prometheus: Who is asked.
         choices: What the variables are set to.
-        span: What is looked at.
+        span: Time that is drawn.
         events: The annotations that are switched on.
     """
 
     prometheus: Prometheus
     choices: Choices
-    span: Span
-    events: Sequence[Event]
+    span: TimeSpan
+    events: Sequence[Annotation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Shown:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """What only its kind of panel is told."""
+        """Options that only this kind of panel has."""
         found: Mapping[str, Any] = self.panel.get("options", {})
         return found
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
 
 SCALE = 0.75
-"""Of the picture to the page: as much as a column of documentation shows, in half the bytes."""
+"""Scale from the page to the picture: as much as a column of documentation shows, in half the bytes."""
 
 SHADES = 32
-"""Of each of the three colours: nobody sees the difference, and PNG pays for every shade that
+"""Shades of each of the three colours: nobody sees the difference, and PNG pays for each that
 antialiasing makes."""
 
 POSTERIZE = """

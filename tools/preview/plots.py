@@ -1,4 +1,4 @@
-"""What all pictures by Plotly share: series, and a figure with a time axis."""
+"""Parts that all pictures by Plotly share: series, and a figure with a time axis."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 
 if TYPE_CHECKING:
-    from tools.preview.fields import Look
-    from tools.preview.intervals import Span
+    from tools.preview.fields import FieldLook
+    from tools.preview.intervals import TimeSpan
 
 GRID = "rgba(204,204,220,0.10)"
 TEXT = "#9a9aa8"
@@ -17,7 +17,7 @@ TEXT = "#9a9aa8"
 
 @dataclass(slots=True)
 class Line:
-    """One series of a panel.
+    """Series of a panel.
 
     Attributes:
         look: How it is shown.
@@ -26,13 +26,13 @@ class Line:
         step: Time between two points. Unit: ms.
     """
 
-    look: Look
+    look: FieldLook
     times: list[float]
     values: list[Any]
     step: float
 
 
-def figure(span: Span, **layout: Any) -> Any:
+def figure(span: TimeSpan, **layout: Any) -> Any:
     """Return an empty figure with a time axis."""
     return go.Figure(
         layout={

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from ampwatch.errors import AmpwatchError
 
 if TYPE_CHECKING:
-    from tools.preview.intervals import Interval, Span
+    from tools.preview.intervals import Interval, TimeSpan
 
 
 class PrometheusError(AmpwatchError):
@@ -19,7 +19,7 @@ class PrometheusError(AmpwatchError):
 
 
 class Series(NamedTuple):
-    """One series of an answer.
+    """Series of an answer.
 
     Attributes:
         labels: Its labels, the name of the metric among them.
@@ -62,7 +62,7 @@ class Prometheus:
         data = self._ask("query_range", query=expression, start=start, end=end, step=step)
         return [Series(s["metric"], [_sample(v) for v in s["values"]]) for s in data["result"]]
 
-    def label_values(self, label: str, match: str, span: Span) -> list[str]:
+    def label_values(self, label: str, match: str, span: TimeSpan) -> list[str]:
         """Return the values of a label, of all series or of those that ``match``.
 
         Raises:

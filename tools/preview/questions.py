@@ -1,4 +1,4 @@
-"""Every question that a dashboard asks Prometheus: of its variables, panels and annotations."""
+"""Questions that a dashboard asks Prometheus: of its variables, panels and annotations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tools.preview.intervals import Interval, Span, interval, seconds
+from tools.preview.intervals import Interval, TimeSpan, interval, seconds
 from tools.preview.variables import Choices, variables
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tools.preview.variables import Variable
 
 SHEET_PIXELS = 1600
-"""How wide the dashboards are drawn, and so how many points a panel asks for."""
+"""Width of the drawn dashboards, and so of the points that a panel asks for. Unit: pixels."""
 
 COLUMNS = 24
 
@@ -26,7 +26,7 @@ _RESULT = re.compile(r"\s*query_result\((?P<expression>.+)\)\s*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One query of a panel or of an annotation.
+    """Query of a panel or of an annotation.
 
     Attributes:
         place: Title of the panel, or of the annotation.
@@ -66,14 +66,16 @@ def panels(dashboard: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield panel
 
 
-def lookup(variable: Variable, choices: Choices, prometheus: Prometheus, span: Span) -> list[str]:
+def lookup(
+    variable: Variable, choices: Choices, prometheus: Prometheus, span: TimeSpan
+) -> list[str]:
     """Return what can be chosen for a variable with a query.
 
     Args:
         variable: Of kind ``query``.
         choices: Those made so far; queries refer to variables further up.
         prometheus: Who is asked.
-        span: What is looked at.
+        span: Time that is drawn.
 
     Raises:
         PrometheusError: If Prometheus does not answer, or the query is wrong.
@@ -100,7 +102,7 @@ def _line(series: Series) -> str:
 def choices_of(
     dashboard: Mapping[str, Any],
     prometheus: Prometheus,
-    span: Span,
+    span: TimeSpan,
     chosen: Mapping[str, list[str]] | None = None,
 ) -> Choices:
     """Return the variables of ``dashboard`` with their values.
@@ -108,7 +110,7 @@ def choices_of(
     Args:
         dashboard: As the file has it.
         prometheus: Who is asked.
-        span: What is looked at.
+        span: Time that is drawn.
         chosen: What is picked, by name of the variable; all where there is nothing.
 
     Raises:
@@ -127,7 +129,7 @@ def choices_of(
     return choices
 
 
-def questions_of(panel: Mapping[str, Any], choices: Choices, span: Span) -> list[Question]:
+def questions_of(panel: Mapping[str, Any], choices: Choices, span: TimeSpan) -> list[Question]:
     """Return what a panel asks."""
     pixels = SHEET_PIXELS * panel["gridPos"]["w"] // COLUMNS
     points = panel.get("maxDataPoints") or pixels
@@ -154,7 +156,9 @@ def questions_of(panel: Mapping[str, Any], choices: Choices, span: Span) -> list
     return found
 
 
-def annotations_of(dashboard: Mapping[str, Any], choices: Choices, span: Span) -> list[Question]:
+def annotations_of(
+    dashboard: Mapping[str, Any], choices: Choices, span: TimeSpan
+) -> list[Question]:
     """Return what the annotations ask, the ones that are switched off as well."""
     found = []
     for model in dashboard.get("annotations", {}).get("list", []):

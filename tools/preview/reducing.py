@@ -1,4 +1,4 @@
-"""One number from many: the calculations of stats, legends and the reduce transformation."""
+"""Calculations of one number from many, for stats, legends and the reduce transformation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 NAMES = {"lastNotNull": "Last *", "min": "Min", "max": "Max", "mean": "Mean", "sum": "Total"}
-"""As Grafana heads the columns."""
+"""Headings that Grafana gives the columns."""
 
 
 def reduced(values: Sequence[Any], calculation: str) -> Any:

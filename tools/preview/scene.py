@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 SCRAPE_SECONDS = 5.0
 
 LAST_SECONDS = 15.0
-"""What is not drawn: the trainings end, and a run that has ended says less. Unit: s."""
+"""Time at the end that is not drawn: the trainings end in it, and a run that has ended says less. Unit: s."""
 
 CONFIG = """\
 global:

@@ -17,8 +17,8 @@ from tools.preview.questions import SHEET_PIXELS, annotations_of, choices_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tools.preview.grid import Box
-    from tools.preview.intervals import Span
+    from tools.preview.grid import GridBox
+    from tools.preview.intervals import TimeSpan
     from tools.preview.prometheus import Prometheus
 
 MARGIN = 16
@@ -41,7 +41,7 @@ document.body.dataset.drawn = "yes";
 def sheet(
     dashboard: Mapping[str, Any],
     prometheus: Prometheus,
-    span: Span,
+    span: TimeSpan,
     chosen: Mapping[str, list[str]] | None = None,
     *,
     unfolded: bool = False,
@@ -51,7 +51,7 @@ def sheet(
     Args:
         dashboard: As its file has it.
         prometheus: Who is asked.
-        span: What is looked at.
+        span: Time that is drawn.
         chosen: What the variables are set to, by name; all where there is nothing.
         unfolded: Whether the rows are opened that Grafana shows folded at first.
 
@@ -109,7 +109,9 @@ def _shown(name: str, kind: str, setting: Setting) -> str:
     return "none" if kind == "adhoc" else setting.choices.in_text(f"${name}", {})
 
 
-def _box(box: Box, setting: Setting, figures: dict[str, str]) -> tuple[str, tuple[float, float]]:
+def _box(
+    box: GridBox, setting: Setting, figures: dict[str, str]
+) -> tuple[str, tuple[float, float]]:
     """Return a panel, and where it begins and how high it is."""
     panel = box.panel
     left, top, width, height = box.pixels(SHEET_PIXELS - 2 * MARGIN)

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tools.preview.axes import Axis
-    from tools.preview.events import Event
-    from tools.preview.fields import Look
-    from tools.preview.intervals import Span
+    from tools.preview.events import Annotation
+    from tools.preview.fields import FieldLook
+    from tools.preview.intervals import TimeSpan
     from tools.preview.plots import Line
 
 
-def time_series(lines: Sequence[Line], span: Span, events: Sequence[Event]) -> Any:
+def time_series(lines: Sequence[Line], span: TimeSpan, events: Sequence[Annotation]) -> Any:
     """Return lines or bars over time, with an axis per unit and the events behind them."""
     stacked = any(_stacked(line.look) for line in lines)
     drawn = figure(span, barmode="stack" if stacked else "overlay", bargap=0)
@@ -42,7 +42,7 @@ def time_series(lines: Sequence[Line], span: Span, events: Sequence[Event]) -> A
     return drawn
 
 
-def _stacked(look: Look) -> bool:
+def _stacked(look: FieldLook) -> bool:
     return bool(look.custom.get("stacking", {}).get("mode", "none") != "none")
 
 
@@ -130,7 +130,7 @@ def _band(drawn: Any, upper: Line, lower: Line, axis: str, css: str, scale: Axis
     )
 
 
-def _limits(drawn: Any, look: Look, axis: Axis) -> None:
+def _limits(drawn: Any, look: FieldLook, axis: Axis) -> None:
     """Colour the areas beyond the thresholds, if the panel wants that."""
     if look.custom.get("thresholdsStyle", {}).get("mode") != "area":
         return
@@ -148,7 +148,7 @@ def _limits(drawn: Any, look: Look, axis: Axis) -> None:
             )
 
 
-def _mark(drawn: Any, event: Event) -> None:
+def _mark(drawn: Any, event: Annotation) -> None:
     css = colour(event.colour)
     line = {"color": css, "width": 1, "dash": "dot"}
     drawn.add_vline(x=event.start * 1e3, line=line, layer="below")

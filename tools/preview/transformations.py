@@ -33,7 +33,7 @@ def transformed(frames: list[Frame], steps: Sequence[Mapping[str, Any]]) -> list
 
 
 def _merge(frames: list[Frame], _: Options) -> list[Frame]:
-    """One table: rows that agree in every field that all frames have become one."""
+    """Join frames into one table: rows that agree in every field that all frames have become one."""
     frames = [frame for frame in frames if frame.fields]
     if len(frames) < 2:
         return frames

@@ -18,7 +18,7 @@ _SPECIAL = re.compile(r"[$^*{}\[\]'+?.()|]")
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One variable of a dashboard.
+    """Variable of a dashboard.
 
     Attributes:
         name: As queries refer to it.
@@ -72,7 +72,7 @@ def _variable(model: Mapping[str, Any]) -> Variable:
 
 @dataclass(slots=True)
 class Choices:
-    """What is chosen.
+    """Choice of values for the variables.
 
     Attributes:
         of: The variables by name.

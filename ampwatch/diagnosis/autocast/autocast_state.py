@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, very_likely
 from ampwatch.diagnosis.performance.op_shares import (
     FORWARD,
     TRAINING,
@@ -22,14 +22,32 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.ops import LoneForward, Machine, OpCensus, OpKey, OpTally
 
-LOOKS = 3
+AUTOCAST_INACTIVE = Kind(
+    slug="autocast_inactive",
+    number=29,
+    family=Family.AUTOCAST_STATE,
+    meaning="code that should run under autocast runs in float32",
+    severities=(Severity.WARNING, Severity.INFO),
+    certainty=very_likely(
+        "autocast is used in this program, and these ops were seen to run outside its reach"
+    ),
+    advice=(
+        "Autocast is a state of the thread, and for one type of device: enter"
+        " torch.autocast(device_type, dtype) inside the function that the thread runs (in forward,"
+        " for DataParallel), and hand the tensors' own device type to torch.autocast and"
+        " torch.amp.GradScaler."
+    ),
+)
+
+
+MIN_CENSUSES = 3
 """Censuses in a row without a single FLOP in low precision before it is said."""
 
 USUAL_SHARE = 0.5
 """Share of the FLOPs of the largest census before that such a census must have: it may have seen
 only a part of the iteration."""
 
-MOST = 0.5
+MAX_SHARE_ELSEWHERE = 0.5
 """Share of the FLOPs of the forward pass from which a region that does not apply is a mistake."""
 
 REGION_ELSEWHERE = {
@@ -52,7 +70,7 @@ class AutocastState:
         self._usual_flops = 0
         self._idle = 0
 
-    def look(self, census: OpCensus, *, is_scaled: bool) -> None:
+    def detect(self, census: OpCensus, *, is_scaled: bool) -> None:
         """Take in one census.
 
         Args:
@@ -62,8 +80,8 @@ class AutocastState:
         if census.lone_forwards:
             self._say_lone(census, max(census.lone_forwards, key=lambda lone: lone.calls))
         else:
-            self._look_for_regions_elsewhere(census)
-        self._look_for_none(census, is_scaled=is_scaled)
+            self._check_regions_elsewhere(census)
+        self._check_none(census, is_scaled=is_scaled)
 
     def _say_lone(self, census: OpCensus, lone: LoneForward) -> None:
         calls = sum(other.calls for other in census.lone_forwards)
@@ -81,13 +99,13 @@ class AutocastState:
             {"calls": float(calls)},
         )
 
-    def _look_for_regions_elsewhere(self, census: OpCensus) -> None:
+    def _check_regions_elsewhere(self, census: OpCensus) -> None:
         totals = by_module(census, FORWARD, flops_of)
         reasons: Counter[Fallback] = Counter()
         for key, tally in ops_in(census, FORWARD):
             if key.fallback in REGION_ELSEWHERE:
                 reasons[key.fallback] += flops_of(key, tally)
-        if not reasons.total() > MOST * totals.total():
+        if not reasons.total() > MAX_SHARE_ELSEWHERE * totals.total():
             return
         reason = reasons.most_common(1)[0][0]
 
@@ -105,7 +123,7 @@ class AutocastState:
             {"float32_share": share},
         )
 
-    def _look_for_none(self, census: OpCensus, *, is_scaled: bool) -> None:
+    def _check_none(self, census: OpCensus, *, is_scaled: bool) -> None:
         totals = by_module(census, TRAINING, flops_of)
         flops = totals.total()
         if census.autocast_dtypes or by_module(census, TRAINING, low_flops_of):
@@ -115,12 +133,13 @@ class AutocastState:
         if not flops or flops < USUAL_SHARE * self._usual_flops:
             return
         self._idle += 1
-        if self._idle < LOOKS or not (is_scaled or self._usual_flops):
+        if self._idle < MIN_CENSUSES or not (is_scaled or self._usual_flops):
             return
-        expected = [
-            *(["an enabled GradScaler scales the loss"] if is_scaled else []),
-            *(["it ran in low precision before"] if self._usual_flops else []),
-        ]
+        expected = []
+        if is_scaled:
+            expected.append("an enabled GradScaler scales the loss")
+        if self._usual_flops:
+            expected.append("it ran in low precision before")
         # Either alone may be meant: a scaler that stays where autocast is switched off, or
         # a phase of the training in float32.
         severity = Severity.WARNING if is_scaled and self._usual_flops else Severity.INFO
@@ -143,11 +162,11 @@ class AutocastState:
     ) -> None:
         self._book.make_once(
             Finding(
-                kind="autocast_inactive",
+                kind=AUTOCAST_INACTIVE.slug,
                 severity=severity,
                 where=where,
                 summary=f"Autocast did nothing at step {census.step}: {what}",
-                advice=ADVICE["autocast_inactive"],
+                advice=AUTOCAST_INACTIVE.advice,
                 phase="forward",
                 dtype="float32",
                 first_step=census.step,

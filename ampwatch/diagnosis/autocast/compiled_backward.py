@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
 from ampwatch.wire.records import Finding, Severity, SkipClass
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.evidence.scaler import CompiledGradients
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
-SYMPTOMS = ("scale_collapse", "scale_below_one", "backward_nonfinite_any_scale", "param_nonfinite")
+COMPILE_BACKWARD_AUTOCAST = Kind(
+    slug="compile_backward_autocast",
+    number=53,
+    family=Family.AUTOCAST_STATE,
+    meaning="the compiled backward pass runs under the autocast of the forward",
+    severities=(Severity.CRITICAL,),
+    certainty=certain(
+        "the compiled function was called with autocast on, and PyTorch's setting makes its backward run so"
+    ),
+    advice=(
+        "Set torch._functorch.config.backward_pass_autocast = 'off' before anything is compiled, or"
+        " enter torch.autocast inside the compiled function instead of around it."
+    ),
+)
+
 
 SEARCHES = (SkipClass.CALIBRATING, SkipClass.PROBE)
 """Skips by which the scaler finds its scale: there gradients are not finite either way."""
@@ -31,7 +45,6 @@ class CompiledBackward:
     def __init__(self, book: FindingBook) -> None:
         self._book = book
         self._waiting: dict[int, CompiledGradients] = {}
-        self._attached = 0
 
     def observe(self, seen: CompiledGradients) -> None:
         """Take in non-finite gradients of a region that autocast was switched off in."""
@@ -40,26 +53,18 @@ class CompiledBackward:
         else:
             self._say(seen)
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration, after the other families have."""
         seen = self._waiting.pop(iteration.step, None)
         if seen is not None and verdict.skip_class not in SEARCHES and not verdict.nonfinite_loss:
             self._say(seen)
-        made = self._book.of_kind("compile_backward_autocast")
-        if not made or len(self._book.findings) == self._attached:
-            return
-        self._attached = len(self._book.findings)
-        for kind in SYMPTOMS:
-            for symptom in self._book.of_kind(kind):
-                if symptom.last_step >= made[0].first_step:
-                    self._book.explain(symptom, made[0])
 
     def _say(self, seen: CompiledGradients) -> None:
         where = f"param:{seen.parameter}" if seen.parameter else ""
         self._book.make_once(
             Finding(
-                kind="compile_backward_autocast",
-                severity=Severity.CRITICAL,
+                kind=COMPILE_BACKWARD_AUTOCAST.slug,
+                severity=COMPILE_BACKWARD_AUTOCAST.severity,
                 where=where,
                 op=seen.op,
                 summary=(
@@ -67,7 +72,7 @@ class CompiledBackward:
                     f" step {seen.step}: its module is kept out of autocast, but torch.compile has"
                     f" traced the backward under the autocast of the forward, in {seen.dtype}"
                 ),
-                advice=ADVICE["compile_backward_autocast"],
+                advice=COMPILE_BACKWARD_AUTOCAST.advice,
                 phase="backward",
                 dtype=seen.dtype,
                 first_step=seen.step,

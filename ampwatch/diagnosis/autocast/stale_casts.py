@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.scaler import StaleCast
+
+STALE_AUTOCAST_CACHE = Kind(
+    slug="stale_autocast_cache",
+    number=52,
+    family=Family.AUTOCAST_STATE,
+    meaning="weights changed inside a region, and the old ones are used",
+    severities=(Severity.CRITICAL,),
+    certainty=certain(
+        "weights changed while the autocast region that had cached their casts was still open"
+    ),
+    advice=(
+        "Leave torch.autocast before optimizer.step() and enter it again for the next forward. Else"
+        " call torch.clear_autocast_cache() after each step, or use"
+        " torch.autocast(device_type, dtype, cache_enabled=False)."
+    ),
+    proven_late=2,
+)
 
 
 class StaleCasts:
@@ -25,12 +42,12 @@ class StaleCasts:
     def observe(self, seen: StaleCast) -> None:
         """Take in a forward with casts from before the last step."""
         where = f"param:{seen.parameter}" if seen.parameter else "api"
-        if any(f.last_step == seen.step for f in self._book.of_kind("stale_autocast_cache")):
+        if any(f.last_step == seen.step for f in self._book.of_kind(STALE_AUTOCAST_CACHE.slug)):
             return  # another sensor has seen it in the same iteration
         self._book.make_once(
             Finding(
-                kind="stale_autocast_cache",
-                severity=Severity.CRITICAL,
+                kind=STALE_AUTOCAST_CACHE.slug,
+                severity=STALE_AUTOCAST_CACHE.severity,
                 where=where,
                 summary=(
                     f"A forward in step {seen.step} used {seen.casts} weights as they had been before"
@@ -38,7 +55,7 @@ class StaleCasts:
                     f" not left in between, and keeps what it has cast to {seen.dtype}. The model"
                     f" does not see its updates"
                 ),
-                advice=ADVICE["stale_autocast_cache"],
+                advice=STALE_AUTOCAST_CACHE.advice,
                 phase="forward",
                 dtype=seen.dtype,
                 first_step=seen.step,

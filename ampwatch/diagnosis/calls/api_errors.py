@@ -1,16 +1,29 @@
-"""What the well-known exceptions of mixed precision mean, and what to do about them."""
+"""Findings about exceptions of mixed precision that are well known, and what to do about them."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.calls.known_errors import BCE, KNOWN, RECURRENT, Known
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.calls.known_errors import BCE, KNOWN, RECURRENT, KnownError
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.calls import Raised, RefusedOp
+
+API_ERROR = Kind(
+    slug="api_error",
+    number=46,
+    family=Family.API_MISUSE,
+    meaning="one of the well-known exceptions, explained",
+    severities=(Severity.CRITICAL, Severity.WARNING),
+    certainty=certain(
+        "the exception that PyTorch has raised says so itself, or an op that it refuses elsewhere was seen"
+    ),
+    advice="ampwatch has left the exception as it was.",
+)
+
 
 MAX_NAMES = 4
 """Parameters named in a sentence."""
@@ -30,7 +43,7 @@ def explain_error(seen: Raised) -> Finding | None:
 def refused_op(seen: RefusedOp) -> Finding:
     """Return what is known of an op that runs under autocast on a CPU, and not on a GPU."""
     return Finding(
-        kind="api_error",
+        kind=API_ERROR.slug,
         severity=Severity.WARNING,
         where=seen.where,
         op=seen.op,
@@ -53,7 +66,7 @@ def _is_recurrent(seen: Raised) -> bool:
     return bool(half and seen.module_type in ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell"))
 
 
-def _finding(seen: Raised, known: Known, match: re.Match[str] | None) -> Finding:
+def _finding(seen: Raised, known: KnownError, match: re.Match[str] | None) -> Finding:
     phase = known.phase or ("backward" if seen.in_backward else "forward")
     where = _where(seen, phase)
     op = known.op or _op_of(seen, match)
@@ -61,15 +74,15 @@ def _finding(seen: Raised, known: Known, match: re.Match[str] | None) -> Finding
     place = f" in {_words(where)}" if where != "api" else ""
     shown = seen.message.strip().splitlines()[0][:200] if seen.message.strip() else ""
     return Finding(
-        kind="api_error",
-        severity=Severity.CRITICAL,
+        kind=API_ERROR.slug,
+        severity=API_ERROR.severity,
         where=where,
         op=op,
         summary=(
             f"Training ended at step {seen.step}{place} with {seen.type_name} ({shown!r}):"
             f" {known.meaning}{names}"
         ),
-        advice=f"{known.remedy} {ADVICE['api_error']}".strip(),
+        advice=f"{known.remedy} {API_ERROR.advice}".strip(),
         phase=phase,
         dtype=_dtype_of(seen.message),
         first_step=seen.step,

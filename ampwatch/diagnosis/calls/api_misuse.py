@@ -6,6 +6,14 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.diagnosis.calls.api_errors import explain_error, refused_op
+from ampwatch.diagnosis.calls.kinds import (
+    BACKWARD_UNDER_AUTOCAST,
+    CLIP_BEFORE_UNSCALE,
+    CLIP_NONFINITE_NORM,
+    MIXED_SCALED_BACKWARD,
+    SCALE_CHANGED_MID_ACCUMULATION,
+    UNSCALED_STEP,
+)
 from ampwatch.diagnosis.evidence.calls import (
     AutocastBackward,
     MixedGradients,
@@ -16,7 +24,7 @@ from ampwatch.diagnosis.evidence.calls import (
     ScaledClip,
     ScaledStep,
 )
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.state.poisoned_state import PARAM_NONFINITE
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -24,6 +32,7 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
+    from ampwatch.diagnosis.kinds.kind import Kind
 
 WAIT_FOR_NAME = 8
 """Iterations in which it may turn out, from the weights that broke, whose gradient was not finite
@@ -45,7 +54,7 @@ class ApiMisuse:
 
     @property
     def observers(self) -> Mapping[type, Callable[[Any], None]]:
-        """What is taken, by type."""
+        """The methods that take in observations, by the type of what they take."""
         return {
             ScaledClip: self.clipped_scaled,
             NonfiniteClip: self.clipped_nonfinite,
@@ -57,7 +66,7 @@ class ApiMisuse:
             RefusedOp: self.refused,
         }
 
-    def look(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration) -> None:
         """Say what was held back, if it is known by now."""
         self._name(iteration.step)
 
@@ -71,7 +80,7 @@ class ApiMisuse:
         norm = "" if math.isnan(seen.norm) else f", with a norm of {seen.norm:.4g}"
         self._say(
             _warning(
-                "clip_before_unscale",
+                CLIP_BEFORE_UNSCALE,
                 where,
                 seen.step,
                 "optimizer",
@@ -90,7 +99,7 @@ class ApiMisuse:
 
     def clipped_nonfinite(self, seen: NonfiniteClip) -> None:
         """Gradients were clipped by a norm that is not finite, and stepped with."""
-        made = self._book.again_anywhere("clip_nonfinite_norm", seen.step, norm=seen.norm)
+        made = self._book.again_anywhere(CLIP_NONFINITE_NORM.slug, seen.step, norm=seen.norm)
         if made is not None:
             return
         if seen.parameter:
@@ -103,7 +112,7 @@ class ApiMisuse:
         seen = self._unnamed
         if seen is None:
             return
-        broken = self._book.of_kind("param_nonfinite")
+        broken = self._book.of_kind(PARAM_NONFINITE.slug)
         if broken or step - seen.step >= WAIT_FOR_NAME:
             self._unnamed = None
             where = broken[0].where if broken else f"optimizer:{seen.optimizer}"
@@ -118,7 +127,7 @@ class ApiMisuse:
         count = f" ({seen.broken} elements)" if seen.broken else ""
         self._say(
             _warning(
-                "clip_nonfinite_norm",
+                CLIP_NONFINITE_NORM,
                 where,
                 seen.step,
                 "optimizer",
@@ -136,7 +145,7 @@ class ApiMisuse:
         where = f"optimizer:{seen.optimizer}"
         self._say(
             _warning(
-                "unscaled_step",
+                UNSCALED_STEP,
                 where,
                 seen.step,
                 "optimizer",
@@ -171,7 +180,7 @@ class ApiMisuse:
             )
         self._say(
             _warning(
-                "mixed_scaled_backward",
+                MIXED_SCALED_BACKWARD,
                 where,
                 seen.step,
                 "backward",
@@ -187,7 +196,7 @@ class ApiMisuse:
         where = f"optimizer:{seen.optimizer}"
         self._say(
             _warning(
-                "scale_changed_mid_accumulation",
+                SCALE_CHANGED_MID_ACCUMULATION,
                 where,
                 seen.step,
                 "backward",
@@ -206,12 +215,12 @@ class ApiMisuse:
 
     def backward_in_autocast(self, seen: AutocastBackward) -> None:
         """``backward`` was called under autocast."""
-        made = self._book.get("backward_under_autocast", "api")
+        made = self._book.get(BACKWARD_UNDER_AUTOCAST.slug, "api")
         if made is not None and made.severity is Severity.INFO and not seen.is_held:
             made.severity = Severity.WARNING
-            self._book.announce(made)
+            self._book.report_anew(made)
         finding = _warning(
-            "backward_under_autocast",
+            BACKWARD_UNDER_AUTOCAST,
             "api",
             seen.step,
             "backward",
@@ -238,11 +247,6 @@ class ApiMisuse:
         if finding is None:
             return
         self._book.make_once(finding)
-        if finding.op == "unscale_":
-            # What is added after unscale_ is the same mistake, one call before it is refused.
-            for mixed in self._book.of_kind("mixed_scaled_backward"):
-                if seen.step - mixed.last_step <= 1:
-                    self._book.explain(mixed, finding)
 
     def _say(self, finding: Finding) -> None:
         """Make a finding, or count it: once per iteration."""
@@ -253,10 +257,10 @@ class ApiMisuse:
             self._book.again(made.kind, made.where, finding.last_step, **finding.evidence)
 
 
-def _warning(kind: str, where: str, step: int, phase: str, summary: str, **more: Any) -> Finding:
-    more.setdefault("advice", ADVICE[kind])
+def _warning(kind: Kind, where: str, step: int, phase: str, summary: str, **more: Any) -> Finding:
+    more.setdefault("advice", kind.advice)
     return Finding(
-        kind=kind,
+        kind=kind.slug,
         severity=Severity.WARNING,
         where=where,
         summary=summary,

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 
-class Known(NamedTuple):
+class KnownError(NamedTuple):
     """One exception.
 
     Attributes:
@@ -26,8 +26,8 @@ class Known(NamedTuple):
     remedy: str
 
 
-def _known(types: str, message: str, op: str, phase: str, meaning: str, remedy: str) -> Known:
-    return Known(tuple(types.split()), re.compile(message), op, phase, meaning, remedy)
+def _known(types: str, message: str, op: str, phase: str, meaning: str, remedy: str) -> KnownError:
+    return KnownError(tuple(types.split()), re.compile(message), op, phase, meaning, remedy)
 
 
 _UNSCALE_ONCE = (

@@ -1,1 +1,1 @@
-"""What sensors hand to the diagnosis: plain numbers, no tensors."""
+"""Evidence that sensors hand to the diagnosis: plain numbers, no tensors."""

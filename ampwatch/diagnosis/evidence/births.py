@@ -1,4 +1,4 @@
-"""What is seen of values that are not finite: where they came up, what became of them."""
+"""Values that are not finite: where they came up, and what became of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Origin(Enum):
-    """Where non-finite values come from.
+    """Sources of non-finite values.
 
     ``OP``: an op whose inputs were finite, or infinite where the values are NaN. ``CONSTANT``: a
     non-finite Python number. ``INPUT``: a tensor that no op that was seen has made.
@@ -32,7 +32,7 @@ class Origin(Enum):
 
 
 class Values(NamedTuple):
-    """What is known of the values of one tensor.
+    """Facts that are known of the values of one tensor.
 
     Attributes:
         dtype: Name of its dtype.
@@ -89,7 +89,7 @@ class Birth:
         source: File and line of the user's code; empty if unknown.
         absorbed_by: Ops that read the values and returned finite ones, and how often.
         spread_to: Modules (``loss`` outside of all) in which values made of these were not finite.
-        in_backward: Whether such values were seen in backward.
+        in_backward: Whether values made of these were not finite in backward.
     """
 
     index: int
@@ -116,7 +116,7 @@ class Birth:
 
     @property
     def place(self) -> str:
-        """Where it is: the module, or ``loss`` outside of all."""
+        """The module in which it is, or ``loss`` outside of all."""
         return self.module if self.is_inside else "loss"
 
     @property
@@ -128,7 +128,7 @@ class Birth:
 
 @dataclass(slots=True)
 class OpTrace:
-    """What became non-finite in one iteration that was traced op by op.
+    """Births in one iteration that was traced op by op.
 
     Attributes:
         step: The iteration.

@@ -1,4 +1,4 @@
-"""What the sensors of API use observe, as soon as they do: plain names and numbers."""
+"""Observations of the sensors of API use, made on the spot: plain names and numbers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ScaledStep(NamedTuple):
         step: Index of the iteration.
         optimizer: Number of the optimizer.
         scale: The loss scale, NaN where the host does not know it.
-        parameters: How many parameters have such gradients.
+        parameters: Number of parameters with these gradients.
         source: ``file:line`` of the step.
     """
 
@@ -75,7 +75,7 @@ class MixedGradients(NamedTuple):
         optimizer: Number of the optimizer.
         scale: The loss scale, NaN where the host does not know it.
         parameter: Name of a parameter whose gradient is not, or not only, of scaled losses.
-        parameters: How many such parameters there are.
+        parameters: Number of parameters like that.
         any_scaled: Whether any gradient of this optimizer is of a scaled loss.
         after_unscale: The scaled loss came after ``unscale_``.
         source: ``file:line`` of the backward that does not fit.
@@ -100,7 +100,7 @@ class MixedScales(NamedTuple):
         scale: The scale they are divided by.
         other: The scale, of those they were multiplied by, that is farthest from it.
         updates: Updates of the scaler between the first of them and the end.
-        parameters: How many parameters have such gradients.
+        parameters: Number of parameters with these gradients.
         source: ``file:line`` of the call that unscales them.
     """
 

@@ -1,4 +1,4 @@
-"""What the sensors hand to the diagnosis: plain numbers, one value object per iteration."""
+"""Iterations as the sensors hand them to the diagnosis: plain numbers, one object each."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TensorRange(NamedTuple):
 
 
 class SamplingCost(NamedTuple):
-    """What sampling costs and misses, so far.
+    """Cost and gaps of sampling, so far.
 
     Attributes:
         interval: Iterations between the two newest samples.

@@ -1,9 +1,4 @@
-"""Who is born of whom: what is known of non-finite values while an iteration is followed op by op.
-
-It works on keys and on values that somebody else reads: at once where they lie in host memory
-(``sensors/births.py``), or some iterations later, from a log, where they lie on a device
-(``sensors/birthlog.py``).
-"""
+"""Lineage of non-finite values, as far as it is known while an iteration is followed op by op."""
 
 from __future__ import annotations
 
@@ -29,7 +24,7 @@ class Operand(Protocol):
 
     @property
     def key(self) -> int:
-        """Where its values lie, whatever view of them it is."""
+        """Identity of the memory that its values lie in, whatever view of them it is."""
 
     @property
     def is_float(self) -> bool:
@@ -51,7 +46,7 @@ class Operand(Protocol):
 
 
 class OpFacts(NamedTuple):
-    """What a birth tells of its op besides the place; the fields are those of ``Birth``."""
+    """Facts about the op of a birth besides its place; the fields are those of ``Birth``."""
 
     overload: str
     needs_grad: bool
@@ -87,8 +82,8 @@ class SeenOp(NamedTuple):
 class Lineage:
     """Follows non-finite values of one iteration from the op that made them to where they end.
 
-    Ops come in the order in which they ran. One whose values are all finite needs to be told of
-    only if something is not.
+    Ops come in the order in which they ran. One whose values are all finite may be left out as long
+    as ``is_clean``.
 
     Args:
         step: The iteration.
@@ -133,7 +128,7 @@ class Lineage:
                 is gone.
         """
         self._count += 1
-        given, parents, has_nans = self._look(op, inputs, written)
+        given, parents, has_nans = self._read(op, inputs, written)
         for index, output in enumerate(outputs):
             if index not in bad:
                 self._tainted.pop(output.key, None)
@@ -146,7 +141,7 @@ class Lineage:
                 self._spread(births, op)
             self._tainted[output.key] = self._count, births
 
-    def _look(
+    def _read(
         self, op: SeenOp, inputs: Iterable[Operand], written: AbstractSet[int]
     ) -> tuple[list[Values], frozenset[int], bool]:
         """Return the finite inputs, the births that the others are made of, and if any is NaN."""
@@ -182,7 +177,7 @@ class Lineage:
     def settle(self, op: SeenOp, outputs: Sequence[Operand], inputs: Iterable[Operand]) -> None:
         """All outputs of an op are finite: what was not among the inputs has been absorbed."""
         # What backward reads of them again is no part of the result.
-        computed = op.phase is not Phase.BACKWARD and not _only_looks(op.name)
+        computed = op.phase is not Phase.BACKWARD and not _reads_no_values(op.name)
         if computed and any(output.is_float for output in outputs):
             for operand in inputs:
                 known = self._tainted.get(operand.key)
@@ -314,6 +309,6 @@ class Lineage:
                 birth.spread_to.add(where)
 
 
-def _only_looks(name: str) -> bool:
+def _reads_no_values(name: str) -> bool:
     """Whether an op reads the shape of its input, and none of its values."""
     return name.endswith("_like") or name.startswith("new_")

@@ -1,4 +1,4 @@
-"""What the op census and the profiler window hand to the diagnosis: plain numbers."""
+"""Op censuses and profiler windows as they are handed to the diagnosis: plain numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class OpKey(NamedTuple):
-    """What the ops of one tally have in common.
+    """Properties that the ops of one tally have in common.
 
     Attributes:
         op: Base name of the ATen op (``addmm``).
@@ -125,7 +125,7 @@ class OpCensus:
 
 
 class Machine(NamedTuple):
-    """What the diagnosis has to know of the machine and of PyTorch's switches.
+    """Facts about the machine and PyTorch's switches that the diagnosis needs.
 
     Attributes:
         device_type: Type of the device of the model's first parameter; empty if it has none.

@@ -1,4 +1,4 @@
-"""What sensors of single ops hand to the diagnosis: values that a format could not hold. No torch."""
+"""Observations of single ops whose values a format could not hold. No torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class OpSite(NamedTuple):
-    """Where and when an op ran.
+    """Place and time at which an op ran.
 
     Attributes:
         step: Index of the iteration, from 0.

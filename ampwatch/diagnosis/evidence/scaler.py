@@ -1,4 +1,4 @@
-"""What sensors of scalers, casts and compiled code learn at once; no torch here."""
+"""Observations of scalers, casts and compiled code, made on the spot; no torch here."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class StaleCast(NamedTuple):
 
     Attributes:
         step: The open iteration.
-        parameter: Qualified name of the first such weight.
-        casts: How many such casts there are.
+        parameter: Qualified name of the first stale weight.
+        casts: Number of stale casts.
         dtype: What the weight is cast to.
     """
 
@@ -49,7 +49,7 @@ class CompiledGradients(NamedTuple):
         dtype: The dtype of the autocast region that the code was traced in.
         nonfinite: Its non-finite elements.
         parameters: How many parameters have some.
-        is_scaled: Whether a scaler multiplies the loss, and skips such steps.
+        is_scaled: Whether a scaler multiplies the loss, and skips steps that are not finite.
     """
 
     step: int

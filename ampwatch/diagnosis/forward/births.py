@@ -1,4 +1,4 @@
-"""Which of the non-finite values of one iteration is the one that matters, and what it is called.
+"""Choice of the birth that explains what is not finite in one iteration, and of its kind.
 
 Most infinities in a training are as they should be: a mask of -inf that softmax turns into zeros,
 a sentinel that a minimum starts from, the auxiliary output of a norm over one element. They are
@@ -11,6 +11,15 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.evidence.births import Origin
+from ampwatch.diagnosis.forward.kinds import (
+    BACKWARD_NONFINITE_ANY_SCALE,
+    FORWARD_NAN_UNDERFLOW,
+    FORWARD_OVERFLOW,
+    MASKED_ROW_NAN,
+    NONFINITE_INPUT,
+    REDUCE_OVERFLOW,
+    SILENT_OVERFLOW,
+)
 from ampwatch.numerics.formats import FORMATS, HALF
 from ampwatch.numerics.units.ops import Phase
 
@@ -18,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.evidence.births import Birth, OpTrace, Values
+    from ampwatch.diagnosis.kinds.kind import Kind
 
 SOFTMAX = frozenset({"_softmax", "_log_softmax", "softmax", "log_softmax", "_safe_softmax"})
 
@@ -48,8 +58,23 @@ FILLS = frozenset(
 
 CHOOSERS = frozenset(
     {
-        *("where", "masked_fill", "minimum", "maximum", "min", "max", "amin", "amax", "fmin"),
-        *("fmax", "topk", "sort", "index_put", "masked_scatter", "gather", "index", "select"),
+        "amax",
+        "amin",
+        "fmax",
+        "fmin",
+        "gather",
+        "index",
+        "index_put",
+        "masked_fill",
+        "masked_scatter",
+        "max",
+        "maximum",
+        "min",
+        "minimum",
+        "select",
+        "sort",
+        "topk",
+        "where",
     }
 )
 """Ops that choose among their inputs: what they leave out was not meant to be used."""
@@ -58,11 +83,12 @@ SMALL = 1.0
 """A divisor below this is what made a quotient overflow, not the numerator."""
 
 SMALL_NUMBER = 1e-4
-"""The same for one that the program has written down, as it does with temperatures."""
+"""A divisor below this is to blame where the program has written it down, as it does with
+temperatures."""
 
 USELESS_SCALE = 2.0**-14
 """With a loss scale below this, gradients smaller than 1 are no normal numbers of float16 any more:
-what needs such a scale is not cured by it."""
+a scale as small as that cures nothing."""
 
 
 class Diagnosed(NamedTuple):
@@ -76,7 +102,7 @@ class Diagnosed(NamedTuple):
         others: How many births were not made of this one and are failures as well.
     """
 
-    kind: str
+    kind: Kind
     birth: Birth
     where: str
     phase: str
@@ -88,13 +114,13 @@ def diagnose(trace: OpTrace) -> Diagnosed | None:
     births = trace.births
     if not births:
         return None
-    family = _Family(trace)
-    found = [d for birth in births if (d := _judge(birth, family)) is not None]
+    descent = _Descent(trace)
+    found = [d for birth in births if (d := _judge(birth, descent)) is not None]
     if not found:
         return None
     # What goes wrong in forward comes before what goes wrong in backward.
     first = min(found, key=lambda d: (d.birth.phase is Phase.BACKWARD, d.birth.index))
-    others = [d for d in found if d is not first and not family.descends(d.birth, first.birth)]
+    others = [d for d in found if d is not first and not descent.descends(d.birth, first.birth)]
     return _placed(first, found)._replace(others=len(others))
 
 
@@ -106,15 +132,15 @@ def _placed(first: Diagnosed, found: Sequence[Diagnosed]) -> Diagnosed:
     known = [
         d
         for d in found
-        if d.kind == "reduce_overflow"
+        if d.kind is REDUCE_OVERFLOW
         and d.where.startswith("param:")
         and (d.birth.op, d.birth.source) == (first.birth.op, first.birth.source)
     ]
     return known[0]._replace(birth=first.birth) if known and not first.birth.is_inside else first
 
 
-class _Family:
-    """Who is made of whom."""
+class _Descent:
+    """Ancestors and descendants of the births of one iteration."""
 
     def __init__(self, trace: OpTrace) -> None:
         self.trace = trace
@@ -160,21 +186,21 @@ class _Family:
         return places
 
 
-def _judge(birth: Birth, family: _Family) -> Diagnosed | None:
+def _judge(birth: Birth, descent: _Descent) -> Diagnosed | None:
     if birth.origin is not Origin.OP:
-        return _judge_given(birth, family)
+        return _judge_given(birth, descent)
     if birth.is_stepping:
         return None
     if birth.phase is Phase.BACKWARD and not birth.is_hook:
-        return _judge_backward(birth, family)
-    found = _judge_reduced(birth, family)
+        return _judge_backward(birth, descent)
+    found = _judge_reduced(birth, descent)
     is_metric = birth.phase is Phase.EVAL and not birth.is_inside
     if found is None and birth.phase in (Phase.FORWARD, Phase.EVAL) and not is_metric:
-        found = _judge_made(birth, family) if birth.parents else _judge_forward(birth, family)
+        found = _judge_made(birth, descent) if birth.parents else _judge_forward(birth, descent)
     return found
 
 
-def _judge_given(birth: Birth, family: _Family) -> Diagnosed | None:
+def _judge_given(birth: Birth, descent: _Descent) -> Diagnosed | None:
     """Judge what came in from outside: a batch, a constant, or a mask."""
     is_data = birth.origin in (Origin.CONSTANT, Origin.INPUT)
     if not is_data or birth.phase not in (Phase.FORWARD, Phase.EVAL):
@@ -183,12 +209,12 @@ def _judge_given(birth: Birth, family: _Family) -> Diagnosed | None:
     used_by_model = birth.is_inside or any(place != "loss" for place in birth.spread_to)
     if is_number and (birth.is_inside or not (used_by_model or _is_written(birth))):
         return None  # a mask, a sentinel, a weight of a loss: the program says so itself
-    if birth.out.is_negative_only and _is_mask(birth, family):
+    if birth.out.is_negative_only and _is_mask(birth, descent):
         return None
-    if not _spoils(birth, family) or not (used_by_model or family.trace.has_trained):
+    if not _spoils(birth, descent) or not (used_by_model or descent.trace.has_trained):
         return None
     where = "" if used_by_model else "loss"
-    return Diagnosed("nonfinite_input", birth, where, _phase(birth))
+    return Diagnosed(NONFINITE_INPUT, birth, where, _phase(birth))
 
 
 def _is_written(birth: Birth) -> bool:
@@ -196,32 +222,32 @@ def _is_written(birth: Birth) -> bool:
     return birth.out.nans and birth.op.rstrip("_") in FILLS
 
 
-def _is_mask(birth: Birth, family: _Family) -> bool:
+def _is_mask(birth: Birth, descent: _Descent) -> bool:
     """Whether only rows that are masked as a whole make it a failure, or nothing does."""
-    children = family.children(birth)
+    children = descent.children(birth)
     return not children or all(child.op in SOFTMAX for child in children)
 
 
-def _spoils(birth: Birth, family: _Family) -> bool:
+def _spoils(birth: Birth, descent: _Descent) -> bool:
     """Whether backward, or a gradient, is not finite because of a birth.
 
     A loss that is not finite says nothing of what else was looked at in its iteration.
     """
-    if family.in_backward(birth) or family.parameters(birth):
+    if descent.in_backward(birth) or descent.parameters(birth):
         return True
-    spread = not birth.absorbed_by and bool(family.spread(birth))
-    return spread and not family.trace.has_trained
+    spread = not birth.absorbed_by and bool(descent.spread(birth))
+    return spread and not descent.trace.has_trained
 
 
-def _judge_made(birth: Birth, family: _Family) -> Diagnosed | None:
+def _judge_made(birth: Birth, descent: _Descent) -> Diagnosed | None:
     """Judge NaN that were made of infinities."""
-    parents = family.parents(birth)
+    parents = descent.parents(birth)
     is_empty_row = birth.op in SOFTMAX and all(p.out.is_negative_only for p in parents)
-    if is_empty_row and (_spoils(birth, family) or not birth.absorbed_by):
-        return Diagnosed("masked_row_nan", birth, birth.place, _phase(birth))
-    if all(_is_plain_mask(parent) for parent in parents) and _spoils(birth, family):
+    if is_empty_row and (_spoils(birth, descent) or not birth.absorbed_by):
+        return Diagnosed(MASKED_ROW_NAN, birth, birth.place, _phase(birth))
+    if all(_is_plain_mask(parent) for parent in parents) and _spoils(birth, descent):
         # A mask of infinities that is multiplied, or subtracted from itself.
-        return Diagnosed("masked_row_nan", birth, birth.place, _phase(birth))
+        return Diagnosed(MASKED_ROW_NAN, birth, birth.place, _phase(birth))
     return None
 
 
@@ -230,42 +256,42 @@ def _is_plain_mask(birth: Birth) -> bool:
     return is_given and birth.out.is_negative_only
 
 
-def _judge_forward(birth: Birth, family: _Family) -> Diagnosed | None:
+def _judge_forward(birth: Birth, descent: _Descent) -> Diagnosed | None:
     """Judge what an op of the forward pass has made of finite values."""
-    small, spread = _is_small_number(birth), family.spread(birth)
-    if not _matters(birth, family, spread, small=small):
+    small, spread = _is_small_number(birth), descent.spread(birth)
+    if not _matters(birth, descent, spread, small=small):
         return None
-    kind, where = "forward_nan_underflow" if small else "forward_overflow", birth.place
-    if birth.absorbed_by and (not spread or _is_silent(birth, spread, family)) and not small:
-        kind = "silent_overflow"
+    kind, where = FORWARD_NAN_UNDERFLOW if small else FORWARD_OVERFLOW, birth.place
+    if birth.absorbed_by and (not spread or _is_silent(birth, spread, descent)) and not small:
+        kind = SILENT_OVERFLOW
     elif _is_preparation(birth):
-        kind, where = "nonfinite_input", ""
+        kind, where = NONFINITE_INPUT, ""
     return Diagnosed(kind, birth, where, _phase(birth))
 
 
-def _matters(birth: Birth, family: _Family, spread: set[str], *, small: bool) -> bool:
+def _matters(birth: Birth, descent: _Descent, spread: set[str], *, small: bool) -> bool:
     """Whether values do harm, and are not a mask or a sentinel, or what nobody has asked for."""
-    children = family.children(birth)
+    children = descent.children(birth)
     if birth.out.is_negative_only and children and all(c.op in SOFTMAX for c in children):
         return False  # the row that it masked is what failed
-    if birth.absorbed_by and not _escapes(birth, family, spread):
+    if birth.absorbed_by and not _escapes(birth, descent, spread):
         return not _is_meant(birth, small=small)
     is_unused = birth.absorbed_by or birth.phase is Phase.EVAL  # scores of what cannot be
     if is_unused and birth.out.is_negative_only and not children:
         return False
-    return bool(spread) or family.in_backward(birth) or _is_result(birth, family)
+    return bool(spread) or descent.in_backward(birth) or _is_result(birth, descent)
 
 
-def _escapes(birth: Birth, family: _Family, spread: set[str]) -> bool:
+def _escapes(birth: Birth, descent: _Descent, spread: set[str]) -> bool:
     """Whether values made of a birth are not finite outside of where it was, or in backward."""
-    if spread - {birth.place} or family.in_backward(birth) or family.parameters(birth):
+    if spread - {birth.place} or descent.in_backward(birth) or descent.parameters(birth):
         return True
-    return birth.place == "loss" and bool(family.trace.loss_nonfinite)
+    return birth.place == "loss" and bool(descent.trace.loss_nonfinite)
 
 
-def _is_silent(birth: Birth, spread: set[str], family: _Family) -> bool:
+def _is_silent(birth: Birth, spread: set[str], descent: _Descent) -> bool:
     """Whether the forward pass got rid of it inside of the module, and only backward met it."""
-    return birth.is_inside and spread <= {birth.place} and not family.trace.loss_nonfinite
+    return birth.is_inside and spread <= {birth.place} and not descent.trace.loss_nonfinite
 
 
 def _is_meant(birth: Birth, *, small: bool) -> bool:
@@ -275,13 +301,13 @@ def _is_meant(birth: Birth, *, small: bool) -> bool:
     return all(op.rstrip("_") in CHOOSERS for op in birth.absorbed_by)
 
 
-def _is_result(birth: Birth, family: _Family) -> bool:
+def _is_result(birth: Birth, descent: _Descent) -> bool:
     """Whether values that nothing has read are what was asked for."""
     if birth.out_index or (birth.op in EXPONENTIALS and birth.out.dtype not in HALF):
         return False
     if birth.phase is Phase.EVAL:
         return True
-    trace = family.trace
+    trace = descent.trace
     return bool(trace.loss_nonfinite) or (trace.loss_nonfinite is None and not trace.has_trained)
 
 
@@ -322,19 +348,19 @@ def _divisor(birth: Birth) -> float:
     return divisor.amin
 
 
-def _judge_reduced(birth: Birth, family: _Family) -> Diagnosed | None:
+def _judge_reduced(birth: Birth, descent: _Descent) -> Diagnosed | None:
     """Judge what was made of gradients after backward, where they are summed or measured."""
     is_collective = birth.overload.startswith(("c10d", "_c10d"))
     if not (is_collective or birth.out.dtype in HALF) or not _is_beside(birth):
         return None
-    parameters = family.parameters(birth)
-    if parameters and (birth.is_hook or not family.in_backward(birth)):
-        return Diagnosed("reduce_overflow", birth, f"param:{parameters[0]}", "backward")
+    parameters = descent.parameters(birth)
+    if parameters and (birth.is_hook or not descent.in_backward(birth)):
+        return Diagnosed(REDUCE_OVERFLOW, birth, f"param:{parameters[0]}", "backward")
     if birth.gradient:
         # A norm is of all gradients of an optimizer together.
-        return Diagnosed("reduce_overflow", birth, "optimizer:0", "optimizer")
+        return Diagnosed(REDUCE_OVERFLOW, birth, "optimizer:0", "optimizer")
     if is_collective:
-        return Diagnosed("reduce_overflow", birth, "loss", "backward")
+        return Diagnosed(REDUCE_OVERFLOW, birth, "loss", "backward")
     return None
 
 
@@ -344,17 +370,19 @@ def _is_beside(birth: Birth) -> bool:
     return not (is_forward or birth.parents or _is_small_number(birth))
 
 
-def _judge_backward(birth: Birth, family: _Family) -> Diagnosed | None:
+def _judge_backward(birth: Birth, descent: _Descent) -> Diagnosed | None:
     """Judge what an op of the backward pass has made of finite values, or NaN it made of others.
 
     What a smaller scale would cure is the scaler's business, and it is at it.
     """
-    if birth.parents or not (_is_small_number(birth) or _needs_no_scale(birth, family.trace.scale)):
+    if birth.parents or not (
+        _is_small_number(birth) or _needs_no_scale(birth, descent.trace.scale)
+    ):
         return None
-    parameters = family.parameters(birth)
+    parameters = descent.parameters(birth)
     if not parameters:
         return None
-    return Diagnosed("backward_nonfinite_any_scale", birth, f"param:{parameters[0]}", "backward")
+    return Diagnosed(BACKWARD_NONFINITE_ANY_SCALE, birth, f"param:{parameters[0]}", "backward")
 
 
 def _needs_no_scale(birth: Birth, scale: float) -> bool:

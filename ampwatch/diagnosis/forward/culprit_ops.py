@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.causes import LASTING, TRANSIENT
+from ampwatch.diagnosis.causes import LASTING, is_left_behind
 from ampwatch.diagnosis.evidence.births import Origin
 from ampwatch.diagnosis.forward.births import diagnose, limit_of
 from ampwatch.diagnosis.forward.culprit_words import summary_of
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.forward.kinds import (
+    BACKWARD_NONFINITE_ANY_SCALE,
+    NONFINITE_INPUT,
+    REDUCE_OVERFLOW,
+)
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -17,14 +21,11 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.births import BadInput, OpTrace
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.forward.births import Diagnosed
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 RECURS = 3
-"""Iterations in which a kind of ``TRANSIENT`` is seen, from which on it is no longer a bad batch
+"""Iterations in which a kind of one bad batch is seen, from which on it is no longer a bad batch
 or two, which is what a scaler is for."""
-
-LEFT_BEHIND = ("buffer_nonfinite@", "scale_stuck_low@", "periodic_skip@")
-"""What a few bad batches leave behind, and are explained by until they are no longer a few."""
 
 
 class CulpritOps:
@@ -43,11 +44,11 @@ class CulpritOps:
         self._newest: Finding | None = None
         self._inputs: dict[int, BadInput] = {}
 
-    def look_at_input(self, bad: BadInput) -> None:
+    def observe_input(self, bad: BadInput) -> None:
         """Take in what a model was given; what becomes of it is known when the iteration is judged."""
         self._inputs[bad.step] = bad
 
-    def judge_input(self, iteration: Iteration, verdict: Verdict) -> None:
+    def judge_input(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in a judged iteration: has a bad input made it fail?"""
         if not self._inputs:
             return
@@ -59,22 +60,22 @@ class CulpritOps:
         if self.explained_at == iteration.step:
             return  # it was traced, and more is known
         self.explained_at = iteration.step
-        made = next(iter(self._book.of_kind("nonfinite_input")), None)
+        made = next(iter(self._book.of_kind(NONFINITE_INPUT.slug)), None)
         if made is not None:
             self._book.again(made.kind, made.where, iteration.step)
             self._newest = made
             self._book.led_to_by(made)
             return
         finding = Finding(
-            kind="nonfinite_input",
-            severity=Severity.CRITICAL,
+            kind=NONFINITE_INPUT.slug,
+            severity=NONFINITE_INPUT.severity,
             where="",
             phase="forward",
             summary=(
                 f"The data was not finite before the model saw it: {'NaN' if bad.nans else 'inf'} among"
                 f" the inputs of the model at step {bad.step}; no precision and no loss scale would help"
             ),
-            advice=ADVICE["nonfinite_input"],
+            advice=NONFINITE_INPUT.advice,
             source=bad.source,
             first_step=bad.step,
             last_step=bad.step,
@@ -84,18 +85,18 @@ class CulpritOps:
         self._attach(finding)
 
     def goes_on(self, step: int) -> None:
-        """What an op was named for goes on in iteration ``step``, which was not traced."""
+        """Count iteration ``step``, which was not traced, for the op that was named last."""
         if self._newest is not None:
             self._book.again(self._newest.kind, self._newest.where, step)
             self._seen_again(self._newest)
 
-    def look(self, trace: OpTrace) -> None:
+    def observe_trace(self, trace: OpTrace) -> None:
         """Take in an iteration that was traced op by op; on a device some iterations later."""
         found = diagnose(trace)
         if found is None:
             return
         self.explained_at = max(self.explained_at, trace.step)
-        made = self._book.get(found.kind, found.where) or self._same_incident(found)
+        made = self._book.get(found.kind.slug, found.where) or self._same_incident(found)
         if made is not None:
             if trace.step > made.last_step:  # what arrives late may have been counted already
                 self._book.again(made.kind, made.where, trace.step, **_evidence(found))
@@ -110,8 +111,8 @@ class CulpritOps:
     def _seen_again(self, made: Finding) -> None:
         if made.count >= RECURS and made.severity is Severity.INFO:
             made.severity = Severity.CRITICAL
-            self._book.announce(made)
-        if made.count == LASTING and made.caused_by.startswith(LEFT_BEHIND):
+            self._book.report_anew(made)
+        if made.count == LASTING and is_left_behind(self._book.root_of(made)):
             self._book.promote(made)
 
     def _same_incident(self, found: Diagnosed) -> Finding | None:
@@ -122,9 +123,8 @@ class CulpritOps:
         return next(
             (
                 f
-                for f in self._book.of_kind(found.kind)
-                if found.kind
-                in ("nonfinite_input", "backward_nonfinite_any_scale", "reduce_overflow")
+                for f in self._book.of_kind(found.kind.slug)
+                if found.kind in (NONFINITE_INPUT, BACKWARD_NONFINITE_ANY_SCALE, REDUCE_OVERFLOW)
                 or (f.op == found.birth.op and f.source == found.birth.source != "")
             ),
             None,
@@ -132,9 +132,6 @@ class CulpritOps:
 
     def _attach(self, finding: Finding) -> None:
         self._newest = finding
-        announced = self._book.get("headroom_low", finding.where)
-        if announced is not None and finding.kind == "forward_overflow":
-            self._book.explain(finding, self._book.root_of(announced))
         self._book.led_to_by(finding)
 
 
@@ -144,20 +141,20 @@ def _finding(found: Diagnosed, trace: OpTrace) -> Finding:
     severity = Severity.WARNING if found.phase == "eval" else Severity.CRITICAL
     if (
         trace.is_scaled
-        and found.kind in TRANSIENT
+        and found.kind.is_transient
         and found.phase == "forward"
         and trace.has_trained
     ):
         severity = Severity.INFO
     return Finding(
-        kind=found.kind,
+        kind=found.kind.slug,
         severity=severity,
         where=found.where,
         op=birth.op if is_op else "",
         phase=found.phase,
         dtype=birth.out.dtype or "float32",
         summary=summary_of(found, trace.step),
-        advice=ADVICE[found.kind],
+        advice=found.kind.advice,
         source=birth.source,
         first_step=trace.step,
         last_step=trace.step,

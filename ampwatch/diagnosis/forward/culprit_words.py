@@ -1,4 +1,4 @@
-"""What is said of an op in which finite became non-finite."""
+"""Summaries of findings about an op in which finite became non-finite."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.forward.births import MEANS, limit_of
+from ampwatch.diagnosis.forward.kinds import (
+    BACKWARD_NONFINITE_ANY_SCALE,
+    FORWARD_NAN_UNDERFLOW,
+    FORWARD_OVERFLOW,
+    MASKED_ROW_NAN,
+    NONFINITE_INPUT,
+    REDUCE_OVERFLOW,
+    SILENT_OVERFLOW,
+)
 from ampwatch.numerics.units.ops import Phase
 
 if TYPE_CHECKING:
@@ -28,9 +37,9 @@ def summary_of(found: Diagnosed, step: int) -> str:
         "where": found.where.removeprefix("param:"),
         "step": str(step),
     }
-    if found.kind == "forward_nan_underflow" and birth.op in MEANS:
+    if found.kind is FORWARD_NAN_UNDERFLOW and birth.op in MEANS:
         return _OF_NOTHING.format(**words)
-    return _SENTENCES[found.kind].format(**words)
+    return _SENTENCES[found.kind.slug].format(**words)
 
 
 _OF_NOTHING = (
@@ -40,33 +49,33 @@ _OF_NOTHING = (
 
 
 _SENTENCES = {
-    "forward_overflow": (
+    FORWARD_OVERFLOW.slug: (
         "{op} overflowed {dtype}, which ends at {limit}, since step {step}: finite inputs{inputs}"
         " became {became}"
     ),
-    "silent_overflow": (
+    SILENT_OVERFLOW.slug: (
         "{op} overflowed {dtype}, which ends at {limit}, since step {step}: finite inputs{inputs}"
         " became {became}, and {squashed} made finite numbers of it that are wrong. The outputs of"
         " the module do not show it: they are finite"
     ),
-    "masked_row_nan": (
+    MASKED_ROW_NAN.slug: (
         "A row that is masked as a whole became NaN: {op}, since step {step}. All its scores are"
         " -inf, and the softmax of nothing is 0/0"
     ),
-    "forward_nan_underflow": (
+    FORWARD_NAN_UNDERFLOW.slug: (
         "{op} made {became} in {dtype} of finite inputs{inputs}, since step {step}: something it"
         " divides by, or takes the logarithm of, has become zero or all but zero"
     ),
-    "nonfinite_input": (
+    NONFINITE_INPUT.slug: (
         "The data was not finite before the model saw it: {became} in a tensor that is read by"
         " {op}, at step {step}; no precision and no loss scale would help"
     ),
-    "backward_nonfinite_any_scale": (
+    BACKWARD_NONFINITE_ANY_SCALE.slug: (
         "The gradient of {where} is not finite at any loss scale, since step {step}: in backward"
         " {op} made {became} of finite inputs{inputs}, because it divides by zero; the forward pass"
         " is finite"
     ),
-    "reduce_overflow": (
+    REDUCE_OVERFLOW.slug: (
         "{op} overflowed {dtype}, which ends at {limit}, where gradients that are finite{inputs}"
         " are summed or measured, at step {step}: the result for {where} is {became}"
     ),

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, during, likely, since
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Finding, Severity, Topic
 
@@ -17,23 +17,41 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
     from ampwatch.settings import Settings
 
+HEADROOM_LOW = Kind(
+    slug="headroom_low",
+    number=15,
+    family=Family.FORWARD_RANGE,
+    meaning="an output grows towards the end of float16: there is still time",
+    severities=(Severity.WARNING,),
+    certainty=likely(
+        "the largest output was measured step by step; where it goes is the trend carried on"
+    ),
+    advice=(
+        "Look at this module now: lower its learning rate or weight decay, put a norm before it, or"
+        " run it in float32 (torch.autocast(device_type, enabled=False)) or bfloat16, before it"
+        " overflows."
+    ),
+    explained_by=(since("unscaled_step") + during("divergence")),
+)
+
+
 FLOAT16_MAX = FORMATS["float16"].max
 
 POINTS = 24
 """Newest measurements of a module that a fast trend is fitted to."""
 
 FAST_POINTS = 8
-"""And what is over in a dozen steps. Growth by equal steps, as Adam makes it, is no line in the
-logarithm except over a few of them."""
+"""Newest measurements that are fitted by themselves, for a rise that is over in a dozen steps. Growth
+by equal steps, as Adam makes it, is no line in the logarithm except over a few of them."""
 
 MIN_POINTS = 4
 
 CLEAR_TREND = 5.0
-"""A slope of so many standard errors is a trend; of more through a few points, see
+"""Standard errors from which a slope is a trend; through a few points it takes more, see
 ``_clear_from``. Independent values reach that in fewer than one fit in ten thousand."""
 
 AHEAD_STEPS = 200
-"""A trend that reaches the limit later than this is told later, and what an output was longer
+"""A trend that reaches the limit later than this is reported later, and what an output was longer
 ago is forgotten. Unit: steps."""
 
 FOCUS_FROM = 2.0**-6
@@ -65,7 +83,7 @@ class ForwardRange:
         self._series: dict[str, deque[tuple[int, float]]] = {}
         self._focused: dict[str, tuple[int, float]] = {}
 
-    def look(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration) -> None:
         """Take in one judged iteration."""
         largest: dict[str, TensorRange] = {}
         for r in iteration.ranges:
@@ -78,7 +96,7 @@ class ForwardRange:
                 self._series.pop(name, None)
             else:
                 self._follow(name, r.histogram.amax, iteration.step)
-        self._look_away(iteration.step)
+        self._release_focus(iteration.step)
 
     def _follow(self, name: str, amax: float, step: int) -> None:
         series = self._series.setdefault(name, deque())
@@ -99,24 +117,24 @@ class ForwardRange:
             self.focus.add(name)
             self._focused[name] = (step, amax)
 
-    def _look_away(self, step: int) -> None:
+    def _release_focus(self, step: int) -> None:
         self.focus -= {n for n in self.focus if step - self._focused[n][0] >= FOCUS_STEPS}
 
     def _say(self, name: str, amax: float, step: int, ahead: float) -> None:
         evidence = {"amax": amax, "max": FLOAT16_MAX, "steps_to_overflow": ahead}
-        if self._book.again("headroom_low", name, step, **evidence):
+        if self._book.again(HEADROOM_LOW.slug, name, step, **evidence):
             return
         self._book.make(
             Finding(
-                kind="headroom_low",
-                severity=Severity.WARNING,
+                kind=HEADROOM_LOW.slug,
+                severity=HEADROOM_LOW.severity,
                 where=name,
                 summary=(
                     f"The output of module {name or '(root)'} has come to {amax:.6g} at step {step},"
                     f" {FLOAT16_MAX / amax:.2g} times below the end of float16, and rises: at this"
                     f" rate it overflows in {ahead:.0f} steps"
                 ),
-                advice=ADVICE["headroom_low"],
+                advice=HEADROOM_LOW.advice,
                 phase="forward",
                 dtype="float16",
                 first_step=step,

@@ -1,4 +1,4 @@
-"""Whose gradients made steps be skipped."""
+"""Parameters whose gradients made steps be skipped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 
 class Cap(NamedTuple):
@@ -41,7 +41,7 @@ class Culprits:
         self._overflows_at: dict[str, float] = {}
         self._spared: set[str] = set()
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def update(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         if verdict.grew or verdict.set_by_hand:
             self._forget()

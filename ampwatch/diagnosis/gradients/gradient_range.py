@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.gradients.kinds import FP16_WITHOUT_SCALER, GRAD_UNDERFLOW, RANGE_TOO_WIDE
 from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16, Gradient, LostGradients
 from ampwatch.diagnosis.gradients.low_scale import LowScale
-from ampwatch.diagnosis.kinds.advice import ADVICE
 from ampwatch.wire.records import Finding, Severity, Topic
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.gradients.culprits import Culprits
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 LOST_SHARE = 0.01
 """Share of all gradient elements that must be lost before it is said: a few parameters, such
@@ -25,11 +25,11 @@ as the biases of attention keys, have no gradient worth the name in any precisio
 LOST_OF_ONE = 0.5
 """Share of the elements of one parameter from which it counts as lost."""
 
-LOOKS = 2
-"""Looks in a row that must agree: one may be between a backoff and a growth."""
+MIN_SAMPLES = 2
+"""Samples in a row that must agree: one may be between a backoff and a growth."""
 
-HARMLESS_LOOKS = 3
-"""Looks without a loss after which float16 without a scaler is said to have done no harm."""
+HARMLESS_SAMPLES = 3
+"""Samples without a loss after which float16 without a scaler is said to have done no harm."""
 
 
 class GradientRange:
@@ -44,11 +44,13 @@ class GradientRange:
         self._book = book
         self._culprits = culprits
         self._lost = LostGradients()
-        self._looks = 0
+        self._samples = 0
         self._agreeing = 0
         self._low = LowScale(book)
 
-    def look(self, iteration: Iteration, verdict: Verdict, autocast_dtypes: Sequence[str]) -> None:
+    def detect(
+        self, iteration: Iteration, verdict: StepVerdict, autocast_dtypes: Sequence[str]
+    ) -> None:
         """Take in one judged iteration.
 
         Args:
@@ -63,10 +65,10 @@ class GradientRange:
         if gradients and not verdict.skipped:
             self._judge(iteration, gradients)
         elif verdict.applied and not verdict.skipped:
-            self._low.look(iteration)
+            self._low.check_by_loss(iteration)
 
     def _judge(self, iteration: Iteration, gradients: Mapping[str, Gradient]) -> None:
-        self._looks += 1
+        self._samples += 1
         step = iteration.step
         shares = self._lost.shares(gradients, step)
         seen = [g.histogram for g in gradients.values()]
@@ -78,7 +80,7 @@ class GradientRange:
         share = sum(lost.values()) / total if total else 0.0
         if share < LOST_SHARE or shares[worst] < LOST_OF_ONE:
             self._agreeing = 0
-            if iteration.scaler is None and self._looks >= HARMLESS_LOOKS:
+            if iteration.scaler is None and self._samples >= HARMLESS_SAMPLES:
                 self._say_without_scaler(iteration, Severity.INFO, "api", share, math.nan)
             elif iteration.scaler is not None and gradients[worst].scale < 1.0:
                 # The range fits: what is wrong is where the scale was left, even if nothing is lost.
@@ -89,7 +91,7 @@ class GradientRange:
             where = f"param:{worst}"
             self._say_without_scaler(iteration, Severity.WARNING, where, share, shares[worst])
             return
-        if self._agreeing < LOOKS and not self._is_known(worst):
+        if self._agreeing < MIN_SAMPLES and not self._is_known(worst):
             return
         scale = gradients[worst].scale
         if self._low.is_passing(iteration, gradients, scale):
@@ -102,7 +104,7 @@ class GradientRange:
         self._say_underflow(iteration, worst, scale, shares[worst], share, root)
 
     def _is_known(self, worst: str) -> bool:
-        return self._book.get("grad_underflow", f"param:{worst}") is not None
+        return self._book.get(GRAD_UNDERFLOW.slug, f"param:{worst}") is not None
 
     def _say_without_scaler(
         self, iteration: Iteration, severity: Severity, where: str, share: float, worst: float
@@ -111,9 +113,9 @@ class GradientRange:
         evidence = {"lost_share": share}
         if not math.isnan(worst):
             evidence["lost_share_here"] = worst
-        made = self._book.of_kind("fp16_without_scaler")
+        made = self._book.of_kind(FP16_WITHOUT_SCALER.slug)
         if made and (severity is Severity.INFO or made[-1].severity is Severity.WARNING):
-            self._book.again_anywhere("fp16_without_scaler", step, **evidence)
+            self._book.again_anywhere(FP16_WITHOUT_SCALER.slug, step, **evidence)
             return
         harm = (
             f"{share:.1%} of all gradient elements are zero only because of float16, most of them"
@@ -121,20 +123,16 @@ class GradientRange:
             if severity is Severity.WARNING
             else "so far the gradients are large enough for it"
         )
-        # In weights of float16 no scaler helps, and the optimizer has been named.
-        roots = self._book.of_kind("optimizer_eps_underflow")
         self._book.make(
             Finding(
-                kind="fp16_without_scaler",
+                kind=FP16_WITHOUT_SCALER.slug,
                 severity=severity,
                 where=where,
-                root=not roots,
-                caused_by=roots[0].key if roots else "",
                 summary=(
                     f"Gradients come out of float16 without an enabled GradScaler; {harm}, as of step"
                     f" {step}"
                 ),
-                advice=ADVICE["fp16_without_scaler"],
+                advice=FP16_WITHOUT_SCALER.advice,
                 phase="backward",
                 dtype="float16",
                 first_step=step,
@@ -158,19 +156,19 @@ class GradientRange:
             "scale_needed": needed,
             "lost_share": share,
         }
-        made = self._book.again_anywhere("range_too_wide", iteration.step, **evidence)
+        made = self._book.again_anywhere(RANGE_TOO_WIDE.slug, iteration.step, **evidence)
         if made is not None:
             return made
         finding = Finding(
-            kind="range_too_wide",
-            severity=Severity.WARNING,
+            kind=RANGE_TOO_WIDE.slug,
+            severity=RANGE_TOO_WIDE.severity,
             where=where,
             summary=(
                 f"No loss scale fits: {where} overflows float16 at a scale of"
                 f" {cap.overflows_at:.6g}, while param:{worst} needs {needed:.3g} and is flushed to"
                 f" zero at the present {scale:.6g}, as of step {iteration.step}"
             ),
-            advice=ADVICE["range_too_wide"],
+            advice=RANGE_TOO_WIDE.advice,
             phase="backward",
             dtype="float16",
             first_step=iteration.step,
@@ -178,8 +176,6 @@ class GradientRange:
             evidence=evidence,
         )
         self._book.make(finding)
-        for symptom in self._book.of_kind("scale_below_one"):
-            self._book.explain(symptom, finding)
         return finding
 
     def _say_underflow(
@@ -194,20 +190,20 @@ class GradientRange:
         where, step = f"param:{worst}", iteration.step
         evidence = {"loss_scale": scale, "lost_share": share, "lost_share_here": share_here}
         if root is not None:
-            for symptom in self._book.of_kind("grad_underflow"):
+            for symptom in self._book.of_kind(GRAD_UNDERFLOW.slug):
                 self._book.explain(symptom, root)
-        if not self._book.again("grad_underflow", where, step, **evidence):
+        if not self._book.again(GRAD_UNDERFLOW.slug, where, step, **evidence):
             self._book.make(
                 Finding(
-                    kind="grad_underflow",
-                    severity=Severity.WARNING,
+                    kind=GRAD_UNDERFLOW.slug,
+                    severity=GRAD_UNDERFLOW.severity,
                     where=where,
                     summary=(
                         f"{share_here:.1%} of the gradient elements of {where} are zero only because"
                         f" of float16, since step {step}, at a loss scale of {scale:.6g}; of all"
                         f" gradients {share:.1%}"
                     ),
-                    advice=ADVICE["grad_underflow"],
+                    advice=GRAD_UNDERFLOW.advice,
                     phase="backward",
                     dtype="float16",
                     root=root is None,

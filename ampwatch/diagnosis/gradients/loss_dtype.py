@@ -6,13 +6,27 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain, during
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
+
+FP16_LOSS_CAPS_SCALE = Kind(
+    slug="fp16_loss_caps_scale",
+    number=21,
+    family=Family.GRADIENT_RANGE,
+    meaning="the loss itself is float16, and the scale does not fit into it",
+    severities=(Severity.WARNING,),
+    certainty=certain("the dtype of the loss handed to the scaler was float16"),
+    advice=(
+        "Make the loss float32 before it is scaled: compute it from output.float(), or return"
+        " loss.float() from the reduction."
+    ),
+    explained_by=during("divergence"),
+)
 
 
 class LossDtype:
@@ -25,7 +39,7 @@ class LossDtype:
     def __init__(self, book: FindingBook) -> None:
         self._book = book
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration: in backward the scale itself is cast to float16."""
         scale, step = verdict.scale_before, iteration.step
         if not (
@@ -35,12 +49,12 @@ class LossDtype:
             and scale >= FLOAT16.overflow_from
         ):
             return
-        if self._book.again("fp16_loss_caps_scale", "loss", step, loss_scale=scale):
+        if self._book.again(FP16_LOSS_CAPS_SCALE.slug, "loss", step, loss_scale=scale):
             return
         self._book.make(
             Finding(
-                kind="fp16_loss_caps_scale",
-                severity=Severity.WARNING,
+                kind=FP16_LOSS_CAPS_SCALE.slug,
+                severity=FP16_LOSS_CAPS_SCALE.severity,
                 where="loss",
                 op="mul",
                 summary=(
@@ -48,7 +62,7 @@ class LossDtype:
                     f" the first op of backward, so the step {step} had to be skipped, and so has"
                     f" every step after a growth to 65536"
                 ),
-                advice=ADVICE["fp16_loss_caps_scale"],
+                advice=FP16_LOSS_CAPS_SCALE.advice,
                 phase="backward",
                 dtype="float16",
                 first_step=step,

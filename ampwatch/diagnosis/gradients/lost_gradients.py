@@ -1,4 +1,4 @@
-"""Which gradients are zero only because of float16.
+"""Share of each gradient that is zero only because of float16.
 
 An exact zero does not say why it is one. A dead unit gives zeros beside ordinary gradients;
 flushing gives zeros beside subnormal numbers, or a tensor of nothing but zeros that was not

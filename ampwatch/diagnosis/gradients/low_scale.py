@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.gradients.kinds import GRAD_UNDERFLOW, SCALE_STUCK_LOW
 from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16
-from ampwatch.diagnosis.kinds.advice import ADVICE
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.diagnosis.scale.scale_dynamics import SCALE_BELOW_ONE, SCALE_COLLAPSE
+from ampwatch.wire.records import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.gradients.lost_gradients import Gradient
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 STUCK_FALL = 2.0**-4
 """How far below the largest scale that worked the scale must rest to be stuck low."""
@@ -44,7 +45,7 @@ class LowScale:
         self._rested = 0
         self._loss_then = math.nan
 
-    def follow(self, iteration: Iteration, verdict: Verdict) -> None:
+    def follow(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         if verdict.set_by_hand:
             self._largest_applied = 0.0
@@ -85,9 +86,9 @@ class LowScale:
 
     def brought_here(self, scale: float) -> Finding | None:
         """Return what has brought the scale down to where gradients underflow."""
-        made = self._book.of_kind("scale_below_one") if scale < 1.0 else []
+        made = self._book.of_kind(SCALE_BELOW_ONE.slug) if scale < 1.0 else []
         if not made and scale <= STUCK_FALL * self._largest_applied:
-            made = self._book.of_kind("scale_collapse")
+            made = self._book.of_kind(SCALE_COLLAPSE.slug)
         return self._book.root_of(made[-1]) if made else None
 
     def stuck(
@@ -102,8 +103,8 @@ class LowScale:
             return None
         return self._stuck(iteration, gradients[worst].scale, f"param:{worst}", share)
 
-    def look(self, iteration: Iteration) -> None:
-        """Say the same of a scale below one where no gradients were measured.
+    def check_by_loss(self, iteration: Iteration) -> None:
+        """Say that a scale below one is stuck where no gradients were measured.
 
         The loss is what it was when the largest scale was applied, so the gradients are, too.
         """
@@ -111,7 +112,7 @@ class LowScale:
             return
         if not abs(iteration.loss) <= SAME_LOSS * self._loss_then:
             return
-        losing = self._book.of_kind("grad_underflow") or self._book.of_kind("scale_below_one")
+        losing = self._book.of_kind(GRAD_UNDERFLOW.slug) or self._book.of_kind(SCALE_BELOW_ONE.slug)
         if losing:
             share = losing[-1].evidence.get("lost_share", 0.0)
             self._stuck(iteration, iteration.scale_before, losing[-1].where, share)
@@ -130,7 +131,7 @@ class LowScale:
             "steps_back": steps_back,
             "lost_share": share,
         }
-        made = self._book.again_anywhere("scale_stuck_low", iteration.step, **evidence)
+        made = self._book.again_anywhere(SCALE_STUCK_LOW.slug, iteration.step, **evidence)
         if made is not None:
             return made
         harm = (
@@ -139,8 +140,8 @@ class LowScale:
             else "the loss is being shrunk"
         )
         finding = Finding(
-            kind="scale_stuck_low",
-            severity=Severity.WARNING,
+            kind=SCALE_STUCK_LOW.slug,
+            severity=SCALE_STUCK_LOW.severity,
             where=where,
             summary=(
                 f"The loss scale is stuck at {scale:.6g} since step"
@@ -148,7 +149,7 @@ class LowScale:
                 f" {self._largest_applied:.6g}, which would fit again, the way back takes"
                 f" {steps_back:.0f} steps, and meanwhile {harm}"
             ),
-            advice=ADVICE["scale_stuck_low"],
+            advice=SCALE_STUCK_LOW.advice,
             phase="backward",
             dtype="float16",
             first_step=iteration.step - self._rested + 1,
@@ -156,7 +157,4 @@ class LowScale:
             evidence=evidence,
         )
         self._book.make(finding)
-        for kind in ("scale_collapse", "scale_below_one", "grad_underflow"):
-            for symptom in self._book.of_kind(kind):
-                self._book.explain(symptom, finding)
         return finding

@@ -1,1 +1,1 @@
-"""What is said of each kind of finding."""
+"""Kinds of findings: what a row holds, all rows, and the tables made of them."""

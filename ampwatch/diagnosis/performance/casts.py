@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain, very_likely
 from ampwatch.diagnosis.performance.op_shares import FORWARD, TRAINING, by_module, heaviest, ops_in
 from ampwatch.numerics.units.ops import HALF_DTYPES, Fallback, OpKind
 from ampwatch.wire.records import Finding, Severity
@@ -17,6 +17,38 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.ops import LayerShape, OpCensus, OpKey, OpTally
 
+CAST_OVERHEAD = Kind(
+    slug="cast_overhead",
+    number=33,
+    family=Family.PERFORMANCE,
+    meaning="casts between formats eat what low precision gains",
+    severities=(Severity.INFO,),
+    certainty=certain("casts and their bytes were counted as they ran"),
+    advice=(
+        "Take out manual .float(), .half() and .to(dtype), and let autocast cast; merge float32"
+        " islands into one; keep torch.autocast(cache_enabled=True), the default, so that a weight"
+        " that is used twice is cast once. A larger batch makes the casts of weights count less, and"
+        " torch.compile fuses casts with what is around them."
+    ),
+)
+
+NO_MEMORY_GAIN = Kind(
+    slug="no_memory_gain",
+    number=34,
+    family=Family.PERFORMANCE,
+    meaning="autocast does not save memory",
+    severities=(Severity.INFO,),
+    certainty=very_likely(
+        "bytes of weights, of their copies and of activations were counted in one step"
+    ),
+    advice=(
+        "Autocast halves activations, not weights, gradients or the state of the optimizer. A larger"
+        " batch makes more of it; to save memory on weights use bfloat16 weights with stochastic"
+        " rounding or an 8-bit optimizer (torchao), shard them (fully_shard), or train adapters."
+    ),
+)
+
+
 CASTS_PER_OP = 1.0
 """Casts for each op that computes, in the forward pass. A plain stack of Linear and ReLU has 0.9,
 a transformer 0.5, one without autocast that computes its norms in float32 0.25; a stack that
@@ -27,25 +59,25 @@ RAISED_PER_MATMUL = 0.25
 casts than ops. They alone, and not the casts of weights, are the user's to take out."""
 
 MANY_RAISED_PER_MATMUL = 0.75
-"""The same, however many other ops there are. Four norms in float32 in a layer of a transformer
-make it 0.5."""
+"""Casts back to float32 for each op with FLOPs that are too many however many other ops there are.
+Four norms in float32 in a layer of a transformer make it 0.5."""
 
-FEWEST = 2
-"""Fewer such casts are an output that is wanted in float32."""
+MIN_RAISED = 2
+"""Casts back to float32, at least: fewer are an output that is wanted in float32."""
 
 BYTES_SHARE = 0.2
 """Share of the memory traffic of forward and backward that casts must have."""
 
 PARAMETERS = 2
-"""What autocast casts once in a region for one layer: a weight and a bias."""
+"""Tensors of one layer that autocast casts once in a region: a weight and a bias."""
 
 WORTH_A_WORD = 1 << 17
-"""Fewer bytes of weight copies are nobody's memory problem. Unit: bytes."""
+"""Copies of weights from which memory may be a problem. Unit: bytes."""
 
 
 @dataclass(slots=True)
 class _Sums:
-    """What the ops of a census come to.
+    """Sums over the ops of a census.
 
     Attributes:
         casts: Casts of the forward pass.
@@ -55,7 +87,7 @@ class _Sums:
         ops: Other ops of the forward pass that compute.
         multiplications: Those of them with FLOPs.
         cast_bytes: Bytes that casts read and write, in forward and backward.
-        bytes: The same of all ops.
+        bytes: Bytes that all ops read and write, in forward and backward.
     """
 
     casts: int = 0
@@ -79,7 +111,7 @@ class Casts:
         self._book = book
         self._layers = frozenset(layer.module for layer in layers if layer.module)
 
-    def look(self, census: OpCensus, num_losses: int) -> None:
+    def detect(self, census: OpCensus, num_losses: int) -> None:
         """Take in one census.
 
         Args:
@@ -88,20 +120,20 @@ class Casts:
         """
         sums = _sum(census)
         if sums.bytes and sums.cast_bytes >= BYTES_SHARE * sums.bytes:
-            self._look_for_round_trips(census, sums)
-            self._look_for_recasts(census, sums, num_losses)
-        self._look_for_weight_copies(census)
+            self._check_round_trips(census, sums)
+            self._check_recasts(census, sums, num_losses)
+        self._check_weight_copies(census)
 
-    def _look_for_round_trips(self, census: OpCensus, sums: _Sums) -> None:
+    def _check_round_trips(self, census: OpCensus, sums: _Sums) -> None:
         raised = sums.raised - sums.asked_for
         more_casts = sums.casts > CASTS_PER_OP * sums.ops
         least = RAISED_PER_MATMUL if more_casts else MANY_RAISED_PER_MATMUL
-        if raised < max(FEWEST, least * sums.multiplications) or not sums.multiplications:
+        if raised < max(MIN_RAISED, least * sums.multiplications) or not sums.multiplications:
             return
         what = f"{raised} of them cast back to float32 where autocast does not ask for it, {{most}}"
         self._say(census, sums, by_module(census, FORWARD, _raised_bytes), what, float(raised))
 
-    def _look_for_recasts(self, census: OpCensus, sums: _Sums, num_losses: int) -> None:
+    def _check_recasts(self, census: OpCensus, sums: _Sums, num_losses: int) -> None:
         """Look for layers whose weights are cast more often than once a micro-batch.
 
         Besides its weight and its bias a layer casts its input, at most once a call. What runs
@@ -134,8 +166,8 @@ class Casts:
         share = sums.cast_bytes / sums.bytes
         self._book.make_once(
             Finding(
-                kind="cast_overhead",
-                severity=Severity.INFO,
+                kind=CAST_OVERHEAD.slug,
+                severity=CAST_OVERHEAD.severity,
                 where=where,
                 op="_to_copy",
                 summary=(
@@ -143,7 +175,7 @@ class Casts:
                     f" that compute, at step {census.step}; {what}. Casts move {share:.0%} of the"
                     f" bytes of forward and backward"
                 ),
-                advice=ADVICE["cast_overhead"],
+                advice=CAST_OVERHEAD.advice,
                 phase="forward",
                 first_step=census.step,
                 last_step=census.step,
@@ -157,21 +189,21 @@ class Casts:
             )
         )
 
-    def _look_for_weight_copies(self, census: OpCensus) -> None:
+    def _check_weight_copies(self, census: OpCensus) -> None:
         copies, activations = census.weight_cast_bytes, census.activation_bytes
         if copies < WORTH_A_WORD or copies <= activations:
             return
         self._book.make_once(
             Finding(
-                kind="no_memory_gain",
-                severity=Severity.INFO,
+                kind=NO_MEMORY_GAIN.slug,
+                severity=NO_MEMORY_GAIN.severity,
                 where="",
                 summary=(
                     f"Autocast does not save memory here: until backward the graph keeps"
                     f" {_mebibytes(copies)} of low-precision copies of weights, and only"
                     f" {_mebibytes(activations)} of activations are halved, at step {census.step}"
                 ),
-                advice=ADVICE["no_memory_gain"],
+                advice=NO_MEMORY_GAIN.advice,
                 phase="config",
                 first_step=census.step,
                 last_step=census.step,

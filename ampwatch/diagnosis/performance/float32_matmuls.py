@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
 from ampwatch.diagnosis.performance.gains import saving
 from ampwatch.diagnosis.performance.op_shares import (
     FORWARD,
@@ -22,6 +22,22 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.ops import Machine, OpCensus, OpKey, OpTally
     from ampwatch.settings import Settings
+
+FP32_MATMUL = Kind(
+    slug="fp32_matmul",
+    number=30,
+    family=Family.PERFORMANCE,
+    meaning="most of the work is done in float32, although autocast is used",
+    severities=(Severity.INFO, Severity.WARNING),
+    certainty=certain("the dtypes of the matrix products were read as they ran"),
+    advice=(
+        "Let autocast have the matmuls: take the torch.autocast(device_type, enabled=False) away, or"
+        " draw it around the ops that need float32 only, and cast their results back. What has to"
+        " stay in float32 runs on the tensor cores of GPUs of compute capability 8.0 and newer as"
+        " TF32: torch.set_float32_matmul_precision('high')."
+    ),
+)
+
 
 TF32_FROM = (8, 0)
 """Compute capability of the first GPUs that have TF32, and tensor cores for bfloat16."""
@@ -40,7 +56,7 @@ WORDS = {
 """Why an op ran in float32, in words."""
 
 AUTOCAST_IS_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
-"""Of these ``autocast_inactive`` speaks."""
+"""Reasons that are left to another kind of finding, ``AutocastState``'s."""
 
 
 class Float32Matmuls:
@@ -62,7 +78,7 @@ class Float32Matmuls:
             and not machine.matmul_tf32
         )
 
-    def look(self, census: OpCensus) -> None:
+    def detect(self, census: OpCensus) -> None:
         """Take in one census."""
         totals = by_module(census, FORWARD, flops_of)
         reasons: Counter[Fallback] = Counter()
@@ -102,15 +118,15 @@ class Float32Matmuls:
         )
         self._book.make_once(
             Finding(
-                kind="fp32_matmul",
-                severity=Severity.INFO,
+                kind=FP32_MATMUL.slug,
+                severity=FP32_MATMUL.severity,
                 where=where,
                 op=ops.most_common(1)[0][0],
                 summary=(
                     f"{share:.0%} of the FLOPs of the forward pass are float32 matmuls and"
                     f" convolutions at step {census.step}: {why}"
                 ),
-                advice=ADVICE["fp32_matmul"],
+                advice=FP32_MATMUL.advice,
                 phase="forward",
                 dtype="float32",
                 first_step=census.step,

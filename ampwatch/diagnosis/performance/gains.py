@@ -1,10 +1,11 @@
-"""What it would save to run an op as well as the device can, from its shape."""
+"""Time saved if an op ran as well as the device can, from its shape."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.numerics.units.ops import FP8_DTYPES, HALF_DTYPES, OpKind
+from ampwatch.numerics.formats import PLAIN, kernel_label
+from ampwatch.numerics.units.ops import OpKind
 from ampwatch.numerics.units.roofline import Matmul, recoverable
 
 if TYPE_CHECKING:
@@ -13,10 +14,10 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.ops import Machine, OpKey, OpTally
 
 ITEM_BYTES = {
-    **dict.fromkeys(HALF_DTYPES, 2),
-    **dict.fromkeys(FP8_DTYPES, 1),
-    "float8": 1,
-    "tf32": 4,
+    label: fmt.stored_bits // 8
+    for fmt in PLAIN
+    if fmt.alignment
+    for label in (fmt.name, fmt.kernel_label)
 }
 """Size of an element of what tensor cores multiply, as dtypes of ops and of kernels are called."""
 
@@ -53,7 +54,7 @@ def _saving_of(
     gain = recoverable(
         matmul,
         seconds,
-        peak=machine.peak_flops.get("float8" if dtype in FP8_DTYPES else dtype),
+        peak=machine.peak_flops.get(kernel_label(dtype)),
         bandwidth=machine.memory_bandwidth or None,
         calls=max(1, round(tally.flops / matmul.flops)),
     )

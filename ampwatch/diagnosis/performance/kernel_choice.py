@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
-from ampwatch.diagnosis.performance.float32_matmuls import float32_flops_of
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain, very_likely
+from ampwatch.diagnosis.performance.float32_matmuls import FP32_MATMUL, float32_flops_of
 from ampwatch.diagnosis.performance.gains import ITEM_BYTES, saving
-from ampwatch.diagnosis.performance.op_shapes import unaligned_flops_of
+from ampwatch.diagnosis.performance.op_shapes import DIMS_UNALIGNED, unaligned_flops_of
 from ampwatch.diagnosis.performance.op_shares import TRAINING, by_module, heaviest, ops_in
 from ampwatch.numerics.units.ops import HALF_DTYPES, OpKind
 from ampwatch.wire.records import Finding, Severity
@@ -26,6 +26,36 @@ if TYPE_CHECKING:
         Window,
     )
 
+MATMUL_IS_GEMV = Kind(
+    slug="matmul_is_gemv",
+    number=37,
+    family=Family.PERFORMANCE,
+    meaning="products of a matrix with a vector, which tensor cores cannot help",
+    severities=(Severity.INFO, Severity.WARNING),
+    certainty=certain("the shapes of the ops were read as they ran"),
+    advice=(
+        "Give tensor cores a matrix: process several samples or positions at once instead of one at"
+        " a time, and compute a head with a single output beside others or outside autocast."
+    ),
+)
+
+KERNELS_OUTDATED = Kind(
+    slug="kernels_outdated",
+    number=38,
+    family=Family.PERFORMANCE,
+    meaning="kernels that were written for an older generation of GPUs",
+    severities=(Severity.INFO, Severity.WARNING),
+    certainty=very_likely(
+        "the names of the kernels that ran say which architecture they were made for"
+    ),
+    advice=(
+        "Take a PyTorch built for a newer CUDA, whose cuBLAS and cuDNN have kernels for this GPU. Else"
+        " look at shapes and layouts (multiples of 64, channels_last), and at attention: use"
+        " torch.nn.functional.scaled_dot_product_attention."
+    ),
+)
+
+
 WINDOWS = 2
 """Windows in a row that must agree: one may be of an unusual iteration."""
 
@@ -41,7 +71,7 @@ TOP = 3
 FULL_ALIGNMENT = 16
 """Kernels load no wider. Unit: bytes."""
 
-ROOFED = ("dims_unaligned", "fp32_matmul")
+ROOFED = (DIMS_UNALIGNED, FP32_MATMUL)
 """Kinds of whose ops the census knows the shapes, and so what they could reach."""
 
 
@@ -56,7 +86,7 @@ class _Sort(NamedTuple):
         needs_autocast: Whether they are only wrong under autocast.
     """
 
-    kind: str
+    kind: Kind
     what: str
     is_one: Callable[[KernelTime], bool]
     ops: Callable[[OpKey, OpTally], int]
@@ -86,7 +116,7 @@ class KernelChoice:
         """Take in a census: it knows the modules and shapes that the kernels belong to."""
         self._census = census
 
-    def look(self, window: Window) -> None:
+    def detect(self, window: Window) -> None:
         """Take in one window."""
         if min(window.busy_s, window.wall_s) <= 0.0:
             return
@@ -96,10 +126,10 @@ class KernelChoice:
             kernels = [kernel for kernel in window.kernels if sort.is_one(kernel)]
             seconds = sum(kernel.seconds for kernel in kernels)
             if not seconds or seconds < SHARE * window.busy_s:
-                self._agreeing[sort.kind] = 0
+                self._agreeing[sort.kind.slug] = 0
                 continue
-            self._agreeing[sort.kind] += 1
-            if self._agreeing[sort.kind] >= WINDOWS:
+            self._agreeing[sort.kind.slug] += 1
+            if self._agreeing[sort.kind.slug] >= WINDOWS:
                 self._say(window, sort, kernels, seconds)
 
     def _say(
@@ -116,13 +146,13 @@ class KernelChoice:
         if gain is not None:
             evidence["recoverable_seconds"] = gain
             evidence["gain_ratio"] = gain * window.iterations / window.wall_s
-        finding = self._book.again_anywhere(sort.kind, last, **evidence)
+        finding = self._book.again_anywhere(sort.kind.slug, last, **evidence)
         if finding is None:
             finding = self._make(sort, last, kernels, evidence)
         large = evidence.get("gain_ratio", evidence["wall_share"])
         if large >= WARNING_SHARE and finding.severity is Severity.INFO:
             finding.severity = Severity.WARNING
-            self._book.retell(finding)
+            self._book.report_change(finding)
 
     def _make(
         self, sort: _Sort, last: int, kernels: Sequence[KernelTime], evidence: dict[str, float]
@@ -133,7 +163,7 @@ class KernelChoice:
         up_to = f", of which up to {_ms(gain)} could be won back" if gain is not None else ""
         ops = Counter({kernel.op: kernel.seconds for kernel in kernels if kernel.op})
         finding = Finding(
-            kind=sort.kind,
+            kind=sort.kind.slug,
             severity=Severity.INFO,
             where=where,
             op=max(ops, key=lambda op: ops[op], default=""),
@@ -142,8 +172,8 @@ class KernelChoice:
                 f" {_ms(evidence['kernel_seconds'])} a step, is spent in {sort.what}, as of step"
                 f" {last}{up_to}: {_names(kernels)}"
             ),
-            advice=ADVICE[sort.kind],
-            phase="config" if sort.kind != "fp32_matmul" else "forward",
+            advice=sort.kind.advice,
+            phase="config" if sort.kind is not FP32_MATMUL else "forward",
             dtype=kernels[0].dtype,
             first_step=last,
             last_step=last,
@@ -186,28 +216,28 @@ def _vector_bytes(key: OpKey, tally: OpTally) -> int:
 
 SORTS = (
     _Sort(
-        "dims_unaligned",
+        DIMS_UNALIGNED,
         "tensor-core kernels that load less than 16 bytes at a time, because a dimension is not"
         " aligned",
         _is_misaligned,
         unaligned_flops_of,
     ),
     _Sort(
-        "fp32_matmul",
+        FP32_MATMUL,
         "float32 matmuls on CUDA cores although autocast is used",
         _is_float32,
         float32_flops_of,
         needs_autocast=True,
     ),
     _Sort(
-        "matmul_is_gemv",
+        MATMUL_IS_GEMV,
         "products of matrices with vectors, which tensor cores cannot help",
         _is_low_gemv,
         _vector_bytes,
         needs_autocast=True,
     ),
     _Sort(
-        "kernels_outdated",
+        KERNELS_OUTDATED,
         "tensor-core kernels that were written for an older generation of GPUs",
         _is_old,
         lambda _key, _tally: 0,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
-from ampwatch.diagnosis.performance.float32_matmuls import TF32_FROM, float32_flops_of
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.performance.float32_matmuls import FP32_MATMUL, TF32_FROM, float32_flops_of
 from ampwatch.diagnosis.performance.op_shares import TRAINING, by_module, flops_of, ops_in
+from ampwatch.diagnosis.scale.scale_dynamics import SCALER_WITH_BF16
 from ampwatch.numerics.units.ops import HALF_DTYPES, OpKind
 from ampwatch.wire.records import Finding, Severity
 
@@ -15,6 +16,36 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.ops import Machine, OpCensus, OpKey, OpTally
+
+CPU_ISA_MISSING = Kind(
+    slug="cpu_isa_missing",
+    number=35,
+    family=Family.PERFORMANCE,
+    meaning="the machine has no instructions for the dtype of autocast",
+    severities=(Severity.INFO, Severity.WARNING),
+    certainty=certain("the machine says which instructions it has"),
+    advice=(
+        "Use a dtype that the machine has instructions for. On a CPU without them train in float32,"
+        " or use one with AMX or AVX512-BF16 for bfloat16. On a GPU bfloat16 needs compute"
+        " capability 8.0: before that use float16 autocast with a GradScaler."
+    ),
+)
+
+BACKEND_FLAGS = Kind(
+    slug="backend_flags",
+    number=36,
+    family=Family.PERFORMANCE,
+    meaning="switches that this training would run faster with are off",
+    severities=(Severity.INFO,),
+    certainty=certain("the switches of the backends were read"),
+    advice=(
+        "Switch on what this training can use: torch.set_float32_matmul_precision('high') lets"
+        " float32 matmuls run as TF32 (10 bits of mantissa: keep positions, angles and sums of many"
+        " terms out of matmuls then), and torch.backends.cudnn.benchmark = True searches the fastest"
+        " convolution once per size of input, so only where sizes stay the same."
+    ),
+)
+
 
 REMAINING_SHARE = 0.05
 """Share of the FLOPs that must be float32 for TF32 to be worth a word."""
@@ -26,7 +57,7 @@ FLOAT16_ON_OLD = (
     " This GPU has no bfloat16 units: with float16 autocast the scaler is needed, and the tensor"
     " cores of compute capability 7.0 and newer are used."
 )
-"""What a scaler beside bfloat16 means on a GPU that emulates it."""
+"""Advice on a scaler beside bfloat16 that a GPU emulates."""
 
 
 class MachineFit:
@@ -47,25 +78,25 @@ class MachineFit:
         self._emulates_bfloat16 = capability is not None and capability < TF32_FROM
         self._has_tf32 = capability is not None and capability >= TF32_FROM
 
-    def look(self, step: int) -> None:
+    def check_dtypes(self, step: int) -> None:
         """Look at the dtypes of autocast, which need no census."""
         if self._machine.device_type == "cpu":
-            self._look_for_cpu(step, self._autocast_dtypes)
+            self._check_cpu(step, self._autocast_dtypes)
         if self._emulates_bfloat16 and "bfloat16" in self._autocast_dtypes:
             self._say_emulated(step)
 
-    def look_at(self, census: OpCensus) -> None:
+    def detect(self, census: OpCensus) -> None:
         """Take in one census."""
         computed = {k.dtype for k, t in ops_in(census, TRAINING) if flops_of(k, t)}
         dtypes = {*computed, *census.autocast_dtypes} & HALF_DTYPES
         if census.device_types == {"cpu"}:
-            self._look_for_cpu(census.step, sorted(dtypes))
+            self._check_cpu(census.step, sorted(dtypes))
         if self._emulates_bfloat16 and "cuda" in census.device_types and "bfloat16" in dtypes:
             self._say_emulated(census.step)
         if self._machine.capability is not None and "cuda" in census.device_types:
-            self._look_for_flags(census)
+            self._check_flags(census)
 
-    def _look_for_cpu(self, step: int, dtypes: Iterable[str]) -> None:
+    def _check_cpu(self, step: int, dtypes: Iterable[str]) -> None:
         missing = [dtype for dtype in dtypes if dtype not in self._machine.cpu_dtypes]
         if not missing:
             return
@@ -92,11 +123,11 @@ class MachineFit:
             f" slower than float16, since step {step}",
             evidence,
         )
-        scaler = self._book.get("scaler_with_bf16", "api")
+        scaler = self._book.get(SCALER_WITH_BF16.slug, "api")
         if scaler is not None and not scaler.advice.endswith(FLOAT16_ON_OLD):
             scaler.advice += FLOAT16_ON_OLD
             scaler.evidence |= evidence
-            self._book.retell(scaler)
+            self._book.report_change(scaler)
 
     def _make(
         self,
@@ -108,11 +139,11 @@ class MachineFit:
     ) -> None:
         self._book.make_once(
             Finding(
-                kind="cpu_isa_missing",
+                kind=CPU_ISA_MISSING.slug,
                 severity=severity,
                 where="env",
                 summary=summary,
-                advice=ADVICE["cpu_isa_missing"],
+                advice=CPU_ISA_MISSING.advice,
                 phase="config",
                 dtype=dtype,
                 first_step=step,
@@ -121,7 +152,7 @@ class MachineFit:
             )
         )
 
-    def _look_for_flags(self, census: OpCensus) -> None:
+    def _check_flags(self, census: OpCensus) -> None:
         total = by_module(census, TRAINING, flops_of).total()
         if not total:
             return
@@ -137,8 +168,8 @@ class MachineFit:
         tf32, benchmark = (matmuls + convolutions) / total, unsearched / total
         self._book.make_once(
             Finding(
-                kind="backend_flags",
-                severity=Severity.INFO,
+                kind=BACKEND_FLAGS.slug,
+                severity=BACKEND_FLAGS.severity,
                 where="env",
                 summary=(
                     f"Switches of PyTorch that this training would run faster with are off, at"
@@ -147,7 +178,7 @@ class MachineFit:
                     f" convolutions of sizes that stay the same and that cuDNN has not searched the"
                     f" fastest algorithm for"
                 ),
-                advice=ADVICE["backend_flags"],
+                advice=BACKEND_FLAGS.advice,
                 phase="config",
                 first_step=census.step,
                 last_step=census.step,
@@ -160,7 +191,7 @@ class MachineFit:
 
         None where ``fp32_matmul`` says it already.
         """
-        if not self._has_tf32 or self._book.of_kind("fp32_matmul"):
+        if not self._has_tf32 or self._book.of_kind(FP32_MATMUL.slug):
             return 0, 0
         flops = by_module(census, TRAINING, float32_flops_of).total()
         convolutions = by_module(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
 from ampwatch.diagnosis.performance.op_shares import (
     FORWARD,
     LOW_DTYPES,
@@ -23,6 +23,36 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.ops import LayerShape, Machine, OpCensus, OpKey, OpTally
     from ampwatch.settings import Settings
+
+DIMS_UNALIGNED = Kind(
+    slug="dims_unaligned",
+    number=31,
+    family=Family.PERFORMANCE,
+    meaning="sizes that tensor cores cannot use well",
+    severities=(Severity.INFO, Severity.WARNING),
+    certainty=certain("the shapes of the ops were read as they ran"),
+    advice=(
+        "Pad the dimension to a multiple of 8 (of 16 for float8, of 64 on an A100 or newer): a"
+        " vocabulary of 50257 to 50304, hidden sizes, channels, sequence lengths, the batch"
+        " (DataLoader(drop_last=True)). torch.nn.Linear and Conv take the padded size; the loss"
+        " ignores classes that never occur."
+    ),
+)
+
+LAYOUT_NCHW = Kind(
+    slug="layout_nchw",
+    number=32,
+    family=Family.PERFORMANCE,
+    meaning="convolutions in low precision on tensors with their channels first",
+    severities=(Severity.INFO,),
+    certainty=certain("the memory format of the convolutions' inputs was read"),
+    advice=(
+        "Use channels_last for the model and for its inputs:"
+        " model.to(memory_format=torch.channels_last) and"
+        " images.to(memory_format=torch.channels_last)."
+    ),
+)
+
 
 WORTH_PADDING = 32
 """A smaller dimension, the ten classes of a head, would grow by more than padding it saves."""
@@ -84,7 +114,7 @@ class OpShapes:
         self._autocast_dtypes = autocast_dtypes
         self._layers_are_open = bool(layers)
 
-    def look_at_layers(self) -> None:
+    def check_layers(self) -> None:
         """Look at the layers alone, as soon as it is known that they multiply in low precision.
 
         Weights on the device ``meta`` have nothing but their shapes to be looked at for.
@@ -107,7 +137,7 @@ class OpShapes:
             f" tensor cores need for float16 and bfloat16: {dims.padded} would be. Of all weights"
             f" that are multiplied {share:.0%} are like that, in {len(unaligned)} layers"
         )
-        self._make("dims_unaligned", where, 0, dims, evidence, summary)
+        self._make(where, 0, dims, evidence, summary)
 
     def _counts(self, layer: LayerShape) -> bool:
         return (
@@ -116,12 +146,12 @@ class OpShapes:
             or (layer.device_type == "cuda" and bool(self._autocast_dtypes))
         )
 
-    def look(self, census: OpCensus) -> None:
+    def detect(self, census: OpCensus) -> None:
         """Take in one census."""
-        self._look_for_unaligned(census)
-        self._look_for_nchw(census)
+        self._check_unaligned(census)
+        self._check_nchw(census)
 
-    def _look_for_unaligned(self, census: OpCensus) -> None:
+    def _check_unaligned(self, census: OpCensus) -> None:
         amounts = by_module(census, TRAINING, unaligned_flops_of)
         total = by_module(census, TRAINING, low_flops_of).total()
         share = amounts.total() / max(1, total)
@@ -148,9 +178,9 @@ class OpShapes:
             f" a multiple of {dims.to}, as tensor cores need, at step {census.step}; most of them in"
             f" {where or '(root)'}: {dims.words}, where {dims.padded} would be{cost}"
         )
-        self._make("dims_unaligned", where, census.step, dims, evidence, summary, key)
+        self._make(where, census.step, dims, evidence, summary, key)
 
-    def _look_for_nchw(self, census: OpCensus) -> None:
+    def _check_nchw(self, census: OpCensus) -> None:
         # Of the forward pass: the gradient of a loss may be contiguous whatever the model is.
         amounts = by_module(census, FORWARD, lambda _, tally: tally.nchw_flops)
         total = by_module(census, FORWARD, _low_convolution_flops_of).total()
@@ -163,8 +193,8 @@ class OpShapes:
         )[1]
         self._book.make_once(
             Finding(
-                kind="layout_nchw",
-                severity=Severity.INFO,
+                kind=LAYOUT_NCHW.slug,
+                severity=LAYOUT_NCHW.severity,
                 where=where,
                 op=key.op,
                 summary=(
@@ -173,7 +203,7 @@ class OpShapes:
                     f" {where or '(root)'}: tensor cores work on channels_last, so each such"
                     f" convolution transposes its input and its output, or runs a slower kernel"
                 ),
-                advice=ADVICE["layout_nchw"],
+                advice=LAYOUT_NCHW.advice,
                 phase="config",
                 dtype=key.dtype,
                 first_step=census.step,
@@ -188,7 +218,6 @@ class OpShapes:
 
     def _make(
         self,
-        kind: str,
         where: str,
         step: int,
         dims: _Dims,
@@ -199,12 +228,12 @@ class OpShapes:
         sizes = {name.lower().replace(" ", "_"): float(size) for name, size in dims.sizes.items()}
         self._book.make_once(
             Finding(
-                kind=kind,
+                kind=DIMS_UNALIGNED.slug,
                 severity=Severity.INFO,
                 where=where,
                 op="" if key is None else key.op,
                 summary=summary,
-                advice=ADVICE[kind],
+                advice=DIMS_UNALIGNED.advice,
                 phase="config",
                 dtype="" if key is None else key.dtype,
                 first_step=step,

@@ -49,23 +49,27 @@ class Performance:
         self._machine = MachineFit(book, machine, autocast_dtypes)
         self._kernels = KernelChoice(book, machine, autocast_dtypes)
 
-    def look_at_layers(self) -> None:
+    def check_layers(self) -> None:
         """Look at the shapes of the layers, before anything has run."""
-        self._shapes.look_at_layers()
+        self._shapes.check_layers()
 
-    def look(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration) -> None:
         """Take in one judged iteration, after ``ScaleDynamics`` has."""
         if len(self._autocast_dtypes) != self._known_dtypes:
             self._known_dtypes = len(self._autocast_dtypes)
-            self._shapes.look_at_layers()
-            self._machine.look(iteration.step)
+            self._shapes.check_layers()
+            self._machine.check_dtypes(iteration.step)
         if iteration.census is not None:
             is_scaled = iteration.scaler is not None
-            self.look_at(iteration.census, is_scaled=is_scaled, num_losses=iteration.num_losses)
+            self.check_census(
+                iteration.census, is_scaled=is_scaled, num_losses=iteration.num_losses
+            )
         if iteration.window is not None:
-            self._kernels.look(iteration.window)
+            self._kernels.detect(iteration.window)
 
-    def look_at(self, census: OpCensus, *, is_scaled: bool = False, num_losses: int = 0) -> None:
+    def check_census(
+        self, census: OpCensus, *, is_scaled: bool = False, num_losses: int = 0
+    ) -> None:
         """Take in one census.
 
         Args:
@@ -77,8 +81,8 @@ class Performance:
             # The profiler does not see autocast; who enters a region is known all the same.
             census.autocast_dtypes = tuple(self._autocast_dtypes)
         self._kernels.remember(census)
-        self._state.look(census, is_scaled=is_scaled)
-        self._matmuls.look(census)
-        self._shapes.look(census)
-        self._casts.look(census, num_losses)
-        self._machine.look_at(census)
+        self._state.detect(census, is_scaled=is_scaled)
+        self._matmuls.detect(census)
+        self._shapes.detect(census)
+        self._casts.detect(census, num_losses)
+        self._machine.detect(census)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain, very_likely
+from ampwatch.diagnosis.rounding.at_site import count_once_a_step, finding_at
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
@@ -17,11 +18,57 @@ if TYPE_CHECKING:
         StuckSum,
     )
 
+METRIC_ACCUM_ROUNDING = Kind(
+    slug="metric_accum_rounding",
+    number=24,
+    family=Family.FORWARD_SMALL_NUMBERS,
+    meaning="a running sum that has stopped growing",
+    severities=(Severity.WARNING,),
+    certainty=certain(
+        "the sum was seen to be the same before and after something that is not zero was added"
+    ),
+    advice=(
+        "Add metrics up in float32 or as Python floats: total = torch.zeros((), dtype=torch.float32)"
+        " and total += loss.detach().float(), or total += loss.item() where a sync does not hurt."
+    ),
+)
+
+EMA_ROUNDING = Kind(
+    slug="ema_rounding",
+    number=23,
+    family=Family.UPDATE_PRECISION,
+    meaning="an average of the weights that never moves",
+    severities=(Severity.WARNING,),
+    certainty=certain("the average was seen to be the same after it was updated"),
+    advice=(
+        "Keep the average in float32: torch.optim.swa_utils.AveragedModel(model.float(), ...), or"
+        " copy.deepcopy(model).float() and ema.lerp_(p.float(), 1 - decay); cast it to half only"
+        " where it is used."
+    ),
+)
+
+GRAD_ACCUM_ROUNDING = Kind(
+    slug="grad_accum_rounding",
+    number=22,
+    family=Family.UPDATE_PRECISION,
+    meaning="micro-batches that are lost when gradients are added up",
+    severities=(Severity.WARNING,),
+    certainty=very_likely(
+        "the gradients are kept in 16 bits, and what a micro-batch adds was measured against them"
+    ),
+    advice=(
+        "Add gradients up in float32: keep float32 parameters and use torch.autocast, reduce in"
+        " float32 (fully_shard's MixedPrecisionPolicy(reduce_dtype=torch.float32)), or add p.grad to"
+        " a float32 buffer after each backward. Fewer, larger micro-batches lose less."
+    ),
+)
+
+
 ADDITIONS = 8
 """Additions in a row without effect, after which a sum has stopped growing."""
 
 ADDITIONS_UNGROWN = 32
-"""The same for a sum that nobody has seen grow: it may only be a large number."""
+"""Additions in a row for a sum that nobody has seen grow: it may only be a large number."""
 
 UPDATES = 5
 """Updates of an average in a row without effect, where its rounding forbids any."""
@@ -41,7 +88,7 @@ signs make one of 0.015 in bfloat16."""
 
 ERROR_OF_LOST = 0.01
 LOST_SHARE = 0.5
-"""Less of an error is enough where most elements of a gradient are lost: it grows from there on."""
+"""Error that is enough where this share of a gradient's elements is lost: it grows from there on."""
 
 
 class Accumulation:
@@ -54,14 +101,14 @@ class Accumulation:
     def __init__(self, book: FindingBook) -> None:
         self._book = book
 
-    def look_at_sum(self, stuck: StuckSum) -> None:
+    def observe_sum(self, stuck: StuckSum) -> None:
         """Take in an addition to a running sum that had no effect."""
         needed = ADDITIONS if stuck.grown >= 2 else ADDITIONS_UNGROWN
         if stuck.additions < needed:
             return
         place = "outside of the model" if stuck.site.where == "loss" else f"in {stuck.site.where!r}"
         self._make(
-            "metric_accum_rounding",
+            METRIC_ACCUM_ROUNDING,
             stuck.site,
             stuck.dtype,
             f"A running sum in {stuck.dtype} {place} has stopped growing: at {stuck.total:.6g} the"
@@ -74,7 +121,7 @@ class Accumulation:
             },
         )
 
-    def look_at_average(self, stuck: StuckAverage) -> None:
+    def observe_average(self, stuck: StuckAverage) -> None:
         """Take in an update of an average of weights that had no effect."""
         eps = FORMATS[stuck.dtype].eps
         if stuck.differing < MIN_DIFFERING * stuck.compared:
@@ -87,7 +134,7 @@ class Accumulation:
         if stuck.updates < UPDATES or not (is_certain or slow):
             return
         self._make(
-            "ema_rounding",
+            EMA_ROUNDING,
             stuck.site,
             stuck.dtype,
             f"The moving average of {stuck.site.where} is kept in {stuck.dtype} and does not move:"
@@ -104,13 +151,13 @@ class Accumulation:
             },
         )
 
-    def look_at_gradients(self, summed: GradientSum) -> None:
+    def observe_gradients(self, summed: GradientSum) -> None:
         """Take in a sum of gradients beside the one in float32."""
         is_lost = summed.lost_share >= LOST_SHARE and summed.error >= ERROR_OF_LOST
         if summed.additions < GRADIENTS or not (summed.error >= ERROR or is_lost):
             return
         self._make(
-            "grad_accum_rounding",
+            GRAD_ACCUM_ROUNDING,
             summed.site,
             summed.dtype,
             f"The gradient of {summed.site.where} is added up in {summed.dtype}: after"
@@ -125,28 +172,12 @@ class Accumulation:
         )
 
     def _make(
-        self, kind: str, site: OpSite, dtype: str, summary: str, evidence: dict[str, float]
+        self, kind: Kind, site: OpSite, dtype: str, summary: str, evidence: dict[str, float]
     ) -> None:
-        made = self._book.of_kind(kind)
-        if made:
-            # Other sums of the same training stop as well: one incident, counted once a step.
-            if made[-1].last_step != site.step:
-                own = evidence if made[-1].where == site.where else {}
-                self._book.again(kind, made[-1].where, site.step, **own)
+        made = self._book.of_kind(kind.slug)
+        if not made:
+            self._book.make(finding_at(site, kind, dtype, summary, evidence))
             return
-        self._book.make(
-            Finding(
-                kind=kind,
-                severity=Severity.WARNING,
-                where=site.where,
-                summary=summary,
-                advice=ADVICE[kind],
-                op=site.op,
-                phase=site.phase,
-                dtype=dtype,
-                first_step=site.step,
-                last_step=site.step,
-                evidence=evidence,
-                source=site.source,
-            )
-        )
+        # Other sums of the same training stop as well: their numbers are not those of the first.
+        own = evidence if made[-1].where == site.where else {}
+        count_once_a_step(self._book, made[-1], site.step, **own)

@@ -4,16 +4,63 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.rounding.at_site import count_once_a_step, finding_at
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.rounding import BrokenScale, Fp8Cast, OpSite
     from ampwatch.settings import Settings
 
-FEWEST = 64
+FP8_SATURATION = Kind(
+    slug="fp8_saturation",
+    number=26,
+    family=Family.FP8,
+    meaning="values beyond the range of the scale are clipped",
+    severities=(Severity.WARNING, Severity.INFO),
+    certainty=certain(
+        "values beyond the largest number of the format were counted before the cast"
+    ),
+    advice=(
+        "Scale by the largest magnitude of this very tensor (current scaling) or of blocks of it"
+        " (MXFP8), or give delayed scaling a margin and a shorter history with its maximum"
+        " (Transformer Engine: DelayedScaling(margin=..., amax_history_len=...,"
+        " amax_compute_algo='max')); or keep this layer in bfloat16."
+    ),
+)
+
+FP8_UNDERFLOW = Kind(
+    slug="fp8_underflow",
+    number=27,
+    family=Family.FP8,
+    meaning="most values become zero",
+    severities=(Severity.WARNING,),
+    certainty=certain("values that the cast makes zero were counted before it"),
+    advice=(
+        "One outlier sets the scale for all: scale rows or blocks of their own (torchao:"
+        " rowwise scaling, MXFP8), smooth or clip the outlier channel, or keep this layer in"
+        " bfloat16."
+    ),
+)
+
+FP8_SCALE_NONFINITE = Kind(
+    slug="fp8_scale_nonfinite",
+    number=28,
+    family=Family.FP8,
+    meaning="a tensor of zeros has an infinite scale",
+    severities=(Severity.CRITICAL,),
+    certainty=certain("the scale itself was read, and is not finite"),
+    advice=(
+        "Give the largest magnitude a lower bound before dividing by it: amax.clamp(min=1e-12)"
+        " (Transformer Engine and torchao do, by an epsilon), so that a tensor of zeros stays one."
+    ),
+    proven_late=2,
+)
+
+
+MIN_VALUES = 64
 """Numbers of a cast below which a share says nothing."""
 
 MIN_LOST = 8
@@ -34,21 +81,20 @@ class Fp8:
         self._clipped_share = settings.fp8_clipped_share
         self._flushed_share = settings.fp8_flushed_share
 
-    def look(self, cast: Fp8Cast) -> None:
+    def observe(self, cast: Fp8Cast) -> None:
         """Take in a cast."""
-        if cast.num_values < FEWEST:
+        if cast.num_values < MIN_VALUES:
             return
         if cast.clipped >= max(MIN_LOST, self._clipped_share * cast.num_values):
             self._clipped(cast)
         if cast.flushed >= max(MIN_LOST, self._flushed_share * cast.num_values):
             self._flushed(cast)
 
-    def look_at_scale(self, scale: BrokenScale) -> None:
+    def observe_scale(self, scale: BrokenScale) -> None:
         """Take in a scale that is not finite, and was used."""
         site = scale.site
         self._make(
-            "fp8_scale_nonfinite",
-            Severity.CRITICAL,
+            FP8_SCALE_NONFINITE,
             site,
             scale.dtype,
             f"A scale for {scale.dtype} is not finite: {site.op} in {_place(site.where)} divided by"
@@ -61,13 +107,12 @@ class Fp8:
     def _clipped(self, cast: Fp8Cast) -> None:
         largest = FORMATS[cast.dtype].max
         share = cast.clipped / cast.num_values
-        finding = self._book.get("fp8_saturation", cast.site.where)
+        finding = self._book.get(FP8_SATURATION.slug, cast.site.where)
         # A delayed scale begins with 1 before it has seen anything: that is over after a step.
         if finding is not None and finding.severity is Severity.INFO and not cast.is_first:
             finding.severity = Severity.WARNING
         self._make(
-            "fp8_saturation",
-            Severity.INFO if cast.is_first else Severity.WARNING,
+            FP8_SATURATION,
             cast.site,
             cast.dtype,
             f"{share:.1%} of the numbers cast to {cast.dtype} in {_place(cast.site.where)} in step"
@@ -79,14 +124,14 @@ class Fp8:
                 "largest_of_format": largest,
                 "values": float(cast.num_values),
             },
+            severity=Severity.INFO if cast.is_first else Severity.WARNING,
         )
 
     def _flushed(self, cast: Fp8Cast) -> None:
         fmt = FORMATS[cast.dtype]
         share = cast.flushed / cast.num_values
         self._make(
-            "fp8_underflow",
-            Severity.WARNING,
+            FP8_UNDERFLOW,
             cast.site,
             cast.dtype,
             f"{share:.1%} of the numbers that are not zero became zero when they were cast to"
@@ -98,34 +143,19 @@ class Fp8:
 
     def _make(
         self,
-        kind: str,
-        severity: Severity,
+        kind: Kind,
         site: OpSite,
         dtype: str,
         summary: str,
         evidence: dict[str, float],
+        *,
+        severity: Severity | None = None,
     ) -> None:
-        made = self._book.of_kind(kind)
+        made = self._book.of_kind(kind.slug)
         if made:
-            if made[-1].last_step != site.step:
-                self._book.again(kind, made[-1].where, site.step)
-            return
-        self._book.make(
-            Finding(
-                kind=kind,
-                severity=severity,
-                where=site.where,
-                summary=summary,
-                advice=ADVICE[kind],
-                op=site.op,
-                phase=site.phase,
-                dtype=dtype,
-                first_step=site.step,
-                last_step=site.step,
-                evidence=evidence,
-                source=site.source,
-            )
-        )
+            count_once_a_step(self._book, made[-1], site.step)
+        else:
+            self._book.make(finding_at(site, kind, dtype, summary, evidence, severity=severity))
 
 
 def _place(where: str) -> str:

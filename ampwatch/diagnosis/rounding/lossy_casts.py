@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.rounding.at_site import count_once_a_step, finding_at
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.rounding import LossyCast
 
-KIND = "lossy_integer_cast"
+LOSSY_INTEGER_CAST = Kind(
+    slug="lossy_integer_cast",
+    number=25,
+    family=Family.FORWARD_SMALL_NUMBERS,
+    meaning="positions or counts in a dtype that cannot count so far",
+    severities=(Severity.WARNING, Severity.INFO),
+    certainty=certain(
+        "the values before the cast were whole numbers beyond those that the format can hold"
+    ),
+    advice=(
+        "Build positions, inv_freq and what is computed of them in float32, inside of"
+        " torch.autocast(device_type, enabled=False), and cast only the result (cos and sin) to the"
+        " model's dtype. Keep ids, counts and times as integers."
+    ),
+)
 
 
 class LossyCasts:
@@ -28,10 +43,10 @@ class LossyCasts:
     def __init__(self, book: FindingBook) -> None:
         self._book = book
 
-    def look(self, cast: LossyCast) -> None:
+    def observe(self, cast: LossyCast) -> None:
         """Take in a cast of integers that are too large for its format."""
         severity = Severity.WARNING if cast.is_ordered else Severity.INFO
-        made = self._book.of_kind(KIND)
+        made = self._book.of_kind(LOSSY_INTEGER_CAST.slug)
         evidence = {
             "values": float(cast.num_values),
             "distinct_before": float(cast.distinct),
@@ -43,30 +58,20 @@ class LossyCasts:
         # Positions are cast once in every layer: one incident. An info stands for no warning.
         alike = next((f for f in made if f.severity == severity), None)
         if alike is not None or (made and severity is Severity.INFO):
-            self._count(alike or made[0], site.step)
+            count_once_a_step(self._book, alike or made[0], site.step)
             return
         if any(f.where == site.where for f in made):
             return
         self._book.make(
-            Finding(
-                kind=KIND,
+            finding_at(
+                site,
+                LOSSY_INTEGER_CAST,
+                cast.dtype,
+                _summary(cast),
+                evidence,
                 severity=severity,
-                where=site.where,
-                summary=_summary(cast),
-                advice=ADVICE[KIND],
-                op=site.op,
-                phase=site.phase,
-                dtype=cast.dtype,
-                first_step=site.step,
-                last_step=site.step,
-                evidence=evidence,
-                source=site.source,
             )
         )
-
-    def _count(self, finding: Finding, step: int) -> None:
-        if finding.last_step != step:
-            self._book.again(KIND, finding.where, step)
 
 
 def _summary(cast: LossyCast) -> str:

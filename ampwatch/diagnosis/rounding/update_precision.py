@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, very_likely
 from ampwatch.numerics.formats import FORMATS, HALF
 from ampwatch.wire.records import Finding, Severity, Topic
 
@@ -15,11 +15,28 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
 
+UPDATE_ROUNDING = Kind(
+    slug="update_rounding",
+    number=17,
+    family=Family.UPDATE_PRECISION,
+    meaning="the optimizer steps, and the weights stay where they are",
+    severities=(Severity.WARNING,),
+    certainty=very_likely(
+        "weights were compared before and after the step, in a sample of their elements"
+    ),
+    advice=(
+        "Keep float32 master weights: leave the model in float32 and use torch.autocast instead of"
+        " .bfloat16() or .half(). Else use stochastic rounding (torchao) or Kahan summation (optimi),"
+        " or a larger learning rate."
+    ),
+)
+
+
 UNCHANGED_SHARE = 0.9
 """Share of the elements of a parameter that must stay the same."""
 
 SPAN = 8
-"""Over so many iterations, at least."""
+"""Iterations over which it must have stayed so, at least."""
 
 
 class UpdatePrecision:
@@ -35,7 +52,7 @@ class UpdatePrecision:
         self._nonzero_gradients: dict[str, float] = {}
         self._skipped_at = -math.inf
 
-    def look(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration) -> None:
         """Take in one judged iteration."""
         stuck = []
         if any(iteration.found_inf.values()):
@@ -72,13 +89,13 @@ class UpdatePrecision:
             "gradient_nonzero_share": self._nonzero_gradients[worst.name],
             "parameters": float(len(stuck)),
         }
-        if self._book.again_anywhere("update_rounding", iteration.step, **evidence) is not None:
+        if self._book.again_anywhere(UPDATE_ROUNDING.slug, iteration.step, **evidence) is not None:
             return
         where = f"param:{worst.name}"
         self._book.make(
             Finding(
-                kind="update_rounding",
-                severity=Severity.WARNING,
+                kind=UPDATE_ROUNDING.slug,
+                severity=UPDATE_ROUNDING.severity,
                 where=where,
                 summary=(
                     f"Updates round away: {worst.histogram.zero_share:.1%} of the elements of {where}"
@@ -87,7 +104,7 @@ class UpdatePrecision:
                     f" 2^{mantissa} times smaller than the weight vanishes. {len(stuck)} parameters"
                     f" are like that"
                 ),
-                advice=ADVICE["update_rounding"],
+                advice=UPDATE_ROUNDING.advice,
                 phase="optimizer",
                 dtype=dtype,
                 first_step=max(0, iteration.step - worst.span),

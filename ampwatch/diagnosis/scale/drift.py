@@ -1,4 +1,4 @@
-"""Are unexplained skips more frequent than growth can make up for? A sequential test."""
+"""Sequential test of whether unexplained skips are more frequent than growth makes up for."""
 
 from __future__ import annotations
 

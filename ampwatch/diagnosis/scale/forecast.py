@@ -1,4 +1,4 @@
-"""Where the loss scale is heading, from how often steps are skipped."""
+"""Forecast of the loss scale from the rate at which steps are skipped."""
 
 from __future__ import annotations
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import (
+    AT_FAULT,
+    Family,
+    Kind,
+    after,
+    backwards,
+    certain,
+    during,
+    since,
+)
 from ampwatch.diagnosis.scale.drift import SkipRateTest
 from ampwatch.diagnosis.scale.forecast import SCALE_FLOOR, drift, steps_until
 from ampwatch.wire.records import Finding, Severity, SkipClass
@@ -17,8 +26,101 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings
     from ampwatch.diagnosis.gradients.culprits import Culprits
     from ampwatch.diagnosis.steps.skips import SkipClassifier
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
     from ampwatch.settings import Settings
+
+ANNOUNCED_STEPS = 10
+"""A collapse that begins so soon after an output was said to approach its limit is that."""
+
+
+def _was_announced(collapse: Finding, rise: Finding) -> bool:
+    return 0 <= collapse.first_step - rise.last_step <= ANNOUNCED_STEPS
+
+
+def _began_together(collapse: Finding, left: Finding) -> bool:
+    """Whether the forward that began a collapse has left its trace in a buffer."""
+    return abs(collapse.first_step - left.first_step) <= 1
+
+
+def _goes_on(collapse: Finding, left: Finding) -> bool:
+    """Whether steps were skipped when the forward wrote what gradients are made of."""
+    return collapse.last_step >= left.first_step - 1
+
+
+SCALE_COLLAPSE = Kind(
+    slug="scale_collapse",
+    number=7,
+    family=Family.SCALE_DYNAMICS,
+    meaning="every step is skipped and the scale falls towards zero",
+    severities=(Severity.WARNING, Severity.CRITICAL, Severity.INFO),
+    certainty=certain("skipped steps and the loss scale were read from the scaler"),
+    advice=(
+        "Find the op that overflows: the scale is only the messenger, and lowering it cures nothing"
+        " that does not depend on it. Look at the loss first; if it is finite, at the gradients of"
+        " the optimizer named here before scaler.unscale_(). Stop the run before the scale reaches"
+        " 2^-128: from there on weights become infinite. bfloat16 autocast without a GradScaler"
+        " avoids the float16 limit altogether."
+    ),
+    explained_by=(
+        AT_FAULT
+        + since("unscaled_step", "fp8_scale_nonfinite", "shared_scaler_desync")
+        + after("param_nonfinite")
+        + after("headroom_low", fits=_was_announced)
+        + after("buffer_nonfinite", fits=_began_together)
+        + backwards("param_nonfinite", "scale_below_one", "scale_stuck_low")
+        + backwards("buffer_nonfinite", fits=_goes_on)
+        + during("periodic_skip", "shared_scaler_desync", "compile_backward_autocast", "divergence")
+    ),
+)
+
+SCALE_BELOW_ONE = Kind(
+    slug="scale_below_one",
+    number=8,
+    family=Family.SCALE_DYNAMICS,
+    meaning="training goes on with a loss scale below 1",
+    severities=(Severity.WARNING, Severity.INFO),
+    certainty=certain("the loss scale was read from the scaler at steps that were taken"),
+    advice=(
+        "The float16 range does not fit the gradients of this model: average the loss instead of"
+        " summing it, normalise the targets, or use bfloat16 autocast without a GradScaler."
+    ),
+    explained_by=(
+        AT_FAULT
+        + since("unscaled_step", "fp8_scale_nonfinite", "shared_scaler_desync")
+        + after("range_too_wide")
+        + backwards("range_too_wide", "scale_stuck_low")
+        + during("periodic_skip", "shared_scaler_desync", "compile_backward_autocast", "divergence")
+    ),
+)
+
+SCALE_RUNAWAY = Kind(
+    slug="scale_runaway",
+    number=9,
+    family=Family.SCALE_DYNAMICS,
+    meaning="the scale doubles and doubles and never meets an overflow",
+    severities=(Severity.WARNING,),
+    certainty=certain("every growth of the loss scale was counted, and no overflow came between"),
+    advice=(
+        "Find out why the gradients are all but zero: a detached loss, dead ReLUs, a zero loss"
+        " weight. If autocast is bfloat16 or off, no scaler is needed:"
+        " GradScaler(enabled=(dtype is torch.float16))."
+    ),
+    explained_by=after("scaler_with_bf16"),
+)
+
+SCALER_WITH_BF16 = Kind(
+    slug="scaler_with_bf16",
+    number=10,
+    family=Family.SCALE_DYNAMICS,
+    meaning="a GradScaler is enabled although autocast computes in bfloat16",
+    severities=(Severity.INFO, Severity.WARNING),
+    certainty=certain("the scaler is enabled and every autocast region seen was bfloat16"),
+    advice=(
+        "bfloat16 has the exponent range of float32 and needs no loss scaling; the scaler only adds"
+        " work and can skip steps: GradScaler(enabled=(dtype is torch.float16))."
+    ),
+)
+
 
 STORM_FALL = 2.0**-3
 """How far below every scale that a step was taken with a storm must have brought the scale:
@@ -36,10 +138,6 @@ RECOVERED_GROWTHS = 3
 """Growths in a row, with no skip in between, after which a collapse or a scale below one is over."""
 
 RECOVERED = "; it has recovered since"
-
-
-ANNOUNCED_STEPS = 10
-"""A collapse that begins so soon after an output was said to approach its limit is that."""
 
 
 class ScaleDynamics:
@@ -68,7 +166,9 @@ class ScaleDynamics:
         self._below_one = 0
         self._brought_low = False
 
-    def look(self, iteration: Iteration, verdict: Verdict, autocast_dtypes: Sequence[str]) -> None:
+    def detect(
+        self, iteration: Iteration, verdict: StepVerdict, autocast_dtypes: Sequence[str]
+    ) -> None:
         """Take in one judged iteration.
 
         Args:
@@ -79,7 +179,7 @@ class ScaleDynamics:
         scaler = iteration.scaler
         if scaler is None:
             return
-        self._look_for_bfloat16(iteration, verdict, autocast_dtypes)
+        self._check_bfloat16(iteration, verdict, autocast_dtypes)
         if verdict.set_by_hand:
             self._brought_low = False
             self._skip_rate = SkipRateTest()
@@ -88,18 +188,18 @@ class ScaleDynamics:
             self._growths_in_a_row = 0
         elif verdict.grew:
             self._growths_in_a_row += 1
-            self._look_for_runaway(iteration)
+            self._check_runaway(iteration)
             if self._growths_in_a_row == RECOVERED_GROWTHS:
-                self._is_over("scale_collapse")
+                self._is_over(SCALE_COLLAPSE.slug)
             if self._growths_in_a_row >= RECOVERED_GROWTHS and iteration.loss_scale >= 1.0:
-                self._is_over("scale_below_one")
+                self._is_over(SCALE_BELOW_ONE.slug)
         if verdict.skip_class in (SkipClass.UNPROVOKED, SkipClass.STORM):
-            self._look_for_collapse(iteration, verdict, scaler)
+            self._check_collapse(iteration, verdict, scaler)
         if verdict.applied and not verdict.skipped:
-            self._look_below_one(iteration, verdict)
+            self._check_below_one(iteration, verdict)
 
-    def _look_for_collapse(
-        self, iteration: Iteration, verdict: Verdict, scaler: ScalerSettings
+    def _check_collapse(
+        self, iteration: Iteration, verdict: StepVerdict, scaler: ScalerSettings
     ) -> None:
         rate = self._skip_rate.skipped(iteration.step, verdict.scale_before, scaler)
         storm = (
@@ -112,14 +212,14 @@ class ScaleDynamics:
             return
         since = iteration.step - self._skips.unexplained + 1 if storm else self._skip_rate.since
         where = _optimizers_with_found_inf(iteration)
-        finding = self._book.get("scale_collapse", where)
+        finding = self._book.get(SCALE_COLLAPSE.slug, where)
         if finding is None:
             finding = Finding(
-                kind="scale_collapse",
-                severity=Severity.WARNING,
+                kind=SCALE_COLLAPSE.slug,
+                severity=SCALE_COLLAPSE.severity,
                 where=where,
                 summary="",
-                advice=ADVICE["scale_collapse"],
+                advice=SCALE_COLLAPSE.advice,
                 phase="backward",
                 first_step=since,
                 last_step=iteration.step,
@@ -127,7 +227,6 @@ class ScaleDynamics:
             )
             self._describe(finding, iteration, scaler, since=since, rate=rate)
             self._book.make(finding)
-            self._explain(finding)
             return
         self._is_back(finding)
         again = self._book.count(finding, iteration.step)
@@ -137,24 +236,7 @@ class ScaleDynamics:
             finding.severity = Severity.CRITICAL
         self._describe(finding, iteration, scaler, since=since, rate=rate)
         if again or worse:
-            self._book.retell(finding)
-
-    def _explain(self, collapse: Finding) -> None:
-        """Attach a new collapse to what is known to make gradients non-finite at any scale."""
-        poisoned = self._book.of_kind("param_nonfinite")
-        announced = [
-            f
-            for f in self._book.of_kind("headroom_low")
-            if 0 <= collapse.first_step - f.last_step <= ANNOUNCED_STEPS
-        ]
-        # The forward that began it has left its trace.
-        traced = [
-            f
-            for f in self._book.of_kind("buffer_nonfinite")
-            if abs(collapse.first_step - f.first_step) <= 1
-        ]
-        for root in (*poisoned[:1], *announced[:1], *traced[:1]):
-            self._book.explain(collapse, self._book.root_of(root))
+            self._book.report_change(finding)
 
     def _describe(
         self,
@@ -183,7 +265,7 @@ class ScaleDynamics:
                 f"; most non-finite gradients are those of param:{self._culprits.worst}"
             )
 
-    def _look_below_one(self, iteration: Iteration, verdict: Verdict) -> None:
+    def _check_below_one(self, iteration: Iteration, verdict: StepVerdict) -> None:
         # A scale that the user put there is the user's business.
         if not (verdict.scale_before < 1.0 and self._brought_low):
             self._below_one = 0
@@ -191,27 +273,27 @@ class ScaleDynamics:
         self._below_one += 1
         worst = self._culprits.worst
         where = f"param:{worst}" if worst else _optimizers_of(iteration)
-        made = self._book.of_kind("scale_below_one")
+        made = self._book.of_kind(SCALE_BELOW_ONE.slug)
         where = made[-1].where if made else where
         scale = iteration.loss_scale
         if made:
             self._is_back(made[-1])
         if (
-            self._book.again("scale_below_one", where, iteration.step, loss_scale=scale)
+            self._book.again(SCALE_BELOW_ONE.slug, where, iteration.step, loss_scale=scale)
             or self._below_one < BELOW_ONE_STEPS
         ):
             return
         first = iteration.step - self._below_one + 1
         finding = Finding(
-            kind="scale_below_one",
-            severity=Severity.WARNING,
+            kind=SCALE_BELOW_ONE.slug,
+            severity=SCALE_BELOW_ONE.severity,
             where=where,
             summary=(
                 f"Training goes on with a loss scale of {iteration.loss_scale:.6g} since step"
                 f" {first}: below 1 the loss is being shrunk, so the true gradients are too large"
                 f" for float16"
             ),
-            advice=ADVICE["scale_below_one"],
+            advice=SCALE_BELOW_ONE.advice,
             phase="backward",
             first_step=first,
             last_step=iteration.step,
@@ -219,34 +301,25 @@ class ScaleDynamics:
             evidence={"loss_scale": iteration.loss_scale},
         )
         self._book.make(finding)
-        # The scale came to rest: what looked like a collapse was the way here, and what is
-        # flushed to zero at such a scale is what it costs.
-        for symptom in (
-            *self._book.of_kind("scale_collapse"),
-            *self._book.of_kind("grad_underflow"),
-        ):
-            self._book.explain(symptom, finding)
-        for root in self._book.of_kind("range_too_wide"):
-            self._book.explain(finding, root)
 
-    def _look_for_runaway(self, iteration: Iteration) -> None:
+    def _check_runaway(self, iteration: Iteration) -> None:
         if (
             self._growths_in_a_row < self._settings.runaway_growths
             or iteration.loss_scale < self._settings.runaway_scale
         ):
             return
         scale = iteration.loss_scale
-        if self._book.again("scale_runaway", "api", iteration.step, loss_scale=scale):
+        if self._book.again(SCALE_RUNAWAY.slug, "api", iteration.step, loss_scale=scale):
             return
         finding = Finding(
-            kind="scale_runaway",
-            severity=Severity.WARNING,
+            kind=SCALE_RUNAWAY.slug,
+            severity=SCALE_RUNAWAY.severity,
             where="api",
             summary=(
                 f"The loss scale has grown {self._growths_in_a_row} times in a row to"
                 f" {iteration.loss_scale:.6g} at step {iteration.step} and never met an overflow"
             ),
-            advice=ADVICE["scale_runaway"],
+            advice=SCALE_RUNAWAY.advice,
             phase="backward",
             first_step=iteration.step,
             last_step=iteration.step,
@@ -256,9 +329,6 @@ class ScaleDynamics:
             },
         )
         self._book.make(finding)
-        root = self._book.get("scaler_with_bf16", "api")
-        if root is not None:
-            self._book.explain(finding, root)
 
     def _is_over(self, kind: str) -> None:
         """Say of what the scale has come back from that it is over: nobody has to be woken."""
@@ -266,33 +336,33 @@ class ScaleDynamics:
             if finding.severity is not Severity.INFO:
                 finding.severity = Severity.INFO
                 finding.summary += RECOVERED
-                self._book.retell(finding)
+                self._book.report_change(finding)
 
     def _is_back(self, finding: Finding) -> None:
-        """It was over, and begins again."""
+        """Say that what was over begins again."""
         if finding.severity is Severity.INFO:
             finding.severity = Severity.WARNING
             finding.summary = finding.summary.removesuffix(RECOVERED)
-            self._book.announce(finding)
+            self._book.report_anew(finding)
 
-    def _look_for_bfloat16(
-        self, iteration: Iteration, verdict: Verdict, autocast_dtypes: Sequence[str]
+    def _check_bfloat16(
+        self, iteration: Iteration, verdict: StepVerdict, autocast_dtypes: Sequence[str]
     ) -> None:
         if "bfloat16" not in autocast_dtypes or "float16" in autocast_dtypes:
             return
         scale = iteration.loss_scale
-        if not self._book.again("scaler_with_bf16", "api", iteration.step, loss_scale=scale):
+        if not self._book.again(SCALER_WITH_BF16.slug, "api", iteration.step, loss_scale=scale):
             self._book.make(
                 Finding(
-                    kind="scaler_with_bf16",
-                    severity=Severity.INFO,
+                    kind=SCALER_WITH_BF16.slug,
+                    severity=SCALER_WITH_BF16.severity,
                     where="api",
                     summary=(
                         f"A GradScaler is enabled although autocast runs in bfloat16, since step"
                         f" {iteration.step}: it does useless work, its scale means nothing, and it"
                         f" hides skipped steps"
                     ),
-                    advice=ADVICE["scaler_with_bf16"],
+                    advice=SCALER_WITH_BF16.advice,
                     phase="config",
                     dtype="bfloat16",
                     first_step=iteration.step,
@@ -306,10 +376,10 @@ class ScaleDynamics:
     def _bfloat16_does_harm(self) -> None:
         # As long as the scale rests the scaler only costs time; moving, it skips steps
         # or climbs without end.
-        finding = self._book.get("scaler_with_bf16", "api")
+        finding = self._book.get(SCALER_WITH_BF16.slug, "api")
         if finding is not None and finding.severity is Severity.INFO:
             finding.severity = Severity.WARNING
-            self._book.retell(finding)
+            self._book.report_change(finding)
 
 
 def _collapse_summary(

@@ -5,14 +5,29 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.evidence.scaler import ScalerChange
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
+
+SCALE_RESET = Kind(
+    slug="scale_reset",
+    number=47,
+    family=Family.SCALE_DYNAMICS,
+    meaning="the scale jumps back to its initial value",
+    severities=(Severity.WARNING, Severity.INFO),
+    certainty=certain("the loss scale was read before and after it jumped"),
+    advice=(
+        "Save scaler.state_dict() in every checkpoint, beside the model's and the optimizer's, and"
+        " restore it with scaler.load_state_dict() before the first step. Without one set the scale"
+        " by hand: GradScaler(init_scale=...)."
+    ),
+)
+
 
 JUMP = 4.0
 """How far the scale must have gone up: a checkpoint from one growth earlier is no reset."""
@@ -21,7 +36,7 @@ SKIPS = 2
 """Skips in a row right after it: one may be a probe that would have come anyway."""
 
 SKIPS_UNKNOWN = 3
-"""The same where the scale before is not known, and only the optimizer says that it was restored."""
+"""Skips where the scale before is not known, and only the optimizer says that it was restored."""
 
 
 class ScaleReset:
@@ -40,14 +55,14 @@ class ScaleReset:
         self._before = self._after = math.nan
         self._skips = 0
 
-    def announce(self, change: ScalerChange) -> None:
+    def observe(self, change: ScalerChange) -> None:
         """Take in that the state of the scaler is a new one as of an iteration to come."""
         known = self._announced.get(change.step)
         if known is not None:  # a new scaler whose state was loaded
             change = change._replace(loaded=known.loaded or change.loaded)
         self._announced[change.step] = change
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         if iteration.scaler is None:
             return
@@ -85,7 +100,7 @@ class ScaleReset:
             evidence["scale_before"] = self._before
         if self._skips < (SKIPS if change.known_before else SKIPS_UNKNOWN):
             return
-        if self._book.again("scale_reset", "api", step, **evidence):
+        if self._book.again(SCALE_RESET.slug, "api", step, **evidence):
             return
         since = step - self._skips + 1
         how = "a new state was loaded into the scaler" if change.loaded else "a new GradScaler"
@@ -100,12 +115,12 @@ class ScaleReset:
         )
         self._book.make(
             Finding(
-                kind="scale_reset",
+                kind=SCALE_RESET.slug,
                 # Without the scale before it may be the first training with a scaler at all.
                 severity=Severity.WARNING if change.known_before else Severity.INFO,
                 where="api",
                 summary=summary,
-                advice=ADVICE["scale_reset"],
+                advice=SCALE_RESET.advice,
                 phase="config",
                 first_step=since,
                 last_step=step,

@@ -6,22 +6,41 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, Precedence, very_likely
 from ampwatch.wire.records import Finding, Severity, SkipClass, Topic
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
+
+DIVERGENCE = Kind(
+    slug="divergence",
+    number=51,
+    family=Family.NOT_AMP,
+    meaning="training runs away, and would do so in float32",
+    severities=(Severity.CRITICAL,),
+    certainty=very_likely(
+        "the loss was read step by step, and was larger than ever again and again before the end"
+    ),
+    advice=(
+        "Lower the learning rate, warm it up for longer, or clip gradients"
+        " (torch.nn.utils.clip_grad_norm_ after scaler.unscale_(optimizer)). Another precision or"
+        " loss scale does not help. Go on from a checkpoint of before the rise."
+    ),
+    precedence=Precedence.ALWAYS,
+    is_aftermath=True,
+)
+
 
 FIRST_LOSSES = 2
 """Losses that say where a training began. Unit: steps."""
 
 CALM = 16
-"""So many losses in a row, the largest of them, say where it was later. Losses of critics pass
+"""Losses in a row of which the largest says where a training was later. Losses of critics pass
 through zero, but do not stay there. Unit: steps."""
 
-LEAST = 0.01
+MIN_LEVEL = 0.01
 """A level below this counts as this: many a loss begins at nothing, and a hundred is not much then."""
 
 RISE = 1e3
@@ -36,44 +55,22 @@ bad batch two."""
 
 FAST_RECORDS = 2
 FAST_RISE = 1e6
-"""And where it rises by so much: rates that are far too high need two steps."""
+"""Records that are enough where it rises by ``FAST_RISE``: rates that are far too high need two steps."""
 
 RECORDS_FINITE = 8
-"""The same where everything is finite yet."""
+"""Records that it takes where everything is finite yet."""
 
 NEAR_TOP = 0.1
 """Share of its largest value below which a loss is on the way back."""
 
 BLOWN_UP = 10.0
-"""What weights must have grown by for one record to be enough: no format does that to them."""
+"""Growth of the weights from which one record is enough: no format does that to them."""
 
 GROWN = 1.2
-"""What weights must have grown by, where they were measured."""
+"""Growth of the weights, at least, where they were measured."""
 
 STATE = (Topic.WEIGHT, Topic.ACTIVATION)
-"""What the loss scale does not touch."""
-
-SYMPTOMS = (
-    "headroom_low",
-    "forward_overflow",
-    "silent_overflow",
-    "forward_nan_underflow",
-    "masked_row_nan",
-    "backward_nonfinite_any_scale",
-    "clip_nonfinite_norm",
-    "scale_collapse",
-    "scale_below_one",
-    "scale_stuck_low",
-    "grad_underflow",
-    "range_too_wide",
-    "param_nonfinite",
-    "buffer_nonfinite",
-    "optimizer_eps_underflow",
-    "periodic_skip",
-    "shared_scaler_desync",
-    "fp16_loss_caps_scale",
-)
-"""What numbers that grow without end do sooner or later, in any format."""
+"""Topics that the loss scale does not touch."""
 
 
 class Divergence:
@@ -93,9 +90,8 @@ class Divergence:
         self._newest = math.nan
         self._updated = True
         self._weights: dict[str, tuple[float, float]] = {}
-        self._attached = 0
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration, after the other families have."""
         for r in iteration.ranges:
             if r.topic is Topic.WEIGHT and not r.histogram.nonfinite:
@@ -105,24 +101,23 @@ class Divergence:
             self._follow(abs(iteration.loss), iteration.step)
         self._updated = self._updated or not verdict.skipped
         broke = _has_broken(iteration, verdict)
-        if self._book.of_kind("divergence"):
+        if self._book.of_kind(DIVERGENCE.slug):
             if broke:
-                self._book.again_anywhere("divergence", iteration.step, loss=self._newest)
+                self._book.again_anywhere(DIVERGENCE.slug, iteration.step, loss=self._newest)
         elif self._is_diverging(broke=broke):
             self._say(iteration, broke=broke)
-        self._attach_symptoms()
 
     def _follow(self, loss: float, step: int) -> None:
         self._newest = loss
         self._losses.append(loss)
         if len(self._losses) in (FIRST_LOSSES, CALM):
             level = max(self._losses)
-            if len(self._losses) == FIRST_LOSSES and level > RISE * max(self._losses[0], LEAST):
+            if len(self._losses) == FIRST_LOSSES and level > RISE * max(self._losses[0], MIN_LEVEL):
                 level = self._losses[0]  # it was gone after one update
             if level < self._level:
                 self._level = self._largest = level
                 self._records = 0
-        if loss > max(self._largest, LEAST):
+        if loss > max(self._largest, MIN_LEVEL):
             if not self._records:
                 self._record_since = step
             self._largest = loss
@@ -137,7 +132,7 @@ class Divergence:
         ways = ((RECORDS, RISE), (FAST_RECORDS, FAST_RISE)) if broke else ((RECORDS_FINITE, LOST),)
         if broke and self._growth() >= BLOWN_UP:
             ways = (*ways, (1, RISE))
-        level = max(self._level, LEAST)
+        level = max(self._level, MIN_LEVEL)
         return (
             self._level < math.inf
             and any(self._records >= n and self._newest >= rise * level for n, rise in ways)
@@ -173,15 +168,15 @@ class Divergence:
         end = "before anything stopped being finite" if broke else "and nothing holds it any more"
         self._book.make(
             Finding(
-                kind="divergence",
-                severity=Severity.CRITICAL,
+                kind=DIVERGENCE.slug,
+                severity=DIVERGENCE.severity,
                 where="loss",
                 summary=(
                     f"The training diverges: since step {since} the loss has risen from"
                     f" {self._level:.3g} to {self._newest:.3g}, larger than ever since"
                     f" {self._records} times, {end}{weights}. It would do so in float32 as well"
                 ),
-                advice=ADVICE["divergence"],
+                advice=DIVERGENCE.advice,
                 phase="forward",
                 first_step=since,
                 last_step=step,
@@ -189,18 +184,8 @@ class Divergence:
             )
         )
 
-    def _attach_symptoms(self) -> None:
-        made = self._book.of_kind("divergence")
-        if not made or len(self._book.findings) == self._attached:
-            return
-        self._attached = len(self._book.findings)
-        for kind in SYMPTOMS:
-            for symptom in self._book.of_kind(kind):
-                if symptom.last_step >= made[0].first_step:
-                    self._book.explain(symptom, made[0])
 
-
-def _has_broken(iteration: Iteration, verdict: Verdict) -> bool:
+def _has_broken(iteration: Iteration, verdict: StepVerdict) -> bool:
     """Whether something was not finite that no search for a loss scale explains."""
     if verdict.nonfinite_loss or verdict.skip_class in (SkipClass.UNPROVOKED, SkipClass.STORM):
         return True

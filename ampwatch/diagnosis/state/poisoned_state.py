@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import (
+    AT_FAULT,
+    AT_FAULT_FOR_LONG,
+    Family,
+    Kind,
+    Precedence,
+    before,
+    certain,
+    during,
+    since,
+)
+from ampwatch.diagnosis.rounding.fp8 import FP8_SCALE_NONFINITE
 from ampwatch.wire.records import Finding, Severity, Topic
 
 if TYPE_CHECKING:
@@ -12,6 +23,77 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
+
+
+def _is_root(_buffer: Finding, batch: Finding) -> bool:
+    """Whether a batch that was not finite is to blame, and more than this comes of it."""
+    return batch.root
+
+
+PARAM_NONFINITE = Kind(
+    slug="param_nonfinite",
+    number=19,
+    family=Family.POISONED_STATE,
+    meaning="weights are NaN or infinite",
+    severities=(Severity.CRITICAL,),
+    certainty=certain("NaN and infinities in the weights were counted"),
+    advice=(
+        "Stop, and restore the last good checkpoint. Then find what broke them: the finding this one"
+        " is attached to, or the first non-finite loss or gradient before it."
+    ),
+    explained_by=(
+        before("fp8_scale_nonfinite", "optimizer_eps_underflow")
+        + AT_FAULT
+        + since(
+            "clip_nonfinite_norm",
+            "unscaled_step",
+            "fp8_scale_nonfinite",
+            "shared_scaler_desync",
+            "rank_found_inf_mismatch",
+        )
+        + during("compile_backward_autocast", "divergence")
+    ),
+    precedence=Precedence.IF_BLOWN_UP,
+)
+
+BUFFER_NONFINITE = Kind(
+    slug="buffer_nonfinite",
+    number=20,
+    family=Family.POISONED_STATE,
+    meaning="running statistics were poisoned by a step that was skipped",
+    severities=(Severity.CRITICAL,),
+    certainty=certain("NaN and infinities in the buffer were counted"),
+    advice=(
+        "Reset the running statistics (module.reset_running_stats()) or restore them from a"
+        " checkpoint. Then keep non-finite values out: clip or normalise the inputs, run the layer"
+        " before it in float32 or bfloat16, skip the forward of a bad batch and not only its step."
+    ),
+    explained_by=(
+        before("fp8_scale_nonfinite", "param_nonfinite")
+        + before("nonfinite_input", fits=_is_root)
+        + AT_FAULT_FOR_LONG
+        + since(
+            "clip_nonfinite_norm", "unscaled_step", "fp8_scale_nonfinite", "rank_found_inf_mismatch"
+        )
+        + during("divergence")
+    ),
+    precedence=Precedence.IF_PASSING,
+    is_aftermath=True,
+)
+
+OPTIMIZER_EPS_UNDERFLOW = Kind(
+    slug="optimizer_eps_underflow",
+    number=18,
+    family=Family.UPDATE_PRECISION,
+    meaning="the optimizer divides by zero",
+    severities=(Severity.CRITICAL,),
+    certainty=certain("eps, rounded to the dtype of the optimizer's state, is zero"),
+    advice=(
+        "Keep parameters and optimizer state in float32 and use torch.autocast instead of .half();"
+        " in pure float16 give the optimizer an eps of 1e-4 or more."
+    ),
+    explained_by=during("divergence"),
+)
 
 
 class PoisonedState:
@@ -34,7 +116,7 @@ class PoisonedState:
         self._seen: set[str] = set()
         self._sentinels: set[str] = set()
 
-    def look(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration) -> None:
         """Take in one judged iteration."""
         if self._gradient_broke is None and any(
             r.topic is Topic.GRADIENT and r.histogram.nonfinite for r in iteration.ranges
@@ -62,59 +144,50 @@ class PoisonedState:
         return bool(spreads) and r.name not in self._sentinels
 
     def _say_parameters(self, iteration: Iteration, bad: Sequence[TensorRange]) -> None:
-        root = self._broken_scale() or self._lost_eps_of(iteration, bad)
+        if not self._book.of_kind(FP8_SCALE_NONFINITE.slug):
+            self._say_lost_eps(iteration, bad)
         worst = max(bad, key=lambda r: r.histogram.nonfinite)
         where = f"param:{worst.name}"
         evidence = _evidence(worst, bad)
-        if self._book.again_anywhere("param_nonfinite", iteration.step, **evidence) is not None:
+        if self._book.again_anywhere(PARAM_NONFINITE.slug, iteration.step, **evidence) is not None:
             return
         finding = Finding(
-            kind="param_nonfinite",
-            severity=Severity.CRITICAL,
+            kind=PARAM_NONFINITE.slug,
+            severity=PARAM_NONFINITE.severity,
             where=where,
             summary=(
                 f"{len(bad)} parameters have NaN or infinite elements as of step {iteration.step},"
                 f" most of them in {where}: {_words(worst)}; nothing this training does from here on"
                 f" is of use"
             ),
-            advice=ADVICE["param_nonfinite"],
+            advice=PARAM_NONFINITE.advice,
             phase="optimizer",
             dtype=worst.dtype,
-            root=root is None,
-            caused_by="" if root is None else root.key,
             first_step=iteration.step,
             last_step=iteration.step,
             evidence=evidence,
         )
         self._book.make(finding)
-        for symptom in self._book.of_kind("scale_collapse"):
-            self._book.explain(symptom, root or finding)
 
-    def _broken_scale(self) -> Finding | None:
-        """Return the finding about an infinite scale for FP8: all that is multiplied by it is NaN."""
-        made = self._book.of_kind("fp8_scale_nonfinite")
-        return made[0] if made else None
-
-    def _lost_eps_of(self, iteration: Iteration, bad: Sequence[TensorRange]) -> Finding | None:
+    def _say_lost_eps(self, iteration: Iteration, bad: Sequence[TensorRange]) -> None:
         """Say that ``eps`` is zero in the dtype, if finite gradients have broken the weights."""
-        made = self._book.of_kind("optimizer_eps_underflow")
-        if made:
-            return made[0]
+        if self._book.of_kind(OPTIMIZER_EPS_UNDERFLOW.slug):
+            return
         suspects = [r for r in bad if r.name in self._lost_eps]
         if not suspects or self._gradients_broke_first():
-            return None
+            return
         worst = max(suspects, key=lambda r: r.histogram.nonfinite)
         where, eps = f"param:{worst.name}", self._lost_eps[worst.name]
         finding = Finding(
-            kind="optimizer_eps_underflow",
-            severity=Severity.CRITICAL,
+            kind=OPTIMIZER_EPS_UNDERFLOW.slug,
+            severity=OPTIMIZER_EPS_UNDERFLOW.severity,
             where=where,
             summary=(
                 f"The optimizer's eps of {eps:g} is zero in {worst.dtype}, and so is the square of a"
                 f" small gradient: its step divided by zero and left {_words(worst)} in {where},"
                 f" as of step {iteration.step}"
             ),
-            advice=ADVICE["optimizer_eps_underflow"],
+            advice=OPTIMIZER_EPS_UNDERFLOW.advice,
             phase="optimizer",
             dtype=worst.dtype,
             first_step=iteration.step,
@@ -122,7 +195,6 @@ class PoisonedState:
             evidence={"eps": eps, **_evidence(worst, bad)},
         )
         self._book.make(finding)
-        return finding
 
     def _gradients_broke_first(self) -> bool:
         """Whether gradients were seen to be non-finite while the weights still were finite."""
@@ -133,18 +205,11 @@ class PoisonedState:
         first = bad[0]
         where = f"buffer:{first.name}"
         evidence = _evidence(first, bad)
-        if self._book.again_anywhere("buffer_nonfinite", iteration.step, **evidence) is not None:
+        if self._book.again_anywhere(BUFFER_NONFINITE.slug, iteration.step, **evidence) is not None:
             return
-        weights = self._book.of_kind("param_nonfinite")
-        scale = self._broken_scale()
-        cause = weights[-1].caused_by or weights[-1].key if weights else ""
-        # A batch that was not finite is to blame, and more than this comes of it.
-        batches = [f for f in self._book.of_kind("nonfinite_input") if f.root]
-        cause = cause or (batches[-1].key if batches else "")
-        cause = cause if scale is None else scale.key
         finding = Finding(
-            kind="buffer_nonfinite",
-            severity=Severity.CRITICAL,
+            kind=BUFFER_NONFINITE.slug,
+            severity=BUFFER_NONFINITE.severity,
             where=where,
             summary=(
                 f"{len(bad)} buffers have NaN or infinite elements as of step"
@@ -152,20 +217,14 @@ class PoisonedState:
                 f" step of an optimizer does not undo what the forward has written: evaluation"
                 f" with it gives NaN"
             ),
-            advice=ADVICE["buffer_nonfinite"],
+            advice=BUFFER_NONFINITE.advice,
             phase="forward",
             dtype=first.dtype,
-            root=not cause,
-            caused_by=cause,
             first_step=iteration.step,
             last_step=iteration.step,
             evidence=evidence,
         )
         self._book.make(finding)
-        # What the forward has written there is what the gradients were made of.
-        for collapse in self._book.of_kind("scale_collapse"):
-            if collapse.last_step >= iteration.step - 1:
-                self._book.explain(collapse, self._book.root_of(finding))
 
 
 def _evidence(worst: TensorRange, bad: Sequence[TensorRange]) -> dict[str, float]:

@@ -7,7 +7,15 @@ from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.forward.kinds import NONFINITE_INPUT
+from ampwatch.diagnosis.kinds.kind import (
+    AT_FAULT_FOR_LONG,
+    Family,
+    Kind,
+    Precedence,
+    during,
+    very_likely,
+)
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -15,7 +23,28 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
+
+PERIODIC_SKIP = Kind(
+    slug="periodic_skip",
+    number=48,
+    family=Family.SCALE_DYNAMICS,
+    meaning="the steps that are skipped are always those with a certain loss term",
+    severities=(Severity.WARNING,),
+    certainty=very_likely(
+        "the skipped steps are evenly spaced, more often than chance would have it"
+    ),
+    advice=(
+        "Find what these steps compute and the others do not: a lazy regularisation, a rare batch."
+        " Compute that term in float32 (torch.autocast(device_type, enabled=False)), or give it a"
+        " backward pass and a GradScaler of its own; a growth_interval that is much longer than the"
+        " period keeps the scale low enough for it."
+    ),
+    explained_by=(AT_FAULT_FOR_LONG + during("shared_scaler_desync", "divergence")),
+    precedence=Precedence.IF_PASSING,
+    is_aftermath=True,
+)
+
 
 RECURRENCES = 3
 """Equal distances between skips that nothing else explains: chance makes three of them once in
@@ -50,15 +79,6 @@ STANDS_OUT = 1.5
 
 REMEMBERED = 4096
 """Iterations whose losses are remembered, so the longest period that is looked for. Unit: steps."""
-
-SYMPTOMS = (
-    "scale_collapse",
-    "scale_below_one",
-    "scale_stuck_low",
-    "grad_underflow",
-    "range_too_wide",
-)
-"""What skips do to the scale, and a low scale to gradients."""
 
 
 class _Skip(NamedTuple):
@@ -98,9 +118,8 @@ class PeriodicSkips:
         self._losses: deque[tuple[float, int]] = deque(maxlen=REMEMBERED)
         self._growths = 0
         self._since_growth = math.inf
-        self._attached = 0
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         if iteration.scaler is None:
             return
@@ -115,9 +134,9 @@ class PeriodicSkips:
                         iteration.step, self._growths, stands_out, level, verdict.scale_before
                     )
                     # Some skips are those of the search, or all are not.
-                    said = self._look_at(index, iteration, skip, every=True)
+                    said = self._compare(index, iteration, skip, every=True)
                     if self._since_growth and not said:
-                        self._look_at(index, iteration, skip, every=False)
+                        self._compare(index, iteration, skip, every=False)
             self._losses.clear()
             self._growths, self._since_growth = 0, math.inf
         else:
@@ -125,7 +144,6 @@ class PeriodicSkips:
             self._since_growth += 1
             if verdict.grew:
                 self._growths, self._since_growth = self._growths + 1, 0
-        self._attach_symptoms()
 
     def _stands_out(self, iteration: Iteration) -> bool:
         """Whether the loss is unlike those since the last skip."""
@@ -136,7 +154,7 @@ class PeriodicSkips:
             loss <= STANDS_OUT * max(value for value, _ in self._losses)
         )
 
-    def _look_at(self, index: int, iteration: Iteration, skip: _Skip, *, every: bool) -> bool:
+    def _compare(self, index: int, iteration: Iteration, skip: _Skip, *, every: bool) -> bool:
         """Take in a skip; return whether it is one of a periodic kind.
 
         Args:
@@ -169,7 +187,7 @@ class PeriodicSkips:
     def _is_data_fault(self, skips: Sequence[_Skip]) -> bool:
         return any(
             f.first_step <= skips[-1].step and f.last_step >= skips[-2].step
-            for f in self._book.of_kind("nonfinite_input")
+            for f in self._book.of_kind(NONFINITE_INPUT.slug)
         )
 
     def _say(self, index: int, iteration: Iteration, period: int) -> None:
@@ -179,20 +197,20 @@ class PeriodicSkips:
             "residue": float(step % period),
             "loss_scale": iteration.loss_scale,
         }
-        if self._book.again("periodic_skip", where, step, **evidence):
+        if self._book.again(PERIODIC_SKIP.slug, where, step, **evidence):
             return
         first = step - RECURRENCES * period
         self._book.make(
             Finding(
-                kind="periodic_skip",
-                severity=Severity.WARNING,
+                kind=PERIODIC_SKIP.slug,
+                severity=PERIODIC_SKIP.severity,
                 where=where,
                 summary=(
                     f"Every {period}th step of optimizer {index} is skipped, since step {first}, and"
                     f" none in between: what the loss contains in those steps only is never"
                     f" learnt from"
                 ),
-                advice=ADVICE["periodic_skip"],
+                advice=PERIODIC_SKIP.advice,
                 phase="backward",
                 first_step=first,
                 last_step=step,
@@ -200,16 +218,6 @@ class PeriodicSkips:
                 evidence=evidence,
             )
         )
-
-    def _attach_symptoms(self) -> None:
-        made = self._book.of_kind("periodic_skip")
-        if not made or len(self._book.findings) == self._attached:
-            return
-        self._attached = len(self._book.findings)
-        for kind in SYMPTOMS:
-            for symptom in self._book.of_kind(kind):
-                if symptom.last_step >= made[0].first_step:
-                    self._book.explain(symptom, made[0])
 
 
 def _period(skips: Sequence[_Skip]) -> int | None:

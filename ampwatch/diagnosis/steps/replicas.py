@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.scaler import ReplicaVerdicts
+
+RANK_FOUND_INF_MISMATCH = Kind(
+    slug="rank_found_inf_mismatch",
+    number=50,
+    family=Family.STEP_BOOKKEEPING,
+    meaning="some ranks skip a step that others take",
+    severities=(Severity.CRITICAL,),
+    certainty=certain("the ranks' own verdicts on the same step differ"),
+    advice=(
+        "Make the ranks agree before they step: all-reduce found_inf (the maximum) between"
+        " scaler.unscale_(optimizer) and scaler.step(optimizer), or use"
+        " torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, which does. From here on the"
+        " replicas are different models: restore a checkpoint."
+    ),
+)
 
 
 class Replicas:
@@ -27,15 +42,15 @@ class Replicas:
         here = "skips it" if seen.here else "takes it"
         self._book.make_once(
             Finding(
-                kind="rank_found_inf_mismatch",
-                severity=Severity.CRITICAL,
+                kind=RANK_FOUND_INF_MISMATCH.slug,
+                severity=RANK_FOUND_INF_MISMATCH.severity,
                 where=f"optimizer:{seen.optimizer}",
                 summary=(
                     f"{seen.skipping} of {seen.replicas} replicas skip step {seen.step} at a loss"
                     f" scale of {seen.loss_scale:.6g} (this one {here}), after {seen.common_steps}"
                     f" steps together: from here on their weights and scales are different"
                 ),
-                advice=ADVICE["rank_found_inf_mismatch"],
+                advice=RANK_FOUND_INF_MISMATCH.advice,
                 phase="optimizer",
                 first_step=seen.step,
                 last_step=seen.step,

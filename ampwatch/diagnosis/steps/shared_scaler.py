@@ -5,14 +5,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, before, certain, during
 from ampwatch.diagnosis.scale.forecast import alarm_rate
 from ampwatch.wire.records import OTHER_OPTIMIZERS, Finding, Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
+
+
+def _overlaps(desync: Finding, batch: Finding) -> bool:
+    """Whether batches that were not finite came while the optimizers fell apart."""
+    return (
+        batch.root and batch.first_step <= desync.last_step and batch.last_step >= desync.first_step
+    )
+
+
+SHARED_SCALER_DESYNC = Kind(
+    slug="shared_scaler_desync",
+    number=49,
+    family=Family.STEP_BOOKKEEPING,
+    meaning="two optimizers share a scaler, and one is skipped far more often",
+    severities=(Severity.WARNING,),
+    certainty=certain("skipped steps were counted for each optimizer of the scaler"),
+    advice=(
+        "Find what overflows in the forward or the loss of the optimizer named here. Give each"
+        " optimizer its own GradScaler, or skip both when one is skipped."
+    ),
+    explained_by=(before("nonfinite_input", fits=_overlaps) + during("divergence")),
+    proven_late=64,
+)
+
 
 RELAPSES = 5
 """Skips below a scale at which the optimizer has already stepped, since it was first seen or the
@@ -23,20 +47,20 @@ RATE = 0.25
 """Share of its steps that an optimizer is skipped in, from which it is no noise."""
 
 RATE_OF_DEEP = 0.08
-"""The same, of one that has been skipped far below a scale that fitted."""
+"""Share of its steps for an optimizer that has been skipped far below a scale that fitted."""
 
 RATE_RATIO = 3.0
-"""The same, in multiples of the rate that growth just makes up for."""
+"""Share of its steps, in multiples of the rate that growth just makes up for."""
 
 FAR_BELOW = 2.0**-4
-"""Skips so far below a scale at which the optimizer has stepped are no search of the scaler, however
-often that grows."""
+"""Skips this far below a scale at which the optimizer has stepped are no search of the scaler,
+however often that grows."""
 
 MIN_DEEP = 3
-"""Skips of that kind that are no accident."""
+"""Skips far below a scale that fitted that are no accident."""
 
-FEWER = 0.25
-"""The other optimizer has at most this share of them."""
+MAX_SHARE_OF_OTHER = 0.25
+"""Share of an optimizer's skips or relapses that another one, which is well, may have."""
 
 NEVER = 8
 """Attempts, all skipped, of an optimizer that has never stepped: below a scale of 1, or with a loss
@@ -45,18 +69,10 @@ that is not finite, no scale is being looked for."""
 FORGET_AFTER = 200
 """Steps of an optimizer in a row that end what was held against it. Unit: steps."""
 
-SYMPTOMS = (
-    "scale_collapse",
-    "scale_below_one",
-    "scale_stuck_low",
-    "grad_underflow",
-    "periodic_skip",
-)
-
 
 @dataclass(slots=True)
 class _Account:
-    """What happened to one optimizer.
+    """Account of what happened to one optimizer.
 
     Attributes:
         attempts: Steps attempted.
@@ -121,9 +137,8 @@ class SharedScaler:
     def __init__(self, book: FindingBook) -> None:
         self._book = book
         self._accounts: dict[int, _Account] = {}
-        self._attached = 0
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         if iteration.scaler is None:
             return
@@ -138,7 +153,6 @@ class SharedScaler:
             for index, found_inf in iteration.found_inf.items():
                 if found_inf and index != OTHER_OPTIMIZERS:
                     self._compare(index, iteration)
-        self._attach_symptoms()
 
     def _compare(self, index: int, iteration: Iteration) -> None:
         account = self._accounts[index]
@@ -163,17 +177,12 @@ class SharedScaler:
             "skipped_of_other": float(min(a.skips for a in others)),
             "loss_scale": iteration.loss_scale,
         }
-        if self._book.again("shared_scaler_desync", where, step, **evidence):
+        if self._book.again(SHARED_SCALER_DESYNC.slug, where, step, **evidence):
             return
-        roots = [
-            f
-            for f in self._book.of_kind("nonfinite_input")
-            if f.root and f.first_step <= step and f.last_step >= account.since
-        ]
         first = step if account.since < 0 else account.since
         finding = Finding(
-            kind="shared_scaler_desync",
-            severity=Severity.WARNING,
+            kind=SHARED_SCALER_DESYNC.slug,
+            severity=SHARED_SCALER_DESYNC.severity,
             where=where,
             summary=(
                 f"Optimizers share a GradScaler, and optimizer {index} is skipped far more often:"
@@ -181,27 +190,14 @@ class SharedScaler:
                 f" {min(a.skips for a in others)}, as of step {step}; it falls behind, and its"
                 f" overflows lower the scale of all of them"
             ),
-            advice=ADVICE["shared_scaler_desync"],
+            advice=SHARED_SCALER_DESYNC.advice,
             phase="optimizer",
-            root=not roots,
-            caused_by=roots[0].key if roots else "",
             first_step=first,
             last_step=step,
             count=account.skips,
             evidence=evidence,
         )
         self._book.make(finding)
-
-    def _attach_symptoms(self) -> None:
-        made = self._book.of_kind("shared_scaler_desync")
-        if not made or len(self._book.findings) == self._attached:
-            return
-        self._attached = len(self._book.findings)
-        root = self._book.root_of(made[0])
-        for kind in SYMPTOMS:
-            for symptom in self._book.of_kind(kind):
-                if symptom.last_step >= made[0].first_step:
-                    self._book.explain(symptom, root)
 
 
 def _keeps_relapsing(account: _Account, iteration: Iteration) -> bool:
@@ -219,5 +215,5 @@ def _is_well(other: _Account, account: _Account) -> bool:
     if other.attempts - other.skips < RELAPSES:
         return False
     if account.is_stuck:
-        return other.skips <= FEWER * account.skips
-    return other.relapses <= FEWER * account.relapses
+        return other.skips <= MAX_SHARE_OF_OTHER * account.skips
+    return other.relapses <= MAX_SHARE_OF_OTHER * account.relapses

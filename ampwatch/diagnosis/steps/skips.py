@@ -1,4 +1,4 @@
-"""Skips are not all alike: which class a skipped step belongs to."""
+"""Classes of skipped steps: a scaler's own search, and what is none."""
 
 from __future__ import annotations
 

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.advice import ADVICE
+from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
 from ampwatch.wire.records import Finding, Severity, SkipClass
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.steps.steps import Verdict
+    from ampwatch.diagnosis.steps.steps import StepVerdict
     from ampwatch.settings import Settings
+
+SCHEDULER_AHEAD = Kind(
+    slug="scheduler_ahead",
+    number=11,
+    family=Family.STEP_BOOKKEEPING,
+    meaning="the learning-rate scheduler moves although the optimizer did not",
+    severities=(Severity.INFO, Severity.WARNING),
+    certainty=certain(
+        "steps of the scheduler and skipped steps of its optimizer were counted in the same iterations"
+    ),
+    advice=(
+        "Step the scheduler only when the optimizer has stepped: `if not"
+        " watch.last_step.skipped: scheduler.step()`; with a fused optimizer on a GPU, where only"
+        " the device knows, compare scaler.get_scale() before and after scaler.update()"
+        " (accelerate: accelerator.optimizer_step_was_skipped)."
+    ),
+)
 
 
 STEPWISE_SHARE = 0.5
@@ -41,7 +58,7 @@ class StepBookkeeping:
         self._steps: dict[int, int] = {}
         self._moves: dict[int, int] = {}
 
-    def look(self, iteration: Iteration, verdict: Verdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         for index, found_inf in iteration.found_inf.items():
             self._steps[index] = self._steps.get(index, 0) + 1
@@ -58,15 +75,15 @@ class StepBookkeeping:
 
     def _ahead(self, index: int, step: int) -> None:
         where = f"optimizer:{index}"
-        finding = self._book.get("scheduler_ahead", where)
+        finding = self._book.get(SCHEDULER_AHEAD.slug, where)
         if finding is None:
             self._book.make(
                 Finding(
-                    kind="scheduler_ahead",
-                    severity=Severity.INFO,
+                    kind=SCHEDULER_AHEAD.slug,
+                    severity=SCHEDULER_AHEAD.severity,
                     where=where,
                     summary=_summary(index, 1, step),
-                    advice=ADVICE["scheduler_ahead"],
+                    advice=SCHEDULER_AHEAD.advice,
                     phase="optimizer",
                     first_step=step,
                     last_step=step,
@@ -83,7 +100,7 @@ class StepBookkeeping:
             finding.severity = Severity.WARNING if alarm else Severity.INFO
             finding.summary = _summary(index, finding.count, finding.first_step)
             finding.evidence["scheduler_steps_ahead"] = float(finding.count)
-            self._book.retell(finding)
+            self._book.report_change(finding)
 
 
 def _summary(index: int, ahead: int, first: int) -> str:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Verdict:
-    """What became of one iteration.
+class StepVerdict:
+    """Verdict on one iteration: how the scale moved, and whether a step was skipped.
 
     Attributes:
         skip_class: Why a step of it was skipped; ``NONE`` if none was.
@@ -54,14 +54,14 @@ class StepJudge:
         self._scale = math.nan
         self._next_step = 0
 
-    def judge(self, iteration: Iteration) -> Verdict:
+    def judge(self, iteration: Iteration) -> StepVerdict:
         """Return the verdict on the next iteration."""
         nonfinite_loss = bool(iteration.num_losses) and not math.isfinite(iteration.loss)
         if iteration.scaler is None:
-            return Verdict(SkipClass.NONE, math.nan, nonfinite_loss=nonfinite_loss)
+            return StepVerdict(SkipClass.NONE, math.nan, nonfinite_loss=nonfinite_loss)
         before = iteration.scale_before
-        verdict = Verdict(SkipClass.NONE, before, nonfinite_loss=nonfinite_loss)
-        self._look_at_scale(iteration, verdict)
+        verdict = StepVerdict(SkipClass.NONE, before, nonfinite_loss=nonfinite_loss)
+        self._note_scale(iteration, verdict)
         if any(iteration.found_inf.values()):
             verdict.skip_class = self._skips.skipped(
                 iteration.scaler, before, nonfinite_loss=nonfinite_loss
@@ -71,7 +71,7 @@ class StepJudge:
         verdict.applied = not all(iteration.found_inf.values())
         return verdict
 
-    def _look_at_scale(self, iteration: Iteration, verdict: Verdict) -> None:
+    def _note_scale(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Note how the scale moved, and whether somebody moved it since the last update."""
         follows = iteration.step == self._next_step and not math.isnan(self._scale)
         if follows and not _near(iteration.scale_before, self._scale):
@@ -85,7 +85,7 @@ class StepJudge:
         _note_movement(iteration, verdict)
 
 
-def _note_movement(iteration: Iteration, verdict: Verdict) -> None:
+def _note_movement(iteration: Iteration, verdict: StepVerdict) -> None:
     """Note the scaler's own growth or backoff."""
     scaler, before, after = iteration.scaler, iteration.scale_before, iteration.loss_scale
     if scaler is None:
@@ -123,7 +123,7 @@ class Totals:
         self.steps: dict[int, int] = {}
         self.skipped: dict[int, list[int]] = {}
 
-    def add(self, iteration: Iteration, verdict: Verdict) -> None:
+    def add(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Count one iteration."""
         self.growths += verdict.grew
         self.backoffs += verdict.backed_off

@@ -24,8 +24,8 @@ from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Site
 from ampwatch.host.daemon.watcher import RingWatcher
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.gpu.choice import gpu_collector
-from ampwatch.host.metrics.samples import CollectorPass
+from ampwatch.host.fleet.passes import CollectorPass
+from ampwatch.host.gpu.collector import gpu_collector
 from ampwatch.runtime import ring_directories, runtime_directory
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, read_info
 from ampwatch.wire.ring.layout import LAYOUT
@@ -40,18 +40,18 @@ STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 
 STUCK_SECONDS = 30.0
 STUCK_POLLS = 10
-"""The loop counts as stuck after so long, and so many polls, without looking into the rings."""
+"""The loop counts as stuck when the rings were not read for both of these. Unit: s; polls."""
 
 LOCK_SECONDS = 2.0
 """Patience with somebody who holds the lock without serving: a daemon that starts, or
-a training process that looks for a moment whether there is one."""
+a training process that takes it for a moment to find out whether there is one. Unit: s."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What a daemon is told besides the settings.
+class DaemonOptions:
+    """Wishes of the command line that are no settings.
 
     Attributes:
         machine: Read the rings of every user.
@@ -71,18 +71,18 @@ class Daemon:
 
     Args:
         settings: The checked settings.
-        options: What else it was told.
+        options: Wishes that are no settings.
         clock: Unix time. Unit: s.
 
     Raises:
-        DaemonError: If it cannot listen, or cannot honour what it was told.
+        DaemonError: If it cannot listen, or cannot honour a wish.
 
     Attributes:
         fleet: What it knows.
     """
 
     def __init__(
-        self, settings: Settings, options: Options, clock: Callable[[], float] = time.time
+        self, settings: Settings, options: DaemonOptions, clock: Callable[[], float] = time.time
     ) -> None:
         self._settings = settings
         self._options = options
@@ -129,11 +129,11 @@ class Daemon:
 
     @property
     def is_open_to_all(self) -> bool:
-        """Whether other machines are answered without a password or certificate."""
+        """True if other machines are answered without a password or certificate."""
         return not (self._server.is_loopback or self._server.asks_who)
 
     def run(self, lock: DaemonLock) -> None:
-        """Serve until told to end, or until idle; then let go of everything.
+        """Serve until a signal ends it, or until idle; then let go of everything.
 
         Args:
             lock: The lock that makes this the one daemon; released at the end.
@@ -143,6 +143,7 @@ class Daemon:
         """
         # Before any thread: all of them inherit it, and the signals wait for the loop.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        # A daemon thread: where the loop ends by an error, it must not keep the process alive.
         listener = threading.Thread(target=self._server.serve_forever, daemon=True)
         listener.start()
         if self._gpus is not None:
@@ -159,10 +160,11 @@ class Daemon:
         logger.info("the daemon has ended")
 
     def step(self) -> None:
-        """Look into the rings once."""
+        """Read the rings once."""
         started = time.monotonic()
         success = self._watcher.poll()
         self._polled_at = time.monotonic()
+        # A scrape reads the passes under this lock, from a thread of the server.
         with self.fleet.lock:
             self._passes["rings"] = CollectorPass(success, self._polled_at - started)
         if self._watcher.num_followed or self.fleet.ranks():
@@ -177,6 +179,7 @@ class Daemon:
         # The signals are taken here, not in a handler: that could interrupt a lock's holder.
         while signal.sigtimedwait(STOP_SIGNALS, self._settings.poll_seconds) is None:
             self.step()
+            # Without its listener the loop would go on for ever behind a page that nobody can reach.
             if not listener.is_alive():
                 msg = "expected the HTTP server to run for the daemon's life, got its end; see the traceback above"
                 raise DaemonError(msg)
@@ -204,12 +207,12 @@ class Daemon:
         return time.monotonic() - self._polled_at > patience
 
 
-def serve(settings: Settings, options: Options, lock_fd: int | None = None) -> None:
+def serve(settings: Settings, options: DaemonOptions, lock_fd: int | None = None) -> None:
     """Be the daemon, in this process or, for the launcher, in a detached child.
 
     Args:
         settings: The checked settings.
-        options: What else it was told.
+        options: Wishes that are no settings.
         lock_fd: Descriptor of the lock that the launcher took. Then the daemon detaches as
             soon as it listens, and this process exits with 0.
 
@@ -250,7 +253,7 @@ def _other_daemon(info: DaemonInfo | None) -> str:
     return f"{expected}ampwatch {info.version} at {info.url}; open that, or end it with `kill {info.pid}`"
 
 
-def _directories(settings: Settings, options: Options) -> Callable[[], Iterable[Path]]:
+def _directories(settings: Settings, options: DaemonOptions) -> Callable[[], Iterable[Path]]:
     if options.machine and not settings.ring_dir:
         check_may_tidy_all()
         return MachineDirectories(settings.runtime_dir)
@@ -258,7 +261,7 @@ def _directories(settings: Settings, options: Options) -> Callable[[], Iterable[
     return lambda: places
 
 
-def _own_names(options: Options) -> frozenset[str]:
+def _own_names(options: DaemonOptions) -> frozenset[str]:
     """Return the further names under which clients may come."""
     if not options.external_address:
         return frozenset()

@@ -44,7 +44,7 @@ class Asset:
 
 
 def find_assets() -> dict[str, Asset]:
-    """Return what the page is made of, by path of the URL.
+    """Return the files of the page, by path of the URL.
 
     Plotly is served from its own package, if that is installed; it is not imported.
     """

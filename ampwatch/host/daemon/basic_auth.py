@@ -1,7 +1,7 @@
-"""Basic authentication against bcrypt hashes, without telling who exists.
+"""Basic authentication against bcrypt hashes, without revealing which names exist.
 
-Every refused name costs the same time, one check runs at a time, and what was
-right is remembered for a short while: a bcrypt check takes about 50 ms of a core.
+Every refused name costs the same time, one check runs at a time, and a right password
+is remembered for a short while: a bcrypt check takes about 50 ms of a core.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ class BasicAuth:
         self._right: dict[str, tuple[bytes, float]] = {}
 
     def allows(self, header: str) -> bool:
-        """Tell whether ``header``, the value of ``Authorization``, names a user and its password."""
+        """Return whether ``header``, the value of ``Authorization``, names a user and its password."""
         credentials = _credentials(header)
         if credentials is None:
             return False
         name, password = credentials
         digest = hmac.digest(self._key, password, hashlib.sha256)
+        # What is remembered is a digest under a key of this process, never the password itself.
         remembered, until = self._right.get(name, (b"", 0.0))
         if hmac.compare_digest(digest, remembered) and self._clock() < until:
             return True
@@ -58,6 +59,7 @@ class BasicAuth:
 
     def _check(self, name: str, password: bytes) -> bool:
         hashed = self._users.get(name, self._decoy)
+        # One at a time: a client that guesses must not take all cores away from the training.
         with self._one_at_a_time:
             try:
                 right = self._bcrypt.checkpw(password, hashed)

@@ -46,6 +46,7 @@ def cut(descriptor: int) -> None:
     size = os.fstat(descriptor).st_size
     if size > MAX_LOG:
         end = os.pread(descriptor, KEPT_LOG, size - KEPT_LOG)
+        # The descriptor appends, so that the next write lands at the new end, whatever its offset.
         os.ftruncate(descriptor, 0)
         os.write(descriptor, end[end.find(b"\n") + 1 :])
 
@@ -64,6 +65,7 @@ def detach(directory: Path, parent_says: Callable[[int], None]) -> None:
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(log, flags, 0o600)
     cut(descriptor)
+    # No thread has been started yet: a child of ``fork`` has none of them, but keeps their locks.
     pid = os.fork()
     if pid:
         parent_says(pid)

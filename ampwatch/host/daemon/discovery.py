@@ -1,8 +1,7 @@
 """Finds ring files: lists the ring directories, trusts nothing that lies in them.
 
-Another user can put files, links and pipes where a daemon looks. Taken are
-regular files only, of the user who owns the directory, in directories that are
-no links.
+Another user can put files, links and pipes into these directories. Only regular
+files are taken, of the user who owns the directory, in directories that are no links.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ MAX_RINGS = 256
 that nobody can make the daemon run out of descriptors by touching files."""
 
 REFRESH_SECONDS = 5.0
-"""How long the list of all users' directories is good: /tmp can have very many entries."""
+"""Age at which the list of all users' directories is made anew: /tmp can have very many entries."""
 
 CAP_DAC_OVERRIDE = 1 << 1  # linux/capability.h
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What tells one version of a file from the next; a replaced file has another inode."""
+    """The version of a file, by its ``stat``; a replaced file has another inode."""
 
     device: int
     inode: int
@@ -48,37 +47,38 @@ class Signature:
         return cls(status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
 
     def is_same_file(self, other: Signature) -> bool:
-        """Tell whether both are of one file, whatever was written to it meanwhile."""
+        """Return whether both are of one file, whatever was written to it meanwhile."""
         return (self.device, self.inode) == (other.device, other.inode)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What one look into the directories found.
+class FoundRings:
+    """The ring files of one pass over the directories.
 
     Attributes:
         rings: Signature by path of what may be a ring; in each directory the oldest first,
             so that a run that was restarted comes after its predecessor.
-        problems: Why a directory or file is not looked into, by path.
+        problems: Why a directory or file is left alone, by path.
     """
 
     rings: dict[Path, Signature]
     problems: dict[Path, str]
 
 
-def find_rings(directories: Iterable[Path], *, any_user: bool) -> Found:
-    """Look for ring files.
+def find_rings(directories: Iterable[Path], *, any_user: bool) -> FoundRings:
+    """Find ring files.
 
     Args:
-        directories: Where to look; those that do not exist are passed over.
+        directories: Where rings may be; those that do not exist are passed over.
         any_user: Take directories of every user, else of the effective user alone.
 
     Cost:
         One ``listdir`` for each directory and one ``stat`` for each ring.
     """
-    found = Found({}, {})
+    found = FoundRings({}, {})
     for directory in directories:
         try:
+            # Not ``stat``: in /tmp anybody can make a link by this name to a directory of theirs.
             status = directory.lstat()
             if not stat.S_ISDIR(status.st_mode):
                 found.problems[directory] = "expected a directory, found a link or file; remove it"
@@ -87,7 +87,7 @@ def find_rings(directories: Iterable[Path], *, any_user: bool) -> Found:
                     f"expected a directory of uid {os.geteuid()}, found one of uid {status.st_uid}; remove it or set AMPWATCH_RING_DIR"
                 )
             else:
-                _look_into(directory, status, found)
+                _list_rings(directory, status, found)
         except FileNotFoundError:  # noqa: PERF203 - two directories
             continue
         except OSError as error:
@@ -109,10 +109,12 @@ def opened_directory(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _look_into(directory: Path, expected: os.stat_result, found: Found) -> None:
+def _list_rings(directory: Path, expected: os.stat_result, found: FoundRings) -> None:
     with opened_directory(directory) as descriptor:
         if not os.path.samestat(os.fstat(descriptor), expected):
-            return  # replaced just now; the next look tells
+            # Replaced between ``lstat`` and ``open``: what was checked is not what is open.
+            # The next poll takes it, if it passes the checks.
+            return
         statuses = dict(_ring_files(descriptor))
     oldest_first = sorted(statuses, key=lambda name: statuses[name].st_mtime_ns)
     if len(statuses) > MAX_RINGS:
@@ -121,6 +123,7 @@ def _look_into(directory: Path, expected: os.stat_result, found: Found) -> None:
         )
     for name in oldest_first[-MAX_RINGS:]:
         path, status = directory / name, statuses[name]
+        # A pipe would block the daemon when it is opened; a link could name any file that root may read.
         if not stat.S_ISREG(status.st_mode) or status.st_uid != expected.st_uid:
             found.problems[path] = (
                 f"expected a regular file of uid {expected.st_uid}, found mode {stat.filemode(status.st_mode)} of uid {status.st_uid}; remove it"
@@ -131,6 +134,7 @@ def _look_into(directory: Path, expected: os.stat_result, found: Found) -> None:
 
 def _ring_files(directory: int) -> Iterator[tuple[str, os.stat_result]]:
     """Return name and status of everything in ``directory`` that is called a ring."""
+    # By the descriptor, not by the path: the directory cannot be exchanged in between.
     for name in os.listdir(directory):
         if name.endswith(RING_SUFFIX):
             with suppress(FileNotFoundError):  # its run ended just now
@@ -144,7 +148,7 @@ def _why(error: OSError) -> str:
 
 
 class MachineDirectories:
-    """The ring directories of all users, looked up anew every few seconds.
+    """The ring directories of all users, listed anew every few seconds.
 
     Args:
         runtime_dir: The setting ``runtime_dir``.
@@ -169,7 +173,7 @@ def check_may_tidy_all(status: Path = Path("/proc/self/status")) -> None:
     """Check that this process may read the private files of every user, and remove them.
 
     Args:
-        status: Where the kernel tells the capabilities of the process.
+        status: The file in which the kernel lists the capabilities of the process.
 
     Raises:
         DaemonError: If it may not.

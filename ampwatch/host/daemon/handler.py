@@ -1,4 +1,4 @@
-"""HTTP as the daemon speaks it: who may ask, and how an answer goes out."""
+"""HTTP as the daemon speaks it: checks of who may ask, and the way of an answer to the client."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ MIN_GZIP = 1400
 """Smaller bodies fit one packet as they are. Unit: bytes."""
 
 MAX_FIELDS = 100
+"""Fields of a query that are read; a scrape may name metrics, one a field."""
 
 MAX_QUOTED = 200
-"""So much of what a client said is repeated, to it and in the log. Unit: characters."""
+"""Text of a client that is repeated, to it and in the log. Unit: characters."""
 
 _HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?")
 
@@ -81,6 +82,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _refusal(self) -> Response | None:
         """Return why this client gets no answer, ``None`` if it gets one."""
+        # Exactly one: a proxy before the daemon may have checked the other one of two.
         host = self.headers.get_all("Host", [])
         address = parse_address(host[0]) if len(host) == 1 else None
         if address is None:
@@ -100,6 +102,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _request(self) -> Request:
         path, _, fields = self.path.partition("?")
+        # Bounded: parsing a long list of fields takes long enough to be an attack.
         try:
             query = parse_qs(fields, max_num_fields=MAX_FIELDS)
         except ValueError:
@@ -118,6 +121,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self._send_head_and_body(response)
         finally:
+            # A generator that is left to the garbage collector holds its place among the streams.
             if response.stream is not None:
                 response.stream.close()
 
@@ -138,6 +142,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+            # A page stays open for days: its time starts anew with each chunk that the client takes.
             for chunk in response.stream or ():
                 self.server.renew()
                 self.wfile.write(chunk)
@@ -162,11 +167,11 @@ class Handler(BaseHTTPRequestHandler):
         self._send(sentence(status, (message or status.phrase)[:MAX_QUOTED]))
 
     def version_string(self) -> str:
-        """Name the server, without a version to look up weaknesses by."""
+        """Name the server, without a version that would lead to its weaknesses."""
         return SERVICE
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """Log a request, for those who look for it."""
+        """Log a request at the level of details."""
         logger.debug("%s %s", self.client_address[0], (format % args)[:MAX_QUOTED])
 
 

@@ -1,4 +1,4 @@
-"""What runs have left on this machine, or still write: rings and reports, together."""
+"""Finds what runs have left on this machine, or still write: rings and reports, together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ampwatch.host.fleet.rank import STALE_STEPS
 from ampwatch.runtime import ring_directories
 from ampwatch.wire.blackbox import files
 from ampwatch.wire.blackbox.box import joined
-from ampwatch.wire.blackbox.salvage import SILENT, look_into
+from ampwatch.wire.blackbox.salvage import SILENT, read_ring
 from ampwatch.wire.records import RunState
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ WAS_RUNNING = "It was running when this was written"
 
 
 class Remains(NamedTuple):
-    """What was found.
+    """The remains of runs.
 
     Attributes:
         boxes: One for each process, the one that started first first.
@@ -46,7 +46,7 @@ class Remains(NamedTuple):
 def find_remains(
     settings: Settings, run: str | None = None, clock: Callable[[], float] = time.time
 ) -> Remains:
-    """Look into the rings and the reports of this user on this machine.
+    """Read the rings and the reports of this user on this machine.
 
     Args:
         settings: Where they are.
@@ -62,7 +62,8 @@ def find_remains(
     in_rings = {}
     for path in find_rings(places, any_user=False).rings:
         try:
-            look = look_into(path, settings.report_steps, "report")
+            # Not ``RingWatcher``: this runs beside a daemon, and must remove none of its files.
+            look = read_ring(path, settings.report_steps, "report")
         except RingError:  # it has just ended, or is of another release
             continue
         box = look.box
@@ -73,6 +74,7 @@ def find_remains(
     for identity, box in found.items():
         if identity not in in_rings and box.state is RunState.RUNNING:
             box.reason = VANISHED
+    # The ring goes over the report: it was written until the end, the report until a finding.
     for identity, box in in_rings.items():
         known = found.get(identity)
         found[identity] = box if known is None else _together(known, box)
@@ -102,7 +104,7 @@ def _read_path(path: Path) -> list[Box]:
             raise ReportError(msg)
         return boxes
     try:
-        return [look_into(path, _EVERYTHING, "report").box]
+        return [read_ring(path, _EVERYTHING, "report").box]
     except RingError:
         return files.read(path)
 
@@ -127,7 +129,7 @@ def jobs(boxes: Iterable[Box]) -> list[list[Box]]:
 
 
 def is_silent(box: Box, now: float, stale_seconds: float) -> bool:
-    """Tell whether the newest step is so long ago that the process may hang.
+    """Return whether the newest step is long enough ago that the process may hang.
 
     Args:
         box: A process that is alive.

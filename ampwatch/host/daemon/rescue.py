@@ -1,4 +1,4 @@
-"""Keeps what a process leaves behind that died without a word, or hangs.
+"""Keeps the records of a process that died without a word, or hangs.
 
 Its own report it may have written when it made a finding; what came after that is in the
 ring, which shared memory loses with the machine or the container.
@@ -39,15 +39,15 @@ class Rescue:
         self._settings = settings
 
     def died(self, path: Path, identity: RunIdentity) -> None:
-        """The writer of the ring at ``path`` is gone and has not said why. Never raises."""
+        """Write the report of a writer that is gone and has not said why. Never raises."""
         self._salvage(path, identity, RunState.FAILED)
 
     def fell_silent(self, path: Path, identity: RunIdentity) -> None:
-        """The writer of the ring at ``path`` lives, but has not ended a step for long."""
+        """Write the report of a writer that lives, but has not ended a step for long. Never raises."""
         self._salvage(path, identity, RunState.STALE)
 
     def spoke_again(self, _path: Path, identity: RunIdentity) -> None:
-        """It has ended a step after all, or has said that it ends."""
+        """Remove the report of a writer that has ended a step after all, or has said that it ends."""
         try:
             forget_silence(identity, self._settings)
         except OSError as error:
@@ -56,7 +56,9 @@ class Rescue:
     def _salvage(self, path: Path, identity: RunIdentity, state: RunState) -> None:
         try:
             salvage(path, identity, state, self._settings)
-        except Exception as error:  # noqa: BLE001 - one run, of whomever, must not end the page of all
+        except Exception as error:  # noqa: BLE001 - a boundary, see below
+            # The bytes of a ring are another process's, of any release, torn where it was killed:
+            # no list of errors is complete, and one run must not end the page of all others.
             self.failures += 1
             text = "expected to write the report of run %s (%s), got: %s"
             logger.warning(text, identity.run, state.value, error)

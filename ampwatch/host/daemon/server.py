@@ -11,6 +11,7 @@ import ssl
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 from socketserver import TCPServer
@@ -35,7 +36,8 @@ A time-out of the socket would not do: it starts anew with each byte that drips 
 """
 
 ERROR_SECONDS = 60.0
-"""How often a request that failed is told loudly: a client must not fill the log."""
+"""Time between two failed requests that are logged as errors: a client must not fill the log.
+Unit: s."""
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -97,11 +99,12 @@ class Server(ThreadingHTTPServer):
         except OSError as error:
             raise DaemonError(_why_not_bound(host, port, error)) from error
         self.is_loopback = ipaddress.ip_address(str(self.server_address[0])).is_loopback
+        # Against DNS rebinding: a page elsewhere whose name points here cannot send one of these.
         own_names = LOOPBACK_NAMES | {host.lower()} | more_hosts
         self.allowed_hosts = own_names if self.is_loopback else frozenset[str]()
 
     def server_bind(self) -> None:
-        """Bind, without the base class's look-up of the host's full name, which may take long."""
+        """Bind, without the base class's search for the host's full name, which may take long."""
         TCPServer.server_bind(self)
         self.server_port = self.server_address[1]
 
@@ -111,11 +114,12 @@ class Server(ThreadingHTTPServer):
             logger.debug("%s was refused: too many connections", client_address[0])
             self.shutdown_request(request)
             return
-        try:
+        with ExitStack() as unless_started:
+            # Where no thread can be had nobody else would give the place back; the caller logs the
+            # error and closes the connection. A thread that has started gives it back itself.
+            unless_started.callback(self._room.release)
             super().process_request(request, client_address)
-        except Exception:  # no thread to be had: the caller logs it and closes the connection
-            self._room.release()
-            raise
+            unless_started.pop_all()
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve a connection to its end."""
@@ -151,6 +155,7 @@ class Server(ThreadingHTTPServer):
     def cut_overdue(self) -> None:
         """Cut the connections whose time is over; their threads then end. Call it now and then."""
         now = time.monotonic()
+        # Shut down outside of the lock: each connection that ends takes it to unregister itself.
         with self._guard:
             overdue = [c.socket for c in self._connections.values() if c.deadline < now]
         for connection in overdue:
@@ -166,9 +171,11 @@ class Server(ThreadingHTTPServer):
         if isinstance(error, (ConnectionError, TimeoutError, ssl.SSLError)):
             logger.debug("%s: %s", client_address[0], error)
             return
-        now, level = time.monotonic(), logging.DEBUG
+        level = logging.DEBUG
+        now = time.monotonic()
         if now >= self._loud_from:
-            self._loud_from, level = now + ERROR_SECONDS, logging.ERROR
+            level = logging.ERROR
+            self._loud_from = now + ERROR_SECONDS
         logger.log(level, "a request of %s failed", client_address[0], exc_info=error)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of the files of rings that are read to their end.
+"""Keeps and removes the files of rings that are read to their end.
 
 Shared memory is memory: a file that nobody needs any more has to go, and soon.
 """
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import RunIdentity
 
 FLIGHT_RECORDER_SECONDS = 86400.0
-"""How long the ring of a writer that died stays on disk: long enough to look at last
-night's crash, short enough that shared memory does not fill with the dead."""
+"""Time for which the ring of a writer that died stays on disk: long enough to read last
+night's crash, short enough that shared memory does not fill with the dead. Unit: s."""
 
 FLIGHT_RECORDER_BYTES = 32 << 20
 """Room for the flight recorders in one directory: those of two jobs of eight ranks with
@@ -51,7 +51,7 @@ class Settled:
     last_ns: int = 0
 
     def is_still(self, signature: Signature) -> bool:
-        """Tell whether there is nothing new to read in the file that has ``signature`` now.
+        """Return whether there is nothing new to read in the file that has ``signature`` now.
 
         A ring that was read to its end stays read: mapped memory reaches the time stamp of
         its file late. A file that could not be read may have become a ring meanwhile.
@@ -100,6 +100,8 @@ def remove(path: Path, signature: Signature) -> str:
         Why it is still there, empty if it is not.
     """
     try:
+        # Both by the descriptor of one directory: between a check and an unlink by path, somebody
+        # could put a link in place of the directory, and root would remove a file elsewhere.
         with opened_directory(path.parent) as directory:
             status = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
             if Signature.of(status).is_same_file(signature):

@@ -1,4 +1,4 @@
-"""What the daemon serves: a table of routes, each a function from request to response.
+"""The routes of the daemon: a table of functions from request to response.
 
 Nothing here writes to anything but the connection; there is no route that changes
 or triggers something. No sockets here, and no HTTP.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
     from ampwatch.host.fleet import Fleet
-    from ampwatch.host.metrics.samples import CollectorPass
+    from ampwatch.host.fleet.passes import CollectorPass
 
 MAX_STREAMS = 64
 """Open pages at a time; each costs a thread."""
@@ -97,7 +97,7 @@ class Site:
         passes: The newest pass of each of the daemon's collectors, by name.
         machine: The daemon reads every user's rings.
         external_address: ``host:port`` for ``/sd``; where the client came to if empty.
-        is_stuck: Tells whether the daemon has stopped reading rings.
+        is_stuck: Returns whether the daemon has stopped reading rings.
         https: The connections are TLS.
     """
 
@@ -181,6 +181,7 @@ class Site:
 
     def _events(self, _: Request) -> Response:
         stream = self._stream()
+        # The first chunk is taken here, while a status code can still say that there is no room.
         if next(stream, None) is None:
             text = f"{MAX_STREAMS} pages are open, which is all the daemon serves; close one."
             return sentence(HTTPStatus.SERVICE_UNAVAILABLE, text, Retry_After="30")

@@ -1,6 +1,6 @@
 """Follows every ring from its first record to its end, and feeds the fleet.
 
-A ring is *followed* while its writer lives, then *settled*: what it said is in
+A ring is *followed* while its writer lives, then *settled*: its records are in
 the fleet, and the file is removed (the run closed it) or stays for a day as the
 *flight recorder* of a run that died, unless the run is started again or the
 recorders take too much room.
@@ -46,9 +46,9 @@ class _Followed:
     last_ns: int
     """Newest time its writer is known to have lived. Unit: ns."""
     is_shown: bool = False
-    """Whether the fleet knows it."""
+    """True once the fleet knows it."""
     is_silent: bool = False
-    """Whether its writer is alive and has not ended a step for long."""
+    """True while its writer is alive and has not ended a step for long."""
 
 
 class RingWatcher:
@@ -56,7 +56,7 @@ class RingWatcher:
 
     Args:
         fleet: Where the records go.
-        directories: Tells where to look, each time anew.
+        directories: Returns where rings may be, each time anew.
         grace_seconds: A run that was dead for longer when its ring was found is not shown.
         any_user: Read every user's rings.
         rescue: Keeps what a process that died or hangs has left; ``None`` for nobody.
@@ -86,14 +86,14 @@ class RingWatcher:
 
     @property
     def num_followed(self) -> int:
-        """How many rings have a writer that lives."""
+        """Number of rings whose writer lives."""
         return len(self._followed)
 
     def poll(self) -> bool:
-        """Look for rings, read what is new in all of them, and tidy up.
+        """Find rings, read what is new in all of them, and tidy up.
 
         Returns:
-            Whether everything that was to be looked into could be.
+            Whether all directories and files could be read.
 
         Cost:
             For a ring at rest an ``lstat``, a lock query and a read of its header.
@@ -106,7 +106,7 @@ class RingWatcher:
             if self._take_up(path, signature):
                 self._read(path, signature)
         self._tidy(found.rings)
-        self._tell_problems(found.problems)
+        self._report_problems(found.problems)
         return not found.problems
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class RingWatcher:
         self._followed.clear()
 
     def _take_up(self, path: Path, signature: Signature) -> bool:
-        """Open ``path`` if it is new; tell whether it is to be read now."""
+        """Open ``path`` if it is new; return whether it is to be read now."""
         settled = self._settled.get(path)
         if path in self._followed or (settled is not None and settled.is_still(signature)):
             return False
@@ -126,7 +126,8 @@ class RingWatcher:
             self._settled[path] = Settled(signature, NEVER, str(error), was_read=False)
             return False
         if reader.inode != signature.inode:
-            reader.close()  # replaced just now: the next look tells whether it may be read
+            # Replaced since it was listed: this file passed no check. The next poll lists it anew.
+            reader.close()
             return False
         self._settled.pop(path, None)
         self._followed[path] = _Followed(reader, signature, signature.modified_ns)
@@ -136,18 +137,21 @@ class RingWatcher:
     def _read(self, path: Path, signature: Signature | None) -> None:
         """Feed what is new in ``path`` to the fleet; settle it if nothing more can come."""
         ring = self._followed[path]
-        # Asked before reading: what is written in between is read now or next time.
+        # Asked before reading: what is written in between is read now or next time. The other way
+        # round, a writer that writes its last records and dies in between would lose them.
         alive = ring.reader.writer_alive()
         records = ring.reader.poll()
         ring.last_ns = max([ring.last_ns, *_times(records)])
         try:
             if alive or ring.is_shown or self._is_recent(ring):
                 self._show(path, ring, records, alive=alive)
-        except Exception as error:  # one ring, of whomever, must not end the page of all others
+        except Exception as error:
+            # A boundary: records come from another process, of any release, and folding them can
+            # fail in any way. One ring must not end the page of all others. Said once, shown always.
             if path not in self._failed:
                 logger.exception("records of %s cannot be taken in", path)
             self._failed[path] = f"records cannot be taken in: {error!r:.200}"
-        self._look_for_silence(path, ring)
+        self._detect_silence(path, ring)
         if any(isinstance(record, EndRecord) for record in records):
             self._settle(path, remove_after=0.0)
         elif not alive:
@@ -159,11 +163,12 @@ class RingWatcher:
             # Somebody put another file in its place, which is taken up right after this.
             self._settle(path, remove_after=NEVER)
 
-    def _look_for_silence(self, path: Path, ring: _Followed) -> None:
+    def _detect_silence(self, path: Path, ring: _Followed) -> None:
+        """Notify the rescue when a writer that lives falls silent, and when it goes on."""
         is_silent = self._fleet.state_of(str(path)) is RunState.STALE
         if is_silent != ring.is_silent and self._rescue is not None:
-            tell = self._rescue.fell_silent if is_silent else self._rescue.spoke_again
-            tell(path, ring.reader.identity)
+            notify = self._rescue.fell_silent if is_silent else self._rescue.spoke_again
+            notify(path, ring.reader.identity)
         ring.is_silent = is_silent
 
     def _is_recent(self, ring: _Followed) -> bool:
@@ -204,10 +209,11 @@ class RingWatcher:
                 self._settled[path] = replace(
                     settled, remove_after=again, problem=problem, died=None
                 )
+        # Of the fleet, not of the files: a run stays on the page for a while after its file has gone.
         for key in self._fleet.expired():
             self._fleet.forget(key)
 
-    def _tell_problems(self, problems: dict[Path, str]) -> None:
+    def _report_problems(self, problems: dict[Path, str]) -> None:
         """Show the problems there are now; log each one once."""
         self._failed = {path: text for path, text in self._failed.items() if path in self._followed}
         current = problems | {p: s.problem for p, s in self._settled.items() if s.problem}

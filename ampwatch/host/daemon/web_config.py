@@ -1,7 +1,7 @@
 """The exporter-toolkit web-config file: TLS, client certificates, users, headers.
 
 A file that cannot be honoured in full is refused: a daemon that starts without
-the protection it was told to have is worse than none. It is read once, at
+the protection that it was to have is worse than none. It is read once, at
 start; restart the daemon to change it.
 
 Source: github.com/prometheus/exporter-toolkit, docs/web-configuration.md.
@@ -52,7 +52,7 @@ _BCRYPT = re.compile(r"\$2[aby]\$(0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}")
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """What the file asks for; the default asks for nothing.
+    """The protection that the file asks for; the default asks for nothing.
 
     Attributes:
         tls: Context for the server's side of each connection, ``None`` for plain HTTP.
@@ -92,6 +92,8 @@ def load(path: str) -> WebConfig:
 def _tls_context(path: str, tls: dict[str, Any]) -> ssl.SSLContext:
     policy = tls.get("client_auth_type") or "NoClientCert"
     verify = _choice(path, "client_auth_type", policy, CLIENT_AUTH)
+    # Refused where it says one thing and means another: verified certificates without an
+    # authority, or an authority that nothing is verified against.
     authority = tls.get("client_ca_file")
     if bool(authority) != (verify is not ssl.CERT_NONE):
         expected = "a file exactly if client_auth_type verifies certificates"
@@ -134,6 +136,7 @@ def _users(path: str, content: Any) -> dict[str, bytes]:
 def _headers(path: str, content: Any) -> dict[str, str]:
     headers = _mapping(path, "headers", content, HEADERS)
     for name, value in headers.items():
+        # A line break in a value would end the header and begin another one.
         if not isinstance(value, str) or not value.isprintable() or not value.isascii():
             raise _refused(path, f"headers: {name}", value, "one line of ASCII text")
     return headers

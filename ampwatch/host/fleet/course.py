@@ -20,7 +20,7 @@ _generations = count()
 
 
 class Span(Protocol):
-    """What happened in some consecutive steps.
+    """The events of some consecutive steps.
 
     Attributes:
         first_step: First step.
@@ -34,8 +34,8 @@ class Span(Protocol):
         """Take in ``newer``, the span of steps after these."""
 
 
-class Place(NamedTuple):
-    """How much of a course somebody has seen."""
+class CoursePosition(NamedTuple):
+    """The part of a course that somebody has seen."""
 
     generation: int
     num_added: int
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class News(Generic[S]):
-    """What is new in a course.
+    """The news in a course.
 
     Attributes:
         place: Where to go on from next time.
@@ -53,7 +53,7 @@ class News(Generic[S]):
             state of the last one seen: it has the same ``first_step`` and replaces it.
     """
 
-    place: Place
+    place: CoursePosition
     everything: bool
     spans: list[S]
 
@@ -92,7 +92,7 @@ class Course(Generic[S]):
         while len(self.spans) > self._max_spans:
             self._thin()
 
-    def since(self, place: Place | None) -> News[S]:
+    def since(self, place: CoursePosition | None) -> News[S]:
         """Return what is new since ``place``, or everything if it does not fit any more.
 
         Args:
@@ -101,15 +101,17 @@ class Course(Generic[S]):
         Returns:
             The live spans, not copies: read them before the next ``add``.
         """
-        now = Place(self._generation, self._num_added, len(self.spans))
+        now = CoursePosition(self._generation, self._num_added, len(self.spans))
         if place is None or place.generation != self._generation:
             return News(now, everything=True, spans=list(self.spans))
+        # From the last span seen on: it was still growing when it was seen.
         unseen = place.num_added < self._num_added
         spans = self.spans[max(place.num_spans - 1, 0) :] if unseen else []
         return News(now, everything=False, spans=spans)
 
     def _thin(self) -> None:
         """Double the stride and merge the spans that now belong together."""
+        # A new generation, because places in the old list mean nothing in the thinned one.
         self.stride *= 2
         self._generation = next(_generations)
         thinned: list[S] = []

@@ -1,4 +1,4 @@
-"""What of many ranks is exported: how many of them, and which one speaks for a module.
+"""The part of many ranks that is exported: how many of them, and which one speaks for a module.
 
 Ranks that train on copies of one model measure nearly the same of each module: gradients
 are equal once they are reduced, activations alike. What differs from rank to rank are its
@@ -25,17 +25,20 @@ def within(ranks: Sequence[RankView], limit: int) -> list[RankView]:
     """
     if len(ranks) <= limit:
         return list(ranks)
+    # By the start, not by the newest step: the choice must not change from scrape to scrape, for a
+    # counter that comes back looks like a reset to Prometheus.
     kept = set(sorted(ranks, key=lambda rank: (rank.ended, rank.identity.started_ns))[:limit])
     return [rank for rank in ranks if rank in kept]
 
 
 def share_modules(ranks: Iterable[RankView], which: str) -> None:
-    """Tell the modules of each rank which of them another rank speaks for.
+    """Note in the modules of each rank which of them another rank speaks for.
 
     Args:
         ranks: Those of one machine, by run and rank.
         which: The setting ``module_series_ranks``.
     """
+    # ``groupby`` needs equal runs side by side, which the order of the ranks gives it.
     for _, job in groupby(ranks, key=lambda rank: rank.run):
         speakers: dict[str, Modules] = {}
         so_far: list[Modules] = []
@@ -68,5 +71,5 @@ def _first_of(ranks: Sequence[Modules], name: str) -> Modules:
 
 
 def _is_alone(modules: Modules, speaker: Modules, name: str) -> bool:
-    """Tell whether module ``name`` has had a trouble here that it has not had at its speaker."""
+    """Return whether module ``name`` has had a trouble here that it has not had at its speaker."""
     return bool(modules.troubles.get(name, set()) - speaker.troubles.get(name, set()))

@@ -16,7 +16,7 @@ MAX_FINDINGS = 256
 
 
 class Sort(NamedTuple):
-    """What findings are counted by."""
+    """The attributes that findings are counted by."""
 
     kind: str
     severity: Severity
@@ -59,6 +59,7 @@ class Findings:
         # As text, because evidence that is NaN does not equal itself.
         if repr(finding) == repr(self.by_key.get(finding.key)):
             return
+        # Known ones are still updated when there are too many: their counters must not stand still.
         if finding.key not in self.by_key and len(self.by_key) >= MAX_FINDINGS:
             self.left_out += 1
             return

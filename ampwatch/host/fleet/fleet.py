@@ -10,8 +10,8 @@ from ampwatch.host.fleet.exported import share_modules, within
 from ampwatch.host.fleet.gpus import Gpus
 from ampwatch.host.fleet.jobs import jobs_of, label
 from ampwatch.host.fleet.rank import RankView
-from ampwatch.host.fleet.rank_verdicts import VerdictKeeper
-from ampwatch.host.fleet.tensor_views import ViewKeeper
+from ampwatch.host.fleet.step_outcomes import RankComparison
+from ampwatch.host.fleet.tensor_views import ViewComparison
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Fleet:
-    """One ``RankView`` per ring, under labels that tell the jobs of one name apart (``jobs.py``).
+    """One ``RankView`` per ring, under labels that keep the jobs of one name apart (``jobs.py``).
 
     The job that started first is shown under the name of its run, the next one as
-    ``<run>~2``; a run cannot be given such a name by its user. When a job ends, the next
+    ``<run>~2``; a run cannot be given a name like this by its user. When a job ends, the next
     one of its name takes over the label at once.
 
     Every method is thread-safe. Hold ``lock`` to read several things that must fit together.
@@ -44,8 +44,8 @@ class Fleet:
         self.lock = threading.RLock()
         self.problems: dict[str, str] = {}
         self.gpus = Gpus()
-        self._views_of_tensor_cores = ViewKeeper()
-        self._verdicts = VerdictKeeper()
+        self._tensor_views = ViewComparison()
+        self._rank_comparison = RankComparison()
         self._settings = settings
         self._clock = clock
         self._views: dict[str, RankView] = {}
@@ -64,7 +64,7 @@ class Fleet:
         """Fold in what was read from one ring; call it also when there was nothing new.
 
         Rings already known should be read before new ones: then a run that was restarted
-        finds its dead predecessor noticed as such, and takes over its label at once.
+        finds its predecessor noticed as dead, and takes over its label at once.
 
         Args:
             key: Path of the ring.
@@ -78,8 +78,11 @@ class Fleet:
         with self.lock:
             self.problems.pop(key, None)
             view = self._views.get(key)
+            # The path alone says nothing: a run that is started again writes its ring over the old
+            # one, and its totals begin at 0.
             if view is None or view.identity != identity:
                 view = self._views[key] = self._new_view(identity)
+            # All under one lock: a scrape never sees half of what a step has written.
             for record in records:
                 view.apply(record)
             view.observe(alive=alive, lost=lost, dropped=dropped)
@@ -92,11 +95,11 @@ class Fleet:
             return None if view is None else view.state
 
     def compare_views(self) -> None:
-        """Hold what GPUs and ranks say of the tensor cores, and of steps, against one another."""
+        """Hold the views of the tensor cores, and the steps of ranks, against one another."""
         with self.lock:
             ranks = self.ranks()
-            self._views_of_tensor_cores.look(self.gpus.all(), ranks)
-            self._verdicts.look(ranks)
+            self._tensor_views.update(self.gpus.all(), ranks)
+            self._rank_comparison.compare(ranks)
 
     def note_problem(self, key: str, text: str) -> None:
         """Say why the ring at path ``key`` cannot be read."""
@@ -120,6 +123,7 @@ class Fleet:
         Cost:
             Some 10 us a rank of 100 modules.
         """
+        # The lock is re-entrant: ``ranks`` takes it again.
         with self.lock:
             ranks = within(self.ranks(), self._settings.max_ranks)
             share_modules(ranks, self._settings.module_series_ranks)
@@ -141,7 +145,10 @@ class Fleet:
 
     def _shown(self) -> list[RankView]:
         """Label the ranks that live or ended a short while ago, and return those to show."""
-        now, grace = self._clock(), self._settings.grace_seconds
+        # Labels are made anew at each call from what is there now: nothing is remembered that a
+        # daemon that was restarted would not know.
+        now = self._clock()
+        grace = self._settings.grace_seconds
         recent = {
             key: view
             for key, view in self._views.items()

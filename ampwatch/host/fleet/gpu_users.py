@@ -1,4 +1,4 @@
-"""Which rank computes on which GPU. No NVML here, no torch, no network."""
+"""The ranks that compute on each GPU. No NVML here, no torch, no network."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ def gpu_of(rank: RankView, gpus: Iterable[Gpu]) -> Gpu | None:
     """Return the GPU that ``rank`` computes on, ``None`` if that is not known or not one.
 
     It is the one that PyTorch says the model is on, else the only one that has its process. A
-    synthetic GPU is nobody's: what it tells says nothing of a training.
+    synthetic GPU is nobody's: its readings say nothing of a training.
     """
     real = [gpu for gpu in gpus if not _is_synthetic(gpu)]
     named = [gpu for gpu in real if _names(rank, gpu)]
+    # The name first: in a container the daemon may know a pid that is another process's.
     found = named or [gpu for gpu in real if rank.pid and rank.pid in gpu.processes]
     return found[0] if len(found) == 1 else None
 

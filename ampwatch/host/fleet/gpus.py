@@ -1,4 +1,4 @@
-"""What is known about the GPUs of this machine. No NVML here, no torch, no network.
+"""Readings of the GPUs of this machine. No NVML here, no torch, no network.
 
 A *feature* is something that can be read from a GPU, or not. Its answer is a number, or
 the reason why there is none; for what comes in several, one answer per *part* (per clock
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Reason(str, Enum):
-    """Why there is no number; ``OK`` where there is one, or where none is to be expected."""
+    """The reason why there is no number; ``OK`` where there is one, or none is to be expected."""
 
     OK = "ok"
     WAITING = "waiting"
@@ -98,14 +98,14 @@ NOTHING_WRONG = frozenset(
         Reason.DRIVER_NOT_LOADED,
     }
 )
-"""Reasons for which NVML as a whole may rightly have nothing to tell."""
+"""Reasons for which NVML as a whole may rightly have no readings."""
 
 GONE = frozenset({Reason.GPU_LOST, Reason.RESET_REQUIRED})
 """Reasons that concern the GPU and not the feature that was asked for."""
 
 
 class Feature(str, Enum):
-    """What can be read from a GPU."""
+    """A thing that can be read from a GPU."""
 
     UTILIZATION = "utilization"
     MEMORY = "memory"
@@ -143,7 +143,7 @@ THROTTLE_REASONS = (
     "hw_thermal",
     "hw_power_brake",
 )
-"""Why clocks are held down."""
+"""Reasons why clocks are held down."""
 
 KNOWN_XIDS = (13, 31, 43, 48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120)
 """XIDs that people alert on, or rule out: their counters exist before the first one."""
@@ -159,12 +159,12 @@ Answers = dict[Feature, dict[str, Answer]]
 
 @dataclass(frozen=True, slots=True)
 class MigDevice:
-    """What CUDA sees of a GPU in MIG mode.
+    """A part of a GPU in MIG mode, as CUDA sees it.
 
     Attributes:
         uuid: Beginning with ``MIG-``.
         compute_instance: Number within the GPU instance.
-        profile: Name of the profile, as ``1g.10gb``; empty if it is not told.
+        profile: Name of the profile, as ``1g.10gb``; empty if it is not known.
     """
 
     uuid: str
@@ -179,7 +179,7 @@ class Instance:
     Attributes:
         number: Its id, which NVML uses again after a reconfiguration.
         devices: Its compute instances.
-        answers: What it tells.
+        answers: Its readings.
     """
 
     number: int
@@ -195,10 +195,10 @@ class Gpu:
         index: Number that NVML gives it; others may move up when a GPU goes.
         uuid: Name for life, beginning with ``GPU-``.
         facts: What does not change: the labels of ``ampwatch_gpu_info``.
-        answers: What it tells, for every feature.
+        answers: Its readings, for every feature.
         instances: GPU instances in MIG mode.
         processes: Memory of each compute process by its pid, as the daemon sees pids.
-            ``None`` if the driver does not tell. Unit: bytes.
+            ``None`` if the driver does not know. Unit: bytes.
         gone: Why it does not answer, ``OK`` if it does.
     """
 
@@ -212,7 +212,7 @@ class Gpu:
 
     @property
     def is_up(self) -> bool:
-        """Whether it answered at the newest look."""
+        """True if it answered in the newest pass."""
         return self.gone is Reason.OK
 
     def number(self, feature: Feature, part: str = "") -> float | None:
@@ -236,12 +236,12 @@ class Gpu:
 
 @dataclass(slots=True)
 class Pass:
-    """What one look at all GPUs found.
+    """The result of reading all GPUs once.
 
     Attributes:
         host: How NVML itself stands.
         gpus: Those that have a name.
-        unnamed: Why a GPU could not even tell its name, by its index.
+        unnamed: Why not even the name of a GPU could be read, by its index.
     """
 
     host: Reason
@@ -268,6 +268,7 @@ class Xids:
 
     def add(self, code: int, now: float) -> None:
         """Count one error."""
+        # The code comes from the driver: a label that can have any number is no label.
         label = str(code)
         is_full = len(self.counts) >= len(KNOWN_XIDS) + 1 + MAX_FURTHER_XIDS
         if label not in self.counts and is_full:
@@ -277,13 +278,13 @@ class Xids:
 
 
 class Gpus:
-    """The GPUs that were ever seen, with what they told last.
+    """The GPUs that were ever seen, with their newest readings.
 
     A GPU that has gone stays, as one that is not there: an alert needs it.
 
     Attributes:
         host: How NVML itself stands.
-        unnamed: Why a GPU could not tell its name, by its index.
+        unnamed: Why the name of a GPU could not be read, by its index.
     """
 
     def __init__(self) -> None:
@@ -301,7 +302,7 @@ class Gpus:
         return self._xids.setdefault(uuid, Xids.none_yet())
 
     def apply(self, found: Pass) -> bool:
-        """Take over what a look has found.
+        """Take over the result of a pass.
 
         Returns:
             Whether everything that ought to answer did.
@@ -325,6 +326,7 @@ class Gpus:
 
     def _lose(self, uuids: Iterable[str], reason: Reason) -> None:
         for uuid in uuids:
+            # A new one without readings: values of before would be shown as those of now.
             gpu = self._gpus[uuid]
             self._gpus[uuid] = Gpu(gpu.index, uuid, gpu.facts, gone=reason)
 

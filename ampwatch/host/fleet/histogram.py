@@ -5,12 +5,39 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from itertools import accumulate
+from typing import NamedTuple
 
 STEP_DURATION_BOUNDS = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
 )
 """Upper bounds for step durations: toy models to large ones that checkpoint. Unit: s."""
+
+
+class Distribution(NamedTuple):
+    """The content of a histogram, as it is exported.
+
+    Attributes:
+        buckets: ``(upper bound, observations up to it)`` per bucket, the last bound infinite.
+        sum: Sum of all observations; ``None`` where it is not known.
+    """
+
+    buckets: list[tuple[float, int]]
+    sum: float | None
 
 
 class Histogram:
@@ -41,3 +68,7 @@ class Histogram:
     def cumulative(self) -> list[tuple[float, int]]:
         """Return ``(upper bound, observations up to it)`` per bucket, the last bound infinite."""
         return list(zip((*self.bounds, math.inf), accumulate(self.counts), strict=True))
+
+    def distribution(self) -> Distribution:
+        """Return the cumulative buckets and the sum, which later observations do not change."""
+        return Distribution(self.cumulative(), self.sum)

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.host.fleet.course import Course, Place
+from ampwatch.host.fleet.course import Course, CoursePosition
 from ampwatch.wire.records import SKIP_CLASSES, SkipClass
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class SkipEvent(NamedTuple):
 
 @dataclass(slots=True)
 class Bucket:
-    """What happened in some consecutive iterations.
+    """The events of some consecutive iterations.
 
     Attributes:
         first_step: First iteration.
@@ -100,6 +100,7 @@ class Bucket:
         self.loss_sum += newer.loss_sum
         self.num_losses += newer.num_losses
         self.num_nonfinite_losses += newer.num_nonfinite_losses
+        # A bucket without a loss says nothing about it; it must not hide the one before.
         self.loss_last = self.loss_last if newer.loss_last is None else newer.loss_last
         self.duration_sum += newer.duration_sum
         self.num_durations += newer.num_durations
@@ -125,14 +126,14 @@ def _best(pick: Callable[[float, float], float], one: float, other: float) -> fl
 
 
 class Cursor(NamedTuple):
-    """How much of a history somebody has seen."""
+    """The part of a history that somebody has seen."""
 
-    place: Place
+    place: CoursePosition
     num_skips: int
 
 
 class Update(NamedTuple):
-    """What is new in a history.
+    """The news in a history.
 
     Attributes:
         cursor: Where to go on from next time.
@@ -182,7 +183,7 @@ class History:
             self.skips.append(event)
 
     def time_of(self, step: int) -> int | None:
-        """Return the Unix time by which ``step`` was over; ``None`` if none so new is known.
+        """Return the Unix time by which ``step`` was over; ``None`` if all known steps are older.
 
         As exact as the stride; for a step before the first known one, the time of that one.
         Unit: ns.
@@ -200,6 +201,7 @@ class History:
             The live buckets, not copies: read them before the next ``add``.
         """
         news = self._course.since(cursor and cursor.place)
+        # Skips are counted by themselves: the deque forgets old ones, the buckets never do.
         seen = 0 if cursor is None or news.everything else cursor.num_skips
         num_skips = min(self._num_skips - seen, len(self.skips))
         skips = list(self.skips)[len(self.skips) - num_skips :]

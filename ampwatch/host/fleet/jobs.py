@@ -1,7 +1,7 @@
-"""Which ranks train together, and what their job is called.
+"""Finds the ranks that train together, and names their jobs.
 
-A ring says the name of its run, not which job wrote it: two jobs of one name are told
-apart by their size, by the time at which they started, and by ranks that both have.
+A ring says the name of its run, not which job wrote it: two jobs of one name differ
+in their size, in the time at which they started, and in ranks that both have.
 Nothing is remembered, so a daemon that was restarted comes to the same labels, in
 whatever order it finds the rings.
 """
@@ -39,7 +39,7 @@ class Job:
     ranks: dict[int, RankView] = field(default_factory=dict)
 
     def admits(self, view: RankView) -> bool:
-        """Tell whether ``view``, which started last, can be one of the ranks."""
+        """Return whether ``view``, which started last, can be one of the ranks."""
         who = view.identity
         return (
             (view.name, who.world_size) == (self.name, self.world_size)
@@ -58,7 +58,7 @@ class Job:
         return max(view.last_record_ns for view in self.ranks.values())
 
     def outlived(self, older: Job) -> bool:
-        """Tell whether this job went on when ``older`` had ended."""
+        """Return whether this job went on when ``older`` had ended."""
         return older.ended and (not self.ended or self.last_record_ns >= older.last_record_ns)
 
 
@@ -104,6 +104,7 @@ def label(jobs: Iterable[Job]) -> list[RankView]:
     untried: dict[str, Iterator[str]] = {}
     shown: list[RankView] = []
     for place, job in enumerate(jobs):
+        # Only once it is over: of two that live under one name, neither may hide the other.
         if job.ended and any(
             newer.name == job.name and newer.outlived(job) for newer in jobs[place + 1 :]
         ):

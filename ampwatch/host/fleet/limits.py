@@ -1,4 +1,4 @@
-"""How measured values lie in the format that they have to fit: room above, and what is lost."""
+"""Measures how values lie in the format that they have to fit: room above, and what is lost."""
 
 from __future__ import annotations
 

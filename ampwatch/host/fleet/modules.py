@@ -63,6 +63,7 @@ class Modules:
 
     def put(self, record: RangeRecord) -> None:
         """Take in the newest ranges of a module."""
+        # Taken out and put in again, so that the dictionary is ordered by the newest measurement.
         topics = self.by_name.pop(record.module, {})
         topics[record.topic] = record
         self.by_name[record.module] = topics
@@ -72,6 +73,7 @@ class Modules:
         if record.module not in self._chosen:
             self._fresh[record.module] = None
         if len(self.by_name) > MAX_MODULES:
+            # Never a chosen one: its series would end.
             oldest = next(name for name in self.by_name if name not in self._chosen)
             del self.by_name[oldest]
             self._fresh.pop(oldest, None)
@@ -88,6 +90,7 @@ class Modules:
         if free <= 0:
             return
         troubles = {name: judge(self.by_name[name]) for name in fresh}
+        # Of equal trouble the order of measurement decides, for the sort is stable.
         names = sorted(troubles, key=lambda name: -troubles[name].score)
         if len(self.by_name) > self._max_series:
             at_once = max(0, free - self._max_series // 2)

@@ -1,4 +1,4 @@
-"""Holds the extreme value of the recent past, for readers that look only now and then.
+"""Holds the extreme value of the recent past, for readers that come only now and then.
 
 A hold that is reset by reading would be right for one scraper only. This one is
 reset by the clock: two windows, the current one and the one before.
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HOLD_SECONDS = 60
-"""Length of a window: what happened is held at least so long, at most twice. Unit: s."""
+"""Length of a window: an extreme is held for one to two of them. Unit: s."""
 
 _WINDOW_NS = HOLD_SECONDS * 1_000_000_000
 
@@ -44,6 +44,8 @@ class Peak:
         return self._better(self._previous, self._better(self._current, newest))
 
     def _turn(self, time_ns: int) -> None:
+        # By the number of the window, not by the time of the last turn: after a gap of several
+        # windows the one before is empty, and what is older must not be held on.
         window = time_ns // _WINDOW_NS
         if window > self._window:
             self._previous = self._current if window == self._window + 1 else None

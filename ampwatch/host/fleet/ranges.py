@@ -1,4 +1,4 @@
-"""What the measured ranges of one rank say, folded."""
+"""The measured ranges of one rank, folded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ampwatch.host.fleet.limits import (
 from ampwatch.host.fleet.modules import Modules
 from ampwatch.host.fleet.peak import Peak
 from ampwatch.host.fleet.trouble import Trouble, notable, worst
-from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.formats import FORMATS, HALF, MAX_LOW_BITS
 from ampwatch.numerics.whatif import Fit, ScaleWindow, fit, scale_window
 from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 
@@ -34,17 +34,13 @@ MAGNITUDE_BOUNDS = tuple(math.ldexp(1.0, e) for e in range(-48, 17, 4))
 """Upper bounds for magnitudes of gradients: powers of two, so that each bin of exponents lies
 in one bucket. From what only a loss scale of 2**24 brings into float16, to its largest number."""
 
-CANDIDATES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+CANDIDATES = tuple(fmt.name for fmt in FORMATS.values() if fmt.is_candidate)
 """Formats that are held against the gradients."""
-
-_BY_PREFERENCE = ("float16", "bfloat16")
-
-_NARROW_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What the newest gradients would need.
+    """The loss scales and formats that the newest gradients would need.
 
     Attributes:
         window: Loss scales that bring them into ``Ranges.format``; without ends if there is
@@ -62,7 +58,7 @@ class Ranges:
     """The ranges of one rank.
 
     Attributes:
-        totals: What sampling has looked at so far; ``None`` before the first sample.
+        totals: The totals of sampling so far; ``None`` before the first sample.
         modules: The newest ranges of each module.
         gradients: The course of the gradients of all modules, without the loss scale.
         epsilon: Share of the non-zero gradients that a recommended loss scale may flush to zero.
@@ -92,6 +88,7 @@ class Ranges:
 
     def put(self, record: RangeRecord | SamplingRecord) -> None:
         """Take in a record; they must come in the order in which they were written."""
+        # The totals come after all ranges of their sample: now every module of it is known.
         if isinstance(record, SamplingRecord):
             self.totals = record
             self.modules.choose(self.trouble)
@@ -107,8 +104,8 @@ class Ranges:
 
     def know_dtypes(self, names: Sequence[str]) -> None:
         """Take in the dtypes of autocast; of several the one with the smallest range counts."""
-        known = [name for name in _BY_PREFERENCE if name in names]
-        self._autocast = FORMATS[known[0]] if known else None
+        known = [FORMATS[name] for name in HALF if name in names]
+        self._autocast = min(known, key=lambda fmt: fmt.max, default=None)
         self._recommended = None
 
     @property
@@ -120,11 +117,11 @@ class Ranges:
     def format(self) -> FloatFormat | None:
         """The narrow format that the gradients have to fit; ``None`` if there is none.
 
-        It is that of autocast, or their own in a model that is in such a format as a whole.
+        It is that of autocast, or their own in a model that is in a narrow format as a whole.
         """
         newest = self.newest(Topic.GRADIENT)
         limit = self._autocast if newest is None else limit_of(newest, self._autocast)
-        return limit if limit is not None and limit.bits <= _NARROW_BITS else None
+        return limit if limit is not None and limit.bits <= MAX_LOW_BITS else None
 
     def newest(self, topic: Topic, module: str = ALL_MODULES) -> RangeRecord | None:
         """Return the newest ranges of a module; ``None`` if there are none."""
@@ -183,7 +180,7 @@ class Ranges:
 
     @property
     def recommendation(self) -> Recommendation | None:
-        """What the newest gradients would need; ``None`` before the first non-zero ones."""
+        """The needs of the newest gradients; ``None`` before the first non-zero ones."""
         measured, plain = self._measured, self._unscaled
         if measured is None or plain is None or not (plain.amax or plain.infs):
             return None
@@ -202,7 +199,7 @@ class Ranges:
                 window.low, below if window.high is None else min(window.high, below)
             )
         if self.flushed(measured) > self.epsilon * plain.binned:
-            # What is missing would ask for more: from what is left nobody can tell how much.
+            # What is missing would ask for more: what is left does not say how much.
             return Recommendation(ScaleWindow(None, window.high), {})
         if plain.nonfinite:
             return Recommendation(window, {})

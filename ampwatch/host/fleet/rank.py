@@ -1,4 +1,4 @@
-"""What the records of one training process say, folded."""
+"""The records of one training process, folded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ampwatch.host.fleet.histogram import STEP_DURATION_BOUNDS, Histogram
 from ampwatch.host.fleet.history import History
 from ampwatch.host.fleet.peak import Peak
 from ampwatch.host.fleet.ranges import Ranges
-from ampwatch.host.fleet.rank_verdicts import Verdicts
+from ampwatch.host.fleet.step_outcomes import StepOutcomes
 from ampwatch.host.fleet.tensor_views import TensorViews
 from ampwatch.host.fleet.text import encodable
 from ampwatch.report.op_shares import Precision
@@ -47,27 +47,27 @@ USUAL_STEPS = 32
 """Newest steps whose median duration is the usual one: slow first steps are soon forgotten."""
 
 STALE_STEPS = 10
-"""A rank that is silent for so many of its usual steps may be stale."""
+"""Usual steps of a rank after which it may be stale if it is silent."""
 
 FIRST_LOOK_SECONDS = 10.0
 """Steps that ended longer ago than this when the view was made are not in the histogram.
 A daemon that was restarted finds thousands of steps in the ring that its predecessor has
-counted, and to Prometheus all that it counts at its first look happened just then. Long
+counted, and to Prometheus all that it counts in its first pass happened just then. Long
 enough for the steps in which the run's own daemon starts. Unit: s."""
 
 
 class RankView:
-    """One rank of one run, as its ring tells it.
+    """One rank of one run, as its ring shows it.
 
-    The totals are the writer's own, so a view that began late tells the truth; only
+    The totals are the writer's own, so a view that began late has them right; only
     the history is limited to the records that were seen, and the histogram to the steps
     since then.
 
     Attributes:
         identity: Who writes the ring.
         name: Name of the run as the user gave it.
-        run: Label of the run: its name, unless the fleet must tell two of them apart.
-        facts: What does not change from step to step, by name.
+        run: Label of the run: its name, unless the fleet has two runs of that name.
+        facts: Values that do not change from step to step, by name.
         newest: The newest step, ``None`` before the first.
         loss: The newest loss that was handed to the scaler, ``None`` before the first.
         last_applied_ns: Unix time of the newest step that was not skipped, 0 before. Unit: ns.
@@ -76,11 +76,12 @@ class RankView:
         durations: Durations of the steps since ``FIRST_LOOK_SECONDS`` before the view was made.
             Unit: s.
         history: The course of the run.
-        ranges: What the sampled tensors say about ranges.
-        precision: What ran in which dtype, and on which units.
-        tensor_views: What the three views of the tensor cores say.
-        verdicts: Which of the newest steps were skipped.
-        conflict_told_ns: When a conflict among them was told last, 0 before. Unit: ns.
+        ranges: The ranges of the sampled tensors.
+        precision: The dtypes and the units that computed.
+        tensor_views: The three views of the tensor cores.
+        outcomes: Which of the newest steps were skipped.
+        conflict_reported_ns: Unix time at which a conflict of the views of the tensor cores was
+            reported last, 0 before. Unit: ns.
         records_lost: Slots of the ring overwritten or unreadable before they were read.
         ring_dropped: Records the writer could not write.
         pid: Process in the daemon's pid namespace, 0 if it cannot be named or has ended.
@@ -114,8 +115,8 @@ class RankView:
         self.ranges = Ranges(settings, self._counted_from_ns)
         self.precision = Precision()
         self.tensor_views = TensorViews()
-        self.verdicts = Verdicts()
-        self.conflict_told_ns = 0
+        self.outcomes = StepOutcomes()
+        self.conflict_reported_ns = 0
         self._stale_seconds = settings.stale_seconds
         self._alive = True
         self._end: EndRecord | None = None
@@ -131,7 +132,7 @@ class RankView:
         elif isinstance(record, OptimizerRecord):
             index = record.index if 0 <= record.index < MAX_OPTIMIZERS else OTHER_OPTIMIZERS
             self.optimizers[index] = record
-            self.verdicts.put_optimizer(record)
+            self.outcomes.put_optimizer(record)
         elif isinstance(record, (RangeRecord, SamplingRecord)):
             self.ranges.put(record)
         elif isinstance(record, (CensusRecord, WindowRecord)):
@@ -140,7 +141,7 @@ class RankView:
             self._apply_finding(record.finding)
         elif isinstance(record, FactsRecord):
             self._apply_facts(record)
-        else:
+        elif isinstance(record, EndRecord):
             self._end = record
             self.last_record_ns = record.time_ns
 
@@ -169,12 +170,14 @@ class RankView:
 
     @property
     def state(self) -> RunState:
-        """What the rank is doing right now."""
+        """The state of the rank right now."""
+        # Its own word first: a process that has said how it ended is gone soon after.
         if self._end is not None:
             finished = self._end.state is RunState.FINISHED
             return RunState.FINISHED if finished else RunState.FAILED
         if not self._alive:
             return RunState.FAILED
+        # Whichever is longer: a model whose steps take minutes is silent for longer than the setting.
         silence = self.silence_seconds
         if silence <= self._stale_seconds or silence <= STALE_STEPS * self.usual_step_seconds:
             return RunState.RUNNING
@@ -182,12 +185,12 @@ class RankView:
 
     @property
     def silence_seconds(self) -> float:
-        """How long ago the newest record that has a time was made. Unit: s."""
+        """Age of the newest record that has a time. Unit: s."""
         return self._clock() - self.last_record_ns / 1e9
 
     @property
     def end_reason(self) -> str:
-        """Why the rank ended, in words; empty while it runs or when it ended well."""
+        """Reason why the rank ended, in words; empty while it runs or when it ended well."""
         if self._end is not None:
             return self._end.reason
         return "" if self._alive else DIED
@@ -204,7 +207,7 @@ class RankView:
 
     @property
     def finding_totals(self) -> Findings:
-        """The same findings, with their totals."""
+        """The findings with their totals."""
         return self._findings
 
     @property
@@ -244,7 +247,7 @@ class RankView:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """How much of its ceiling the rank uses."""
+        """The share of its ceiling that the rank uses."""
         return self.precision.arithmetic(self.usual_step_seconds)
 
     def _now_ns(self) -> int:
@@ -262,17 +265,21 @@ class RankView:
         if not math.isnan(record.loss_scale):
             self._scale_min.put(record.loss_scale, record.time_ns)
         self._skips_max.put(record.consecutive_skips, record.time_ns)
+        # Prometheus takes a histogram that starts again for a reset: it must not count steps that
+        # the daemon before this one has counted.
         if record.time_ns >= self._counted_from_ns:
             self.durations.observe(record.duration_s)
         self.history.add(record)
-        self.verdicts.put_step(record)
+        self.outcomes.put_step(record)
 
     def _apply_finding(self, finding: Finding) -> None:
         """Take in a finding as of the iteration it was last seen in, which may be long ago."""
+        # The ring repeats findings for readers that come late: the time of reading says nothing.
         seen_ns = self.history.time_of(finding.last_step)
         self._findings.put(finding, self.last_record_ns if seen_ns is None else seen_ns)
 
     def _apply_facts(self, record: FactsRecord) -> None:
+        # Bounded: the ring is another process's, which could make up facts for ever.
         for name, value in record.facts.items():
             if name in self.facts or len(self.facts) < MAX_FACTS:
                 self.facts[name] = encodable(value)

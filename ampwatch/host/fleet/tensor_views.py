@@ -1,12 +1,12 @@
 """Three views of the tensor cores, held against one another. No torch, no network, no NVML.
 
 *Hardware*: the share of cycles in which tensor pipes were active (GPM). *Kernels*: the share
-of the time in which kernels ran that use them, a range, since some names tell nothing.
+of the time in which kernels ran that use them, a range, since some names say nothing.
 *Arithmetic*: what the counted FLOPs would take at the peak, over what an iteration takes.
 
-A pipe is only active inside such a kernel, and does at most the peak in a cycle. So, but
-for FLOPs that a causal mask saves, arithmetic <= hardware <= kernels. Where that does not hold
-one of the three is wrong, and none of them can be trusted alone.
+A pipe is only active inside a kernel that uses it, and does at most the peak in a cycle. So,
+but for FLOPs that a causal mask saves, arithmetic <= hardware <= kernels. Where that does not
+hold one of the three is wrong, and none of them can be trusted alone.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.performance.tensor_views import TENSOR_VIEWS_DISAGREE
 from ampwatch.host.fleet.gpu_users import gpu_of
 from ampwatch.host.fleet.gpus import Feature
 from ampwatch.numerics.units.ops import TENSOR_DTYPES
 from ampwatch.numerics.units.peaks import ideal_seconds
 from ampwatch.report.op_shares import by_peak, flops_per_iteration, nanoseconds_by_unit
-from ampwatch.wire.records import Finding, RunState, Severity
+from ampwatch.wire.records import Finding, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,26 +31,26 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet.rank import RankView
 
 SPAN_NS = 60 * 10**9
-"""Looks at the hardware are averaged over so long, during which the rank took steps without a
-break: a single one may fall into an evaluation. Unit: ns."""
+"""Time over which readings of the hardware are averaged, during which the rank took steps without
+a break: a single reading may fall into an evaluation. Unit: ns."""
 
 PATIENCE = 3
 SOON_SECONDS = 2.0
-"""A step that takes so many times longer than usual, and so long, is a break: a checkpoint, an
-evaluation, a hang. Unit: s."""
+"""A step that takes ``PATIENCE`` times as long as usual and these seconds more is a break: a
+checkpoint, an evaluation, a hang. Unit: s."""
 
 SLACK = 1.25
-"""So many times larger than its bound a view has to be: clocks move, shapes change."""
+"""Factor by which a view has to be larger than its bound: clocks move, shapes change."""
 
 ARITHMETIC_SLACK = 2.5
-"""The same for FLOPs: those of attention are counted without a discount for a causal mask, of
-which kernels skip up to half."""
+"""Factor for FLOPs instead of ``SLACK``: those of attention are counted without a discount for a
+causal mask, of which kernels skip up to half."""
 
-LEAST = 0.05
-"""And by so much: small shares are mostly error."""
+MIN_EXCESS = 0.05
+"""Difference by which a view has to be larger besides: small shares are mostly error."""
 
 APART_NS = 60 * 10**9
-"""Between two times that a lasting conflict is told. Unit: ns."""
+"""Time between two reports of a lasting conflict. Unit: ns."""
 
 IDLE = 0.05
 """Pipes that are active for less than this part of the time of their kernels are not starved,
@@ -58,7 +59,7 @@ they idle: memory-bound kernels, the worst there are, reach more."""
 
 @dataclass(frozen=True, slots=True)
 class TensorViews:
-    """What the three views say of one rank; ``None`` what is not known.
+    """The three views of one rank; ``None`` where one is not known.
 
     Attributes:
         hardware: Share of cycles with active tensor pipes.
@@ -112,7 +113,7 @@ class TensorViews:
                 " are not known (see /debug/kernels.json; kernel_patterns teaches them), or"
                 " another process on this GPU"
             )
-        if low > 2 * LEAST and hardware < IDLE * low:
+        if low > 2 * MIN_EXCESS and hardware < IDLE * low:
             return (
                 f"{low:.0%} of the time went to kernels for tensor cores, while their pipes were"
                 f" active in {hardware:.1%} of the cycles: the counters are stuck, which happens"
@@ -122,24 +123,25 @@ class TensorViews:
 
 
 def _exceeds(value: float, bound: float, slack: float = SLACK) -> bool:
-    return value > slack * bound + LEAST
+    return value > slack * bound + MIN_EXCESS
 
 
-class _Looks:
-    """What the hardware said while a rank took steps without a break."""
+class _HardwareShares:
+    """Readings of the hardware while a rank took steps without a break."""
 
     def __init__(self) -> None:
         self._gpu: Gpu | None = None
         self._active: deque[tuple[int, float]] = deque()
 
-    def look(self, gpu: Gpu | None, time_ns: int, *, steps: bool) -> None:
-        """Take in what the GPU says now, once.
+    def observe(self, gpu: Gpu | None, time_ns: int, *, steps: bool) -> None:
+        """Take in the reading of the GPU, once.
 
         Args:
-            gpu: The rank's; ``None`` if none tells anything of it alone.
+            gpu: The rank's; ``None`` if it has none for itself.
             time_ns: Unix time of the newest step. Unit: ns.
             steps: Whether the rank has taken a step when one was due; else all is forgotten.
         """
+        # A pass makes a new ``Gpu``: the same one is a reading that was taken in already.
         if gpu is self._gpu:
             return
         self._gpu = gpu
@@ -148,6 +150,7 @@ class _Looks:
             self._active.clear()
             return
         self._active.append((time_ns, active))
+        # Twice the span: after a reading that is late there is still a whole span of them.
         while time_ns - self._active[0][0] > 2 * SPAN_NS:
             self._active.popleft()
 
@@ -158,25 +161,26 @@ class _Looks:
         return fmean(active for _, active in self._active)
 
 
-class ViewKeeper:
+class ViewComparison:
     """Follows the three views of every rank."""
 
     def __init__(self) -> None:
-        self._looks: dict[RankView, _Looks] = {}
+        self._hardware: dict[RankView, _HardwareShares] = {}
 
-    def look(self, gpus: Sequence[Gpu], ranks: Sequence[RankView]) -> None:
-        """Take in what GPUs and ranks say now; enter lasting conflicts into the findings.
+    def update(self, gpus: Sequence[Gpu], ranks: Sequence[RankView]) -> None:
+        """Take in the state of GPUs and ranks; enter lasting conflicts into the findings.
 
         Cost: some 40 us a rank.
         """
         alone = _alone(gpus, ranks)
-        self._looks = {rank: self._looks.get(rank, _Looks()) for rank in ranks}
-        for rank, looks in self._looks.items():
+        # Made anew from the ranks there are, so that nothing is kept of those that have gone.
+        self._hardware = {rank: self._hardware.get(rank, _HardwareShares()) for rank in ranks}
+        for rank, hardware in self._hardware.items():
             if rank.newest is None or rank.state is not RunState.RUNNING:
                 continue
             steps = rank.silence_seconds <= PATIENCE * rank.usual_step_seconds + SOON_SECONDS
-            looks.look(alone.get(rank), rank.newest.time_ns, steps=steps)
-            rank.tensor_views = TensorViews(looks.mean(), *_kernels(rank), _arithmetic(rank))
+            hardware.observe(alone.get(rank), rank.newest.time_ns, steps=steps)
+            rank.tensor_views = TensorViews(hardware.mean(), *_kernels(rank), _arithmetic(rank))
             self._judge(rank)
 
     def _judge(self, rank: RankView) -> None:
@@ -184,10 +188,10 @@ class ViewKeeper:
         sentence = "; ".join(text for text in conflicts.values() if text)
         if not sentence or rank.newest is None:
             return
-        known = rank.findings.get(f"{KIND}@env")
-        if known is not None and rank.newest.time_ns - rank.conflict_told_ns < APART_NS:
+        known = rank.findings.get(f"{TENSOR_VIEWS_DISAGREE.slug}@env")
+        if known is not None and rank.newest.time_ns - rank.conflict_reported_ns < APART_NS:
             return
-        rank.conflict_told_ns = rank.newest.time_ns
+        rank.conflict_reported_ns = rank.newest.time_ns
         views = rank.tensor_views
         shares = {
             "tensor_pipe_active_ratio": views.hardware,
@@ -197,11 +201,11 @@ class ViewKeeper:
         }
         rank.find(
             Finding(
-                kind=KIND,
-                severity=Severity.INFO,
+                kind=TENSOR_VIEWS_DISAGREE.slug,
+                severity=TENSOR_VIEWS_DISAGREE.severity,
                 where="env",
                 summary=f"The views of the tensor cores contradict one another: {sentence}",
-                advice=ADVICE,
+                advice=TENSOR_VIEWS_DISAGREE.advice,
                 phase="config",
                 first_step=rank.newest.step if known is None else known.first_step,
                 last_step=rank.newest.step,
@@ -213,6 +217,8 @@ class ViewKeeper:
 
 def _alone(gpus: Sequence[Gpu], ranks: Sequence[RankView]) -> dict[RankView, Gpu]:
     """Return the GPU of each rank that has one for itself, and that is not cut up."""
+    # Activity is that of the whole GPU: with a second process on it, or in a part of it, nobody
+    # knows whose it is.
     found = {rank: gpu_of(rank, gpus) for rank in ranks if not rank.ended}
     named = Counter(gpu.uuid for gpu in found.values() if gpu is not None)
     return {
@@ -223,15 +229,6 @@ def _alone(gpus: Sequence[Gpu], ranks: Sequence[RankView]) -> dict[RankView, Gpu
         and not gpu.instances
         and gpu.number(Feature.PROCESSES) == 1
     }
-
-
-KIND = "tensor_views_disagree"
-
-ADVICE = (
-    "Trust none of the shares of tensor cores until this is settled: look at"
-    " /debug/kernels.json of the daemon for kernels of unknown names and teach them with the"
-    " setting kernel_patterns, check peak_flops, and see that no other process uses this GPU."
-)
 
 
 def _kernels(rank: RankView) -> tuple[float | None, float | None]:

@@ -1,4 +1,4 @@
-"""What is wrong with the ranges of a module, as one number to sort by and one reason to show.
+"""The trouble with the ranges of a module, as one number to sort by and one reason to show.
 
 Reasons come in an order, the worst first, and each has a severity from 0 to 1:
 
@@ -65,7 +65,7 @@ def notable(topics: Mapping[Topic, RangeRecord], lost: float, tolerated: float) 
     """Return all that is notable of a module, to compare ranks by: reasons, and where from.
 
     Gradients are infinite on every rank now and then, while the scale is sought; outputs and
-    weights are not. So what is not finite is told apart by topic.
+    weights are not. So what is not finite is kept by topic.
 
     Args:
         topics: As for ``worst``, like the others.

@@ -1,38 +1,43 @@
-"""The thread that reads the GPUs: when it looks, when it starts over, when it has fallen silent."""
+"""The thread that reads the GPUs: when it reads, when it starts over, when it has fallen silent."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ampwatch.host.fleet.gpus import NOTHING_WRONG, Pass, Reason
-from ampwatch.host.metrics.samples import CollectorPass
+from ampwatch.host.fleet.passes import CollectorPass
+from ampwatch.host.gpu.source import open_source
+from ampwatch.host.gpu.synthetic import SyntheticSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ampwatch.host.fleet import Fleet
     from ampwatch.host.gpu.source import Source
+    from ampwatch.settings import Settings
 
 NAME = "gpu"
 """Value of the label ``collector``."""
 
 ABSENT_SECONDS = 60.0
-"""After so long NVML is looked for again where there was none: a driver may be loaded later."""
+"""Time after which NVML is searched for again where there was none: a driver may be loaded later.
+Unit: s."""
 
 REOPEN_SECONDS = (10.0, 600.0)
 """First and longest wait until NVML is opened anew because a GPU is missing. A GPU that comes
-back is not seen otherwise; the others lose a value of GPM each time."""
+back is not seen otherwise; the others lose a value of GPM each time. Unit: s."""
 
 SILENT_SECONDS = 60.0
-"""A look that takes longer hangs in the driver. Eight GPUs that have to wake up take 20 s."""
+"""A pass that takes longer hangs in the driver. Eight GPUs that have to wake up take 20 s. Unit: s."""
 
 STOP_SECONDS = 2.0
 
 ANSWERS = (Reason.OK, Reason.SWITCHED_OFF)
-"""How NVML stands where an open source need not be opened anew; off it is for synthetic GPUs."""
+"""States of NVML in which an open source need not be opened anew; synthetic GPUs have it off."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +47,9 @@ class GpuCollector:
 
     Args:
         fleet: Where the readings go.
-        passes: Where it is noted how a look went; guarded by ``fleet.lock``.
-        open_source: Opens the GPUs, or tells why it cannot.
-        poll_seconds: Time between two looks. Unit: s.
+        passes: Where it is noted how a pass went; guarded by ``fleet.lock``.
+        open_source: Opens the GPUs, or returns why it cannot.
+        poll_seconds: Time between two passes. Unit: s.
         clock: A clock that never goes back. Unit: s.
     """
 
@@ -64,7 +69,7 @@ class GpuCollector:
         self._source: Source | None = None
         self._opens_at: float | None = clock()
         self._reopen_wait = REOPEN_SECONDS[0]
-        self._looked_at = clock()
+        self._read_at = clock()
         self._host = Reason.WAITING
         self._gone: dict[str, Reason] = {}
         self._stopping = threading.Event()
@@ -72,7 +77,7 @@ class GpuCollector:
 
     def start(self) -> None:
         """Begin to read."""
-        self._looked_at = self._clock()
+        self._read_at = self._clock()
         self._thread.start()
 
     def stop(self) -> None:
@@ -81,34 +86,36 @@ class GpuCollector:
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Read all GPUs once, having opened them if it is time to."""
         begin = self._clock()
         if self._opens_at is not None and begin >= self._opens_at and self.close():
             self._opens_at = None
         elif self._source is None:
-            self._looked_at = begin
+            self._read_at = begin
             return
+        # Without the lock: a driver that hangs must not stall the rings or a scrape.
         found = self._read()
         now = self._clock()
         with self._fleet.lock:
-            self._looked_at = now
+            self._read_at = now
             success = self._fleet.gpus.apply(found)
             self._passes[NAME] = CollectorPass(success, now - begin)
             gone = {gpu.uuid: gpu.gone for gpu in self._fleet.gpus.all() if not gpu.is_up}
         self._plan(now, success=success and found.host in ANSWERS)
-        self._tell(found.host, gone)
+        self._report(found.host, gone)
 
     def check(self) -> None:
-        """Take back what was read if the newest look hangs; called by another thread."""
+        """Take back what was read if the newest pass hangs; called by another thread."""
         with self._fleet.lock:
-            silent = self._clock() - self._looked_at
+            # While a pass hangs, the fleet would go on to show the values of the pass before.
+            silent = self._clock() - self._read_at
             if silent > max(SILENT_SECONDS, 3 * self._poll_seconds):
                 self._fleet.gpus.silence(Reason.TIMEOUT)
                 self._passes[NAME] = CollectorPass(success=False, duration_seconds=silent)
 
     def close(self) -> bool:
-        """Let go of the GPUs; tell whether that was possible."""
+        """Let go of the GPUs; return whether that was possible."""
         if self._source is not None and not self._source.close():
             return False
         self._source = None
@@ -116,7 +123,7 @@ class GpuCollector:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self.look()
+            self.update()
             self._stopping.wait(self._poll_seconds)
         self.close()
 
@@ -128,7 +135,9 @@ class GpuCollector:
                     return Pass(opened)
                 self._source = opened
             return self._source.read()
-        except Exception:  # nothing here may end the thread; NVML's own errors never come so far
+        except Exception:
+            # A boundary: nothing may end the thread, which nobody would start again. NVML's own
+            # errors never come so far; what does is a fault of ours or of pynvml.
             logger.exception("the GPUs could not be read")
             return Pass(Reason.ERROR)
 
@@ -142,8 +151,8 @@ class GpuCollector:
             self._opens_at = now + self._reopen_wait
             self._reopen_wait = min(2 * self._reopen_wait, REOPEN_SECONDS[1])
 
-    def _tell(self, host: Reason, gone: dict[str, Reason]) -> None:
-        """Log what has changed since the look before."""
+    def _report(self, host: Reason, gone: dict[str, Reason]) -> None:
+        """Log what has changed since the pass before."""
         if host is not self._host:
             level = logging.INFO if host in NOTHING_WRONG else logging.WARNING
             logger.log(level, "NVML: %s", host.text)
@@ -153,3 +162,27 @@ class GpuCollector:
         for uuid in self._gone.keys() - gone.keys():
             logger.info("%s is back", uuid)
         self._host, self._gone = host, gone
+
+
+def gpu_collector(
+    fleet: Fleet, passes: dict[str, CollectorPass], settings: Settings
+) -> GpuCollector | None:
+    """Return the collector that the settings ask for, ``None`` if they ask for none.
+
+    Its GPUs are those of the machine, or some that do not exist.
+    """
+    if settings.gpu == "off":
+        fleet.gpus.host = Reason.SWITCHED_OFF
+        return None
+
+    def count(uuid: str, code: int) -> None:
+        with fleet.lock:
+            fleet.gpus.xids(uuid).add(code, time.time())
+
+    if settings.gpu == "demo":
+        return GpuCollector(
+            fleet, passes, partial(SyntheticSource, count), settings.gpu_poll_seconds
+        )
+    throughput = settings.gpu_link_throughput == "on"
+    opener = partial(open_source, count, link_throughput=throughput)
+    return GpuCollector(fleet, passes, opener, settings.gpu_poll_seconds)

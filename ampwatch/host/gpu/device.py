@@ -25,8 +25,8 @@ PROCESS_FUNCTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a device is asked beyond the usual.
+class DeviceOptions:
+    """Readings of a device beyond the usual.
 
     Attributes:
         link_throughput: Measure PCIe traffic where that takes 40 ms a GPU.
@@ -45,15 +45,17 @@ class Device:
         index: Its number.
         handle: Its handle.
         uuid: Its name for life.
-        wishes: What to read beyond the usual.
+        options: What to read beyond the usual.
     """
 
-    def __init__(self, nvml: Nvml, index: int, handle: Any, uuid: str, wishes: Wishes) -> None:
+    def __init__(
+        self, nvml: Nvml, index: int, handle: Any, uuid: str, options: DeviceOptions
+    ) -> None:
         self.uuid = uuid
         self.handle = handle
         self._nvml = nvml
         self._index = index
-        self._wishes = wishes
+        self._options = options
         self._facts = readings.facts(nvml, handle) | {"synthetic": "false"}
         self._minor = nvml.call("nvmlDeviceGetMinorNumber", handle)
         self._gpm_support = gpm.support(nvml, handle)
@@ -61,7 +63,7 @@ class Device:
         self._instance_gpm: dict[InstanceKey, Gpm] = {}
 
     def read(self, xid: Reason) -> Gpu:
-        """Return everything the GPU tells.
+        """Return everything that can be read of the GPU.
 
         Args:
             xid: Whether its XID errors are listened for.
@@ -91,7 +93,7 @@ class Device:
         if self._gpm_support is Reason.OK:
             return self._gpm.read()
         answers = gpm.nothing(self._gpm_support)
-        wanted = self._wishes.link_throughput
+        wanted = self._options.link_throughput
         answers[Feature.PCIE] = (
             readings.pcie(self._nvml, self.handle)
             if wanted
@@ -105,11 +107,15 @@ class Device:
             gpu.answers[Feature.PROCESSES] = {"": got}
             return
         gpu.answers[Feature.PROCESSES] = {"": float(len(got))}
+        # The number of processes is right in any case; whose they are is left out where in doubt.
         gpu.processes = {p.pid: p.usedGpuMemory for p in got if self._is_certain(p.pid)}
 
     def _is_certain(self, pid: int) -> bool:
-        """Tell whether ``pid`` is that of a process as the daemon sees it."""
-        if self._wishes.is_host:
+        """Return whether ``pid`` names the process that the daemon sees under it.
+
+        In a container NVML may return pids of the host, which are other processes here.
+        """
+        if self._options.is_host:
             return True
         return not isinstance(self._minor, Reason) and pids.has_open(pid, self._minor)
 

@@ -28,8 +28,8 @@ MAX_SECONDS = 600.0
 MIB = 1024.0 * 1024.0
 
 
-class Metric(NamedTuple):
-    """A GPM metric: its number in nvml.h, and what one unit of it is in ours."""
+class GpmMetric(NamedTuple):
+    """A GPM metric: its number in nvml.h, and the factor from its unit to ours."""
 
     feature: Feature
     part: str
@@ -38,27 +38,27 @@ class Metric(NamedTuple):
 
 
 MEANS = (
-    Metric(Feature.SM_ACTIVE, "", 2, 0.01),
-    Metric(Feature.SM_OCCUPANCY, "", 3, 0.01),
-    Metric(Feature.TENSOR_ACTIVE, "any", 5, 0.01),
-    Metric(Feature.TENSOR_ACTIVE, "hmma", 7, 0.01),
-    Metric(Feature.TENSOR_ACTIVE, "imma", 9, 0.01),
-    Metric(Feature.TENSOR_ACTIVE, "dmma", 8, 0.01),
-    Metric(Feature.TENSOR_ACTIVE, "dfma", 6, 0.01),
-    Metric(Feature.DRAM_ACTIVE, "", 10, 0.01),
-    Metric(Feature.PCIE, "transmit", 20, MIB),
-    Metric(Feature.PCIE, "receive", 21, MIB),
+    GpmMetric(Feature.SM_ACTIVE, "", 2, 0.01),
+    GpmMetric(Feature.SM_OCCUPANCY, "", 3, 0.01),
+    GpmMetric(Feature.TENSOR_ACTIVE, "any", 5, 0.01),
+    GpmMetric(Feature.TENSOR_ACTIVE, "hmma", 7, 0.01),
+    GpmMetric(Feature.TENSOR_ACTIVE, "imma", 9, 0.01),
+    GpmMetric(Feature.TENSOR_ACTIVE, "dmma", 8, 0.01),
+    GpmMetric(Feature.TENSOR_ACTIVE, "dfma", 6, 0.01),
+    GpmMetric(Feature.DRAM_ACTIVE, "", 10, 0.01),
+    GpmMetric(Feature.PCIE, "transmit", 20, MIB),
+    GpmMetric(Feature.PCIE, "receive", 21, MIB),
 )
 """Means over the time between two samples: percentages, and traffic in MiB/s."""
 
 TOTALS = (
-    Metric(Feature.SM_CYCLES, "elapsed", 248, 1.0),
-    Metric(Feature.SM_CYCLES, "active", 249, 1.0),
-    Metric(Feature.TENSOR_CYCLES, "any", 250, 1.0),
-    Metric(Feature.TENSOR_CYCLES, "hmma", 252, 1.0),
-    Metric(Feature.TENSOR_CYCLES, "imma", 253, 1.0),
-    Metric(Feature.TENSOR_CYCLES, "dmma", 251, 1.0),
-    Metric(Feature.TENSOR_CYCLES, "dfma", 254, 1.0),
+    GpmMetric(Feature.SM_CYCLES, "elapsed", 248, 1.0),
+    GpmMetric(Feature.SM_CYCLES, "active", 249, 1.0),
+    GpmMetric(Feature.TENSOR_CYCLES, "any", 250, 1.0),
+    GpmMetric(Feature.TENSOR_CYCLES, "hmma", 252, 1.0),
+    GpmMetric(Feature.TENSOR_CYCLES, "imma", 253, 1.0),
+    GpmMetric(Feature.TENSOR_CYCLES, "dmma", 251, 1.0),
+    GpmMetric(Feature.TENSOR_CYCLES, "dfma", 254, 1.0),
 )
 """Cycles since the machine was started; drivers before 595 do not know them."""
 
@@ -94,11 +94,13 @@ class Gpm:
                 return nothing(sample)
             self._spare = sample
         elapsed = self._clock() - self._taken_at
+        # The driver would answer 0 or NaN, and 0 reads as an idle GPU.
         if elapsed < MIN_SECONDS:
             return self._answers
         took = self._take(self._spare)
         if isinstance(took, Reason):
             return nothing(took)
+        # Two buffers take turns: the older one is read below and is the spare of the next pass.
         older, self._older, self._spare = self._older, self._spare, self._older
         self._taken_at = self._clock()
         if older is None or elapsed > MAX_SECONDS:
@@ -117,12 +119,12 @@ class Gpm:
                 self._nvml.call("nvmlGpmSampleFree", sample)
         self._older = self._spare = None
 
-    def _ask(self, metrics: Sequence[Metric], older: Any) -> None:
+    def _ask(self, metrics: Sequence[GpmMetric], older: Any) -> None:
         answers = self._measured(metrics, older)
         for metric, answer in zip(metrics, answers, strict=True):
             self._answers.setdefault(metric.feature, {})[metric.part] = answer
 
-    def _measured(self, metrics: Sequence[Metric], older: Any) -> list[Answer]:
+    def _measured(self, metrics: Sequence[GpmMetric], older: Any) -> list[Answer]:
         make = self._nvml.constant("c_nvmlGpmMetricsGet_t")
         if make is None:
             return [Reason.NOT_IN_BINDING] * len(metrics)
@@ -137,7 +139,7 @@ class Gpm:
             return [answer] * len(metrics)
         return [self._value(metric, question.metrics[i]) for i, metric in enumerate(metrics)]
 
-    def _value(self, metric: Metric, got: Any) -> Answer:
+    def _value(self, metric: GpmMetric, got: Any) -> Answer:
         """Return the value of one metric; that the question succeeded says nothing about it."""
         if got.nvmlReturn != SUCCESS:
             return self._nvml.reason(f"GPM metric {metric.number}", got.nvmlReturn)
@@ -147,7 +149,7 @@ class Gpm:
 
 
 def nothing(reason: Reason) -> Answers:
-    """Return ``reason`` for all that GPM could tell."""
+    """Return ``reason`` for every metric of GPM."""
     answers: Answers = {}
     for metric in (*MEANS, *TOTALS):
         answers.setdefault(metric.feature, {})[metric.part] = reason
@@ -155,7 +157,7 @@ def nothing(reason: Reason) -> Answers:
 
 
 def support(nvml: Nvml, handle: Any) -> Reason:
-    """Tell whether a GPU has GPM."""
+    """Return whether a GPU has GPM: ``OK``, or why not."""
     answer = nvml.call("nvmlGpmQueryDeviceSupport", handle)
     if isinstance(answer, Reason):
         return answer

@@ -1,4 +1,4 @@
-"""pynvml, with every call returning what NVML says or the reason why it says nothing.
+"""pynvml, with every call returning the answer of NVML or the reason why there is none.
 
 The one place that knows return codes, missing symbols and how the library is found.
 """
@@ -68,7 +68,7 @@ class Nvml:
     def __init__(self, module: Any) -> None:
         self.module = module
         self.is_lost = False
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
     def call(self, name: str, *args: Any) -> Any:
         """Call a function of pynvml, by a name with a version where there are several.
@@ -106,8 +106,8 @@ class Nvml:
         if code == UNINITIALIZED:
             self.is_lost = True
         reason = REASONS.get(code, Reason.ERROR)
-        if reason is Reason.ERROR and code not in self._told:
-            self._told.add(code)
+        if reason is Reason.ERROR and code not in self._reported:
+            self._reported.add(code)
             logger.warning("%s: NVML returned %d", what, code)
         return reason
 

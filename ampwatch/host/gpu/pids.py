@@ -1,6 +1,6 @@
-"""Whose process ids NVML tells.
+"""The namespace of the process ids that NVML returns.
 
-It tells those of the host or, with a newer driver, those of the caller's pid namespace. In
+They are those of the host or, with a newer driver, those of the caller's pid namespace. In
 the host's own namespace both are the same; in a container a pid could be another process's.
 """
 
@@ -14,7 +14,7 @@ INITIAL_NAMESPACE = 0xEFFFFFFC
 
 
 def is_of_the_host() -> bool:
-    """Tell whether this process is in the pid namespace of the host."""
+    """Return whether this process is in the pid namespace of the host."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino == INITIAL_NAMESPACE
     except OSError:
@@ -22,12 +22,13 @@ def is_of_the_host() -> bool:
 
 
 def has_open(pid: int, minor: int) -> bool:
-    """Tell whether the process that has ``pid`` here uses the GPU ``/dev/nvidia<minor>``.
+    """Return whether the process that has ``pid`` here uses the GPU ``/dev/nvidia<minor>``.
 
-    ``False`` as well if this user may not look.
+    ``False`` as well if this user may not see that.
     """
     device = Path(f"/dev/nvidia{minor}")
     with suppress(OSError):
+        # Each by itself: a descriptor can be closed between the listing and the reading.
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
                 if link.readlink() == device:

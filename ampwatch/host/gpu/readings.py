@@ -1,4 +1,4 @@
-"""What NVML tells about one device: a function per feature, in the base units of Prometheus."""
+"""Readings of one device by NVML: a function per feature, in the base units of Prometheus."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MEMORY_TEMPERATURE = 82
 NVLINK_FIELDS = {"transmit": 138, "receive": 139}
 THROTTLE_FIELDS = dict(zip(THROTTLE_REASONS, (74, 76, 77, 79, 269, 270, 271), strict=True))
 THERMAL = 75
-"""All thermal slowdown, for drivers that do not tell the two kinds of it apart."""
+"""All thermal slowdown, for drivers that count its two kinds together."""
 
 
 def _scaled(answer: Any, scale: float) -> Answer:
@@ -152,13 +152,13 @@ _READERS: dict[Feature, Callable[[Nvml, Any], Parts]] = {
 
 
 def read(nvml: Nvml, handle: Any) -> Answers:
-    """Return what a device tells without GPM, and without anything that takes long."""
+    """Return the readings of a device without GPM, and without anything that takes long."""
     answers = {feature: reader(nvml, handle) for feature, reader in _READERS.items()}
     return answers | _fields(nvml, handle)
 
 
 def facts(nvml: Nvml, handle: Any) -> dict[str, str]:
-    """Return what does not change about a device; what is not told is empty."""
+    """Return what does not change about a device; what is not known is empty."""
     capability = nvml.call("nvmlDeviceGetCudaComputeCapability", handle)
     bus = nvml.call("nvmlDeviceGetPciInfo", handle)
     cuda = nvml.call("nvmlSystemGetCudaDriverVersion")
@@ -174,7 +174,7 @@ def facts(nvml: Nvml, handle: Any) -> dict[str, str]:
 
 
 def text(value: Any) -> str:
-    """Return a string of pynvml, whose older releases return bytes; empty if it is not told."""
+    """Return a string of pynvml, whose older releases return bytes; empty if it is not known."""
     if isinstance(value, Reason):
         return ""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ampwatch.host.fleet.gpus import Pass, Reason
 from ampwatch.host.gpu import pids, readings
-from ampwatch.host.gpu.device import Device, Wishes
+from ampwatch.host.gpu.device import Device, DeviceOptions
 from ampwatch.host.gpu.nvml import Nvml, open_nvml
 from ampwatch.host.gpu.xid import XidWatcher
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """Where readings of GPUs come from. Used by one thread."""
+    """A source of readings of GPUs. Used by one thread."""
 
     def read(self) -> Pass:
-        """Return what all GPUs tell now."""
+        """Return the readings of all GPUs now."""
 
     def close(self) -> bool:
-        """Let go of everything; tell whether a new one may be opened in this process."""
+        """Let go of everything; return whether a new one may be opened in this process."""
 
 
 class NvmlSource:
@@ -31,7 +31,7 @@ class NvmlSource:
 
     Args:
         nvml: NVML, which this closes in the end.
-        report: Is told of XID errors; they are not listened for without it.
+        report: Called for each XID error; they are not listened for without it.
         link_throughput: Measure PCIe traffic where that takes 40 ms a GPU.
     """
 
@@ -42,7 +42,7 @@ class NvmlSource:
         self._host = Reason.OK
         self._devices: list[Device] = []
         self._unnamed: dict[int, Reason] = {}
-        self._find(Wishes(link_throughput, pids.is_of_the_host()))
+        self._find(DeviceOptions(link_throughput, pids.is_of_the_host()))
         self._xids = XidWatcher(
             nvml, {d.uuid: d.handle for d in self._devices}, report or _nobody_listens
         )
@@ -50,9 +50,10 @@ class NvmlSource:
             self._xids.start()
 
     def read(self) -> Pass:
-        """Return what all GPUs tell now, one after the other."""
+        """Return the readings of all GPUs now, one after the other."""
         states = self._xids.states
         gpus = [device.read(states.get(device.uuid, Reason.WAITING)) for device in self._devices]
+        # Shut down by somebody else in this process, or the driver has gone: the collector opens it anew.
         host = Reason.ERROR if self._nvml.is_lost else self._host
         return Pass(host, gpus, self._unnamed)
 
@@ -62,6 +63,7 @@ class NvmlSource:
         Returns:
             Whether NVML was closed. It is not while a call of the other thread hangs in it.
         """
+        # First the other thread, then what it uses, then NVML itself.
         if not self._xids.stop():
             return False
         for device in self._devices:
@@ -69,7 +71,7 @@ class NvmlSource:
         self._nvml.close()
         return True
 
-    def _find(self, wishes: Wishes) -> None:
+    def _find(self, options: DeviceOptions) -> None:
         count = self._nvml.call("nvmlDeviceGetCount")
         if isinstance(count, Reason):
             self._host = count
@@ -86,7 +88,9 @@ class NvmlSource:
             if isinstance(uuid, Reason):
                 self._unnamed[index] = uuid
             else:
-                self._devices.append(Device(self._nvml, index, handle, readings.text(uuid), wishes))
+                self._devices.append(
+                    Device(self._nvml, index, handle, readings.text(uuid), options)
+                )
 
 
 def open_source(report: Report | None, *, link_throughput: bool) -> NvmlSource | Reason:

@@ -25,12 +25,12 @@ SM_HERTZ = 1.98e9
 SMS = 132
 IDLE_WATTS, FULL_WATTS = 110.0, 700.0
 PERIOD_SECONDS = 240.0
-"""Work comes and goes in waves so long, a quarter of one later on each GPU. Unit: s."""
+"""Length of the waves in which work comes and goes, a quarter of one later on each GPU. Unit: s."""
 
 XID_SECONDS = 600.0
 APPLICATION_XID = 31
 SHARES = {"any": 1.0, "hmma": 0.92, "imma": 0.05, "dmma": 0.0, "dfma": 0.0}
-"""What share of the work of the tensor pipes each of them does."""
+"""Share of the work of the tensor pipes that each of them does."""
 
 
 class SyntheticSource:
@@ -39,7 +39,7 @@ class SyntheticSource:
     The second one has an XID now and then.
 
     Args:
-        report: Is told of XID errors.
+        report: Called for each XID error.
         clock: Returns the Unix time in seconds.
     """
 
@@ -50,9 +50,10 @@ class SyntheticSource:
         self._reported = 0
 
     def read(self) -> Pass:
-        """Return what they are made to tell now."""
+        """Return the readings that they are made to have now."""
         age = self._clock() - self._began
         due = int(age // XID_SECONDS)
+        # One at a time, however long nobody has read: a burst would look like a fault of its own.
         if due > self._reported:
             self._reported = due
             self._report(_uuid(1), APPLICATION_XID)
@@ -68,7 +69,7 @@ class SyntheticSource:
         return Pass(Reason.SWITCHED_OFF, gpus)  # NVML is, and no series may say that it is read
 
     def close(self) -> bool:
-        """There is nothing to let go of."""
+        """Return at once: nothing is held."""
         return True
 
 
@@ -89,7 +90,8 @@ def _work(index: float, age: float) -> float:
 
 
 def _gpu(index: int, age: float) -> Gpu:
-    load, work = _load(index, age), _work(index, age)
+    load = _load(index, age)
+    work = _work(index, age)
     power = IDLE_WATTS + (FULL_WATTS - IDLE_WATTS) * load
     hot = max(0.0, load - 0.8)
     zero: Answer = 0.0
@@ -134,7 +136,8 @@ def _activity(load: float, work: float, age: float, sms: int) -> Answers:
 
 
 def _instance(number: int, age: float) -> Instance:
-    load, work = _load(number, age), _work(number, age)
+    load = _load(number, age)
+    work = _work(number, age)
     answers: Answers = {
         Feature.MEMORY: {"used": 24 * GIB, "reserved": 0.1 * GIB, "capacity": 39 * GIB},
         **_activity(load, work, age, 60),

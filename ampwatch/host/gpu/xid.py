@@ -1,4 +1,4 @@
-"""Waits for XID errors: what the driver reports when a GPU, or a program on it, goes wrong."""
+"""Waits for XID errors, which the driver reports when a GPU, or a program on it, goes wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ XID_EVENTS = 0x8
 
 WAIT_MS = 1000
 BACK_OFF_SECONDS = (1.0, 30.0)
-"""The shortest and the longest wait after an error of the driver."""
+"""The shortest and the longest wait after an error of the driver. Unit: s."""
 
 STOP_SECONDS = 5.0
 
@@ -35,8 +35,8 @@ class XidWatcher:
     Args:
         nvml: NVML.
         handles: Handles of the GPUs by uuid.
-        report: Is told of each error.
-        pause: Waits so many seconds; returns whether to end. By default until ``stop``.
+        report: Called for each error.
+        pause: Waits for the seconds it is given; returns whether to end. By default until ``stop``.
 
     Attributes:
         states: Whether each GPU is listened to, by uuid.
@@ -66,7 +66,8 @@ class XidWatcher:
         self._thread.start()
 
     def stop(self) -> bool:
-        """End listening; tell whether the thread is gone, so that NVML may be shut down."""
+        """End listening; return whether the thread is gone, so that NVML may be shut down."""
+        # NVML must not be shut down under a call that still waits in it.
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(STOP_SECONDS)
@@ -86,6 +87,7 @@ class XidWatcher:
                 continue
             if self._pause(back_off):
                 return
+            # Whatever made the wait fail, the set of events may be of no use any more: make it anew.
             back_off = min(2 * back_off, longest)
             self._release()
             self._register()
@@ -94,6 +96,7 @@ class XidWatcher:
         """Wait for one event, a second at most; ``OK`` if there was one."""
         if self._events is None:
             return Reason.NOT_SUPPORTED
+        # A second at most: nothing else ends the wait when the thread is to end.
         event = self._nvml.call("nvmlEventSetWait_v2", self._events, WAIT_MS)
         if isinstance(event, Reason):
             return event
@@ -132,5 +135,5 @@ class XidWatcher:
 
 
 def _address(handle: Any) -> int | None:
-    """Return what tells handles apart: pynvml makes a new pointer object each time."""
+    """Return the address in a handle: pynvml makes a new pointer object each time."""
     return ctypes.cast(handle, ctypes.c_void_p).value

@@ -7,18 +7,18 @@ scrapes only the numbers change, so the beginning of each line is remembered her
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client.utils import floatToGoString
 
-from ampwatch.host.metrics.reading import Exemplified
+from ampwatch.host.metrics.metric import Exemplified
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ampwatch.host.metrics.catalog import Metric
+    from ampwatch.host.metrics.metric import Metric, Samples
 
-    Collected = Iterable[tuple[Metric, Iterable[tuple[tuple[str, ...], Any]]]]
+    Collected = Iterable[tuple[Metric, Samples]]
     Lines = Iterator[tuple[str, tuple[str, ...], str, float | Exemplified]]
 
 END = "# EOF\n"
@@ -45,8 +45,7 @@ class Exposition:
         """Return the text of a scrape.
 
         Args:
-            collected: Each metric with the label values and the value of its samples; that
-                of a histogram is the cumulative buckets and the sum.
+            collected: Each metric with the label values and the value of its samples.
         """
         known, used = self._beginnings, {}
         text = []
@@ -56,6 +55,7 @@ class Exposition:
                 header = self._headers[metric.name] = self._header(metric).removesuffix(END)
             text.append(header)
             for name, values, bound, value in _lines(metric, samples):
+                # Known by the values, not by the place: ranks and modules come and go in between.
                 key = (name, values, bound)
                 beginning = known.get(key)
                 if beginning is None:
@@ -67,11 +67,12 @@ class Exposition:
                     value = value.value  # noqa: PLW2901 - the number that it carries
                 number = floatToGoString(value)  # type: ignore[no-untyped-call]
                 text.append(f"{beginning} {number}{tail}\n")
+        # Only those of this scrape: series of runs that are over must not pile up.
         self._beginnings = used
         return "".join(text)
 
 
-def _lines(metric: Metric, samples: Iterable[tuple[tuple[str, ...], Any]]) -> Lines:
+def _lines(metric: Metric, samples: Samples) -> Lines:
     """Yield the name, the label values, the bound of a bucket and the value of each line."""
     if metric.type != "histogram":
         for values, value in samples:
@@ -80,6 +81,7 @@ def _lines(metric: Metric, samples: Iterable[tuple[tuple[str, ...], Any]]) -> Li
     for values, (buckets, total) in samples:
         for bound, count in buckets:
             yield f"{metric.name}_bucket", values, bucket_label(bound), count
+        # As the library does: without a sum it writes no count either.
         if total is not None:
             yield f"{metric.name}_count", values, "", buckets[-1][1]
             yield f"{metric.name}_sum", values, "", total
@@ -91,6 +93,7 @@ def _beginning(name: str, labels: tuple[str, ...], values: tuple[str, ...], boun
         pairs.append(("le", bound))
     if not pairs:
         return name
+    # Sorted, as the library does, which is what the tests compare with byte for byte.
     words = ",".join(f'{label}="{_escaped(value)}"' for label, value in sorted(pairs))
     return f"{name}{{{words}}}"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.host.page.verdict import skips_by_class, tally
+from ampwatch.host.page.health import skips_by_class, tally
 from ampwatch.report.op_shares import (
     casts_per_op,
     flops_by_dtype,
@@ -91,7 +91,8 @@ def _step_time(rank: RankView) -> Figure:
 
 def _of_gradients(rank: RankView, name: str) -> dict[str, Figure]:
     shown = {}
-    room, newest = _headroom(rank), rank.ranges.newest(Topic.GRADIENT)
+    room = _headroom(rank)
+    newest = rank.ranges.newest(Topic.GRADIENT)
     if room is not None:
         finite = "finite " if newest is not None and newest.histogram.nonfinite else ""
         shown["Headroom"] = Figure(f"{room:.1f} bits", f"of the {finite}gradients in {name}")

@@ -18,11 +18,20 @@ if TYPE_CHECKING:
 REASONS = {reason.value: reason.text for reason in Reason}
 
 SHOWN = (
-    *(Feature.UTILIZATION, Feature.TENSOR_ACTIVE, Feature.MEMORY, Feature.POWER),
-    *(Feature.POWER_LIMIT, Feature.CLOCK, Feature.CLOCK_MAX, Feature.TEMPERATURE),
-    *(Feature.THROTTLE, Feature.XID, Feature.ECC, Feature.REMAPPED_ROWS),
+    Feature.UTILIZATION,
+    Feature.TENSOR_ACTIVE,
+    Feature.MEMORY,
+    Feature.POWER,
+    Feature.POWER_LIMIT,
+    Feature.CLOCK,
+    Feature.CLOCK_MAX,
+    Feature.TEMPERATURE,
+    Feature.THROTTLE,
+    Feature.XID,
+    Feature.ECC,
+    Feature.REMAPPED_ROWS,
 )
-"""Features that the page has room for; Prometheus is told all."""
+"""Features that the page has room for; Prometheus gets all."""
 
 
 def gpu_state(fleet: Fleet) -> State:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ampwatch import __version__
 from ampwatch.host.page.figures import figures
 from ampwatch.host.page.gpu_state import gpu_state
+from ampwatch.host.page.health import Health, is_current, rank_health, run_health
 from ampwatch.host.page.precision_state import KERNEL_COLUMNS, OP_COLUMNS, PrecisionState
 from ampwatch.host.page.range_state import (
     EXPONENT_COLUMNS,
@@ -22,7 +23,6 @@ from ampwatch.host.page.range_state import (
     RangeState,
     formats,
 )
-from ampwatch.host.page.verdict import Verdict, is_current, rank_verdict, run_verdict
 from ampwatch.report.accounts import doc_page
 from ampwatch.wire.records import SKIP_CLASSES
 
@@ -37,15 +37,23 @@ State = dict[str, Any]
 """JSON-ready: plain dicts with string keys, finite numbers, and no ``None`` as a dict's value."""
 
 Cursor = State
-"""What a client holds: the state it was sent last. Never written to once handed out."""
+"""The state that a client was sent last. Never written to once handed out."""
 
 Row = tuple[float | str | None, ...]
 
 COLUMNS = (
-    *("last_step", "steps", "scale_low", "scale_high", "scale", "loss", "nonfinite_losses"),
-    *("seconds", "longest", *(c.label for c in SKIP_CLASSES)),
+    "last_step",
+    "steps",
+    "scale_low",
+    "scale_high",
+    "scale",
+    "loss",
+    "nonfinite_losses",
+    "seconds",
+    "longest",
+    *(skip.label for skip in SKIP_CLASSES),
 )
-"""What the row of a bucket holds; its first step is its key."""
+"""Cells of the row of a bucket; its first step is its key."""
 
 
 class Feed:
@@ -76,14 +84,16 @@ class Feed:
         """Return everything there is to show; also the cursor to go on from.
 
         Args:
-            max_age: A state that was made for another client so short a time ago will do.
-                Then many open pages cost little more than one. Unit: s.
+            max_age: Age of a state, made for another client, that will do as well. Then many
+                open pages cost little more than one. Unit: s.
         """
         with self._fleet.lock:
             now = self._clock()
+            # Below 0 where the clock was set back: that state could be kept for hours.
             if 0.0 <= now - self._made_at < max_age:
                 return self._newest
-            self._newest, self._made_at = self._made(now), now
+            self._newest = self._made(now)
+            self._made_at = now
             return self._newest
 
     def _made(self, now: float) -> State:
@@ -118,18 +128,18 @@ class Feed:
         return merge_patch(cursor, current), current
 
     def _run(self, ranks: Sequence[RankView], now: float) -> State:
-        verdicts = [(rank, rank_verdict(rank, now)) for rank in ranks]
-        speaker, verdict = run_verdict(verdicts)
+        of_ranks = [(rank, rank_health(rank, now)) for rank in ranks]
+        speaker, health = run_health(of_ranks)
         return {
-            **_words(verdict),
+            **_words(health),
             "speaker": speaker,
             "world_size": max(rank.identity.world_size for rank in ranks),
-            "ranks": {str(r.identity.rank): self._rank(r, v) for r, v in verdicts},
+            "ranks": {str(r.identity.rank): self._rank(r, h) for r, h in of_ranks},
         }
 
-    def _rank(self, rank: RankView, verdict: Verdict) -> State:
+    def _rank(self, rank: RankView, health: Health) -> State:
         state: State = {
-            **_words(verdict),
+            **_words(health),
             "state": rank.state.value,
             "host": rank.identity.host,
             "pid": rank.identity.pid,
@@ -160,6 +170,7 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> State:
     patch: State = dict.fromkeys(old.keys() - new.keys())
     for name, value in new.items():
         before = old.get(name)
+        # Rows and tables are the same objects while they hold: comparing them would cost more.
         if before is value:
             continue
         if isinstance(value, dict) and isinstance(before, dict):
@@ -170,8 +181,8 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> State:
     return patch
 
 
-def _words(verdict: Verdict) -> State:
-    return {"level": verdict.level.value, "sentence": verdict.sentence, "advice": verdict.advice}
+def _words(health: Health) -> State:
+    return {"level": health.level.value, "sentence": health.sentence, "advice": health.advice}
 
 
 def _finding(finding: Finding, rank: RankView) -> State:

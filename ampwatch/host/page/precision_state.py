@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.numerics.units.kernels.kernel_names import UNLISTED
+from ampwatch.numerics.units.kernels.classifier import UNLISTED
 from ampwatch.report.op_lines import GROUPINGS, op_lines
 from ampwatch.report.op_shares import Absence, casts_per_op, flops_by_dtype, tensor_share
 from ampwatch.report.precision_words import (
@@ -32,22 +32,39 @@ State = dict[str, Any]
 Row = list[Any]
 
 OP_COLUMNS = (
-    *("name", "ran_in", "calls", "flops", "tensor_flops", "bytes", "casts", "cast_bytes"),
-    *("mix", "why"),
+    "name",
+    "ran_in",
+    "calls",
+    "flops",
+    "tensor_flops",
+    "bytes",
+    "casts",
+    "cast_bytes",
+    "mix",
+    "why",
 )
-"""What a line of the op table holds. ``mix`` are pairs of dtype and share of the FLOPs, or of the
+"""Cells of a line of the op table. ``mix`` are pairs of dtype and share of the FLOPs, or of the
 bytes where there are no FLOPs; ``why`` pairs of calls and words."""
 
 KERNEL_COLUMNS = (
-    *("name", "op", "unit", "dtype", "family", "rule", "arch", "align", "calls", "seconds"),
+    "name",
+    "op",
+    "unit",
+    "dtype",
+    "family",
+    "rule",
+    "arch",
+    "align",
+    "calls",
+    "seconds",
 )
-"""What the row of a kernel holds."""
+"""Cells of the row of a kernel."""
 
 MAX_LINES = 128
-"""Lines of each table, and"""
+"""Lines of each table that a page is sent."""
 
 MAX_KERNELS = 32
-"""rows of kernels that a page is sent: some 40 kB a rank in all. Unit: rows."""
+"""Rows of kernels that a page is sent: with the tables some 40 kB a rank."""
 
 
 class PrecisionState:
@@ -62,6 +79,7 @@ class PrecisionState:
     def of(self, rank: RankView) -> State:
         """Return what the page shows of the precision of ``rank``."""
         known = rank.precision
+        # The tables of a large model take milliseconds: made once for each record.
         if known.census is not None and known.census is not self._census:
             self._census = known.census
             self._ops = _ops(known.census)
@@ -115,8 +133,14 @@ def _ops(census: CensusRecord) -> State:
 
 def _line(line: OpLine) -> Row:
     return [
-        *(line.name, line.ran_in, line.calls, _size(line.flops), _size(line.tensor_flops)),
-        *(_size(line.bytes), line.casts, _size(line.cast_bytes)),
+        line.name,
+        line.ran_in,
+        line.calls,
+        _size(line.flops),
+        _size(line.tensor_flops),
+        _size(line.bytes),
+        line.casts,
+        _size(line.cast_bytes),
         _shares(dict((line.mix if line.flops else line.bytes_mix).most_common())),
         [[calls, FALLBACKS[reason]] for reason, calls in line.fallbacks.most_common()],
     ]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ampwatch.host.fleet import RankView
-    from ampwatch.host.fleet.course import Place
+    from ampwatch.host.fleet.course import CoursePosition
     from ampwatch.host.fleet.gradients import GradientColumn
     from ampwatch.host.fleet.ranges import Ranges
     from ampwatch.numerics.exponents import ExponentHistogram
@@ -31,28 +31,51 @@ State = dict[str, Any]
 Row = list[Any]
 
 EXPONENT_COLUMNS = (
-    *("last_step", "scale_low", "scale_high", "amax", "lowest", "counts", "zeros", "nans", "infs"),
+    "last_step",
+    "scale_low",
+    "scale_high",
+    "amax",
+    "lowest",
+    "counts",
+    "zeros",
+    "nans",
+    "infs",
 )
-"""What a column of the heatmap holds, of unscaled gradients; its first step is its key."""
+"""Cells of a column of the heatmap of unscaled gradients; its first step is its key."""
 
 HISTOGRAM_COLUMNS = (
-    *("step", "first", "counts", "zeros", "nans", "infs", "amax", "amin", "numel", "flushed"),
+    "step",
+    "first",
+    "counts",
+    "zeros",
+    "nans",
+    "infs",
+    "amax",
+    "amin",
+    "numel",
+    "flushed",
 )
-"""What the histogram of unscaled gradients holds; ``flushed`` of the zeros were none once."""
+"""Cells of the histogram of unscaled gradients; ``flushed`` of the zeros were none once."""
 
 MODULE_COLUMNS = (
-    *("trouble", "why", "nonfinite", "lost", "gradient_amax", "gradient_headroom"),
-    *("activation_amax", "activation_headroom", "unchanged", "histogram", "step"),
+    "trouble",
+    "why",
+    "nonfinite",
+    "lost",
+    "gradient_amax",
+    "gradient_headroom",
+    "activation_amax",
+    "activation_headroom",
+    "unchanged",
+    "histogram",
+    "step",
 )
-"""What the row of a module holds; null where it was not measured. Gradients are unscaled, but
+"""Cells of the row of a module; null where it was not measured. Gradients are unscaled, but
 for their headroom, which is that of the scaled ones at the scale of their time. Headroom is in
 bits. ``lost`` is a share of all elements; ``step`` is that of the newest measurement."""
 
-NARROW_BITS = 16
-"""Formats of at most so many bits are worth a what-if."""
-
 UNKNOWN_FORMAT = "float16"
-"""What is drawn where no narrow format is known: what the format would do that needs scaling."""
+"""Format that is drawn where no narrow one is known: the one that needs scaling."""
 
 NOTHING_YET = (
     'Nothing was measured yet: level="standard" measures every few steps, "deep" every step,'
@@ -63,8 +86,9 @@ NOTHING_YET = (
 def formats() -> State:
     """Return the limits of the formats that values may be cast to, by name of the format."""
     limits = ("max", "overflow_from", "min_normal", "min_subnormal")
-    narrow = (fmt for fmt in FORMATS.values() if fmt.bits <= NARROW_BITS)
-    return {fmt.name: {limit: getattr(fmt, limit) for limit in limits} for fmt in narrow}
+    offered = [fmt for fmt in FORMATS.values() if fmt.is_offered]
+    offered.sort(key=lambda fmt: fmt.max, reverse=True)
+    return {fmt.name: {limit: getattr(fmt, limit) for limit in limits} for fmt in offered}
 
 
 class _Seen(NamedTuple):
@@ -82,11 +106,11 @@ class RangeState:
     Cost:
         Of JSON: about 200 bytes a column of the heatmap and 400 bytes a module. A sample
         replaces the rows of its modules and one column; between samples nothing is made
-        or sent, and looking for news takes a microsecond a module.
+        or sent, and the check for news takes a microsecond a module.
     """
 
     def __init__(self) -> None:
-        self._place: Place | None = None
+        self._place: CoursePosition | None = None
         self._columns: dict[str, Row] = {}
         self._modules: dict[str, _Seen] = {}
         self._source: tuple[ExponentHistogram, FloatFormat | None] | None = None
@@ -113,6 +137,7 @@ class RangeState:
         news = ranges.gradients.since(self._place)
         fresh = {str(span.first_step): _column(span) for span in news.spans}
         self._place = news.place
+        # A new dictionary only where something is new: the old one is in states of clients.
         if news.everything or fresh:
             self._columns = fresh if news.everything else {**self._columns, **fresh}
         return self._columns
@@ -121,6 +146,7 @@ class RangeState:
         limits = (ranges.autocast, ranges.format)
         seen: dict[str, _Seen] = {}
         for name, topics in ranges.modules.by_name.items():
+            # By identity: a record is never changed, a newer one is another object.
             records = tuple(topics.values())
             old = self._modules.get(name)
             vanished = _vanished(ranges, records)
@@ -169,7 +195,7 @@ def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
 
 
 def _vanished(ranges: Ranges, records: Iterable[RangeRecord]) -> list[float | None]:
-    """Return what depends on more than ``records``: whether nothing but zeros was a gradient."""
+    """Return the lost shares of gradients that are all zeros: they depend on other modules too."""
     return [
         ranges.lost_share(record)
         for record in records
@@ -179,18 +205,26 @@ def _vanished(ranges: Ranges, records: Iterable[RangeRecord]) -> list[float | No
 
 def _column(span: GradientColumn) -> Row:
     h = span.histogram
-    scales = (finite(span.scale_low), finite(span.scale_high))
     return [
-        *(span.last_step, *scales, finite(span.amax)),
-        *(h.first, list(h.counts), h.zeros, h.nans, h.infs),
+        span.last_step,
+        finite(span.scale_low),
+        finite(span.scale_high),
+        finite(span.amax),
+        h.first,
+        list(h.counts),
+        h.zeros,
+        h.nans,
+        h.infs,
     ]
 
 
 def _module(ranges: Ranges, topics: Mapping[Topic, RangeRecord]) -> Row:
-    trouble, lost = ranges.trouble(topics), ranges.lost(topics)
-    gradient, activation = topics.get(Topic.GRADIENT), topics.get(Topic.ACTIVATION)
-    plain = None if gradient is None else unscaled(gradient)
+    trouble = ranges.trouble(topics)
+    lost = ranges.lost(topics)
+    gradient = topics.get(Topic.GRADIENT)
+    activation = topics.get(Topic.ACTIVATION)
     update = topics.get(Topic.UPDATE)
+    plain = None if gradient is None else unscaled(gradient)
     return [
         float(f"{trouble.score:.6g}"),
         trouble.reason,
@@ -219,8 +253,15 @@ def _headroom(ranges: Ranges, record: RangeRecord | None) -> float | str | None:
 def _histogram(ranges: Ranges, record: RangeRecord, plain: ExponentHistogram) -> Row:
     """Return the row of ``plain``, the gradients of ``record`` without the loss scale."""
     return [
-        *(record.step, plain.first, list(plain.counts), plain.zeros, plain.nans, plain.infs),
-        *(finite(plain.amax), finite(plain.amin), plain.numel),
+        record.step,
+        plain.first,
+        list(plain.counts),
+        plain.zeros,
+        plain.nans,
+        plain.infs,
+        finite(plain.amax),
+        finite(plain.amin),
+        plain.numel,
         ranges.flushed(record),
     ]
 

@@ -1,1 +1,1 @@
-"""Which unit of a GPU multiplied what, in which precision, and how fast it could have. No torch."""
+"""Units of a GPU: which of them multiplied what, in which precision, at what peak. No torch."""

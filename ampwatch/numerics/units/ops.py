@@ -1,4 +1,4 @@
-"""The words for what a PyTorch op is and why it ran in the dtype it ran in. No torch here.
+"""Kinds of PyTorch ops, and reasons for the dtypes they ran in. No torch here.
 
 ATen has some two thousand ops. What matters about one is whether it multiplies matrices
 (then tensor cores can run it), whether it is a cast (then it is the price of mixed
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from ampwatch.numerics.formats import HALF, PLAIN, Family
+
 
 class OpKind(IntEnum):
-    """What an op does, as far as precision is concerned.
+    """A kind of op, as far as precision is concerned.
 
     ``MATMUL``, ``CONVOLUTION``, ``ATTENTION``: what tensor cores are for. ``CAST``: to another
     dtype. ``COPY``: moves or fills memory. ``OTHER``: what is in none of the lists.
@@ -40,7 +42,7 @@ class OpKind(IntEnum):
 
 
 class Fallback(IntEnum):
-    """Why an op of the forward pass ran in float32 although the training uses autocast.
+    """A reason for which an op of the forward pass ran in float32 although autocast is used.
 
     ``NONE``: it did not. ``FP32_LIST``: autocast runs this op in float32. ``NOT_LISTED``:
     autocast leaves this op alone, and its input was float32. ``PROMOTED``: its inputs had
@@ -68,7 +70,7 @@ class Fallback(IntEnum):
 
 
 class Phase(IntEnum):
-    """When in an iteration an op ran. What is computed again in backward is ``BACKWARD``."""
+    """A part of an iteration. What is computed again in backward is ``BACKWARD``."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -81,14 +83,15 @@ class Phase(IntEnum):
         return self.name.lower()
 
 
-HALF_DTYPES = frozenset({"float16", "bfloat16"})
+HALF_DTYPES = frozenset(HALF)
 """The dtypes autocast casts to."""
 
-FP8_DTYPES = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
+FP8_DTYPES = frozenset(fmt.name for fmt in PLAIN if fmt.family is Family.FLOAT8)
 
-TENSOR_DTYPES = HALF_DTYPES | FP8_DTYPES | {"tf32"}
+TENSOR_DTYPES = frozenset(fmt.name for fmt in PLAIN if fmt.alignment)
 """The dtypes in which a matmul can run on tensor cores."""
 
-ALIGNMENT = dict.fromkeys(HALF_DTYPES, 8) | dict.fromkeys(FP8_DTYPES, 16)
-"""What the dimensions of a matmul have to be a multiple of for full-speed tensor-core kernels: 16
-bytes (NVIDIA, Deep Learning Performance: Matrix Multiplication, "Tensor Core Requirements")."""
+ALIGNMENT = {fmt.name: fmt.alignment for fmt in PLAIN if fmt.name in HALF_DTYPES | FP8_DTYPES}
+"""What the dimensions of a matmul have to be a multiple of for full-speed tensor-core kernels, of
+the dtypes of low precision. TF32 has none here: that a dimension is odd is no reason to complain
+to somebody who has not asked for tensor cores."""

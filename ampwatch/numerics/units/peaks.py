@@ -1,4 +1,4 @@
-"""What a GPU could multiply at most: FLOP/s by dtype, from its SMs, its clock and its generation.
+"""Peaks of GPUs: FLOP/s by dtype, from their SMs, clock and generation.
 
 Product of three factors: SMs, clock, and FLOP per clock and SM. It agrees with the datasheets
 within 1.3 %, knows the product at its own clock, and covers cards no list has. All numbers are
@@ -172,7 +172,7 @@ def _parse_peak(entry: str) -> tuple[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class IdealTime:
-    """How long a device needs at least.
+    """The least time that a device needs.
 
     Attributes:
         seconds: ``None`` if it cannot be said.
@@ -184,7 +184,7 @@ class IdealTime:
 
 
 def ideal_seconds(flops_by_dtype: Mapping[str, float], peaks: Mapping[str, float]) -> IdealTime:
-    """Return how long some FLOPs take at least, each dtype at its own peak.
+    """Return the least time that FLOPs take, each dtype at its own peak.
 
     Over the time they did take, that is the utilisation, whatever the mixture of dtypes.
 

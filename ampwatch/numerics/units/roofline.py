@@ -1,4 +1,4 @@
-"""How long a matmul could take at best, and so how much of its time can be won back.
+"""The least time of a matmul, and so how much of its time can be won back.
 
 A matmul is limited by arithmetic or by memory, by its shape: what 632 TFLOP/s elsewhere in a model
 promise to a matmul with an inner dimension of 64, memory does not let it keep.
@@ -38,7 +38,7 @@ class Matmul:
 
     @property
     def traffic(self) -> int:
-        """What has to be read and written at least, each matrix once. Unit: bytes."""
+        """The least that has to be read and written, each matrix once. Unit: bytes."""
         elements = self.rows * self.inner + self.inner * self.columns + self.rows * self.columns
         return self.batch * elements * self.item_bytes
 
@@ -50,7 +50,7 @@ class Matmul:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a better kernel would save at most.
+    """The most that a better kernel would save.
 
     Attributes:
         seconds: Of the time measured.

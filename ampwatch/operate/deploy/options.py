@@ -1,4 +1,4 @@
-"""What may be asked of a deployment, checked before anything is written."""
+"""Options of a deployment, checked before anything is written."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|\[::1\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What differs from the files as they are shipped; nothing by default.
+class DeployOptions:
+    """Differences from the files as they are shipped; none by default.
 
     Attributes:
         targets: Daemons to scrape, ``host:port``.
@@ -52,7 +52,7 @@ def checked_target(text: str) -> str:
 
 
 def is_loopback(target: str) -> bool:
-    """Tell whether a checked target is the machine that asks, whichever that is."""
+    """Return whether a checked target is the machine that asks, whichever that is."""
     return _LOOPBACK.fullmatch(target.rpartition(":")[0]) is not None
 
 

@@ -1,4 +1,4 @@
-"""What is in a deployment: the shipped files, with what was asked for put into them."""
+"""Contents of a deployment: the shipped files, with the options put into them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ampwatch.operate.deploy import kubernetes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ampwatch.operate.deploy.options import Options
+    from ampwatch.operate.deploy.options import DeployOptions
 
 RUNBOOKS = "https://github.com/ampwatch/ampwatch/blob/main/docs/runbooks/"
 WEBHOOK = "&webhook http://127.0.0.1:5001/alerts"
@@ -27,7 +27,7 @@ ALERTS = "dashboards/alerts/"
 CODE = "ampwatch/"
 
 STAMP = "# ampwatch "
-"""How a rule file begins that was written here; its version follows."""
+"""First words of a rule file that was written here; its version follows."""
 
 _INTERVALS = {
     "deploy/compose/prometheus.yml": ("scrape_interval", "evaluation_interval"),
@@ -36,7 +36,7 @@ _INTERVALS = {
     "deploy/prometheus/agent.yml": ("scrape_interval",),
     "deploy/prometheus/prometheus.yml": ("scrape_interval", "evaluation_interval"),
 }
-"""Where the scrape interval is written, and under which keys."""
+"""Files and keys under which the scrape interval is written."""
 
 _NOT_SHIPPED = {"__pycache__", "_shipped", "targets", "data"}
 """Caches; and what is there once somebody has started a Prometheus in a checkout: whom it scrapes, what it stores."""
@@ -49,7 +49,7 @@ _TIMEOUTS = {
 }
 
 
-def tree(options: Options) -> dict[str, str]:
+def tree(options: DeployOptions) -> dict[str, str]:
     """Return the text of every file of a deployment, by its path in it.
 
     Raises:

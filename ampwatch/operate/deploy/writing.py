@@ -1,4 +1,4 @@
-"""Which files of a deployment are written, and which are left alone because somebody changed them.
+"""Writes a deployment, and leaves alone the files that somebody has changed.
 
 Beside the files lies a record of what was written. A file that is as it was written is
 replaced or removed; one that is not, or that was not written here, is somebody's.
@@ -30,7 +30,7 @@ DIRECTORY_MODE = 0o755
 """Readable by the users of the containers, whatever the umask; DIR itself can be closed."""
 
 
-class Change(Enum):
+class FileChange(Enum):
     """What becomes of a file."""
 
     NEW = "new"
@@ -44,7 +44,7 @@ class Change(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done to a directory.
+    """Plan for a directory: what is written, removed and left alone.
 
     Attributes:
         directory: Where.
@@ -56,11 +56,11 @@ class Plan:
 
     directory: Path
     files: Mapping[str, str]
-    changes: Mapping[str, Change]
+    changes: Mapping[str, FileChange]
     notes: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
 
-    def paths(self, change: Change) -> list[str]:
+    def paths(self, change: FileChange) -> list[str]:
         """Return the paths that ``change`` is for, in order."""
         return sorted(path for path, what in self.changes.items() if what is change)
 
@@ -95,13 +95,13 @@ def plan(directory: Path, files: Mapping[str, str]) -> Plan:
         if content is None and wanted is None:
             continue
         changes[path] = _change(content, wanted, written.get(path, ""))
-        if changes[path] in {Change.THEIRS, Change.UPDATED}:
+        if changes[path] in {FileChange.THEIRS, FileChange.UPDATED}:
             notes[path] = _note(content or b"")
     return Plan(directory, files, changes, {k: v for k, v in notes.items() if v}, version)
 
 
 class Theirs(Enum):
-    """What is done about files that somebody has changed."""
+    """Treatment of files that somebody has changed."""
 
     REFUSE = "refuse"
     KEEP = "keep"
@@ -121,7 +121,7 @@ def write(todo: Plan, *, theirs: Theirs = Theirs.REFUSE) -> None:
         DeployError: If something was changed by hand and is neither to be kept nor overwritten,
             before anything is written; or if a file cannot be written.
     """
-    changed = todo.paths(Change.THEIRS)
+    changed = todo.paths(FileChange.THEIRS)
     if changed and theirs is Theirs.REFUSE:
         listed = "".join(f"\n  {path}{_dash(todo.notes.get(path, ''))}" for path in changed)
         msg = f"expected files in {str(todo.directory)!r} as `ampwatch deploy` wrote them, found {len(changed)} that somebody changed or put there:{listed}\nNothing was written. Add --keep to leave them as they are and write the rest, or --force to overwrite them."
@@ -131,10 +131,10 @@ def write(todo: Plan, *, theirs: Theirs = Theirs.REFUSE) -> None:
     try:
         _make(todo.directory)
         for path, text in ours.items():
-            if todo.changes[path] is not Change.SAME:
+            if todo.changes[path] is not FileChange.SAME:
                 _make((todo.directory / path).parent)
                 _replace(todo.directory / path, text)
-        for path in todo.paths(Change.REMOVED):
+        for path in todo.paths(FileChange.REMOVED):
             (todo.directory / path).unlink()
         content = {
             "version": __version__,
@@ -147,15 +147,15 @@ def write(todo: Plan, *, theirs: Theirs = Theirs.REFUSE) -> None:
         raise _refused(todo.directory, error) from error
 
 
-def _change(content: bytes | None, wanted: bytes | None, written: str) -> Change:
+def _change(content: bytes | None, wanted: bytes | None, written: str) -> FileChange:
     if content is None:
-        return Change.NEW
+        return FileChange.NEW
     if content == wanted:
-        return Change.SAME
+        return FileChange.SAME
     is_ours = written == _digest(content)
     if wanted is None:
-        return Change.REMOVED if is_ours else Change.LEFT
-    return Change.UPDATED if is_ours else Change.THEIRS
+        return FileChange.REMOVED if is_ours else FileChange.LEFT
+    return FileChange.UPDATED if is_ours else FileChange.THEIRS
 
 
 def _note(content: bytes) -> str:
@@ -193,7 +193,7 @@ def _record(content: bytes | None) -> tuple[str, dict[str, str]]:
 
 
 def _is_inside(path: str) -> bool:
-    """Tell whether a path of the record stays in the directory: files are removed by it."""
+    """Return whether a path of the record stays in the directory: files are removed by it."""
     parts = Path(path).parts
     return bool(parts) and not Path(path).is_absolute() and ".." not in parts
 

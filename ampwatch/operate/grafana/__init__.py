@@ -8,7 +8,7 @@ Only ``server`` needs the package grafana-client, which it loads when it is used
 from __future__ import annotations
 
 from ampwatch.operate.grafana.boards import Board, load
-from ampwatch.operate.grafana.place import Place, find_place
-from ampwatch.operate.grafana.work import Wishes, diff, export, push
+from ampwatch.operate.grafana.place import GrafanaPlace, find_place
+from ampwatch.operate.grafana.work import BoardWishes, diff, export, push
 
-__all__ = ["Board", "Place", "Wishes", "diff", "export", "find_place", "load", "push"]
+__all__ = ["Board", "BoardWishes", "GrafanaPlace", "diff", "export", "find_place", "load", "push"]

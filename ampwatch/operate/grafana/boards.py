@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COUNTED = ("version", "iteration")
-"""What Grafana counts by itself, like ``id``: it says nothing about how a dashboard looks."""
+"""Fields that Grafana counts by itself, like ``id``: they say nothing about how a dashboard appears."""
 
 UID = re.compile(r"[A-Za-z0-9_-]{1,40}")
 

@@ -1,4 +1,4 @@
-"""Where a Grafana is and how to get in: its address, the token, TLS. All of it checked at once."""
+"""Access to a Grafana: its address, the token, TLS. All of it is checked at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Place:
+class GrafanaPlace:
     """A Grafana, and the way in.
 
     Attributes:
@@ -60,7 +60,7 @@ def find_place(
     ca_file: str | None = None,
     insecure: bool = False,
     timeout_s: float = TIMEOUT_SECONDS,
-) -> Place:
+) -> GrafanaPlace:
     """Return the Grafana that is meant.
 
     Args:
@@ -85,7 +85,7 @@ def find_place(
     if ca_file is not None and not Path(ca_file).is_file():
         msg = f"`--ca-file`: expected a PEM file with certificates, found no file {ca_file!r}"
         raise SettingsError(msg)
-    return Place(
+    return GrafanaPlace(
         scheme=scheme,
         host=host,
         port=port,

@@ -1,4 +1,4 @@
-"""What a Grafana has, what it should have, and so what there is to do. Pure: no HTTP, no client."""
+"""Plan: compares what a Grafana has with what it should have. Pure: no HTTP, no client."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SETTLED = ("id", "orgId", "readOnly", "secureJsonFields", "typeLogoUrl", "typeNa
 """Members of a datasource that Grafana answers with and does not want back."""
 
 
-class Verdict(Enum):
-    """What becomes of a part."""
+class Outcome(Enum):
+    """Action on a part of the plan."""
 
     KEEP = "keep"
     CREATE = "create"
@@ -33,13 +33,13 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
-class Change:
-    """One part of the plan.
+class PartChange:
+    """Planned change of one part of a Grafana.
 
     Attributes:
         part: ``folder``, ``datasource`` or ``dashboard``.
         name: Its uid.
-        verdict: What becomes of it.
+        outcome: What becomes of it.
         why: The reason, in words.
         body: What is sent.
         diff: From what is there to what would be, as a unified diff; empty if there is none.
@@ -47,7 +47,7 @@ class Change:
 
     part: str
     name: str
-    verdict: Verdict
+    outcome: Outcome
     why: str = ""
     body: dict[str, Any] | None = None
     diff: str = ""
@@ -72,16 +72,16 @@ def message(board: Board) -> str:
     return f"ampwatch {__version__} sha256:{board.digest}"
 
 
-def plan_folder(uid: str, *, is_there: bool) -> Change:
+def plan_folder(uid: str, *, is_there: bool) -> PartChange:
     """Plan the folder."""
     if is_there:
-        return Change("folder", uid, Verdict.KEEP)
-    return Change("folder", uid, Verdict.CREATE, body={"uid": uid, "title": uid})
+        return PartChange("folder", uid, Outcome.KEEP)
+    return PartChange("folder", uid, Outcome.CREATE, body={"uid": uid, "title": uid})
 
 
 def plan_datasource(
     uid: str, stored: dict[str, Any] | None, url: str | None, interval: str
-) -> Change:
+) -> PartChange:
     """Plan the datasource.
 
     Args:
@@ -90,27 +90,27 @@ def plan_datasource(
         url: Where Prometheus is, for Grafana; ``None`` to leave the datasource as it is.
         interval: The scrape interval, of which Grafana derives ``$__rate_interval``.
     """
-    verdict, why, body = Verdict.KEEP, "", None
+    outcome, why, body = Outcome.KEEP, "", None
     kind = "prometheus" if stored is None else stored.get("type")
     if stored is None and url is None:
-        verdict, why = Verdict.REFUSE, "there is no datasource of that uid"
+        outcome, why = Outcome.REFUSE, "there is no datasource of that uid"
     elif kind != "prometheus":
-        verdict = Verdict.REFUSE
+        outcome = Outcome.REFUSE
         why = f"it is a datasource of type {kind}, not prometheus"
     elif url is not None and stored is None:
         new = {"uid": uid, "name": DATASOURCE_NAME, "access": "proxy"}
-        verdict, why = Verdict.CREATE, f"for Prometheus at {url}"
+        outcome, why = Outcome.CREATE, f"for Prometheus at {url}"
         body = _datasource(new, url, interval)
     elif url is not None and stored is not None:
         wanted = _datasource(stored, url, interval)
         why = ", ".join(_changed(stored, wanted))
         if stored.get("readOnly") and why:
-            verdict = Verdict.REFUSE
+            outcome = Outcome.REFUSE
             why = f"it is provisioned from a file, where this has to be changed: {why}"
         elif why:
-            verdict = Verdict.UPDATE
+            outcome = Outcome.UPDATE
             body = {key: value for key, value in wanted.items() if key not in SETTLED}
-    return Change("datasource", uid, verdict, why, body)
+    return PartChange("datasource", uid, outcome, why, body)
 
 
 def _datasource(stored: dict[str, Any], url: str, interval: str) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _changed(stored: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
 
 def plan_board(
     board: Board, stored: Stored | None, folder: str, *, force: bool = False, where: str = "Grafana"
-) -> Change:
+) -> PartChange:
     """Plan a dashboard.
 
     A stored one is ours to replace if the version it is in was saved by a push, which its message
@@ -143,7 +143,7 @@ def plan_board(
     """
     if stored is None:
         body = _body(board, folder, version=None, force=force)
-        return Change("dashboard", board.uid, Verdict.CREATE, body=body)
+        return PartChange("dashboard", board.uid, Outcome.CREATE, body=body)
     present, meta = stored.dashboard, stored.meta
     last = OURS.fullmatch(stored.message or "")
     diff = "" if present is None else difference(present, board, where)
@@ -153,21 +153,21 @@ def plan_board(
         or (last is not None and last[2] == board.digest)
     )
     if is_same and is_in_place:
-        return Change("dashboard", board.uid, Verdict.KEEP)
+        return PartChange("dashboard", board.uid, Outcome.KEEP)
     if meta.get("provisioned"):
         file = meta.get("provisionedExternalId") or "a file"
         why = f"it is provisioned from {file}: change it there, or take it out there"
-        return Change("dashboard", board.uid, Verdict.REFUSE, why, diff=diff)
+        return PartChange("dashboard", board.uid, Outcome.REFUSE, why, diff=diff)
     if meta.get("canSave") is False:
         why = "the token may not save it; give its service account the role Editor, or dashboards:write on the folder"
-        return Change("dashboard", board.uid, Verdict.REFUSE, why, diff=diff)
+        return PartChange("dashboard", board.uid, Outcome.REFUSE, why, diff=diff)
     body = _body(board, folder, version=(present or {}).get("version"), force=force)
     by_hand = _by_hand(stored, folder, last)
     if by_hand and not force:
         why = f"{by_hand}; --force replaces it, `ampwatch grafana export` keeps a copy"
-        return Change("dashboard", board.uid, Verdict.REFUSE, why, diff=diff)
+        return PartChange("dashboard", board.uid, Outcome.REFUSE, why, diff=diff)
     why = by_hand or (f"from ampwatch {last[1]} to {__version__}" if last else "")
-    return Change("dashboard", board.uid, Verdict.UPDATE, why, body, diff)
+    return PartChange("dashboard", board.uid, Outcome.UPDATE, why, body, diff)
 
 
 def _by_hand(stored: Stored, folder: str, last: re.Match[str] | None) -> str:

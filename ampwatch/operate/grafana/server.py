@@ -23,20 +23,20 @@ from ampwatch.operate.grafana.trouble import Doing, explain, no_grafana, too_old
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ampwatch.operate.grafana.place import Place
+    from ampwatch.operate.grafana.place import GrafanaPlace
 
 PAGE = 500
 """Dashboards listed by one request."""
 
 
-class Server:
+class GrafanaServer:
     """A Grafana.
 
     Raises:
         GrafanaError: If grafana-client is not installed.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: GrafanaPlace) -> None:
         if importlib.util.find_spec("grafana_client") is None:
             msg = (
                 "expected the package grafana-client, which is not installed here. It brings a package that takes the"
@@ -83,7 +83,7 @@ class Server:
         return version
 
     def has_folder(self, uid: str) -> bool:
-        """Tell whether there is a folder."""
+        """Return whether there is a folder."""
         doing = Doing(f"tell whether there is a folder {uid!r}", "folders:read")
         return self._find(doing, lambda: self._api.folder.get_folder(uid)) is not None
 
@@ -187,7 +187,7 @@ class Server:
 
     def _find(self, doing: Doing, request: Callable[[], Any], *hidden: int) -> Any:
         """Return an object, ``None`` if there is none, an empty one for a status in ``hidden``."""
-        found = self._ask(doing, request, (HTTPStatus.NOT_FOUND, *hidden), tell=True)
+        found = self._ask(doing, request, (HTTPStatus.NOT_FOUND, *hidden), report_status=True)
         if isinstance(found, int):
             return None if found == HTTPStatus.NOT_FOUND else {}
         if not isinstance(found, dict):
@@ -200,9 +200,9 @@ class Server:
         request: Callable[[], Any],
         expected: tuple[int, ...] = (),
         *,
-        tell: bool = False,
+        report_status: bool = False,
     ) -> Any:
-        """Return the answer; for a status in ``expected`` that status if ``tell``, else ``None``."""
+        """Return the answer; for a status in ``expected`` that status if ``report_status``, else ``None``."""
         from grafana_client.client import GrafanaException, GrafanaTimeoutError  # noqa: PLC0415
         from niquests.exceptions import RequestException  # noqa: PLC0415
 
@@ -213,7 +213,7 @@ class Server:
             trouble = f"expected an answer of {url} within {self._place.timeout_s:g} s, got none; give more with --timeout, or look whether it is well"
         except GrafanaException as error:
             if error.status_code in expected:
-                return error.status_code if tell else None
+                return error.status_code if report_status else None
             trouble = explain(doing, error.status_code, _said(error), url)
         except (RequestException, OSError, ValueError, AttributeError) as error:
             # AttributeError: the client takes some answers apart without a look at them.

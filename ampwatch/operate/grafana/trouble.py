@@ -1,4 +1,4 @@
-"""What an answer that is not the one wanted means, in words, and what to do about it. Pure."""
+"""Words for answers that are not the one wanted: what they mean, and what to do. Pure."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ REMEDIES = {
     503: _STARTING,
     504: _STARTING,
 }
-"""What to do, by the status of the answer."""
+"""Remedies by the status of the answer."""
 
 
 class Doing(NamedTuple):
-    """What a request is for.
+    """Purpose of a request, for its error messages.
 
     Attributes:
         what: In words, after "to".
@@ -52,13 +52,13 @@ def explain(doing: Doing, status: int, said: str, url: str) -> str:
         said: What Grafana said, or another server.
         url: The address of the Grafana.
     """
-    told = _told(said)
-    head = f"expected {url} to {doing.what}, got {status}{f': {told}' if told else ''}"
-    return f"{head}; {_remedy(doing, status, told)}"
+    quoted = _quoted(said)
+    head = f"expected {url} to {doing.what}, got {status}{f': {quoted}' if quoted else ''}"
+    return f"{head}; {_remedy(doing, status, quoted)}"
 
 
-def _remedy(doing: Doing, status: int, told: str) -> str:
-    if "provisioned dashboard" in told.lower():
+def _remedy(doing: Doing, status: int, quoted: str) -> str:
+    if "provisioned dashboard" in quoted.lower():
         return "it is provisioned from a file: change it there, or take it out there"
     if status == 400 and doing.remedy:
         return doing.remedy
@@ -77,9 +77,9 @@ def no_grafana(answer: Any, url: str) -> str:
         answer: Decoded JSON, or text.
         url: The address that was asked.
     """
-    told = _told(answer) if isinstance(answer, str) else ""
+    quoted = _quoted(answer) if isinstance(answer, str) else ""
     return (
-        f"expected a Grafana at {url}, got an answer that is none of Grafana's{f': {told}' if told else ''};"
+        f"expected a Grafana at {url}, got an answer that is none of Grafana's{f': {quoted}' if quoted else ''};"
         " check the address and its sub-path, and that no login page of a proxy is in front"
     )
 
@@ -98,7 +98,7 @@ def too_old(version: str, url: str) -> str:
     return f"expected Grafana {oldest} or newer at {url}, got {version}, which would show the dashboards wrongly; upgrade it"
 
 
-def _told(said: str) -> str:
+def _quoted(said: str) -> str:
     """Return one line of what a server said; of a page its title."""
     if said.lstrip()[:1] == "<":
         title = re.search(r"<title[^>]*>\s*(.*?)\s*</title>", said, re.IGNORECASE | re.DOTALL)

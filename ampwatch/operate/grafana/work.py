@@ -15,8 +15,8 @@ from ampwatch.operate.grafana.boards import as_shipped, as_text, with_datasource
 from ampwatch.operate.grafana.plan import (
     DATASOURCE,
     FOLDER,
-    Change,
-    Verdict,
+    Outcome,
+    PartChange,
     plan_board,
     plan_datasource,
     plan_folder,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Grafana(Protocol):
-    """What the verbs need of a Grafana; see ``server.Server``."""
+    """Methods that the verbs need of a Grafana; see ``server.GrafanaServer``."""
 
     def check(self) -> str: ...  # noqa: D102 - documented where it is done
     def has_folder(self, uid: str) -> bool: ...  # noqa: D102
@@ -47,8 +47,8 @@ class Grafana(Protocol):
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """How a Grafana is to be.
+class BoardWishes:
+    """Target state of a Grafana.
 
     Attributes:
         folder: uid of the folder of the dashboards.
@@ -86,7 +86,7 @@ class Wishes:
 def push(
     server: Grafana,
     boards: Sequence[Board],
-    wishes: Wishes,
+    wishes: BoardWishes,
     say: Callable[[str], None],
     *,
     dry_run: bool = False,
@@ -105,7 +105,7 @@ def push(
             does not do what it is asked to; if the datasource does not answer.
     """
     changes = _plan(server, boards, wishes)
-    refused = [change for change in changes if change.verdict is Verdict.REFUSE]
+    refused = [change for change in changes if change.outcome is Outcome.REFUSE]
     for change in refused:
         if change.diff:
             say(change.diff)
@@ -117,7 +117,7 @@ def push(
         if not dry_run:
             _do(server, change)
         say(_line(change, dry_run=dry_run))
-    is_new = any(c.part == "datasource" and c.verdict is Verdict.CREATE for c in changes)
+    is_new = any(c.part == "datasource" and c.outcome is Outcome.CREATE for c in changes)
     if dry_run and is_new:
         return
     if trouble := server.datasource_trouble(wishes.datasource):
@@ -126,7 +126,7 @@ def push(
 
 
 def diff(
-    server: Grafana, boards: Sequence[Board], wishes: Wishes, say: Callable[[str], None]
+    server: Grafana, boards: Sequence[Board], wishes: BoardWishes, say: Callable[[str], None]
 ) -> bool:
     """Say what a push would change, with the differences, and return whether there are any.
 
@@ -136,9 +136,9 @@ def diff(
     changes = _plan(server, boards, wishes)
     for change in changes:
         say(_line(change, dry_run=True))
-        if change.diff and change.verdict is not Verdict.KEEP:
+        if change.diff and change.outcome is not Outcome.KEEP:
             say(change.diff)
-    return any(change.verdict is not Verdict.KEEP for change in changes)
+    return any(change.outcome is not Outcome.KEEP for change in changes)
 
 
 def export(
@@ -180,7 +180,7 @@ def export(
         raise GrafanaError(msg)
 
 
-def _plan(server: Grafana, boards: Sequence[Board], wishes: Wishes) -> list[Change]:
+def _plan(server: Grafana, boards: Sequence[Board], wishes: BoardWishes) -> list[PartChange]:
     server.check()
     changes = [plan_folder(wishes.folder, is_there=server.has_folder(wishes.folder))]
     stored = server.datasource(wishes.datasource)
@@ -200,15 +200,15 @@ def _plan(server: Grafana, boards: Sequence[Board], wishes: Wishes) -> list[Chan
     return changes
 
 
-def _unread(server: Grafana, wishes: Wishes) -> Change:
+def _unread(server: Grafana, wishes: BoardWishes) -> PartChange:
     trouble = "the token may not read datasources"
     if wishes.prometheus_url is None:
         trouble = server.datasource_trouble(wishes.datasource)
-    verdict = Verdict.REFUSE if trouble else Verdict.KEEP
-    return Change("datasource", wishes.datasource, verdict, trouble)
+    outcome = Outcome.REFUSE if trouble else Outcome.KEEP
+    return PartChange("datasource", wishes.datasource, outcome, trouble)
 
 
-def _why(server: Grafana, change: Change) -> str:
+def _why(server: Grafana, change: PartChange) -> str:
     if change.part != "datasource":
         return change.why
     found = [d for d in server.datasources() if d.get("type") == "prometheus"]
@@ -217,26 +217,26 @@ def _why(server: Grafana, change: Change) -> str:
     return f"{change.why}; {there} --datasource UID, or have one made with --prometheus-url URL"
 
 
-def _do(server: Grafana, change: Change) -> None:
+def _do(server: Grafana, change: PartChange) -> None:
     if change.body is None:
         return
     if change.part == "folder":
         server.create_folder(change.body)
     elif change.part == "dashboard":
         server.save_dashboard(change.body)
-    elif change.verdict is Verdict.CREATE:
+    elif change.outcome is Outcome.CREATE:
         server.create_datasource(change.body)
     else:
         server.update_datasource(change.body)
 
 
-def _line(change: Change, *, dry_run: bool) -> str:
+def _line(change: PartChange, *, dry_run: bool) -> str:
     words = {
-        Verdict.KEEP: ("unchanged", "unchanged"),
-        Verdict.CREATE: ("created", "would create"),
-        Verdict.UPDATE: ("updated", "would update"),
-        Verdict.REFUSE: ("refused", "would refuse"),
-    }[change.verdict]
+        Outcome.KEEP: ("unchanged", "unchanged"),
+        Outcome.CREATE: ("created", "would create"),
+        Outcome.UPDATE: ("updated", "would update"),
+        Outcome.REFUSE: ("refused", "would refuse"),
+    }[change.outcome]
     why = f": {change.why}" if change.why else ""
     return f"{words[dry_run]:<12}  {change.part} {change.name}{why}"
 

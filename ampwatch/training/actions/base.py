@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ampwatch.diagnosis.kinds.slugs import KINDS
+from ampwatch.diagnosis.kinds.registry import KINDS
 from ampwatch.errors import SettingsError, StateError
 from ampwatch.guard import Guard
 from ampwatch.training.arguments import check_callable

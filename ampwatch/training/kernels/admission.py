@@ -1,4 +1,4 @@
-"""Which tensors can be measured, and where in memory their elements are."""
+"""Tensors that can be measured, as pieces of memory."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from ampwatch.numerics.encodings import DTYPES
+from ampwatch.training.kernels.dtypes import MEASURED
 from ampwatch.training.kernels.rows import MAX_NUMEL
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.tensor import DTensor
 
-_ADMITTED = frozenset(getattr(torch, name) for name in DTYPES)
 _LAYOUTS = frozenset(
     {
         torch.strided,
@@ -34,7 +33,7 @@ backward's memory must not be what exceeds it. Unit: bytes."""
 
 
 def admit(tensor: Tensor) -> tuple[list[Tensor], str]:
-    """Return what of ``tensor`` a kernel may read.
+    """Return the parts of ``tensor`` that a kernel may read.
 
     Args:
         tensor: Anything. What is stored is measured: of a sparse tensor its values, of an
@@ -86,6 +85,7 @@ def _admit(tensor: Tensor) -> tuple[list[Tensor], str]:
     numel = tensor.numel()
     if numel == 0:
         return [], ""
+    # Of a contiguous tensor the extent is known without a loop over its dimensions.
     is_contiguous = tensor.is_contiguous()
     if not _is_in_storage(tensor, numel if is_contiguous else _extent(tensor)):
         return [], "freed"
@@ -115,7 +115,7 @@ def _made_dense(tensor: Tensor) -> Tensor:
 
 
 def _without_repeats(tensor: Tensor) -> Tensor:
-    """Return what an expanded tensor was expanded from."""
+    """Return the tensor that an expanded one was expanded from."""
     for dimension in reversed(range(tensor.dim())):
         if tensor.stride(dimension) == 0:
             tensor = tensor.select(dimension, 0)
@@ -130,7 +130,7 @@ def _refusal(tensor: Tensor) -> str:
         return "nested"
     if tensor.is_quantized:
         return "quantized"
-    if tensor.dtype not in _ADMITTED:
+    if tensor.dtype not in MEASURED:
         return _refusal_of_dtype(tensor.dtype)
     if tensor.is_meta:
         return "meta"

@@ -1,4 +1,4 @@
-"""What every kernel promises."""
+"""The contract of every kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK = 4096
-"""Elements of a block: what a kernel takes or leaves when it looks at a part of a tensor."""
+"""Elements of a block: what a kernel takes or leaves when it reads a part of a tensor."""
 
 
 class Kernel(Protocol):
@@ -18,12 +18,12 @@ class Kernel(Protocol):
 
     Attributes:
         name: How the kernel is called in logs and benchmarks.
-        most: Elements of a tensor that should go into the bins, where more cost too much;
+        max_binned: Elements of a tensor that should go into the bins, where more cost too much;
             0 for all.
     """
 
     name: str
-    most: int
+    max_binned: int
 
     def measure(
         self,

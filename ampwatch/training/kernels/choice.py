@@ -1,4 +1,4 @@
-"""Which kernel measures on which device."""
+"""The choice of the kernel that measures on a device."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class _Row:
 
 
 class _Scratch:
-    """What a chunk is worked on with, allocated once per device.
+    """Memory that a chunk is worked on in, allocated once per device.
 
     Constants are tensors: PyTorch takes three times as long for a number, which is most of
     the time for a small tensor.
@@ -124,7 +124,7 @@ class EagerKernel:
     """
 
     name = "eager"
-    most = 16384
+    max_binned = 16384
 
     def __init__(self) -> None:
         self._scratch: dict[torch.device, _Scratch] = {}
@@ -147,6 +147,7 @@ class EagerKernel:
         for i, piece in enumerate(pieces):
             row = _Row(rows[i])
             every = stride[i] if stride else 1
+            # No view(-1): a transposed piece is dense too, and the order is of no account.
             flat = piece.as_strided((piece.numel(),), (1,))
             if flat.element_size() == 1:
                 self._measure_8(flat, every, row)
@@ -155,6 +156,7 @@ class EagerKernel:
             else:
                 self._measure_32(flat, every, row)
             filled.append((row.zeros, row.amax, row.amin))
+        # One copy for all rows: on a small tensor every operation costs as much as the counting.
         tail = torch.tensor(filled, device=rows.device)
         rows[:, ZEROS].add_(tail[:, 0])
         rows.view(torch.int64)[:, AMAX_KEY // 2 :].copy_(tail[:, 1:])
@@ -173,7 +175,10 @@ class EagerKernel:
             torch.bitwise_and(bits, scratch.mask, out=keys)
             high, low = _read(keys.amax()), NO_AMIN
             if wanted is not _NONFINITE:
+                # Less 1, a power of two falls into the bin of which it is the upper end, and 0 turns
+                # into the largest key of all.
                 low = _read(keys.sub_(scratch.one).bitwise_and_(scratch.mask).amin())
+            # The exponent field is no bin for inf and NaN, and one bin for all subnormal numbers.
             if high >= _FLOAT32.inf or low < _MIN_NORMAL - 1:
                 _count_exactly(bits, _FLOAT32, wanted, row)
                 continue
@@ -194,6 +199,7 @@ class EagerKernel:
             numbers = [word(name, p) for p in range(256)]
             self._words[flat.dtype] = torch.tensor(numbers, device="cpu")
         words = self._words[flat.dtype].to(flat.device)
+        # What there is to know of elements of 8 bits is how often each pattern occurs.
         keys = torch.arange(256, device=flat.device) & 0x7F
         for chunk, wanted in _chunks(flat, every):
             counts = torch.bincount(chunk.view(torch.uint8).flatten(), minlength=256)

@@ -8,7 +8,7 @@ import torch
 
 from ampwatch.numerics.encodings import ENCODINGS
 from ampwatch.training.kernels import fused_device
-from ampwatch.training.kernels.units import Units
+from ampwatch.training.kernels.work_units import WorkUnits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ class TritonKernel:
     Neither the host nor another stream is waited for. What belongs to the current stream, or
     is ordered with it, may be given back as soon as ``measure`` returns.
 
-    ``stride`` is not looked at: all blocks count. In the capture of a CUDA graph only pieces
+    ``stride`` has no effect: all blocks count. In the capture of a CUDA graph only pieces
     are accepted that were measured before; the graph measures what is at their addresses when
     it is replayed.
 
@@ -37,10 +37,10 @@ class TritonKernel:
     """
 
     name = "triton"
-    most = 0
+    max_binned = 0
 
     def __init__(self) -> None:
-        self._units = Units(fused_device.STEP.value, _UNITS_PER_PROCESSOR)
+        self._units = WorkUnits(fused_device.STEP.value, _UNITS_PER_PROCESSOR)
 
     def measure(
         self,
@@ -50,7 +50,7 @@ class TritonKernel:
         stride: Sequence[int] | None = None,  # noqa: ARG002 - part of the contract
         gate: Tensor | None = None,
     ) -> None:
-        """Fill the rows, as ``base.Kernel`` says."""
+        """Fill ``rows[i]`` with the exponents of ``pieces[i]`` (``base.Kernel.measure``)."""
         if not pieces:
             return
         gated = gate is not None
@@ -65,7 +65,7 @@ class TritonKernel:
 
 
 def _constants(name: str, encoding: Encoding) -> dict[str, str | int]:
-    """Return what ``fused_device`` has to know of a dtype."""
+    """Return a dtype as the constants of ``fused_device``."""
     mantissa, beyond = encoding.mantissa_bits, encoding.max_key + 1
     if name == "float64":
         return _named(name, mantissa, 0, encoding.max_key, beyond)

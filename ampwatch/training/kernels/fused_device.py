@@ -1,4 +1,4 @@
-"""What runs on the GPU: the exponents of a stretch of memory, in Triton.
+"""The program for the GPU: the exponents of a stretch of memory, in Triton.
 
 Every element becomes a *mark*, a word with one bit set: number ``position % 32``, where the
 position is the exponent (``fused_keys.py``). Marks are counted with logic alone

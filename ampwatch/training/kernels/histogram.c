@@ -31,7 +31,8 @@ enum { /* words of a row */
 
 enum { MIN_EXPONENT = -191, MAX_EXPONENT = MIN_EXPONENT + NUM_BINS - 1 };
 
-enum dtype { FLOAT32, FLOAT16, BFLOAT16, FLOAT64, FLOAT8 }; /* FLOAT8 and above: by table */
+/* As encodings.DTYPES has them. FLOAT8 and above: any format of 8 bits, by its table. */
+enum dtype { FLOAT64, FLOAT32, FLOAT16, BFLOAT16, FLOAT8 };
 
 /* float32 */
 #define KEY_MASK 0x7fffffffu
@@ -78,15 +79,15 @@ static int special(uint32_t bits)
  * for zero. It tells nothing about what is inf, NaN or subnormal. */
 static void survey(const uint32_t *bits, int n, uint8_t *bytes, uint32_t *high, uint32_t *low)
 {
-    uint32_t most = 0, least = UINT32_MAX;
+    uint32_t max = 0, min = UINT32_MAX;
     for (int i = 0; i < n; i++) {
         uint32_t key = bits[i] & KEY_MASK;
-        most = key > most ? key : most;
-        least = key - 1 < least ? key - 1 : least; /* 0 comes last */
+        max = key > max ? key : max;
+        min = key - 1 < min ? key - 1 : min; /* 0 comes last */
         bytes[i] = (uint8_t)((key + MIN_NORMAL - 1) >> MANTISSA);
     }
-    *high = most;
-    *low = least;
+    *high = max;
+    *low = min;
 }
 
 /* Add the lanes of a vector, each at most 128: neighbours, then words, then within the word. */
@@ -103,12 +104,12 @@ static uint32_t add_lanes(vector lanes)
  * multiple of LANES. */
 static uint32_t compare(const uint8_t *bytes, int n, int first, int last, uint32_t *counts)
 {
-    enum { TOGETHER = 4, MOST = 128 * LANES }; /* what add_lanes() can add */
+    enum { TOGETHER = 4, MAX_PART = 128 * LANES }; /* what add_lanes() can add */
     uint32_t counted = 0;
     for (int begin = first; begin <= last; begin += TOGETHER) {
         uint32_t totals[TOGETHER] = {0};
-        for (int part = 0; part < n; part += MOST) {
-            int end = n - part < MOST ? n : part + MOST;
+        for (int part = 0; part < n; part += MAX_PART) {
+            int end = n - part < MAX_PART ? n : part + MAX_PART;
             vector sums[TOGETHER] = {{0}};
             for (int i = part; i < end; i += LANES) {
                 vector some;

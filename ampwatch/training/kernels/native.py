@@ -17,9 +17,8 @@ from contextlib import suppress
 from importlib import resources
 from typing import TYPE_CHECKING
 
-import torch
-
-from ampwatch.numerics.encodings import DTYPES
+from ampwatch.numerics.encodings import DTYPES, ENCODINGS
+from ampwatch.training.kernels.dtypes import MEASURED
 from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS, word
 
 if TYPE_CHECKING:
@@ -28,12 +27,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COMPILERS = ("cc", "gcc", "clang")
+# For this processor alone: the library is loaded at once and never kept.
 FLAGS = ("-std=c11", "-O3", "-march=native", "-shared", "-fPIC", "-x", "c", "-")
 PATIENCE_S = 30.0
 """Time a compiler is given. Unit: s."""
 
-_CODES = {getattr(torch, name): code for code, name in enumerate(DTYPES)}
-_WORDS = array("H", [word(name, p) for name in DTYPES if "float8" in name for p in range(256)])
+_CODES = {dtype: DTYPES.index(fmt.name) for dtype, fmt in MEASURED.items()}
+"""Codes of the dtypes in ``histogram.c``, where all from ``FLOAT8`` on have 8 bits."""
+
+_BYTES = [name for name in DTYPES if ENCODINGS[name].bits == 8]
+_WORDS = array("H", [word(name, pattern) for name in _BYTES for pattern in range(256)])
 """Of the dtypes of 8 bits, the words in which their patterns are counted."""
 
 
@@ -45,7 +48,7 @@ class NativeKernel:
     """
 
     name = "native"
-    most = 0
+    max_binned = 0
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._measure = library.ampwatch_measure
@@ -65,6 +68,7 @@ class NativeKernel:
         if room < len(pieces):
             msg = f"expected a row for each of {len(pieces)} tensors, got {room}; hand over fewer at a time"
             raise ValueError(msg)
+        # Read from memory: gate.item() would be an ATen op, seen by the user's dispatch modes.
         if gate is not None and not ctypes.c_float.from_address(gate.data_ptr()).value:
             ctypes.memset(rows.data_ptr(), 0, len(pieces) * ROW_BYTES)
             return

@@ -6,6 +6,8 @@ import functools
 
 import torch
 
+from ampwatch.numerics.formats import HALF
+
 NAMES = {
     dtype: str(dtype).removeprefix("torch.")
     for dtype in vars(torch).values()
@@ -33,6 +35,7 @@ def promoted(dtypes: tuple[torch.dtype, ...]) -> tuple[tuple[str, ...], str]:
     """
     names = tuple(sorted({NAMES[dtype] for dtype in dtypes if dtype in _FLOATS}))
     bits = [_BITS[name] for name in names]
-    if {"float16", "bfloat16"} <= set(names) and max(bits) == _BITS["float16"]:
+    # Of two formats of 16 bits one has the range and the other the precision.
+    if len(set(names).intersection(HALF)) > 1 and max(bits) == _BITS[HALF[0]]:
         return names, "float32"
     return names, max(names, key=_BITS.__getitem__, default="")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ampwatch.diagnosis.evidence.ops import Machine
+from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import HALF_DTYPES, OpKind
 from ampwatch.numerics.units.peaks import parse_override, peak_flops
 from ampwatch.training.model.tf32 import allows_tf32
@@ -20,11 +21,7 @@ if TYPE_CHECKING:
 
 CPUINFO = Path("/proc/cpuinfo")
 
-_INSTRUCTIONS = {
-    "bfloat16": {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16"},
-    "float16": {"avx512_fp16", "amx_fp16", "asimdhp", "fphp"},
-}
-"""Flags of Linux for x86 and Arm that mean arithmetic, not only conversion, in a dtype."""
+_INSTRUCTIONS = {fmt.name: fmt.cpu_flags for fmt in FORMATS.values() if fmt.cpu_flags}
 
 
 def machine_of(device: torch.device | None, settings: Settings, cpuinfo: Path = CPUINFO) -> Machine:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ampwatch.diagnosis.evidence.ops import OpKey, OpTally
+from ampwatch.numerics.formats import FORMATS, PLAIN, Family
 from ampwatch.numerics.units.ops import (
     ALIGNMENT,
     HALF_DTYPES,
@@ -16,6 +17,7 @@ from ampwatch.numerics.units.ops import (
     OpKind,
     Phase,
 )
+from ampwatch.training.kernels.dtypes import HALF
 from ampwatch.training.model.dtypes import name_of, promoted
 from ampwatch.training.model.tf32 import allows_tf32
 from ampwatch.training.ops.flops import flops_of
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
 MAX_SHAPES = 4096
 """Signatures whose FLOPs are remembered."""
 
-TF32_ALIGNMENT = 4
-"""Elements of float32 in 16 bytes, see ``precision.ops.ALIGNMENT``."""
+TF32_ALIGNMENT = FORMATS["tf32"].alignment
+"""Elements of float32 in 16 bytes."""
+
+_FLOAT32 = frozenset(fmt.name for fmt in PLAIN if fmt.family is Family.FLOAT32)
 
 MAX_SORTS = 4096
 """Ops with different dtypes that are remembered."""
@@ -70,7 +74,7 @@ class _Sort:
         self.out_dtype, self.device_type = name_of(first.dtype), first.device.type
         # A normalization of float16 values with float32 weights stays in float16.
         self.is_float32 = (
-            dtype in ("float32", "tf32")
+            dtype in _FLOAT32
             and self.out_dtype == "float32"
             and kind not in (OpKind.CAST, OpKind.COPY)
         )
@@ -323,7 +327,7 @@ def _cast(
 
 
 def _is_half(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in (torch.float16, torch.bfloat16)
+    return tensor.dtype in HALF
 
 
 def _is_nchw(tensors: Sequence[torch.Tensor]) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ampwatch.training.kernels import dtypes
 from ampwatch.training.ops.call import tensors_among, written_by
 
 if TYPE_CHECKING:
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
     from ampwatch.training.ops.call import OpCall
 
-HALF = frozenset({torch.float16, torch.bfloat16})
-FLOATS = HALF | {torch.float32, torch.float64}
+HALF = dtypes.HALF
+FLOATS = dtypes.FLOATS
 """The dtypes whose values are looked at. float8 holds codes that mean nothing without a scale."""
 
 AVERAGES = ("running_mean", "running_var")

@@ -180,7 +180,7 @@ class Measuring:
             # The user may have another default device.
             self._scratch = torch.empty((HOST_ROWS, ROW_WORDS), dtype=torch.int32, device="cpu")
         address = self._scratch.data_ptr()
-        most = min(filter(None, (how.most, kernel.most)), default=0)
+        most = min(filter(None, (how.most, kernel.max_binned)), default=0)
         for begin in range(0, len(pieces), HOST_ROWS):
             some = pieces[begin : begin + HOST_ROWS]
             stride = [-(-p.tensor.numel() // most) for p in some] if most else None

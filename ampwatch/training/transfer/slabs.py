@@ -10,6 +10,8 @@ import torch
 
 from ampwatch.diagnosis.evidence.iteration import TensorRange
 from ampwatch.numerics.exponents import merged
+from ampwatch.numerics.formats import OF_TRAINING
+from ampwatch.training.kernels.dtypes import dtypes_of
 from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS, decode
 
 if TYPE_CHECKING:
@@ -111,7 +113,7 @@ class Slab:
 
     def warm_up(self, kernel: Kernel) -> None:
         """Have the kernel compiled for the dtypes of mixed-precision training."""
-        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for dtype in dtypes_of(OF_TRAINING):
             kernel.measure([torch.zeros(16, dtype=dtype, device=self._device)], self._rows)
         # Gradients are in float32, and those of a skipped step are measured behind a gate.
         gate = torch.zeros(1, device=self._device)

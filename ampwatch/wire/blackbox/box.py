@@ -1,4 +1,4 @@
-"""What one rank of a run has left behind: the findings, and the evidence around them."""
+"""Box: what one rank of a run has left behind, the findings and the evidence around them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         RangeRecord,
         RunIdentity,
         SamplingRecord,
+        SensorFailureRecord,
         StepRecord,
     )
 
@@ -22,7 +23,7 @@ DIED = "the process ended without closing: killed, out of memory or crashed"
 
 @dataclass(slots=True)
 class Box:
-    """One rank, as it was when the box was made.
+    """Evidence of one rank, as it was when the box was made.
 
     Attributes:
         identity: Run, rank and process.
@@ -41,6 +42,7 @@ class Box:
             of culprits when the finding was made.
         sampling: The newest totals of sampling, if there was any.
         notes: What else there is to know, in sentences.
+        failures: The newest exception of each sensor that failed, and how many there were.
     """
 
     identity: RunIdentity
@@ -57,15 +59,16 @@ class Box:
     ranges: list[RangeRecord] = field(default_factory=list)
     sampling: SamplingRecord | None = None
     notes: list[str] = field(default_factory=list)
+    failures: list[SensorFailureRecord] = field(default_factory=list)
 
     @property
     def has_alarm(self) -> bool:
-        """Whether something is wrong: a finding that is no mere information."""
+        """Return whether something is wrong: a finding that is no mere information."""
         return any(f.severity is not Severity.INFO for f in self.findings)
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more can come from the process."""
+        """Return whether nothing more can come from the process."""
         return self.state in (RunState.FINISHED, RunState.FAILED)
 
     @property
@@ -83,6 +86,7 @@ def joined(older: Box, newer: Box) -> Box:
     findings = {f.key: f for f in (*older.findings, *newer.findings)}
     steps = {s.step: s for s in (*older.steps, *newer.steps)}
     optimizers = {(o.step, o.index): o for o in (*older.optimizers, *newer.optimizers)}
+    failures = {f.sensor: f for f in (*older.failures, *newer.failures)}
     ranges = {(r.step, r.topic, r.module): r for r in (*older.ranges, *newer.ranges)}
     return Box(
         identity=newer.identity,
@@ -99,6 +103,7 @@ def joined(older: Box, newer: Box) -> Box:
         ranges=sorted(ranges.values(), key=_place),
         sampling=newer.sampling or older.sampling,
         notes=newer.notes or older.notes,
+        failures=list(failures.values()),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which measurement shows what a finding is about."""
+"""Choice of the measurement that shows what a finding is about."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOPICS = {
     "backward": (Topic.GRADIENT, Topic.ACTIVATION_GRADIENT),
     "optimizer": (Topic.WEIGHT, Topic.UPDATE, Topic.GRADIENT),
 }
-"""What to look at first, by the phase in which it happened."""
+"""Topics to show, the best first, by the phase in which it happened."""
 
 
 def module_of(where: str) -> str:

@@ -31,16 +31,17 @@ from ampwatch.wire.records import (
     RunIdentity,
     RunState,
     SamplingRecord,
+    SensorFailureRecord,
+    Severity,
     SkipClass,
     StepRecord,
     Topic,
 )
-from ampwatch.wire.ring.forms import FINDING, IDENTITY, refuse
+from ampwatch.wire.records.fields import MAX_COUNT
+from ampwatch.wire.ring.text import harmless, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from ampwatch.wire.ring.forms import Form
 
 FORMAT = "ampwatch-report"
 VERSION = 1
@@ -102,7 +103,7 @@ def _why(error: Exception) -> str:
 
 def _box(box: Box) -> dict[str, Any]:
     sampling = None if box.sampling is None else _fields(box.sampling)
-    return {
+    members = {
         "identity": _fields(box.identity),
         "state": box.state.value,
         "reason": box.reason,
@@ -118,6 +119,9 @@ def _box(box: Box) -> dict[str, Any]:
         "sampling": sampling,
         "notes": list(box.notes),
     }
+    if box.failures:
+        members["failures"] = [_fields(record) for record in box.failures]
+    return members
 
 
 def _fields(record: Any) -> dict[str, Any]:
@@ -151,7 +155,7 @@ def _read_box(value: object) -> Box:
     given = _object(value)
     sampling = given.get("sampling")
     return Box(
-        identity=_formed(RunIdentity, IDENTITY, _object(given["identity"])),
+        identity=_read(RunIdentity, given["identity"]),
         state=RunState(given["state"]),
         reason=_text(given["reason"]),
         traceback=_text(given["traceback"]),
@@ -159,24 +163,14 @@ def _read_box(value: object) -> Box:
         written_by=_text(given["written_by"]),
         facts={_text(k): _text(v) for k, v in _object(given["facts"]).items()},
         settings={_text(k): _setting(v) for k, v in _object(given["settings"]).items()},
-        findings=[_read_finding(f) for f in _list(given["findings"], 4096)],
+        findings=[_read(Finding, f) for f in _list(given["findings"], 4096)],
         steps=_rows(StepRecord, given["steps"]),
         optimizers=_rows(OptimizerRecord, given["optimizers"]),
         ranges=[_read(RangeRecord, r) for r in _list(given["ranges"], 4096)],
         sampling=None if sampling is None else _read(SamplingRecord, sampling),
         notes=[_text(note) for note in _list(given["notes"], 256)],
+        failures=[_read(SensorFailureRecord, f) for f in _list(given.get("failures", []), 256)],
     )
-
-
-def _read_finding(value: object) -> Finding:
-    given = _object(value)
-    evidence = {k: _number(v) for k, v in _object(given["evidence"]).items()}
-    return _formed(Finding, FINDING, {**given, "evidence": evidence})
-
-
-def _formed(kind: Callable[..., R], form: Form, given: Mapping[str, Any]) -> R:
-    """Return the object that ``given`` describes, checked as if it came from a ring."""
-    return kind(**{name: check(given[name]) for name, check in form.items()})
 
 
 def _rows(kind: type[R], value: object) -> list[R]:
@@ -205,13 +199,19 @@ def _list(value: object, most: int) -> list[Any]:
 
 
 def _text(value: object) -> str:
-    checked = FINDING["summary"](value)
-    return str(checked)
+    return str(harmless(value)) if isinstance(value, str) else refuse("text", value)
+
+
+def _label(value: object) -> str:
+    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= 255:
+        refuse("1 to 255 printable characters", value)
+    return value
 
 
 def _count(value: object) -> int:
-    checked = IDENTITY["rank"](value)
-    return int(checked)  # type: ignore[call-overload,no-any-return]
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        refuse("a count that fits into 64 bits", value)
+    return value
 
 
 def _integer(value: object) -> int:
@@ -254,6 +254,10 @@ def _counts(length: int) -> Callable[[object], tuple[int, ...]]:
     return checked
 
 
+def _evidence(value: object) -> dict[str, float]:
+    return {_text(name): _number(number) for name, number in _object(value).items()}
+
+
 def _histogram(value: object) -> ExponentHistogram:
     given = _object(value)
     first, counts = given["first"], _list(given["counts"], NUM_BINS)
@@ -274,14 +278,19 @@ def _histogram(value: object) -> ExponentHistogram:
 
 
 _CHECKS: dict[str, Callable[[object], Any]] = {
-    "int": _integer,
+    "Count": _count,
+    "CountOrUnknown": _integer,
+    "OptimizerIndex": _count,
     "float": _number,
     "bool": _flag,
     "str": _text,
+    "Label": _label,
+    "dict[str, float]": _evidence,
+    "Severity": Severity,
     "SkipClass": _named({c.label: c for c in SkipClass}),
     "Topic": _named({t.label: t for t in Topic}),
-    "tuple[int, int, int, int]": _counts(4),
-    "tuple[int, int, int, int, int, int]": _counts(6),
+    "tuple[Count, Count, Count, Count]": _counts(4),
+    "tuple[Count, Count, Count, Count, Count, Count]": _counts(6),
     "ExponentHistogram": _histogram,
 }
-"""What may stand in a field, by the type it is declared with."""
+"""Check of a field's value, by the type that the field is declared with."""

@@ -1,4 +1,4 @@
-"""Where boxes are, and how they get there: whole or not at all, even if the power fails."""
+"""Files of boxes: their places, and writing them whole or not at all, even if the power fails."""
 
 from __future__ import annotations
 
@@ -106,6 +106,8 @@ def write(directory: Path, box: Box, most: int) -> Path:
     # Not by pid: daemon and training may have the same one, in namespaces of their own.
     draft = home / f".{secrets.token_hex(4)}{DRAFT}"
     try:
+        # In this order: content on the disk, then the name, then the directory on the disk. The
+        # other way round a power cut may leave the name with an empty file.
         _fill(draft, data)
         draft.replace(path)
     except OSError:
@@ -132,6 +134,8 @@ def read(path: Path) -> list[Box]:
         ReportError: If it cannot be read, or is no report.
     """
     try:
+        # O_NONBLOCK: a FIFO of that name must not stop the reader. Links are followed: users may
+        # keep reports elsewhere.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(file.fileno())
@@ -170,7 +174,7 @@ def _fill(path: Path, data: bytes) -> None:
     descriptor = os.open(path, flags, 0o600)
     try:
         view = memoryview(data)
-        while view:
+        while view:  # a write may take less than all, as on a nearly full disk
             view = view[os.write(descriptor, view) :]
         os.fsync(descriptor)
     finally:

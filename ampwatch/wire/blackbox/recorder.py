@@ -17,6 +17,7 @@ from ampwatch.wire.records import (
     RangeRecord,
     RunState,
     SamplingRecord,
+    SensorFailureRecord,
     Severity,
     StepRecord,
 )
@@ -36,6 +37,9 @@ MAX_RANGES = 64
 """Measurements in a box; those of culprits come first."""
 
 MAX_FACTS = 64
+
+MAX_FAILURES = 64
+"""Sensors whose failures are remembered; there are fewer sensors."""
 
 KEPT_SPANS = 4
 """Steps around findings that are kept for good, in multiples of the newest that are kept."""
@@ -78,6 +82,7 @@ class Recorder:
         self._explained: set[str] = set()
         self._facts: dict[str, str] = {}
         self._sampling: SamplingRecord | None = None
+        self._failures: dict[str, SensorFailureRecord] = {}
 
     def put(self, record: Record) -> None:
         """Take in a record; they must come in the order in which they were written.
@@ -90,12 +95,12 @@ class Recorder:
 
     @property
     def num_alarms(self) -> int:
-        """How many findings so far are warnings or worse."""
+        """Number of findings so far that are warnings or worse."""
         return len(self._alarms)
 
     @property
     def num_explained(self) -> int:
-        """How many findings so far are explained by others."""
+        """Number of findings so far that others explain."""
         return len(self._explained)
 
     @property
@@ -128,6 +133,7 @@ class Recorder:
             optimizers=[optimizers[key] for key in sorted(optimizers)],
             ranges=self._chosen_ranges(),
             sampling=self._sampling,
+            failures=list(self._failures.values()),
         )
 
     def _put_step(self, record: StepRecord) -> None:
@@ -157,6 +163,10 @@ class Recorder:
 
     def _put_sampling(self, record: SamplingRecord) -> None:
         self._sampling = record
+
+    def _put_failure(self, record: SensorFailureRecord) -> None:
+        if record.sensor in self._failures or len(self._failures) < MAX_FAILURES:
+            self._failures[record.sensor] = record
 
     def _put_end(self, record: EndRecord) -> None:
         self.end = record
@@ -219,6 +229,7 @@ _HANDLERS: dict[type[Any], Callable[[Recorder, Any], None]] = {
     FindingRecord: Recorder._put_finding,  # noqa: SLF001
     FactsRecord: Recorder._put_facts,  # noqa: SLF001
     SamplingRecord: Recorder._put_sampling,  # noqa: SLF001
+    SensorFailureRecord: Recorder._put_failure,  # noqa: SLF001
     EndRecord: Recorder._put_end,  # noqa: SLF001
 }
 

@@ -25,8 +25,8 @@ SILENT = (
 )
 
 
-class Look(NamedTuple):
-    """What a ring says.
+class RingContents(NamedTuple):
+    """Contents of a ring.
 
     Attributes:
         box: The box of its writer.
@@ -37,7 +37,7 @@ class Look(NamedTuple):
     is_alive: bool
 
 
-def look_into(path: Path, steps: int, written_by: str) -> Look:
+def read_ring(path: Path, steps: int, written_by: str) -> RingContents:
     """Return what the ring at ``path`` says, from the oldest record that it still holds.
 
     Args:
@@ -63,7 +63,7 @@ def look_into(path: Path, steps: int, written_by: str) -> Look:
         box.state, box.reason = RunState.FAILED, DIED
     if lost:
         box.notes.append(f"{lost} records could not be written")
-    return Look(box, is_alive)
+    return RingContents(box, is_alive)
 
 
 def known_of(identity: RunIdentity, directory: Path) -> Box | None:
@@ -95,7 +95,7 @@ def salvage(path: Path, identity: RunIdentity, state: RunState, settings: Settin
     known = known_of(identity, directory)
     if known is not None and known.state is RunState.FAILED:
         return  # written by an earlier daemon, which has found this ring as well
-    box, _ = look_into(path, settings.report_steps, "daemon")
+    box, _ = read_ring(path, settings.report_steps, "daemon")
     if box.identity != identity or box.state is RunState.FINISHED:
         return
     if state is RunState.STALE and not box.has_ended:

@@ -107,7 +107,9 @@ class BoxWriter:
             box = self._recorder.box("training", time.time_ns())
             self._describe(box)
             write(report_directory(self._settings.report_dir), box, self._settings.report_files)
-        except OSError as error:  # no room, no rights: told once, tried again with the next finding
+        except (
+            OSError
+        ) as error:  # no room, no rights: reported once, tried again with the next finding
             self.failures += 1
             if self.failures == 1:
                 logger.warning(

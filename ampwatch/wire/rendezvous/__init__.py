@@ -1,1 +1,1 @@
-"""How a process finds the daemon of its user and machine."""
+"""Rendezvous: a process finds the daemon of its user and machine."""

@@ -1,4 +1,4 @@
-"""One daemon per user: a locked file that also says where the daemon serves.
+"""Lock that allows one daemon per user: a file that also says where the daemon serves.
 
 The lock is the kernel's (``flock``): it goes when its holder goes, however that
 happens, and it survives being handed to a child. The content is JSON, for the
@@ -24,7 +24,7 @@ MAX_CONTENT = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class DaemonInfo:
-    """What a daemon says about itself in its lock file.
+    """Self-description of a daemon in its lock file.
 
     Attributes:
         pid: Its process id.
@@ -33,7 +33,7 @@ class DaemonInfo:
         port: Port it listens on.
         version: Version of ampwatch.
         layout: Version of the ring layout it reads.
-        ring_directories: Where it looks for the rings of its own user; links are resolved.
+        ring_directories: Directories in which it finds the rings of its own user; links are resolved.
     """
 
     pid: int
@@ -46,7 +46,7 @@ class DaemonInfo:
 
     @property
     def url(self) -> str:
-        """Where a browser on this machine finds the page."""
+        """Address of the page for a browser on this machine."""
         return f"{self.scheme}://{reachable(self.host)}:{self.port}/"
 
 
@@ -78,6 +78,8 @@ class DaemonLock:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise DaemonError(_trouble(path, error)) from error
+        # flock, not a record lock: it belongs to the open file, so that a child which inherits the
+        # descriptor goes on holding it after the launcher has closed its own.
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -97,6 +99,7 @@ class DaemonLock:
         Raises:
             DaemonError: If ``fd`` is not the lock file of ``directory``.
         """
+        # The number alone proves nothing: whoever starts the daemon may hand it any descriptor.
         try:
             ours = os.path.samestat(os.fstat(fd), (directory / DAEMON_LOCK).stat())
         except OSError:
@@ -109,6 +112,8 @@ class DaemonLock:
 
     def publish(self, info: DaemonInfo) -> None:
         """Write where the daemon serves."""
+        # Written over the old content and then cut: a reader meanwhile sees something that is no
+        # JSON, which counts as nothing.
         content = json.dumps(asdict(info)).encode() + b"\n"
         os.pwrite(self.fd, content, 0)
         os.ftruncate(self.fd, len(content))

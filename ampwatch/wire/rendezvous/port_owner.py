@@ -1,4 +1,4 @@
-"""Who holds a TCP port of this machine, as far as this user may see.
+"""Owner of a TCP port of this machine, as far as this user may see.
 
 For error messages only: "address already in use" does not say by whom. Linux's
 ``/proc`` is read, nothing is sent and no program is started.

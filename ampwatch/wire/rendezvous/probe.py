@@ -1,4 +1,4 @@
-"""Who answers on the daemon's port: an ampwatch daemon, another program, nobody."""
+"""Probe of the daemon's port: an ampwatch daemon, another program or nobody answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SERVICE = "ampwatch"
 TIMEOUT_SECONDS = 0.3
 MAX_ANSWER = 4096
 UNKNOWN = "another program"
-TOLD = {"service": str, "scope": str, "uid": int, "version": str, "layout": int}
+REPORTED = {"service": str, "scope": str, "uid": int, "version": str, "layout": int}
 """The fields of /healthz that matter here."""
 
 CERTIFICATE_ALERTS = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "BAD_CERTIFICATE")
@@ -26,7 +26,7 @@ it the second (RFC 5246, 7.4.6) or, of servers in Go, the third."""
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was found on a port.
+    """Result of a probe of a port.
 
     Attributes:
         url: Where it was asked.
@@ -53,7 +53,7 @@ class Answer:
 
     @property
     def is_daemon(self) -> bool:
-        """Whether an ampwatch daemon answered."""
+        """Return whether an ampwatch daemon answered."""
         return self.service == SERVICE
 
     def __str__(self) -> str:
@@ -109,7 +109,7 @@ def _health(scheme: str, address: str, port: int) -> dict[str, Any] | None:
     """Return what an ampwatch daemon tells of itself, ``None`` from another program.
 
     Raises:
-        _CertificateWantedError: If it told nothing for want of a client certificate.
+        _CertificateWantedError: If it reported nothing for want of a client certificate.
         OSError, HTTPException, ValueError: If it does not speak like this.
     """
     connection: http.client.HTTPConnection
@@ -139,12 +139,16 @@ def _health(scheme: str, address: str, port: int) -> dict[str, Any] | None:
         connection.close()
     if not isinstance(health, dict) or health.get("service") != SERVICE:
         return None
-    told = {name: health.get(name) for name in TOLD}
-    return told if all(isinstance(told[name], kind) for name, kind in TOLD.items()) else None
+    reported = {name: health.get(name) for name in REPORTED}
+    return (
+        reported
+        if all(isinstance(reported[name], kind) for name, kind in REPORTED.items())
+        else None
+    )
 
 
 def _wants_certificate(error: OSError, *, agreed: bool) -> bool:
-    """Tell whether the other side ended the connection for want of a client certificate.
+    """Return whether the other side ended the connection for want of a client certificate.
 
     Args:
         error: How it ended.

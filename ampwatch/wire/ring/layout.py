@@ -51,11 +51,12 @@ import zlib
 from enum import IntEnum
 from typing import NamedTuple
 
-LAYOUT = 3
+LAYOUT = 4
 """Version of everything above and of the payloads in ``encoding.py``. A reader knows one.
 
 1: steps, optimizers, facts, findings, ends. 2: ranges and sampling as well.
-3: the op census and profiler windows as well.
+3: the op census and profiler windows as well. 4: payloads as msgspec packs them; failures of
+sensors as well.
 """
 
 MAGIC = b"AMPWATCH"
@@ -81,7 +82,7 @@ MAX_IDENTITY = HEADER_SIZE - _HEADER.size
 
 
 class Kind(IntEnum):
-    """What the payload of a message is."""
+    """Type of the record in the payload of a message."""
 
     STEP = 1
     OPTIMIZER = 2
@@ -92,10 +93,11 @@ class Kind(IntEnum):
     SAMPLING = 7
     CENSUS = 8
     WINDOW = 9
+    FAILURE = 10
 
 
 class Slot(NamedTuple):
-    """One intact slot; ``kind`` may be one that this version does not know."""
+    """Content of an intact slot; ``kind`` may be one that this version does not know."""
 
     kind: int
     chunk: int
@@ -135,6 +137,7 @@ def unpack_header(page: bytes, size: int) -> tuple[int, bytes]:
     Raises:
         ValueError: If this is no ring of this layout, or one that was cut.
     """
+    # Nothing of the file is believed before the magic, the layout and its size agree.
     if len(page) < HEADER_SIZE or not page.startswith(MAGIC):
         msg = f"expected a ring, got {len(page)} bytes that begin with {page[:8]!r}; remove the file if it stays"
         raise ValueError(msg)
@@ -155,6 +158,7 @@ def unpack_header(page: bytes, size: int) -> tuple[int, bytes]:
 def pack_slot_into(slot: bytearray, sequence: int, part: Slot) -> None:
     """Fill ``slot`` (256 bytes) with one chunk of a message, its payload padded with zeros."""
     kind, chunk, chunks, payload = part
+    # "s" pads with zeros, so that nothing of the record before is left, or under the CRC.
     _SLOT_REST.pack_into(slot, 4, kind, chunk, chunks, len(payload), sequence, payload)
     _SLOT_CRC.pack_into(slot, 0, zlib.crc32(memoryview(slot)[4:]))
 
@@ -168,8 +172,10 @@ def unpack_slot(slot: bytes, sequence: int) -> Slot | None:
     if len(slot) < SLOT_SIZE:
         return None
     crc, kind, chunk, chunks, length, found = _SLOT.unpack_from(slot)
+    # The cheap test first: after a lap most of what is refused is of another sequence.
     if found != sequence or zlib.crc32(memoryview(slot)[4:]) != crc:
         return None
+    # A CRC says that the slot is as it was written, not that an honest writer wrote it.
     if not chunk < chunks <= MAX_CHUNKS or length > PAYLOAD_SIZE:
         return None
     return Slot(kind, chunk, chunks, slot[_SLOT.size : _SLOT.size + length])

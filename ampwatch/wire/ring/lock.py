@@ -25,6 +25,7 @@ def hold(descriptor: int) -> None:
     Raises:
         OSError: If somebody else holds it, or the file system has no locks.
     """
+    # One byte, and not by flock(): see above. It covers nothing, stores need no lock.
     fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
 
 

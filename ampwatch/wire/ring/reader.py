@@ -1,4 +1,4 @@
-"""The reading end of the ring, in the daemon or wherever a ring is looked at.
+"""The reading end of the ring, in the daemon or wherever a ring is read.
 
 Reads with ``os.pread`` and never maps: a file that somebody truncates would kill the
 reader with SIGBUS. Whatever the file holds, after it was opened nothing raises.
@@ -75,6 +75,7 @@ class RingReader:
 
         Cost: the slots that are new, one ring of them at most, 256 KiB at a time.
         """
+        # Read once: a writer that goes on meanwhile must not keep this loop from ending.
         head = self._published()
         self._skip_to(head - self._slots)
         records = []
@@ -86,10 +87,10 @@ class RingReader:
         return records
 
     def writer_alive(self) -> bool:
-        """Tell whether the writer lives and has not closed the ring: the kernel's word.
+        """Return whether the writer lives and has not closed the ring: the kernel's word.
 
         Ask before ``poll``: what a writer that is gone has written is then all read.
-        Where the kernel cannot say, the answer is yes, and silence tells the rest.
+        Where the kernel cannot say, the answer is yes; a hung writer shows by its silence.
         """
         _, _, state = self._counters()
         self.writer_pid = 0
@@ -111,6 +112,7 @@ class RingReader:
         descriptor, self._descriptor = self._descriptor, _NO_DESCRIPTOR
         if descriptor == _NO_DESCRIPTOR:
             return
+        # By pid and not by object: any descriptor of this file in this process has the trap.
         with suppress(OSError):
             if lock.holder(descriptor) == os.getpid():
                 return
@@ -155,6 +157,8 @@ class RingReader:
         place = self._next % self._slots
         count = min(head - self._next, self._slots - place, _SLOTS_PER_READ)
         size = layout.SLOT_SIZE
+        # The writer may overwrite some of them now. Their sequence and CRC show that, so that
+        # they count as lost; nothing has to be read twice.
         data = self._pread(count * size, layout.HEADER_SIZE + place * size)
         slots = [
             layout.unpack_slot(data[i * size : (i + 1) * size], self._next + i)
@@ -185,7 +189,7 @@ class RingReader:
             return None
 
     def _continues(self, slot: layout.Slot) -> bool:
-        """Tell whether ``slot`` is the next one of the message that has begun, if one has."""
+        """Return whether ``slot`` is the next one of the message that has begun, if one has."""
         if not self._parts:
             return True
         first = self._parts[0]

@@ -1,15 +1,16 @@
-"""What a reader that comes late must still find: the newest of each lasting message.
+"""Repeats of lasting messages, so that a reader that comes late still finds the newest of each.
 
 Steps and ranges pass by, but facts, findings and the totals of an optimizer, of sampling,
-of the op census and of profiler windows hold until they change, perhaps for the rest of the run. The writer repeats each
-one before the ring wraps over it. A record may therefore be read more than once; the
+of the op census, of profiler windows and of failures of a sensor hold until they change,
+perhaps for the rest of the run. The writer repeats each one before the ring wraps over it. A record may therefore be read more than once; the
 newest of a key holds.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.wire.records import (
     CensusRecord,
@@ -17,17 +18,18 @@ from ampwatch.wire.records import (
     FindingRecord,
     OptimizerRecord,
     SamplingRecord,
+    SensorFailureRecord,
     WindowRecord,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from ampwatch.wire.records import Record
     from ampwatch.wire.ring.layout import Kind
 
 _MAX_SLOTS = 2048
-"""Half a megabyte of remembered messages; more findings than anybody reads."""
+"""Bound of the remembered messages: half a megabyte, more findings than anybody reads."""
 
 
 class Message(NamedTuple):
@@ -61,11 +63,14 @@ class Repeats:
 
     def remember(self, record: Record, message: Message, written_at: int) -> None:
         """Keep ``message`` if it lasts; when there is no room the earlier ones stay."""
-        key = _lasting_key(record)
-        if key is None:
+        key_of = _KEYS.get(type(record))
+        if key_of is None:
             return
+        key = key_of(record)
         if before := self._newest.pop(key, None):
             self._room += before.message.chunks
+        # Without room the earlier ones stay: root causes come first, and pushing one out would
+        # only make the next one not fit.
         if message.chunks <= self._room:
             self._room -= message.chunks
             self._newest[key] = _Remembered(message, written_at)
@@ -80,19 +85,20 @@ class Repeats:
         key, oldest = next(iter(self._newest.items()))
         if head - oldest.written_at < self._due_after:
             return None
+        # At the end again, so that the first is always the one written longest ago.
         self._newest[key] = _Remembered(oldest.message, head)
         self._newest.move_to_end(key)
         return oldest.message
 
 
-_REPLACED_WHOLE = (FactsRecord, SamplingRecord, CensusRecord, WindowRecord)
-"""Of these the newest holds, whatever it says."""
-
-
-def _lasting_key(record: Record) -> Hashable:
-    """Return what a newer message replaces ``record`` by, ``None`` if it does not last."""
-    if isinstance(record, OptimizerRecord):
-        return record.index
-    if isinstance(record, FindingRecord):
-        return record.finding.key
-    return type(record).__name__ if isinstance(record, _REPLACED_WHOLE) else None
+_KEYS: dict[type[Any], Callable[[Any], Hashable]] = {
+    OptimizerRecord: attrgetter("index"),
+    FindingRecord: attrgetter("finding.key"),
+    SensorFailureRecord: lambda record: (SensorFailureRecord, record.sensor),
+    FactsRecord: type,
+    SamplingRecord: type,
+    CensusRecord: type,
+    WindowRecord: type,
+}
+"""Key by which a newer message replaces a lasting one. Of the last four the newest holds, whatever
+it says."""

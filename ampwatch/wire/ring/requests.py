@@ -1,4 +1,4 @@
-"""How one process asks another for a trace: two small files beside the ring.
+"""Requests for a trace from one process to another: two small files beside the ring.
 
 The request stays until it is answered; whoever asked takes it back by removing it, and then
 nothing is written. Both files are JSON objects, private to the user, made elsewhere and moved
@@ -30,7 +30,7 @@ _LONGEST_TEXT = 512
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """What is asked for.
+    """Request for a trace.
 
     Attributes:
         token: Names the request in its answer.
@@ -47,7 +47,7 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class TraceAnswer:
-    """What became of it.
+    """Answer to a request: what became of it.
 
     Attributes:
         token: Of the request.
@@ -195,10 +195,11 @@ def _write(path: Path, content: dict[str, Any], *, replace: bool) -> None:
     try:
         with os.fdopen(descriptor, "w") as file:
             json.dump(content, file)
+        # Under its name only when it is whole: the other side reads whenever it likes.
         if replace:
             part.replace(path)
         else:
-            path.hardlink_to(part)  # fails where there is one
+            path.hardlink_to(part)  # fails where there is one; rename would replace it
     finally:
         with suppress(FileNotFoundError):
             part.unlink()
@@ -220,6 +221,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def is_trusted(status: os.stat_result) -> bool:
-    """Whether a file is a regular one of this user's that nobody else may read or write."""
+    """Return whether a file is a regular one of this user's that nobody else may read or write."""
     private = not stat.S_IMODE(status.st_mode) & 0o077
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and private

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import EndRecord, Record, RunIdentity
 
 _UNWRITABLE = (struct.error, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError)
-"""What a record with wrong fields raises: text where a number goes, a number of more than
+"""Exceptions of a record with wrong fields: text where a number goes, a number of more than
 64 bits, a dict that another thread changes, a tensor that refuses ``float()``. And
 ``ValueError`` where a signal handler closed the ring in the middle of a ``put``."""
 
@@ -112,6 +112,8 @@ class RingWriter:
         Cost: constant; about 4 us for a step. A lasting message that is due is written
         as well (``repeats.py``): as many slots again, and at most one message more.
         """
+        # The map is shared with a forked child, the lock object and the head are copies: both
+        # would write the same slots.
         if os.getpid() != self._pid:
             self.dropped += 1  # of this copy: the file is the parent's
             return
@@ -139,6 +141,7 @@ class RingWriter:
         # nothing is put after this.
         self._busy.acquire(timeout=_CLOSE_WAIT_SECONDS)
         self._put(end)
+        # After the last record: whoever reads "closed" can read everything before it.
         self._header[layout.STATE] = layout.CLOSED
         self._header.release()
         self._memory.close()
@@ -173,6 +176,8 @@ class RingWriter:
             layout.pack_slot_into(self._slot, sequence, part)
             place = layout.HEADER_SIZE + sequence % self._slots * layout.SLOT_SIZE
             self._memory[place : place + layout.SLOT_SIZE] = self._slot
+        # Last: until here no reader knows of these slots, and SIGKILL leaves no half message. No
+        # barrier is needed: a reader that sees the head before a slot refuses that by its CRC.
         self._head += chunks
         self._header[layout.HEAD] = self._head
 
@@ -208,6 +213,7 @@ def _make_file(directory: Path, name: str, identity: bytes, slots: int) -> tuple
     """
     private_directory(directory)
     slots = fitting_slots(directory, slots)
+    # Filled and locked under a name that readers pass over; the rename shows all of it at once.
     part = directory / f"{name}.part"
     size = layout.file_size(slots)
     with ExitStack() as undo:
@@ -216,6 +222,7 @@ def _make_file(directory: Path, name: str, identity: bytes, slots: int) -> tuple
         undo.callback(os.close, descriptor)
         undo.callback(part.unlink)
         os.fchmod(descriptor, 0o600)  # whatever the umask took away
+        # Not ftruncate: a store into a hole of a full file system is SIGBUS in the training.
         os.posix_fallocate(descriptor, 0, size)
         # Populated, so that the first lap does not stop for a page fault every 16 slots.
         memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)

@@ -7,7 +7,7 @@ import pytest
 from ampwatch.diagnosis.evidence.ops import LoneForward
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.wire.records import Severity
-from tests.diagnosis.censuses import CPU, HOPPER, Watched, matmul, op
+from tests.workshop.censuses import CPU, HOPPER, Watched, matmul, op
 
 FLOAT32 = matmul("net.0", 100, "float32")
 

@@ -19,7 +19,7 @@ from ampwatch.diagnosis.evidence.calls import (
     ScaledStep,
 )
 from ampwatch.wire.records import Finding, Severity
-from tests.diagnosis.simulated import Simulation
+from tests.workshop.simulation import Simulation
 
 NAN = math.nan
 
@@ -36,10 +36,10 @@ class Case:
             self.family.observers[type(observation)](observation)
         return self
 
-    def look(self, step: int) -> Case:
+    def iterate(self, step: int) -> Case:
         simulation = Simulation()
         simulation.step = step
-        self.family.look(simulation.iteration({}))
+        self.family.detect(simulation.iteration({}))
         return self
 
     @property
@@ -103,7 +103,7 @@ def test_weights_that_break_after_a_nonfinite_clip_are_explained_by_it() -> None
     case.book.make(before)
     case.see(nonfinite_clip(step=3))
     case.book.make(after)
-    case.look(4)
+    case.iterate(4)
 
     assert before.root
     assert after.caused_by == "clip_nonfinite_norm@param:head.weight"
@@ -111,11 +111,11 @@ def test_weights_that_break_after_a_nonfinite_clip_are_explained_by_it() -> None
 
 def test_a_parameter_that_is_not_known_at_once_is_known_from_the_weights() -> None:
     """Where a device clipped, nobody has looked before the gradients were gone."""
-    case = Case().see(nonfinite_clip(step=3, parameter="")).look(4)
+    case = Case().see(nonfinite_clip(step=3, parameter="")).iterate(4)
     assert case.book.findings == []
     weights = broken_weights(3)
     case.book.make(weights)
-    case.look(5)
+    case.iterate(5)
 
     made = case.book.of_kind("clip_nonfinite_norm")
     assert [f.where for f in made] == ["param:body.weight"]
@@ -129,7 +129,7 @@ def test_a_parameter_that_never_becomes_known_leaves_the_optimizer(ends: bool) -
     if ends:
         case.family.flush()
     else:
-        case.look(3 + WAIT_FOR_NAME)
+        case.iterate(3 + WAIT_FOR_NAME)
 
     assert case.one.where == "optimizer:0"
 
@@ -139,7 +139,7 @@ def test_what_becomes_of_steps_that_are_too_large_is_explained_by_them() -> None
     case = Case().see(ScaledStep(2, 0, 4096.0, 6, "train.py:7"))
     weights = broken_weights(5)
     case.book.make(weights)
-    case.look(5)
+    case.iterate(5)
 
     (step,) = case.book.of_kind("unscaled_step")
     assert (step.op, step.phase, step.evidence["parameters"]) == ("step", "optimizer", 6.0)

@@ -9,7 +9,7 @@ import pytest
 from ampwatch.diagnosis.evidence.births import OpTrace, Origin, Values
 from ampwatch.diagnosis.forward.births import USELESS_SCALE, diagnose, limit_of
 from ampwatch.numerics.units.ops import Phase
-from tests.diagnosis.births_made_up import (
+from tests.workshop.births import (
     BIG,
     INF,
     MASK,
@@ -29,7 +29,7 @@ FLOAT32_INF = Values("float32", 8, posinf=True)
 
 def _kind(*births: object, **more: object) -> str:
     found = diagnose(traced(*births, **more))  # type: ignore[arg-type]
-    return "" if found is None else found.kind
+    return "" if found is None else found.kind.slug
 
 
 def test_a_finite_iteration_has_no_diagnosis() -> None:
@@ -42,7 +42,7 @@ def test_an_overflow_of_forward_is_named_where_it_is() -> None:
     found = diagnose(traced(born(**OVER), loss_nonfinite=True))
 
     assert found is not None
-    assert (found.kind, found.where, found.phase) == ("forward_overflow", "block", "forward")
+    assert (found.kind.slug, found.where, found.phase) == ("forward_overflow", "block", "forward")
     assert (found.birth.index, found.others) == (0, 0)
 
 
@@ -53,7 +53,7 @@ def test_an_overflow_of_the_loss_is_named_so() -> None:
     )
 
     assert found is not None
-    assert (found.kind, found.where) == ("forward_overflow", "loss")
+    assert (found.kind.slug, found.where) == ("forward_overflow", "loss")
 
 
 def test_an_overflow_of_an_evaluation_is_one_of_an_evaluation() -> None:
@@ -113,7 +113,7 @@ def test_an_infinity_that_makes_a_wrong_number_is_silent() -> None:
     found = diagnose(traced(born("pow", number=2.0, absorbed=["rsqrt"])))
 
     assert found is not None
-    assert (found.kind, found.where) == ("silent_overflow", "block")
+    assert (found.kind.slug, found.where) == ("silent_overflow", "block")
 
 
 @pytest.mark.parametrize("op", ["exp", "cosh"])
@@ -152,7 +152,11 @@ def test_a_row_that_is_masked_as_a_whole_is_named_at_the_softmax(softmax: str) -
         found = diagnose(traced(mask, child, loss_nonfinite=True))
 
         assert found is not None
-        assert (found.kind, found.where, found.birth.op) == ("masked_row_nan", "attention", softmax)
+        assert (found.kind.slug, found.where, found.birth.op) == (
+            "masked_row_nan",
+            "attention",
+            softmax,
+        )
 
 
 def test_a_softmax_of_positive_infinity_is_that_infinitys_doing() -> None:
@@ -162,7 +166,7 @@ def test_a_softmax_of_positive_infinity_is_that_infinitys_doing() -> None:
     found = diagnose(traced(scores, child))
 
     assert found is not None
-    assert (found.kind, found.birth.op, found.others) == ("forward_overflow", "bmm", 0)
+    assert (found.kind.slug, found.birth.op, found.others) == ("forward_overflow", "bmm", 0)
 
 
 def test_a_mask_that_softmax_turns_into_zeros_is_none_of_our_business() -> None:
@@ -202,7 +206,7 @@ def test_a_bad_batch_is_named_as_what_the_model_was_given() -> None:
     ):
         found = diagnose(traced(birth, loss_nonfinite=True))
         assert found is not None
-        assert (found.kind, found.where) == ("nonfinite_input", "")
+        assert (found.kind.slug, found.where) == ("nonfinite_input", "")
 
 
 def test_a_bad_target_is_named_at_the_loss() -> None:
@@ -214,7 +218,7 @@ def test_a_bad_target_is_named_at_the_loss() -> None:
     found = diagnose(traced(birth, loss_nonfinite=True))
 
     assert found is not None
-    assert (found.kind, found.where) == ("nonfinite_input", "loss")
+    assert (found.kind.slug, found.where) == ("nonfinite_input", "loss")
 
 
 def test_missing_values_that_do_no_harm_are_missing_values() -> None:
@@ -232,7 +236,7 @@ def test_data_that_its_preparation_has_broken_is_a_bad_input() -> None:
     found = diagnose(traced(birth, loss_nonfinite=True))
 
     assert found is not None
-    assert (found.kind, found.where) == ("nonfinite_input", "")
+    assert (found.kind.slug, found.where) == ("nonfinite_input", "")
 
 
 def test_the_same_in_half_precision_is_an_overflow() -> None:
@@ -272,7 +276,7 @@ def test_a_backward_that_divides_by_zero_is_named_by_its_first_parameter(op: str
     found = diagnose(traced(birth, bad={"first.w": {0}, "last.w": {0}}, scale=1024.0))
 
     assert found is not None
-    assert (found.kind, found.where) == ("backward_nonfinite_any_scale", "param:first.w")
+    assert (found.kind.slug, found.where) == ("backward_nonfinite_any_scale", "param:first.w")
     assert found.phase == "backward"
 
 
@@ -309,7 +313,7 @@ def test_nan_that_backward_makes_of_infinities_is_not_named_beside_them() -> Non
     found = diagnose(traced(forward, child, bad={"w": {1}}))
 
     assert found is not None
-    assert (found.kind, found.birth.op, found.others) == ("forward_overflow", "exp", 0)
+    assert (found.kind.slug, found.birth.op, found.others) == ("forward_overflow", "exp", 0)
 
 
 def test_forward_comes_before_backward_and_both_are_counted() -> None:
@@ -319,7 +323,7 @@ def test_forward_comes_before_backward_and_both_are_counted() -> None:
     found = diagnose(traced(first, second, bad={"w": {0}}))
 
     assert found is not None
-    assert (found.kind, found.birth.index, found.others) == ("forward_overflow", 1, 1)
+    assert (found.kind.slug, found.birth.index, found.others) == ("forward_overflow", 1, 1)
 
 
 def test_the_others_are_those_that_were_not_made_of_the_first() -> None:
@@ -345,7 +349,11 @@ def test_a_norm_of_gradients_that_overflows_is_one_of_the_optimizer() -> None:
     found = diagnose(traced(_after_backward(gradient="w")))  # type: ignore[arg-type]
 
     assert found is not None
-    assert (found.kind, found.where, found.phase) == ("reduce_overflow", "optimizer:0", "optimizer")
+    assert (found.kind.slug, found.where, found.phase) == (
+        "reduce_overflow",
+        "optimizer:0",
+        "optimizer",
+    )
 
 
 def test_a_norm_in_full_precision_is_not_a_reduction_in_half() -> None:
@@ -359,7 +367,7 @@ def test_a_sum_of_gradients_in_a_hook_is_named_by_its_parameter() -> None:
     found = diagnose(traced(birth, bad={"w": {0}}))
 
     assert found is not None
-    assert (found.kind, found.where) == ("reduce_overflow", "param:w")
+    assert (found.kind.slug, found.where) == ("reduce_overflow", "param:w")
 
 
 def test_a_collective_that_overflows_is_one_whatever_its_dtype() -> None:
@@ -375,7 +383,7 @@ def test_a_line_that_sums_gradients_in_a_loop_is_named_where_one_is_still_bad() 
     found = diagnose(traced(lost, kept, bad={"b": {1}}))  # type: ignore[arg-type]
 
     assert found is not None
-    assert (found.kind, found.where, found.birth.index) == ("reduce_overflow", "param:b", 0)
+    assert (found.kind.slug, found.where, found.birth.index) == ("reduce_overflow", "param:b", 0)
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,19 @@ from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.causes import LASTING
 from ampwatch.diagnosis.evidence.births import BadInput, OpTrace, Origin, Values
 from ampwatch.diagnosis.forward.culprit_ops import RECURS, CulpritOps
-from ampwatch.diagnosis.kinds.advice import ADVICE
-from ampwatch.diagnosis.steps.steps import Verdict
+from ampwatch.diagnosis.kinds.registry import row_of
+from ampwatch.diagnosis.steps.steps import StepVerdict
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Finding, Severity, SkipClass
-from tests.diagnosis.births_made_up import BIG, MASK, NAN, TINY, backward, born, outside, traced
-from tests.diagnosis.simulated import Simulation
+from tests.workshop.births import BIG, MASK, NAN, TINY, backward, born, outside, traced
+from tests.workshop.simulation import Simulation
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.births import Birth
 
 OVER = {"spread_to": {"block", "head", "loss"}, "in_backward": True}
-SKIP = Verdict(SkipClass.UNPROVOKED, 1024.0)
-FINE = Verdict(SkipClass.NONE, 1024.0, applied=True)
+SKIP = StepVerdict(SkipClass.UNPROVOKED, 1024.0)
+FINE = StepVerdict(SkipClass.NONE, 1024.0, applied=True)
 
 
 class Desk:
@@ -37,7 +37,7 @@ class Desk:
         self.told.append((finding.kind, finding.severity, new))
 
     def overflow(self, *, step: int, birth: Birth | None = None, **more: Any) -> None:
-        self.culprits.look(
+        self.culprits.observe_trace(
             traced(birth or born(**OVER), step=step, loss_nonfinite=True, is_scaled=True, **more)
         )
 
@@ -61,7 +61,7 @@ def desk() -> Desk:
 
 def test_a_finite_trace_names_nothing(desk: Desk) -> None:
     """And explains nothing."""
-    desk.culprits.look(OpTrace(7))
+    desk.culprits.observe_trace(OpTrace(7))
 
     assert desk.book.findings == []
     assert desk.culprits.explained_at == -1
@@ -129,7 +129,7 @@ SENTENCES = {
 def test_what_is_said_has_all_its_numbers(kind: str, desk: Desk) -> None:
     """Each kind in its own words, with advice."""
     births, parts = SENTENCES[kind]
-    desk.culprits.look(traced(*births, bad={"w": {0}}, loss_nonfinite=True, scale=4.0))
+    desk.culprits.observe_trace(traced(*births, bad={"w": {0}}, loss_nonfinite=True, scale=4.0))
 
     made = desk.only
     assert made.kind == kind
@@ -137,13 +137,15 @@ def test_what_is_said_has_all_its_numbers(kind: str, desk: Desk) -> None:
         assert part in made.summary
     assert "{" not in made.summary
     assert "nan" not in made.summary
-    assert made.advice == ADVICE[kind]
+    row = row_of(kind)
+    assert row is not None
+    assert made.advice == row.advice
 
 
 def test_an_op_of_backward_whose_module_is_unknown_has_no_place(desk: Desk) -> None:
     """It is not outside of the model for that."""
     birth = backward("div", inputs=(BIG, TINY), module="")
-    desk.culprits.look(traced(birth, bad={"w": {0}}))
+    desk.culprits.observe_trace(traced(birth, bad={"w": {0}}))
 
     assert "in backward div made inf" in desk.only.summary
 
@@ -174,14 +176,14 @@ def test_what_no_scaler_skips_is_critical_at_once(
     birth: Birth, more: dict[str, bool], severity: Severity, desk: Desk
 ) -> None:
     """Without a scaler the weights take it in; what is silent nobody skips."""
-    desk.culprits.look(traced(birth, **{"is_scaled": True, **more}))
+    desk.culprits.observe_trace(traced(birth, **{"is_scaled": True, **more}))
 
     assert desk.only.severity is severity
 
 
 def test_an_evaluation_is_a_warning(desk: Desk) -> None:
     """The weights are none the worse."""
-    desk.culprits.look(traced(born(phase=Phase.EVAL, spread_to={"head"})))
+    desk.culprits.observe_trace(traced(born(phase=Phase.EVAL, spread_to={"head"})))
 
     assert desk.only.severity is Severity.WARNING
 
@@ -258,7 +260,7 @@ def test_what_a_few_bad_batches_have_left_is_the_root_until_they_are_no_longer_f
 BAD = BadInput(step=3, nans=True, numel=64, source="train.py:12")
 
 
-def _judge(desk: Desk, step: int, verdict: Verdict) -> None:
+def _judge(desk: Desk, step: int, verdict: StepVerdict) -> None:
     simulation = Simulation()
     simulation.step = step
     desk.culprits.judge_input(simulation.iteration({0: verdict.skipped}), verdict)
@@ -266,7 +268,7 @@ def _judge(desk: Desk, step: int, verdict: Verdict) -> None:
 
 def test_a_bad_input_is_named_when_its_iteration_has_failed(desk: Desk) -> None:
     """Not before, and not for another iteration."""
-    desk.culprits.look_at_input(BAD)
+    desk.culprits.observe_input(BAD)
     _judge(desk, 2, SKIP)
     assert desk.book.findings == []
 
@@ -280,7 +282,7 @@ def test_a_bad_input_is_named_when_its_iteration_has_failed(desk: Desk) -> None:
 
 def test_a_bad_input_that_does_no_harm_is_forgotten(desk: Desk) -> None:
     """The model knows how to live with it."""
-    desk.culprits.look_at_input(BAD)
+    desk.culprits.observe_input(BAD)
     _judge(desk, 3, FINE)
     _judge(desk, 3, SKIP)
 
@@ -289,15 +291,15 @@ def test_a_bad_input_that_does_no_harm_is_forgotten(desk: Desk) -> None:
 
 def test_a_loss_that_is_not_finite_is_a_failure_without_a_scaler(desk: Desk) -> None:
     """Nothing was skipped, but nothing is right either."""
-    desk.culprits.look_at_input(BAD._replace(nans=False))
-    _judge(desk, 3, Verdict(SkipClass.NONE, float("nan"), nonfinite_loss=True))
+    desk.culprits.observe_input(BAD._replace(nans=False))
+    _judge(desk, 3, StepVerdict(SkipClass.NONE, float("nan"), nonfinite_loss=True))
 
     assert "inf among the inputs" in desk.only.summary
 
 
 def test_where_it_was_traced_the_trace_says_more(desk: Desk) -> None:
     """An op was named in the same iteration."""
-    desk.culprits.look_at_input(BAD)
+    desk.culprits.observe_input(BAD)
     desk.overflow(step=3)
     _judge(desk, 3, SKIP)
 
@@ -307,8 +309,8 @@ def test_where_it_was_traced_the_trace_says_more(desk: Desk) -> None:
 def test_a_second_bad_batch_is_counted(desk: Desk) -> None:
     """One finding, however it was seen."""
     birth = born("addmm", origin=Origin.INPUT, out=NAN, **OVER)
-    desk.culprits.look(traced(birth, step=1, loss_nonfinite=True))
-    desk.culprits.look_at_input(BAD)
+    desk.culprits.observe_trace(traced(birth, step=1, loss_nonfinite=True))
+    desk.culprits.observe_input(BAD)
     _judge(desk, 3, SKIP)
     desk.culprits.goes_on(4)
 

@@ -9,7 +9,7 @@ import pytest
 
 from ampwatch.diagnosis.forward.forward_range import FOCUS_STEPS, MAX_FOCUS, steps_ahead
 from ampwatch.wire.records import Topic
-from tests.diagnosis.replay import Replay, measured
+from tests.workshop.replay import Replay, measured
 
 
 def outputs(replay: Replay, name: str, amax: float, dtype: str = "float16") -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.wire.records import Severity, Topic
-from tests.diagnosis.replay import Replay, measured
+from tests.workshop.replay import Replay, measured
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import TensorRange

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampwatch.diagnosis.kinds.certainty import CERTAINTY, UNKNOWN, certainty
-from ampwatch.diagnosis.kinds.slugs import KINDS
+from ampwatch.diagnosis.kinds.registry import KINDS, UNKNOWN, certainty
 from ampwatch.report import accounts
 from ampwatch.report.glossary import Glossary
 from ampwatch.wire.records import Finding, Severity
@@ -25,7 +24,7 @@ def test_every_kind_says_how_sure_it_is(kind: str) -> None:
 def test_what_rests_on_a_trend_is_not_certain() -> None:
     """The one kind that foretells."""
     assert certainty("headroom_low").word == "likely"
-    assert "likely" not in CERTAINTY["param_nonfinite"].word
+    assert "likely" not in certainty("param_nonfinite").word
 
 
 def test_terms_come_in_the_order_of_the_text_and_once() -> None:

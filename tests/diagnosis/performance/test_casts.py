@@ -8,7 +8,7 @@ import pytest
 
 from ampwatch.diagnosis.evidence.ops import LayerShape
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
-from tests.diagnosis.censuses import Watched, cast, matmul, op
+from tests.workshop.censuses import Watched, cast, matmul, op
 
 LAYERS = 4
 

@@ -6,7 +6,7 @@ import pytest
 
 from ampwatch.numerics.units.ops import Fallback, Phase
 from ampwatch.wire.records import CensusSource, Severity
-from tests.diagnosis.censuses import CPU, HOPPER, Watched, matmul
+from tests.workshop.censuses import CPU, HOPPER, Watched, matmul
 
 REGION = Fallback.DISABLED_REGION
 

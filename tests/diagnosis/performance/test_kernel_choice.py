@@ -9,8 +9,8 @@ import pytest
 from ampwatch.diagnosis.evidence.ops import KernelTime, Window
 from ampwatch.numerics.units.ops import Fallback
 from ampwatch.wire.records import Severity
-from tests.diagnosis.censuses import HOPPER, Watched, matmul
-from tests.diagnosis.replay import Replay
+from tests.workshop.censuses import HOPPER, Watched, matmul
+from tests.workshop.replay import Replay
 
 
 def kernel(name: str, unit: str, dtype: str, seconds: float, **more: Any) -> KernelTime:
@@ -26,13 +26,15 @@ GEMV = kernel("gemv2T_kernel", "cuda", "bfloat16", 0.04, gemv=True)
 UNKNOWN = kernel("Kernel2", "unknown", "", 0.9, align=1, lags=True, gemv=True)
 
 
-def look(watched: Watched, *kernels: KernelTime, windows: int = 2, wall_s: float = 0.4) -> Watched:
+def pass_windows(
+    watched: Watched, *kernels: KernelTime, windows: int = 2, wall_s: float = 0.4
+) -> Watched:
     """Hand over windows of two iterations in which the GPU was busy for 200 ms."""
     replay = Replay()
     for step in range(windows):
         iteration = replay.take().last
         iteration.window = Window(10 * step, 2, wall_s, 0.2, [GOOD, *kernels])
-        watched.performance.look(iteration)
+        watched.performance.detect(iteration)
     return watched
 
 
@@ -51,9 +53,9 @@ def test_slow_kernels_are_named_with_their_time_after_two_windows(
 ) -> None:
     """One sort of kernel is one finding."""
     watched = Watched(HOPPER)
-    look(watched, slow, windows=1)
+    pass_windows(watched, slow, windows=1)
     before = watched.named
-    look(watched, slow)
+    pass_windows(watched, slow)
 
     assert before == []
     finding = watched.only(kind)
@@ -82,12 +84,12 @@ def test_slow_kernels_are_named_with_their_time_after_two_windows(
 )
 def test_what_is_not_known_to_be_slow_causes_no_advice(kernels: list[KernelTime]) -> None:
     """What a name does not say is never held against it."""
-    assert look(Watched(HOPPER), *kernels, windows=4).named == []
+    assert pass_windows(Watched(HOPPER), *kernels, windows=4).named == []
 
 
 def test_float32_and_vectors_are_the_users_choice_without_autocast() -> None:
     """Misaligned and old kernels are slow either way."""
-    watched = look(Watched(HOPPER, dtypes=()), SGEMM, GEMV, ALIGN1, OLD)
+    watched = pass_windows(Watched(HOPPER, dtypes=()), SGEMM, GEMV, ALIGN1, OLD)
 
     assert [kind for kind, _ in watched.named] == ["dims_unaligned", "kernels_outdated"]
 
@@ -96,8 +98,8 @@ def test_one_unusual_window_is_not_enough() -> None:
     """Two in a row have to agree."""
     watched = Watched(HOPPER)
     for _ in range(3):
-        look(watched, ALIGN1, windows=1)
-        look(watched, windows=1)
+        pass_windows(watched, ALIGN1, windows=1)
+        pass_windows(watched, windows=1)
 
     assert watched.named == []
 
@@ -107,7 +109,7 @@ def test_the_census_says_where_the_kernels_belong() -> None:
     watched = Watched(HOPPER)
     odd = matmul("attention", 100, unaligned_flops=100, shape=(1, 5185, 5185, 64))
     watched.take(odd)
-    look(watched, ALIGN1)
+    pass_windows(watched, ALIGN1)
 
     assert watched.named == [("dims_unaligned", "attention")]
     assert watched.only("dims_unaligned").evidence["kernel_seconds"] == pytest.approx(0.02)
@@ -122,7 +124,7 @@ def test_vectors_are_traced_to_the_module_that_has_most_of_them() -> None:
         matmul("body", 9, bytes=900, shape=(1, 512, 512, 512)),
     )
 
-    assert look(watched, GEMV).only("matmul_is_gemv").where == "value_head"
+    assert pass_windows(watched, GEMV).only("matmul_is_gemv").where == "value_head"
 
 
 def test_what_can_be_won_back_is_bounded_by_the_roofline_and_large_gains_are_warnings() -> None:
@@ -132,13 +134,13 @@ def test_what_can_be_won_back_is_bounded_by_the_roofline_and_large_gains_are_war
     traffic = 16 * (2 * 5185 * 64 + 5185 * 5185) * 2
     watched = Watched(HOPPER)
     watched.take(matmul("attention", flops, unaligned_flops=flops, shape=shape))
-    look(watched, ALIGN1, wall_s=0.2)
+    pass_windows(watched, ALIGN1, wall_s=0.2)
     finding = watched.only("dims_unaligned")
 
     assert finding.evidence["recoverable_seconds"] == pytest.approx(0.02 - traffic / 3e12)
     assert finding.evidence["gain_ratio"] == pytest.approx((0.02 - traffic / 3e12) * 2 / 0.2)
     assert finding.severity is Severity.INFO
-    look(watched, ALIGN1._replace(seconds=0.09), wall_s=0.2)
+    pass_windows(watched, ALIGN1._replace(seconds=0.09), wall_s=0.2)
     assert finding.severity is Severity.WARNING
 
 
@@ -148,7 +150,7 @@ def test_without_a_known_roof_there_is_no_gain_but_there_is_a_share() -> None:
     watched.take(
         matmul("m", 64), matmul("f", 64, "float32", Fallback.DISABLED_REGION, shape=(1, 4, 4, 4))
     )
-    look(watched, SGEMM._replace(seconds=0.06), wall_s=0.2)
+    pass_windows(watched, SGEMM._replace(seconds=0.06), wall_s=0.2)
     finding = watched.only("fp32_matmul")
 
     assert "recoverable_seconds" not in finding.evidence

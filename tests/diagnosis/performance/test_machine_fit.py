@@ -7,8 +7,8 @@ import pytest
 from ampwatch.diagnosis.evidence.ops import Machine
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Finding, Severity
-from tests.diagnosis.censuses import HOPPER, Watched, convolution, matmul
-from tests.diagnosis.replay import Replay
+from tests.workshop.censuses import HOPPER, Watched, convolution, matmul
+from tests.workshop.replay import Replay
 
 AVX512_BF16 = Machine(device_type="cpu", cpu_dtypes=frozenset({"bfloat16"}))
 TURING = Machine(device_type="cuda", device_name="Tesla T4", capability=(7, 5))
@@ -18,7 +18,7 @@ def iterations(watched: Watched, count: int = 3) -> None:
     """Hand over iterations without a census."""
     replay = Replay()
     for _ in range(count):
-        watched.performance.look(replay.take().last)
+        watched.performance.detect(replay.take().last)
 
 
 @pytest.mark.parametrize(("dtype", "named"), [("float16", True), ("bfloat16", False)])

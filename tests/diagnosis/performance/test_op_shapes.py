@@ -7,7 +7,7 @@ import pytest
 from ampwatch.diagnosis.evidence.ops import LayerShape
 from ampwatch.numerics.units.ops import OpKind, Phase
 from ampwatch.wire.records import Severity
-from tests.diagnosis.censuses import CPU, HOPPER, Watched, convolution, matmul
+from tests.workshop.censuses import CPU, HOPPER, Watched, convolution, matmul
 
 VOCABULARY = (1, 1024, 50257, 768)
 
@@ -95,8 +95,8 @@ def test_channels_of_convolutions_are_named_and_their_pixels_are_not() -> None:
 def test_layers_without_memory_are_judged_by_their_weights_at_once() -> None:
     """A model on the device meta never runs; its shapes are all there is."""
     watched = Watched(CPU, [linear("mlp", 770, 770), linear("lm_head", 770, 50257)], dtypes=())
-    watched.performance.look_at_layers()
-    watched.performance.look_at_layers()
+    watched.performance.check_layers()
+    watched.performance.check_layers()
 
     finding = watched.only("dims_unaligned")
     assert (finding.where, finding.phase, finding.count) == ("lm_head", "config", 1)
@@ -121,7 +121,7 @@ def test_layers_that_are_aligned_or_not_known_to_be_multiplied_low_are_left_alon
 ) -> None:
     """Whoever trains in float32 need not pad."""
     watched = Watched(HOPPER, layers, dtypes=())
-    watched.performance.look_at_layers()
+    watched.performance.check_layers()
 
     assert watched.named == []
 
@@ -129,12 +129,12 @@ def test_layers_that_are_aligned_or_not_known_to_be_multiplied_low_are_left_alon
 def test_layers_on_a_gpu_are_judged_as_soon_as_autocast_is_seen() -> None:
     """Or at once, if they are float16 themselves."""
     watched = Watched(HOPPER, [linear("m", 770, 770, device="cuda")], dtypes=())
-    watched.performance.look_at_layers()
+    watched.performance.check_layers()
     before = watched.named
     watched.dtypes.append("float16")
-    watched.performance.look_at_layers()
+    watched.performance.check_layers()
     half = Watched(CPU, [linear("m", 770, 770, dtype="float16", device="cpu")], dtypes=())
-    half.performance.look_at_layers()
+    half.performance.check_layers()
 
     assert (before, watched.named, half.named) == (
         [],

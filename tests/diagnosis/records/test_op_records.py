@@ -17,12 +17,12 @@ from ampwatch.wire.records import (
     FallbackTotal,
     OpTotal,
 )
-from tests.diagnosis.censuses import cast, matmul, op
+from tests.workshop.censuses import cast, matmul, op
 
 if TYPE_CHECKING:
     import pytest
 
-    from tests.diagnosis.censuses import Op
+    from tests.workshop.censuses import Op
 
 SECOND = 1_000_000_000
 

@@ -9,8 +9,8 @@ import pytest
 
 from ampwatch.diagnosis.records import range_records
 from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
-from tests.diagnosis.replay import Replay, measured
 from tests.numerics.oracle import histogram_of
+from tests.workshop.replay import Replay, measured
 
 
 def test_parameters_are_put_together_by_module_and_all_together() -> None:

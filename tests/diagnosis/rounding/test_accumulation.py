@@ -33,7 +33,7 @@ def test_a_sum_has_stopped_after_a_row_of_additions(
     book: FindingBook, additions: int, grown: int, *, is_told: bool
 ) -> None:
     """Sooner if it was seen to grow."""
-    Accumulation(book).look_at_sum(StuckSum(_site(), "bfloat16", additions, grown, 256.0, 0.4))
+    Accumulation(book).observe_sum(StuckSum(_site(), "bfloat16", additions, grown, 256.0, 0.4))
 
     assert [(f.kind, f.where, f.severity, f.source) for f in book.findings] == [
         ("metric_accum_rounding", "loss", Severity.WARNING, "train.py:12")
@@ -57,7 +57,7 @@ def test_an_average_that_cannot_move_is_told_after_five_updates_others_later(
     book: FindingBook, average: StuckAverage, *, is_told: bool
 ) -> None:
     """One that could move is given as many as it needs to follow, and must be far behind."""
-    Accumulation(book).look_at_average(average)
+    Accumulation(book).observe_average(average)
 
     assert [(f.kind, f.where, f.op, f.phase) for f in book.findings] == [
         ("ema_rounding", "param:0.weight", "lerp_", "optimizer")
@@ -80,7 +80,7 @@ def test_a_sum_of_gradients_may_be_off_by_a_little(
     """Less is enough where most of a gradient is lost."""
     site = _site(where="param:weight", phase="backward")
     summed = GradientSum(site, "bfloat16", additions, error, lost)
-    Accumulation(book).look_at_gradients(summed)
+    Accumulation(book).observe_gradients(summed)
 
     assert [(f.kind, f.where, f.phase) for f in book.findings] == [
         ("grad_accum_rounding", "param:weight", "backward")
@@ -93,7 +93,7 @@ def test_what_lasts_is_counted_once_a_step(book: FindingBook) -> None:
     for step in (3, 3, 4):
         for where in ("loss", "head"):
             site = _site(step, where)
-            accumulation.look_at_sum(StuckSum(site, "float16", 40, 5, 2048.0, 1.0))
+            accumulation.observe_sum(StuckSum(site, "float16", 40, 5, 2048.0, 1.0))
 
     assert [(f.where, f.count, f.first_step, f.last_step) for f in book.findings] == [
         ("loss", 2, 3, 4)

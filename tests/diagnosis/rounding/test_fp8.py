@@ -44,7 +44,7 @@ def test_a_share_is_needed_and_enough_numbers(
     fp8: Fp8, book: FindingBook, cast: Fp8Cast, kinds: list[str]
 ) -> None:
     """Two of a hundred are clipped, half flushed; of a few numbers nothing is said."""
-    fp8.look(cast)
+    fp8.observe(cast)
 
     assert [f.kind for f in book.findings] == kinds
     assert all(
@@ -54,7 +54,7 @@ def test_a_share_is_needed_and_enough_numbers(
 
 def test_the_numbers_say_how_far_the_scale_is_off(fp8: Fp8, book: FindingBook) -> None:
     """The largest against the end of the format."""
-    fp8.look(_cast(clipped=300))
+    fp8.observe(_cast(clipped=300))
     (finding,) = book.findings
 
     assert finding.evidence["clipped_share"] == 0.3
@@ -66,10 +66,10 @@ def test_what_a_first_cast_clips_is_an_info_until_a_second_does(
     fp8: Fp8, book: FindingBook
 ) -> None:
     """A delayed scale has seen nothing before it."""
-    fp8.look(_cast(clipped=300, step=0, first=True))
+    fp8.observe(_cast(clipped=300, step=0, first=True))
     (finding,) = book.findings
     at_first = finding.severity
-    fp8.look(_cast(clipped=300, step=1))
+    fp8.observe(_cast(clipped=300, step=1))
 
     assert (at_first, finding.severity, finding.count) == (Severity.INFO, Severity.WARNING, 2)
 
@@ -77,7 +77,7 @@ def test_what_a_first_cast_clips_is_an_info_until_a_second_does(
 def test_a_broken_scale_is_at_the_division(fp8: Fp8, book: FindingBook) -> None:
     """Not at the cast, which the sentence names."""
     site = OpSite(5, "0", "reciprocal", "forward", "model.py:7")
-    fp8.look_at_scale(BrokenScale(site, "float8_e4m3fn", "0.cast", 64))
+    fp8.observe_scale(BrokenScale(site, "float8_e4m3fn", "0.cast", 64))
     (finding,) = book.findings
 
     assert (finding.kind, finding.where, finding.op) == ("fp8_scale_nonfinite", "0", "reciprocal")

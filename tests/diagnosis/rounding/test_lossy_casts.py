@@ -25,7 +25,7 @@ def test_positions_are_a_warning_once_whatever_the_number_of_layers(book: Findin
     casts = LossyCasts(book)
     for step in range(3):
         for layer in range(4):
-            casts.look(_cast(f"layers.{layer}.rope", ordered=True, step=step))
+            casts.observe(_cast(f"layers.{layer}.rope", ordered=True, step=step))
     (finding,) = book.findings
 
     assert (finding.where, finding.severity) == ("layers.0.rope", Severity.WARNING)
@@ -37,10 +37,10 @@ def test_positions_are_a_warning_once_whatever_the_number_of_layers(book: Findin
 def test_other_integers_are_an_info_and_hide_no_warning(book: FindingBook) -> None:
     """They may be measurements, which lose nothing that matters."""
     casts = LossyCasts(book)
-    casts.look(_cast("stem", ordered=False))
-    casts.look(_cast("stem", ordered=False))
-    casts.look(_cast("rope", ordered=True))
-    casts.look(_cast("head", ordered=False))
+    casts.observe(_cast("stem", ordered=False))
+    casts.observe(_cast("stem", ordered=False))
+    casts.observe(_cast("rope", ordered=True))
+    casts.observe(_cast("head", ordered=False))
 
     assert [(f.where, f.severity) for f in book.findings] == [
         ("stem", Severity.INFO),

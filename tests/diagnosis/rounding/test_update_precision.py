@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ampwatch.wire.records import Topic
-from tests.diagnosis.replay import Replay, measured
+from tests.workshop.replay import Replay, measured
 
 STILL = [0.0] * 95 + [2.0**-8] * 5
 MOVING = [0.0] * 40 + [2.0**-8] * 60

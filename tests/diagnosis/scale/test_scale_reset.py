@@ -6,7 +6,7 @@ import pytest
 
 from ampwatch.diagnosis.evidence.scaler import ScalerChange
 from ampwatch.wire.records import Severity
-from tests.diagnosis.simulated import Simulation
+from tests.workshop.simulation import Simulation
 
 OK, INF = False, True
 
@@ -21,7 +21,7 @@ def resume(
 ) -> Simulation:
     """Go on with another state of the scaler."""
     run.scale, run.tracker = scale, 0
-    run.reset.announce(ScalerChange(run.step, loaded=loaded, resumed=resumed))
+    run.reset.observe(ScalerChange(run.step, loaded=loaded, resumed=resumed))
     return run
 
 
@@ -79,7 +79,7 @@ def test_a_fresh_state_that_was_loaded_is_a_reset() -> None:
 def test_without_the_scale_before_a_restored_optimizer_makes_an_info() -> None:
     """It may be the first time that this training uses a scaler."""
     run = Simulation()
-    run.reset.announce(ScalerChange(0, loaded=False, resumed=True, known_before=False))
+    run.reset.observe(ScalerChange(0, loaded=False, resumed=True, known_before=False))
     run.run([INF, INF])
     assert run.kinds == []
     (finding,) = run.run([INF]).book.findings

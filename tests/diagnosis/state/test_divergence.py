@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tests.diagnosis.simulated import Simulation
+from tests.workshop.simulation import Simulation
 
 OK, INF = False, True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, nan
 
 from ampwatch.wire.records import Severity, Topic
-from tests.diagnosis.replay import Replay, measured
+from tests.workshop.replay import Replay, measured
 
 
 def test_broken_weights_are_one_finding_at_the_worst_parameter() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings
 from ampwatch.wire.records import Finding, Severity
-from tests.diagnosis.simulated import Simulation
+from tests.workshop.simulation import Simulation
 
 OK, INF = False, True
 

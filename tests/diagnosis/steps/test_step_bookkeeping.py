@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings
 from ampwatch.wire.records import Severity
-from tests.diagnosis.simulated import Simulation
+from tests.workshop.simulation import Simulation
 
 OK, INF = False, True
 

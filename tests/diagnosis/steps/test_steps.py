@@ -11,7 +11,7 @@ import torch
 import ampwatch
 from ampwatch.diagnosis.steps.steps import Totals
 from ampwatch.wire.records import SkipClass
-from tests.diagnosis.simulated import Simulation
+from tests.workshop.simulation import Simulation
 
 
 class Oracle:

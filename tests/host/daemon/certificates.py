@@ -24,9 +24,23 @@ def make_certificates(directory: Path) -> Path:
         run("req", "-x509", *key, *files, "-subj", f"/CN={authority}")
     for name in ("server", "client"):
         run(
-            *("req", "-x509", *key, "-keyout", f"{name}.key", "-out", f"{name}.pem"),
-            *("-subj", f"/CN={name}", "-CA", "ca.pem", "-CAkey", "ca.key"),
-            *("-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE"),
+            "req",
+            "-x509",
+            *key,
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.pem",
+            "-subj",
+            f"/CN={name}",
+            "-CA",
+            "ca.pem",
+            "-CAkey",
+            "ca.key",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-addext",
+            "basicConstraints=CA:FALSE",
         )
     run("pkey", "-in", "server.key", "-aes128", "-passout", "pass:secret", "-out", "locked.key")
     return directory

@@ -23,7 +23,7 @@ WRITER = """
 import sys, time
 from pathlib import Path
 from ampwatch.wire.ring import RingWriter
-from tests.host.fleet.made_up import end, identity, step
+from tests.workshop.records import end, identity, step
 who = identity(run=sys.argv[2], started_ns=time.time_ns())
 writer = RingWriter.create([Path(sys.argv[1])], who, slots=64)
 print(writer.path, flush=True)

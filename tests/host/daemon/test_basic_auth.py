@@ -8,7 +8,7 @@ import bcrypt
 import pytest
 
 from ampwatch.host.daemon.basic_auth import REMEMBER_SECONDS, BasicAuth
-from tests.host.fleet.made_up import Clock
+from tests.workshop.clocks import Clock
 
 PASSWORD = "correct horse: é"
 HASH = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4))

@@ -15,7 +15,7 @@ from ampwatch.host.daemon.discovery import (
     check_may_tidy_all,
     find_rings,
 )
-from tests.host.fleet.made_up import Clock
+from tests.workshop.clocks import Clock
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,10 +21,11 @@ from ampwatch.host.daemon import site as site_module
 from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Site
 from ampwatch.host.daemon.web_config import WebConfig
-from ampwatch.host.metrics.samples import CollectorPass
+from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.wire.ring.layout import LAYOUT
 from tests.host.daemon.parts import Answer, ask, eventually
-from tests.host.fleet.made_up import made_up_fleet, step
+from tests.workshop.fleets import made_up_fleet
+from tests.workshop.records import step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ import pytest
 from ampwatch.errors import DaemonError
 from ampwatch.host.daemon import app as app_module
 from ampwatch.host.daemon import server as server_module
-from ampwatch.host.daemon.app import Daemon, Options
+from ampwatch.host.daemon.app import Daemon, DaemonOptions
 from ampwatch.host.daemon.web_config import WebConfig
 from ampwatch.settings import Settings
 from ampwatch.wire.rendezvous.lock import DaemonLock, read_info
@@ -130,7 +130,8 @@ def test_a_port_of_another_daemon_is_an_error_that_names_it(place: Place, tmp_pa
         place.daemon() as first,
         place.command(
             "daemon",
-            *("--port", str(first.info.port)),
+            "--port",
+            str(first.info.port),
             AMPWATCH_RUNTIME_DIR=str(tmp_path / "another"),
         ) as second,
     ):
@@ -161,7 +162,7 @@ def test_an_address_that_is_not_to_be_had_says_why_and_what_to_do(
     monkeypatch.setattr(server_module, "_resolve", refuse)
 
     with pytest.raises(DaemonError, match=advice) as caught:
-        Daemon(Settings(port=0), Options())
+        Daemon(Settings(port=0), DaemonOptions())
     assert error.strerror in str(caught.value) or "may not" in str(caught.value)
 
 
@@ -199,7 +200,7 @@ def test_a_run_that_comes_while_the_daemon_is_leaving_makes_it_stay(
 ) -> None:
     """The ring was there before the launcher read the lock file, so one of both must notice."""
     settings = Settings(port=0, ring_dir=str(place.rings), idle_exit_seconds=1.0)
-    daemon = Daemon(settings, Options(auto=True))
+    daemon = Daemon(settings, DaemonOptions(auto=True))
     lock = DaemonLock.take(place.runtime)
     lock.publish(daemon.info(os.getpid()))
     now = [daemon._busy_at + 2.0]
@@ -219,7 +220,7 @@ def test_a_daemon_whose_http_server_died_ends_with_an_error(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Better no page than a frozen one; the lock is free for the next."""
-    daemon = Daemon(Settings(port=0, ring_dir=str(place.rings), poll_seconds=0.05), Options())
+    daemon = Daemon(Settings(port=0, ring_dir=str(place.rings), poll_seconds=0.05), DaemonOptions())
     monkeypatch.setattr(daemon._server, "serve_forever", lambda: None)
     monkeypatch.setattr(daemon._server, "shutdown", lambda: None)
     lock = DaemonLock.take(place.runtime)
@@ -237,7 +238,7 @@ def test_the_state_of_a_loop_that_hangs_is_told(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After many polls' time without one."""
-    daemon = Daemon(Settings(port=0, ring_dir=str(place.rings)), Options())
+    daemon = Daemon(Settings(port=0, ring_dir=str(place.rings)), DaemonOptions())
     daemon.step()
     start = daemon._polled_at
 
@@ -264,7 +265,7 @@ def test_a_daemon_that_anybody_can_read_is_known_as_such(
     """Beyond loopback without a password or client certificate: encryption alone is none."""
     monkeypatch.setattr("ampwatch.host.daemon.web_config.load", lambda _: web_config)
 
-    daemon = Daemon(Settings(host=host, port=0), Options(web_config_file="w"))
+    daemon = Daemon(Settings(host=host, port=0), DaemonOptions(web_config_file="w"))
 
     assert daemon.is_open_to_all is open_to_all
     daemon._server.server_close()
@@ -274,7 +275,7 @@ def test_a_daemon_that_anybody_can_read_is_known_as_such(
 def test_an_external_address_without_sense_is_refused(address: str) -> None:
     """It would go into every Prometheus that asks."""
     with pytest.raises(DaemonError, match="host:port"):
-        Daemon(Settings(port=0), Options(external_address=address))
+        Daemon(Settings(port=0), DaemonOptions(external_address=address))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may read every user's rings")

@@ -14,8 +14,9 @@ from ampwatch.wire.blackbox import Box, files
 from ampwatch.wire.records import RunIdentity, RunState
 from ampwatch.wire.ring import RingWriter
 from tests.host.daemon.parts import Place
-from tests.host.fleet.made_up import IDENTITY, SECOND, START, end, identity, step
-from tests.wire.blackbox.made_up import alarm, box
+from tests.workshop.boxes import box
+from tests.workshop.clocks import SECOND, START
+from tests.workshop.records import IDENTITY, alarm, end, identity, step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,7 +62,9 @@ def test_ring_and_disk_are_one_run(tmp_path: Path, settings: Settings) -> None:
 
     assert [s.step for s in running.steps] == [3, 8]
     assert [b.state for b in (running, hung, ended)] == [
-        *(RunState.RUNNING, RunState.STALE, RunState.FINISHED),
+        RunState.RUNNING,
+        RunState.STALE,
+        RunState.FINISHED,
     ]
     assert (running.reason, ended.reason) == ("", "")
     assert "has ended no step for a long time" in hung.reason

@@ -15,7 +15,8 @@ from ampwatch.wire.blackbox import Box, files
 from ampwatch.wire.records import RunState
 from ampwatch.wire.ring import RingWriter
 from tests.host.daemon.parts import Place, eventually
-from tests.host.fleet.made_up import SECOND, START, Clock, end, identity, step
+from tests.workshop.clocks import SECOND, START, Clock
+from tests.workshop.records import end, identity, step
 
 if TYPE_CHECKING:
     from pathlib import Path

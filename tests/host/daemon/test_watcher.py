@@ -19,7 +19,8 @@ from ampwatch.host.fleet import Fleet, RankView
 from ampwatch.settings import Settings
 from ampwatch.wire.records import RunState
 from ampwatch.wire.ring import RingReader, RingWriter
-from tests.host.fleet.made_up import SECOND, START, Clock, end, identity, step
+from tests.workshop.clocks import SECOND, START, Clock
+from tests.workshop.records import end, identity, step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

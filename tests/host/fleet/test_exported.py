@@ -6,7 +6,9 @@ from ampwatch.host.fleet import Fleet, RankView
 from ampwatch.host.fleet.modules import MAX_MODULES
 from ampwatch.settings import Settings
 from ampwatch.wire.records import Record, Topic
-from tests.host.fleet.made_up import Clock, histogram, identity, put, ranges, sampling
+from tests.workshop.clocks import Clock
+from tests.workshop.fleets import put
+from tests.workshop.records import histogram, identity, ranges, sampling
 
 FINE = histogram(-20, 1, 2, 4)
 BROKEN = histogram(-20, 1, 2, 4, nans=1)

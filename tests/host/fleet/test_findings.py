@@ -4,7 +4,7 @@ import math
 
 from ampwatch.host.fleet.findings import MAX_FINDINGS, Findings, Sort
 from ampwatch.wire.records import Severity
-from tests.host.fleet.made_up import finding
+from tests.workshop.records import finding
 
 
 def test_findings_are_counted_by_sort_and_by_kind() -> None:

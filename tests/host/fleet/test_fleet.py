@@ -11,7 +11,9 @@ from ampwatch.host.fleet import Fleet, RankView
 from ampwatch.host.fleet.jobs import Job
 from ampwatch.settings import Settings
 from ampwatch.wire.records import RunIdentity, RunState
-from tests.host.fleet.made_up import SECOND, START, Clock, end, finding, identity, put, step
+from tests.workshop.clocks import SECOND, START, Clock
+from tests.workshop.fleets import put
+from tests.workshop.records import end, finding, identity, step
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from ampwatch.host.fleet.gpu_users import gpu_of, users
 from ampwatch.host.fleet.gpus import Gpu, Pass, Reason
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord
-from tests.host.fleet.made_up import end, identity
+from tests.workshop.records import end, identity
 
 PID = 4711
 SYNTHETIC = {"synthetic": "true"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ampwatch.host.fleet.gradients import MAX_COLUMNS, GradientHistory, unscaled
 from ampwatch.wire.records import RangeRecord
-from tests.host.fleet.made_up import histogram, ranges
+from tests.workshop.records import histogram, ranges
 
 if TYPE_CHECKING:
     from ampwatch.numerics.exponents import ExponentHistogram

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ampwatch.host.fleet.history import Bucket, Cursor, History, SkipEvent
 from ampwatch.wire.records import SKIP_CLASSES, SkipClass, StepRecord
-from tests.host.fleet.made_up import skipped_step, step
+from tests.workshop.records import skipped_step, step
 
 numbers = st.one_of(st.floats(0.5, 4.0), st.just(math.nan))
 records: st.SearchStrategy[dict[str, Any]] = st.builds(

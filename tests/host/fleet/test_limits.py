@@ -5,7 +5,7 @@ import pytest
 from ampwatch.host.fleet.limits import finite_amax, flushed, headroom, limit_of, lost_share
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import RangeRecord, Topic
-from tests.host.fleet.made_up import histogram, ranges
+from tests.workshop.records import histogram, ranges
 
 FLOAT16, BFLOAT16, FLOAT32 = FORMATS["float16"], FORMATS["bfloat16"], FORMATS["float32"]
 ZEROS = ranges("fc", Topic.GRADIENT, histogram(0, zeros=9))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ampwatch.host.fleet.modules import MAX_MODULES, Modules
 from ampwatch.host.fleet.trouble import Trouble
 from ampwatch.wire.records import RangeRecord, Topic
-from tests.host.fleet.made_up import histogram, ranges
+from tests.workshop.records import histogram, ranges
 
 
 def judge(topics: Mapping[Topic, RangeRecord]) -> Trouble:

@@ -14,7 +14,8 @@ from ampwatch.numerics.whatif import Fit, ScaleWindow
 from ampwatch.settings import Settings
 from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 from ampwatch.wire.ring.encoding import decode, encode
-from tests.host.fleet.made_up import SECOND, START, histogram, ranges, sampling
+from tests.workshop.clocks import SECOND, START
+from tests.workshop.records import histogram, ranges, sampling
 
 
 def ranges_of(*records: RangeRecord | SamplingRecord, **knobs: Any) -> Ranges:

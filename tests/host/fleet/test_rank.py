@@ -16,11 +16,9 @@ from ampwatch.wire.records import (
     RunState,
     SkipClass,
 )
-from tests.host.fleet.made_up import (
+from tests.workshop.clocks import SECOND, START, Clock
+from tests.workshop.records import (
     IDENTITY,
-    SECOND,
-    START,
-    Clock,
     end,
     finding,
     histogram,

@@ -7,7 +7,8 @@ import pytest
 from ampwatch.host.fleet import Fleet
 from ampwatch.settings import Settings
 from ampwatch.wire.ring import RingReader, RingWriter
-from tests.host.fleet.made_up import SECOND, START, Clock, end, finding, identity, step
+from tests.workshop.clocks import SECOND, START, Clock
+from tests.workshop.records import end, finding, identity, step
 
 STEPS = 2000
 KEY = "scale_collapse@optimizer:0"

@@ -6,41 +6,31 @@ from typing import Any
 
 import pytest
 
+from ampwatch.diagnosis.performance.tensor_views import TENSOR_VIEWS_DISAGREE
 from ampwatch.host.fleet.gpus import Feature, Gpu, Instance, Reason
 from ampwatch.host.fleet.rank import RankView
-from ampwatch.host.fleet.tensor_views import KIND, TensorViews, ViewKeeper
+from ampwatch.host.fleet.tensor_views import TensorViews, ViewComparison
 from ampwatch.numerics.units.ops import OpKind
 from ampwatch.settings import Settings
 from ampwatch.wire.records import (
-    EndRecord,
     FactsRecord,
     KernelTotal,
     OpTotal,
-    RunState,
     Severity,
     WindowRecord,
 )
-from tests.host.fleet.made_up import census, identity, step
+from tests.workshop.clocks import Clock
+from tests.workshop.records import census, end, identity, step, window
 
 UUID = "GPU-1"
 PEAK = 1e15
-
-
-class Clock:
-    """Stands where it is put. Unit: s."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Training(RankView):
     """A rank whose iterations take 0.1 s, with shares of that in kernels and FLOPs."""
 
     def __init__(self, *, tensor: float, unknown: float = 0.0, flops_share: float = 0.0) -> None:
-        self.clock = Clock()
+        self.clock = Clock(1000.0)
         super().__init__(identity(), clock=self.clock, settings=Settings())
         self.apply(FactsRecord({"gpu_uuid": UUID, "peak_flops": f"float16={PEAK}"}))
         flops = int(flops_share * 0.1 * PEAK)
@@ -58,15 +48,10 @@ class Training(RankView):
 
 def _window(tensor: float, unknown: float) -> WindowRecord:
     wall_ns = 200_000_000
-    totals = (
+    return window(
         KernelTotal("tensor", "float16", int(tensor * wall_ns)),
         KernelTotal("unknown", "", int(unknown * wall_ns)),
-    )
-    return WindowRecord(
-        *(0, 0, 1, 0, 2, (0, 0, 0, 0, 0), 0, 0, 0, 0, 0, float("nan"), 0, 0, wall_ns, 0, 0, 0),
-        totals=totals,
-        kernels=(),
-        kernels_left_out=0,
+        wall_ns=wall_ns,
     )
 
 
@@ -76,7 +61,7 @@ def _gpu(active: float | Reason, processes: float | Reason = 1.0, **more: Any) -
 
 
 def _minute(
-    keeper: ViewKeeper,
+    keeper: ViewComparison,
     rank: Training,
     active: float | Reason,
     *others: Training,
@@ -88,14 +73,14 @@ def _minute(
         rank.clock.now += 5.0
         if steps:
             rank.step()
-        keeper.look([_gpu(active, **gpu)], [rank, *others])
+        keeper.update([_gpu(active, **gpu)], [rank, *others])
 
 
 def test_views_that_agree_make_no_finding() -> None:
     """FLOPs over the peak, cycles, kernel time: each at most the next."""
     rank = Training(tensor=0.6, unknown=0.1, flops_share=0.35)
 
-    _minute(ViewKeeper(), rank, 0.45)
+    _minute(ViewComparison(), rank, 0.45)
 
     assert rank.tensor_views == TensorViews(
         pytest.approx(0.45), pytest.approx(0.6), pytest.approx(0.7), pytest.approx(0.35)
@@ -123,10 +108,10 @@ def test_a_contradiction_is_named_with_what_may_be_wrong(
     """A finding of severity info, with the shares as evidence."""
     rank = Training(tensor=tensor, flops_share=flops_share)
 
-    _minute(ViewKeeper(), rank, active)
+    _minute(ViewComparison(), rank, active)
 
     assert word in rank.tensor_views.conflicts()[pair]
-    finding = rank.findings[f"{KIND}@env"]
+    finding = rank.findings[f"{TENSOR_VIEWS_DISAGREE.slug}@env"]
     assert finding.severity is Severity.INFO
     assert finding.evidence["tensor_pipe_active_ratio"] == pytest.approx(active)
     assert "kernel_patterns" in finding.advice
@@ -136,7 +121,7 @@ def test_flops_that_a_causal_mask_saves_are_no_contradiction() -> None:
     """Attention is counted in full: up to twice what runs."""
     rank = Training(tensor=0.5, flops_share=0.64)
 
-    _minute(ViewKeeper(), rank, 0.45)
+    _minute(ViewComparison(), rank, 0.45)
 
     assert set(rank.tensor_views.conflicts().values()) == {""}
 
@@ -145,31 +130,31 @@ def test_kernels_of_unknown_names_excuse_the_hardware() -> None:
     """What nobody knows counts for the upper bound, so that it contradicts nothing."""
     rank = Training(tensor=0.1, unknown=0.5)
 
-    _minute(ViewKeeper(), rank, 0.6)
+    _minute(ViewComparison(), rank, 0.6)
 
     assert rank.tensor_views.conflicts()["hardware_kernels"] == ""
 
 
 def test_a_minute_of_looks_is_awaited() -> None:
     """One look may fall into an evaluation; the same look again is no other one."""
-    rank, keeper, gpu = Training(tensor=0.1), ViewKeeper(), _gpu(0.9)
+    rank, keeper, gpu = Training(tensor=0.1), ViewComparison(), _gpu(0.9)
     for _ in range(100):
         rank.clock.now += 5.0
         rank.step()
-        keeper.look([gpu], [rank])
+        keeper.update([gpu], [rank])
 
     assert rank.tensor_views.hardware is None
 
 
 def test_a_training_of_slow_steps_is_compared_as_well() -> None:
     """A look at the hardware in which no step has ended yet is no break."""
-    rank, keeper = Training(tensor=0.1), ViewKeeper()
+    rank, keeper = Training(tensor=0.1), ViewComparison()
     for _ in range(4):
         rank.apply(step(rank.steps, time_ns=int(rank.clock.now * 1e9), duration_s=20.0))
         rank.steps += 1
         for _ in range(4):
             rank.clock.now += 5.0
-            keeper.look([_gpu(0.5)], [rank])
+            keeper.update([_gpu(0.5)], [rank])
 
     assert rank.tensor_views.hardware == pytest.approx(0.5)
 
@@ -177,10 +162,10 @@ def test_a_training_of_slow_steps_is_compared_as_well() -> None:
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_rank_that_has_ended_or_pauses_is_not_held_against_an_idle_gpu(*, ended: bool) -> None:
     """Kernels and FLOPs are those of the run, the cycles those of now."""
-    rank, keeper = Training(tensor=0.6, flops_share=0.35), ViewKeeper()
+    rank, keeper = Training(tensor=0.6, flops_share=0.35), ViewComparison()
     _minute(keeper, rank, 0.45)
     if ended:
-        rank.apply(EndRecord(RunState.FINISHED, "", int(rank.clock.now * 1e9)))
+        rank.apply(end(time_ns=int(rank.clock.now * 1e9)))
 
     _minute(keeper, rank, 0.0, steps=False)
 
@@ -203,7 +188,7 @@ def test_hardware_that_tells_nothing_of_this_rank_is_left_out(
     """Without counters, shared with another process or perhaps shared, cut into instances."""
     rank = Training(tensor=0.1)
 
-    _minute(ViewKeeper(), rank, active, **gpu)
+    _minute(ViewComparison(), rank, active, **gpu)
 
     assert rank.tensor_views.hardware is None
     assert set(rank.tensor_views.conflicts()) == {"kernels_arithmetic"}
@@ -213,7 +198,7 @@ def test_a_gpu_that_two_ranks_name_tells_nothing_of_either() -> None:
     """One process may hold them both."""
     rank, other = Training(tensor=0.1), Training(tensor=0.1)
 
-    _minute(ViewKeeper(), rank, 0.9, other)
+    _minute(ViewComparison(), rank, 0.9, other)
 
     assert rank.tensor_views.hardware is None
     assert other.tensor_views.hardware is None
@@ -221,11 +206,11 @@ def test_a_gpu_that_two_ranks_name_tells_nothing_of_either() -> None:
 
 def test_a_lasting_conflict_is_told_once_a_minute() -> None:
     """The finding is counted as time goes by, not with each look into the rings."""
-    rank, keeper = Training(tensor=0.1), ViewKeeper()
+    rank, keeper = Training(tensor=0.1), ViewComparison()
     counts = []
     for _ in range(3):
         _minute(keeper, rank, 0.9)
-        found = rank.findings.get(f"{KIND}@env")
+        found = rank.findings.get(f"{TENSOR_VIEWS_DISAGREE.slug}@env")
         counts.append(found.count if found else 0)
 
     assert counts == [1, 2, 3]
@@ -235,7 +220,7 @@ def test_a_rank_on_a_cpu_has_no_view() -> None:
     """Nothing is known, so nothing is said."""
     rank = RankView(identity(), clock=Clock(), settings=Settings())
 
-    ViewKeeper().look([], [rank])
+    ViewComparison().update([], [rank])
 
     assert rank.tensor_views == TensorViews()
     assert rank.tensor_views.conflicts() == {}

@@ -9,7 +9,7 @@ from ampwatch.host.fleet.ranges import Ranges
 from ampwatch.host.fleet.trouble import Trouble
 from ampwatch.settings import Settings
 from ampwatch.wire.records import ALL_MODULES, RangeRecord, Topic
-from tests.host.fleet.made_up import histogram, ranges
+from tests.workshop.records import histogram, ranges
 
 
 def worst(

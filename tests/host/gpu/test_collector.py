@@ -10,15 +10,14 @@ import pytest
 
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.gpus import Feature, Gpu, Pass, Reason
-from ampwatch.host.gpu.choice import gpu_collector
-from ampwatch.host.gpu.collector import GpuCollector
+from ampwatch.host.gpu.collector import GpuCollector, gpu_collector
 from ampwatch.settings import Settings
 from tests.host.daemon.parts import eventually
-from tests.host.fleet.made_up import Clock
+from tests.workshop.clocks import Clock
 
 if TYPE_CHECKING:
+    from ampwatch.host.fleet.passes import CollectorPass
     from ampwatch.host.gpu.source import Source
-    from ampwatch.host.metrics.samples import CollectorPass
     from tests.host.gpu.standin import Standin
 
 
@@ -62,7 +61,7 @@ class Bench:
 
     def look(self, after: float = 0.0) -> None:
         self.clock.now += after
-        self.collector.look()
+        self.collector.update()
 
     @property
     def success(self) -> bool:
@@ -241,7 +240,7 @@ def test_the_settings_choose_what_is_read() -> None:
 
     assert gpu_collector(off, {}, Settings(gpu="off")) is None
     collector = gpu_collector(demo, {}, Settings(gpu="demo"))
-    collector.look()
+    collector.update()
 
     assert off.gpus.host is Reason.SWITCHED_OFF
     assert {g.facts["synthetic"] for g in demo.gpus.all()} == {"true"}
@@ -259,7 +258,7 @@ def test_a_real_driver_loses_a_gpu_and_gets_it_back(driver: Standin) -> None:
     for lost in (None, 1, 1, 1, 1, None, None, None, None, None):
         driver.plays(lost=lost)
         clock.now += 5
-        collector.look()
+        collector.update()
         up.append([g.is_up for g in fleet.gpus.all()])
     collector.close()
 

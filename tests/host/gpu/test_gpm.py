@@ -10,7 +10,7 @@ from ampwatch.host.fleet.gpus import Feature, Reason
 from ampwatch.host.gpu import gpm
 from ampwatch.host.gpu.gpm import MEANS, TOTALS, Gpm, nothing
 from ampwatch.host.gpu.nvml import Nvml
-from tests.host.fleet.made_up import Clock
+from tests.workshop.clocks import Clock
 
 if TYPE_CHECKING:
     from ampwatch.host.fleet.gpus import Answer, Answers

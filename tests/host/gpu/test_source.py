@@ -136,7 +136,11 @@ def test_an_old_driver_is_asked_in_its_own_way(old_driver: Standin) -> None:
     gpm = ("tensor_active", "sm_active", "sm_occupancy", "dram_active", "sm_cycles")
     assert absent(gpu) == dict.fromkeys(
         (
-            *(*gpm, "tensor_cycles", "remapped_rows", "mig", "memory_reserved"),
+            *gpm,
+            "tensor_cycles",
+            "remapped_rows",
+            "mig",
+            "memory_reserved",
             *(f"throttle_{kind}" for kind in ("sw_thermal", "hw_thermal", "hw_power_brake")),
         ),
         Reason.NOT_IN_DRIVER,

@@ -8,7 +8,7 @@ import pytest
 
 from ampwatch.host.fleet.gpus import Feature, Reason
 from ampwatch.host.gpu.synthetic import SyntheticSource
-from tests.host.fleet.made_up import Clock
+from tests.workshop.clocks import Clock
 
 SECONDS = range(0, 1000, 5)
 COUNTERS = (

@@ -8,22 +8,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from ampwatch.host.fleet import Fleet
+from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.metrics.prometheus import FleetCollector, PrometheusExporter
-from ampwatch.host.metrics.samples import CollectorPass
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord, Record, Topic
-from tests.host.fleet.made_up import (
-    START,
-    Clock,
-    finding,
-    histogram,
-    identity,
-    made_up_fleet,
-    put,
-    ranges,
-    sampling,
-    step,
-)
+from tests.workshop.clocks import START, Clock
+from tests.workshop.fleets import made_up_fleet, put
+from tests.workshop.records import finding, histogram, identity, ranges, sampling, step
 
 PASSES = {"rings": CollectorPass(success=True, duration_seconds=0.002)}
 ACCEPTED = [

@@ -12,27 +12,25 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from ampwatch import __version__
+from ampwatch.diagnosis.kinds.registry import KINDS
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.metrics.catalog import CATALOG, KINDS, RUN_FACTS, TOPICS
+from ampwatch.host.fleet.passes import CollectorPass
+from ampwatch.host.metrics.catalog import CATALOG, TOPICS
 from ampwatch.host.metrics.prometheus import PrometheusExporter
-from ampwatch.host.metrics.samples import OF_DAEMON, OF_RANK, CollectorPass
+from ampwatch.host.metrics.run import RUN_FACTS
 from ampwatch.settings import Settings
 from ampwatch.wire.records import SKIP_CLASSES, FactsRecord, Record, RunState
-from tests.host.fleet.made_up import (
+from tests.services import require
+from tests.workshop.clocks import START, Clock
+from tests.workshop.fleets import (
     PRECISION,
     RANGES,
-    START,
-    Clock,
-    finding,
-    identity,
+    fleet_with_gpus,
     made_up_fleet,
-    optimizer,
     put,
-    skipped_step,
-    step,
+    without_nvml,
 )
-from tests.host.gpus import fleet_with_gpus, without_nvml
-from tests.services import require
+from tests.workshop.records import finding, identity, optimizer, skipped_step, step
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
@@ -116,11 +114,6 @@ def test_every_sample_has_exactly_the_labels_of_the_catalog() -> None:
         for family in parse_openmetrics(scrape(fleet, OPENMETRICS)):
             for sample in family.samples:
                 assert set(sample.labels) - {"le"} == labels[family.name], sample
-
-
-def test_every_metric_of_the_catalog_has_one_source() -> None:
-    """A row of the catalog is a row of one of the two tables of samples."""
-    assert sorted([*OF_DAEMON, *OF_RANK]) == sorted(metric.name for metric in CATALOG)
 
 
 def test_openmetrics_says_the_same_as_text() -> None:

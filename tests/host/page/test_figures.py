@@ -10,18 +10,9 @@ import pytest
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.page.figures import figures
 from ampwatch.settings import Settings
-from tests.host.fleet.made_up import (
-    FACTS,
-    START,
-    Clock,
-    histogram,
-    identity,
-    made_up_fleet,
-    optimizer,
-    put,
-    ranges,
-    step,
-)
+from tests.workshop.clocks import START, Clock
+from tests.workshop.fleets import made_up_fleet, put
+from tests.workshop.records import FACTS, histogram, identity, optimizer, ranges, step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,8 @@ from ampwatch.host.fleet.gpus import Feature, Gpu, Pass, Reason
 from ampwatch.host.page.gpu_state import gpu_state
 from ampwatch.host.page.page import Feed, merge_patch
 from ampwatch.settings import Settings
-from tests.host.fleet.made_up import START, Clock
-from tests.host.gpus import GIB, fleet_with_gpus, without_nvml
+from tests.workshop.clocks import START, Clock
+from tests.workshop.fleets import GIB, fleet_with_gpus, without_nvml
 
 
 def nulls(state: Any, path: str = "") -> list[str]:

@@ -15,15 +15,13 @@ from ampwatch.host.fleet import Fleet, History
 from ampwatch.host.page.page import COLUMNS, Feed
 from ampwatch.settings import Settings
 from ampwatch.wire.records import ALL_MODULES, RunState, Severity, SkipClass
-from tests.host.fleet.made_up import (
-    START,
-    Clock,
+from tests.workshop.clocks import START, Clock
+from tests.workshop.fleets import made_up_fleet, put
+from tests.workshop.records import (
     end,
     finding,
     histogram,
     identity,
-    made_up_fleet,
-    put,
     ranges,
     sampling,
     skipped_step,

@@ -18,20 +18,10 @@ from ampwatch.host.page.precision_state import (
 )
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.wire.records import KernelTotal, Record
-from tests.host.fleet.made_up import (
-    PRECISION,
-    START,
-    Clock,
-    census,
-    identity,
-    kernel,
-    made_up_fleet,
-    op_row,
-    put,
-    step,
-    window,
-)
 from tests.host.metrics.test_prometheus import fleet_of
+from tests.workshop.clocks import START, Clock
+from tests.workshop.fleets import PRECISION, made_up_fleet, put
+from tests.workshop.records import census, identity, kernel, op_row, step, window
 
 NOW = Clock(START + 20)
 
@@ -112,7 +102,10 @@ def full_census() -> Record:
     """As many rows as a ring can hold, and more: long names, each another one."""
     rows = [
         op_row(
-            *("", "bfloat16", kind, f"transformer.encoder.layers.{i}.attention.out_proj"),
+            "",
+            "bfloat16",
+            kind,
+            f"transformer.encoder.layers.{i}.attention.out_proj",
             phase=phase,
             flops=10**12 + i,
             fallback=Fallback.CUSTOM_FUNCTION,

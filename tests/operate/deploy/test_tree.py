@@ -14,7 +14,7 @@ import ampwatch
 from ampwatch.errors import AmpwatchError, DeployError
 from ampwatch.operate import shipped
 from ampwatch.operate.deploy import options as checks
-from ampwatch.operate.deploy.options import Options
+from ampwatch.operate.deploy.options import DeployOptions
 from ampwatch.operate.deploy.tree import RUNBOOKS, STAMP, TARGETS, rules_of, tree
 from tests.deploy.parts import ROOT, kustomized, loaded
 from tests.services import require
@@ -22,7 +22,7 @@ from tests.services import require
 if TYPE_CHECKING:
     from pathlib import Path
 
-ASKED = Options(
+ASKED = DeployOptions(
     targets=("node-a:10917", "[2001:db8::1]:9000"),
     runbooks="https://wiki.example.com/runbooks/",
     webhook="https://chat.example.com/hook?team=a&x=#b",
@@ -32,7 +32,7 @@ ASKED = Options(
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, str]:
-    return tree(Options())
+    return tree(DeployOptions())
 
 
 @pytest.fixture(scope="module")
@@ -226,12 +226,12 @@ def test_an_incomplete_installation_is_told(
     """Nothing shipped at all; files that somebody has emptied."""
     monkeypatch.setattr(shipped, "_PACKAGE", tmp_path / "ampwatch")
     with pytest.raises(AmpwatchError, match="install ampwatch again"):
-        tree(Options())
+        tree(DeployOptions())
 
     for name in ("dashboards/alerts", "deploy/alertmanager", "docs/runbooks"):
         (tmp_path / name).mkdir(parents=True)
     with pytest.raises(DeployError, match=r"expected rules .* install ampwatch again"):
-        tree(Options())
+        tree(DeployOptions())
 
     rules = tmp_path / "dashboards/alerts/ampwatch.rules.yml"
     rules.write_text(f"groups: []  # {RUNBOOKS}\n")
@@ -240,7 +240,7 @@ def test_an_incomplete_installation_is_told(
         tree(ASKED)
     rules.write_bytes(b"\xff\xfe")
     with pytest.raises(DeployError, match=r"expected to read .* install ampwatch again"):
-        tree(Options())
+        tree(DeployOptions())
 
 
 def test_what_a_prometheus_was_told_and_has_stored_in_a_checkout_is_not_handed_on(
@@ -255,7 +255,7 @@ def test_what_a_prometheus_was_told_and_has_stored_in_a_checkout_is_not_handed_o
         (place / left).write_bytes(b"\xff\xfe")
     monkeypatch.setattr(shipped, "_PACKAGE", tmp_path)
 
-    paths = tree(Options()).keys()
+    paths = tree(DeployOptions()).keys()
 
     assert "deploy/prometheus/prometheus.yml" in paths
     assert not [path for path in paths if "/targets/" in path or "/data/" in path]

@@ -10,7 +10,7 @@ import pytest
 
 from ampwatch import __version__
 from ampwatch.errors import DeployError
-from ampwatch.operate.deploy.writing import RECORD, Change, Theirs, plan, write
+from ampwatch.operate.deploy.writing import RECORD, FileChange, Theirs, plan, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +48,7 @@ def place(tmp_path: Path) -> Path:
 def test_a_new_directory_has_what_was_to_be_written(tmp_path: Path) -> None:
     """Below directories that were not there either."""
     todo = plan(tmp_path / "x" / "stack", FILES)
-    assert set(todo.changes.values()) == {Change.NEW}
+    assert set(todo.changes.values()) == {FileChange.NEW}
     assert not (tmp_path / "x").exists()  # planning changes nothing
 
     write(todo)
@@ -76,7 +76,7 @@ def test_the_second_time_nothing_is_touched(place: Path) -> None:
     todo = plan(place, FILES)
     write(todo)
 
-    assert set(todo.changes.values()) == {Change.SAME}
+    assert set(todo.changes.values()) == {FileChange.SAME}
     assert todo.version == __version__
     assert inodes(place) == before
 
@@ -89,10 +89,10 @@ def test_what_is_as_it_was_written_is_brought_up_to_date(place: Path) -> None:
     write(todo)
 
     assert todo.changes == {
-        "a.yml": Change.UPDATED,
-        "deep/er/b.yml": Change.SAME,
-        "c.yml": Change.REMOVED,
-        "d.yml": Change.NEW,
+        "a.yml": FileChange.UPDATED,
+        "deep/er/b.yml": FileChange.SAME,
+        "c.yml": FileChange.REMOVED,
+        "d.yml": FileChange.NEW,
     }
     assert contents(place) == wanted
 
@@ -116,7 +116,7 @@ def test_what_somebody_changed_can_be_kept(place: Path) -> None:
         write(plan(place, FILES | {"a.yml": "A\n"}), theirs=Theirs.KEEP)
         assert contents(place) == FILES | {"a.yml": "A\n", "c.yml": "mine\n"}
 
-    assert plan(place, FILES).changes["c.yml"] is Change.THEIRS
+    assert plan(place, FILES).changes["c.yml"] is FileChange.THEIRS
 
 
 def test_what_somebody_changed_can_be_overwritten(place: Path) -> None:
@@ -126,7 +126,7 @@ def test_what_somebody_changed_can_be_overwritten(place: Path) -> None:
     write(plan(place, FILES), theirs=Theirs.OVERWRITE)
 
     assert contents(place) == FILES
-    assert plan(place, FILES | {"c.yml": "C\n"}).changes["c.yml"] is Change.UPDATED
+    assert plan(place, FILES | {"c.yml": "C\n"}).changes["c.yml"] is FileChange.UPDATED
 
 
 def test_what_is_no_longer_shipped_but_changed_is_left(place: Path) -> None:
@@ -138,7 +138,7 @@ def test_what_is_no_longer_shipped_but_changed_is_left(place: Path) -> None:
     todo = plan(place, wanted)
     write(todo)
 
-    assert todo.changes["c.yml"] is Change.LEFT
+    assert todo.changes["c.yml"] is FileChange.LEFT
     assert contents(place) == wanted | {"c.yml": "mine\n", "notes.txt": "mine\n"}
 
 
@@ -149,7 +149,7 @@ def test_a_file_that_was_there_before_is_somebodys(tmp_path: Path) -> None:
 
     changes = plan(tmp_path, FILES).changes
 
-    assert (changes["a.yml"], changes["c.yml"]) == (Change.THEIRS, Change.SAME)
+    assert (changes["a.yml"], changes["c.yml"]) == (FileChange.THEIRS, FileChange.SAME)
 
 
 def test_a_link_is_somebodys_and_is_not_followed(place: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_link_is_somebodys_and_is_not_followed(place: Path, tmp_path: Path) ->
     (place / "a.yml").symlink_to(tmp_path / "elsewhere")
 
     todo = plan(place, FILES | {"a.yml": "A\n"})
-    assert todo.changes["a.yml"] is Change.THEIRS
+    assert todo.changes["a.yml"] is FileChange.THEIRS
     write(todo, theirs=Theirs.OVERWRITE)
 
     assert (tmp_path / "elsewhere").read_text() == "a\n"
@@ -189,7 +189,7 @@ def test_rules_that_name_no_other_version_are_just_changed(tmp_path: Path, line:
 
     todo = plan(tmp_path, FILES)
 
-    assert todo.changes["a.yml"] is Change.THEIRS
+    assert todo.changes["a.yml"] is FileChange.THEIRS
     assert todo.notes == {}
 
 

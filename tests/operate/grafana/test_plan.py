@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ampwatch.errors import SettingsError
-from ampwatch.operate.grafana import Board, Wishes, load
+from ampwatch.operate.grafana import Board, BoardWishes, load
 from ampwatch.operate.grafana.boards import as_shipped, bare, compared, with_datasource
 from ampwatch.operate.grafana.plan import (
+    Outcome,
     Stored,
-    Verdict,
     message,
     plan_board,
     plan_datasource,
@@ -35,36 +35,36 @@ def stored(board: Board, words: str | None, **meta: Any) -> Stored:
 
 
 @pytest.mark.parametrize(
-    ("there", "verdict", "forced"),
+    ("there", "outcome", "forced"),
     [
-        (None, Verdict.CREATE, Verdict.CREATE),
-        (stored(BOARD, message(BOARD)), Verdict.KEEP, Verdict.KEEP),
-        (stored(BOARD, ""), Verdict.KEEP, Verdict.KEEP),
-        (stored(BOARD, None), Verdict.KEEP, Verdict.KEEP),
+        (None, Outcome.CREATE, Outcome.CREATE),
+        (stored(BOARD, message(BOARD)), Outcome.KEEP, Outcome.KEEP),
+        (stored(BOARD, ""), Outcome.KEEP, Outcome.KEEP),
+        (stored(BOARD, None), Outcome.KEEP, Outcome.KEEP),
         # Rewritten by Grafana in storing, for the message is that of this very board.
-        (stored(OLDER, message(BOARD)), Verdict.KEEP, Verdict.KEEP),
-        (stored(OLDER, message(OLDER)), Verdict.UPDATE, Verdict.UPDATE),
-        (stored(OLDER, ""), Verdict.REFUSE, Verdict.UPDATE),
-        (stored(OLDER, None), Verdict.REFUSE, Verdict.UPDATE),
-        (stored(OLDER, "Restored from version 2"), Verdict.REFUSE, Verdict.UPDATE),
-        (stored(OLDER, f"{message(OLDER)} and more"), Verdict.REFUSE, Verdict.UPDATE),
-        (stored(BOARD, message(BOARD), folderUid="x"), Verdict.REFUSE, Verdict.UPDATE),
-        (stored(OLDER, message(OLDER), provisioned=True), Verdict.REFUSE, Verdict.REFUSE),
-        (stored(BOARD, "", provisioned=True), Verdict.KEEP, Verdict.KEEP),
-        (stored(OLDER, message(OLDER), canSave=False), Verdict.REFUSE, Verdict.REFUSE),
-        (Stored(None, {}, None), Verdict.REFUSE, Verdict.UPDATE),
+        (stored(OLDER, message(BOARD)), Outcome.KEEP, Outcome.KEEP),
+        (stored(OLDER, message(OLDER)), Outcome.UPDATE, Outcome.UPDATE),
+        (stored(OLDER, ""), Outcome.REFUSE, Outcome.UPDATE),
+        (stored(OLDER, None), Outcome.REFUSE, Outcome.UPDATE),
+        (stored(OLDER, "Restored from version 2"), Outcome.REFUSE, Outcome.UPDATE),
+        (stored(OLDER, f"{message(OLDER)} and more"), Outcome.REFUSE, Outcome.UPDATE),
+        (stored(BOARD, message(BOARD), folderUid="x"), Outcome.REFUSE, Outcome.UPDATE),
+        (stored(OLDER, message(OLDER), provisioned=True), Outcome.REFUSE, Outcome.REFUSE),
+        (stored(BOARD, "", provisioned=True), Outcome.KEEP, Outcome.KEEP),
+        (stored(OLDER, message(OLDER), canSave=False), Outcome.REFUSE, Outcome.REFUSE),
+        (Stored(None, {}, None), Outcome.REFUSE, Outcome.UPDATE),
     ],
 )
 def test_a_dashboard_is_replaced_only_where_nobody_but_a_push_has_saved_it(
-    there: Stored | None, verdict: Verdict, forced: Verdict
+    there: Stored | None, outcome: Outcome, forced: Outcome
 ) -> None:
     """Without force, and with it."""
     plain = plan_board(BOARD, there, "ampwatch")
     with_force = plan_board(BOARD, there, "ampwatch", force=True)
 
-    assert (plain.verdict, with_force.verdict) == (verdict, forced)
-    assert (plain.body is None) == (plain.verdict in (Verdict.KEEP, Verdict.REFUSE))
-    assert with_force.verdict is not Verdict.UPDATE or with_force.body["overwrite"]
+    assert (plain.outcome, with_force.outcome) == (outcome, forced)
+    assert (plain.body is None) == (plain.outcome in (Outcome.KEEP, Outcome.REFUSE))
+    assert with_force.outcome is not Outcome.UPDATE or with_force.body["overwrite"]
 
 
 def test_the_version_that_was_looked_at_goes_along() -> None:
@@ -104,7 +104,7 @@ def test_the_choice_of_a_datasource_comes_and_goes() -> None:
 
 def test_a_folder_is_made_once() -> None:
     """And left alone after that."""
-    assert plan_folder("f", is_there=True).verdict is Verdict.KEEP
+    assert plan_folder("f", is_there=True).outcome is Outcome.KEEP
     assert plan_folder("f", is_there=False).body == {"uid": "f", "title": "f"}
 
 
@@ -112,16 +112,16 @@ def test_a_datasource_is_changed_only_where_an_address_is_given() -> None:
     """Whatever it looks like otherwise; what Grafana answers with is not sent back."""
     there = {"uid": "d", "id": 1, "type": "prometheus", "url": "http://a", "typeName": "Prometheus"}
 
-    assert plan_datasource("d", there, None, "15s").verdict is Verdict.KEEP
+    assert plan_datasource("d", there, None, "15s").outcome is Outcome.KEEP
     change = plan_datasource("d", there, "http://b", "15s")
-    assert change.verdict is Verdict.UPDATE
+    assert change.outcome is Outcome.UPDATE
     assert (
         change.why
         == "url http://a -> http://b, httpMethod unset -> POST, timeInterval unset -> 15s"
     )
     assert not {"id", "typeName"} & set(change.body)
     settled = there | change.body
-    assert plan_datasource("d", settled, "http://b", "15s").verdict is Verdict.KEEP
+    assert plan_datasource("d", settled, "http://b", "15s").outcome is Outcome.KEEP
     assert plan_datasource("d", settled, "http://b", "1m").why == "timeInterval 15s -> 1m"
 
 
@@ -184,7 +184,7 @@ def test_dashboards_are_named_with_or_without_the_common_part(tmp_path: Path) ->
 def test_a_wish_that_cannot_be_is_told(wishes: dict[str, str], told: str) -> None:
     """By its option, without a password in it."""
     with pytest.raises(SettingsError) as caught:
-        Wishes(**wishes)
+        BoardWishes(**wishes)
 
     assert told in str(caught.value)
     assert "hunter2" not in str(caught.value)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tools.preview.events import Event, events
+from tools.preview.events import Annotation, events
 from tools.preview.frames import Frame, frames, legend
-from tools.preview.intervals import Interval, Span
+from tools.preview.intervals import Interval, TimeSpan
 from tools.preview.prometheus import Series
 from tools.preview.questions import Question
 from tools.preview.transformations import transformed
@@ -17,7 +17,7 @@ STEP = 15.0
 
 
 def question(ref_id: str = "A", **model: Any) -> Question:
-    fine = Interval(Span(0.0, 60.0), STEP, 60.0)
+    fine = Interval(TimeSpan(0.0, 60.0), STEP, 60.0)
     return Question("Panel", ref_id, "", "", instant=False, interval=fine, model=model)
 
 
@@ -143,7 +143,7 @@ def test_an_annotation_is_a_stretch_of_samples_above_zero() -> None:
     asked = question(textFormat="{{alertname}} of {{run}}", iconColor="red")
 
     assert events(asked, answer) == [
-        Event(0.0, 15.0, "Collapse of gpt", "red"),
-        Event(45.0, 45.0, "Collapse of gpt", "red"),
-        Event(105.0, 120.0, "Collapse of gpt", "red"),
+        Annotation(0.0, 15.0, "Collapse of gpt", "red"),
+        Annotation(45.0, 45.0, "Collapse of gpt", "red"),
+        Annotation(105.0, 120.0, "Collapse of gpt", "red"),
     ]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.dashboards.board import STATE, board, panel, row
 from tools.preview.axes import axis_of
-from tools.preview.fields import Look, looks
+from tools.preview.fields import FieldLook, looks
 from tools.preview.frames import NUMBER, Field
 from tools.preview.grid import boxes
 from tools.preview.reducing import reduced
@@ -25,7 +25,7 @@ STEPS = {
 RED, ORANGE, GREEN = "#f2495c", "#ff9830", "#73bf69"
 
 
-def look(name: str = "value", *overrides: Any, **defaults: Any) -> Look:
+def look(name: str = "value", *overrides: Any, **defaults: Any) -> FieldLook:
     config = {"defaults": defaults, "overrides": overrides}
     (found,) = looks(config, [(name, Field(name, NUMBER, [1.0]))])
     return found

@@ -9,19 +9,21 @@ import pytest
 from tests.dashboards.board import STATE
 from tests.tools.preview.test_looks import STEPS
 from tools.preview.cells import heatmap, state_timeline
-from tools.preview.events import Event
-from tools.preview.fields import Look
-from tools.preview.intervals import Span
+from tools.preview.events import Annotation
+from tools.preview.fields import FieldLook
+from tools.preview.intervals import TimeSpan
 from tools.preview.plots import Line
 from tools.preview.timeseries import time_series
 
-SPAN = Span(0.0, 60.0)
+SPAN = TimeSpan(0.0, 60.0)
 STACKED = {"stacking": {"mode": "normal"}, "fillOpacity": 25}
 
 
 def line(name: str, *values: float | None, place: int = 0, **custom: Any) -> Line:
     times = [15e3 * i for i in range(len(values))]
-    look = Look(name, {"unit": "short", "thresholds": STEPS, "mappings": [STATE]}, custom, place)
+    look = FieldLook(
+        name, {"unit": "short", "thresholds": STEPS, "mappings": [STATE]}, custom, place
+    )
     return Line(look, times, list(values), 15e3)
 
 
@@ -70,7 +72,7 @@ def test_areas_lie_between_the_thresholds_where_the_panel_wants_them() -> None:
 
 def test_an_event_is_a_stretch_or_a_moment() -> None:
     """From its beginning to its end, or one line."""
-    events = [Event(10.0, 20.0, "", "red"), Event(30.0, 30.0, "", "blue")]
+    events = [Annotation(10.0, 20.0, "", "red"), Annotation(30.0, 30.0, "", "blue")]
 
     shapes = time_series([line("a", 1.0)], SPAN, events).layout.shapes
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.dashboards.board import board
-from tools.preview.intervals import Span, interval, seconds
+from tools.preview.intervals import TimeSpan, interval, seconds
 from tools.preview.variables import Choices, Variable, variables
 
 RUN = Variable("run", "query", multi=True, all_value=".+")
@@ -82,7 +82,7 @@ def test_a_rate_interval_has_four_scrapes_at_least(
     hours: int, points: int, step: float, rate: float
 ) -> None:
     """And one more than the step, as Grafana documents it."""
-    found = interval(Span(0.0, 3600.0 * hours, 15.0), points)
+    found = interval(TimeSpan(0.0, 3600.0 * hours, 15.0), points)
 
     assert (found.step, found.rate) == (step, rate)
     assert found.values()["__rate_interval"] == f"{rate}s"
@@ -91,7 +91,7 @@ def test_a_rate_interval_has_four_scrapes_at_least(
 
 def test_a_panel_and_a_query_may_want_a_coarser_step() -> None:
     """That of a query stands for the scrape interval, so that its rates look further back."""
-    span = Span(0.0, 3600.0, 15.0)
+    span = TimeSpan(0.0, 3600.0, 15.0)
 
     panel = interval(span, 1600, of_panel=seconds("1m"))
     query = interval(span, 1600, of_query=seconds("1m"))

@@ -18,8 +18,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 import ampwatch
 from ampwatch import actions
 from ampwatch.wire.records import Finding, Severity
-from tests.host.fleet.made_up import identity
 from tests.trainings import Net, Run, adamw, build, scaler
+from tests.workshop.records import identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

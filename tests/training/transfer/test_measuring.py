@@ -246,7 +246,7 @@ def test_pinned_memory_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
 class Compiled:
     """Notes the dtypes that it had to be compiled for."""
 
-    name, most = "compiled", 0
+    name, max_binned = "compiled", 0
 
     def __init__(self) -> None:
         self.dtypes: set[torch.dtype] = set()

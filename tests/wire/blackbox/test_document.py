@@ -13,8 +13,8 @@ from ampwatch.errors import ReportError
 from ampwatch.wire.blackbox.box import joined
 from ampwatch.wire.blackbox.document import from_json, to_json
 from ampwatch.wire.records import RunState
-from tests.host.fleet.made_up import step
-from tests.wire.blackbox.made_up import alarm, box
+from tests.workshop.boxes import box
+from tests.workshop.records import alarm, failure, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +36,16 @@ def test_what_was_written_is_read() -> None:
     (read,) = from_json(to_json([box()]), "a file")
 
     assert repr(read) == repr(box())
+
+
+def test_failures_of_sensors_are_written_where_there_are_any() -> None:
+    """A report of a run without any is as it was before they could be written."""
+    given = box()
+    assert "failures" not in document()["ranks"][0]
+    given.failures = [failure("scale", 7, 40, "KeyError: 'x'")]
+    (read,) = from_json(to_json([given]), "a file")
+
+    assert read.failures == given.failures
 
 
 def test_any_reader_of_json_can_read_it() -> None:
@@ -148,9 +158,12 @@ def test_two_boxes_of_a_rank_say_together_what_each_knows() -> None:
     later.steps = [step(20)]
     later.findings = [replace(own.findings[0], count=77)]
     later.state, later.reason = RunState.FAILED, "killed"
+    own.failures = [failure("scale", 1, 3, ""), failure("ops", 1, 4, "")]
+    later.failures = [failure("scale", 2, 9, "")]
     both = joined(own, later)
 
     assert (both.settings, both.traceback) == (own.settings, own.traceback)
     assert [s.step for s in both.steps] == [*range(10), 20]
     assert [f.count for f in both.findings] == [77, 4]
     assert (both.state, both.reason) == (RunState.FAILED, "killed")
+    assert {f.sensor: f.errors for f in both.failures} == {"scale": 2, "ops": 1}

@@ -14,8 +14,9 @@ import pytest
 
 from ampwatch.errors import ReportError
 from ampwatch.wire.blackbox import files
-from tests.host.fleet.made_up import IDENTITY, SECOND, START
-from tests.wire.blackbox.made_up import box
+from tests.workshop.boxes import box
+from tests.workshop.clocks import SECOND, START
+from tests.workshop.records import IDENTITY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from ampwatch.wire.blackbox import Box, Recorder
-from ampwatch.wire.blackbox.recorder import MAX_FACTS, MAX_FINDINGS, MAX_RANGES, recorded
-from ampwatch.wire.records import FactsRecord, Finding, FindingRecord, RunState, Severity, Topic
-from tests.host.fleet.made_up import IDENTITY, end, optimizer, step
-from tests.wire.blackbox.made_up import alarm, measured
+from ampwatch.wire.blackbox.recorder import (
+    MAX_FACTS,
+    MAX_FAILURES,
+    MAX_FINDINGS,
+    MAX_RANGES,
+    recorded,
+)
+from ampwatch.wire.records import (
+    FactsRecord,
+    Finding,
+    FindingRecord,
+    RunState,
+    Severity,
+    Topic,
+)
+from tests.workshop.boxes import measured
+from tests.workshop.records import IDENTITY, alarm, end, failure, optimizer, step
 
 
 def box_of(recorder: Recorder) -> Box:
@@ -88,11 +101,13 @@ def test_everything_is_bounded() -> None:
         recorder.put(FindingRecord(alarm("kind", f"module{index}", first_step=index)))
         recorder.put(measured(index, f"module{index}", Topic.ACTIVATION))
         recorder.put(FactsRecord({f"fact{index}": "x"}))
+        recorder.put(failure(f"sensor{index}", 1, index, ""))
     box = box_of(recorder)
 
     assert len(box.findings) == MAX_FINDINGS
     assert len(box.ranges) <= MAX_RANGES
     assert len(box.facts) == MAX_FACTS
+    assert len(box.failures) == MAX_FAILURES
     assert len(box.steps) <= 5 * 16
     assert len(box.optimizers) <= 6 * 16
 
@@ -102,3 +117,13 @@ def test_how_it_ended_is_said() -> None:
     box = box_of(recorded(IDENTITY, [end(RunState.FAILED, "ValueError: no")], steps=16))
 
     assert (box.state, box.reason) == (RunState.FAILED, "ValueError: no")
+
+
+def test_of_each_sensor_that_failed_the_newest_exception_is_kept() -> None:
+    """Records are cumulative; one that the ring repeats changes nothing."""
+    first = failure("scale", 1, 3, "ValueError: no")
+    newest = failure("scale", 7, 40, "KeyError: 'x'")
+    other = failure("ranges", 2, 5, "RuntimeError: gone")
+    recorder = recorded(IDENTITY, [first, other, newest, newest], steps=16)
+
+    assert box_of(recorder).failures == [newest, other]

@@ -10,12 +10,12 @@ import pytest
 from ampwatch.errors import RingError
 from ampwatch.settings import Settings
 from ampwatch.wire.blackbox import files
-from ampwatch.wire.blackbox.salvage import forget_silence, look_into, salvage
+from ampwatch.wire.blackbox.salvage import forget_silence, read_ring, salvage
 from ampwatch.wire.records import FindingRecord, RunState
 from ampwatch.wire.ring import RingWriter
 from tests.host.daemon.parts import Place
-from tests.host.fleet.made_up import IDENTITY, end, identity, step
-from tests.wire.blackbox.made_up import alarm, box
+from tests.workshop.boxes import box
+from tests.workshop.records import IDENTITY, alarm, end, identity, step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def test_of_a_killed_process_everything_is_kept(tmp_path: Path, settings: Settin
         training.do("step")
         training.do("step")
         training.kill()
-        who = look_into(training.path, 64, "report").box.identity
+        who = read_ring(training.path, 64, "report").box.identity
         salvage(training.path, who, RunState.FAILED, settings)
 
     read = only(tmp_path)
@@ -117,15 +117,15 @@ def test_a_file_that_is_no_ring_is_an_error_of_ours(tmp_path: Path) -> None:
     (tmp_path / "x.ring").write_bytes(b"nonsense")
 
     with pytest.raises(RingError):
-        look_into(tmp_path / "x.ring", 64, "report")
+        read_ring(tmp_path / "x.ring", 64, "report")
 
 
 def test_a_live_ring_is_only_looked_at(tmp_path: Path) -> None:
     """It goes on."""
     writer = ring(tmp_path, step(0, time_ns=time.time_ns()))
-    look = look_into(writer.path, 64, "report")
+    contents = read_ring(writer.path, 64, "report")
 
-    assert (look.is_alive, look.box.state) == (True, RunState.RUNNING)
+    assert (contents.is_alive, contents.box.state) == (True, RunState.RUNNING)
     writer.put(step(1))
-    assert len(look_into(writer.path, 64, "report").box.steps) == 2
+    assert len(read_ring(writer.path, 64, "report").box.steps) == 2
     writer.close(end(), keep=False)

@@ -10,8 +10,7 @@ from ampwatch.settings import Settings
 from ampwatch.wire.blackbox import Box, Recorder, files
 from ampwatch.wire.blackbox.writer import AFTERMATH, AT_ONCE, BoxWriter
 from ampwatch.wire.records import FindingRecord, RunState, Severity
-from tests.host.fleet.made_up import IDENTITY, end, step
-from tests.wire.blackbox.made_up import alarm
+from tests.workshop.records import IDENTITY, alarm, end, step
 
 if TYPE_CHECKING:
     from pathlib import Path

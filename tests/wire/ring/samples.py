@@ -11,50 +11,53 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ampwatch
-from ampwatch.numerics.exponents import ExponentHistogram
-from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
+from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.wire.records import (
-    ALL_MODULES,
     CastTotal,
     CensusRecord,
     CensusSource,
     EndRecord,
-    FactsRecord,
     FallbackTotal,
-    Finding,
     FindingRecord,
-    KernelRow,
     KernelTotal,
-    OpRow,
     OptimizerRecord,
     OpTotal,
     RangeRecord,
-    RunIdentity,
     RunState,
     SamplingRecord,
-    Severity,
     SkipClass,
     StepRecord,
-    Topic,
     WindowRecord,
 )
 from ampwatch.wire.ring import layout
 from ampwatch.wire.ring.encoding import encode, encode_identity
+from tests.workshop import records as workshop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ampwatch.wire.records import Record
 
-IDENTITY = RunIdentity("resnet", 3, 1, 8, 4711, "node-a", 1_700_000_000_000_000_000, "0.1.0")
-END = EndRecord(RunState.FINISHED, "", 1_700_000_001_000_000_000)
-FACTS = FactsRecord({"torch": "2.13.0", "gpu": "H100"})
+IDENTITY = workshop.identity(
+    run="resnet",
+    rank=3,
+    local_rank=1,
+    world_size=8,
+    pid=4711,
+    host="node-a",
+    started_ns=1_700_000_000_000_000_000,
+    version="0.1.0",
+)
+END = workshop.end(time_ns=1_700_000_001_000_000_000)
+FACTS = workshop.facts(torch="2.13.0", gpu="H100")
+
+FAILURE = workshop.failure("scale", 3, 41, "RuntimeError: no such attribute")
 
 
 def step(index: int) -> StepRecord:
     """A step whose every number follows from its index, so that a mixture shows."""
-    return StepRecord(
-        step=index,
+    return workshop.step(
+        index,
         time_ns=1_700_000_000_000_000_000 + index,
         duration_s=index / 8,
         loss=-index / 4,
@@ -87,48 +90,63 @@ NAN_STEP: StepRecord = changed(
 
 
 def optimizer(index: int, steps: int = 1) -> OptimizerRecord:
-    return OptimizerRecord(
-        steps, index, skipped=False, total_steps=steps, total_skipped=(1, 2, 3, 4)
-    )
+    return workshop.optimizer(index, step=steps, total_steps=steps, total_skipped=(1, 2, 3, 4))
 
 
 def ranges(module: str = "encoder.0", counts: tuple[int, ...] = (1, 0, 300)) -> RangeRecord:
     """Gradients around 2**-20, with some of everything."""
-    exponents = ExponentHistogram(
-        *(-21, counts, 7, 1, 2, 3),
-        *(2.0**-19, 2.0**-21, sum(counts) + 13),
+    exponents = workshop.histogram(
+        -21, *counts, zeros=7, nans=1, positive_infs=2, negative_infs=3, amax=2.0**-19
     )
-    return RangeRecord(
+    return workshop.ranges(
+        module,
+        exponents=exponents,
         step=7,
         time_ns=1_700_000_000_000_000_000,
-        topic=Topic.GRADIENT,
-        module=module,
-        dtype="float32",
         num_tensors=2,
         loss_scale=65536.0,
         total_nans=4,
         total_infs=5,
-        histogram=exponents,
     )
 
 
 def sampling(index: int) -> SamplingRecord:
     """What sampling has seen, every number another one."""
-    return SamplingRecord(
-        index, index + 1, (2, 3, 4, 5, 6, 7), *(index + offset for offset in range(8, 20))
+    return workshop.sampling(
+        step=index,
+        interval=index + 1,
+        samples=(2, 3, 4, 5, 6, 7),
+        samples_dropped=index + 8,
+        tensors_refused=index + 9,
+        modules_left_out=index + 10,
+        gradient_elements=index + 11,
+        gradient_zeros=index + 12,
+        gradient_underflow=index + 13,
+        gradient_subnormal=index + 14,
+        gradient_nans=index + 15,
+        gradient_infs=index + 16,
+        parameter_nonfinite=index + 17,
+        buffer_nonfinite=index + 18,
+        device_ns=index + 19,
     )
 
 
 def census(rows: int = 2) -> CensusRecord:
-    """What a census of a training in bfloat16 says, every number another one."""
+    """A census of a training in bfloat16, every number another one."""
     table = [
-        OpRow(
-            *("addmm", ALL_MODULES, OpKind.MATMUL, Phase.FORWARD, "bfloat16+float32"),
-            *("bfloat16", "bfloat16", Fallback.NONE, 11 + i, 12 + i, 13 + i, 14 + i),
+        workshop.op_row(
+            "addmm",
+            "bfloat16",
+            inputs="bfloat16+float32",
+            calls=11 + i,
+            flops=12 + i,
+            tensor_flops=13 + i,
+            bytes=14 + i,
         )
         for i in range(rows)
     ]
-    return CensusRecord(
+    return workshop.census(
+        *table,
         step=40,
         time_ns=1_700_000_000_000_000_001,
         source=CensusSource.PROFILER,
@@ -136,24 +154,45 @@ def census(rows: int = 2) -> CensusRecord:
         ops=(OpTotal(OpKind.MATMUL, "bfloat16", 4, 2**70, 6, 7),),
         casts=(CastTotal("float32", "bfloat16", 8, 9),),
         fallbacks=(FallbackTotal(Fallback.FP32_LIST, 10, 0),),
-        rows=tuple(table),
         rows_left_out=5,
     )
 
 
 def window(kernels: int = 2) -> WindowRecord:
-    """What a profiler window says, every number another one."""
+    """A profiler window, every number another one."""
     table = [
-        KernelRow(
-            *(f"nvjet_hsh_{i}x8", "addmm", "tensor", "bfloat16", "nvjet", "nvjet"),
-            *(90, 8, 20 + i, 30 + i),
+        workshop.kernel(
+            f"nvjet_hsh_{i}x8",
+            op="addmm",
+            dtype="bfloat16",
+            family="nvjet",
+            rule="nvjet",
+            calls=20 + i,
+            nanoseconds=30 + i,
         )
         for i in range(kernels)
     ]
-    return WindowRecord(
-        *(41, 1_700_000_000_000_000_002, 5, 1, 6, (1, 2, 3, 4, 5)),
-        *(7, 8, 9, 10, 11, 1.5, 12, 13, 14, 15, 16, 17),
-        totals=(KernelTotal("tensor", "bfloat16", 18), KernelTotal("cpu", "", 19)),
+    return workshop.window(
+        KernelTotal("tensor", "bfloat16", 18),
+        KernelTotal("cpu", "", 19),
+        step=41,
+        time_ns=1_700_000_000_000_000_002,
+        windows=5,
+        invalid=1,
+        iterations=6,
+        skipped=(1, 2, 3, 4, 5),
+        start_ns=7,
+        run_ns=8,
+        stop_ns=9,
+        walk_ns=10,
+        first_ns=11,
+        drag=1.5,
+        memory_bytes=12,
+        busy_ns=13,
+        wall_ns=14,
+        misaligned_ns=15,
+        lagging_ns=16,
+        gemv_ns=17,
         kernels=tuple(table),
         kernels_left_out=7,
     )
@@ -162,31 +201,30 @@ def window(kernels: int = 2) -> WindowRecord:
 def finding(
     where: str = "encoder.0", count: int = 1, advice: str = "use bfloat16"
 ) -> FindingRecord:
-    return FindingRecord(
-        Finding(
-            kind="activation_overflow",
-            severity=Severity.CRITICAL,
-            where=where,
-            summary="the output of encoder.0 is infinite since step 7",
-            advice=advice,
-            op="addmm",
-            phase="forward",
-            dtype="float16",
-            first_step=7,
-            last_step=7 + count,
-            count=count,
-            evidence={"amax": 65519.0, "share": 0.25},
-            root=False,
-            caused_by="float16_without_scaler@api",
-            source="train.py:12",
-        )
+    return workshop.finding(
+        "activation_overflow",
+        where,
+        summary="the output of encoder.0 is infinite since step 7",
+        advice=advice,
+        op="addmm",
+        phase="forward",
+        dtype="float16",
+        first_step=7,
+        last_step=7 + count,
+        count=count,
+        evidence={"amax": 65519.0, "share": 0.25},
+        root=False,
+        caused_by="float16_without_scaler@api",
+        source="train.py:12",
     )
 
 
 def message(length: int) -> EndRecord:
     """A record of ``length`` slots that is not repeated."""
-    empty = len(encode(EndRecord(RunState.FAILED, "", 1), 10**6)[1])
-    return EndRecord(RunState.FAILED, "x" * (240 * length - empty), 1)
+    reason = "x" * 240 * length
+    while len(encode(workshop.end(RunState.FAILED, reason, time_ns=1), 10**6)[1]) > 240 * length:
+        reason = reason[1:]
+    return workshop.end(RunState.FAILED, reason, time_ns=1)
 
 
 def slot_bytes(sequence: int, kind: int, payload: bytes, chunk: int = 0, chunks: int = 1) -> bytes:

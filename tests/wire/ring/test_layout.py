@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import msgpack
 
 from ampwatch.wire.ring import layout
 from tests.wire.ring.samples import END, IDENTITY, message, ring_bytes, slot_bytes, step
@@ -31,7 +32,7 @@ def test_a_written_file_has_every_header_field_at_its_documented_offset(
     identity = data[48 : 48 + length]
     assert len(data) == 4096 + 64 * 256
     assert data[:8] == b"AMPWATCH"
-    assert struct.unpack_from("=HHI", data, 8) == (3, 256, 64)
+    assert struct.unpack_from("=HHI", data, 8) == (4, 256, 64)
     assert struct.unpack_from("=QQQ", data, 16) == (1, 1, 0)
     assert crc == zlib.crc32(identity)
     assert json.loads(identity) == asdict(IDENTITY)
@@ -56,7 +57,7 @@ def test_a_written_message_has_every_slot_field_at_its_documented_offset(
         assert (kind, found_chunk, chunks, found) == (5, chunk, 3, sequence)
         assert crc == zlib.crc32(slot[4:])
         payload += slot[16 : 16 + length]
-    assert json.loads(payload)["reason"] == message(3).reason
+    assert msgpack.decode(payload) == ["failed", message(3).reason, 1]
 
 
 def test_a_closed_ring_says_so_in_its_header(make_writer: MakeWriter) -> None:
@@ -106,9 +107,9 @@ def test_a_header_of_too_few_or_too_many_slots_is_not_made(slots: int) -> None:
         layout.pack_header(slots, b"{}")
 
 
-def test_the_bytes_of_layout_3_never_change() -> None:
+def test_the_bytes_of_layout_4_never_change() -> None:
     """A change of any packed byte needs a new ``LAYOUT``, or old and new misread each other."""
     data = ring_bytes(1, slot_bytes(0, 1, b"abc"))
 
-    assert layout.LAYOUT == 3
-    assert zlib.crc32(data) == 3051900307
+    assert layout.LAYOUT == 4
+    assert zlib.crc32(data) == 292187923

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import msgpack
 
 from ampwatch.wire.ring import RingReader, RingWriter
 from tests.wire.ring.samples import (
@@ -203,7 +204,7 @@ def test_an_incomplete_message_is_lost_and_the_next_one_read(
         slot_bytes(3, 5, payload, 0, 2),
         slot_bytes(4, 4, payload, 1, 2),
         slot_bytes(5, 5, payload, 0, 2),
-        slot_bytes(6, 5, b'{"state":"finished","reason":"","time_ns":1}'),
+        slot_bytes(6, 5, msgpack.encode(("finished", "", 1))),
         slot_bytes(7, 99, b"a kind of a later version"),
     ]
     (tmp_path / "ring").write_bytes(ring_bytes(8, b"".join(slots)))
@@ -218,7 +219,7 @@ def test_a_message_that_is_published_in_parts_is_joined_over_polls(
     tmp_path: Path, open_reader: OpenReader
 ) -> None:
     """A head that was read half-way only delays a message."""
-    text = b'{"state":"finished","reason":"' + b"r" * 300 + b'","time_ns":1}'
+    text = msgpack.encode(("finished", "r" * 300, 1))
     slots = slot_bytes(0, 5, text[:240], 0, 2) + slot_bytes(1, 5, text[240:], 1, 2)
     path = tmp_path / "ring"
     path.write_bytes(ring_bytes(1, slots))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,11 +15,13 @@ from ampwatch.wire.records import (
     OptimizerRecord,
     Record,
     SamplingRecord,
+    SensorFailureRecord,
 )
 from ampwatch.wire.ring.layout import Kind
 from ampwatch.wire.ring.repeats import Message, Repeats
 from tests.wire.ring.samples import (
     FACTS,
+    FAILURE,
     finding,
     message,
     optimizer,
@@ -46,6 +49,9 @@ def test_a_late_reader_finds_the_newest_of_everything_that_lasts(
     writer.put(optimizer(1, steps=9))
     writer.put(sampling(3))
     writer.put(sampling(4))
+    writer.put(replace(FAILURE, errors=1))
+    writer.put(replace(FAILURE, sensor="ranges"))
+    writer.put(FAILURE)
     for index in range(5000):
         writer.put(step(index))
         if index % 97 == 0:
@@ -59,6 +65,8 @@ def test_a_late_reader_finds_the_newest_of_everything_that_lasts(
                 0: optimizer(0, steps=4),
                 1: optimizer(1, steps=9),
                 "sampling": sampling(4),
+                "failed scale": FAILURE,
+                "failed ranges": replace(FAILURE, sensor="ranges"),
             }
 
 
@@ -73,6 +81,8 @@ def _lasting(records: list[Record]) -> dict[object, Record]:
             newest[record.index] = record
         elif isinstance(record, SamplingRecord):
             newest["sampling"] = record
+        elif isinstance(record, SensorFailureRecord):
+            newest[f"failed {record.sensor}"] = record
     return newest
 
 

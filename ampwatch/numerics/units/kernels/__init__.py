@@ -1,1 +1,1 @@
-"""Which kernel names stand for tensor cores, and which do not."""
+"""Names of GPU kernels, and the units that they multiply on."""

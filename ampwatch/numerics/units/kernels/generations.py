@@ -1,17 +1,18 @@
-"""Whether a kernel was written for an older generation of GPUs than the one it runs on.
+"""Kernels written for an older generation of GPUs than the one they run on.
 
 A kernel with the instructions of sm80 runs at a fraction of the rate of Hopper's tensor cores.
-cuBLAS falls back to such kernels for odd dimensions, for instance.
+cuBLAS falls back to kernels of sm80 for odd dimensions, for instance.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.numerics.units.kernels.verdict import Unit
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.units.kernels.kernel_name import Unit
 
 if TYPE_CHECKING:
-    from ampwatch.numerics.units.kernels.verdict import KernelName
+    from ampwatch.numerics.units.kernels.kernel_name import KernelName
 
 _MATMULS = (70, 75, 80, 90, 100)
 _LINEAGES = {
@@ -26,8 +27,8 @@ _LINEAGES = {
 """The architectures for which a family has kernels with instructions of their own. PyTorch's own
 FlashAttention 2 on an H100 is no lag: the family has nothing newer."""
 
-_DTYPES = frozenset({"float16", "bfloat16", "tf32", "float8", "mx", ""})
-"""The dtypes that the newest kernels of these families multiply."""
+_DTYPES = frozenset({fmt.kernel_label for fmt in FORMATS.values() if fmt.alignment} | {""})
+"""The dtypes that the newest kernels of these families multiply; of some the name says none."""
 
 _WITH_INSTRUCTIONS_OF_80 = (12,)
 """Majors of compute capabilities above that have neither Hopper's nor the larger Blackwell's
@@ -35,7 +36,7 @@ instructions: consumer Blackwell multiplies by those of sm80."""
 
 
 def lags(kernel: KernelName, capability: tuple[int, int]) -> bool:
-    """Return whether the same library has tensor-core kernels of a newer generation for the device.
+    """Return whether a kernel's library has tensor-core kernels of a newer generation for the device.
 
     Args:
         kernel: The kernel.

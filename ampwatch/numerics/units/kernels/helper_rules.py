@@ -1,9 +1,9 @@
-"""What is called like a matmul, or launched beside one, and multiplies no matrices."""
+"""Rules for what is called like a matmul, or launched beside one, and multiplies no matrices."""
 
 from __future__ import annotations
 
+from ampwatch.numerics.units.kernels.kernel_name import Unit
 from ampwatch.numerics.units.kernels.kernel_rule import Rule, like
-from ampwatch.numerics.units.kernels.verdict import Unit
 
 HELPERS = (
     Rule(

@@ -1,35 +1,50 @@
-"""What the op that launched a kernel adds to what the kernel's name tells."""
+"""Kernels by their name and by the op that launched them."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
-from ampwatch.numerics.units.kernels.kernel_names import UNLISTED
-from ampwatch.numerics.units.kernels.verdict import KernelName, Unit
+from ampwatch.numerics.formats import FORMATS, MAX_LOW_BITS, PLAIN, SCALES, Family
+from ampwatch.numerics.units.kernels.classifier import UNLISTED
+from ampwatch.numerics.units.kernels.kernel_name import KernelName, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ampwatch.numerics.formats import FloatFormat
+
 AMD_FAMILIES = frozenset({"amd", "composable-kernel", "tensile"})
 """Families of AMD's libraries, whose matrix cores multiply float32 as it is."""
 
-# As torch.profiler writes the dtypes of inputs and as PyTorch does, the narrowest first: of
-# the inputs of _scaled_mm the scales are wider, of those of addmm the bias may be.
+
+def _spellings(formats: Iterable[FloatFormat]) -> list[tuple[str, str]]:
+    """Return the formats' dtypes as torch.profiler writes them and as PyTorch does, with labels."""
+    return [
+        (spelling, fmt.kernel_label)
+        for fmt in formats
+        for spelling in (fmt.torch_name, fmt.profiler_name.removeprefix("c10::"))
+        if spelling
+    ]
+
+
+_LOW = [fmt for fmt in (*SCALES, *FORMATS.values()) if fmt.bits <= MAX_LOW_BITS]
+
+# Of the inputs of addmm the bias may be wider than what is multiplied, of those of _scaled_mm the
+# scales may: formats of 16 bits come last, and of these bfloat16 first, whose name contains the
+# other's.
+_LOW.sort(key=lambda fmt: (fmt.family is Family.HALF, fmt.block is not None, -len(fmt.torch_name)))
+
 _INPUT_DTYPES = (
-    ("float8", "float8"),
-    ("float4", "mx"),
-    ("bfloat16", "bfloat16"),
-    ("half", "float16"),
-    ("float16", "float16"),
+    *_spellings(_LOW),
     ("complex<double>", "complex128"),
     ("complex128", "complex128"),
     ("complex", "complex64"),
 )
-_WIDE_DTYPES = {"float": "float32", "float32": "float32", "double": "float64", "float64": "float64"}
+_WIDE_DTYPES = dict(_spellings(fmt for fmt in PLAIN if fmt.bits > MAX_LOW_BITS))
 """The dtypes whose names are part of others. A Python number is float64 beside any of them."""
 
-_OF_TENSOR_CORES = frozenset({"float8", "mx", "bfloat16", "float16"})
+_OF_TENSOR_CORES = frozenset(fmt.kernel_label for fmt in _LOW)
 _SINGLE = frozenset({"float32", "complex64"})
 
 _MATMUL_OP = re.compile(
@@ -54,13 +69,13 @@ def multiplied_dtype(input_dtypes: Iterable[str]) -> str:
 def with_inputs(
     kernel: KernelName, input_dtypes: Iterable[str], *, tf32_allowed: bool = True
 ) -> KernelName:
-    """Return what a kernel's name and the inputs of its op tell together.
+    """Return a kernel with what follows from the inputs of its op.
 
     A kernel that might run on either unit stays unknown, but for float32 inputs where TF32 is
     off: no tensor core of NVIDIA's multiplies these.
 
     Args:
-        kernel: What the name tells.
+        kernel: As it was classified by its name.
         input_dtypes: Of the op that launched it; empty if it is not known.
         tf32_allowed: Whether PyTorch may multiply float32 as TF32 there. True on AMD, whose
             matrix cores multiply float32.
@@ -85,10 +100,10 @@ def with_inputs(
 def launched_by(kernel: KernelName, op: str) -> KernelName:
     """Return the kernel as ``unknown`` if no rule knows it but a matmul launched it.
 
-    That is how a family nobody has heard of is noticed: nvjet and bmm_* were such once.
+    So a family nobody has heard of is noticed, as nvjet and bmm_* once were.
 
     Args:
-        kernel: What the name tells.
+        kernel: As it was classified by its name.
         op: The innermost op that launched it, ``aten::mm``; empty if it is not known.
     """
     if kernel.rule == UNLISTED and _MATMUL_OP.search(op.rpartition("::")[2]):

@@ -1,4 +1,4 @@
-"""What users know of their own kernels: patterns of names, as a setting."""
+"""Patterns of names of users' own kernels, as a setting."""
 
 from __future__ import annotations
 
@@ -6,24 +6,19 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.errors import SettingsError
-from ampwatch.numerics.units.kernels.verdict import Unit
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.units.kernels.kernel_name import Unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-DTYPES = (
-    "float16",
-    "bfloat16",
-    "tf32",
-    "float32",
-    "float64",
-    "float8",
-    "mx",
-    "int8",
-    "complex64",
-    "complex128",
-)
-"""The dtypes a kernel can be said to multiply."""
+_SINGLE = [fmt for fmt in FORMATS.values() if fmt.kernel_label == fmt.name]
+_LABELS = [fmt.kernel_label for fmt in sorted(_SINGLE, key=lambda fmt: fmt.bits)]
+_LABELS += [fmt.kernel_label for fmt in FORMATS.values() if fmt not in _SINGLE]
+
+DTYPES = (*dict.fromkeys(_LABELS), "int8", "complex64", "complex128")
+"""The dtypes a kernel can be said to multiply. First those with a label of their own, and of these
+what mixed precision is for; then labels that several formats share."""
 
 _FORM = "expected regex=unit or regex=unit:dtype, several separated by semicolons or lines"
 _EXAMPLE = "e.g. my_gemm_.*=tensor:bfloat16"

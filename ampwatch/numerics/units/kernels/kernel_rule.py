@@ -1,4 +1,4 @@
-"""What a rule on kernel names is."""
+"""A rule on kernel names."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ampwatch.numerics.units.kernels.kernel_name import Unit
     from ampwatch.numerics.units.kernels.symbols import Symbol
-    from ampwatch.numerics.units.kernels.verdict import Unit
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a name has to be like, and what then follows.
+    """Patterns of a name, and what follows where they match.
 
     Attributes:
         id: Name of the rule.
         family: Which library's kernels, or which kind of helper.
-        unit: Where such a kernel multiplies.
+        unit: Where a kernel of that name multiplies.
         why: What the rule rests on.
         function: Pattern of the function's name, in any case.
         inside: Pattern of its template arguments, where they decide too.
@@ -52,4 +52,5 @@ class Rule:
 
 def like(pattern: str) -> re.Pattern[str]:
     """Return a pattern that takes ASCII letters in either case."""
-    return re.compile(pattern, re.IGNORECASE | re.ASCII)  # K is no Kelvin sign
+    # Without ASCII, a k in the pattern would match the sign of Kelvin as well.
+    return re.compile(pattern, re.IGNORECASE | re.ASCII)

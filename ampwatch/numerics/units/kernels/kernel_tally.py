@@ -1,31 +1,23 @@
-"""Sums over the kernels of some time: how long on which unit, in which dtype, how well chosen."""
+"""Time of GPU kernels by unit and dtype, and of those that are not well chosen."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.numerics.formats import FORMATS, MAX_LOW_BITS, PLAIN
+from ampwatch.numerics.units.kernels.classifier import classify
 from ampwatch.numerics.units.kernels.generations import lags
 from ampwatch.numerics.units.kernels.kernel_launch import launched_by, with_inputs
-from ampwatch.numerics.units.kernels.kernel_names import classify
-from ampwatch.numerics.units.kernels.verdict import Unit
-from ampwatch.numerics.units.ops import HALF_DTYPES
+from ampwatch.numerics.units.kernels.kernel_name import Unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ampwatch.numerics.units.kernels.verdict import KernelName
+    from ampwatch.numerics.units.kernels.kernel_name import KernelName
 
-_LOW = HALF_DTYPES | {"float8", "mx"}
-_BYTES = {
-    "float16": 2,
-    "bfloat16": 2,
-    "tf32": 4,
-    "float32": 4,
-    "float64": 8,
-    "float8": 1,
-    "int8": 1,
-}
+_LOW = frozenset(fmt.kernel_label for fmt in FORMATS.values() if fmt.bits <= MAX_LOW_BITS)
+_BYTES = {fmt.kernel_label: fmt.stored_bits // 8 for fmt in PLAIN} | {"int8": 1}
 _FULL_ALIGNMENT = 16  # bytes; cuBLAS and CUTLASS load no wider
 _MAX_NAMES = 1024
 _MAX_LAUNCHES = 4096
@@ -44,7 +36,7 @@ class Bounds(NamedTuple):
 
 
 class KernelTally:
-    """Adds up kernels.
+    """Adds up the time of kernels.
 
     Two kernels that run at the same time count twice. All sums are in nanoseconds.
 
@@ -52,7 +44,7 @@ class KernelTally:
         capability: Compute capability of the device, to see kernels of an older generation; an
             AMD device has none.
         tf32_allowed: Whether float32 may be multiplied as TF32; True on AMD.
-        classify: What tells a kernel by its name.
+        classify: Returns the class of a kernel by its name.
 
     Attributes:
         by_unit: Time by unit and dtype of what is multiplied.
@@ -60,7 +52,7 @@ class KernelTally:
             ``align1`` to ``align8`` if it is less than 16 bytes, or ``unsaid``.
         by_likelihood: Time of unknown kernels by ``probable``, ``possible`` or empty.
         by_name: Time by name, of the names that took most if there are very many.
-        unknown_names: The same of unknown kernels.
+        unknown_names: Time by name, of unknown kernels; limited like ``by_name``.
         lagging_ns: Time of tensor-core kernels written for an older generation of GPUs.
         low_precision_gemv_ns: Time of matrices times vectors in 16 bits or less: what autocast
             asked tensor cores for, and the shape prevents.
@@ -76,7 +68,7 @@ class KernelTally:
         self._capability = capability
         self._tf32_allowed = tf32_allowed
         self._classify = classify
-        # A step launches the same kernels from the same ops again and again.
+        # Every step launches the kernels of the step before, from the same ops.
         self._judged: dict[tuple[str, tuple[str, ...], str], KernelName] = {}
         self.by_unit: Counter[tuple[Unit, str]] = Counter()
         self.by_alignment: Counter[str] = Counter()
@@ -166,6 +158,8 @@ def alignment(kernel: KernelName) -> str:
     """Return what is said of the alignment: ``full``, ``align1`` to ``align8``, or ``unsaid``."""
     if kernel.align is None:
         return "unsaid"
+    # Without a dtype, or with one that stands for formats of several sizes, a kernel counts as one
+    # of 16 bits, as most kernels of tensor cores are.
     if kernel.align * _BYTES.get(kernel.dtype, 2) >= _FULL_ALIGNMENT:
         return "full"
     return f"align{kernel.align}"

@@ -1,9 +1,11 @@
-"""How kernel names spell dtypes, architectures, alignment and split-K."""
+"""Dtypes, architectures, alignment and split-K as kernel names spell them."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
+
+from ampwatch.numerics.formats import BLOCK_SCALED, BLOCKS, FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,58 +20,15 @@ MMA_SHAPE = (
 """The shape of a matrix multiply-accumulate instruction, m16n8k16 for 16816. Digits count only
 in front of the operation and not inside a number: a tile of 1688 elements is none."""
 
-_WORDS = {
-    "fp16": "float16",
-    "f16": "float16",
-    "half": "float16",
-    "bf16": "bfloat16",
-    "bfloat16": "bfloat16",
-    "tf32": "tf32",
-    "fp32": "float32",
-    "f32": "float32",
-    "fp64": "float64",
-    "f64": "float64",
-    "fp8": "float8",
-    "f8": "float8",
-    "e4m3": "float8",
-    "e5m2": "float8",
-    "mxf8": "mx",
-    "mxfp8": "mx",
-    "mxfp4": "mx",
-    "mxe4m3": "mx",
-    "mxe2m1": "mx",
-    "nvfp4": "mx",
-    "e2m1": "mx",
-    "int8": "int8",
-    "s8": "int8",
-    "u8": "int8",
-    "i8": "int8",
-}
+_WORDS = {word: fmt.kernel_label for fmt in FORMATS.values() for word in fmt.kernel_words}
+_WORDS |= dict.fromkeys(("int8", "s8", "u8", "i8"), "int8")
 _WORD = re.compile(
     r"(?<![a-z0-9])(" + "|".join(sorted(_WORDS, key=len, reverse=True)) + r")(?![a-z0-9])",
     re.IGNORECASE | re.ASCII,
 )
-_TYPES = {
-    "bfloat16": "bfloat16",
-    "bfloat16_t": "bfloat16",
-    "nv_bfloat16": "bfloat16",
-    "hip_bfloat16": "bfloat16",
-    "half": "float16",
-    "half_t": "float16",
-    "tfloat32_t": "tf32",
-    "float_e4m3_t": "float8",
-    "float_e5m2_t": "float8",
-    "float8_e4m3fn": "float8",
-    "float8_e5m2": "float8",
-    "nv_fp8_e4m3": "float8",
-    "nv_fp8_e5m2": "float8",
-    "float": "float32",
-    "float2": "complex64",
-    "complex<float>": "complex64",
-    "double": "float64",
-    "double2": "complex128",
-    "complex<double>": "complex128",
-}
+_TYPES = {cpp_type: fmt.kernel_label for fmt in FORMATS.values() for cpp_type in fmt.cpp_types}
+_TYPES |= dict.fromkeys(("float2", "complex<float>"), "complex64")
+_TYPES |= dict.fromkeys(("double2", "complex<double>"), "complex128")
 _TYPE = re.compile(
     r"(?<![a-z0-9])_{0,2}(" + "|".join(sorted(_TYPES, key=len, reverse=True)) + r")(?![a-z0-9_])",
     re.IGNORECASE | re.ASCII,
@@ -151,6 +110,9 @@ def segments_dtype(symbol: Symbol) -> str:
 
 
 _NVJET = re.compile(r"nvjet_(?:sm\d+_)?(?P<letters>[a-z]+)_")
+# The elements that share a scale, and its format, without a sign: vec32UE8M0, vec16UE4M3.
+_BLOCK_SIZES = "|".join(str(block.elements) for block in BLOCKS)
+_NVJET_BLOCK = re.compile(rf"vec(?:{_BLOCK_SIZES})U(?=E)")
 _NVJET_LETTERS = {"h": "float16", "t": "bfloat16", "q": "float8", "s": "float32", "d": "float64"}
 
 
@@ -160,8 +122,8 @@ def nvjet_dtype(symbol: Symbol) -> str:
     match = _NVJET.search(text)
     if "_tf32" in text:
         return "tf32"
-    if "vec16UE" in text or "vec32UE" in text:
-        return "mx"  # one scale for each 16 or 32 elements
+    if _NVJET_BLOCK.search(text):
+        return BLOCK_SCALED
     return _NVJET_LETTERS.get(match["letters"][0], "") if match else ""
 
 

@@ -1,10 +1,10 @@
-"""What the names of NVIDIA's libraries, and of those written for its GPUs, say."""
+"""Rules for the names of NVIDIA's libraries, and of libraries written for its GPUs."""
 
 from __future__ import annotations
 
 from ampwatch.numerics.units.kernels import name_fields as fields
+from ampwatch.numerics.units.kernels.kernel_name import Unit
 from ampwatch.numerics.units.kernels.kernel_rule import Rule, like
-from ampwatch.numerics.units.kernels.verdict import Unit
 
 GENERAL_PURPOSE = (
     Rule(
@@ -158,7 +158,7 @@ TENSOR = (
         "efficient-attention-half",
         "efficient-attention",
         Unit.TENSOR,
-        "The same with 16 bits: OpClassTensorOp; bfloat16 has MMA instructions from sm80 on.",
+        "PyTorch's memory-efficient attention in 16 bits: OpClassTensorOp; bfloat16 has MMA instructions from sm80 on.",
         like(r"^fmha_cutlass[fb]_(?:f16_\w*_sm(?:70|75|80)|bf16_\w*_sm80)"),
         dtype=fields.words_dtype,
     ),
@@ -166,7 +166,7 @@ TENSOR = (
         "efficient-attention-simt",
         "efficient-attention",
         Unit.CUDA,
-        "What is neither of the two is OpClassSimt there.",
+        "PyTorch's memory-efficient attention on older GPUs: OpClassSimt.",
         like(r"^fmha_cutlass[fb]_(?:f32_\w*_sm(?:50|60|70|75)|f16_\w*_sm(?:50|60))"),
         dtype=fields.words_dtype,
     ),
@@ -191,7 +191,7 @@ TENSOR = (
         "simt-template",
         "cutlass",
         Unit.CUDA,
-        "The same, naming the general-purpose cores.",
+        "Templates of CUTLASS and CuTe that name the general-purpose cores.",
         like(r"gemm|conv|kernel|attn|attention|fmha"),
         like(r"mmasimt|opclasssimt|universalfma"),
         dtype=fields.types_dtype,

@@ -1,4 +1,4 @@
-"""What a kernel is called: its function, apart from its return type and its arguments.
+"""The function of a kernel, taken from its full name: without return type and arguments.
 
 The types of arguments mislead: ``reshape_and_cache_kernel(flashinfer::Params)`` computes no
 attention. What a wrapper such as ``cutlass::device_kernel<...>`` wraps does count: it is the kernel.
@@ -16,7 +16,7 @@ _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|_GLOBAL__N__\w*?::")
 _CLONE = re.compile(r"(?:\.kd)?(?: \[clone [^\]]*\])?$")
 _WRAPPER = re.compile(r"(?:^|::)(?:device_kernel|kernel2?|kentry|global_kernel)$", re.IGNORECASE)
 _OPENING, _CLOSING = "<({[", ">)}]"
-_DEEPEST_WRAPPER = 4
+_MAX_WRAPPERS = 4
 
 # Of a mangled name, what contains digits and is no identifier: literals and back references.
 _MANGLED_NOISE = re.compile(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_")
@@ -47,7 +47,7 @@ def parse(name: str) -> Symbol:
     path, template = _head(text)
     wrapped, inside = path, template
     names = [path or text]
-    for _ in range(_DEEPEST_WRAPPER):
+    for _ in range(_MAX_WRAPPERS):
         if not inside or (wrapped == path and not _WRAPPER.search(path)):
             break
         wrapped, inside = _head(_first_argument(inside))
@@ -119,5 +119,5 @@ def _parse_mangled(text: str) -> Symbol:
                 found = rest
             i += 1
     path = "::".join(function)
-    wrapped = " " + "::".join(rest[:_DEEPEST_WRAPPER]) if _WRAPPER.search(path) else ""
+    wrapped = " " + "::".join(rest[:_MAX_WRAPPERS]) if _WRAPPER.search(path) else ""
     return Symbol(path + wrapped, " ".join(rest))

@@ -13,6 +13,7 @@ from ampwatch.diagnosis.evidence.rounding import LossyCast, OpSite
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
+from ampwatch.training.kernels.dtypes import FLOATS, MEASURED
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.operands import HALF
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
 
-LARGEST_INTEGER = {torch.bfloat16: 2**8, torch.float16: 2**11, torch.float32: 2**24}
-"""Up to here a format holds every integer: 2 ** (stored bits of the mantissa + 1)."""
+MANTISSA_BITS = {dtype: MEASURED[dtype].mantissa_bits for dtype in FLOATS}
+
+LARGEST_INTEGER = {dtype: 2 ** (MANTISSA_BITS[dtype] + 1) for dtype in FLOATS - {torch.float64}}
+"""Up to here a format holds every integer. In float64 that is beyond what anybody counts."""
 
 INTEGERS = frozenset({torch.int16, torch.int32, torch.int64})
 """Dtypes of integers that can be too large for a format; int8 and uint8 fit into all."""
-
-MANTISSA_BITS = {torch.float64: 52, torch.float32: 23, torch.float16: 10, torch.bfloat16: 7}
 
 TELLING_BITS = 4
 """A float32 of 2**23 and more is an integer whatever it is about. Only a number that could have

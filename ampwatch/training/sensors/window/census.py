@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ampwatch.diagnosis.evidence.ops import OpCensus, OpKey, OpTally
+from ampwatch.numerics.formats import PLAIN, SCALES
 from ampwatch.numerics.units.ops import ALIGNMENT, TENSOR_DTYPES, Fallback, OpKind, Phase
+from ampwatch.training.kernels.dtypes import dtypes_of
 from ampwatch.training.model.dtypes import NAMES, promoted
 from ampwatch.training.ops.info import op_info
 from ampwatch.training.sensors.window.event_flops import flops_of_shapes
@@ -27,11 +29,8 @@ if TYPE_CHECKING:
     from ampwatch.training.sensors.window.events import Node
 
 _DTYPES = {
-    "double": torch.float64,
-    "float": torch.float32,
-    "c10::half": torch.float16,
-    "c10::bfloat16": torch.bfloat16,
-    **{f"c10::{name}": dtype for dtype, name in NAMES.items() if name.startswith("float8")},
+    fmt.profiler_name or f"c10::{fmt.torch_name}": dtype
+    for dtype, fmt in dtypes_of((*PLAIN, *SCALES)).items()
 }
 """Dtypes as the profiler writes them, in lower case."""
 

@@ -23,7 +23,7 @@ import torch
 
 from ampwatch.diagnosis.evidence.ops import Window
 from ampwatch.guard import Account
-from ampwatch.numerics.units.kernels.kernel_names import NameClassifier
+from ampwatch.numerics.units.kernels.classifier import NameClassifier
 from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
 from ampwatch.numerics.units.ops import OpKind
 from ampwatch.training.hooks import fork

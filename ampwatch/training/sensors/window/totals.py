@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.evidence.ops import KernelTime
+from ampwatch.numerics.units.kernels.classifier import classify as classify_name
 from ampwatch.numerics.units.kernels.generations import lags
 from ampwatch.numerics.units.kernels.kernel_launch import multiplied_dtype
-from ampwatch.numerics.units.kernels.kernel_names import classify as classify_name
 from ampwatch.numerics.units.kernels.kernel_tally import KernelTally
 from ampwatch.wire.records import KernelRow, KernelTotal, WindowRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from ampwatch.numerics.units.kernels.verdict import KernelName
+    from ampwatch.numerics.units.kernels.kernel_name import KernelName
     from ampwatch.training.sensors.window.events import Inputs, Launch, Spent
 
 MAX_ROWS = 48

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ampwatch.numerics.units.kernels.verdict import Unit
+from ampwatch.numerics.units.kernels.kernel_name import Unit
 
 TENSOR, CUDA, UNKNOWN, OTHER = Unit.TENSOR, Unit.CUDA, Unit.UNKNOWN, Unit.OTHER
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ampwatch.numerics.units.kernels.classifier import classify
 from ampwatch.numerics.units.kernels.generations import lags
-from ampwatch.numerics.units.kernels.kernel_names import classify
 
 SM75 = "cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1"
 SM80 = "cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_128x64_64x6_tn_align8"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ampwatch.numerics.units.kernels.classifier import Unit, classify
 from ampwatch.numerics.units.kernels.kernel_launch import launched_by, multiplied_dtype, with_inputs
-from ampwatch.numerics.units.kernels.kernel_names import Unit, classify
 
 TEMPLATE = classify("triton_tem_fused_mm_0")
 HALF = ["c10::Half", "c10::Half"]

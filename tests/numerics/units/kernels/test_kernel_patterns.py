@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ampwatch.errors import SettingsError
+from ampwatch.numerics.units.kernels.kernel_name import Unit
 from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
-from ampwatch.numerics.units.kernels.verdict import Unit
 
 
 def test_patterns_come_as_one_string_or_several() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampwatch.numerics.units.kernels.kernel_names import Unit
+from ampwatch.numerics.units.kernels.classifier import Unit
 from ampwatch.numerics.units.kernels.kernel_tally import Bounds, KernelTally
 
 BF16 = ("c10::BFloat16", "c10::BFloat16")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ampwatch.numerics.units.kernels.kernel_names import Unit
+from ampwatch.numerics.units.kernels.classifier import Unit
 from ampwatch.numerics.units.kernels.kernel_tally import KernelTally
 
 TRACES = Path(__file__).resolve().parents[5] / "shared" / "traces"

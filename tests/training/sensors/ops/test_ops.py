@@ -32,13 +32,13 @@ def _alone(one_thread: None) -> None:
 def censuses(monkeypatch: pytest.MonkeyPatch) -> list[OpCensus]:
     """All censuses that reach the diagnosis."""
     taken: list[OpCensus] = []
-    look_at = Diagnosis.look_at
+    observe_census = Diagnosis.observe_census
 
     def keep(diagnosis: Diagnosis, census: OpCensus, *args: Any) -> None:
         taken.append(census)
-        look_at(diagnosis, census, *args)
+        observe_census(diagnosis, census, *args)
 
-    monkeypatch.setattr(Diagnosis, "look_at", keep)
+    monkeypatch.setattr(Diagnosis, "observe_census", keep)
     deliver = Diagnosis.deliver
 
     def delivered(diagnosis: Diagnosis, iteration: Any) -> None:

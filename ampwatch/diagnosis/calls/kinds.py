@@ -1,0 +1,112 @@
+"""Kinds of findings about calls around AMP that run, and do not do what they should."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.kind import (
+    Family,
+    Kind,
+    backwards,
+    certain,
+    during,
+    since,
+)
+from ampwatch.wire.records import Severity
+
+if TYPE_CHECKING:
+    from ampwatch.wire.records import Finding
+
+
+def _was_refused_next(mixed: Finding, refused: Finding) -> bool:
+    """Whether what was added after unscale_ is the same mistake, one call before it is refused."""
+    return refused.op == "unscale_" and refused.last_step - mixed.last_step <= 1
+
+
+CLIP_BEFORE_UNSCALE = Kind(
+    slug="clip_before_unscale",
+    number=40,
+    family=Family.API_MISUSE,
+    meaning="gradients are clipped while they are multiplied by the loss scale",
+    severities=(Severity.WARNING,),
+    certainty=certain("the clipping was called while the scaler had not unscaled these gradients"),
+    advice=(
+        "Call scaler.unscale_(optimizer) between backward and torch.nn.utils.clip_grad_norm_ (or"
+        " clip_grad_value_), once per step and optimizer, after the last micro-batch."
+    ),
+)
+
+UNSCALED_STEP = Kind(
+    slug="unscaled_step",
+    number=41,
+    family=Family.API_MISUSE,
+    meaning="the optimizer steps on gradients that are multiplied by the loss scale",
+    severities=(Severity.WARNING,),
+    certainty=certain("optimizer.step() was called on gradients that the scaler had not unscaled"),
+    advice=(
+        "Call scaler.step(optimizer) and then scaler.update() instead of optimizer.step(): it"
+        " divides the gradients by the scale and skips the step if they are not finite."
+    ),
+)
+
+MIXED_SCALED_BACKWARD = Kind(
+    slug="mixed_scaled_backward",
+    number=42,
+    family=Family.API_MISUSE,
+    meaning="scaled and unscaled losses go into the same gradients",
+    severities=(Severity.WARNING,),
+    certainty=certain(
+        "backward was seen to start from a scaled and from an unscaled loss before one step"
+    ),
+    advice=(
+        "Call scaler.scale(loss).backward() for every loss that feeds this optimizer, and"
+        " scaler.unscale_(optimizer) only after the last of them; give losses that have to stay"
+        " unscaled an optimizer of their own."
+    ),
+    explained_by=backwards("api_error", fits=_was_refused_next),
+)
+
+SCALE_CHANGED_MID_ACCUMULATION = Kind(
+    slug="scale_changed_mid_accumulation",
+    number=43,
+    family=Family.API_MISUSE,
+    meaning="gradients of two different loss scales are added up",
+    severities=(Severity.WARNING,),
+    certainty=certain(
+        "the scale differed between two backward passes that added to the same gradients"
+    ),
+    advice=(
+        "Call scaler.update() once per effective batch, after the steps of all optimizers; where"
+        " optimizers step at different times, give each its own torch.amp.GradScaler."
+    ),
+)
+
+CLIP_NONFINITE_NORM = Kind(
+    slug="clip_nonfinite_norm",
+    number=44,
+    family=Family.API_MISUSE,
+    meaning="clipping by a norm that is infinite destroys all gradients",
+    severities=(Severity.WARNING,),
+    certainty=certain("the norm that the clipping returned was not finite, and the step was taken"),
+    advice=(
+        "Skip the step when the norm is not finite: `norm = clip_grad_norm_(...)`, then `if"
+        " torch.isfinite(norm): optimizer.step()`; or have it raised with"
+        " error_if_nonfinite=True. Then find what made this gradient non-finite."
+    ),
+    explained_by=(since("fp8_scale_nonfinite", "rank_found_inf_mismatch") + during("divergence")),
+)
+
+BACKWARD_UNDER_AUTOCAST = Kind(
+    slug="backward_under_autocast",
+    number=45,
+    family=Family.API_MISUSE,
+    meaning="`backward()` runs inside the autocast region",
+    severities=(Severity.WARNING, Severity.INFO),
+    certainty=certain("autocast was on when backward was called"),
+    advice=(
+        "Leave the torch.autocast block before backward(): only the forward pass and the loss belong"
+        " into it; backward uses the dtypes of the forward by itself. A torch.autograd.Function of"
+        " your own needs torch.amp.custom_fwd and torch.amp.custom_bwd."
+    ),
+    explained_by=since("stale_autocast_cache"),
+)

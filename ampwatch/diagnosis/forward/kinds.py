@@ -1,0 +1,177 @@
+"""Kinds of findings that name where non-finite values come from: an op, or the data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.kind import (
+    Family,
+    Kind,
+    after,
+    certain,
+    during,
+    since,
+    very_likely,
+)
+from ampwatch.wire.records import Severity
+
+if TYPE_CHECKING:
+    from ampwatch.wire.records import Finding
+
+
+def _is_same_module(overflow: Finding, announced: Finding) -> bool:
+    return overflow.where == announced.where
+
+
+FORWARD_OVERFLOW = Kind(
+    slug="forward_overflow",
+    number=0,
+    family=Family.FORWARD_RANGE,
+    meaning="an op turns finite numbers into infinity",
+    severities=(Severity.CRITICAL, Severity.WARNING, Severity.INFO),
+    certainty=certain("the op itself was seen with finite inputs and an infinite output"),
+    advice=(
+        "Keep this op in float32: run its module with torch.autocast(device_type, enabled=False) and"
+        " .float() inputs (transformers: _keep_in_fp32_modules), or train in bfloat16, which has the"
+        " range of float32. For attention scores scale the query before the matmul, or use"
+        " torch.nn.functional.scaled_dot_product_attention; for sums use .float() before the"
+        " reduction; for a residual stream that grows rescale the outputs of its branches. A clamp"
+        " hides the overflow and keeps the wrong numbers."
+    ),
+    explained_by=(
+        since(
+            "unscaled_step",
+            "fp8_scale_nonfinite",
+            "shared_scaler_desync",
+            "rank_found_inf_mismatch",
+        )
+        + after("headroom_low", fits=_is_same_module)
+        + during("divergence")
+    ),
+    is_transient=True,
+)
+
+SILENT_OVERFLOW = Kind(
+    slug="silent_overflow",
+    number=1,
+    family=Family.FORWARD_RANGE,
+    meaning="an infinity is born, and swallowed: the output is finite and wrong",
+    severities=(Severity.CRITICAL, Severity.WARNING),
+    certainty=certain(
+        "an op inside the module was seen to turn finite inputs into infinity, and a later one to hide it"
+    ),
+    advice=(
+        "Compute the statistics of this module in float32: x = x.float() before the square, the sum or"
+        " the product, and cast the result back; torch.nn.RMSNorm and torch.nn.LayerNorm do it."
+    ),
+    explained_by=(
+        since(
+            "unscaled_step",
+            "fp8_scale_nonfinite",
+            "shared_scaler_desync",
+            "rank_found_inf_mismatch",
+        )
+        + during("divergence")
+    ),
+)
+
+MASKED_ROW_NAN = Kind(
+    slug="masked_row_nan",
+    number=2,
+    family=Family.FORWARD_RANGE,
+    meaning="softmax over a row in which everything is masked",
+    severities=(Severity.CRITICAL, Severity.WARNING),
+    certainty=certain(
+        "the softmax was seen with a row that is -infinity throughout, and with NaN as its result"
+    ),
+    advice=(
+        "Leave each row one place to look at: combine masks as booleans (mask_a | mask_b, then one"
+        " masked_fill or torch.where), fill with torch.finfo(dtype).min / 2 and never add two fills,"
+        " multiply no mask of -inf; or use torch.nn.functional.scaled_dot_product_attention with a"
+        " boolean attn_mask, and drop rows that are all padding."
+    ),
+    explained_by=(
+        since("fp8_scale_nonfinite", "shared_scaler_desync", "rank_found_inf_mismatch")
+        + during("divergence")
+    ),
+)
+
+FORWARD_NAN_UNDERFLOW = Kind(
+    slug="forward_nan_underflow",
+    number=3,
+    family=Family.FORWARD_SMALL_NUMBERS,
+    meaning="a small number or an eps became 0, and 0 became NaN",
+    severities=(Severity.CRITICAL, Severity.WARNING, Severity.INFO),
+    certainty=certain(
+        "the op was seen with finite inputs, a zero among them, and a result that is not finite"
+    ),
+    advice=(
+        "Compute this in float32 (.float() on what goes in), and keep it off zero: take logits and"
+        " use binary_cross_entropy_with_logits, log_softmax or logsumexp instead of a logarithm of"
+        " probabilities; an eps has to be 1e-4 or more in float16, where 1e-8 is zero; mask rows that"
+        " are empty."
+    ),
+    explained_by=(
+        since("fp8_scale_nonfinite", "shared_scaler_desync", "rank_found_inf_mismatch")
+        + during("divergence")
+    ),
+    is_transient=True,
+)
+
+NONFINITE_INPUT = Kind(
+    slug="nonfinite_input",
+    number=4,
+    family=Family.NOT_AMP,
+    meaning="the batch itself is NaN",
+    severities=(Severity.CRITICAL, Severity.WARNING),
+    certainty=certain(
+        "the values were seen to be not finite before the model had done anything with them"
+    ),
+    advice=(
+        "Mend the data: look for the sample (torch.isfinite(batch).all() in the dataset or the"
+        " collate function, and raise there with its index), and leave it out. Changing precision or"
+        " the loss scale does not help."
+    ),
+    explained_by=since("fp8_scale_nonfinite", "shared_scaler_desync", "rank_found_inf_mismatch"),
+)
+
+BACKWARD_NONFINITE_ANY_SCALE = Kind(
+    slug="backward_nonfinite_any_scale",
+    number=5,
+    family=Family.GRADIENT_RANGE,
+    meaning="a gradient that no loss scale can make finite",
+    severities=(Severity.CRITICAL,),
+    certainty=very_likely(
+        "an op of backward was seen with finite inputs, and with a divisor or an argument that is zero or with a gradient beyond what any useful loss scale can hold"
+    ),
+    advice=(
+        "Compute what has this derivative in float32 and keep it away from where the derivative is"
+        " infinite: torch.sqrt(d.float() ** 2 + 1e-8), torch.linalg.vector_norm(x.float()) + eps,"
+        " torch.where on the input and not only on the result. No loss scale cures it."
+    ),
+    explained_by=(
+        since(
+            "unscaled_step",
+            "backward_under_autocast",
+            "fp8_scale_nonfinite",
+            "shared_scaler_desync",
+            "rank_found_inf_mismatch",
+        )
+        + during("compile_backward_autocast", "divergence")
+    ),
+)
+
+REDUCE_OVERFLOW = Kind(
+    slug="reduce_overflow",
+    number=6,
+    family=Family.COMMUNICATION,
+    meaning="each gradient is finite, their sum is not",
+    severities=(Severity.CRITICAL,),
+    certainty=certain("gradients were finite before the ranks were added up and not after"),
+    advice=(
+        "Divide before summing (gradient_predivide_factor, or gradient / world_size before the"
+        " all-reduce), or reduce in float32 or bfloat16 (no fp16_compress_hook; FSDP:"
+        " MixedPrecision(reduce_dtype=torch.float32)); take norms of gradient.float(), as"
+        " torch.nn.utils.clip_grad_norm_ does for float32 gradients."
+    ),
+)

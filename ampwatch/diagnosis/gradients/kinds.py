@@ -1,0 +1,107 @@
+"""Kinds of findings about gradients in float16, and the scale that they would take."""
+
+from __future__ import annotations
+
+from ampwatch.diagnosis.kinds.kind import (
+    AT_FAULT,
+    AT_FAULT_FOR_LONG,
+    Family,
+    Kind,
+    Precedence,
+    backwards,
+    before,
+    by_detector,
+    during,
+    since,
+    very_likely,
+)
+from ampwatch.wire.records import Severity
+
+FP16_WITHOUT_SCALER = Kind(
+    slug="fp16_without_scaler",
+    number=13,
+    family=Family.GRADIENT_RANGE,
+    meaning="float16 autocast, and nobody scales the loss",
+    severities=(Severity.WARNING, Severity.INFO),
+    certainty=very_likely(
+        "autocast runs in float16 and no enabled GradScaler takes part; what that costs was read off the exponents of the gradients"
+    ),
+    advice=(
+        "Scale the loss: torch.amp.GradScaler(device) with scaler.scale(loss).backward(),"
+        " scaler.step(optimizer), scaler.update(); or use bfloat16 autocast, which needs no scaler."
+    ),
+    explained_by=(
+        before("optimizer_eps_underflow")
+        + AT_FAULT
+        + since("fp8_scale_nonfinite", "shared_scaler_desync")
+    ),
+)
+
+GRAD_UNDERFLOW = Kind(
+    slug="grad_underflow",
+    number=12,
+    family=Family.GRADIENT_RANGE,
+    meaning="gradients become zero at this loss scale",
+    severities=(Severity.WARNING,),
+    certainty=very_likely(
+        "zeros of the gradients were counted, and the values beside them lie where float16 ends"
+    ),
+    advice=(
+        "Raise the loss scale (scaler.update(new_scale), a smaller growth_interval), or use bfloat16"
+        " autocast, which has the range of float32. The what-if panel shows which scale would keep"
+        " these gradients."
+    ),
+    explained_by=(
+        AT_FAULT
+        + since(
+            "unscaled_step",
+            "backward_under_autocast",
+            "fp8_scale_nonfinite",
+            "shared_scaler_desync",
+        )
+        + by_detector("scale_stuck_low", "range_too_wide", "scale_below_one", "scale_collapse")
+        + backwards("scale_below_one", "scale_stuck_low")
+        + during("periodic_skip", "shared_scaler_desync", "divergence")
+    ),
+)
+
+RANGE_TOO_WIDE = Kind(
+    slug="range_too_wide",
+    number=14,
+    family=Family.GRADIENT_RANGE,
+    meaning="no loss scale fits all gradients",
+    severities=(Severity.WARNING,),
+    certainty=very_likely(
+        "gradients of both parameters were measured at the same loss scale: no scale fits both"
+    ),
+    advice=(
+        "Bring the losses to the same order of magnitude, give each its own GradScaler and backward"
+        " pass, keep the parameter named here out of autocast"
+        " (torch.autocast(device_type, enabled=False)), or use bfloat16 autocast."
+    ),
+    explained_by=(
+        AT_FAULT
+        + since("unscaled_step", "fp8_scale_nonfinite", "shared_scaler_desync")
+        + during("periodic_skip", "divergence")
+    ),
+)
+
+SCALE_STUCK_LOW = Kind(
+    slug="scale_stuck_low",
+    number=16,
+    family=Family.SCALE_DYNAMICS,
+    meaning="a burst of bad batches has brought the scale down, and it does not come back",
+    severities=(Severity.WARNING,),
+    certainty=very_likely(
+        "the loss scale was read from the scaler, and what gradients lose at it was measured"
+    ),
+    advice=(
+        "Raise the scale by hand (scaler.update(new_scale)) or make the scaler recover faster"
+        " (GradScaler(growth_interval=100)); find and drop the batches that brought it down."
+    ),
+    explained_by=(
+        AT_FAULT_FOR_LONG + during("periodic_skip", "shared_scaler_desync", "divergence")
+    ),
+    precedence=Precedence.IF_OVER,
+    is_aftermath=True,
+)

@@ -1,0 +1,266 @@
+"""A kind of finding: one row with all that is known of it, beside the detector that makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.wire.records import Finding, Severity
+
+    Fits = Callable[[Finding, Finding], bool]
+
+
+class Family(Enum):
+    """The families, in the order of the pages.
+
+    Attributes:
+        title: Heading in the index of pages.
+        introduction: Sentence under it; empty without one.
+        trouble: What is wrong, in the words of the README.
+    """
+
+    FORWARD_RANGE = (
+        "Forward range",
+        "Numbers that are too large for float16 on the way to the loss.",
+        "The forward pass leaves the format",
+    )
+    FORWARD_SMALL_NUMBERS = (
+        "Forward small numbers",
+        "Numbers that are too small, or too close together, for the dtype.",
+        "Numbers too small, or too close together",
+    )
+    GRADIENT_RANGE = ("Gradient range", "", "Gradients do not fit")
+    SCALE_DYNAMICS = (
+        "Scale dynamics",
+        "How the loss scale moves, and what that says.",
+        "The loss scale goes astray",
+    )
+    STEP_BOOKKEEPING = (
+        "Step bookkeeping",
+        "Steps that some have made and others have not.",
+        "Some have made a step, others have not",
+    )
+    API_MISUSE = (
+        "API misuse",
+        "Calls in the wrong order, or in the wrong place.",
+        "Calls in the wrong order",
+    )
+    AUTOCAST_STATE = ("Autocast state", "", "Autocast is on for somebody else")
+    POISONED_STATE = (
+        "Poisoned state",
+        "What outlives a step, and is broken.",
+        "What outlives a step is broken",
+    )
+    UPDATE_PRECISION = (
+        "Update precision",
+        "Sums of something large and something small, in a dtype of few bits.",
+        "Updates and sums round away",
+    )
+    FP8 = ("FP8", "", "FP8")
+    COMMUNICATION = ("Communication", "", "Sums over workers")
+    PERFORMANCE = (
+        "Performance",
+        "The results are right; it could be faster, or smaller.",
+        "It could be faster, or smaller",
+    )
+    NOT_AMP = (
+        "Not AMP",
+        "What looks like a problem of mixed precision, and is none.",
+        "It looks like mixed precision, and is not",
+    )
+
+    def __init__(self, title: str, introduction: str, trouble: str) -> None:
+        self.title = title
+        self.introduction = introduction
+        self.trouble = trouble
+
+
+class Certainty(NamedTuple):
+    """Degree to which a finding is sure, and why.
+
+    Attributes:
+        word: ``certain``, ``very likely``, ``likely``; ``not stated`` of an unknown kind.
+        why: What it was concluded from, a sentence without its full stop.
+    """
+
+    word: str
+    why: str
+
+
+def certain(why: str) -> Certainty:
+    """Return the certainty of what was observed itself."""
+    return Certainty("certain", why)
+
+
+def very_likely(why: str) -> Certainty:
+    """Return the certainty of what a measurement and a rule leave little else to explain."""
+    return Certainty("very likely", why)
+
+
+def likely(why: str) -> Certainty:
+    """Return the certainty of what rests on a trend or a sample."""
+    return Certainty("likely", why)
+
+
+class When(Enum):
+    """Moments at which the book compares a symptom with a finding that may explain it.
+
+    Findings are reported when they are made, so what is known before that is reported with them,
+    and what is concluded later is reported as a change. Each edge keeps its moment for that reason.
+    """
+
+    BEFORE = auto()
+    """Before the symptom is reported. Wins over an op at fault."""
+
+    AT_FAULT = auto()
+    """As long as an op at fault is known, within ``INCIDENT_STEPS`` of it."""
+
+    AT_FAULT_FOR_LONG = auto()
+    """As long as an op is at fault that was so in ``LASTING`` iterations or from the first one on."""
+
+    SINCE = auto()
+    """When either of the two is made: the symptom began no earlier than the cause, less the
+    iterations that it takes to prove the cause (``Kind.proven_late``)."""
+
+    AFTER = auto()
+    """Once the symptom has been reported, of the causes that are known by then."""
+
+    BACKWARDS = auto()
+    """Once the cause has been reported, of the symptoms that are known by then."""
+
+    DURING = auto()
+    """At the end of an iteration in which anything was found: the symptom was still seen when the
+    cause had begun. Only causes that are proven by several iterations need it."""
+
+    BY_DETECTOR = auto()
+    """When the detector says so: it takes numbers that findings do not hold."""
+
+
+def _fits_always(_symptom: Finding, _cause: Finding) -> bool:
+    return True
+
+
+class Cause(NamedTuple):
+    """An edge from a symptom to a kind of finding that explains it.
+
+    Attributes:
+        kind: Slug of the cause; empty for whichever op is at fault.
+        when: When the two are compared.
+        fits: Whether a cause explains a symptom, beyond what ``when`` asks.
+    """
+
+    kind: str
+    when: When
+    fits: Fits = _fits_always
+
+
+def _edges(when: When, kinds: tuple[str, ...], fits: Fits) -> tuple[Cause, ...]:
+    return tuple(Cause(kind, when, fits) for kind in kinds)
+
+
+def before(*kinds: str, fits: Fits = _fits_always) -> tuple[Cause, ...]:
+    """Return the edges to causes that are looked for before a symptom is reported."""
+    return _edges(When.BEFORE, kinds, fits)
+
+
+def since(*kinds: str) -> tuple[Cause, ...]:
+    """Return the edges to causes from whose beginning on something is their consequence."""
+    return _edges(When.SINCE, kinds, _fits_always)
+
+
+def after(*kinds: str, fits: Fits = _fits_always) -> tuple[Cause, ...]:
+    """Return the edges to causes that are looked for once a symptom was reported."""
+    return _edges(When.AFTER, kinds, fits)
+
+
+def backwards(*kinds: str, fits: Fits = _fits_always) -> tuple[Cause, ...]:
+    """Return the edges to causes that explain, once made, what was found before them."""
+    return _edges(When.BACKWARDS, kinds, fits)
+
+
+def during(*kinds: str) -> tuple[Cause, ...]:
+    """Return the edges to causes that explain what is still seen when they have begun."""
+    return _edges(When.DURING, kinds, _fits_always)
+
+
+def by_detector(*kinds: str) -> tuple[Cause, ...]:
+    """Return the edges that a detector attaches by itself."""
+    return _edges(When.BY_DETECTOR, kinds, _fits_always)
+
+
+AT_FAULT = (Cause("", When.AT_FAULT),)
+"""The edge to an op that makes non-finite values, as long as it does."""
+
+AT_FAULT_FOR_LONG = (Cause("", When.AT_FAULT_FOR_LONG),)
+"""The edge of what a few bad batches leave behind, and then are explained by, to an op that has
+been at fault for too long to be a few bad batches."""
+
+
+class Precedence(Enum):
+    """Condition under which a new finding is the root of the op at fault, not the other way round."""
+
+    NEVER = auto()
+    ALWAYS = auto()
+
+    IF_PASSING = auto()
+    """If the op may be a few bad batches."""
+
+    IF_OVER = auto()
+    """If it may be, or if it has ended before the new finding began."""
+
+    IF_BLOWN_UP = auto()
+    """If numbers had blown up before any format was too small for them."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of finding. It never changes once released: it is a label, a link and a page.
+
+    Attributes:
+        slug: The name that findings carry.
+        number: Place in the order of release, which label values and series keep. A new kind takes
+            the next one.
+        family: Where the pages list it.
+        meaning: What it is, as the index of pages says it in a line.
+        severities: The severity it is made with unless its detector says otherwise, then the others
+            that it may have.
+        certainty: How sure it is.
+        advice: What to change. One sentence or two, naming the API.
+        explained_by: What makes a finding of this kind a symptom. Of several the first one counts.
+        precedence: When it takes an op at fault for its own symptom.
+        is_transient: One bad batch may be the reason. A scaler skips the step, so that nothing is
+            lost if it comes once.
+        is_aftermath: It stays when a few bad batches are over, or brings them about.
+        proven_late: Iterations that consequences may be found earlier, as it takes as long to prove.
+    """
+
+    slug: str
+    number: int
+    family: Family
+    meaning: str
+    severities: tuple[Severity, ...]
+    certainty: Certainty
+    advice: str
+    explained_by: tuple[Cause, ...] = ()
+    precedence: Precedence = Precedence.NEVER
+    is_transient: bool = False
+    is_aftermath: bool = False
+    proven_late: int = 0
+
+    @property
+    def severity(self) -> Severity:
+        """The severity it is made with unless its detector says otherwise."""
+        return self.severities[0]
+
+    @property
+    def page(self) -> str:
+        """The page about it, by its place in the repository."""
+        return f"docs/diagnoses/{self.slug}.md"
+
+    def is_explained(self, when: When) -> bool:
+        """Whether anything explains it that is compared at that moment."""
+        return any(cause.when is when for cause in self.explained_by)

@@ -1,0 +1,95 @@
+"""The tables of kinds in the documentation, written from the rows.
+
+``python -m ampwatch.diagnosis.kinds`` writes them into the pages of the repository, between two
+comments; with ``--check`` it only says which pages are not as they would be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.kind import Family
+from ampwatch.diagnosis.kinds.registry import ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ampwatch.diagnosis.kinds.kind import Kind
+
+REPOSITORY = Path(__file__).parents[3]
+
+BEGIN = "<!-- Generated from the rows of the kinds: python -m ampwatch.diagnosis.kinds -->"
+END = "<!-- End of what is generated -->"
+
+
+def by_family(rows: Sequence[Kind] = ROWS) -> Iterator[tuple[Family, list[Kind]]]:
+    """Yield the families with their kinds, in the order of the pages."""
+    for family in Family:
+        kinds = [row for row in rows if row.family is family]
+        if kinds:
+            yield family, kinds
+
+
+def table_of_readme(rows: Sequence[Kind] = ROWS) -> str:
+    """Return the table of the README: a line for each family, with links to the pages."""
+    lines = ["| what is wrong | findings |", "| --- | --- |"]
+    for family, kinds in by_family(rows):
+        links = ", ".join(f"[`{row.slug}`]({row.page})" for row in kinds)
+        lines.append(f"| {family.trouble} | {links} |")
+    return "\n".join(lines) + "\n"
+
+
+def index_of_pages(rows: Sequence[Kind] = ROWS) -> str:
+    """Return the sections of the index: a heading for each family, a line for each kind."""
+    parts = []
+    for family, kinds in by_family(rows):
+        introduction = f"{family.introduction}\n\n" if family.introduction else ""
+        table = "".join(f"| [`{k.slug}`]({k.slug}.md) | {k.meaning} |\n" for k in kinds)
+        parts.append(
+            f"## {family.title}\n\n{introduction}| kind | what it is |\n| --- | --- |\n{table}"
+        )
+    return "\n".join(parts)
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "README.md": table_of_readme,
+    "docs/diagnoses/README.md": index_of_pages,
+}
+"""Pages with a generated part, by their place in the repository."""
+
+
+def inserted(page: str, generated: str) -> str:
+    """Return the text of a page with its generated part as it should be.
+
+    Raises:
+        ValueError: If the page lacks one of the two comments.
+    """
+    before, begin, rest = page.partition(f"{BEGIN}\n\n")
+    _, end, behind = rest.partition(f"\n{END}\n")
+    if not begin or not end:
+        msg = f"expected the lines {BEGIN!r} and {END!r}, each with an empty line inside; got a page without"
+        raise ValueError(msg)
+    return before + begin + generated + end + behind
+
+
+def main(arguments: Sequence[str], repository: Path = REPOSITORY) -> int:
+    """Write the pages, or with ``--check`` compare them; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m ampwatch.diagnosis.kinds", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+    check = parser.parse_args(arguments).check
+    stale = []
+    for name, generated in PAGES.items():
+        page = repository / name
+        text = page.read_text(encoding="utf-8")
+        wanted = inserted(text, generated())
+        if wanted == text:
+            continue
+        stale.append(name)
+        if not check:
+            page.write_text(wanted, encoding="utf-8")
+    for name in stale if check else ():
+        sys.stderr.write(f"expected the table in {name} as generated; run: make docs\n")
+    return int(check and bool(stale))

@@ -1,0 +1,156 @@
+"""Metrics of the gradients of all modules together, and of parameters and buffers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from ampwatch.host.fleet.limits import finite_amax
+from ampwatch.host.metrics.metric import Metric
+from ampwatch.host.metrics.scopes import PER_RANK, TOTALS
+from ampwatch.numerics.whatif import Fit
+from ampwatch.wire.records import Topic
+
+if TYPE_CHECKING:
+    from ampwatch.host.fleet import RankView
+    from ampwatch.host.metrics.scopes import Table
+
+
+def _nonfinite(rank: RankView) -> Table:
+    totals = rank.ranges.totals
+    yield ("nan",), 0 if totals is None else totals.gradient_nans
+    yield ("inf",), 0 if totals is None else totals.gradient_infs
+
+
+def _scaled_amax(rank: RankView) -> float | None:
+    newest = rank.ranges.newest(Topic.GRADIENT)
+    return None if newest is None else finite_amax(newest)
+
+
+def _autocast_max(rank: RankView) -> float | None:
+    autocast = rank.ranges.autocast
+    return None if autocast is None else autocast.max
+
+
+def _scale(rank: RankView, end: Literal["low", "high"]) -> float | None:
+    """Return one end of the window of loss scales, as a scale."""
+    recommendation = rank.ranges.recommendation
+    if recommendation is None:
+        return None
+    window = recommendation.window
+    exponent = window.low if end == "low" else window.high
+    return None if exponent is None else _power_of_two(exponent)
+
+
+def _power_of_two(exponent: int) -> float | None:
+    """Return ``2**exponent``; ``None`` beyond what a sample can say, which no real scale is."""
+    try:
+        # Too large a one raises, too small a one comes out as 0, which would read as a scale.
+        return math.ldexp(1.0, exponent) or None
+    except OverflowError:
+        return None
+
+
+def _fits(rank: RankView) -> Table:
+    recommendation = rank.ranges.recommendation
+    if recommendation is None:
+        return
+    for name, current in recommendation.fits.items():
+        for fit in Fit:
+            yield (name, fit.value), int(fit is current)
+
+
+def _checked(elements: int) -> int | None:
+    """Return a count of elements; ``None`` for -1, which stands for "not checked yet"."""
+    return elements if elements >= 0 else None
+
+
+GRADIENTS: tuple[Metric, ...] = (
+    Metric(
+        "ampwatch_gradient_elements_total",
+        "counter",
+        "Gradient elements looked at in sampled iterations.",
+        TOTALS.count(lambda totals: totals.gradient_elements),
+    ),
+    Metric(
+        "ampwatch_gradient_zero_elements_total",
+        "counter",
+        "Gradient elements looked at that are zero.",
+        TOTALS.count(lambda totals: totals.gradient_zeros),
+    ),
+    Metric(
+        "ampwatch_gradient_underflow_elements_total",
+        "counter",
+        "Gradient elements looked at that are zero only because of the dtype of autocast, at the loss scale of their time: zeros that it has flushed (which are among the zero elements as well), and others that it would flush.",
+        TOTALS.count(lambda totals: totals.gradient_underflow),
+    ),
+    Metric(
+        "ampwatch_gradient_subnormal_elements_total",
+        "counter",
+        "Gradient elements looked at that would be subnormal in the autocast dtype at the loss scale of their time.",
+        TOTALS.count(lambda totals: totals.gradient_subnormal),
+    ),
+    Metric(
+        "ampwatch_gradient_nonfinite_elements_total",
+        "counter",
+        "Gradient elements looked at that are NaN or infinite.",
+        PER_RANK.by("kind", read=_nonfinite),
+    ),
+    Metric(
+        "ampwatch_gradient_magnitude",
+        "histogram",
+        "Magnitudes of the finite gradient elements above zero, without the loss scale, in the sampled iterations that this daemon has read, at most ten a second: starts again with it. Bounds are powers of two; there is no sum.",
+        PER_RANK.one(lambda rank: rank.ranges.magnitude.distribution()),
+    ),
+    Metric(
+        "ampwatch_scaled_gradient_amax",
+        "gauge",
+        "Largest finite gradient magnitude of the newest sample, multiplied by the loss scale; absent if nothing in it was finite.",
+        PER_RANK.one(_scaled_amax),
+    ),
+    Metric(
+        "ampwatch_scaled_gradient_amax_max",
+        "gauge",
+        "Largest scaled gradient magnitude of the newest sample, or of the last 60 s (up to 120 s) if one was larger, so that a peak between two scrapes is seen.",
+        PER_RANK.one(lambda rank: rank.scaled_amax_max),
+    ),
+    Metric(
+        "ampwatch_autocast_dtype_max",
+        "gauge",
+        "Largest finite number of the autocast dtype (65504 for float16); of several dtypes the one with the smallest range; absent if none was seen.",
+        PER_RANK.one(_autocast_max),
+    ),
+    Metric(
+        "ampwatch_loss_scale_window_low",
+        "gauge",
+        "Smallest power of two as loss scale that flushes no larger share of the non-zero ones of the newest gradients to zero in the autocast dtype than the setting window_epsilon allows; without one, in the dtype of a model that is in float16 or bfloat16 as a whole. Absent otherwise, and where some were flushed before they were measured.",
+        PER_RANK.one(lambda rank: _scale(rank, "low")),
+    ),
+    Metric(
+        "ampwatch_loss_scale_window_high",
+        "gauge",
+        "Largest power of two as loss scale at which none of the newest gradients overflows that dtype, below the scale at which some were infinite; if it is smaller than the low one, no scale does for both.",
+        PER_RANK.one(lambda rank: _scale(rank, "high")),
+    ),
+    Metric(
+        "ampwatch_gradient_format_fit",
+        "gauge",
+        "Whether the newest gradients, without the loss scale, fit the format in this way (1) or not (0); absent where some were flushed, NaN or infinite before they were measured.",
+        PER_RANK.by("format", "fit", read=_fits),
+    ),
+)
+
+PARAMETERS_AND_BUFFERS: tuple[Metric, ...] = (
+    Metric(
+        "ampwatch_parameter_nonfinite_elements",
+        "gauge",
+        "NaN and infinite elements of the parameters when they were last looked at.",
+        TOTALS.one(lambda totals: _checked(totals.parameter_nonfinite)),
+    ),
+    Metric(
+        "ampwatch_buffer_nonfinite_elements",
+        "gauge",
+        "NaN and infinite elements of the buffers when they were last looked at.",
+        TOTALS.one(lambda totals: _checked(totals.buffer_nonfinite)),
+    ),
+)

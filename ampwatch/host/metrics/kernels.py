@@ -1,0 +1,241 @@
+"""Metrics of profiler windows: kernels by the unit that multiplies, the ceiling, and their cost."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ampwatch.host.metrics.dtypes import NO_DTYPE, dtype_label
+from ampwatch.host.metrics.metric import Metric
+from ampwatch.host.metrics.scopes import PER_RANK, WINDOW, summed
+from ampwatch.numerics.formats import OF_TRAINING
+from ampwatch.report.op_shares import CPU, NO_GPU, Absence, on_cpu_only
+from ampwatch.wire.records import KERNEL_UNITS, WindowSkip
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.host.fleet import RankView
+    from ampwatch.host.metrics.metric import Reader
+    from ampwatch.host.metrics.scopes import Table
+    from ampwatch.wire.records import WindowRecord
+
+PROFILER_PARTS: dict[str, Callable[[WindowRecord], int]] = {
+    "load": lambda window: window.first_ns,
+    "start": lambda window: window.start_ns,
+    "run": lambda window: window.run_ns,
+    "stop": lambda window: window.stop_ns,
+    "walk": lambda window: window.walk_ns,
+}
+"""Parts of the time of profiler windows: the first start, the others, the iterations, the ends, and
+reading the events. Each with its time. Unit: ns."""
+
+_BY_BITS = [fmt.name for fmt in sorted(OF_TRAINING, key=lambda fmt: fmt.bits)]
+_BORN_AT_0 = [((unit, dtype), 0.0) for unit in KERNEL_UNITS[:3] for dtype in (*_BY_BITS, NO_DTYPE)]
+"""Pairs of unit and dtype that are 0 on a GPU before they are seen: all matmuls there usually are."""
+
+
+def _kernel_seconds(rank: RankView) -> Table:
+    window = rank.precision.window
+    totals = () if window is None else window.totals
+    # On a CPU these zeros would say that tensor cores could have been used.
+    born = _BORN_AT_0 if _is_on_gpu(rank) else []
+    return summed(
+        born
+        + [((t.unit, dtype_label(t.dtype)), t.nanoseconds / 1e9) for t in totals if t.unit != CPU]
+    )
+
+
+def _is_on_gpu(rank: RankView) -> bool:
+    """Return whether the training process has named a GPU."""
+    return "gpu_capability" in rank.facts or rank.facts.get("device", "") not in NO_GPU
+
+
+def _kernel_time(read_ns: Callable[[WindowRecord], int]) -> Reader:
+    """Return the reader of a time of kernels, which a CPU does not have."""
+
+    def seconds(rank: RankView) -> float | None:
+        window = rank.precision.window
+        if window is None:
+            return 0
+        # A zero beside the profiled time would say that a GPU was idle.
+        return None if on_cpu_only(window) else read_ns(window) / 1e9
+
+    return PER_RANK.one(seconds)
+
+
+def _cpu_op_seconds(window: WindowRecord) -> Table:
+    return summed(
+        ((dtype_label(t.dtype),), t.nanoseconds / 1e9) for t in window.totals if t.unit == CPU
+    )
+
+
+def _skipped(rank: RankView) -> Table:
+    window = rank.precision.window
+    for reason in WindowSkip:
+        yield (reason.label,), 0 if window is None else window.skipped[reason]
+
+
+def _profiler_seconds(rank: RankView) -> Table:
+    window = rank.precision.window
+    for part, read_ns in PROFILER_PARTS.items():
+        yield (part,), 0 if window is None else read_ns(window) / 1e9
+
+
+def _peaks(rank: RankView) -> Table:
+    for dtype, flops in rank.precision.peaks.flops.items():
+        yield (dtype_label(dtype),), flops
+
+
+def _capabilities(rank: RankView) -> Table:
+    census = rank.precision.census
+    how = Absence.WAITING.value if census is None else census.source.label
+    yield ("ops", Absence.OK.state, how), 1
+    reasons = {
+        "kernels": rank.precision.kernels_absence,
+        "arithmetic": rank.arithmetic.absence,
+    }
+    for feature, reason in reasons.items():
+        yield (feature, reason.state, reason.value), 1
+
+
+def _disagreements(rank: RankView) -> Table:
+    for views, sentence in rank.tensor_views.conflicts().items():
+        yield (views,), int(bool(sentence))
+
+
+KERNELS: tuple[Metric, ...] = (
+    Metric(
+        "ampwatch_kernel_seconds_total",
+        "counter",
+        "Time of GPU kernels in profiled iterations, by the unit that multiplies and the dtype, both told by the name of the kernel, by the rules of the release in ampwatch_run_info. On a GPU the usual pairs are 0 before, others appear when they are first seen; absent on a CPU.",
+        PER_RANK.by("unit", "dtype", read=_kernel_seconds),
+        unit="seconds",
+    ),
+    Metric(
+        "ampwatch_kernel_misaligned_seconds_total",
+        "counter",
+        "Time of matmul kernels that assume less than full alignment of their matrices. Absent where only a CPU was profiled.",
+        _kernel_time(lambda window: window.misaligned_ns),
+        unit="seconds",
+    ),
+    Metric(
+        "ampwatch_kernel_lagging_seconds_total",
+        "counter",
+        "Time of matmul kernels that were made for an older architecture than that of the GPU. Absent where only a CPU was profiled.",
+        _kernel_time(lambda window: window.lagging_ns),
+        unit="seconds",
+    ),
+    Metric(
+        "ampwatch_kernel_gemv_seconds_total",
+        "counter",
+        "Time of matrix-vector kernels on float16 or bfloat16, which have no use for tensor cores. Absent where only a CPU was profiled.",
+        _kernel_time(lambda window: window.gemv_ns),
+        unit="seconds",
+    ),
+    Metric(
+        "ampwatch_kernel_busy_seconds_total",
+        "counter",
+        "Time in profiled iterations in which the device ran a kernel; over ampwatch_profiled_seconds_total the share in which it was busy. Absent where only a CPU was profiled.",
+        _kernel_time(lambda window: window.busy_ns),
+        unit="seconds",
+    ),
+    Metric(
+        "ampwatch_cpu_op_seconds_total",
+        "counter",
+        "Time of all ATen ops on a CPU in profiled iterations, by the dtype of their inputs; a dtype appears when it is first seen.",
+        WINDOW.by("dtype", read=_cpu_op_seconds),
+        unit="seconds",
+    ),
+    Metric(
+        "ampwatch_profiled_seconds_total",
+        "counter",
+        "Wall time of profiled iterations.",
+        WINDOW.count(lambda window: window.wall_ns / 1e9),
+        unit="seconds",
+    ),
+    Metric(
+        "ampwatch_profiler_iterations_total",
+        "counter",
+        "Iterations that were profiled, without those whose data were lost.",
+        WINDOW.count(lambda window: window.iterations),
+    ),
+    Metric(
+        "ampwatch_profiler_windows_total",
+        "counter",
+        "Profiler windows: a few iterations each, rarely.",
+        WINDOW.count(lambda window: window.windows),
+    ),
+    Metric(
+        "ampwatch_profiler_windows_invalid_total",
+        "counter",
+        "Profiler windows that lost data; nothing of them is counted elsewhere.",
+        WINDOW.count(lambda window: window.invalid),
+    ),
+    Metric(
+        "ampwatch_profiler_windows_skipped_total",
+        "counter",
+        "Profiler windows that were due and not opened, by why.",
+        PER_RANK.by("reason", read=_skipped),
+    ),
+    Metric(
+        "ampwatch_profiler_seconds_total",
+        "counter",
+        "What profiler windows have cost the training, by what the time went into.",
+        PER_RANK.by("part", read=_profiler_seconds),
+        unit="seconds",
+    ),
+    Metric(
+        "ampwatch_profiler_drag_ratio",
+        "gauge",
+        "Usual step time after the newest profiler window over the one before: above 1 the profiler has left something behind. Absent while that is not known.",
+        WINDOW.one(lambda window: None if math.isnan(window.drag) else window.drag),
+        unit="ratio",
+    ),
+    Metric(
+        "ampwatch_profiler_memory_growth_bytes",
+        "gauge",
+        "What the resident memory of the training process grew by over its profiler windows. Absent before the first.",
+        WINDOW.one(lambda window: window.memory_bytes if window.windows else None),
+        unit="bytes",
+    ),
+    Metric(
+        "ampwatch_peak_flops_per_second",
+        "gauge",
+        "What the GPU could do at most, without structured sparsity, in floating-point operations per second: derived from its SMs, clock and compute capability, or as the setting peak_flops says. Absent for a GPU of which that is not known.",
+        PER_RANK.by("dtype", read=_peaks),
+    ),
+    Metric(
+        "ampwatch_ideal_step_seconds",
+        "gauge",
+        "Time that the floating-point operations of an iteration would take at the peak of the dtype of each: over the time it does take, the share of the ceiling that was used, whatever the mix. Absent where a peak is not known.",
+        PER_RANK.one(lambda rank: rank.arithmetic.ideal_seconds),
+        unit="seconds",
+    ),
+    Metric(
+        "ampwatch_ideal_time_ratio",
+        "gauge",
+        "Share of the ceiling that is used: ampwatch_ideal_step_seconds over the usual time of an iteration. Each dtype is held against its own peak, so that the mix makes no difference; above 1 a peak is not that of the device.",
+        PER_RANK.one(lambda rank: rank.arithmetic.utilization),
+        unit="ratio",
+    ),
+    Metric(
+        "ampwatch_mfu_ratio",
+        "gauge",
+        "Floating-point operations per second over the peak of float16 or bfloat16, whatever they were computed in: model FLOPs utilization as papers quote it, and HFU where activations are computed again, which is counted here.",
+        PER_RANK.one(lambda rank: rank.arithmetic.mfu),
+        unit="ratio",
+    ),
+    Metric(
+        "ampwatch_precision_capability",
+        "gauge",
+        "How it stands with what could be told of precision, and why something is absent (value is always 1).",
+        PER_RANK.by("feature", "state", "reason", read=_capabilities),
+    ),
+    Metric(
+        "ampwatch_tensor_views_disagree",
+        "gauge",
+        "Whether two views of the tensor cores contradict each other (1) or not (0): cycles of the hardware, time of the kernels, FLOPs over the peak. Absent where one of the two is not known.",
+        PER_RANK.by("views", read=_disagreements),
+    ),
+)

@@ -1,0 +1,127 @@
+"""The meaning of every label, and its values where they are few: a new label is a row here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.registry import KINDS
+from ampwatch.host.fleet.gpus import (
+    CAPABILITY_STATES,
+    MAX_FURTHER_XIDS,
+    OTHER_XIDS,
+    TENSOR_PIPES,
+    THROTTLE_REASONS,
+    Feature,
+    Reason,
+)
+from ampwatch.host.fleet.ranges import CANDIDATES
+from ampwatch.host.metrics.dtypes import DTYPES, NO_DTYPE, OTHER_DTYPE
+from ampwatch.host.metrics.kernels import PROFILER_PARTS
+from ampwatch.host.metrics.scopes import ROOT_MODULE
+from ampwatch.numerics.units.ops import Fallback, OpKind
+from ampwatch.numerics.whatif import Fit
+from ampwatch.report.op_shares import Absence
+from ampwatch.wire.records import (
+    KERNEL_UNITS,
+    SKIP_CLASSES,
+    CensusSource,
+    RunState,
+    Severity,
+    Topic,
+    WindowSkip,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def _values(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+LABELS: dict[str, str] = {
+    "run": "Name of the run; `~2`, `~3` ... is appended to a job while one that started earlier runs under the same name.",
+    "rank": "Global rank in the process group, `0` without one.",
+    "collector": "Which of the daemon's collectors: `rings` reads the records of the training processes, `gpu` the GPUs.",
+    "state": "Of a run: "
+    + _values(state.value for state in RunState)
+    + ". Of what could be read of a GPU or told of precision: "
+    + _values(CAPABILITY_STATES)
+    + ".",
+    "optimizer": "`0` to `7` in the order in which they were first seen, `other` for all beyond.",
+    "class": _values(skip.label for skip in SKIP_CLASSES)
+    + ": searching the scale, just after a growth, neither, several in a row.",
+    "kind": "Of findings: slug of the kind of failure, never changed between releases: "
+    + _values(KINDS)
+    + ". Of elements: `nan` or `inf`.",
+    "topic": _values(topic.label for topic in Topic) + ".",
+    "format": "Name of the dtype in PyTorch: "
+    + " or ".join(_values(CANDIDATES).rsplit(", ", 1))
+    + ".",
+    "fit": _values(fit.value for fit in Fit)
+    + ": as they are, with some power of two as scale, with none.",
+    "module": f"Qualified name of a module, `{ROOT_MODULE}` for the model itself; of at most so many modules as the setting `module_series` says, chosen once.",
+    "op_kind": _values(kind.label for kind in OpKind if kind is not OpKind.CAST) + ".",
+    "dtype": f"{_values(DTYPES)}; `{OTHER_DTYPE}` for every other one, `{NO_DTYPE}` where the name of a kernel does not say. `tf32` is float32 that may use TF32.",
+    "from_dtype": "As `dtype`.",
+    "to_dtype": "As `dtype`.",
+    "unit": _values(KERNEL_UNITS[:-1])
+    + ": tensor cores, the general-purpose cores, not known which of the two, and kernels that multiply no matrices.",
+    "part": _values(PROFILER_PARTS)
+    + ": loading the profiler, starting it, iterations that took longer, stopping it, reading its events.",
+    "views": "`hardware_kernels`, `hardware_arithmetic` or `kernels_arithmetic`.",
+    "severity": "Of findings: "
+    + _values(severity.value for severity in Severity)
+    + ". Of ECC errors: `corrected` or `uncorrected`. Of remapped rows: `correctable` or `uncorrectable`.",
+    "gpu": "Number that NVML gives the GPU; it changes when another GPU goes. Empty for NVML itself.",
+    "uuid": "UUID of the GPU as NVML, `nvidia-smi -L` and DCGM say it, beginning with `GPU-`; with `SYNTHETIC-` if it does not exist.",
+    "feature": "What could be read of a GPU: "
+    + _values(("nvml", *(feature.value for feature in Feature)))
+    + ", or one part of it (`tensor_active_dmma`) where that differs from the rest; `uuid` of a GPU that cannot tell its name. What could be told of precision: `ops`, what they computed in, `kernels`, the share of tensor cores in their time, and `arithmetic`, the share of the ceiling that was used.",
+    "reason": "Of throttling: "
+    + _values((*THROTTLE_REASONS, "thermal"))
+    + ", the last one only where the driver does not tell the kinds apart. Of what could be read of a GPU: "
+    + _values(reason.value for reason in Reason)
+    + ". Of what could be told of precision: "
+    + _values(absence.value for absence in Absence)
+    + ", and of ops that were counted, how: "
+    + _values(source.label for source in CensusSource)
+    + ". Of float32 under autocast: "
+    + _values(reason.label for reason in Fallback if reason is not Fallback.NONE)
+    + ". Of profiler windows that were not opened: "
+    + _values(reason.label for reason in WindowSkip)
+    + ".",
+    "pipe": _values(TENSOR_PIPES) + ": of all tensor pipes together, then of each.",
+    "domain": "`sm` or `memory`.",
+    "xid": f"Code of the error as NVIDIA's table of XIDs has it, `{OTHER_XIDS}` for those beyond {MAX_FURTHER_XIDS} that were not expected.",
+    "name": "Name of the product.",
+    "pci_bus_id": "Address on the PCI bus.",
+    "compute_capability": "CUDA compute capability, as `9.0`.",
+    "driver_version": "Version of the NVIDIA driver.",
+    "cuda_version": "Highest version of CUDA that the driver supports.",
+    "synthetic": "`true` for a GPU of `ampwatch daemon --demo-gpu`, which does not exist; else `false`.",
+    "gpu_instance": "Number of the GPU instance (MIG), used again after a reconfiguration.",
+    "compute_instance": "Number of the compute instance within its GPU instance.",
+    "mig_uuid": "UUID of the MIG device, beginning with `MIG-`.",
+    "profile": "Profile of the MIG device, as `1g.10gb`.",
+    "root": "`true`, or `false` when another finding explains this one.",
+    "version": "Version of ampwatch: of the daemon, or of the training process.",
+    "world_size": "Number of ranks in the process group.",
+    "local_rank": "Rank on this host.",
+    "device": "Name of the device that is trained on.",
+    "autocast_dtype": "Dtypes of the autocast regions that were seen.",
+    "scaler": "Class of the gradient scaler; `none` without one, `disabled` if it is.",
+    "init_scale": "Loss scale the scaler was made with.",
+    "growth_factor": "Factor of a growth.",
+    "backoff_factor": "Factor of a backoff.",
+    "growth_interval": "Unskipped steps before a growth.",
+    "torch": "Version of PyTorch.",
+    "python": "Version of Python in the training process.",
+    "allow_tf32": "Whether float32 matmuls may use TF32.",
+    "cudnn_allow_tf32": "Whether cuDNN convolutions may use TF32.",
+    "float32_matmul_precision": "`torch.get_float32_matmul_precision()`.",
+    "allow_fp16_reduced_precision_reduction": "Whether float16 matmuls may accumulate in float16.",
+    "allow_bf16_reduced_precision_reduction": "Whether bfloat16 matmuls may accumulate in bfloat16.",
+    "cudnn_benchmark": "Whether cuDNN searches for its fastest algorithms.",
+}
+"""Every label: what it says, and its values where they are few."""

@@ -1,0 +1,156 @@
+"""Metrics of the op census: what was computed in which dtype, and what was cast."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ampwatch.host.metrics.dtypes import dtype_label
+from ampwatch.host.metrics.metric import Metric
+from ampwatch.host.metrics.scopes import CENSUS, PER_RANK, ROOT_MODULE, summed
+from ampwatch.numerics.formats import OF_TRAINING
+from ampwatch.numerics.units.ops import Fallback
+from ampwatch.report.op_lines import op_lines
+from ampwatch.report.op_shares import low_precision_share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.host.fleet import RankView
+    from ampwatch.host.metrics.metric import Reader
+    from ampwatch.host.metrics.scopes import Table
+    from ampwatch.wire.records import CastTotal, FallbackTotal, OpTotal
+
+_BORN_AT_0 = [fmt.name for fmt in OF_TRAINING]
+"""Dtypes whose FLOPs are 0 before they are seen, so that the first are an increase."""
+
+
+def _ops(read: Callable[[OpTotal], int]) -> Reader:
+    """Return the reader of a count of ops by what they do and what they computed in."""
+    return CENSUS.by(
+        "op_kind",
+        "dtype",
+        read=lambda census: summed(
+            ((total.kind.label, dtype_label(total.dtype)), read(total)) for total in census.ops
+        ),
+    )
+
+
+def _flops(read: Callable[[OpTotal], int]) -> Reader:
+    """Return the reader of FLOPs by dtype, those of the usual dtypes born at 0."""
+
+    def by_dtype(rank: RankView) -> Table:
+        census = rank.precision.census
+        found = () if census is None else census.ops
+        born = [((dtype,), 0) for dtype in _BORN_AT_0]
+        return summed(
+            born + [((dtype_label(t.dtype),), read(t)) for t in found if t.kind.has_flops]
+        )
+
+    return PER_RANK.by("dtype", read=by_dtype)
+
+
+def _casts(read: Callable[[CastTotal], int]) -> Reader:
+    """Return the reader of a count of casts from one dtype to another."""
+    return CENSUS.by(
+        "from_dtype",
+        "to_dtype",
+        read=lambda census: summed(
+            ((dtype_label(cast.from_dtype), dtype_label(cast.to_dtype)), read(cast))
+            for cast in census.casts
+        ),
+    )
+
+
+def _fallbacks(read: Callable[[FallbackTotal], int]) -> Reader:
+    """Return the reader of fallbacks to float32, every reason born at 0."""
+
+    def by_reason(rank: RankView) -> Table:
+        census = rank.precision.census
+        found = () if census is None else census.fallbacks
+        born = [((reason.label,), 0) for reason in Fallback if reason is not Fallback.NONE]
+        return summed(born + [((total.reason.label,), read(total)) for total in found])
+
+    return PER_RANK.by("reason", read=by_reason)
+
+
+def _low_precision_shares(rank: RankView) -> Table:
+    census = rank.precision.census
+    exported = set(rank.ranges.modules.exported)
+    # The lines of all modules are dear to make: not for a rank that exports none.
+    lines = [] if census is None or not exported else op_lines(census, "module")
+    for line in lines:
+        share = low_precision_share(line.mix)
+        if line.name in exported and share is not None:
+            yield (line.name or ROOT_MODULE,), share
+
+
+PRECISION_MIX: tuple[Metric, ...] = (
+    Metric(
+        "ampwatch_census_iterations_total",
+        "counter",
+        "Iterations whose ops were counted.",
+        CENSUS.count(lambda census: census.iterations),
+    ),
+    Metric(
+        "ampwatch_last_census_timestamp_seconds",
+        "gauge",
+        "Unix time of the end of the newest iteration whose ops were counted.",
+        CENSUS.one(lambda census: census.time_ns / 1e9),
+        unit="seconds",
+    ),
+    Metric(
+        "ampwatch_op_calls_total",
+        "counter",
+        "ATen ops in counted iterations, by what they do and what they computed in, casts left out. Absent before the first census; a pair appears when it is first seen.",
+        _ops(lambda total: total.calls),
+    ),
+    Metric(
+        "ampwatch_op_bytes_total",
+        "counter",
+        "Bytes that these ops have read and written. Absent before the first census.",
+        _ops(lambda total: total.bytes),
+    ),
+    Metric(
+        "ampwatch_flops_total",
+        "counter",
+        "Floating-point operations of matmuls, convolutions and attention in counted iterations, by what they computed in, backward and recomputation included; 0 for the usual dtypes before.",
+        _flops(lambda total: total.flops),
+    ),
+    Metric(
+        "ampwatch_tensor_core_flops_total",
+        "counter",
+        "The part of ampwatch_flops_total in a dtype and with dimensions that tensor cores run at full speed: what could run on them. What did is in ampwatch_kernel_seconds_total.",
+        _flops(lambda total: total.tensor_flops),
+    ),
+    Metric(
+        "ampwatch_casts_total",
+        "counter",
+        "Casts from one dtype to another in counted iterations. Absent before the first census; a pair appears when it is first seen.",
+        _casts(lambda cast: cast.calls),
+    ),
+    Metric(
+        "ampwatch_cast_bytes_total",
+        "counter",
+        "Bytes that these casts have read and written. Absent before the first census.",
+        _casts(lambda cast: cast.bytes),
+    ),
+    Metric(
+        "ampwatch_autocast_fallback_ops_total",
+        "counter",
+        "Ops of the forward pass that ran in float32 although the training uses autocast, in counted iterations, by why.",
+        _fallbacks(lambda total: total.calls),
+    ),
+    Metric(
+        "ampwatch_autocast_fallback_flops_total",
+        "counter",
+        "Floating-point operations of these ops: what autocast could have made faster.",
+        _fallbacks(lambda total: total.flops),
+    ),
+    Metric(
+        "ampwatch_module_low_precision_flops_ratio",
+        "gauge",
+        "Share of the module's floating-point operations in 16 bits and fewer, in the newest iteration whose ops were counted; absent for a module without any.",
+        PER_RANK.by("module", read=_low_precision_shares),
+        unit="ratio",
+    ),
+)

@@ -1,0 +1,108 @@
+"""Metrics of sampling: how often tensors are measured, how exactly, and what is left out."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ampwatch.host.metrics.metric import Metric
+from ampwatch.host.metrics.scopes import PER_RANK, TOTALS
+from ampwatch.wire.records import Topic
+
+if TYPE_CHECKING:
+    from ampwatch.host.fleet import RankView
+    from ampwatch.host.metrics.scopes import Table
+
+
+def _samples(rank: RankView) -> Table:
+    totals = rank.ranges.totals
+    for topic in Topic:
+        yield (topic.label,), 0 if totals is None else totals.samples[topic]
+
+
+def _newest_samples(rank: RankView) -> Table:
+    for topic in Topic:
+        time_ns = rank.ranges.sampled_ns(topic)
+        if time_ns is not None:
+            yield (topic.label,), time_ns / 1e9
+
+
+def _standard_errors(rank: RankView) -> Table:
+    """Yield, per topic that was measured, the largest standard error of a share in any module.
+
+    A share p of n counted elements has the standard error sqrt(p (1 - p) / n): at most 0.5 / sqrt(n),
+    which the module with the fewest counted elements decides.
+    """
+    for topic in Topic:
+        modules = rank.ranges.modules.by_name.values()
+        records = [topics[topic] for topics in modules if topic in topics]
+        # Of updates the sensor compares a subsample to begin with, so that the histogram, which
+        # holds all of that, does not know that it is one.
+        counted = [
+            r.histogram.binned
+            for r in records
+            if r.histogram.binned and (topic is Topic.UPDATE or r.histogram.is_subsample)
+        ]
+        if records:
+            yield (topic.label,), 0.5 / math.sqrt(min(counted)) if counted else 0.0
+
+
+SAMPLING: tuple[Metric, ...] = (
+    Metric(
+        "ampwatch_samples_total",
+        "counter",
+        "Iterations in which tensors were measured, by what they are.",
+        PER_RANK.by("topic", read=_samples),
+    ),
+    Metric(
+        "ampwatch_last_sample_timestamp_seconds",
+        "gauge",
+        "Unix time of the newest measurement that was recorded, by what was measured; at most ten a second are, unless something is NaN or infinite.",
+        PER_RANK.by("topic", read=_newest_samples),
+        unit="seconds",
+    ),
+    Metric(
+        "ampwatch_sample_standard_error_ratio",
+        "gauge",
+        "What a share of elements in any module may be off by (largest standard error, of a share of one half), where not all of its elements were counted; 0 where all were. Largest magnitudes, NaN and infinities are always those of all elements.",
+        PER_RANK.by("topic", read=_standard_errors),
+        unit="ratio",
+    ),
+    Metric(
+        "ampwatch_samples_dropped_total",
+        "counter",
+        "Measurements that ampwatch gave up because the device was too far behind.",
+        TOTALS.count(lambda totals: totals.samples_dropped),
+    ),
+    Metric(
+        "ampwatch_sampling_interval_steps",
+        "gauge",
+        "Iterations from one sampled one to the next, as the overhead budget has it now; those since the last one if they are more.",
+        PER_RANK.one(lambda rank: rank.sampling_interval),
+    ),
+    Metric(
+        "ampwatch_device_overhead_seconds_total",
+        "counter",
+        "Device time of the measurements; 0 on a CPU, where it is part of ampwatch_overhead_seconds_total.",
+        TOTALS.count(lambda totals: totals.device_ns / 1e9),
+        unit="seconds",
+    ),
+    Metric(
+        "ampwatch_tensors_refused",
+        "gauge",
+        "Tensors in the newest sample that cannot be measured (integer, complex, meta ...).",
+        TOTALS.one(lambda totals: totals.tensors_refused),
+    ),
+    Metric(
+        "ampwatch_modules_left_out",
+        "gauge",
+        "Modules in the newest sample whose ranges were not recorded, because there are more than the setting max_modules.",
+        TOTALS.one(lambda totals: totals.modules_left_out),
+    ),
+    Metric(
+        "ampwatch_modules_untracked",
+        "gauge",
+        "Measured modules of which this rank exports no series, because of the settings module_series and module_series_ranks.",
+        PER_RANK.one(lambda rank: rank.ranges.modules.num_untracked),
+    ),
+)

@@ -1,0 +1,72 @@
+"""Findings: something that went wrong, named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ampwatch.wire.records.fields import Count
+
+
+class Severity(str, Enum):
+    """Severity of a finding; ``info`` is never an alarm."""
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+@dataclass(slots=True)
+class Finding:
+    """Something that went wrong, named.
+
+    Attributes:
+        kind: Slug of the kind of failure; never changes between releases.
+        severity: How bad it is.
+        where: Qualified name of a module (empty for the root module), ``param:<name>``,
+            ``buffer:<name>``, ``optimizer:<index>``, ``loss``, ``api`` or ``env``.
+        op: Base name of the ATen op at fault, where one is.
+        phase: ``forward``, ``backward``, ``optimizer``, ``eval`` or ``config``.
+        dtype: Name of the dtype at fault (``float16``), where one is.
+        first_step: Iteration in which it was first seen, from 0.
+        last_step: Iteration in which it was last seen.
+        count: In how many iterations it was seen.
+        evidence: The numbers it rests on, by name.
+        summary: One sentence: what happened, where, since when.
+        advice: What to change, naming the API.
+        root: False when another finding explains this one.
+        caused_by: Kind and place of that finding, as ``kind@where``; empty for a root.
+        source: ``file:line`` of the user's code, where known.
+    """
+
+    kind: str
+    severity: Severity
+    where: str
+    summary: str
+    advice: str
+    op: str = ""
+    phase: str = ""
+    dtype: str = ""
+    first_step: Count = 0
+    last_step: Count = 0
+    count: Count = 1
+    evidence: dict[str, float] = field(default_factory=dict)
+    root: bool = True
+    caused_by: str = ""
+    source: str = ""
+
+    @property
+    def key(self) -> str:
+        """Identity of the finding within its run: ``kind@where``."""
+        return f"{self.kind}@{self.where}"
+
+
+@dataclass(frozen=True, slots=True)
+class FindingRecord:
+    """A finding that was made or has changed; the newest of one key holds.
+
+    Attributes:
+        finding: The finding as it stands.
+    """
+
+    finding: Finding

@@ -1,0 +1,86 @@
+"""Records of a run as a whole: who it is, what is known of it, how it ended, which sensors failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ampwatch.wire.records.fields import Count, Label
+
+
+class RunState(str, Enum):
+    """State of a rank, as the daemon sees it."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    STALE = "stale"
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """Identity of the writer of a ring; fixed for the life of the file.
+
+    Attributes:
+        run: The user's name of the run, stable between restarts.
+        rank: Global rank in the process group, 0 without one.
+        local_rank: Rank on this host.
+        world_size: Number of ranks in the process group, 1 without one.
+        pid: Process id of the writer, in its own pid namespace.
+        host: Host name of the writer.
+        started_ns: Unix time of ``ampwatch.monitor()``. Unit: ns.
+        version: Version of ampwatch that writes.
+    """
+
+    run: Label
+    rank: Count
+    local_rank: Count
+    world_size: Count
+    pid: Count
+    host: Label
+    started_ns: Count
+    version: Label
+
+
+@dataclass(frozen=True, slots=True)
+class FactsRecord:
+    """Facts that do not change from step to step; written at the start and on change.
+
+    Attributes:
+        facts: Name to value, both short strings. The names are those of
+            ``sensors.run_facts`` and become labels of ``ampwatch_run_info``.
+    """
+
+    facts: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class EndRecord:
+    """The last record of a run that could still write one.
+
+    Attributes:
+        state: ``FINISHED`` or ``FAILED``.
+        reason: Why it ended, in words: empty, or the exception that ended the loop.
+        time_ns: Unix time. Unit: ns.
+    """
+
+    state: RunState
+    reason: str
+    time_ns: Count
+
+
+@dataclass(frozen=True, slots=True)
+class SensorFailureRecord:
+    """Exceptions of one sensor that were kept from training; the newest of a sensor holds.
+
+    Attributes:
+        sensor: Short name of the sensor, the same from release to release; becomes a label.
+        errors: Exceptions of this sensor so far.
+        step: Index of the iteration of the newest one.
+        message: The newest one, as ``Type: text``.
+    """
+
+    sensor: Label
+    errors: Count
+    step: Count
+    message: str

@@ -1,0 +1,119 @@
+"""Records of every iteration: what happened to the scale, and to each optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ampwatch.wire.records.fields import Count, CountOrUnknown, OptimizerIndex
+
+
+class SkipClass(IntEnum):
+    """Reason why a scaled optimizer step was skipped; ``NONE`` for a step that was not.
+
+    ``CALIBRATING``: before the first unskipped run of steps, the search for a
+    fitting scale. ``PROBE``: just after a growth of the scale; one in
+    ``growth_interval + 1`` steps is healthy. ``UNPROVOKED``: neither of the
+    two. ``STORM``: one of several consecutive skips that nothing explains.
+    """
+
+    NONE = 0
+    CALIBRATING = 1
+    PROBE = 2
+    UNPROVOKED = 3
+    STORM = 4
+
+    @property
+    def label(self) -> str:
+        """The class as a Prometheus label value and as users read it."""
+        return self.name.lower()
+
+
+SKIP_CLASSES = tuple(c for c in SkipClass if c is not SkipClass.NONE)
+"""The classes of skipped steps, in the order in which totals per class are stored."""
+
+
+# The two records of every step are not frozen: a frozen dataclass takes four times as
+# long to make, on the training thread.
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """Record of an iteration: everything between two updates of the scaler.
+
+    Without an enabled scaler an iteration ends with the step of the first
+    optimizer that was seen.
+
+    Attributes:
+        step: Index of the iteration since ``monitor()``, from 0.
+        time_ns: Unix time at the end of the iteration. Unit: ns.
+        duration_s: Wall time since the end of the iteration before. Unit: s.
+            NaN for the first one.
+        loss: Mean of the losses handed to ``scaler.scale()`` in this iteration,
+            unscaled. Only meaningful if ``num_losses`` is positive.
+        num_losses: How many losses were handed over in this iteration.
+        loss_scale: The scale after the update; NaN without an enabled scaler.
+        growth_tracker: Consecutive unskipped steps the scaler has counted after
+            the update; -1 without an enabled scaler.
+        skip_class: Why the iteration was skipped, if any of its optimizers was.
+        consecutive_skips: Length of the run of skipped iterations that ends here.
+        grew: The scale was multiplied by the growth factor.
+        backed_off: The scale was multiplied by the backoff factor.
+        set_by_hand: The scale changed in another way than the scaler's own.
+        total_growths: Growths so far.
+        total_backoffs: Backoffs so far.
+        total_set_by_hand: Changes by hand so far.
+        total_nonfinite_losses: Iterations so far in which a loss was NaN or infinite.
+        total_observations_dropped: Iterations so far whose values were not read,
+            because the device was too far behind.
+        total_sensor_errors: Exceptions so far that the guard kept from training.
+        overhead_ns: Host time so far that ampwatch spent on the training thread. Unit: ns.
+    """
+
+    step: Count
+    time_ns: Count
+    duration_s: float
+    loss: float
+    num_losses: Count
+    loss_scale: float
+    growth_tracker: CountOrUnknown
+    skip_class: SkipClass
+    consecutive_skips: Count
+    grew: bool
+    backed_off: bool
+    set_by_hand: bool
+    total_growths: Count
+    total_backoffs: Count
+    total_set_by_hand: Count
+    total_nonfinite_losses: Count
+    total_observations_dropped: Count
+    total_sensor_errors: Count
+    overhead_ns: Count
+
+
+@dataclass(slots=True)
+class OptimizerRecord:
+    """Totals of one optimizer so far; written after each iteration that used it.
+
+    Attributes:
+        step: Index of the iteration.
+        index: Which optimizer: ``optimizer:<index>`` in findings. ``OTHER_OPTIMIZERS``
+            stands for all those beyond the limit of tracked optimizers.
+        skipped: Its step of this iteration was skipped.
+        total_steps: Steps attempted so far, applied and skipped.
+        total_skipped: Steps skipped so far, per class in the order of ``SKIP_CLASSES``.
+    """
+
+    step: Count
+    index: OptimizerIndex
+    skipped: bool
+    total_steps: Count
+    total_skipped: tuple[Count, Count, Count, Count]
+
+
+OTHER_OPTIMIZERS = 255
+"""Index of the record that stands for every optimizer beyond ``MAX_OPTIMIZERS``."""
+
+MAX_OPTIMIZERS = 8
+"""Optimizers tracked one by one. Fused-backward recipes make one per parameter;
+series per optimizer must stay bounded."""

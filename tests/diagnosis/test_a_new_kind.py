@@ -1,0 +1,171 @@
+"""A new kind of finding: a detector with its row, a line in the registry, and a page. No more."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ampwatch.diagnosis.kinds.registry import KINDS
+
+REPOSITORY = Path(__file__).parents[2]
+
+DETECTOR = '''
+"""Findings about losses that are exactly zero."""
+
+from ampwatch.diagnosis.kinds.kind import Family, Kind, likely, since
+from ampwatch.wire.records import Finding, Severity
+
+LOSS_IS_ZERO = Kind(
+    slug="loss_is_zero",
+    number={number},
+    family=Family.NOT_AMP,
+    meaning="there is nothing left to learn from",
+    severities=(Severity.INFO,),
+    certainty=likely("the loss was read in one step"),
+    advice="Look at the labels.",
+    explained_by=since("unscaled_step"),
+)
+
+
+class ZeroLosses:
+    def __init__(self, book):
+        self._book = book
+
+    def observe(self, step, loss):
+        if loss == 0.0:
+            self._book.make_once(
+                Finding(
+                    kind=LOSS_IS_ZERO.slug,
+                    severity=LOSS_IS_ZERO.severity,
+                    where="loss",
+                    summary=f"The loss is zero at step {{step}}",
+                    advice=LOSS_IS_ZERO.advice,
+                    first_step=step,
+                    last_step=step,
+                )
+            )
+'''
+
+TRAINING = """
+from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.kinds.registry import KINDS, certainty
+from ampwatch.diagnosis.state.zero_losses import ZeroLosses
+from ampwatch.wire.records import Finding, Severity
+
+book = FindingBook(lambda finding, new: None)
+mistake = Finding("unscaled_step", Severity.WARNING, "optimizer:0", "", "", first_step=3)
+book.make(mistake)
+detector = ZeroLosses(book)
+detector.observe(2, 0.5)
+detector.observe(7, 0.0)
+_, found = book.findings
+print(KINDS[-1], certainty(found.kind).word, found.severity.value, found.root, found.caused_by)
+"""
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A copy of the repository, as far as it knows kinds."""
+    for name in ("ampwatch", "docs"):
+        shutil.copytree(
+            REPOSITORY / name,
+            tmp_path / name,
+            ignore=shutil.ignore_patterns("__pycache__", "*.png"),
+        )
+    shutil.copy(REPOSITORY / "README.md", tmp_path)
+    return tmp_path
+
+
+def _python(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _add_kind(place: Path) -> None:
+    """Do what CONTRIBUTING says."""
+    diagnosis = place / "ampwatch/diagnosis"
+    detector = DETECTOR.format(number=len(KINDS)).lstrip()
+    (diagnosis / "state/zero_losses.py").write_text(detector)
+    registry = diagnosis / "kinds/registry.py"
+    known = "from ampwatch.diagnosis.steps.replicas import"
+    registry.write_text(
+        registry.read_text()
+        .replace(
+            known, f"from ampwatch.diagnosis.state.zero_losses import LOSS_IS_ZERO\n{known}", 1
+        )
+        .replace('\n)\n"""Every kind', '\n    LOSS_IS_ZERO,\n)\n"""Every kind', 1)
+    )
+    (place / "docs/diagnoses/loss_is_zero.md").write_text("# loss_is_zero\n")
+
+
+def _changed(place: Path) -> set[str]:
+    """Return the files of the copy that are not those of the repository."""
+    return {
+        str(file.relative_to(place))
+        for file in place.rglob("*")
+        if file.is_file()
+        and not (
+            (known := REPOSITORY / file.relative_to(place)).exists()
+            and filecmp.cmp(file, known, shallow=False)
+        )
+    }
+
+
+def test_a_new_kind_takes_three_places_and_the_generator(copied: Path) -> None:
+    """The tables are generated; until they are, the check says so."""
+    before = _python(copied, "-m", "ampwatch.diagnosis.kinds", "--check")
+    _add_kind(copied)
+    by_hand = _changed(copied)
+    stale = _python(copied, "-m", "ampwatch.diagnosis.kinds", "--check")
+    written = _python(copied, "-m", "ampwatch.diagnosis.kinds")
+    after = _python(copied, "-m", "ampwatch.diagnosis.kinds", "--check")
+
+    assert len(by_hand) == 3
+    assert [run.returncode for run in (before, stale, written, after)] == [0, 1, 0, 0]
+    assert "docs/diagnoses/README.md as generated" in stale.stderr
+    assert _changed(copied) - by_hand == {"README.md", "docs/diagnoses/README.md"}
+    index = (copied / "docs/diagnoses/README.md").read_text()
+    assert "| [`loss_is_zero`](loss_is_zero.md) | there is nothing left to learn from |" in index
+    assert (
+        "[`loss_is_zero`](docs/diagnoses/loss_is_zero.md) |" in (copied / "README.md").read_text()
+    )
+
+
+def test_a_new_kind_is_found_explained_and_exported(copied: Path) -> None:
+    """With its certainty, its severity, and what it is a symptom of; and as a value of the label."""
+    _add_kind(copied)
+
+    trained = _python(copied, "-c", TRAINING)
+    catalog = _python(copied, "-m", "ampwatch.host.metrics.catalog")
+
+    assert trained.stdout == "loss_is_zero likely info False unscaled_step@optimizer:0\n", (
+        trained.stderr
+    )
+    assert f"`{KINDS[-1]}`, `loss_is_zero`. Of elements" in catalog.stdout
+
+
+def test_a_kind_whose_row_does_not_fit_is_refused_at_once(copied: Path) -> None:
+    """Its number is another one's, or it is explained by a kind that nobody makes."""
+    _add_kind(copied)
+    detector = copied / "ampwatch/diagnosis/state/zero_losses.py"
+    row = detector.read_text()
+
+    detector.write_text(row.replace(f"number={len(KINDS)}", "number=3"))
+    twice = _python(copied, "-m", "ampwatch.diagnosis.kinds", "--check")
+    detector.write_text(row.replace('since("unscaled_step")', 'since("unscald_step")'))
+    misspelt = _python(copied, "-m", "ampwatch.diagnosis.kinds", "--check")
+
+    assert "expected numbers 0 to" in twice.stderr
+    assert "unscald_step" in misspelt.stderr

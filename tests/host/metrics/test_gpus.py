@@ -1,0 +1,227 @@
+"""Tests of the GPU families: what is there, what is absent, and that promtool agrees."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ampwatch.host.fleet import Fleet
+from ampwatch.host.fleet.gpus import KNOWN_XIDS, Feature, Gpu, Pass, Reason
+from ampwatch.host.metrics.catalog import TOPICS
+from ampwatch.host.metrics.prometheus import PrometheusExporter
+from ampwatch.settings import Settings
+from ampwatch.wire.records import FactsRecord
+from tests.services import require
+from tests.workshop.clocks import START
+from tests.workshop.fleets import GIB, PID, fleet_with_gpus, without_nvml
+from tests.workshop.records import identity
+
+if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "gpu_metrics.txt"
+NAMES = [metric.name for metric in TOPICS["GPUs"]]
+
+
+def gpu_scrape(fleet: Fleet) -> str:
+    """Return the part of a scrape that is about GPUs."""
+    body, _ = PrometheusExporter(fleet, {}).render()
+    heads = {f"# HELP {name} " for name in NAMES}
+    lines: list[str] = []
+    wanted = False
+    for line in body.decode().splitlines():
+        if line.startswith("# HELP "):
+            wanted = any(line.startswith(head) for head in heads)
+        if wanted:
+            lines.append(line)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def samples(fleet: Fleet, name: str) -> list[Sample]:
+    families = text_string_to_metric_families(gpu_scrape(fleet))
+    return [s for family in families for s in family.samples if s.name == name]
+
+
+def fleet_of(*gpus: Gpu) -> Fleet:
+    fleet = Fleet(Settings())
+    fleet.gpus.apply(Pass(Reason.OK, list(gpus)))
+    return fleet
+
+
+def test_the_scrape_of_synthetic_gpus_is_the_golden_one() -> None:
+    """Every family with every label, as people and dashboards will see it."""
+    message = "if the change is wanted: python -m tests.host.metrics.test_gpus > tests/golden/gpu_metrics.txt"
+
+    assert GOLDEN.read_text(encoding="utf-8") == gpu_scrape(fleet_with_gpus()), message
+
+
+def test_every_gpu_metric_of_the_catalog_has_a_sample() -> None:
+    """The synthetic GPUs have all that a dashboard may ask for."""
+    fleet = fleet_with_gpus()
+
+    assert [name for name in NAMES if not samples(fleet, name)] == []
+
+
+@pytest.mark.services
+@pytest.mark.parametrize(
+    "fleet", [fleet_with_gpus(), without_nvml(Fleet(Settings()))], ids=["demo", "no driver"]
+)
+def test_promtool_has_nothing_to_say_about_gpus(fleet: Fleet) -> None:
+    """Names, units, types and help pass the linter."""
+    command = [require("promtool"), "check", "metrics"]
+    text = gpu_scrape(fleet)
+    result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_without_a_driver_only_the_reason_is_there() -> None:
+    """One series instead of forty families of zeros."""
+    fleet = without_nvml(Fleet(Settings()))
+
+    assert [line for line in gpu_scrape(fleet).splitlines() if not line.startswith("#")] == [
+        'ampwatch_gpu_capability{feature="nvml",gpu="",reason="library_not_found",state="unsupported",uuid=""} 1.0'
+    ]
+
+
+def test_a_synthetic_gpu_can_never_be_taken_for_a_real_one() -> None:
+    """Each of its series has a uuid that no GPU has, and the info says it in so many words."""
+    fleet = fleet_with_gpus()
+    every = [s for name in NAMES for s in samples(fleet, name)]
+
+    assert all(s.labels["uuid"].startswith("SYNTHETIC-") or s.labels["gpu"] == "" for s in every)
+    assert {s.labels["synthetic"] for s in samples(fleet, "ampwatch_gpu_info")} == {"true"}
+    (nvml,) = [s for s in every if s.labels.get("feature") == "nvml"]
+    assert (nvml.labels["state"], nvml.labels["reason"]) == ("off", "switched_off")
+
+
+def test_what_is_not_supported_is_absent_and_says_why() -> None:
+    """The older synthetic GPU has no GPM: no sample with its number, and no 0."""
+    fleet = fleet_with_gpus()
+    gpm = [n for n in NAMES if "tensor" in n or "_sm_" in n or "dram" in n]
+
+    of_old = [s for name in gpm for s in samples(fleet, name) if s.labels["gpu"] == "3"]
+    why = {
+        (s.labels["state"], s.labels["reason"])
+        for s in samples(fleet, "ampwatch_gpu_capability")
+        if s.labels["gpu"] == "3" and s.labels["feature"] == "tensor_active"
+    }
+
+    assert (len(gpm), of_old) == (11, [])
+    assert why == {("unsupported", "not_supported")}
+
+
+def test_one_part_that_is_missing_is_told_beside_the_rest() -> None:
+    """The feature counts as supported, the part does not."""
+    pipes = {"any": 0.5, "hmma": 0.4, "dmma": Reason.NOT_SUPPORTED}
+    fleet = fleet_of(Gpu(0, "GPU-a", {}, {Feature.TENSOR_ACTIVE: pipes}))
+
+    shares = {s.labels["pipe"]: s.value for s in samples(fleet, "ampwatch_gpu_tensor_active_ratio")}
+    told = {
+        s.labels["feature"]: s.labels["reason"]
+        for s in samples(fleet, "ampwatch_gpu_capability")
+        if s.labels["feature"].startswith("tensor_active")
+    }
+
+    assert shares == {"any": 0.5, "hmma": 0.4}
+    assert told == {"tensor_active": "ok", "tensor_active_dmma": "not_supported"}
+
+
+def test_a_gpu_that_has_gone_is_down_and_tells_nothing_else() -> None:
+    """An alert on ampwatch_gpu_up has something to see; old values are not repeated."""
+    fleet = fleet_of(Gpu(0, "GPU-a", {"name": "A"}, {Feature.POWER: {"": 300.0}}))
+    fleet.gpus.apply(Pass(Reason.OK))
+
+    (up,) = samples(fleet, "ampwatch_gpu_up")
+    (info,) = samples(fleet, "ampwatch_gpu_info")
+
+    assert (up.value, info.labels["name"]) == (0, "A")
+    assert samples(fleet, "ampwatch_gpu_power_watts") == []
+    assert {
+        s.labels["reason"] for s in samples(fleet, "ampwatch_gpu_capability") if s.labels["uuid"]
+    } == {"gpu_lost"}
+
+
+def test_xid_counters_exist_before_the_first_error() -> None:
+    """Where errors are listened for, and only there; the time does not."""
+    listened = Gpu(0, "GPU-a", {}, {Feature.XID: {"": Reason.OK}})
+    deaf = Gpu(1, "GPU-b", {}, {Feature.XID: {"": Reason.NO_PERMISSION}})
+    fleet = fleet_of(listened, deaf)
+
+    counts = samples(fleet, "ampwatch_gpu_xid_errors_total")
+
+    assert {s.labels["uuid"] for s in counts} == {"GPU-a"}
+    assert {s.labels["xid"] for s in counts} == {*map(str, KNOWN_XIDS), "other"}
+    assert {s.value for s in counts} == {0}
+    assert samples(fleet, "ampwatch_gpu_xid_last_timestamp_seconds") == []
+
+
+def test_an_xid_is_counted_and_dated_also_when_its_gpu_has_gone() -> None:
+    """XID 79 is the reason for which it has."""
+    fleet = fleet_of(Gpu(0, "GPU-a", {}, {Feature.XID: {"": Reason.OK}}))
+    fleet.gpus.xids("GPU-a").add(79, START)
+    fleet.gpus.apply(Pass(Reason.OK))
+
+    counts = {
+        s.labels["xid"]: s.value for s in samples(fleet, "ampwatch_gpu_xid_errors_total") if s.value
+    }
+    (last,) = samples(fleet, "ampwatch_gpu_xid_last_timestamp_seconds")
+
+    assert counts == {"79": 1}
+    assert (last.labels["xid"], last.value) == ("79", START)
+
+
+def test_a_rank_is_joined_with_the_gpu_that_its_process_computes_on() -> None:
+    """By the pid as the daemon sees it, not as the training process does."""
+    fleet = fleet_of(Gpu(0, "GPU-0", {}), Gpu(1, "GPU-1", {}, processes={PID: 12 * GIB, 1: GIB}))
+    who = identity(world_size=1, pid=1)
+    fleet.apply("/a.ring", who, [], alive=True, lost=0, dropped=0, pid=PID)
+
+    (info,) = samples(fleet, "ampwatch_gpu_process_info")
+    (memory,) = samples(fleet, "ampwatch_gpu_process_memory_used_bytes")
+
+    expected = {"run": "gpt", "rank": "0", "gpu": "1", "uuid": "GPU-1"}
+    assert (info.labels, memory.labels, memory.value) == (expected, expected, 12 * GIB)
+
+
+@pytest.mark.parametrize("pid", [0, PID + 1])
+def test_a_rank_whose_process_is_not_known_is_on_no_gpu(pid: int) -> None:
+    """Its own pid, from another namespace, is not looked at; nor is one that is nobody's."""
+    fleet = fleet_of(Gpu(0, "GPU-0", {}, processes={PID: GIB}))
+    who = identity(world_size=1, pid=PID)
+    fleet.apply("/a.ring", who, [], alive=True, lost=0, dropped=0, pid=pid)
+
+    assert samples(fleet, "ampwatch_gpu_process_info") == []
+
+
+def test_a_rank_that_names_its_gpu_is_joined_with_it_where_the_pid_says_nothing() -> None:
+    """In a container the daemon may not know the process; PyTorch knows the GPU."""
+    fleet = fleet_of(Gpu(3, "GPU-3", {}), Gpu(4, "GPU-4", {}))
+    who, facts = identity(world_size=1, pid=PID), FactsRecord({"gpu_uuid": "GPU-4"})
+    fleet.apply("/a.ring", who, [facts], alive=True, lost=0, dropped=0)
+
+    (info,) = samples(fleet, "ampwatch_gpu_process_info")
+
+    assert (info.labels["gpu"], info.labels["uuid"]) == ("4", "GPU-4")
+    assert samples(fleet, "ampwatch_gpu_process_memory_used_bytes") == []
+
+
+def test_a_gpu_that_cannot_tell_its_name_is_told_by_its_number() -> None:
+    """Lost before the daemon came."""
+    fleet = Fleet(Settings())
+    fleet.gpus.apply(Pass(Reason.OK, [], {3: Reason.GPU_LOST}))
+
+    told = {
+        (s.labels["gpu"], s.labels["feature"], s.labels["reason"])
+        for s in samples(fleet, "ampwatch_gpu_capability")
+    }
+
+    assert told == {("", "nvml", "ok"), ("3", "uuid", "gpu_lost")}
+
+
+if __name__ == "__main__":
+    print(gpu_scrape(fleet_with_gpus()), end="")  # noqa: T201 - the golden file is made from it

@@ -1,0 +1,265 @@
+"""Tests of what the scrape says about dtypes, casts, kernels and the ceiling."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampwatch.host.metrics.catalog import TOPICS
+from ampwatch.host.metrics.dtypes import DTYPES, NO_DTYPE, OTHER_DTYPE, dtype_label
+from ampwatch.host.metrics.labels import LABELS
+from ampwatch.numerics.units.ops import Fallback, OpKind
+from ampwatch.report.op_shares import Absence
+from ampwatch.wire.records import (
+    CastTotal,
+    CensusSource,
+    FactsRecord,
+    FallbackTotal,
+    KernelTotal,
+    OpTotal,
+    Record,
+    WindowSkip,
+)
+from tests.host.metrics.test_prometheus import fleet_of, names_of_rank_0, samples
+from tests.host.metrics.test_ranges import of_modules, value
+from tests.workshop.clocks import START
+from tests.workshop.records import H100, census, histogram, op_row, ranges, step, window
+
+OF_PRECISION = {metric.name for topic in ("Precision mix", "Kernels") for metric in TOPICS[topic]}
+BORN_AT_0 = {
+    "ampwatch_census_iterations_total",
+    "ampwatch_flops_total",
+    "ampwatch_tensor_core_flops_total",
+    "ampwatch_autocast_fallback_ops_total",
+    "ampwatch_autocast_fallback_flops_total",
+    "ampwatch_kernel_misaligned_seconds_total",
+    "ampwatch_kernel_lagging_seconds_total",
+    "ampwatch_kernel_gemv_seconds_total",
+    "ampwatch_kernel_busy_seconds_total",
+    "ampwatch_profiled_seconds_total",
+    "ampwatch_profiler_iterations_total",
+    "ampwatch_profiler_windows_total",
+    "ampwatch_profiler_windows_invalid_total",
+    "ampwatch_profiler_windows_skipped_total",
+    "ampwatch_profiler_seconds_total",
+}
+
+
+def test_before_the_first_census_there_are_counters_at_0_and_reasons_and_nothing_else() -> None:
+    """The first fallback is an increase that an alert can see."""
+    of_precision = names_of_rank_0(fleet_of()) & OF_PRECISION
+    born = {v for k, v in samples(fleet_of()).items() if k[0] in BORN_AT_0}
+
+    assert of_precision == BORN_AT_0 | {"ampwatch_precision_capability"}
+    assert born == {0.0}
+
+
+@pytest.mark.parametrize("facts", [H100, FactsRecord({"device": "AMD Instinct MI300X"})])
+def test_on_a_gpu_the_usual_pairs_of_unit_and_dtype_are_0_before_the_first_window(
+    facts: FactsRecord,
+) -> None:
+    """The first kernels are an increase; on a CPU there is nothing that could."""
+    name = "ampwatch_kernel_seconds_total"
+    on_gpu = {key: v for key, v in samples(fleet_of(facts)).items() if key[0] == name}
+    on_cpu = samples(fleet_of(FactsRecord({"device": "cpu"})))
+
+    units, dtypes = {"tensor", "cuda", "unknown"}, {"float16", "bfloat16", "tf32", "float32"}
+    expected = {(unit, dtype) for unit in units for dtype in dtypes | {NO_DTYPE}}
+    found = {
+        (unit, dtype)
+        for unit in units
+        for dtype in dtypes | {NO_DTYPE}
+        if value(name, facts, unit=unit, dtype=dtype) == 0
+    }
+    assert found == expected
+    assert len(on_gpu) == len(expected)
+    assert not any(key[0] == name for key in on_cpu)
+
+
+def test_where_only_a_cpu_was_profiled_there_is_no_time_of_kernels() -> None:
+    """A zero beside the profiled time would say that a GPU was idle."""
+    of_cpu = window(KernelTotal("cpu", "float32", 1), wall_ns=10**9)
+    of_gpu = window(KernelTotal("cpu", "float32", 1), KernelTotal("other", "", 1))
+
+    for name in ("busy", "misaligned", "lagging", "gemv"):
+        assert value(f"ampwatch_kernel_{name}_seconds_total", of_cpu) is None
+        assert value(f"ampwatch_kernel_{name}_seconds_total", of_gpu) == 0
+    assert value("ampwatch_profiled_seconds_total", of_cpu) == 1
+
+
+def test_the_growth_of_memory_is_absent_before_a_window_was_opened() -> None:
+    """One that was only skipped has measured nothing."""
+    name = "ampwatch_profiler_memory_growth_bytes"
+
+    assert value(name, window(windows=0, iterations=0)) is None
+    assert value(name, window(memory_bytes=4096)) == 4096
+
+
+def test_ops_are_told_by_what_they_do_and_what_they_computed_in() -> None:
+    """Each number under its own name."""
+    record = census(
+        ops=(
+            OpTotal(OpKind.CONVOLUTION, "bfloat16", 2, 30, 20, 400),
+            OpTotal(OpKind.ATTENTION, "bfloat16", 5, 60, 60, 700),
+            OpTotal(OpKind.REDUCTION, "float32", 8, 0, 0, 900),
+        ),
+        iterations=7,
+        time_ns=(START + 3) * 10**9,
+    )
+
+    def op(name: str, kind: str, dtype: str) -> float | None:
+        return value(f"ampwatch_op_{name}_total", record, op_kind=kind, dtype=dtype)
+
+    assert op("calls", "convolution", "bfloat16") == 2
+    assert op("bytes", "attention", "bfloat16") == 700
+    assert op("calls", "reduction", "float32") == 8
+    assert value("ampwatch_flops_total", record, dtype="bfloat16") == 90
+    assert value("ampwatch_tensor_core_flops_total", record, dtype="bfloat16") == 80
+    assert value("ampwatch_flops_total", record, dtype="float32") == 0
+    assert value("ampwatch_census_iterations_total", record) == 7
+    assert value("ampwatch_last_census_timestamp_seconds", record) == START + 3
+
+
+def test_the_label_of_a_dtype_is_one_of_few_words() -> None:
+    """Several that share one are added up: a scrape with the same series twice is refused."""
+    assert [dtype_label(dtype) for dtype in ("tf32", "int64", "", "uint8")] == [
+        "tf32",
+        OTHER_DTYPE,
+        NO_DTYPE,
+        OTHER_DTYPE,
+    ]
+    assert len({dtype_label(f"made_up_{i}") for i in range(100)} | set(DTYPES)) < 20
+    record = census(
+        ops=(
+            OpTotal(OpKind.POINTWISE, "int64", 1, 0, 0, 0),
+            OpTotal(OpKind.POINTWISE, "bool", 2, 0, 0, 0),
+        ),
+        casts=(CastTotal("int64", "bool", 3, 30), CastTotal("bool", "uint8", 4, 40)),
+    )
+    other = {"from_dtype": "other", "to_dtype": "other"}
+
+    assert value("ampwatch_op_calls_total", record, op_kind="pointwise", dtype="other") == 3
+    assert value("ampwatch_casts_total", record, **other) == 7
+    assert value("ampwatch_cast_bytes_total", record, **other) == 70
+
+
+def test_every_reason_for_float32_has_a_series() -> None:
+    """Those that never happened are 0."""
+    record = census(fallbacks=(FallbackTotal(Fallback.PROMOTED, 3, 9),))
+    found = {
+        reason.label: value("ampwatch_autocast_fallback_ops_total", record, reason=reason.label)
+        for reason in Fallback
+    }
+
+    assert found.pop("none") is None
+    assert found.pop("promoted") == 3
+    assert set(found.values()) == {0}
+    assert value("ampwatch_autocast_fallback_flops_total", record, reason="promoted") == 9
+
+
+def test_only_modules_with_series_of_their_own_have_a_share() -> None:
+    """The rest is on the page."""
+    rows = [
+        op_row("", "float16", module="fc", flops=3),
+        op_row("", "float32", module="fc", flops=1),
+        op_row("", "float32", OpKind.OTHER, module="norm"),
+        op_row("", "float16", module="untracked"),
+        op_row("", "float32", module="", flops=5),
+    ]
+    known = [ranges(module, exponents=histogram(0, 1)) for module in ("fc", "norm", "")]
+
+    shares = of_modules("ampwatch_module_low_precision_flops_ratio", *known, census(*rows))
+
+    assert shares == {"fc": 0.75, "(root)": 0.0}
+
+
+def test_kernels_are_told_by_unit_and_dtype_and_cpu_ops_apart() -> None:
+    """A share of tensor cores on a CPU would be a lie."""
+    record = window(
+        KernelTotal("tensor", "bfloat16", 1_500_000_000),
+        KernelTotal("other", "", 500_000_000),
+        KernelTotal("cpu", "float32", 250_000_000),
+    )
+
+    name = "ampwatch_kernel_seconds_total"
+    assert value(name, record, unit="tensor", dtype="bfloat16") == 1.5
+    assert value(name, record, unit="other", dtype="unknown") == 0.5
+    assert value(name, record, unit="cpu", dtype="float32") is None
+    assert value("ampwatch_cpu_op_seconds_total", record, dtype="float32") == 0.25
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "labels"),
+    [
+        ("misaligned_ns", "kernel_misaligned_seconds_total", {}),
+        ("lagging_ns", "kernel_lagging_seconds_total", {}),
+        ("gemv_ns", "kernel_gemv_seconds_total", {}),
+        ("busy_ns", "kernel_busy_seconds_total", {}),
+        ("wall_ns", "profiled_seconds_total", {}),
+        ("first_ns", "profiler_seconds_total", {"part": "load"}),
+        ("start_ns", "profiler_seconds_total", {"part": "start"}),
+        ("run_ns", "profiler_seconds_total", {"part": "run"}),
+        ("stop_ns", "profiler_seconds_total", {"part": "stop"}),
+        ("walk_ns", "profiler_seconds_total", {"part": "walk"}),
+    ],
+)
+def test_times_are_exported_one_by_one(field: str, name: str, labels: dict[str, str]) -> None:
+    """Each number of the newest record, under its own name, in seconds."""
+    assert value(f"ampwatch_{name}", window(**{field: 2_500_000_000}), **labels) == 2.5
+
+
+def test_windows_are_counted_with_those_that_were_not_opened() -> None:
+    """Every reason has its series."""
+    record = window(windows=9, invalid=2, iterations=14, skipped=(1, 2, 3, 4, 5), drag=1.5)
+
+    assert value("ampwatch_profiler_windows_total", record) == 9
+    assert value("ampwatch_profiler_windows_invalid_total", record) == 2
+    assert value("ampwatch_profiler_iterations_total", record) == 14
+    name = "ampwatch_profiler_windows_skipped_total"
+    assert [value(name, record, reason=r.label) for r in WindowSkip] == [1, 2, 3, 4, 5]
+    assert value("ampwatch_profiler_drag_ratio", record) == 1.5
+    assert value("ampwatch_profiler_drag_ratio", window()) is None
+
+
+def test_the_ceiling_is_that_of_the_device() -> None:
+    """An iteration at half the peak of an H100, in a step of a second."""
+    peak = 132 * 4096 * 1.83e9
+    flops = OpTotal(OpKind.MATMUL, "bfloat16", 1, int(peak), 0, 0)
+    records: list[Record] = [H100, census(ops=(flops,), iterations=2), step(0), step(1)]
+
+    assert value("ampwatch_peak_flops_per_second", *records, dtype="bfloat16") == pytest.approx(
+        peak
+    )
+    assert value("ampwatch_ideal_step_seconds", *records) == pytest.approx(0.5)
+    assert value("ampwatch_ideal_time_ratio", *records) == pytest.approx(0.5)
+    assert value("ampwatch_mfu_ratio", *records) == pytest.approx(0.5)
+
+
+def test_float32_is_held_against_its_own_peak_and_in_mfu_against_that_of_float16() -> None:
+    """Half a second of float32 at its peak is half the ceiling, and hardly an MFU."""
+    peak = 132 * 256 * 1.83e9
+    flops = OpTotal(OpKind.MATMUL, "float32", 1, int(peak), 0, 0)
+    records: list[Record] = [H100, census(ops=(flops,), iterations=2), step(0), step(1)]
+
+    assert value("ampwatch_ideal_time_ratio", *records) == pytest.approx(0.5)
+    assert value("ampwatch_mfu_ratio", *records) == pytest.approx(0.5 / 16)
+
+
+def test_why_something_is_absent_is_a_series() -> None:
+    """One reason for each view, and a dashboard can show it."""
+    record = window(KernelTotal("cpu", "float32", 1))
+
+    def reasons(*records: Record) -> dict[str, str]:
+        return {
+            feature: reason
+            for name, feature, _, reason, _, _ in (
+                key for key in samples(fleet_of(*records)) if len(key) == 6
+            )
+            if name == "ampwatch_precision_capability"
+        }
+
+    assert reasons() == dict.fromkeys(("ops", "kernels", "arithmetic"), "waiting")
+    counted = reasons(record, census())
+    assert counted == {"ops": "dispatch", "kernels": "no_gpu", "arithmetic": "no_gpu"}
+    assert reasons(census(source=CensusSource.PROFILER))["ops"] == "profiler"
+    assert all(f"`{absence.value}`" in LABELS["reason"] for absence in Absence)
+    assert all(f"`{source.label}`" in LABELS["reason"] for source in CensusSource)

@@ -1,0 +1,174 @@
+"""A kernel's name tells where it multiplies, or says that it does not tell."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ampwatch.numerics.units.kernels.classifier import (
+    UNLISTED,
+    KernelName,
+    NameClassifier,
+    Unit,
+    classify,
+)
+from ampwatch.numerics.units.kernels.kernel_patterns import DTYPES, parse_patterns
+from ampwatch.numerics.units.kernels.kernel_rules import RULES
+from tests.numerics.units.kernels.golden import AMD, GOLDEN, Golden
+
+PIECES = ["sm80_", "xmma_", "gemm", "_ffma_", "s16816", "void ", "<", ">", "(", ")", "::", "_Z", "9", "I", "nvjet_", "Cijk_A", "bmm_", " ", "tensorop", "L", "S_"]  # fmt: skip
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.name[:60])
+def test_published_names_are_told_in_full(golden: Golden) -> None:
+    """Unit, dtype, architecture, alignment and kind of every family known."""
+    kernel = classify(golden.name)
+
+    assert (
+        Golden(
+            golden.name,
+            golden.source,
+            kernel.unit,
+            kernel.dtype,
+            kernel.arch,
+            kernel.align,
+            kernel.gemv,
+            kernel.split_k,
+        )
+        == golden
+    )
+
+
+def test_every_golden_name_says_where_it_is_from_and_is_listed_once() -> None:
+    """A name without a source could be made up to fit a rule."""
+    assert all(golden.source for golden in GOLDEN)
+    assert [name for name, n in Counter(g.name for g in GOLDEN).items() if n > 1] == []
+
+
+def test_no_rule_is_there_without_a_reason() -> None:
+    """Ids are unique, for they are how a verdict is traced back; each rule says what it rests on."""
+    assert len({rule.id for rule in RULES}) == len(RULES)
+    assert all(rule.why.endswith(".") for rule in RULES)
+
+
+# What the lists of PyProf, XProf and others call tensor cores, and is not.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4_execute_kernel__5x_cublas",
+        "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize32x32x8_stage3_warpsize1x2x1_ff_main_v1",
+        "cutlass_80_simt_sgemm_256x128_8x4_nn_align1",
+        "cutlass_80_simt_sgemm_16816x128_8x4_nn_align1",
+        "volta_sgemm_128x64_nn",
+        "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16>(__nv_bfloat16 const*)",
+        "void quantize_kernel<float>(flashinfer::BatchPrefillParams, nvjet_params)",
+        "void at::native::elementwise_kernel<128, 2, gemm_functor<float> >(int, xmma_gemm_f16f16)",
+        "void pytorch_flash::flash_bwd_dot_do_o_kernel<true>(pytorch_flash::Flash_bwd_params)",
+        "block_21688gemm_kernel",
+        "tile_1688_scan_kernel",
+        "triton_per_fused_native_layer_norm_nvjet_0",
+    ],
+)
+def test_what_lists_of_words_take_for_tensor_cores(name: str) -> None:
+    """Substrings of a dtype, an argument or a number do not make a tensor-core kernel."""
+    assert classify(name).unit is not Unit.TENSOR
+
+
+# What these lists miss.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nvjet_tst_128x256_64x4_1x2_h_bz_coopB_TNT",
+        "bmm_Bfloat16_E2m1E2m1_Fp32_t128x16x256_s6_et128x16_m128x16x64_cga1x1x1_16dp256b_TN_transOut_sm100f",
+        "sm80_xmma_dgrad_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize64x64x32_tensor16x8x8_execute_kernel_cudnn",
+        "cutlass3x_sm90_tensorop_s64x256x16gemm_bf16_bf16_f32_bf16_bf16_128x256x64_2x1x1_0_ntn_align8",
+        "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4, false, false, cutlass::half_t> >(pytorch_flash::Flash_fwd_params)",
+    ],
+)
+def test_what_lists_of_words_miss(name: str) -> None:
+    """Families younger than the lists, and operations they left out."""
+    assert classify(name).unit is Unit.TENSOR
+
+
+@pytest.mark.parametrize("word", ["wmma", "wgmma", "tcgen05", "hgmma", "qgmma", "igmma"])
+def test_the_name_of_an_mma_instruction_makes_a_tensor_core_kernel(word: str) -> None:
+    """As a word of its own, and not as a part of another."""
+    assert classify(f"my_{word}_fp16_v2").unit is Unit.TENSOR
+    assert classify(f"my_{word}kle_fp16_v2").unit is not Unit.TENSOR
+
+
+def test_amd_templates_name_the_matrix_instruction_too() -> None:
+    """Composable Kernel's newer kernels have one entry point for all."""
+    entry = (
+        "void ck_tile::kentry<ck_tile::FmhaFwdKernel<ck_tile::Pipeline<{}, ck_tile::bf16_t> > >(x)"
+    )
+
+    assert classify(entry.format("WarpGemmMfmaF32")).unit is Unit.TENSOR
+    assert classify(entry.format("Unsaid")).unit is Unit.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nvjet_sss_128x256_TNT", "mystery_gemm_kernel", "kernel_cutlass_kernel_dense_gemm_object", "_attn_fwd"],
+)  # fmt: skip
+def test_a_matmul_that_does_not_say_is_unknown(name: str) -> None:
+    """Neither is claimed."""
+    assert classify(name).unit is Unit.UNKNOWN
+
+
+def test_amd_names_are_tensor_only_with_a_matrix_instruction_in_them() -> None:
+    """NVIDIA's words do not apply there."""
+    tensor = [g.name for g in AMD if classify(g.name).unit is Unit.TENSOR]
+
+    assert tensor
+    assert all(any(word in name for word in ("_MI", "xdl", "mfma", "wmma")) for name in tensor)
+    assert classify(tensor[0].replace("_MI16x16x1", "_TT8_8")).unit is Unit.UNKNOWN
+
+
+def test_return_type_namespaces_and_arguments_do_not_matter() -> None:
+    """The same function says the same, however it is written."""
+    plain = classify("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_tn")
+    dressed = classify("void ns::ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_tn(float*, half) [clone .kd]")  # fmt: skip
+
+    assert dressed == plain
+
+
+@example("cutlass_tensorop_\u017f8_\u017f16816gemm_\u212a")  # equal to s and k but for case
+@given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES)).map("".join)))
+def test_any_text_has_an_answer(text: str) -> None:
+    """A name never breaks a window, whatever a profiler writes."""
+    kernel = classify(text)
+
+    assert isinstance(kernel.unit, Unit)
+    assert kernel.dtype in ("", *DTYPES)
+
+
+def test_a_very_long_name_is_cut() -> None:
+    """Names of thousands of characters cost no more than long ones."""
+    assert classify("void f<" + "x" * 100_000 + ">()").rule == UNLISTED
+
+
+def test_names_are_remembered_up_to_a_limit() -> None:
+    """A window has thousands of kernels and a few hundred names."""
+    classifier = NameClassifier()
+    first = classifier.classify("nvjet_tst_1x1_v_bz_TNN")
+
+    for number in range(10_000):
+        classifier.classify(f"kernel_{number}")
+    info = classifier.classify.cache_info()
+    assert info.currsize <= 4096
+    assert classifier.classify("nvjet_tst_1x1_v_bz_TNN") == first
+
+
+def test_a_users_own_patterns_come_first() -> None:
+    """They know their kernels, and may correct the rules."""
+    classifier = NameClassifier(parse_patterns("^my_.*=tensor:bfloat16; sgemm=other"))
+
+    assert classifier.classify("my_mixer_sm90_v2") == KernelName(
+        Unit.TENSOR, "user", "user-1", "bfloat16", arch=90
+    )
+    assert classifier.classify("ampere_sgemm_32x32_tn").unit is Unit.OTHER
+    assert classifier.classify("nvjet_tst_64x8_v_bz_TNN") == classify("nvjet_tst_64x8_v_bz_TNN")

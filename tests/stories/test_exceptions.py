@@ -1,0 +1,87 @@
+"""Programs that raise, and programs that only a machine makes slow."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+import ampwatch
+from ampwatch.training.model import machine
+from tests.stories import autocast
+from tests.stories.collection import ERRORS
+from tests.stories.stage import ALARMS, LEVELS, alarms, bare_digest, ops, seed, watch
+
+if TYPE_CHECKING:
+    from ampwatch.training.monitor import Monitor
+    from tests.stories.stage import Program, Story
+
+# torch says so where the first step of a training is skipped; that is as it should be.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),
+    pytest.mark.usefixtures("one_thread", "samples_in_one_piece"),
+]
+
+at_each_level = pytest.mark.parametrize("level", LEVELS)
+of_each_error = pytest.mark.parametrize("story", ERRORS, ids=str)
+
+
+def fail(story: Story, level: str | None) -> tuple[Program, Monitor | None, Exception]:
+    """Run a program that raises, watched if a level is given."""
+    seed()
+    program = story.build(sick=True)
+    watched = program.models[0] if len(program.models) == 1 else program.models
+    monitor = None
+    try:
+        if level is None:
+            program.run()
+        else:
+            with ampwatch.monitor(watched, program.scaler, level=level, serve=False) as monitor:
+                program.run()
+    except (RuntimeError, ValueError, AssertionError) as error:
+        return program, monitor, error
+    raise LookupError(story)
+
+
+@at_each_level
+@of_each_error
+def test_an_exception_is_explained_and_reaches_the_user_as_it_is(story: Story, level: str) -> None:
+    """Type and text are as without ampwatch; one finding says where it came from."""
+    bare, _, expected = fail(story, None)
+    program, monitor, error = fail(story, level)
+
+    assert monitor is not None
+    assert (type(error), str(error)) == (type(expected), str(expected))
+    assert alarms(monitor.findings) == [("api_error", story.where, story.phase)]
+    assert ops(monitor.findings, "api_error") == [story.op]
+    assert program.digest() == bare.digest()
+
+
+@at_each_level
+@of_each_error
+def test_the_twin_of_an_exception_is_left_alone(story: Story, level: str) -> None:
+    """It ends, and there is nothing to say."""
+    program, monitor = watch(partial(story.build, sick=False), level)
+
+    assert len(program.trace) == program.steps
+    assert [(f.kind, f.where) for f in monitor.findings if f.severity in ALARMS] == []
+
+
+@at_each_level
+@pytest.mark.parametrize("story", autocast.OF_THE_MACHINE, ids=str)
+@pytest.mark.parametrize("sick", [True, False])
+def test_a_dtype_without_instructions_is_an_info(
+    story: Story, level: str, *, sick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU that has none: only where autocast asks for the dtype."""
+    monkeypatch.setattr(machine, "cpu_dtypes", lambda _=None: frozenset())
+
+    program, monitor = watch(partial(story.build, sick=sick), level)
+
+    found = [
+        (f.kind, f.where, f.phase, f.severity) for f in monitor.findings if f.kind == story.kind
+    ]
+    assert found == ([(story.kind, story.where, story.phase, "info")] if sick else [])
+    assert alarms(monitor.findings) == []
+    assert program.digest() == bare_digest(story.build, sick=sick)

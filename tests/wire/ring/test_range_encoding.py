@@ -1,0 +1,219 @@
+"""Ranges to a few bytes and back: nothing is changed, and nothing strange comes out."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import msgpack
+
+from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT, NUM_BINS, ExponentHistogram
+from ampwatch.wire.records import RangeRecord, Topic
+from ampwatch.wire.records.fields import MAX_NAME
+from ampwatch.wire.ring.encoding import decode, encode
+from ampwatch.wire.ring.layout import PAYLOAD_SIZE, Kind
+from tests.wire.ring.samples import ranges
+
+SMALLEST_LIMIT = 8 * 240
+LIMIT = 64 * 240
+
+counts = st.integers(0, 2**40)
+totals = st.integers(0, 2**63 - 1)
+names = st.text(
+    st.characters(exclude_categories=["C", "Z"], include_characters=" "), max_size=MAX_NAME
+)
+
+
+@st.composite
+def histograms(draw: st.DrawFn) -> ExponentHistogram:
+    """Draw a histogram that a kernel could make, of a subsample or not."""
+    bins = draw(st.lists(counts, max_size=60))
+    while bins and not bins[0]:
+        del bins[0]
+    while bins and not bins[-1]:
+        del bins[-1]
+    first = draw(st.integers(MIN_EXPONENT, MAX_EXPONENT - len(bins) + 1)) if bins else 0
+    zeros, nans, more, less = (draw(counts) for _ in range(4))
+    amin, amax = math.inf, draw(st.floats(0.0, 1e308))
+    if bins:
+        amin, amax = sorted([draw(st.floats(5e-324, 1e308)), draw(st.floats(5e-324, 1e308))])
+    numel = sum(bins) + zeros + nans + more + less + draw(counts)
+    return ExponentHistogram(first, tuple(bins), zeros, nans, more, less, amax, amin, numel)
+
+
+records = st.builds(
+    RangeRecord,
+    *(totals, totals, st.sampled_from(Topic), names, st.sampled_from(["float16", "mixed"])),
+    *(totals, st.just(0.0) | st.floats(2.0**-149, 2.0**128), totals, totals, histograms()),
+)
+
+
+@settings(deadline=None)
+@given(records)
+def test_ranges_come_back_as_they_were(record: RangeRecord) -> None:
+    """Every topic, every alphabet, the smallest and the largest number."""
+    kind, payload = encode(record, LIMIT)
+
+    assert decode(kind, payload) == record
+
+
+def test_ranges_of_an_ordinary_module_fit_into_one_slot() -> None:
+    """Sixteen million elements over 40 binades, and a name of 40 characters."""
+    bell = tuple(math.ceil(1.6e6 * math.exp(-((i - 20) ** 2) / 32)) for i in range(40))
+
+    _, payload = encode(ranges("m" * 40, bell), LIMIT)
+
+    assert len(payload) <= PAYLOAD_SIZE
+
+
+def test_the_bytes_are_the_documented_ones() -> None:
+    """A program that knows only the documentation can read them."""
+    record = ranges("encoder.0", (1, 0, 300))
+
+    _, payload = encode(record, LIMIT)
+
+    fields = [7, 1_700_000_000_000_000_000, 0, "encoder.0", "float32", 2, 65536.0, 4, 5]
+    low, high = bytes([1, 0, 300 & 255]), bytes([0, 0, 300 >> 8])
+    histogram = [-21, [3, low + high], 7, 1, 2, 3, 2.0**-19, 2.0**-21, 314]
+    assert msgpack.decode(payload) == fields + histogram
+
+
+@pytest.mark.parametrize("width", range(1, 8))
+def test_counts_take_the_bytes_that_the_largest_needs(width: int) -> None:
+    """One byte for every bin of a small tensor; the smallest and the largest count of a width."""
+    counts = (1, 2 ** (8 * width) - 1, 2 ** (8 * width - 8))
+    record = ranges("m", counts)
+
+    _, payload = encode(record, LIMIT)
+
+    num_counts, planes = msgpack.decode(payload)[10]
+    assert (num_counts, len(planes)) == (3, 3 * width)
+    assert decode(Kind.RANGE, payload) == record
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("", ""),
+        ("m" * MAX_NAME, "m" * MAX_NAME),
+        ("a" * 150 + "b" * 150, "a" * 100 + "…" + "b" * 99),
+        ("block\n0\x1b", "block\ufffd0\ufffd"),
+        ("caf\udce9", "caf\ufffd"),
+        ("层.0", "层.0"),
+    ],
+)
+def test_a_name_of_any_kind_becomes_short_and_printable(name: str, read: str) -> None:
+    """It never costs the record, and both ends of a long one stay."""
+    record = decode(*encode(ranges(name), LIMIT))
+
+    assert isinstance(record, RangeRecord)
+    assert record.module == read
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"time_ns": -1},
+        {"loss_scale": math.nan},
+        {"loss_scale": -1.0},
+        {"loss_scale": 2.0**129},
+        {"loss_scale": 2.0**-150},
+        {"topic": 6},
+    ],
+)
+def test_what_no_sensor_says_is_refused(change: dict[str, Any]) -> None:
+    """Later code may look up, divide and take logarithms without checking."""
+    with pytest.raises(ValueError, match=r"[Ee]xpected|Invalid enum value"):
+        decode(*encode(replace(ranges(), **change), LIMIT))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"counts": (0, 1)},
+        {"counts": (1, 0)},
+        {"first": MAX_EXPONENT},
+        {"numel": 3},
+        {"amax": math.inf},
+        {"amax": math.nan},
+        {"amax": -1.0},
+        {"amin": math.nan},
+        {"amin": 0.0},
+        {"amin": 1.0},
+        {"counts": (), "amax": 1.0, "amin": 0.5},
+        {"counts": (), "amax": math.inf, "amin": math.inf},
+    ],
+)
+def test_a_histogram_that_contradicts_itself_is_refused(change: dict[str, Any]) -> None:
+    """What comes out is what ``ExponentHistogram`` says it is."""
+    record = replace(ranges(), histogram=replace(ranges().histogram, **change))
+
+    with pytest.raises(ValueError, match=r"[Ee]xpected"):
+        decode(*encode(record, LIMIT))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"total_nans": -1},
+        {"total_nans": 1.5},
+        {"loss_scale": "high"},
+        {"module": None},
+        {"time_ns": 2**63},
+        {"histogram": None},
+        {"histogram": ExponentHistogram(MIN_EXPONENT - 1, (1,), amax=1.0, amin=1.0, numel=1)},
+        {"histogram": ExponentHistogram(0, tuple([2**62] * NUM_BINS))},
+    ],
+)
+def test_a_mistaken_sensor_costs_its_record_only(change: dict[str, Any]) -> None:
+    """The writer knows these errors; anything else would reach the training step."""
+    with pytest.raises((struct.error, TypeError, ValueError, AttributeError)):
+        encode(replace(ranges(), **change), SMALLEST_LIMIT)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [3, b"\1\1"],
+        [3, b"\1" * 27],
+        [0, b"\1"],
+        [1, b""],
+        [-1, b""],
+        [2**60, b""],
+        [NUM_BINS + 1, b"\1" * (NUM_BINS + 1)],
+        [1, b"\1", 1],
+        [1, "x"],
+        [1, 2, 3],
+        b"\1",
+    ],
+)
+def test_counts_of_another_number_or_size_are_refused(counts: object) -> None:
+    """Bytes that are no whole counts, counts of 72 bits, none and some, more than a histogram has."""
+    payload = msgpack.decode(encode(ranges(), LIMIT)[1])
+    payload[10] = counts
+
+    with pytest.raises(ValueError, match=r"[Ee]xpected"):
+        decode(Kind.RANGE, msgpack.encode(payload))
+
+
+@settings(deadline=None)
+@given(records, st.data())
+def test_no_bytes_make_decoding_raise_anything_but_value_error(
+    record: RangeRecord, data: st.DataObject
+) -> None:
+    """A hostile writer costs its own records, not the daemon."""
+    hostile = bytearray(encode(record, LIMIT)[1])
+    for place in data.draw(st.lists(st.integers(0, len(hostile) - 1), min_size=1, max_size=4)):
+        hostile[place] = data.draw(st.integers(0, 255))
+    try:
+        read = decode(Kind.RANGE, bytes(hostile))
+    except ValueError:
+        return
+    assert isinstance(read, RangeRecord)
+    assert read.module.isprintable()
+    assert read.histogram.binned + read.histogram.nonfinite <= read.histogram.numel

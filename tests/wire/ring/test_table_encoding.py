@@ -1,0 +1,389 @@
+"""Op censuses and profiler windows to a few bytes and back, cut to what fits."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import struct
+import tracemalloc
+import zlib
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import msgpack
+
+from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
+from ampwatch.wire.records import (
+    KERNEL_UNITS,
+    CastTotal,
+    CensusRecord,
+    CensusSource,
+    FallbackTotal,
+    KernelRow,
+    KernelTotal,
+    OpRow,
+    OpTotal,
+    WindowRecord,
+)
+from ampwatch.wire.records.fields import MAX_NAME
+from ampwatch.wire.ring.encoding import decode, encode
+from ampwatch.wire.ring.layout import MAX_CHUNKS, PAYLOAD_SIZE, Kind
+from tests.wire.ring.samples import census, step, window
+from tests.workshop.records import op_row
+
+if TYPE_CHECKING:
+    from tests.wire.ring.conftest import MakeWriter, OpenReader
+
+LIMIT = MAX_CHUNKS * PAYLOAD_SIZE
+SMALLEST_LIMIT = 8 * PAYLOAD_SIZE
+
+counts = st.integers(0, 2**63 - 1)
+flops = st.integers(0, 2**120)
+names = st.text(
+    st.characters(exclude_categories=["C", "Z"], include_characters=" "), max_size=MAX_NAME
+)
+dtypes = st.sampled_from(["", "float16", "bfloat16", "tf32", "float32", "float8_e4m3fn"])
+kinds = st.sampled_from(OpKind)
+units = st.sampled_from(KERNEL_UNITS)
+
+
+def tuples(rows: st.SearchStrategy[Any], size: int = 12) -> st.SearchStrategy[Any]:
+    return st.lists(rows, max_size=size).map(tuple)
+
+
+op_totals = st.builds(
+    *(OpTotal, kinds.filter(lambda kind: kind is not OpKind.CAST), dtypes),
+    *(counts, flops, flops, flops),
+)
+op_rows = st.builds(
+    *(OpRow, names, names, kinds, st.sampled_from(Phase), dtypes, dtypes, dtypes),
+    *(st.sampled_from(Fallback), counts, flops, flops, flops),
+)
+censuses = st.builds(
+    *(CensusRecord, counts, counts, st.sampled_from(CensusSource), counts),
+    tuples(op_totals),
+    tuples(st.builds(CastTotal, dtypes, dtypes, counts, flops)),
+    tuples(st.builds(FallbackTotal, st.sampled_from(Fallback), counts, flops)),
+    tuples(op_rows, 30),
+    counts,
+)
+kernels = st.builds(KernelRow, names, names, units, dtypes, names, names, *[counts] * 4)
+windows = st.builds(
+    *(WindowRecord, *[counts] * 5, st.tuples(*[counts] * 5), *[counts] * 5),
+    *(st.just(math.nan) | st.floats(0.0, 1e9), *[counts] * 6),
+    tuples(st.builds(KernelTotal, units, dtypes, counts)),
+    tuples(kernels, 10),
+    counts,
+)
+
+
+def round_trip(record: CensusRecord | WindowRecord, limit: int = LIMIT) -> Any:
+    kind, payload = encode(record, limit)
+    assert len(payload) <= limit
+    return decode(kind, payload)
+
+
+@settings(deadline=None)
+@given(censuses)
+def test_a_census_comes_back_as_it_was(record: CensusRecord) -> None:
+    """Every kind, every alphabet, FLOPs of more than 64 bits; only rows may be missing."""
+    read = round_trip(record, 10 * LIMIT)
+
+    assert read == record
+
+
+@settings(deadline=None)
+@given(windows)
+def test_a_window_comes_back_as_it_was(record: WindowRecord) -> None:
+    """With and without a drag that is known."""
+    read = round_trip(record, 10 * LIMIT)
+
+    assert repr(read) == repr(record)
+
+
+@settings(deadline=None)
+@given(censuses, st.integers(8, 1000))
+def test_rows_that_do_not_fit_are_cut_from_the_tail_and_counted(
+    record: CensusRecord, limit: int
+) -> None:
+    """What comes first is what matters most; totals are never cut."""
+    read = round_trip(record, len(encode(replace(record, rows=()), LIMIT)[1]) + limit)
+
+    kept = len(read.rows)
+    assert read.rows == record.rows[:kept]
+    assert read.rows_left_out == record.rows_left_out + len(record.rows) - kept
+    assert (read.ops, read.casts, read.fallbacks) == (record.ops, record.casts, record.fallbacks)
+
+
+def test_kernels_that_do_not_fit_are_cut_from_the_tail_and_counted() -> None:
+    """As rows are, in the smallest ring."""
+    record = window(500)
+
+    read = round_trip(record, SMALLEST_LIMIT)
+
+    assert 20 < len(read.kernels) < 500
+    assert read.kernels == record.kernels[: len(read.kernels)]
+    assert read.kernels_left_out == 7 + 500 - len(read.kernels)
+    assert read.totals == record.totals
+
+
+def test_a_record_is_cut_no_more_than_it_must_be() -> None:
+    """One byte less, and one row less; the row that was cut would not have fitted."""
+    record = census(40)
+    whole = len(encode(record, LIMIT)[1])
+
+    assert len(round_trip(record, whole).rows) == 40
+    assert len(round_trip(record, whole - 1).rows) == 39
+
+
+def test_an_ordinary_model_fits_into_a_ring_of_the_smallest_slots() -> None:
+    """A hundred modules with casts and matmuls, forward and backward: 400 rows."""
+    rows = [
+        op_row(
+            "",
+            "bfloat16",
+            kind,
+            f"transformer.encoder.layers.{i}.linear",
+            phase=phase,
+            calls=12,
+            flops=10**12 + i,
+            tensor_flops=10**12,
+            bytes=10**8 + i,
+        )
+        for i in range(100)
+        for kind in (OpKind.MATMUL, OpKind.CAST)
+        for phase in (Phase.FORWARD, Phase.BACKWARD)
+    ]
+
+    read = round_trip(replace(census(), rows=tuple(rows)))
+
+    assert len(read.rows) == 400
+
+
+def test_the_bytes_are_the_documented_ones() -> None:
+    """A program that knows only the documentation can read them."""
+    row = (
+        census()
+        .rows[0]
+        ._replace(
+            op="",
+            module="x",
+            kind=OpKind.CAST,
+            phase=Phase.EVAL,
+            inputs="",
+            dtype="x",
+            out_dtype="tf32",
+            fallback=Fallback.PROMOTED,
+            calls=8,
+            flops=9,
+            tensor_flops=10,
+            bytes=11,
+        )
+    )
+    record = replace(
+        census(),
+        step=5,
+        time_ns=300,
+        source=CensusSource.PROFILER,
+        iterations=2,
+        ops=(OpTotal(OpKind.ATTENTION, "tf32", 1, 2, 3, 4),),
+        casts=(CastTotal("tf32", "x", 6, 7),),
+        fallbacks=(),
+        rows=(row,),
+        rows_left_out=0,
+    )
+
+    _, payload = encode(record, LIMIT)
+
+    ops, casts = [[2, "tf32", 1, 2, 3, 4]], [["tf32", "x", 6, 7]]
+    row = ["", "x", 7, 3, "", "x", "tf32", 3, 8, 9, 10, 11]
+    assert json.loads(zlib.decompress(payload)) == [5, 300, 1, 2, ops, casts, [], [row], 0]
+
+
+def test_the_bytes_of_a_window_are_the_documented_ones() -> None:
+    """Likewise, as MessagePack."""
+    record = replace(window(1), time_ns=4, totals=(), drag=1.5)
+
+    _, payload = encode(record, LIMIT)
+
+    numbers = [41, 4, 5, 1, 6, [1, 2, 3, 4, 5], 7, 8, 9, 10, 11, 1.5, 12, 13, 14, 15, 16, 17]
+    kernel = ["nvjet_hsh_0x8", "addmm", "tensor", "bfloat16", "nvjet", "nvjet", 90, 8, 20, 30]
+    assert msgpack.decode(zlib.decompress(payload)) == [*numbers, [], [kernel], 7]
+
+
+def test_a_table_beyond_the_reader_s_memory_is_refused() -> None:
+    """A few KB may unpack to GB; it is never unpacked further than the bound."""
+    bomb = zlib.compress(b" " * (64 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="expected a compressed table of at most"):
+            decode(Kind.CENSUS, bomb)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 16 << 20
+
+
+def test_what_follows_a_table_is_refused() -> None:
+    """A payload is one table, whole."""
+    kind, payload = encode(census(), LIMIT)
+
+    for wrong in (payload + b"x", payload[:-1], payload[:-5]):
+        with pytest.raises(ValueError, match=r"expected a compressed table|decompressing"):
+            decode(kind, wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("", ""),
+        ("a" * 150 + "b" * 150, "a" * 100 + "…" + "b" * 99),
+        ("gemm<float,\x1b[2J>", "gemm<float,\ufffd[2J>"),
+        ("caf\udce9", "caf\ufffd"),
+    ],
+)
+def test_a_name_of_any_kind_becomes_short_and_printable(name: str, read: str) -> None:
+    """Names of kernels and modules are what compilers and users make of them."""
+    kernel = window().kernels[0]._replace(name=name)
+    row = census().rows[0]._replace(module=name)
+
+    assert round_trip(replace(window(), kernels=(kernel,))).kernels[0].name == read
+    assert round_trip(replace(census(), rows=(row,))).rows[0].module == read
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": -1},
+        {"iterations": 1.5},
+        {"ops": (OpTotal(OpKind.MATMUL, "float16", -1, 0, 0, 0),)},
+        {"ops": (OpTotal(OpKind.MATMUL, None, 1, 0, 0, 0),)},  # type: ignore[arg-type]
+        {"casts": None},
+        {"rows": (census().rows[0]._replace(flops=-1),)},
+    ],
+)
+def test_a_mistaken_sensor_costs_its_record_only(change: dict[str, Any]) -> None:
+    """The writer knows these errors; anything else would reach the training step."""
+    with pytest.raises((struct.error, TypeError, ValueError, AttributeError)):
+        encode(replace(census(), **change), LIMIT)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"skipped": (1, 2, 3, 4)},
+        {"totals": (KernelTotal("gpu", "", 1),)},
+        {"busy_ns": -1},
+        {"drag": "slow"},
+        {"kernels": (window().kernels[0]._replace(unit="gpu"),)},
+    ],
+)
+def test_a_mistaken_profiler_costs_its_record_only(change: dict[str, Any]) -> None:
+    """Likewise."""
+    with pytest.raises((struct.error, TypeError, ValueError, AttributeError)):
+        encode(replace(window(), **change), LIMIT)
+
+
+@pytest.mark.parametrize("drag", [-0.5, math.inf])
+def test_a_drag_that_cannot_be_is_refused(drag: float) -> None:
+    """Later code may divide and compare without checking."""
+    with pytest.raises(ValueError, match="expected a drag"):
+        decode(*encode(replace(window(), drag=drag), LIMIT))
+
+
+def test_casts_have_a_table_of_their_own() -> None:
+    """Among the ops they would be counted twice."""
+    record = replace(census(), ops=(OpTotal(OpKind.CAST, "float16", 1, 0, 0, 0),))
+
+    with pytest.raises(ValueError, match="expected casts in the table of casts"):
+        decode(*encode(record, LIMIT))
+
+
+def test_totals_that_do_not_fit_are_not_written() -> None:
+    """Half of the totals would be a lie."""
+    chance = random.Random(1)
+    many = tuple(
+        OpTotal(OpKind.MATMUL, f"dtype{i}", *(chance.getrandbits(60) for _ in range(4)))
+        for i in range(200)
+    )
+
+    with pytest.raises(ValueError, match="expected totals of at most"):
+        encode(replace(census(), ops=many), SMALLEST_LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (0, -1),
+        (0, 1.5),
+        (2, 3),
+        (4, [[4, "tf32", -1, 2, 3, 4]]),
+        (4, [[4, "tf32", 1, 2, 3]]),
+        (4, [[99, "tf32", 1, 2, 3, 4]]),
+        (4, [[4, "a\x1bb", 1, 2, 3, 4]]),
+        (4, [[4, "a" * 201, 1, 2, 3, 4]]),
+        (4, [[4, "tf32", 1, 2**127, 3, 4]]),
+        (4, [[4, "tf32", 1, 10**400, 3, 4]]),
+        (5, {}),
+        (7, [[1]]),
+        (8, 2**63),
+    ],
+)
+def test_what_is_not_of_the_form_is_refused(place: int, value: object) -> None:
+    """Negative, cut off, of an unknown kind, a control character, too long, more than a float."""
+    kind, payload = encode(census(), LIMIT)
+    values = json.loads(zlib.decompress(payload))
+    values[place] = value
+
+    with pytest.raises(ValueError, match=r"[Ee]xpected|Invalid enum value"):
+        decode(kind, zlib.compress(json.dumps(values).encode()))
+
+
+@settings(deadline=None)
+@given(censuses | windows, st.data())
+def test_no_bytes_make_decoding_raise_anything_but_value_error(
+    record: CensusRecord | WindowRecord, data: st.DataObject
+) -> None:
+    """A hostile writer costs its own records, not the daemon."""
+    kind, payload = encode(record, 10 * LIMIT)
+    hostile = bytearray(zlib.decompress(payload))
+    for place in data.draw(st.lists(st.integers(0, len(hostile) - 1), min_size=1, max_size=4)):
+        hostile[place] = data.draw(st.integers(0, 255))
+    try:
+        read = decode(kind, zlib.compress(hostile))
+    except ValueError:
+        return
+    assert isinstance(read, (CensusRecord, WindowRecord))
+    rows = read.rows if isinstance(read, CensusRecord) else read.kernels
+    texts = [cell for row in rows for cell in row if isinstance(cell, str)]
+    assert all(text.isprintable() and len(text) <= MAX_NAME for text in texts)
+
+
+@settings(deadline=None)
+@given(st.sampled_from([Kind.CENSUS, Kind.WINDOW]), st.binary(max_size=400))
+def test_garbage_is_refused_or_read_and_never_crashes(kind: Kind, payload: bytes) -> None:
+    """Whatever somebody writes into a ring."""
+    for hostile in (payload, zlib.compress(payload)):
+        with suppress(ValueError):
+            decode(kind, hostile)
+
+
+@pytest.mark.parametrize("record", [census(), window()])
+def test_the_newest_is_found_by_a_reader_that_comes_late(
+    record: CensusRecord | WindowRecord, make_writer: MakeWriter, open_reader: OpenReader
+) -> None:
+    """Windows are rare: the ring has gone round since."""
+    writer = make_writer(slots=64)
+    writer.put(record)
+    for index in range(200):
+        writer.put(step(index))
+
+    read = [r for r in open_reader(writer.path).poll() if type(r) is type(record)]
+
+    assert read[-1:] == [record]

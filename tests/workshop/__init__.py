@@ -1,0 +1,1 @@
+"""Made-up records, iterations, fleets and clocks, for tests and benchmarks."""

@@ -1,0 +1,151 @@
+"""The newest minutes of a made-up training of many ranks, as Prometheus would have scraped it.
+
+The first machine has GPUs: those that the daemon sees, and those of dcgm-exporter.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ampwatch.host.metrics.prometheus import PrometheusExporter
+from tests.workshop.clocks import START
+from tests.workshop.fleets import fleet_with_gpus, made_up_fleet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MINUTES = 20
+JOB = "ampwatch"
+PER_MACHINE = 2
+"""Ranks of the made-up run that share a daemon."""
+
+BACKOFFS = 41.0
+"""Backoffs of the last rank; with one growth, as everywhere, 40 halvings are left over."""
+
+_SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
+_RISES = ("_total", "_sum", "_count", "_bucket", "_ENERGY_CONSUMPTION")
+
+
+DCGM_JOB = "dcgm"
+DCGM_INSTANCES = ("node-0:9400", "node-1:9400")
+"""An exporter with the old names of metrics and labels, and one with the new ones."""
+
+BLANK = 140737488355328.0
+"""Number that DCGM gives where it has no value."""
+
+_GPU_SAMPLE = re.compile(r"^(ampwatch_(?:gpu|mig)_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
+_OLD = {
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.5,
+    "DCGM_FI_PROF_PIPE_TENSOR_HMMA_ACTIVE": 0.4,
+    "DCGM_FI_PROF_DRAM_ACTIVE": BLANK,
+}
+_NEW = {
+    "DCGM_FI_PROF_TENSOR_UTIL_RATIO": 0.25,
+    "DCGM_FI_PROF_HMMA_UTIL_RATIO": 0.2,
+    "DCGM_FI_PROF_DRAM_ACTIVE": 0.3,
+}
+_BOTH = {
+    "DCGM_FI_DEV_GPU_UTIL": 97.0,
+    "DCGM_FI_DEV_POWER_USAGE": 500.0,
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 600e6,
+    "DCGM_FI_DEV_FB_USED": 1024.0,
+    "DCGM_FI_DEV_SM_CLOCK": 1980.0,
+    "DCGM_FI_DEV_GPU_TEMP": 61.0,
+    "DCGM_FI_DEV_XID_ERRORS": 0.0,
+}
+
+
+def instance(machine: int) -> str:
+    return f"node-{machine}:10917"
+
+
+def samples(ranks: int) -> Iterator[tuple[str, str, float]]:
+    """Name, labels and newest value of each series of the run gpt with ``ranks``, and of bert.
+
+    All ranks are as rank 0 of the golden scrape, but for the last: it hangs, is slower, and has
+    half the loss scale, more backoffs and another loss.
+    """
+    body, _ = PrometheusExporter(made_up_fleet(), {}).render()
+    machines = -(-ranks // PER_MACHINE)
+    lines = [line for line in body.decode().splitlines() if not line.startswith("#")]
+    for line in [*lines, 'ampwatch_autocast_dtype_max{rank="0",run="gpt"} 65504.0']:
+        match = _SAMPLE.match(line)
+        assert match is not None, line
+        name, labels, value = match[1], match[2] or "", float(match[3])
+        if name.startswith("ampwatch_gpu_"):
+            continue  # the golden scrape has no GPU, the first machine has
+        if 'run="gpt"' not in labels:
+            for machine in range(1 if "run=" in labels else machines):
+                yield name, f'{labels},instance="{instance(machine)}"'.lstrip(","), value
+        elif 'rank="0"' in labels:
+            for rank in range(ranks):
+                own = labels.replace('rank="0"', f'rank="{rank}"')
+                own = re.sub(r'world_size="\d*"', f'world_size="{ranks}"', own)
+                changed = differing(name, labels, value) if rank == ranks - 1 else value
+                yield name, f'{own},instance="{instance(rank // PER_MACHINE)}"', changed
+    yield from gpu_samples(instance(0))
+    yield from dcgm_samples()
+    for machine in range(machines):
+        yield "up", f'instance="{instance(machine)}"', 1.0
+        for collector in ("rings", "gpu"):
+            at = f'collector="{collector}",instance="{instance(machine)}"'
+            yield "ampwatch_collector_success", at, 1.0
+            yield "ampwatch_collector_duration_seconds", at, 0.01
+    alert = 'alertname="AmpwatchLossScaleCollapsed",severity="critical",rank="0",run="gpt"'
+    at = f'{alert},instance="{instance(0)}"'
+    yield "ALERTS", f'{at},alertstate="firing"', 1.0
+    whole_run = (
+        'alertname="AmpwatchLossScaleDiverged",severity="warning",run="gpt",instance="several"'
+    )
+    yield "ALERTS", f'{whole_run},alertstate="firing"', 1.0
+    yield "ALERTS_FOR_STATE", at, START + 10.0
+
+
+def differing(name: str, labels: str, value: float) -> float:
+    """The value of the last rank, where that of rank 0 is ``value``."""
+    if name == "ampwatch_run_state":
+        return float('state="stale"' in labels)
+    if name in {"ampwatch_loss_scale", "ampwatch_loss_scale_min"}:
+        return value / 2
+    if name == "ampwatch_loss_scale_backoffs_total":
+        return BACKOFFS
+    if name in {"ampwatch_loss", "ampwatch_step_duration_seconds_sum"}:
+        return value * 3
+    return value
+
+
+def openmetrics(ranks: int, now: float) -> str:
+    """A sample a minute: counters rise from 0, timestamps stay as long ago as they are."""
+    series = list(samples(ranks))
+    lines = []
+    for minute in range(MINUTES + 1):
+        at = now - 60 * (MINUTES - minute)
+        for name, labels, value in series:
+            if name.endswith(_RISES):
+                shown = value * minute / MINUTES
+            elif name.endswith("_timestamp_seconds") or name == "ALERTS_FOR_STATE":
+                shown = value - (START + 20) + at
+            else:
+                shown = value
+            job = "" if labels.startswith("job=") else f'job="{JOB}",'
+            lines.append(f"{name}{{{job}{labels}}} {shown!r} {at:.3f}")
+    return "\n".join([*lines, "# EOF\n"])
+
+
+def gpu_samples(instance: str) -> Iterator[tuple[str, str, float]]:
+    """Name, labels and newest value of each series of the synthetic GPUs, rank 0 on the second."""
+    body, _ = PrometheusExporter(fleet_with_gpus(), {}).render()
+    for name, labels, value in _GPU_SAMPLE.findall(body.decode()):
+        yield name, f'{labels},instance="{instance}"', float(value)
+
+
+def dcgm_samples() -> Iterator[tuple[str, str, float]]:
+    """Name, labels and newest value of each series of dcgm-exporter: of the first two GPUs."""
+    named = zip(DCGM_INSTANCES, (_OLD, _NEW), ("Hostname", "hostname"), strict=True)
+    for instance, values, host in named:
+        at = f'job="{DCGM_JOB}",instance="{instance}",{host}="{instance.partition(":")[0]}"'
+        for gpu in (0, 1):
+            who = f'{at},gpu="{gpu}",UUID="SYNTHETIC-{gpu}",modelName="Synthetic GPU"'
+            for name, value in {**values, **_BOTH}.items():
+                yield name, who, value

@@ -1,0 +1,314 @@
+"""Records that no training wrote: a builder per type, whose arguments all have defaults.
+
+A field that is added to a record without a default is added here, and nowhere else in tests
+and benchmarks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from ampwatch.numerics.exponents import ExponentHistogram
+from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
+from ampwatch.wire.records import (
+    ALL_MODULES,
+    CensusRecord,
+    CensusSource,
+    EndRecord,
+    FactsRecord,
+    Finding,
+    FindingRecord,
+    KernelRow,
+    KernelTotal,
+    OpRow,
+    OptimizerRecord,
+    RangeRecord,
+    RunIdentity,
+    RunState,
+    SamplingRecord,
+    SensorFailureRecord,
+    Severity,
+    SkipClass,
+    StepRecord,
+    Topic,
+    WindowRecord,
+)
+from tests.workshop.clocks import SECOND, START
+
+IDENTITY = RunIdentity(
+    run="gpt",
+    rank=0,
+    local_rank=0,
+    world_size=2,
+    pid=4711,
+    host="node",
+    started_ns=START * SECOND,
+    version="0.0.0",
+)
+
+_STEP = StepRecord(
+    step=0,
+    time_ns=(START + 1) * SECOND,
+    duration_s=math.nan,
+    loss=2.0,
+    num_losses=1,
+    loss_scale=65536.0,
+    growth_tracker=1,
+    skip_class=SkipClass.NONE,
+    consecutive_skips=0,
+    grew=False,
+    backed_off=False,
+    set_by_hand=False,
+    total_growths=0,
+    total_backoffs=0,
+    total_set_by_hand=0,
+    total_nonfinite_losses=0,
+    total_observations_dropped=0,
+    total_sensor_errors=0,
+    overhead_ns=0,
+)
+
+
+def identity(**changes: Any) -> RunIdentity:
+    return replace(IDENTITY, **changes)
+
+
+def step(index: int = 0, **changes: Any) -> StepRecord:
+    """The record of iteration ``index``, one second after the one before."""
+    changes.setdefault("time_ns", (START + 1 + index) * SECOND)
+    changes.setdefault("duration_s", 1.0 if index else math.nan)
+    return replace(_STEP, step=index, **changes)
+
+
+_OPTIMIZER = OptimizerRecord(
+    step=0, index=0, skipped=False, total_steps=0, total_skipped=(0, 0, 0, 0)
+)
+
+
+def optimizer(index: int = 0, **changes: Any) -> OptimizerRecord:
+    """The totals of optimizer ``index`` after iteration 0."""
+    return replace(_OPTIMIZER, index=index, **changes)
+
+
+def facts(**values: str) -> FactsRecord:
+    return FactsRecord(values)
+
+
+def alarm(kind: str = "scale_collapse", where: str = "optimizer:0", **changes: Any) -> Finding:
+    """A critical finding."""
+    words = {"summary": f"{kind} happened", "advice": f"change {kind}"}
+    return Finding(kind, where=where, **{"severity": Severity.CRITICAL, **words, **changes})
+
+
+def finding(
+    kind: str = "scale_collapse", where: str = "optimizer:0", **changes: Any
+) -> FindingRecord:
+    """A critical finding without words, in its record."""
+    return FindingRecord(alarm(kind, where, **{"summary": "", "advice": "", **changes}))
+
+
+def end(
+    state: RunState = RunState.FINISHED, reason: str = "", time_ns: int = (START + 9) * SECOND
+) -> EndRecord:
+    return EndRecord(state, reason, time_ns)
+
+
+def failure(
+    sensor: str = "scale", errors: int = 1, step: int = 3, message: str = "ValueError: no"
+) -> SensorFailureRecord:
+    return SensorFailureRecord(sensor, errors, step, message)
+
+
+def skipped_step(index: int, scale: float, **changes: Any) -> StepRecord:
+    return step(
+        index,
+        loss_scale=scale,
+        growth_tracker=0,
+        skip_class=SkipClass.STORM,
+        backed_off=True,
+        **changes,
+    )
+
+
+def histogram(first: int, *counts: int, **changes: Any) -> ExponentHistogram:
+    """Exponents from ``first`` on, as if every value stood at the upper end of its bin.
+
+    ``amax``, ``amin`` and ``numel`` follow from the counts unless they are given.
+    """
+    changes.setdefault("amax", math.ldexp(1.0, first + len(counts) - 1) if counts else 0.0)
+    changes.setdefault("amin", math.ldexp(1.0, first) if counts else math.inf)
+    others = sum(
+        changes.get(name, 0) for name in ("zeros", "nans", "positive_infs", "negative_infs")
+    )
+    changes.setdefault("numel", sum(counts) + others)
+    return ExponentHistogram(first, counts, **changes)
+
+
+def ranges(
+    module: str = ALL_MODULES,
+    topic: Topic = Topic.GRADIENT,
+    exponents: ExponentHistogram | None = None,
+    **changes: Any,
+) -> RangeRecord:
+    """The ranges of ``module``, measured in iteration 0 unless ``step`` says otherwise."""
+    index = changes.setdefault("step", 0)
+    values = {
+        "time_ns": (START + 1 + index) * SECOND,
+        "dtype": "float32",
+        "num_tensors": 1,
+        "loss_scale": 1.0,
+        "total_nans": 0,
+        "total_infs": 0,
+        "histogram": histogram(-20, 1, 2, 4, 2, 1) if exponents is None else exponents,
+    }
+    return RangeRecord(topic=topic, module=module, **{**values, **changes})
+
+
+_SAMPLING = SamplingRecord(
+    step=0,
+    interval=1,
+    samples=(1, 0, 0, 0, 0, 0),
+    samples_dropped=0,
+    tensors_refused=0,
+    modules_left_out=0,
+    gradient_elements=0,
+    gradient_zeros=0,
+    gradient_underflow=0,
+    gradient_subnormal=0,
+    gradient_nans=0,
+    gradient_infs=0,
+    parameter_nonfinite=-1,
+    buffer_nonfinite=-1,
+    device_ns=0,
+)
+
+
+def sampling(**changes: Any) -> SamplingRecord:
+    """Totals of sampling after one sample, of gradients."""
+    return replace(_SAMPLING, **changes)
+
+
+def op_row(
+    op: str = "mm",
+    dtype: str = "float16",
+    kind: OpKind = OpKind.MATMUL,
+    module: str = ALL_MODULES,
+    **changes: Any,
+) -> OpRow:
+    """One op that tensor cores could run, of a thousand FLOPs and a hundred bytes; or a cast."""
+    flops = 1000 if kind.has_flops else 0
+    values: dict[str, Any] = {
+        "phase": Phase.FORWARD,
+        "inputs": "",
+        "out_dtype": dtype,
+        "fallback": Fallback.NONE,
+        "calls": 1,
+        "flops": flops,
+        "tensor_flops": 0 if dtype == "float32" else flops,
+        "bytes": 100,
+    }
+    return OpRow(op=op, module=module, kind=kind, dtype=dtype, **{**values, **changes})
+
+
+_CENSUS = CensusRecord(
+    step=0,
+    time_ns=(START + 1) * SECOND,
+    source=CensusSource.DISPATCH,
+    iterations=1,
+    ops=(),
+    casts=(),
+    fallbacks=(),
+    rows=(),
+    rows_left_out=0,
+)
+
+
+def census(*rows: OpRow, **changes: Any) -> CensusRecord:
+    """The census of iteration 0."""
+    return replace(_CENSUS, **{"rows": rows, **changes})
+
+
+def kernel(name: str = "gemm", unit: str = "tensor", **changes: Any) -> KernelRow:
+    """One kernel that took a millisecond."""
+    values: dict[str, Any] = {
+        "op": "mm",
+        "dtype": "float16",
+        "family": "cutlass",
+        "rule": "cutlass",
+        "arch": 90,
+        "align": 8,
+        "calls": 1,
+        "nanoseconds": 1_000_000,
+    }
+    return KernelRow(name=name, unit=unit, **{**values, **changes})
+
+
+_WINDOW = WindowRecord(
+    step=0,
+    time_ns=(START + 1) * SECOND,
+    windows=1,
+    invalid=0,
+    iterations=2,
+    skipped=(0, 0, 0, 0, 0),
+    start_ns=0,
+    run_ns=0,
+    stop_ns=0,
+    walk_ns=0,
+    first_ns=0,
+    drag=math.nan,
+    memory_bytes=0,
+    busy_ns=0,
+    wall_ns=0,
+    misaligned_ns=0,
+    lagging_ns=0,
+    gemv_ns=0,
+    totals=(),
+    kernels=(),
+    kernels_left_out=0,
+)
+
+
+def window(*totals: KernelTotal, **changes: Any) -> WindowRecord:
+    """The first profiler window, of two iterations."""
+    return replace(_WINDOW, **{"totals": totals, **changes})
+
+
+FACTS = FactsRecord(
+    {
+        "autocast_dtype": "float16",
+        "scaler": "GradScaler",
+        "init_scale": "65536.0",
+        "growth_interval": "2000",
+        "torch": "2.13.0",
+        "device": "cuda",
+        "favourite_colour": "blue",
+    }
+)
+
+H100 = FactsRecord(
+    {
+        "gpu_capability": "9.0",
+        "gpu_sms": "132",
+        "gpu_clock_hertz": "1830000000",
+        "gpu_uuid": "GPU-1",
+        "device": "NVIDIA H100 80GB HBM3",
+    }
+)
+"""Facts of a GPU whose peak in float16 is 132 * 4096 * 1.83e9 FLOP/s."""
+
+
+BUILDERS = {
+    StepRecord: step,
+    OptimizerRecord: optimizer,
+    RangeRecord: ranges,
+    SamplingRecord: sampling,
+    CensusRecord: census,
+    WindowRecord: window,
+    FactsRecord: facts,
+    FindingRecord: finding,
+    EndRecord: end,
+    SensorFailureRecord: failure,
+}
+"""The builder of each type; without arguments it gives a plain record."""

@@ -1,0 +1,109 @@
+"""Iterations made from a list of verdicts, and the detectors that look at them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.evidence.iteration import ScalerSettings
+from ampwatch.diagnosis.gradients.culprits import Culprits
+from ampwatch.diagnosis.scale.scale_dynamics import ScaleDynamics
+from ampwatch.diagnosis.scale.scale_reset import ScaleReset
+from ampwatch.diagnosis.state.divergence import Divergence
+from ampwatch.diagnosis.steps.periodic_skips import PeriodicSkips
+from ampwatch.diagnosis.steps.shared_scaler import SharedScaler
+from ampwatch.diagnosis.steps.skips import SkipClassifier
+from ampwatch.diagnosis.steps.step_bookkeeping import StepBookkeeping
+from ampwatch.diagnosis.steps.steps import StepJudge
+from ampwatch.settings import Settings
+from tests.workshop.iterations import MadeUpScaler, iteration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ampwatch.diagnosis.evidence.iteration import Iteration
+    from ampwatch.wire.records import Finding, SkipClass
+
+
+@dataclass
+class Simulation(MadeUpScaler):
+    """Runs verdicts through a scaler, the judge and the detectors."""
+
+    scale: float = 65536.0
+    scaler: ScalerSettings = field(default_factory=lambda: ScalerSettings(2.0, 0.5, 2000))
+    dtypes: list[str] = field(default_factory=lambda: ["float16"])
+    settings: Settings = field(default_factory=Settings)
+
+    def __post_init__(self) -> None:
+        self.tracker = 0
+        self.step = 0
+        self.told: list[tuple[str, bool]] = []
+        self.classes: list[SkipClass] = []
+        self.scales: list[float] = []
+        self.book = FindingBook(self._tell)
+        skips = SkipClassifier(self.settings.calibration_steps, self.settings.probe_steps)
+        self.judge = StepJudge(skips)
+        self.dynamics = ScaleDynamics(self.book, self.settings, skips, Culprits())
+        self.bookkeeping = StepBookkeeping(self.book, self.settings)
+        self.reset = ScaleReset(self.book)
+        self.periodic = PeriodicSkips(self.book)
+        self.shared = SharedScaler(self.book)
+        self.divergence = Divergence(self.book)
+
+    def _tell(self, finding: Finding, *, new: bool) -> None:
+        self.told.append((finding.kind, new))
+
+    def run(
+        self, verdicts: Iterable[bool], *, loss: float = 1.0, scheduled: bool = False
+    ) -> Simulation:
+        """Take one step per verdict (``True``: the gradients were not finite)."""
+        for found_inf in verdicts:
+            before = self.scale
+            self._move(found_inf=found_inf)
+            taken = self.iteration(
+                {0: found_inf}, loss=loss, scheduler_stepped=frozenset({0} if scheduled else ())
+            )
+            taken.scale_before = before
+            self.take(taken)
+        return self
+
+    def take(self, iteration: Iteration) -> None:
+        """Judge one iteration and let the detectors look at it."""
+        verdict = self.judge.judge(iteration)
+        self.classes.append(verdict.skip_class)
+        self.scales.append(iteration.loss_scale)
+        self.dynamics.detect(iteration, verdict, self.dtypes)
+        self.bookkeeping.detect(iteration, verdict)
+        self.reset.detect(iteration, verdict)
+        self.periodic.detect(iteration, verdict)
+        self.shared.detect(iteration, verdict)
+        self.divergence.detect(iteration, verdict)
+        self.book.attach_symptoms()
+        self.step = iteration.step + 1
+
+    def iteration(
+        self,
+        found_inf: dict[int, bool],
+        *,
+        loss: float = 1.0,
+        scale_given: bool = False,
+        scheduler_stepped: frozenset[int] = frozenset(),
+    ) -> Iteration:
+        """Return an iteration as the sensors would deliver it now."""
+        return iteration(
+            step=self.step,
+            loss=loss,
+            scale_before=self.scales[-1] if self.scales else self.scale,
+            loss_scale=self.scale,
+            growth_tracker=self.tracker,
+            scaler=self.scaler,
+            scale_given=scale_given,
+            found_inf=found_inf,
+            scheduler_stepped=scheduler_stepped,
+        )
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of the findings, in the order in which they were made."""
+        return [f.kind for f in self.book.findings]

@@ -84,7 +84,8 @@ class Guard:
         name: The sensor's name, for the log.
         account: Where its time is counted; its own by default.
         is_thread_safe: Whether the sensor may be at work in several threads at a time.
-        sweep: Takes off what the sensor has placed for the moment, after it has failed.
+        failed: Called with the guard and the exception after the sensor has failed: to take off
+            what it has placed for the moment, and to report it.
 
     Attributes:
         errors: Exceptions kept from training so far; at most one per sensor.
@@ -93,10 +94,10 @@ class Guard:
 
     __slots__ = (
         "_account",
+        "_failed",
         "_holders",
         "_is_thread_safe",
         "_lock",
-        "_sweep",
         "_thread",
         "errors",
         "missed",
@@ -109,10 +110,10 @@ class Guard:
         account: Account | None = None,
         *,
         is_thread_safe: bool = False,
-        sweep: Callable[[], None] | None = None,
+        failed: Callable[[Guard, Exception], None] | None = None,
     ) -> None:
         self.name = name
-        self._sweep = sweep
+        self._failed = failed
         self.errors = 0
         self._account = account or Account()
         self.missed = 0
@@ -170,12 +171,12 @@ class Guard:
             self._account.leave(me, outermost)
 
     def switch_off(self, error: Exception) -> None:
-        """Count an exception that was kept from training, log it, and sweep up after the sensor."""
+        """Count an exception that was kept from training, report it, and log it."""
         self.errors += 1
-        if self._sweep is not None:
+        if self._failed is not None:
             # What is broken may break here as well; the first error is the one that tells why.
             with contextlib.suppress(Exception):
-                self._sweep()
+                self._failed(self, error)
         # A log handler is user code and may raise as well.
         with contextlib.suppress(Exception):
             logger.warning(

@@ -61,7 +61,7 @@ from ampwatch.training.transfer.deferred import Deferred
 from ampwatch.training.transfer.losses import LossSum
 from ampwatch.training.transfer.measuring import Measuring
 from ampwatch.training.transfer.readback import Readback
-from ampwatch.wire.records import FactsRecord
+from ampwatch.wire.records import FactsRecord, SensorFailureRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,13 +69,16 @@ if TYPE_CHECKING:
     import torch
 
     from ampwatch.settings import Settings
-    from ampwatch.training.hooks.events import FactsChanged
+    from ampwatch.training.hooks.events import FactsChanged, SensorFailed
     from ampwatch.training.outlet import Outlet
     from ampwatch.training.targets import Targets
     from ampwatch.wire.records import CensusRecord, WindowRecord
 
 SAMPLED_LEVELS = ("standard", "deep")
 """Levels at which values are measured and ops are observed, now and then or always."""
+
+MAX_MESSAGE = 400
+"""Characters of an exception that are recorded; its traceback is in the log."""
 
 DRAIN_SECONDS = 1.0
 """How long the end waits for values that are still on the device: a device that hangs
@@ -98,23 +101,31 @@ class Attachment(Protocol):
         """Take it off. Idempotent."""
 
 
-class Facts(Sensor):
-    """Records what does not change from step to step, at set-up and when some of it has changed.
+class Notices(Sensor):
+    """Records what does not change from step to step, when it changes, and sensors that fail.
 
     Args:
         context: What is shared.
     """
 
-    name = "facts"
+    name = "notices"
+    is_thread_safe = True
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     def facts_changed(self, _event: FactsChanged) -> None:
         """Record the facts anew."""
-        self.record()
+        self.record_facts()
 
-    def record(self) -> None:
+    def sensor_failed(self, event: SensorFailed) -> None:
+        """Record which sensor has failed, in which iteration and of what."""
+        sensor, errors, error = event
+        message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
+        step = self._context.iteration.step
+        self._context.out.put(SensorFailureRecord(sensor, errors, step, message))
+
+    def record_facts(self) -> None:
         """Record the facts as they are now."""
         context = self._context
         facts = run_facts(context.scaler, context.autocast_dtypes, context.device)
@@ -184,7 +195,7 @@ class Session:
             out=outlet,
         )
         samples = RangeSamples(context.governor, measuring, bus) if self._samples else None
-        self._facts = Facts(context)
+        self._notices = Notices(context)
         self._ledger = IterationLedger(
             bus=bus,
             iteration=self._iteration,
@@ -233,7 +244,7 @@ class Session:
             if self._window is not None:
                 yield self._window
         yield AutocastSensor(context)
-        yield self._facts
+        yield self._notices
         # A scheduler's step belongs to the step of its optimizer: before the ledger.
         yield SchedulerSensor(context)
         yield self._ledger
@@ -248,7 +259,7 @@ class Session:
     def install(self) -> None:
         """Place the hooks; if one cannot be placed, none stays."""
         try:
-            self._facts.record()
+            self._notices.record_facts()
             if self._device is not None and self._device.type in DEVICES[1:]:
                 self._readback.prepare()
             if self._device is not None and self._samples:

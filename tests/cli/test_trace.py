@@ -33,26 +33,23 @@ if TYPE_CHECKING:
 
 TRAINING = """
 import os, sys, time
+from functools import partial
 from pathlib import Path
 import torch
 from ampwatch.wire.ring import RingWriter
-from ampwatch.guard import Guard
-from ampwatch.training.iteration.ledger import Clock
-from ampwatch.training.sensors.window.requests import TraceRequests
 from ampwatch.training.sensors.window.sensor import WindowSensor
-from ampwatch.settings import Settings
+from tests.training.bench import Bench
 from tests.workshop.records import end, identity
 from tests.trainings import build
 
 rings, run, rank, mode = sys.argv[1:]
 who = identity(run=run, rank=int(rank), started_ns=time.time_ns())
 ring = RingWriter.create([Path(rings)], who, slots=64)
-guard = Guard("window")
-sensor = WindowSensor(
-    Settings(), torch.device("cpu"), guard, ring.put, Clock(),
-    requests=TraceRequests(lambda: ring.path),
-)
-sensor.install()
+device = torch.device("cpu")
+bench = Bench(device=device)
+bench.out.ring_path = ring.path
+sensor = WindowSensor(bench.context, device)
+bench.install(sensor)
 training = build("bf16-without-scaler")
 training.steps = 1
 if mode == "profiling":
@@ -63,11 +60,10 @@ while step < 10**7 and not Path(rings, "stop").exists():
     if mode != "stuck":
         training.loop()
         step += 1
-        sensor.boundary(step, 1e-3, sampled=False)
+        sensor.guard.run(partial(sensor.boundary, step, 1e-3, sampled=False))
     time.sleep(1e-3)
-sensor.remove()
+bench.remove()
 ring.close(end(time_ns=time.time_ns()), keep=False)
-sys.exit(guard.errors)
 """
 
 

@@ -298,7 +298,7 @@ def test_a_fault_at_any_call_leaves_training_as_it_was(
 SCALED = (
     "steps",
     "autocast",
-    "facts",
+    "notices",
     "schedulers",
     "diagnosis",
     "succession",

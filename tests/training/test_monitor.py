@@ -18,6 +18,7 @@ import ampwatch
 from ampwatch.report.report import summary_of
 from ampwatch.training import outlet
 from ampwatch.training.iteration.ledger import IterationLedger
+from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
 from ampwatch.training.session import Session
 from ampwatch.wire.blackbox.document import from_json
 from ampwatch.wire.records import (
@@ -532,3 +533,22 @@ def test_the_loss_of_an_unscaled_run_is_seen_through_a_disabled_scaler() -> None
         run.loop()
 
     assert seen == pytest.approx(run.losses)
+
+
+def test_a_sensor_that_fails_is_in_the_report_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the iteration and the error, for whoever reads the report elsewhere; and it is off."""
+
+    def fail(*_: object) -> None:
+        msg = "planted"
+        raise KeyError(msg)
+
+    run = build("fp16-foreach")
+    with ampwatch.monitor(run.models, run.scaler, level="light", serve=False) as watch:
+        run.loop()
+        monkeypatch.setattr(SchedulerSensor, "_has_moved", fail)
+        run.loop()
+        (box,) = from_json(watch.report("json"), "report")
+
+    (failure,) = box.failures
+    assert (failure.sensor, failure.errors, failure.step) == ("schedulers", 1, 12)
+    assert failure.message == "KeyError: 'planted'"

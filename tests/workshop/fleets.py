@@ -26,6 +26,7 @@ from tests.workshop.records import (
     H100,
     census,
     end,
+    failure,
     finding,
     histogram,
     identity,
@@ -169,6 +170,8 @@ def made_up_fleet() -> Fleet:
         optimizer(0, total_steps=4, total_skipped=(0, 1, 0, 1)),
         optimizer(1, total_steps=4, total_skipped=(0, 0, 1, 0)),
         optimizer(OTHER_OPTIMIZERS, total_steps=7),
+        failure("births", errors=4),
+        failure("clipping"),
         *RANGES,
         *PRECISION,
     ]
@@ -176,8 +179,8 @@ def made_up_fleet() -> Fleet:
     put(fleet, "/gpt-1.ring", identity(rank=1, local_rank=1), [])
     bf16 = [step(0, loss_scale=math.nan, growth_tracker=-1, loss=math.nan), step(1, num_losses=0)]
     bf16[1] = replace(bf16[1], loss_scale=math.nan, growth_tracker=-1)
-    failure = end(RunState.FAILED, "RuntimeError: out of memory")
-    put(fleet, "/bert.ring", identity(run="bert", world_size=1), [*bf16, failure], alive=False)
+    died = end(RunState.FAILED, "RuntimeError: out of memory")
+    put(fleet, "/bert.ring", identity(run="bert", world_size=1), [*bf16, died], alive=False)
     fleet.note_problem("/old.ring", "layout 0")
     clock.now += 20
     fleet.compare_views()

@@ -28,6 +28,7 @@ from ampwatch.wire.records import (
     RangeRecord,
     RunState,
     SamplingRecord,
+    SensorFailureRecord,
     SkipClass,
     StepRecord,
     WindowRecord,
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
 MAX_FACTS = 64
 """Facts kept per rank."""
+
+MAX_SENSORS = 64
+"""Sensors per rank whose errors are kept apart: twice as many as there are."""
 
 USUAL_STEPS = 32
 """Newest steps whose median duration is the usual one: slow first steps are soon forgotten."""
@@ -72,6 +76,7 @@ class RankView:
         loss: The newest loss that was handed to the scaler, ``None`` before the first.
         last_applied_ns: Unix time of the newest step that was not skipped, 0 before. Unit: ns.
         last_record_ns: Unix time of the newest record that has one, or of the start. Unit: ns.
+        sensor_errors: Exceptions of each sensor that has failed, by its name.
         optimizers: The newest record per optimizer; ``OTHER_OPTIMIZERS`` for all beyond the limit.
         durations: Durations of the steps since ``FIRST_LOOK_SECONDS`` before the view was made.
             Unit: s.
@@ -104,6 +109,7 @@ class RankView:
         self.last_applied_ns = 0
         self.last_record_ns = identity.started_ns
         self.optimizers: dict[int, OptimizerRecord] = {}
+        self.sensor_errors: dict[str, int] = {}
         self.durations = Histogram(STEP_DURATION_BOUNDS)
         self.history = History()
         self.records_lost = 0
@@ -141,6 +147,10 @@ class RankView:
             self._apply_finding(record.finding)
         elif isinstance(record, FactsRecord):
             self._apply_facts(record)
+        elif isinstance(record, SensorFailureRecord):
+            sensor = encodable(record.sensor)
+            if sensor in self.sensor_errors or len(self.sensor_errors) < MAX_SENSORS:
+                self.sensor_errors[sensor] = record.errors
         elif isinstance(record, EndRecord):
             self._end = record
             self.last_record_ns = record.time_ns

@@ -49,6 +49,7 @@ LABELS: dict[str, str] = {
     + _values(CAPABILITY_STATES)
     + ".",
     "optimizer": "`0` to `7` in the order in which they were first seen, `other` for all beyond.",
+    "sensor": "Name of the sensor in the training process, as in its log and report; `unknown` for errors whose sensor the daemon has not been told.",
     "class": _values(skip.label for skip in SKIP_CLASSES)
     + ": searching the scale, just after a growth, neither, several in a row.",
     "kind": "Of findings: slug of the kind of failure, never changed between releases: "

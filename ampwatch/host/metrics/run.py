@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.host.fleet.text import encodable
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import PER_RANK, STEP
+from ampwatch.host.metrics.scopes import PER_RANK, STEP, each
 from ampwatch.wire.records import RunState
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ RUN_FACTS = (
 )
 """Facts of a run that are labels of ``ampwatch_run_info``; a fact by another name is not exported."""
 
+UNKNOWN_SENSOR = "unknown"
+"""Value of the label ``sensor`` for errors whose sensor the daemon has not been told."""
+
 
 def _info(rank: RankView) -> Table:
     who = rank.identity
@@ -43,6 +46,16 @@ def _states(rank: RankView) -> Table:
     current = rank.state  # asks the clock: once for all, so that exactly one of them holds
     for state in RunState:
         yield (state.value,), int(state is current)
+
+
+def _sensor_errors(rank: RankView) -> Table:
+    errors = dict(rank.sensor_errors)
+    # The total travels with every step, the name in a record of its own, which may be late or
+    # lost. So the sum over all sensors is the total from the first scrape on, and never falls.
+    total = 0 if rank.newest is None else rank.newest.total_sensor_errors
+    rest = max(total - sum(errors.values()), 0)
+    errors[UNKNOWN_SENSOR] = errors.get(UNKNOWN_SENSOR, 0) + rest
+    yield from each(errors)
 
 
 RUN: tuple[Metric, ...] = (
@@ -89,7 +102,7 @@ RUN: tuple[Metric, ...] = (
         "ampwatch_sensor_errors_total",
         "counter",
         "Exceptions inside ampwatch that it kept from the training loop.",
-        STEP.count(lambda step: step.total_sensor_errors),
+        PER_RANK.by("sensor", read=_sensor_errors),
     ),
     Metric(
         "ampwatch_ring_records_dropped_total",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.guard import Channel, Guard, Subscriber
 from ampwatch.training.hooks import events
+from ampwatch.training.hooks.events import SensorFailed
 from ampwatch.training.hooks.places import ON_DEMAND, PLACES, SCALER_PLACES, GradScaler
 
 if TYPE_CHECKING:
@@ -86,8 +87,24 @@ class Bus:
         account: Account | None = None,
         sweep: Callable[[], None] | None = None,
     ) -> Guard:
-        """Return a new guard, which counts among those of this training. See ``Guard``."""
-        made = Guard(name, account or self.account, is_thread_safe=is_thread_safe, sweep=sweep)
+        """Return a new guard, which counts among those of this training. See ``Guard``.
+
+        Args:
+            name: The sensor's name.
+            is_thread_safe: As of ``Guard``.
+            account: As of ``Guard``; the training's own by default.
+            sweep: Takes off what the sensor has placed for the moment, after it has failed.
+        """
+
+        def failed(guard: Guard, error: Exception) -> None:
+            try:
+                if sweep is not None:
+                    sweep()
+            finally:
+                self.emit(SensorFailed(guard.name, guard.errors, error))
+
+        account = account or self.account
+        made = Guard(name, account, is_thread_safe=is_thread_safe, failed=failed)
         self.guards.append(made)
         return made
 

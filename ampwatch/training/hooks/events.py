@@ -237,6 +237,20 @@ class FactsChanged(NamedTuple):
     """Something that is recorded once is new: a dtype of autocast, the settings of the scaler."""
 
 
+class SensorFailed(NamedTuple):
+    """A sensor has failed and is switched off.
+
+    Attributes:
+        sensor: Its name.
+        errors: Exceptions of it that were kept from training so far.
+        error: The newest one.
+    """
+
+    sensor: str
+    errors: int
+    error: Exception
+
+
 class IterationClosing(NamedTuple):
     """The open iteration is about to end; gradients and weights are as the last step left them.
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ampwatch.host.fleet import RankView
-from ampwatch.host.fleet.rank import DIED, FIRST_LOOK_SECONDS, MAX_FACTS
+from ampwatch.host.fleet.rank import DIED, FIRST_LOOK_SECONDS, MAX_FACTS, MAX_SENSORS
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.settings import Settings
 from ampwatch.wire.records import (
@@ -20,6 +20,7 @@ from tests.workshop.clocks import SECOND, START, Clock
 from tests.workshop.records import (
     IDENTITY,
     end,
+    failure,
     finding,
     histogram,
     identity,
@@ -271,3 +272,23 @@ def test_the_interval_is_not_known_before_a_sample_and_0_when_there_are_none() -
     assert view(step(3)).sampling_interval is None
     assert view(sampling(interval=7)).sampling_interval == 7
     assert view(sampling(interval=0), step(3)).sampling_interval == 0
+
+
+def test_the_errors_of_a_sensor_are_those_of_its_newest_record() -> None:
+    """They are cumulative, and a ring repeats them."""
+    rank = view(
+        failure("births"),
+        failure("clipping"),
+        failure("births", errors=3),
+        failure("births", errors=3),
+    )
+
+    assert rank.sensor_errors == {"births": 3, "clipping": 1}
+
+
+def test_a_hostile_ring_cannot_make_sensors_without_end() -> None:
+    """Each would be a series; those that are known go on."""
+    rank = view(*(failure(f"s{i}") for i in range(2 * MAX_SENSORS)), failure("s0", errors=9))
+
+    assert len(rank.sensor_errors) == MAX_SENSORS
+    assert rank.sensor_errors["s0"] == 9

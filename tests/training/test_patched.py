@@ -1,0 +1,91 @@
+"""What is patched, held against torch itself: nothing is replaced that the page does not name."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from torch.nn.modules import module as module_hooks
+from torch.optim import Optimizer
+
+import ampwatch
+from ampwatch.training import patched
+from tests.trainings import build
+
+optimizer_hooks = sys.modules[Optimizer.__module__]
+PAGE = Path(__file__).parents[2] / "docs" / "what-is-patched.md"
+
+
+def callables() -> dict[str, int]:
+    """Return identities of everything that can be called in torch's modules and their classes."""
+    found: dict[str, int] = {}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] != "torch" or not isinstance(module, ModuleType):
+            continue
+        # As they lie there: reading an attribute may warn, or load something.
+        for key, value in list(module.__dict__.items()):
+            if issubclass(type(value), type) and value.__dict__.get("__module__") == name:
+                members = {k: v for k, v in value.__dict__.items() if callable(v)}
+                found |= {f"{name}.{key}.{member}": id(v) for member, v in members.items()}
+            elif callable(value):
+                found[f"{name}.{key}"] = id(value)
+    return found
+
+
+def named(path: str) -> bool:
+    """Whether the page has the last two parts of a path: class and method, or module and function."""
+    owner, _, name = path.rpartition(".")
+    words = re.findall(r"\w+", PAGE.read_text(encoding="utf-8"))
+    backends = ("_TorchCompileInductorWrapper", "_TorchCompileWrapper")
+    last = owner.rpartition(".")[2]
+    return name in words and (last in words or last in backends)
+
+
+def test_the_page_is_the_generated_one() -> None:
+    """`make docs` writes it."""
+    assert PAGE.read_text(encoding="utf-8") == patched.markdown()
+
+
+@pytest.mark.parametrize("level", ["light", "standard", "deep"])
+@pytest.mark.parametrize("recipe", ["fp16-foreach", "bf16-without-scaler"])
+def test_all_that_is_replaced_while_a_training_is_watched_is_on_the_page(
+    level: str, recipe: str
+) -> None:
+    """In the middle of it; afterwards torch is what it was."""
+    run = build(recipe)
+    build(recipe).loop()  # what torch loads when it is first used is not ours
+    before = callables()
+    replaced: set[str] = set()
+
+    def compare(_step: int) -> None:
+        now = callables()
+        replaced.update(path for path, was in before.items() if now.get(path, was) != was)
+
+    run.after_step = compare
+    run.steps = 3
+    with ampwatch.monitor(run.models, run.scaler, level=level, serve=False):
+        run.loop()
+    after = callables()
+
+    assert [path for path in sorted(replaced) if not named(path)] == []
+    assert any(path.endswith("autograd.backward") for path in replaced)
+    assert {path: was for path, was in before.items() if after.get(path, was) != was} == {}
+
+
+def test_hooks_of_modules_and_optimizers_are_those_of_the_page() -> None:
+    """PyTorch's global hooks are empty again afterwards."""
+    hooks: dict[str, Any] = {
+        "modules": module_hooks._global_forward_hooks,
+        "optimizers": optimizer_hooks._global_optimizer_post_hooks,
+    }
+    run = build("fp16-foreach")
+    before = {name: len(there) for name, there in hooks.items()}
+    with ampwatch.monitor(run.models, run.scaler, serve=False):
+        during = {name: len(there) for name, there in hooks.items()}
+
+    assert all(during[name] > before[name] for name in hooks)
+    assert {name: len(there) for name, there in hooks.items()} == before

@@ -6,7 +6,8 @@ than an event begins the work. The first exception switches that sensor off for 
 once with its traceback and counted; training does not notice.
 
 Other broad ``except`` clauses of the training half stand where no sensor runs: in the code that
-attaches itself to a program (`training/attach`), which must start whatever happens to us.
+attaches itself to a program (`training/attach`), and around functions that a user has handed to
+an action (`training/actions`). Decision 0031 lists them all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every place where ampwatch replaces or hooks something of torch while it watches: one list.
 
 A place is put on when a sensor wants one of its events, and taken off with the last of them.
-``docs/what-is-patched.md`` is printed from this list (`hooks/patched.py`).
+``docs/what-is-patched.md`` is printed from this list (`training/patched.py`).
 """
 
 from __future__ import annotations

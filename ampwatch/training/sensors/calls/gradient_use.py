@@ -108,7 +108,11 @@ class GradientUseSensor(Sensor):
             is_plain |= branch.kind == PLAIN
         if is_plain and self._roots.any_scaled:
             self._follow_new_shape(branches)
-        if self._is_followed():
+        if (
+            self._calls <= self._follow_until
+            or self._waits
+            or (self._may_be_unscaled and UNSCALED in stages(self._scaler))
+        ):
             seen = self._contents.before(self._trained.parameters())
             return partial(self._backward_ended, branches, seen)
         if self._contents.known:
@@ -126,13 +130,6 @@ class GradientUseSensor(Sensor):
 
     def _follow(self) -> None:
         self._follow_until = self._calls + FOLLOWED
-
-    def _is_followed(self) -> bool:
-        return (
-            self._calls <= self._follow_until
-            or self._waits
-            or (self._may_be_unscaled and UNSCALED in stages(self._scaler))
-        )
 
     def _backward_ended(self, branches: Sequence[Branch], seen: Sequence[Seen]) -> None:
         self._contents.after(seen, self._roots.reach(branches))

@@ -198,8 +198,8 @@ def _start(settings: Settings, directory: Path, lock: DaemonLock) -> DaemonStatu
     info = read_info(directory)
     if child.returncode == 0 and info is not None:
         return DaemonStatus(info.url, "started")
-    said = child.stderr.decode(errors="replace").strip().splitlines()
-    reason = said[-1].removeprefix("ampwatch: ") if said else f"exit status {child.returncode}"
+    lines = child.stderr.decode(errors="replace").strip().splitlines()
+    reason = lines[-1].removeprefix("ampwatch: ") if lines else f"exit status {child.returncode}"
     return DaemonStatus("", "unavailable", f"the daemon did not start: {reason}")
 
 

@@ -144,10 +144,10 @@ class Webhook(Action):
             self._queue.put_nowait(None)
 
     def _body(self, finding: Finding) -> bytes:
-        told = asdict(finding)
-        told["severity"] = finding.severity.value
-        told["evidence"] = {name: _number(value) for name, value in finding.evidence.items()}
-        body = {"version": BODY_VERSION, **self._run, "time": time.time(), "finding": told}
+        fields = asdict(finding)
+        fields["severity"] = finding.severity.value
+        fields["evidence"] = {name: _number(value) for name, value in finding.evidence.items()}
+        body = {"version": BODY_VERSION, **self._run, "time": time.time(), "finding": fields}
         return json.dumps(body, allow_nan=False).encode()
 
     def _work(self) -> None:
@@ -193,7 +193,7 @@ class Webhook(Action):
 
 
 def _checked(url: str) -> str:
-    """Return what may be told of ``url``.
+    """Return the part of ``url`` that may be shown: scheme, host and port.
 
     Raises:
         SettingsError: If it is no HTTP address; it is not quoted, as it may hold a secret.

@@ -116,10 +116,10 @@ def test_a_finding_that_gets_worse_is_told_when_it_is_bad_enough() -> None:
     told: list[Severity] = []
     subscription = Subscription(lambda f: told.append(f.severity), Severity.WARNING)
     finding = made(Severity.INFO)
-    subscription.tell(finding, new=True)
+    subscription.notify(finding, new=True)
     finding.severity = Severity.CRITICAL
     for _ in range(3):
-        subscription.tell(finding, new=False)
+        subscription.notify(finding, new=False)
 
     assert told == [Severity.CRITICAL]
 

@@ -48,7 +48,7 @@ class _WhenTorchIsThere:
 
             loader.exec_module = exec_module
         except Exception as error:  # noqa: BLE001 - the program must run
-            _say(error)
+            _report(error)
 
     def _loaded(self, loader: Any) -> None:
         try:
@@ -60,7 +60,7 @@ class _WhenTorchIsThere:
 
             arm()
         except Exception as error:  # noqa: BLE001 - the program must run
-            _say(error)
+            _report(error)
 
 
 def _have_ampwatch() -> None:
@@ -78,7 +78,7 @@ def _have_ampwatch() -> None:
         spec.loader.exec_module(module)
 
 
-def _say(error: Exception) -> None:
+def _report(error: Exception) -> None:
     print(  # noqa: T201 - there is no log yet
         f"ampwatch: this program runs unwatched, for ampwatch could not be attached:"
         f" {type(error).__name__}: {error}",

@@ -11,8 +11,8 @@ from torch import nn
 
 import ampwatch
 from ampwatch.training.hooks import taps
-from ampwatch.training.hooks.altered import ALTERED_FUNCTIONS, ALTERED_NORMS
 from ampwatch.training.hooks.events import AlteredCalled
+from ampwatch.training.hooks.places import ALTERED_FUNCTIONS, ALTERED_NORMS
 from ampwatch.training.hooks.sensor import Sensor
 from tests.training.bench import Bench
 from tests.training.sensors.tracing import Traced

@@ -80,7 +80,7 @@ class OpCensusSensor(Sensor):
 
     Nothing is counted as soon as ``torch.compile`` was called in the process: compiled code
     would run otherwise than without; unless the user allows that. Nor once an op was met that
-    would (``ALTERED``, where ``altered.py`` has not heard of it before it was called), nor while
+    would (``ALTERED``, where ``places.py`` has not heard of it before it was called), nor while
     a CUDA graph is captured, nor what ampwatch itself does.
 
     Args:

@@ -1,4 +1,4 @@
-"""Which autocast regions every thread is in."""
+"""The autocast regions that every thread is in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ampwatch.training.hooks.events import AutocastEntering, AutocastLeft
 
 CALLERS = 8
-"""How many callers are looked at for ``custom_fwd``; between it and here are five of ours."""
+"""Callers that are searched for ``custom_fwd``; between it and here are five frames of ours."""
 
 
 DEVICES = ("cpu", "cuda", "xpu")
@@ -61,6 +61,8 @@ class Regions(Sensor):
     is_thread_safe = True
 
     def __init__(self) -> None:
+        # By thread, because autocast is: its state lives in the thread-local set of dispatch keys.
+        # One item of a dict is read or written at a time, which the GIL makes atomic.
         self._of_thread: dict[int, list[Region]] = {}
         self._unseen: dict[int, int] = {}
 
@@ -70,7 +72,7 @@ class Regions(Sensor):
         self._unseen.clear()
 
     def autocast_entering(self, event: AutocastEntering) -> None:
-        """The calling thread is about to be in the region."""
+        """Note that the calling thread is about to be in the region."""
         region = event.region
         dtype = NAMES.get(region.fast_dtype, OTHER)
         enabled = bool(region._enabled)  # noqa: SLF001 - no public name for it
@@ -78,9 +80,10 @@ class Regions(Sensor):
         self._of_thread.setdefault(get_ident(), []).append(entered)
 
     def autocast_left(self, _event: AutocastLeft) -> None:
-        """The calling thread has left the region it entered last."""
+        """Note that the calling thread has left the region it entered last."""
         me = get_ident()
         regions = self._of_thread.get(me)
+        # Regions that nobody saw being entered are not popped: ``update`` replaces them as a whole.
         if regions and len(regions) > self._unseen.get(me, 0):
             regions.pop()
             if not regions:
@@ -104,7 +107,8 @@ class Regions(Sensor):
         ]
         self._of_thread.pop(me, None)
         if regions:
-            self._of_thread[me], self._unseen[me] = regions, len(regions)
+            self._of_thread[me] = regions
+            self._unseen[me] = len(regions)
 
     def here(self) -> list[Region]:
         """Return the regions that the calling thread is in, the innermost last. Not to be kept."""
@@ -116,6 +120,7 @@ class Regions(Sensor):
         return next(
             (
                 region
+                # A copy: other threads enter and leave meanwhile.
                 for thread, regions in list(self._of_thread.items())
                 if thread != me
                 for region in _enabled(regions, device_type)
@@ -137,6 +142,7 @@ def _is_custom_function() -> bool:
     for _ in range(CALLERS):
         if frame is None:
             return False
+        # The wrapper of torch/amp/autocast_mode.py is called so; it leaves no other trace.
         if frame.f_code.co_name == "decorate_fwd" and frame.f_globals.get("autocast"):
             return True
         frame = frame.f_back

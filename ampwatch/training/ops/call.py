@@ -46,7 +46,7 @@ class OpCall(NamedTuple):
 
     Attributes:
         func: The overload.
-        info: What is known of it.
+        info: The facts about it.
         args: Its arguments.
         kwargs: Its keyword arguments.
         out: What it has returned.
@@ -60,9 +60,9 @@ class OpCall(NamedTuple):
 
 
 class _Sort:
-    """What calls of one op with the same dtypes have in common; quick to look up by.
+    """The facts that calls of one op with the same dtypes share.
 
-    Two of them are equal only if they are the same.
+    Equality is identity, which makes it a quick key; a tuple would be hashed by value in each call.
     """
 
     __slots__ = ("device_type", "dtype", "info", "inputs", "is_float32", "kind", "out_dtype")
@@ -70,8 +70,12 @@ class _Sort:
     def __init__(
         self, info: OpInfo, kind: OpKind, inputs: tuple[str, ...], dtype: str, first: torch.Tensor
     ) -> None:
-        self.info, self.kind, self.inputs, self.dtype = info, kind, inputs, dtype
-        self.out_dtype, self.device_type = name_of(first.dtype), first.device.type
+        self.info = info
+        self.kind = kind
+        self.inputs = inputs
+        self.dtype = dtype
+        self.out_dtype = name_of(first.dtype)
+        self.device_type = first.device.type
         # A normalization of float16 values with float32 weights stays in float16.
         self.is_float32 = (
             dtype in _FLOAT32
@@ -81,7 +85,7 @@ class _Sort:
 
 
 class _Product(NamedTuple):
-    """What is multiplied in one call; the fields are those of ``OpTally``."""
+    """The FLOPs and the shape of one call; the fields are those of ``OpTally``."""
 
     flops: int = 0
     tensor_flops: int = 0
@@ -97,7 +101,7 @@ class OpCounts:
     """Counts calls. Keeps no tensor.
 
     Args:
-        why: Says why an op ran in float32: called with what is known of it, the dtypes of
+        why: Says why an op ran in float32: called with the facts about it, the dtypes of
             its inputs, and the type of its device.
 
     Attributes:
@@ -114,7 +118,8 @@ class OpCounts:
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew; what was worked out is kept."""
+        """Begin anew; what was worked out about sorts and shapes is kept."""
+        # It depends on the switches of TF32, which users may turn between two iterations.
         switches = allows_tf32(OpKind.MATMUL), allows_tf32(OpKind.CONVOLUTION)
         if switches != self._switches:
             self._switches = switches
@@ -176,6 +181,7 @@ class OpCounts:
         if info.written and not outputs:
             num_bytes += _bytes(written_by(call))
         key = sort, phase, module, fallback
+        # Backward on a GPU runs in a thread of autograd, beside those of the user.
         with self._lock:
             tally = self._tallies.get(key)
             is_new = tally is None
@@ -194,6 +200,7 @@ class OpCounts:
         self, call: OpCall, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> _Sort:
         first = outputs[0] if outputs else tensors[0]
+        # A list in between: a generator costs more than the tuple, in each call of each op.
         signature = call.func, first.dtype, first.device, tuple([t.dtype for t in tensors])
         sort = self._sorts.get(signature)
         if sort is None:
@@ -237,6 +244,7 @@ class OpCounts:
                     self._weight_copies.add(_address(copy))
                     self.weight_cast_bytes += copy.nbytes
         elif kind.has_flops:
+            # By address: autograd saves views and aliases of one storage, which is kept once.
             for tensor in tensors:
                 address = _address(tensor) if _is_half(tensor) else 0
                 if address and address not in self._weight_copies:
@@ -262,7 +270,8 @@ def written_by(call: OpCall) -> list[torch.Tensor]:
 
 
 def _sort_of(call: OpCall, tensors: Sequence[torch.Tensor], first: torch.Tensor) -> _Sort:
-    info, kind = call.info, call.info.kind
+    info = call.info
+    kind = info.kind
     inputs, dtype = promoted(tuple([t.dtype for t in tensors]))
     if kind is OpKind.CAST:
         dtype = name_of(tensors[0].dtype) if tensors else name_of(first.dtype)
@@ -306,7 +315,7 @@ def _bytes(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def _plain(value: Any) -> Hashable:
-    """Return the part of arguments that is not tensors, as something that can be looked up."""
+    """Return the part of arguments that is not tensors, as a key of a dictionary."""
     if isinstance(value, torch.Tensor):
         return None
     if isinstance(value, (list, tuple)):

@@ -23,7 +23,7 @@ AFTER = "    _E4M3,\n"
 ROW = """
     FloatFormat(
         name="uint8",
-        family=Family.FLOAT8,
+        family=FormatFamily.FLOAT8,
         exponent_bits=3,
         mantissa_bits=4,
         torch_name="uint8",
@@ -37,12 +37,12 @@ ROW = """
 BLOCK_ROW = """
     FloatFormat(
         name="mxfp8_e3m4",
-        family=Family.FLOAT8,
+        family=FormatFamily.FLOAT8,
         exponent_bits=3,
         mantissa_bits=4,
         alignment=16,
         kernel_words=("mxe3m4",),
-        block=Block(8, E8M0),
+        block=ScaleBlock(8, E8M0),
     ),
 """
 QUESTIONS = """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from ampwatch.numerics.formats import HALF, PLAIN, Family
+from ampwatch.numerics.formats import HALF, PLAIN, FormatFamily
 
 
 class OpKind(IntEnum):
@@ -86,7 +86,7 @@ class Phase(IntEnum):
 HALF_DTYPES = frozenset(HALF)
 """The dtypes autocast casts to."""
 
-FP8_DTYPES = frozenset(fmt.name for fmt in PLAIN if fmt.family is Family.FLOAT8)
+FP8_DTYPES = frozenset(fmt.name for fmt in PLAIN if fmt.family is FormatFamily.FLOAT8)
 
 TENSOR_DTYPES = frozenset(fmt.name for fmt in PLAIN if fmt.alignment)
 """The dtypes in which a matmul can run on tensor cores."""

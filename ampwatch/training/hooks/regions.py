@@ -33,7 +33,7 @@ is_in_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled
 """Whether autocast is on in the calling thread, for any type of device."""
 
 
-class Region(NamedTuple):
+class AutocastRegion(NamedTuple):
     """One autocast region that has been entered and not left.
 
     Attributes:
@@ -63,7 +63,7 @@ class Regions(Sensor):
     def __init__(self) -> None:
         # By thread, because autocast is: its state lives in the thread-local set of dispatch keys.
         # One item of a dict is read or written at a time, which the GIL makes atomic.
-        self._of_thread: dict[int, list[Region]] = {}
+        self._of_thread: dict[int, list[AutocastRegion]] = {}
         self._unseen: dict[int, int] = {}
 
     def removed(self) -> None:
@@ -76,7 +76,9 @@ class Regions(Sensor):
         region = event.region
         dtype = NAMES.get(region.fast_dtype, OTHER)
         enabled = bool(region._enabled)  # noqa: SLF001 - no public name for it
-        entered = Region(region.device, dtype, enabled, not enabled and _is_custom_function())
+        entered = AutocastRegion(
+            region.device, dtype, enabled, not enabled and _is_custom_function()
+        )
         self._of_thread.setdefault(get_ident(), []).append(entered)
 
     def autocast_left(self, _event: AutocastLeft) -> None:
@@ -99,7 +101,7 @@ class Regions(Sensor):
             return
         self._unseen.pop(me, None)
         regions = [
-            Region(
+            AutocastRegion(
                 device, name_of(torch.get_autocast_dtype(device)), enabled=True, by_function=False
             )
             for device in DEVICES
@@ -110,11 +112,11 @@ class Regions(Sensor):
             self._of_thread[me] = regions
             self._unseen[me] = len(regions)
 
-    def here(self) -> list[Region]:
+    def here(self) -> list[AutocastRegion]:
         """Return the regions that the calling thread is in, the innermost last. Not to be kept."""
         return self._of_thread.get(get_ident(), [])
 
-    def elsewhere(self, device_type: str) -> Region | None:
+    def elsewhere(self, device_type: str) -> AutocastRegion | None:
         """Return an enabled region for a type of device that another thread is in."""
         me = get_ident()
         return next(
@@ -129,7 +131,7 @@ class Regions(Sensor):
         )
 
 
-def _enabled(regions: list[Region], device_type: str) -> Iterator[Region]:
+def _enabled(regions: list[AutocastRegion], device_type: str) -> Iterator[AutocastRegion]:
     """Yield the innermost region for a type of device, if it is enabled."""
     innermost = next((r for r in reversed(regions) if r.device_type == device_type), None)
     if innermost is not None and innermost.enabled:

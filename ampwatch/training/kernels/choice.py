@@ -22,7 +22,7 @@ _native = cache(load)
 """Compiled once per process."""
 
 
-class KernelChoice:
+class KernelSelector:
     """Chooses once per type of device.
 
     On a CPU the C kernel where the machine has a compiler, else the one in PyTorch. On CUDA

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ampwatch.training.kernels.work_units import Launch, WorkUnits
+from ampwatch.training.kernels.work_units import LaunchTable, WorkUnits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ def _units(per_processor: int = 4) -> WorkUnits:
     return WorkUnits(STEP, per_processor)
 
 
-def _bytes_by_row(launches: Sequence[Launch]) -> dict[int, list[int]]:
+def _bytes_by_row(launches: Sequence[LaunchTable]) -> dict[int, list[int]]:
     """Every byte address that the units of a row cover, in order."""
     covered: dict[int, list[int]] = {}
     for dtype, _, units in launches:

@@ -329,7 +329,7 @@ def test_a_sparse_gradient_is_counted_and_so_is_what_comes_after() -> None:
 def test_no_more_signatures_are_kept_than_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences of all lengths come along in a run."""
     monkeypatch.setattr(call, "MAX_SHAPES", 3)
-    monkeypatch.setattr(call, "MAX_SORTS", 2)
+    monkeypatch.setattr(call, "MAX_VARIANTS", 2)
     counts = OpCounts(lambda *_: Fallback.NONE)
     for length in range(1, 9):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -339,7 +339,7 @@ def test_no_more_signatures_are_kept_than_set(monkeypatch: pytest.MonkeyPatch) -
             counts.count(OpCall(aten.mm.default, info, (a, a.t()), {}, out), Phase.EVAL, "")
 
     assert len(counts._products) <= 3
-    assert len(counts._sorts) <= 2
+    assert len(counts._variants) <= 2
     assert sum(t.flops for t in counts.tallies.values()) == 3 * sum(
         2 * n * n * 8 for n in range(1, 9)
     )

@@ -75,7 +75,7 @@ class Specials(Enum):
 
 
 BLOCK_SCALED = "mx"
-"""What a kernel's name, a peak and a metric call every block-scaled format."""
+"""The label of every block-scaled format in names of kernels, in peaks and in metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ class FloatFormat:
         torch_name: Name of the dtype in PyTorch that holds elements; empty if there is none.
         profiler_name: What torch.profiler calls that dtype, in lower case, where that is not
             ``c10::`` and its name.
-        alignment: What dimensions of a matmul have to be a multiple of for full-speed tensor-core
-            kernels; 0 if no tensor core multiplies the format. Unit: elements.
+        alignment: Number that dimensions of a matmul have to be multiples of for full-speed
+            tensor-core kernels; 0 if no tensor core multiplies the format. Unit: elements.
         kernel_words: How names of kernels spell it between underscores.
         cpp_types: How names of kernels spell it among template arguments, without leading
             underscores.
@@ -158,7 +158,7 @@ class FloatFormat:
 
     def __post_init__(self) -> None:
         """Derive the limits from the bits."""
-        for name, value in self._derived().items():
+        for name, value in self._derived().items():  # frozen: only object.__setattr__ can set them
             object.__setattr__(self, name, value)
 
     def _derived(self) -> dict[str, float]:
@@ -205,7 +205,7 @@ class FloatFormat:
 
     @property
     def kernel_label(self) -> str:
-        """What a kernel's name, a peak and a metric call it: one label for all formats of FP8."""
+        """The label in names of kernels, in peaks and in metrics: one for all formats of FP8."""
         if self.block is not None:
             return BLOCK_SCALED
         return self.family.value if self.family is FormatFamily.FLOAT8 else self.name
@@ -247,7 +247,7 @@ _NV_BLOCK = ScaleBlock(16, _E4M3)
 
 # Alignments are 16 bytes (NVIDIA, "Deep Learning Performance: Matrix Multiplication", "Tensor Core
 # Requirements"), but for FP6: the instructions that copy it from memory take 128 elements (CUTLASS,
-# "Blackwell SM100 GEMMs", tables 2 and 3; 32 for FP4 is that of the kinds mxf4 and mxf4nvf4).
+# "Blackwell SM100 GEMMs", tables 2 and 3; 32 for FP4 is of the kinds mxf4 and mxf4nvf4).
 _ROWS = (
     FloatFormat(
         name="float64",

@@ -1,4 +1,4 @@
-"""What ampwatch replaces or hooks in torch, as a page: ``docs/what-is-patched.md``.
+"""The page of all that ampwatch replaces or hooks in torch: ``docs/what-is-patched.md``.
 
 The page is printed from the list of the bus (``python -m ampwatch.training.patched >
 docs/what-is-patched.md``), and from the few places that are not the bus's.

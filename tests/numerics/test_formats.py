@@ -72,7 +72,7 @@ def test_max_is_the_largest_finite_pattern_of_all(name: str) -> None:
 
 
 def test_tf32_is_float32_with_thirteen_bits_less() -> None:
-    """It keeps the exponents of float32 and the mantissa of float16."""
+    """TF32 keeps the exponents of float32 and the mantissa of float16."""
     tf32 = FORMATS["tf32"]
     assert tf32.max == float.fromhex("0x1.ffcp127")
     assert (tf32.min_normal, tf32.min_subnormal) == (2.0**-126, 2.0**-136)
@@ -125,7 +125,7 @@ def test_limits_hold_to_the_last_bit_of_float64(name: str) -> None:
 
 
 def test_nothing_in_float64_is_beyond_float64() -> None:
-    """Its limits are those of the type in which limits are given."""
+    """Limits are given in float64, so its own are the limits of the type."""
     assert FORMATS["float64"].overflow_from == math.inf
     assert FORMATS["float64"].flush_at == 0.0
 

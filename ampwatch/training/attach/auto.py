@@ -54,12 +54,13 @@ def _print(text: str) -> None:
 
 
 def arm() -> Attacher:
-    """Attach to what this process makes from now on."""
+    """Attach to the trainings that this process makes from now on."""
     attacher = Attacher(serve=os.environ.get(ATTACH) != FINDINGS_ONLY)
     if not logger.handlers:
         logger.addHandler(_ToStderr())
         logger.propagate = False
     atexit.register(attacher.report)
+    # A worker of a DataLoader inherits monitors whose rings are the parent's to write.
     os.register_at_fork(after_in_child=attacher.forget)
     attacher.install()
     return attacher
@@ -120,7 +121,7 @@ class Attacher:
 
     def _zero_grad(self, optimizer: Optimizer, *_: Any) -> None:
         scalers = [s for s in _living(self._scalers) if s.is_enabled()]
-        # With several nobody knows yet which of them is whose.
+        # With several scalers it is not known yet which optimizer steps through which.
         if self._is_waiting(optimizer) and len(scalers) <= 1:
             self._attach(_living(self._waiting), scalers[0] if scalers else None, 0)
 
@@ -158,8 +159,9 @@ class Attacher:
 
     def _attach(self, optimizers: list[Optimizer], scaler: GradScaler | None, step: int) -> None:
         """Watch the training of ``optimizers``, of which iteration ``step`` is open."""
+        # Late: a program that imports torch and trains nothing should not pay for all of ampwatch.
         from ampwatch.training.attach.owners import models_of  # noqa: PLC0415
-        from ampwatch.training.monitor import Monitor, watch_unasked  # noqa: PLC0415 - not before it is needed
+        from ampwatch.training.monitor import Monitor, watch_unasked  # noqa: PLC0415
 
         if Monitor.num_asked_for:
             self.remove()
@@ -206,7 +208,7 @@ class Attacher:
                 _print(words)
 
     def _covers(self, models: list[nn.Module], scaler: GradScaler | None) -> bool:
-        """Whether a monitor of ours finds optimizers of ``models`` by itself."""
+        """Whether a monitor of ours will find optimizers of ``models`` by itself."""
         return bool(models) and any(
             not watch.closed
             and (scaler is None or (of is not None and of() is scaler))

@@ -37,9 +37,9 @@ class Fault(Protocol):
 
 
 class GradientFault:
-    """One element of the gradient of each parameter becomes ``value`` in a backward that is due.
+    """Sets one element of each parameter's gradient to ``value`` in a backward that is due.
 
-    By hooks on the parameters' nodes of the graph, before gradients are accumulated, and so before
+    Hooks on the parameters' nodes of the graph do it, before gradients are accumulated, and so before
     they are reduced over ranks. The parameters are left alone: their copies have no hook.
     """
 
@@ -47,7 +47,8 @@ class GradientFault:
         self._parameters = parameters
         self._value = value
         self._guard = guard
-        # A node lives as long as it is held, and its hook with it.
+        # The parameter holds its AccumulateGrad node weakly: it lives as long as it is held here, and
+        # its hook with it. Unheld, the next forward would make a new node, without the hook.
         self._placed: list[tuple[torch.autograd.graph.Node, Handle]] = []
 
     def install(self, due: Callable[[], bool]) -> None:
@@ -77,12 +78,12 @@ class GradientFault:
 
 
 class ActivationFault:
-    """The first floating-point tensor of a module's output becomes ``value`` throughout.
+    """Sets the first floating-point tensor of a module's output to ``value`` throughout.
 
-    By PyTorch's global forward hook, so that nothing is on the module, and ahead of the others, so that
-    sensors see it as the module's own. Made by ops whose inputs are finite, as in the fault that it
-    stands for: a number that the program writes down as infinite is taken for meant. Its gradient passes
-    unchanged.
+    PyTorch's global forward hook does it, so that nothing is on the module, and ahead of the other
+    hooks, so that sensors see it as the module's own. The values are made by ops whose inputs are
+    finite, as in the fault that this stands for: a number that the program writes down as infinite is
+    taken for meant. The gradient passes unchanged.
     """
 
     def __init__(self, module: nn.Module, value: float, guard: Guard) -> None:
@@ -167,7 +168,7 @@ def _with(output: Any, old: Tensor, new: Tensor) -> Any:
 
 
 class StallFault:
-    """The step of the first optimizer waits for so long in each iteration that is due."""
+    """Delays the step of the first optimizer by ``seconds`` in each iteration that is due."""
 
     def __init__(
         self,

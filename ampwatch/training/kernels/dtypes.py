@@ -24,7 +24,7 @@ def dtypes_of(formats: Iterable[FloatFormat]) -> dict[torch.dtype, FloatFormat]:
 
 
 MEASURED = dtypes_of(fmt for fmt in FORMATS.values() if fmt.is_measured)
-"""What kernels measure."""
+"""The dtypes that kernels measure, with their formats."""
 
 HALF = frozenset(dtype for dtype, fmt in MEASURED.items() if fmt.family is FormatFamily.HALF)
 

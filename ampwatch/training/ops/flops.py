@@ -66,7 +66,9 @@ def _grouped_backward(given: dict[str, Any]) -> int:
 
 
 def _attention(info: OpInfo, given: dict[str, Any]) -> int:
-    query, key, value = given["query"], given["key"], given["value"]
+    query = given["query"]
+    key = given["key"]
+    value = given["value"]
     # (B, H, T, D), or (B, T, H, D) in the ops below; several sequences in a row (T, H, D).
     time = -2 if info.name.startswith("_scaled_dot_product") else -3
     keys = int(key.shape[time])

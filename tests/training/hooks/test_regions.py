@@ -1,4 +1,4 @@
-"""Which autocast regions every thread is in."""
+"""The autocast regions that every thread is in."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_regions_are_followed_as_they_are_entered_and_left(regions: Regions) -> 
 
 
 def test_an_exception_leaves_a_region(regions: Regions) -> None:
-    """As the user's ``with`` does."""
+    """The user's ``with`` leaves the region in PyTorch, and here."""
     with pytest.raises(ZeroDivisionError), torch.autocast("cpu", dtype=torch.bfloat16):
         _ = 1 // 0
 
@@ -91,7 +91,7 @@ def test_autocast_that_is_switched_on_by_hand_is_known_once_asked_for(regions: R
 
 
 def test_threads_have_regions_of_their_own(regions: Regions) -> None:
-    """Another one's is seen as such, as long as it is in it, and only an enabled one."""
+    """A region of another thread is known as one, while it lasts and if it is enabled."""
     seen: list[Any] = []
     inside, done = threading.Event(), threading.Event()
 

@@ -105,7 +105,7 @@ def test_a_training_that_cannot_pay_is_sampled_now_and_then_all_the_same() -> No
 
 @pytest.mark.parametrize("ranks", [2, 16])
 def test_the_ranks_of_a_job_sample_in_the_same_steps(ranks: int) -> None:
-    """They wait for one another: apart, each would delay all the others."""
+    """Ranks wait for one another: apart, each would delay all the others."""
     rng = random.Random(0)
     trainings = [Training(cost_s=0.01 * rng.uniform(0.7, 1.4)) for _ in range(ranks)]
     for training in trainings:
@@ -117,7 +117,7 @@ def test_the_ranks_of_a_job_sample_in_the_same_steps(ranks: int) -> None:
 
 
 def test_the_time_of_a_device_is_charged_when_it_is_known() -> None:
-    """It pays like any other, and what weighs too much on a step is spread."""
+    """Device time is paid like host time, and a sample that weighs too much on a step is spread."""
     late, free = Training(cost_s=0.0), Training(cost_s=0.0)
     for _ in range(3000):
         step, samples = late.governor.step, len(late.samples)
@@ -183,7 +183,7 @@ def test_a_sample_that_weighs_on_its_step_is_spread_over_several() -> None:
 
 
 def test_deep_measures_everything_in_every_iteration() -> None:
-    """It is for debugging, and costs what it has to. Updates are compared over several anyway."""
+    """Level deep is for debugging, and costs what it has to. Updates are compared over several anyway."""
     training = Training(level="deep").run(50)
 
     expected = [EVERYTHING if i % 4 == 0 else EVERYTHING - UPDATES for i in range(50)]
@@ -269,7 +269,7 @@ def test_ops_cost_by_how_much_the_step_was_longer_than_usual(drag_s: float) -> N
 
 
 def test_a_step_whose_ops_are_counted_is_not_the_usual_one() -> None:
-    """Else the second count would look free."""
+    """Taken for usual, it would make the second count look free."""
     training = Training(cost_s=0.001, drag_s=0.3, sample_every=1).run(200)
 
     assert training.governor._usual_ns == pytest.approx(0.1e9, rel=0.05)

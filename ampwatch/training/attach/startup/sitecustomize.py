@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib would be one more import
 ATTACH = "AMPWATCH_ATTACH"
-"""As in ampwatch/settings.py, which is not imported for this."""
+"""A copy of the name in ampwatch/settings.py, which is not imported for this."""
 
 
 class _WhenTorchIsThere:
-    """Finds nothing by itself; has ampwatch loaded as soon as torch has been."""
+    """Finds no module by itself; has ampwatch loaded as soon as torch has been."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
         """Return what the others find for torch, with a loader that calls us at its end."""
         if name != "torch":
             return None
         for finder in sys.meta_path:
-            # Python itself passes over those of the old kind, which have no such method.
+            # Python itself passes over finders of the old kind, which lack the method.
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec = None if find is None else find(name, path, target)
             if spec is not None:
@@ -46,6 +46,7 @@ class _WhenTorchIsThere:
                 load(module)
                 self._loaded(loader)
 
+            # On the instance, not on its class: other modules have loaders of the same class.
             loader.exec_module = exec_module
         except Exception as error:  # noqa: BLE001 - the program must run
             _report(error)
@@ -98,7 +99,7 @@ def _leave_no_trace() -> None:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        # What it raises is told by Python, as it would be without us.
+        # Python prints what it raises, as it would without us (site.execsitecustomize).
         sys.modules["sitecustomize"] = ours
         raise
 

@@ -112,6 +112,7 @@ def _find_or_start(settings: Settings, directory: Path) -> DaemonStatus:
                 return _elsewhere(settings) or _start(settings, directory, lock)
             finally:
                 lock.let_go()
+        # Somebody holds the lock. Without an address it is still starting: wait for that.
         info = read_info(directory)
         if info is not None:
             return _running(settings, info)

@@ -346,6 +346,7 @@ class Monitor:
         # Bound methods compare equal, which is all that unregister asks for.
         atexit.unregister(self._at_exit)
         _open.remove(self)
+        # Sensors go last: values of the newest iterations are still on their way to the host.
         try:
             self._session.drain()
         finally:
@@ -369,6 +370,8 @@ class Monitor:
         if self._is_unasked and self.num_asked_for:
             self.close()
             return
+        # Weak references: a notebook that has replaced its model frees it by that, and its monitor is
+        # closed when the next one comes.
         mine = [reference() for reference in self._models]
         asked = [x for x in (targets.scaler, *targets.models) if x is not None]
         shared = [x for x in asked if any(x is y for y in (self._scaler, *mine))]

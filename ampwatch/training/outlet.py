@@ -149,6 +149,7 @@ class Outlet:
         Raises:
             StopTraining: If the user has asked for it, after all other actions were asked.
         """
+        # A list: every action is asked before one of them ends the training.
         stops = [self._acting.run(action.settle, step) for action in self._actions()]
         if stop := next(filter(None, stops), None):
             raise stop

@@ -55,6 +55,7 @@ class GradientFault:
         """Place the hooks."""
 
         def before(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+            # due() last: asking it counts as planting.
             if is_traced() or not due():
                 return None
             return self._guard.run(self._planted, gradients)
@@ -70,6 +71,8 @@ class GradientFault:
         self._placed.clear()
 
     def _planted(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        # A clone: autograd may hand one tensor to several nodes, as the gradient of an addition, and
+        # the others must see what it was.
         gradient = gradients[0].clone()
         values = gradient._values() if gradient.is_sparse else gradient  # noqa: SLF001 - the view that can be written to
         if values.numel():
@@ -106,6 +109,7 @@ class ActivationFault:
                 return None
             # Outside of the guard: what sensors do there is hidden from the op tracer, and
             # these ops have to be seen.
+            # A sum and no copy_: autograd goes on through it, and its derivative is 1.
             planted = found + _made_by_ops(found, self._value)
             return self._guard.run(_with, output, found, planted)
 
@@ -162,6 +166,7 @@ def _with(output: Any, old: Tensor, new: Tensor) -> Any:
         for f in fields(output):
             part = getattr(output, f.name)
             if (other := _with(part, old, new)) is not part:
+                # Also where the class is frozen; the twin is nobody's yet.
                 object.__setattr__(twin, f.name, other)
         return twin
     return output

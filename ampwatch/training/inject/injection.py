@@ -143,6 +143,8 @@ class Injection:
 
     def install(self) -> None:
         """Place it."""
+        # The fault comes off at a boundary: its own hooks are not running there, and PyTorch walks
+        # over some hooks in place.
         self._session.bus.call_at_boundary(self._closed)
         self._fault.install(self._due)
 
@@ -150,6 +152,7 @@ class Injection:
         """Take it off. Idempotent."""
         if self._is_over:
             return
+        # First: the session calls this again when it ends, and so does the user's `with`.
         self._is_over = True
         self._session.bus.forget_at_boundary(self._closed)
         self._fault.remove()
@@ -185,6 +188,7 @@ class Injection:
         step = self._session.step
         if self._is_over or step not in self._iterations:
             return False
+        # Each node of a parameter asks, but an iteration counts once.
         if step != self._last:
             self.planted += 1
             self._last = step

@@ -298,6 +298,8 @@ class Governor:
             return since >= self._every
         if self.step < OPENING:
             return True
+        # A multiple of the period, not a distance from the last sample: so ranks with different
+        # periods still sample in the same steps.
         return self.step % self._period == 0 and self._can_pay()
 
     def _can_pay(self) -> bool:

@@ -119,6 +119,7 @@ class RangeSamples(Sensor):
 
     def take(self, sample: Sample) -> Sequence[TensorRange]:
         """Return the measurements of a sample that has arrived."""
+        # run() returns None once the guard is off.
         return self._guard.run(self._take, sample) or ()
 
     def _take(self, sample: Sample) -> Sequence[TensorRange]:

@@ -158,6 +158,8 @@ def _extent(tensor: Tensor) -> int:
 
 
 def _is_in_storage(tensor: Tensor, extent: int) -> bool:
+    # FSDP resizes the storage of a parameter to 0 between uses and leaves the shape as it is: a
+    # kernel that goes by the shape would read memory that is somebody else's, or nobody's.
     end = (tensor.storage_offset() + extent) * tensor.element_size()
     return end <= tensor.untyped_storage().nbytes()
 

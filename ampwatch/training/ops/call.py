@@ -266,6 +266,7 @@ def tensors_among(values: Iterable[Any]) -> list[torch.Tensor]:
 
 def written_by(call: OpCall) -> list[torch.Tensor]:
     """Return the tensors that a call has changed, wherever they were given."""
+    # Not strict: the dispatcher leaves out trailing arguments that have their defaults.
     given = dict(zip(call.info.arguments, call.args, strict=False)) | call.kwargs
     names = [call.info.arguments[place] for place in call.info.written]
     return tensors_among([given[name] for name in names if name in given])
@@ -354,6 +355,7 @@ def _is_nchw(tensors: Sequence[torch.Tensor]) -> bool:
 
 def _address(tensor: torch.Tensor) -> int:
     """Return where a tensor is, 0 for one without a single place."""
+    # A sparse tensor has several storages and raises; a meta tensor is nowhere.
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         return 0
     return tensor.untyped_storage().data_ptr()

@@ -53,6 +53,7 @@ class _WhenTorchIsThere:
 
     def _loaded(self, loader: Any) -> None:
         try:
+            # Undone first, so that nothing of this stays if the import of ampwatch fails.
             del loader.exec_module
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
@@ -66,7 +67,7 @@ class _WhenTorchIsThere:
 
 def _have_ampwatch() -> None:
     """Import ampwatch from beside this file, if this Python has none of its own."""
-    if importlib.util.find_spec("ampwatch") is not None:
+    if importlib.util.find_spec("ampwatch") is not None:  # which imports nothing
         return
     package = os.path.abspath(os.path.join(HERE, "..", "..", ".."))  # noqa: PTH100, PTH118 - as above
     spec = importlib.util.spec_from_file_location(
@@ -105,5 +106,6 @@ def _leave_no_trace() -> None:
 
 
 if os.environ.get(ATTACH):
+    # First: Python asks finders in order and takes the first answer, so the last would never be asked.
     sys.meta_path.insert(0, _WhenTorchIsThere())
 _leave_no_trace()

@@ -16,7 +16,7 @@ from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import is_plain
 
 if TYPE_CHECKING:
-    from ampwatch.training.hooks.regions import Region
+    from ampwatch.training.hooks.regions import AutocastRegion
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
 
@@ -38,7 +38,7 @@ class _Cast(NamedTuple):
     parameter: weakref.ref[torch.Tensor]
     name: str
     version: int
-    regions: list[Region]
+    regions: list[AutocastRegion]
 
 
 class AgedCasts(Sensor):

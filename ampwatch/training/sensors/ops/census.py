@@ -16,7 +16,7 @@ from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.training.hooks.compiling import ForcedEager, may_compile
 from ampwatch.training.hooks.events import AlteredCalled, ForwardBegan, ForwardEnded
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.iteration.governor import Look
+from ampwatch.training.iteration.governor import Observation
 from ampwatch.training.model.module_stack import ModuleStack
 from ampwatch.training.ops.call import OpCall, OpCounts, tensors_among
 from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
@@ -80,7 +80,7 @@ class OpCensusSensor(Sensor):
 
     Nothing is counted as soon as ``torch.compile`` was called in the process: compiled code
     would run otherwise than without; unless the user allows that. Nor once an op was met that
-    would (``ALTERED``, where ``altered.py`` has not heard of it before it was called), nor while
+    would (``ALTERED``, where ``places.py`` has not heard of it before it was called), nor while
     a CUDA graph is captured, nor what ampwatch itself does.
 
     Args:
@@ -163,7 +163,7 @@ class OpCensusSensor(Sensor):
     def _begin_planned(self, step: int, attention: Attention) -> None:
         governor = self._governor
         one_by_one = governor.counts_one_by_one
-        counts = one_by_one and Look.OPS in governor.wanted
+        counts = one_by_one and Observation.OPS in governor.wanted
         follows = (
             self._traces_all or attention.trace or counts or (one_by_one and governor.is_opening)
         )

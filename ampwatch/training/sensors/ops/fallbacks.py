@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from ampwatch.training.hooks.regions import Region, Regions
+    from ampwatch.training.hooks.regions import AutocastRegion, Regions
     from ampwatch.training.ops.info import OpInfo
 
 
@@ -56,7 +56,7 @@ class Fallbacks:
             return Fallback.CUSTOM_FUNCTION if region.by_function else Fallback.DISABLED_REGION
         return _inside(info, inputs, device_type)
 
-    def why_lone(self, module: nn.Module) -> tuple[Fallback, Region] | None:
+    def why_lone(self, module: nn.Module) -> tuple[Fallback, AutocastRegion] | None:
         """Return why a module is called without the autocast that is expected, and which.
 
         ``None`` if nothing is amiss: it is called inside a region for its device, enabled or
@@ -86,6 +86,6 @@ def _inside(info: OpInfo, inputs: Sequence[str], device_type: str) -> Fallback:
     return Fallback.FP32_LIST if is_listed else Fallback.NOT_LISTED
 
 
-def _region_for(device_type: str, regions: Sequence[Region]) -> Region | None:
+def _region_for(device_type: str, regions: Sequence[AutocastRegion]) -> AutocastRegion | None:
     """Return the innermost region for a type of device."""
     return next((r for r in reversed(regions) if r.device_type == device_type), None)

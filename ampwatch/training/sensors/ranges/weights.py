@@ -44,7 +44,7 @@ class WeightSensor(Sensor):
     def iteration_closing(self, event: IterationClosing) -> None:
         """Measure state where it is planned, and at once where something is not finite."""
         governor = self._governor
-        if event.has_nonfinite and governor.observes_skips and governor.takes_first_look():
+        if event.has_nonfinite and governor.observes_skips and governor.takes_first_check():
             self._measure(0, 1)
         elif Topic.WEIGHT in governor.wanted:
             self._measure(*governor.part)

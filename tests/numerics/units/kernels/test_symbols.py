@@ -1,4 +1,4 @@
-"""What a kernel is called is found in what a profiler writes."""
+"""The name of a kernel's function is found in the text that a profiler writes."""
 
 from __future__ import annotations
 

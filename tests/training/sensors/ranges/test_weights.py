@@ -39,7 +39,7 @@ def test_something_non_finite_is_a_reason_to_look_at_once(
 ) -> None:
     """In an iteration that is not sampled, and once in a row of them."""
     _, parts = watched()
-    parts.governor.first_look = bool(first)
+    parts.governor.first_check = bool(first)
     parts.bus.emit(IterationClosing(has_nonfinite=bool(nonfinite)))
 
     assert bool(parts.notes.notes) is bool(looked)

@@ -43,7 +43,7 @@ from ampwatch.diagnosis.rounding.accumulation import (
     Accumulation,
 )
 from ampwatch.diagnosis.rounding.fp8 import Fp8
-from ampwatch.diagnosis.rounding.lossy_casts import LossyCasts
+from ampwatch.diagnosis.rounding.lossy_casts import RoundedIntegers
 from ampwatch.diagnosis.rounding.update_precision import UpdatePrecision
 from ampwatch.diagnosis.scale.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.scale.scale_reset import ScaleReset
@@ -192,7 +192,7 @@ class Diagnosis:
         self._observers: dict[type, Callable[[Any], None]] = {
             OpTrace: culprit_ops.observe_trace,
             BadInput: culprit_ops.observe_input,
-            LossyCast: LossyCasts(self.book).observe,
+            LossyCast: RoundedIntegers(self.book).observe,
             Fp8Cast: fp8.observe,
             BrokenScale: fp8.observe_scale,
             SumSeen: self._suspect,

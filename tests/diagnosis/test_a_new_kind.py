@@ -18,13 +18,13 @@ REPOSITORY = Path(__file__).parents[2]
 DETECTOR = '''
 """Findings about losses that are exactly zero."""
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, likely, since
+from ampwatch.diagnosis.kinds.kind import KindFamily, Kind, likely, since
 from ampwatch.wire.records import Finding, Severity
 
 LOSS_IS_ZERO = Kind(
     slug="loss_is_zero",
     number={number},
-    family=Family.NOT_AMP,
+    family=KindFamily.NOT_AMP,
     meaning="there is nothing left to learn from",
     severities=(Severity.INFO,),
     certainty=likely("the loss was read in one step"),

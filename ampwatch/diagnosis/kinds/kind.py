@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Fits = Callable[[Finding, Finding], bool]
 
 
-class Family(Enum):
+class KindFamily(Enum):
     """The families, in the order of the pages.
 
     Attributes:
@@ -240,7 +240,7 @@ class Kind:
 
     slug: str
     number: int
-    family: Family
+    family: KindFamily
     meaning: str
     severities: tuple[Severity, ...]
     certainty: Certainty

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.diagnosis.performance.gains import saving
 from ampwatch.diagnosis.performance.op_shares import (
     FORWARD,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FP32_MATMUL = Kind(
     slug="fp32_matmul",
     number=30,
-    family=Family.PERFORMANCE,
+    family=KindFamily.PERFORMANCE,
     meaning="most of the work is done in float32, although autocast is used",
     severities=(Severity.INFO, Severity.WARNING),
     certainty=certain("the dtypes of the matrix products were read as they ran"),

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import (
     AT_FAULT,
-    Family,
     Kind,
+    KindFamily,
     after,
     backwards,
     certain,
@@ -50,7 +50,7 @@ def _goes_on(collapse: Finding, left: Finding) -> bool:
 SCALE_COLLAPSE = Kind(
     slug="scale_collapse",
     number=7,
-    family=Family.SCALE_DYNAMICS,
+    family=KindFamily.SCALE_DYNAMICS,
     meaning="every step is skipped and the scale falls towards zero",
     severities=(Severity.WARNING, Severity.CRITICAL, Severity.INFO),
     certainty=certain("skipped steps and the loss scale were read from the scaler"),
@@ -76,7 +76,7 @@ SCALE_COLLAPSE = Kind(
 SCALE_BELOW_ONE = Kind(
     slug="scale_below_one",
     number=8,
-    family=Family.SCALE_DYNAMICS,
+    family=KindFamily.SCALE_DYNAMICS,
     meaning="training goes on with a loss scale below 1",
     severities=(Severity.WARNING, Severity.INFO),
     certainty=certain("the loss scale was read from the scaler at steps that were taken"),
@@ -96,7 +96,7 @@ SCALE_BELOW_ONE = Kind(
 SCALE_RUNAWAY = Kind(
     slug="scale_runaway",
     number=9,
-    family=Family.SCALE_DYNAMICS,
+    family=KindFamily.SCALE_DYNAMICS,
     meaning="the scale doubles and doubles and never meets an overflow",
     severities=(Severity.WARNING,),
     certainty=certain("every growth of the loss scale was counted, and no overflow came between"),
@@ -111,7 +111,7 @@ SCALE_RUNAWAY = Kind(
 SCALER_WITH_BF16 = Kind(
     slug="scaler_with_bf16",
     number=10,
-    family=Family.SCALE_DYNAMICS,
+    family=KindFamily.SCALE_DYNAMICS,
     meaning="a GradScaler is enabled although autocast computes in bfloat16",
     severities=(Severity.INFO, Severity.WARNING),
     certainty=certain("the scaler is enabled and every autocast region seen was bfloat16"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SCALE_RESET = Kind(
     slug="scale_reset",
     number=47,
-    family=Family.SCALE_DYNAMICS,
+    family=KindFamily.SCALE_DYNAMICS,
     meaning="the scale jumps back to its initial value",
     severities=(Severity.WARNING, Severity.INFO),
     certainty=certain("the loss scale was read before and after it jumped"),

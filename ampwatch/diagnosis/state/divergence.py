@@ -6,7 +6,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, Precedence, very_likely
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, Precedence, very_likely
 from ampwatch.wire.records import Finding, Severity, SkipClass, Topic
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DIVERGENCE = Kind(
     slug="divergence",
     number=51,
-    family=Family.NOT_AMP,
+    family=KindFamily.NOT_AMP,
     meaning="training runs away, and would do so in float32",
     severities=(Severity.CRITICAL,),
     certainty=very_likely(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.kinds.kind import (
     AT_FAULT,
     AT_FAULT_FOR_LONG,
-    Family,
     Kind,
+    KindFamily,
     Precedence,
     before,
     certain,
@@ -33,7 +33,7 @@ def _is_root(_buffer: Finding, batch: Finding) -> bool:
 PARAM_NONFINITE = Kind(
     slug="param_nonfinite",
     number=19,
-    family=Family.POISONED_STATE,
+    family=KindFamily.POISONED_STATE,
     meaning="weights are NaN or infinite",
     severities=(Severity.CRITICAL,),
     certainty=certain("NaN and infinities in the weights were counted"),
@@ -59,7 +59,7 @@ PARAM_NONFINITE = Kind(
 BUFFER_NONFINITE = Kind(
     slug="buffer_nonfinite",
     number=20,
-    family=Family.POISONED_STATE,
+    family=KindFamily.POISONED_STATE,
     meaning="running statistics were poisoned by a step that was skipped",
     severities=(Severity.CRITICAL,),
     certainty=certain("NaN and infinities in the buffer were counted"),
@@ -84,7 +84,7 @@ BUFFER_NONFINITE = Kind(
 OPTIMIZER_EPS_UNDERFLOW = Kind(
     slug="optimizer_eps_underflow",
     number=18,
-    family=Family.UPDATE_PRECISION,
+    family=KindFamily.UPDATE_PRECISION,
     meaning="the optimizer divides by zero",
     severities=(Severity.CRITICAL,),
     certainty=certain("eps, rounded to the dtype of the optimizer's state, is zero"),

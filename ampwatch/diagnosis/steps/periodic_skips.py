@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ampwatch.diagnosis.forward.kinds import NONFINITE_INPUT
 from ampwatch.diagnosis.kinds.kind import (
     AT_FAULT_FOR_LONG,
-    Family,
     Kind,
+    KindFamily,
     Precedence,
     during,
     very_likely,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PERIODIC_SKIP = Kind(
     slug="periodic_skip",
     number=48,
-    family=Family.SCALE_DYNAMICS,
+    family=KindFamily.SCALE_DYNAMICS,
     meaning="the steps that are skipped are always those with a certain loss term",
     severities=(Severity.WARNING,),
     certainty=very_likely(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, before, certain, during
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, before, certain, during
 from ampwatch.diagnosis.scale.forecast import alarm_rate
 from ampwatch.wire.records import OTHER_OPTIMIZERS, Finding, Severity
 
@@ -25,7 +25,7 @@ def _overlaps(desync: Finding, batch: Finding) -> bool:
 SHARED_SCALER_DESYNC = Kind(
     slug="shared_scaler_desync",
     number=49,
-    family=Family.STEP_BOOKKEEPING,
+    family=KindFamily.STEP_BOOKKEEPING,
     meaning="two optimizers share a scaler, and one is skipped far more often",
     severities=(Severity.WARNING,),
     certainty=certain("skipped steps were counted for each optimizer of the scaler"),

@@ -55,7 +55,7 @@ from ampwatch.wire.records import (
     WindowRecord,
 )
 from ampwatch.wire.records.fields import MAX_NAME
-from ampwatch.wire.ring.layout import Kind
+from ampwatch.wire.ring.layout import RecordKind
 from ampwatch.wire.ring.text import check_names, cut_name, cut_text, harmless, refuse
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ _WIDEST = 8
 """Bytes of a count of a histogram at most."""
 
 
-def encode(record: Record, limit: int) -> tuple[Kind, bytes]:
+def encode(record: Record, limit: int) -> tuple[RecordKind, bytes]:
     """Return the kind and the payload of a record, long text and long tables cut to fit.
 
     Args:
@@ -423,22 +423,22 @@ _JSON_ENCODER = json.Encoder(enc_hook=_number)
 _HISTOGRAM = [f.name for f in fields(ExponentHistogram)]
 _HISTOGRAM_VALUES = attrgetter(*_HISTOGRAM)
 _FINDING = _TextForm(Finding)
-_FORMS: tuple[tuple[Kind, type[Any], _Form], ...] = (
-    (Kind.STEP, StepRecord, _StepForm()),
-    (Kind.OPTIMIZER, OptimizerRecord, _OptimizerForm()),
-    (Kind.RANGE, RangeRecord, _RangeForm()),
-    (Kind.SAMPLING, SamplingRecord, _Form(SamplingRecord)),
-    (Kind.CENSUS, CensusRecord, _CensusForm()),
-    (Kind.WINDOW, WindowRecord, _TableForm(WindowRecord, _check_window)),
-    (Kind.FACTS, FactsRecord, _TextForm(FactsRecord)),
-    (Kind.END, EndRecord, _TextForm(EndRecord, _check_end)),
-    (Kind.FAILURE, SensorFailureRecord, _TextForm(SensorFailureRecord, _check_failure)),
+_FORMS: tuple[tuple[RecordKind, type[Any], _Form], ...] = (
+    (RecordKind.STEP, StepRecord, _StepForm()),
+    (RecordKind.OPTIMIZER, OptimizerRecord, _OptimizerForm()),
+    (RecordKind.RANGE, RangeRecord, _RangeForm()),
+    (RecordKind.SAMPLING, SamplingRecord, _Form(SamplingRecord)),
+    (RecordKind.CENSUS, CensusRecord, _CensusForm()),
+    (RecordKind.WINDOW, WindowRecord, _TableForm(WindowRecord, _check_window)),
+    (RecordKind.FACTS, FactsRecord, _TextForm(FactsRecord)),
+    (RecordKind.END, EndRecord, _TextForm(EndRecord, _check_end)),
+    (RecordKind.FAILURE, SensorFailureRecord, _TextForm(SensorFailureRecord, _check_failure)),
 )
-_PACKERS: dict[type[Any], tuple[Kind, Callable[[Any, int], bytes]]] = {
+_PACKERS: dict[type[Any], tuple[RecordKind, Callable[[Any, int], bytes]]] = {
     **{record: (kind, form.pack) for kind, record, form in _FORMS},
-    FindingRecord: (Kind.FINDING, lambda record, limit: _FINDING.pack(record.finding, limit)),
+    FindingRecord: (RecordKind.FINDING, lambda record, limit: _FINDING.pack(record.finding, limit)),
 }
 _UNPACKERS: dict[int, Callable[[bytes], Record]] = {
     **{kind: form.unpack for kind, _, form in _FORMS},
-    Kind.FINDING: lambda payload: FindingRecord(_FINDING.unpack(payload)),
+    RecordKind.FINDING: lambda payload: FindingRecord(_FINDING.unpack(payload)),
 }

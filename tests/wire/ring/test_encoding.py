@@ -32,7 +32,7 @@ from ampwatch.wire.records import (
     StepRecord,
 )
 from ampwatch.wire.ring.encoding import decode, decode_identity, encode, encode_identity
-from ampwatch.wire.ring.layout import Kind
+from ampwatch.wire.ring.layout import RecordKind
 from tests.wire.ring.samples import (
     END,
     FACTS,
@@ -124,7 +124,7 @@ def test_records_of_every_step_stand_in_the_documented_order() -> None:
         kind = {bool: "?", float: "d", int: "q", SkipClass: "B"}[type(value)]
         expected += struct.pack("=" + kind, value)
 
-    assert encode(record, LIMIT) == (Kind.STEP, expected)
+    assert encode(record, LIMIT) == (RecordKind.STEP, expected)
     assert encode(optimizer(1), LIMIT)[1] == struct.pack("=qBBqqqqq", 1, 1, 0, 1, 1, 2, 3, 4)
 
 
@@ -231,7 +231,7 @@ def test_a_lone_surrogate_smuggled_in_as_bytes_is_refused() -> None:
     payload = payload.replace(b"\xa9surrogate", b"\xa3\xed\xa0\x80")
 
     with pytest.raises(ValueError, match="utf-8"):
-        decode(Kind.END, payload)
+        decode(RecordKind.END, payload)
 
 
 @pytest.mark.parametrize(
@@ -294,9 +294,11 @@ def test_numbers_that_are_not_known_are_accepted() -> None:
 )
 def test_fields_of_another_type_are_refused(record: Any, change: dict[str, Any]) -> None:
     """One wrong field costs the record: half-checked values are worth nothing."""
-    kind = {"Finding": Kind.FINDING, "FactsRecord": Kind.FACTS, "EndRecord": Kind.END}.get(
-        type(record).__name__, Kind.FAILURE
-    )
+    kind = {
+        "Finding": RecordKind.FINDING,
+        "FactsRecord": RecordKind.FACTS,
+        "EndRecord": RecordKind.END,
+    }.get(type(record).__name__, RecordKind.FAILURE)
     values = asdict(record) | change
 
     with pytest.raises(ValueError, match=r"[Ee]xpected|Invalid enum value"):
@@ -309,7 +311,7 @@ def test_more_or_fewer_fields_are_refused() -> None:
 
     for wrong in (values[:-1], [*values, 1], dict(enumerate(values))):
         with pytest.raises(ValueError, match=r"[Ee]xpected"):
-            decode(Kind.END, msgpack.encode(wrong))
+            decode(RecordKind.END, msgpack.encode(wrong))
 
 
 @pytest.mark.parametrize(
@@ -320,7 +322,7 @@ def test_more_or_fewer_fields_are_refused() -> None:
         *(b"\xdd\xff\xff\xff\xff", b"\x93\xdb\xff\xff\xff\xff", b"\xc7\xff\x01", b"\xc1"),
     ],
 )
-@pytest.mark.parametrize("kind", [*Kind, 0, 11, 255])
+@pytest.mark.parametrize("kind", [*RecordKind, 0, 11, 255])
 def test_payloads_of_no_form_are_refused_with_one_error(kind: int, payload: bytes) -> None:
     """Deep nesting, lengths beyond the end, wrong types, unknown kinds: ``ValueError``, nothing else."""
     with pytest.raises(ValueError):  # noqa: PT011 - the messages are Python's own and differ
@@ -359,8 +361,10 @@ def test_no_value_makes_decoding_raise_anything_but_value_error(
         _assert_types(read.finding)
 
 
-@given(st.sampled_from(Kind), st.binary(max_size=400))
-def test_no_bytes_make_decoding_raise_anything_but_value_error(kind: Kind, payload: bytes) -> None:
+@given(st.sampled_from(RecordKind), st.binary(max_size=400))
+def test_no_bytes_make_decoding_raise_anything_but_value_error(
+    kind: RecordKind, payload: bytes
+) -> None:
     """Of any kind."""
     with suppress(ValueError):
         decode(kind, payload)

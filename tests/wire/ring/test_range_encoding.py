@@ -16,7 +16,7 @@ from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT, NUM_BINS, Ex
 from ampwatch.wire.records import RangeRecord, Topic
 from ampwatch.wire.records.fields import MAX_NAME
 from ampwatch.wire.ring.encoding import decode, encode
-from ampwatch.wire.ring.layout import PAYLOAD_SIZE, Kind
+from ampwatch.wire.ring.layout import PAYLOAD_SIZE, RecordKind
 from tests.wire.ring.samples import ranges
 
 SMALLEST_LIMIT = 8 * 240
@@ -93,7 +93,7 @@ def test_counts_take_the_bytes_that_the_largest_needs(width: int) -> None:
 
     num_counts, planes = msgpack.decode(payload)[10]
     assert (num_counts, len(planes)) == (3, 3 * width)
-    assert decode(Kind.RANGE, payload) == record
+    assert decode(RecordKind.RANGE, payload) == record
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_counts_of_another_number_or_size_are_refused(counts: object) -> None:
     payload[10] = counts
 
     with pytest.raises(ValueError, match=r"[Ee]xpected"):
-        decode(Kind.RANGE, msgpack.encode(payload))
+        decode(RecordKind.RANGE, msgpack.encode(payload))
 
 
 @settings(deadline=None)
@@ -211,7 +211,7 @@ def test_no_bytes_make_decoding_raise_anything_but_value_error(
     for place in data.draw(st.lists(st.integers(0, len(hostile) - 1), min_size=1, max_size=4)):
         hostile[place] = data.draw(st.integers(0, 255))
     try:
-        read = decode(Kind.RANGE, bytes(hostile))
+        read = decode(RecordKind.RANGE, bytes(hostile))
     except ValueError:
         return
     assert isinstance(read, RangeRecord)

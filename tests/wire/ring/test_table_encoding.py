@@ -32,7 +32,7 @@ from ampwatch.wire.records import (
 )
 from ampwatch.wire.records.fields import MAX_NAME
 from ampwatch.wire.ring.encoding import decode, encode
-from ampwatch.wire.ring.layout import MAX_CHUNKS, PAYLOAD_SIZE, Kind
+from ampwatch.wire.ring.layout import MAX_CHUNKS, PAYLOAD_SIZE, RecordKind
 from tests.wire.ring.samples import census, step, window
 from tests.workshop.records import op_row
 
@@ -222,7 +222,7 @@ def test_a_table_beyond_the_reader_s_memory_is_refused() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="expected a compressed table of at most"):
-            decode(Kind.CENSUS, bomb)
+            decode(RecordKind.CENSUS, bomb)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -366,8 +366,8 @@ def test_no_bytes_make_decoding_raise_anything_but_value_error(
 
 
 @settings(deadline=None)
-@given(st.sampled_from([Kind.CENSUS, Kind.WINDOW]), st.binary(max_size=400))
-def test_garbage_is_refused_or_read_and_never_crashes(kind: Kind, payload: bytes) -> None:
+@given(st.sampled_from([RecordKind.CENSUS, RecordKind.WINDOW]), st.binary(max_size=400))
+def test_garbage_is_refused_or_read_and_never_crashes(kind: RecordKind, payload: bytes) -> None:
     """Whatever somebody writes into a ring."""
     for hostile in (payload, zlib.compress(payload)):
         with suppress(ValueError):

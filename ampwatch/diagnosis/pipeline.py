@@ -128,7 +128,7 @@ class Diagnosis:
         settings: Thresholds.
         initial_scale: The scale before the first iteration; NaN without a scaler.
         put: Where records go.
-        tell: Called with findings, as they are made and as they change.
+        notify: Called with findings, as they are made and as they change.
         cost: Asked once per iteration what ampwatch has cost so far.
         sampling_cost: Asked once per sample what sampling has cost so far.
         known: What the sensors know.
@@ -149,7 +149,7 @@ class Diagnosis:
         initial_scale: float,
         *,
         put: Callable[[Record], None],
-        tell: Notify,
+        notify: Notify,
         cost: Callable[[], SelfCost],
         sampling_cost: Callable[[], SamplingCost],
         known: Known,
@@ -157,7 +157,7 @@ class Diagnosis:
     ) -> None:
         self.last_step = LastStep(loss_scale=initial_scale)
         self.totals = Totals()
-        self.book = FindingBook(tell)
+        self.book = FindingBook(notify)
         self.iterations = 0
         self._put = put
         self._cost = cost
@@ -282,7 +282,8 @@ class Diagnosis:
         self.ops.pass_on(iteration.time_ns)
 
     def _record(self, iteration: Iteration, verdict: StepVerdict) -> None:
-        totals, cost = self.totals, self._cost()
+        totals = self.totals
+        cost = self._cost()
         self._put(
             StepRecord(
                 step=iteration.step,

@@ -66,7 +66,8 @@ def zones(fmt: FloatFormat, topic: Topic) -> list[Zone]:
             Zone(-math.inf, edge, "rounds away", "flushed"),
             Zone(edge, math.inf, "changes the weight", "normal"),
         ]
-    flush, normal = math.log2(fmt.min_subnormal) - 1, math.log2(fmt.min_normal)
+    flush = math.log2(fmt.min_subnormal) - 1
+    normal = math.log2(fmt.min_normal)
     top = math.log2(fmt.max)
     return [
         Zone(-math.inf, flush, "becomes zero", "flushed"),
@@ -116,7 +117,8 @@ def exponents(record: RangeRecord, fmt: FloatFormat | None, width: int) -> Marku
         bars.append((x, column, count, sort, f"{name}: {count} elements, {percent(count / whole)}"))
     for x, across_px, count, sort, said in bars:
         if count:
-            y, inner = height(count), max(1.0, across_px - min(1.5, across_px / 4))
+            y = height(count)
+            inner = max(1.0, across_px - min(1.5, across_px / 4))
             parts.append(
                 element(
                     "rect",
@@ -150,10 +152,12 @@ def _span(histogram: ExponentHistogram, parts_of: Sequence[Zone]) -> tuple[int, 
 def _ground(
     zone: Zone, across: Callable[[float], float], span: tuple[int, int], top: int, foot: int
 ) -> list[Markup]:
-    left, right = max(zone.left, span[0]), min(zone.right, span[1])
+    left = max(zone.left, span[0])
+    right = min(zone.right, span[1])
     if right <= left:
         return []
-    x, wide = across(left), across(right) - across(left)
+    x = across(left)
+    wide = across(right) - x
     parts = [
         element(
             "rect",

@@ -156,7 +156,7 @@ class Session:
             settings,
             _scale_of(targets.scaler),
             put=outlet.put,
-            tell=outlet.tell,
+            notify=outlet.tell,
             cost=self.cost,
             sampling_cost=self.sampling_cost,
             known=Known(dtypes, lost_eps, machine, layers),

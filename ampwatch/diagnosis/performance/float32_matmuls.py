@@ -53,7 +53,7 @@ WORDS = {
     Fallback.DEVICE_TYPE: "inside an autocast region for another type of device",
     Fallback.CUSTOM_FUNCTION: "in an autograd.Function that asks for float32, or in an op that is not PyTorch's own",
 }
-"""Why an op ran in float32, in words."""
+"""Reasons for which an op ran in float32, in words."""
 
 AUTOCAST_IS_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
 """Reasons that are left to another kind of finding, ``AutocastState``'s."""

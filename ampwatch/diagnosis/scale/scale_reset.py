@@ -30,7 +30,7 @@ SCALE_RESET = Kind(
 
 
 JUMP = 4.0
-"""How far the scale must have gone up: a checkpoint from one growth earlier is no reset."""
+"""Factor by which the scale must have gone up: a checkpoint from one growth earlier is no reset."""
 
 SKIPS = 2
 """Skips in a row right after it: one may be a probe that would have come anyway."""
@@ -40,7 +40,7 @@ SKIPS_UNKNOWN = 3
 
 
 class ScaleReset:
-    """Looks for a new state of the scaler, and the skips until its scale fits again.
+    """Detects a new state of the scaler, and the skips until its scale fits again.
 
     Args:
         book: Where findings go.

@@ -44,10 +44,10 @@ MIN_LEVEL = 0.01
 """A level below this counts as this: many a loss begins at nothing, and a hundred is not much then."""
 
 RISE = 1e3
-"""How far above the lowest such level a loss must be, when something stops being finite."""
+"""Ratio of the loss to the lowest of the two levels that counts once something is not finite."""
 
 LOST = 1e8
-"""How far above a loss must be for there to be no way back, though everything is finite yet."""
+"""Ratio of the loss to that level from which there is no way back, though everything is finite."""
 
 RECORDS = 3
 """Times that the loss was larger than ever since. An overflow out of the blue sets one record, a

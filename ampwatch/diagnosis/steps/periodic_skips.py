@@ -150,6 +150,7 @@ class PeriodicSkips:
         if not iteration.num_losses or not self._losses:
             return False
         loss = abs(iteration.loss)
+        # ``not <=``: a loss that is NaN stands out.
         return iteration.num_losses > max(n for _, n in self._losses) or not (
             loss <= STANDS_OUT * max(value for value, _ in self._losses)
         )
@@ -165,12 +166,14 @@ class PeriodicSkips:
                 first step after a growth.
         """
         skips = self._skips.setdefault((index, every), deque(maxlen=NEWEST + 1))
+        # Skips in a row are one search that needs several halvings; its last one stands for all.
         if skips and skip.step - skips[-1].step == 1:
             skips.pop()
         skips.append(skip)
         period = _period(list(skips))
         if period is None or iteration.scaler is None:
             return False
+        # That is how a scaler probes: it grows after the interval, and the next step is too large.
         if period == iteration.scaler.growth_interval + 1 or self._is_data_fault(skips):
             return False
         newest = list(skips)[-RECURRENCES:]
@@ -229,6 +232,8 @@ def _period(skips: Sequence[_Skip]) -> int | None:
     newest = distances[-needed:]
     if len(newest) < needed or len(set(newest)) != 1:
         return None
+    # Chance skips are geometric: all distances alike is unlikely, some odd ones are what else
+    # happens in a training.
     odd = sum(d != newest[0] for d in distances)
     return newest[0] if odd <= ODD * len(distances) else None
 

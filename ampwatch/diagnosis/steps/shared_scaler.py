@@ -108,12 +108,16 @@ class _Account:
             self.streak += 1
             self.nonfinite = 0
             self.largest = max(self.largest, scale)
+            # The largest scale is lowered as well: gradients grow in a training, and a scale that
+            # fitted early on says nothing of what fits now.
             if self.streak >= FORGET_AFTER:
                 self.relapses, self.deep, self.since, self.largest = 0, 0, -1, scale
             return
         self.streak = 0
         self.skips += 1
         self.nonfinite += nonfinite_loss
+        # At a scale that it has stepped with: no search of the scaler is behind this skip. At the
+        # largest one itself it may be, as gradients vary.
         self.relapses += scale < self.largest
         self.deep += scale <= FAR_BELOW * self.largest
         if self.since < 0 and (self.relapses or not self.largest):
@@ -207,6 +211,7 @@ def _keeps_relapsing(account: _Account, iteration: Iteration) -> bool:
     if account.deep >= RELAPSES and account.rate >= RATE:
         return True
     least = RATE if account.deep < MIN_DEEP else RATE_OF_DEEP
+    # Above the rate that growth makes up for: below it the scaler holds its scale by skipping.
     return account.rate >= max(least, RATE_RATIO * alarm_rate(iteration.scaler))
 
 

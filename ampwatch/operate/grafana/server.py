@@ -140,7 +140,8 @@ class GrafanaServer:
         found = self._find(doing, lambda: get(uid), HTTPStatus.NOT_ACCEPTABLE)
         if found is None:
             return None
-        dashboard, meta = found.get("dashboard"), found.get("meta") or {}
+        dashboard = found.get("dashboard")
+        meta = found.get("meta") or {}
         if not isinstance(dashboard, dict):
             return Stored(None, meta, None)
         words = self._message(uid, dashboard.get("version")) if history else None

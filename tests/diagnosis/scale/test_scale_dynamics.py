@@ -86,7 +86,7 @@ def test_the_collapse_is_told_with_its_numbers_at_every_step() -> None:
     (finding,) = run.book.findings
 
     assert (finding.count, finding.last_step) == (150, 199)
-    assert [new for _, new in run.told] == [True] + [False] * 145
+    assert [new for _, new in run.notified] == [True] + [False] * 145
     assert finding.evidence["steps_to_floor"] == 0
     assert "the next finite step makes weights infinite" in finding.summary
 

@@ -55,31 +55,73 @@ numbers = st.floats()
 texts = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs"]), max_size=60)
 steps = st.builds(
     StepRecord,
-    *(counts, counts, st.just(nan) | st.floats(0, 1e300), numbers, counts, numbers),
-    *(st.integers(-1, 2**63 - 1), st.sampled_from(SkipClass), counts),
-    *(st.booleans(), st.booleans(), st.booleans()),
-    *(counts, counts, counts, counts, counts, counts, counts),
+    counts,
+    counts,
+    st.just(nan) | st.floats(0, 1e300),
+    numbers,
+    counts,
+    numbers,
+    st.integers(-1, 2**63 - 1),
+    st.sampled_from(SkipClass),
+    counts,
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
 )
 optimizers = st.builds(
     OptimizerRecord,
-    *(counts, st.integers(0, 255), st.booleans(), counts),
+    counts,
+    st.integers(0, 255),
+    st.booleans(),
+    counts,
     st.tuples(counts, counts, counts, counts),
 )
-looks = st.integers(-1, 2**63 - 1)
+sample_steps = st.integers(-1, 2**63 - 1)
 samplings = st.builds(
     SamplingRecord,
-    *(counts, counts, st.tuples(counts, counts, counts, counts, counts, counts)),
-    *(counts, counts, counts, counts, counts, counts, counts, counts, counts, looks, looks, counts),
+    counts,
+    counts,
+    st.tuples(counts, counts, counts, counts, counts, counts),
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    sample_steps,
+    sample_steps,
+    counts,
 )
 facts = st.builds(FactsRecord, st.dictionaries(texts, texts, max_size=30))
 findings = st.builds(
     FindingRecord,
     st.builds(
         Finding,
-        *(texts, st.sampled_from(Severity), texts, texts, texts, texts, texts, texts),
-        *(counts, counts, counts),
+        texts,
+        st.sampled_from(Severity),
+        texts,
+        texts,
+        texts,
+        texts,
+        texts,
+        texts,
+        counts,
+        counts,
+        counts,
         st.dictionaries(texts, numbers, max_size=30),
-        *(st.booleans(), texts, texts),
+        st.booleans(),
+        texts,
+        texts,
     ),
 )
 names = texts.filter(lambda name: name and name.isprintable())
@@ -180,10 +222,21 @@ def test_the_worst_text_still_fits_into_the_smallest_message() -> None:
     """Ten texts and three hundred numbers, each character six bytes long in JSON."""
     worst = "\x01" * 50_000
     full = Finding(
-        *(worst, Severity.CRITICAL, worst, worst, worst, worst, worst, worst),
-        *(2**63 - 1, 2**63 - 1, 2**63 - 1),
+        worst,
+        Severity.CRITICAL,
+        worst,
+        worst,
+        worst,
+        worst,
+        worst,
+        worst,
+        2**63 - 1,
+        2**63 - 1,
+        2**63 - 1,
         {f"{i}{worst}": -1.2345678901234567e-300 for i in range(300)},
-        *(False, worst, worst),
+        root=False,
+        caused_by=worst,
+        source=worst,
     )
 
     for record in (
@@ -317,9 +370,22 @@ def test_more_or_fewer_fields_are_refused() -> None:
 @pytest.mark.parametrize(
     "payload",
     [
-        *(b"", b"\xc0", b"\x90", b"\x80", b"\xa1a", b"[]", b"null", b"x\x9c"),
-        *(b"\x91" * 15000, b"\x81\xa1a" * 3000, b"[" * 15000, b"9" * 15000),
-        *(b"\xdd\xff\xff\xff\xff", b"\x93\xdb\xff\xff\xff\xff", b"\xc7\xff\x01", b"\xc1"),
+        b"",
+        b"\xc0",
+        b"\x90",
+        b"\x80",
+        b"\xa1a",
+        b"[]",
+        b"null",
+        b"x\x9c",
+        b"\x91" * 15000,
+        b"\x81\xa1a" * 3000,
+        b"[" * 15000,
+        b"9" * 15000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\x93\xdb\xff\xff\xff\xff",
+        b"\xc7\xff\x01",
+        b"\xc1",
     ],
 )
 @pytest.mark.parametrize("kind", [*RecordKind, 0, 11, 255])

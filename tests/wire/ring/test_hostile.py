@@ -73,7 +73,10 @@ def test_a_damaged_header_is_refused_or_read_and_never_crashes(
     heads=st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 200), min_size=1, max_size=4),
     slots=st.lists(
         st.tuples(
-            *(st.integers(0, 255), st.integers(0, 3), st.integers(0, 4), st.binary(max_size=240))
+            st.integers(0, 255),
+            st.integers(0, 3),
+            st.integers(0, 4),
+            st.binary(max_size=240),
         ),
         max_size=20,
     ),

@@ -39,7 +39,8 @@ def histograms(draw: st.DrawFn) -> ExponentHistogram:
         del bins[-1]
     first = draw(st.integers(MIN_EXPONENT, MAX_EXPONENT - len(bins) + 1)) if bins else 0
     zeros, nans, more, less = (draw(counts) for _ in range(4))
-    amin, amax = math.inf, draw(st.floats(0.0, 1e308))
+    amin = math.inf
+    amax = draw(st.floats(0.0, 1e308))
     if bins:
         amin, amax = sorted([draw(st.floats(5e-324, 1e308)), draw(st.floats(5e-324, 1e308))])
     numel = sum(bins) + zeros + nans + more + less + draw(counts)
@@ -48,8 +49,16 @@ def histograms(draw: st.DrawFn) -> ExponentHistogram:
 
 records = st.builds(
     RangeRecord,
-    *(totals, totals, st.sampled_from(Topic), names, st.sampled_from(["float16", "mixed"])),
-    *(totals, st.just(0.0) | st.floats(2.0**-149, 2.0**128), totals, totals, histograms()),
+    totals,
+    totals,
+    st.sampled_from(Topic),
+    names,
+    st.sampled_from(["float16", "mixed"]),
+    totals,
+    st.just(0.0) | st.floats(2.0**-149, 2.0**128),
+    totals,
+    totals,
+    histograms(),
 )
 
 

@@ -57,15 +57,35 @@ def tuples(rows: st.SearchStrategy[Any], size: int = 12) -> st.SearchStrategy[An
 
 
 op_totals = st.builds(
-    *(OpTotal, kinds.filter(lambda kind: kind is not OpKind.CAST), dtypes),
-    *(counts, flops, flops, flops),
+    OpTotal,
+    kinds.filter(lambda kind: kind is not OpKind.CAST),
+    dtypes,
+    counts,
+    flops,
+    flops,
+    flops,
 )
 op_rows = st.builds(
-    *(OpRow, names, names, kinds, st.sampled_from(Phase), dtypes, dtypes, dtypes),
-    *(st.sampled_from(Fallback), counts, flops, flops, flops),
+    OpRow,
+    names,
+    names,
+    kinds,
+    st.sampled_from(Phase),
+    dtypes,
+    dtypes,
+    dtypes,
+    st.sampled_from(Fallback),
+    counts,
+    flops,
+    flops,
+    flops,
 )
 censuses = st.builds(
-    *(CensusRecord, counts, counts, st.sampled_from(CensusSource), counts),
+    CensusRecord,
+    counts,
+    counts,
+    st.sampled_from(CensusSource),
+    counts,
     tuples(op_totals),
     tuples(st.builds(CastTotal, dtypes, dtypes, counts, flops)),
     tuples(st.builds(FallbackTotal, st.sampled_from(Fallback), counts, flops)),
@@ -74,8 +94,12 @@ censuses = st.builds(
 )
 kernels = st.builds(KernelRow, names, names, units, dtypes, names, names, *[counts] * 4)
 windows = st.builds(
-    *(WindowRecord, *[counts] * 5, st.tuples(*[counts] * 5), *[counts] * 5),
-    *(st.just(math.nan) | st.floats(0.0, 1e9), *[counts] * 6),
+    WindowRecord,
+    *[counts] * 5,
+    st.tuples(*[counts] * 5),
+    *[counts] * 5,
+    st.just(math.nan) | st.floats(0.0, 1e9),
+    *[counts] * 6,
     tuples(st.builds(KernelTotal, units, dtypes, counts)),
     tuples(kernels, 10),
     counts,

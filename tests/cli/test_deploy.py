@@ -45,7 +45,7 @@ def test_it_says_what_it_wrote_and_what_comes_next(
 def test_the_second_time_it_says_that_nothing_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And who wrote it before."""
+    """The message names who wrote it before."""
     main(["deploy", str(tmp_path)])
     capsys.readouterr()
 
@@ -151,7 +151,7 @@ def test_loopback_is_told_to_mean_another_machine_in_a_container(
 
 
 def test_a_reader_that_has_read_enough_is_no_trouble(tmp_path: Path) -> None:
-    """As `head` does."""
+    """A reader may stop early, as `head` does."""
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "ampwatch", "deploy", str(tmp_path)]

@@ -124,7 +124,7 @@ def test_a_terminal_gets_a_table(
 
 
 def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
-    """What the words mean, and when the exit status is 1."""
+    """The help explains the words, and when the exit status is 1."""
     with pytest.raises(SystemExit):
         main(["doctor", "--help"])
 

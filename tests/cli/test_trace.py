@@ -194,7 +194,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_an_existing_file_is_only_replaced_by_force(
     start: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the user has is not overwritten by accident."""
+    """A file that the user has is not overwritten by accident."""
     start()
     output = tmp_path / "mine.json"
     output.write_text("precious")
@@ -351,7 +351,7 @@ def test_the_summary_of_a_gpu_says_how_busy_it_was() -> None:
 def test_an_old_answer_is_not_taken_for_the_new_one(
     start: Any, rings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What somebody else was told, and did not fetch, is passed over."""
+    """An answer to somebody else, who did not fetch it, is passed over."""
     start(mode="stuck")
     write_answer(next(rings.glob("*.ring")), TraceAnswer("old", "planted"))
     assert list(rings.glob(f"*{ANSWER_SUFFIX}"))

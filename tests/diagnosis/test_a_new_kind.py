@@ -157,7 +157,7 @@ def test_a_new_kind_is_found_explained_and_exported(copied: Path) -> None:
 
 
 def test_a_kind_whose_row_does_not_fit_is_refused_at_once(copied: Path) -> None:
-    """Its number is another one's, or it is explained by a kind that nobody makes."""
+    """A number may be another kind's, or a kind be explained by one that nobody makes."""
     _add_kind(copied)
     detector = copied / "ampwatch/diagnosis/state/zero_losses.py"
     row = detector.read_text()

@@ -140,7 +140,7 @@ def test_two_findings_never_explain_one_another() -> None:
 
 
 def test_a_kind_that_is_made_once_is_counted_wherever_it_was_made() -> None:
-    """And nothing is counted before."""
+    """Nothing is counted before it was made."""
     book = FindingBook(Ear())
     nothing = book.again_anywhere("a", 1, share=0.5)
     made = _finding("a", "param:w")
@@ -271,7 +271,7 @@ def test_a_scale_that_is_stuck_after_a_long_burst_is_the_root(*, is_over: bool) 
 @pytest.mark.parametrize("root_first", [False, True])
 @pytest.mark.parametrize("row", [row for row in ROWS if MISTAKES[row]], ids=lambda row: row.slug)
 def test_what_was_done_wrong_explains_its_consequences(row: Kind, *, root_first: bool) -> None:
-    """Those from then on, or from a little earlier where it takes as long to prove."""
+    """Symptoms from then on, or from a little earlier where the cause takes as long to prove."""
     kind, late = row.slug, row.proven_late
     for consequence in MISTAKES[row]:
         for step, expected in ((100 - late, False), (100 - late - 1, True)):

@@ -1,4 +1,4 @@
-"""What the doctor says about NVML and the GPUs: what the daemon would read of them."""
+"""Results of the doctor about NVML and the GPUs: what the daemon would read of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor says about torch."""
+"""Results of the doctor about torch."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_release_is_held_against_the_supported_and_the_tested_ones(
 
 
 def test_a_scaler_that_keeps_its_state_elsewhere_is_a_problem() -> None:
-    """As a future torch may."""
+    """A future torch may keep it elsewhere."""
 
     class Moved(torch.amp.GradScaler):
         def __init__(self, device: str) -> None:
@@ -162,7 +162,7 @@ def test_why_there_is_no_cuda() -> None:
 
 
 def test_a_rocm_device_is_told_by_its_name() -> None:
-    """Its compute capability is not one of CUDA's."""
+    """The compute capability is not one of CUDA's."""
     (check,) = cuda_devices(build(Cuda([(9, 4)]), made_for=None, hip="6.4"))
 
     assert check.why == "GPU model 0, through ROCm"

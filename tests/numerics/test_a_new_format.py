@@ -116,7 +116,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a copy of the package says, in which one file has two rows more."""
+    """Answers of a copy of the package, in which one file has two rows more."""
     place = tmp_path_factory.mktemp("copy")
     left_out = shutil.ignore_patterns("__pycache__")
     shutil.copytree(PACKAGE, place / "ampwatch", ignore=left_out)
@@ -139,7 +139,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_the_limits_follow_from_the_bits(told: dict[str, Any]) -> None:
-    """Those of E3M4 as IEEE would lay it out: bias 3, and the top exponent is inf and NaN."""
+    """Limits of E3M4 as IEEE would lay it out: bias 3, and the top exponent is inf and NaN."""
     expected = [15.5, 15.75, 2.0**-2, 2.0**-6, 2.0**-7, 2.0**-4, 8, 3]
     assert told["limits"] == {"uint8": expected, "mxfp8_e3m4": expected}
 
@@ -187,5 +187,5 @@ def test_lists_of_formats_contain_it(told: dict[str, Any]) -> None:
 
 
 def test_names_of_kernels_are_read(told: dict[str, Any]) -> None:
-    """Its spellings, and the number of elements that share a scale in nvjet's names."""
+    """Spellings, and the number of elements that share a scale in nvjet's names."""
     assert told["kernel_names"] == ["float8", "float8", "float8", "mx", "mx"]

@@ -126,5 +126,5 @@ def test_a_power_of_two_times_a_value_is_rounded_once_and_infinite_beyond_float6
 
 @pytest.mark.parametrize("value", [0.0, math.inf, -math.inf])
 def test_a_power_of_two_leaves_zero_and_infinity_as_they_are(value: float) -> None:
-    """Those of a histogram without magnitudes, amax and amin, are no error."""
+    """Extremes of a histogram without magnitudes, amax and amin, are no error."""
     assert times_power_of_two(value, 5000) == times_power_of_two(value, -5000) == value

@@ -125,7 +125,7 @@ def test_limits_hold_to_the_last_bit_of_float64(name: str) -> None:
 
 
 def test_nothing_in_float64_is_beyond_float64() -> None:
-    """Its limits are those of the type in which limits are given."""
+    """Limits are those of the type in which limits are given."""
     assert FORMATS["float64"].overflow_from == math.inf
     assert FORMATS["float64"].flush_at == 0.0
 

@@ -1,4 +1,4 @@
-"""What would a cast do: foretold from the histogram, and held against the cast itself."""
+"""Effects of a cast: foretold from the histogram, and held against the cast itself."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_the_scale_window_is_what_trying_each_scale_finds(
 
 
 def test_the_largest_scale_in_float64_itself_is_exact() -> None:
-    """Its overflow begins where float64 ends, which no number of it can say."""
+    """Overflow of this format begins where float64 ends, which no number of it can say."""
     values = [math.nextafter(1.0, 0.0), 1.5]
     assert scale_window(histogram_of(values), FORMATS["float64"]).high == 1023
     assert math.isfinite(1.5 * 2.0**1023)

@@ -89,7 +89,7 @@ def test_measuring_adds_no_read(recipe: str, level: str) -> None:
 
 
 def test_an_iteration_that_is_not_sampled_has_no_op_more() -> None:
-    """What sampling costs, it costs in sampled iterations, once a run without a failure is on its way."""
+    """Sampling costs in sampled iterations alone, once a run without a failure is on its way."""
     first, last = OPENING + 2, OPENING + 8
     bare = [_count("bf16-with-scaler", None, steps).ops for steps in (first, last)]
     watched = [

@@ -1,4 +1,4 @@
-"""What is left when a burst of bad batches is over, in a training of short steps."""
+"""State that is left when a burst of bad batches is over, in a training of short steps."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def desk() -> Desk:
 
 
 def test_a_finite_trace_names_nothing(desk: Desk) -> None:
-    """And explains nothing."""
+    """A finite trace explains nothing."""
     desk.culprits.observe_trace(OpTrace(7))
 
     assert desk.book.findings == []
@@ -68,7 +68,7 @@ def test_a_finite_trace_names_nothing(desk: Desk) -> None:
 
 
 def test_a_finding_has_the_place_the_op_and_the_numbers(desk: Desk) -> None:
-    """What was finite went in, what is not came out, and where the dtype ends."""
+    """Evidence: what was finite went in, what is not came out, and where the dtype ends."""
     desk.overflow(step=9)
 
     made = desk.only
@@ -232,7 +232,7 @@ def test_an_announced_overflow_belongs_to_its_announcement(desk: Desk) -> None:
 
 
 def test_symptoms_before_and_after_are_attached_to_the_op(desk: Desk) -> None:
-    """What follows from non-finite gradients follows from the op that made them."""
+    """Consequences of non-finite gradients are those of the op that made them."""
     before = desk.made("scale_collapse", step=4)
     desk.overflow(step=5)
     after = desk.made("grad_underflow", step=6)

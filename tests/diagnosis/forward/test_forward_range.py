@@ -53,7 +53,7 @@ def test_a_rising_output_that_is_far_from_the_limit_is_healthy() -> None:
 
 
 def test_a_rising_output_in_bfloat16_is_healthy() -> None:
-    """Its range ends 33 orders of magnitude later."""
+    """The range of bfloat16 ends 33 orders of magnitude later."""
     replay = Replay(scaled=False, dtypes=("bfloat16",))
     for step in range(60):
         outputs(replay, "m", 1e4 * 1.1**step, "bfloat16")

@@ -55,7 +55,7 @@ def test_terms_come_in_the_order_of_the_text_and_once() -> None:
     ],
 )
 def test_numbers_keep_the_digits_that_matter(value: float, text: str) -> None:
-    """And powers of two are recognised."""
+    """Powers of two are recognised."""
     assert accounts.figure(value) == text
 
 
@@ -88,7 +88,7 @@ def test_ranks_are_told_in_spans(numbers: list[int], text: str) -> None:
     ],
 )
 def test_a_place_is_told_in_words_and_as_a_way(where: str, place: str, path: list[str]) -> None:
-    """What findings call ``where``."""
+    """Places, which findings call ``where``, in words."""
     finding = Finding("kind", Severity.INFO, where, "", "")
 
     assert (accounts.place(finding), accounts.path(finding)) == (place, path)

@@ -1,4 +1,4 @@
-"""What casts cost."""
+"""Cost of casts."""
 
 from __future__ import annotations
 

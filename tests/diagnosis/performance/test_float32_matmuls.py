@@ -12,7 +12,7 @@ REGION = Fallback.DISABLED_REGION
 
 
 def test_a_container_in_a_disabled_region_is_named_once_and_counted() -> None:
-    """Its children have the matmuls; the region was drawn around their parent."""
+    """The children have the matmuls; the region was drawn around their parent."""
     watched = Watched()
     for _ in range(3):
         watched.take(

@@ -74,7 +74,7 @@ def test_a_directory_that_is_a_link_is_not_entered(tmp_path: Path) -> None:
 def test_a_directory_that_is_replaced_while_it_is_looked_into_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its owner could turn it into a link to somebody else's rings at any moment."""
+    """The owner could turn it into a link to somebody else's rings at any moment."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "a.ring").touch()

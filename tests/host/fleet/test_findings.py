@@ -38,7 +38,7 @@ def test_a_finding_that_is_told_again_as_it_was_changes_nothing() -> None:
 
 
 def test_a_finding_that_gets_worse_is_counted_once() -> None:
-    """Its severity changes; its kind's steps go on from where they were."""
+    """The severity changes; the steps of its kind go on from where they were."""
     findings = Findings()
     findings.put(finding(severity=Severity.WARNING, count=2).finding, 1)
     findings.put(finding(severity=Severity.CRITICAL, count=3).finding, 2)

@@ -107,7 +107,7 @@ def test_a_label_belongs_to_a_whole_job(rings: list[tuple[str, RunIdentity]]) ->
 
 
 def test_a_dead_rank_is_shown_beside_the_others_of_its_job(fleet: Fleet) -> None:
-    """Its job lives on, so nobody takes its place: that it failed is the news."""
+    """The job lives on, so nobody takes its place: that it failed is the news."""
     for rank in (0, 1):
         put(fleet, f"first{rank}", later(1, rank=rank), [])
         put(fleet, f"second{rank}", later(2, rank=rank), [])
@@ -208,7 +208,7 @@ def test_another_identity_under_the_same_path_is_another_ring(fleet: Fleet) -> N
 
 
 def test_a_problem_lasts_until_the_ring_can_be_read_or_is_gone(fleet: Fleet) -> None:
-    """Its text is kept by path."""
+    """The text is kept by path."""
     put(fleet, "known", identity(), [])
     for key in ("known", "new", "gone", "other"):
         fleet.note_problem(key, f"{key} has layout 9")

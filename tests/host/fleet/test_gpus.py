@@ -1,4 +1,4 @@
-"""What is remembered of GPUs from look to look."""
+"""Memory of GPUs from pass to pass."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_flops_that_a_causal_mask_saves_are_no_contradiction() -> None:
 
 
 def test_kernels_of_unknown_names_excuse_the_hardware() -> None:
-    """What nobody knows counts for the upper bound, so that it contradicts nothing."""
+    """Kernels that nobody knows count for the upper bound, so that they contradict nothing."""
     rank = Training(tensor=0.1, unknown=0.5)
 
     _minute(ViewComparison(), rank, 0.6)

@@ -222,7 +222,7 @@ def test_a_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_thread_reads_until_it_is_stopped() -> None:
-    """And closes what it has opened."""
+    """Everything that was opened is closed."""
     source = Script(Pass(Reason.OK, [gpu()]))
     fleet = Fleet(Settings())
     collector = GpuCollector(fleet, {}, lambda: source, 0.01)

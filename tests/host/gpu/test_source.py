@@ -1,4 +1,4 @@
-"""What is read of GPUs: the real pynvml on a stand-in that plays one driver after another."""
+"""Readings of GPUs: the real pynvml on a stand-in that plays one driver after another."""
 
 from __future__ import annotations
 
@@ -377,7 +377,7 @@ def test_the_library_without_pynvml_is_told_apart() -> None:
 
 
 def test_an_old_pynvml_lacks_functions_and_structures() -> None:
-    """What it does not have is absent, and nothing raises."""
+    """Readings that it does not have are absent, and nothing raises."""
 
     class OldPynvml:
         class NVMLError(Exception):

@@ -190,7 +190,7 @@ def test_a_rank_is_joined_with_the_gpu_that_its_process_computes_on() -> None:
 
 @pytest.mark.parametrize("pid", [0, PID + 1])
 def test_a_rank_whose_process_is_not_known_is_on_no_gpu(pid: int) -> None:
-    """Its own pid, from another namespace, is not looked at; nor is one that is nobody's."""
+    """The pid of another namespace is not used; nor is one that is nobody's."""
     fleet = fleet_of(Gpu(0, "GPU-0", {}, processes={PID: GIB}))
     who = identity(world_size=1, pid=PID)
     fleet.apply("/a.ring", who, [], alive=True, lost=0, dropped=0, pid=pid)

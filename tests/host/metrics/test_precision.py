@@ -143,7 +143,7 @@ def test_the_label_of_a_dtype_is_one_of_few_words() -> None:
 
 
 def test_every_reason_for_float32_has_a_series() -> None:
-    """Those that never happened are 0."""
+    """Fallbacks that never happened are 0."""
     record = census(fallbacks=(FallbackTotal(Fallback.PROMOTED, 3, 9),))
     found = {
         reason.label: value("ampwatch_autocast_fallback_ops_total", record, reason=reason.label)

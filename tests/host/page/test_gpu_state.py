@@ -1,4 +1,4 @@
-"""What the page is told about GPUs."""
+"""State of GPUs that the page gets."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ NOW = Clock(START + 20)
 
 
 def sent(state: Any) -> Any:
-    """What arrives at a client that is sent ``state``; refuses what is not JSON."""
+    """State that arrives at a client that is sent ``state``; refuses what is not JSON."""
     return json.loads(json.dumps(state, allow_nan=False))
 
 
@@ -56,7 +56,7 @@ def rows_of(state: Any, run: str = "gpt", rank: str = "0") -> dict[int, dict[str
 
 
 def test_the_full_state_is_json_and_holds_every_run_rank_and_problem() -> None:
-    """What the fleet knows is on the page."""
+    """Knowledge of the fleet is on the page."""
     state = sent(Feed(made_up_fleet(), NOW).full())
 
     assert {run: sorted(told["ranks"]) for run, told in state["runs"].items()} == {

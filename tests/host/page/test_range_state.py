@@ -1,4 +1,4 @@
-"""What the page is told of ranges."""
+"""State of ranges that the page gets."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_column_holds_the_gradients_without_the_loss_scale_and_the_scale() -> 
 
 
 def test_the_newest_gradients_are_told_exactly() -> None:
-    """What-if in the browser is to be what it is in Python, to the last element."""
+    """The what-if in the browser is to be what it is in Python, to the last element."""
     plain = histogram(-30, 5, 0, 7, zeros=3, amax=0.1 * 2.0**-25, amin=1e-9)
     told = Told([gradients(1, 15, histogram(-9, 1)), gradients(2, 16, plain)])
 
@@ -232,7 +232,7 @@ def test_without_autocast_nothing_is_lost_and_every_format_is_still_offered() ->
 
 
 def test_a_module_that_was_flushed_whole_is_at_the_top() -> None:
-    """And comes down again when the others show that it simply has no gradient."""
+    """A module comes down again when the others show that it simply has no gradient."""
     zeros = ranges("fc", exponents=histogram(0, zeros=9))
     told = Told([FACTS, gradients(0, 0, histogram(-20, 9, zeros=9)), zeros])
 

@@ -130,7 +130,7 @@ def test_what_somebody_changed_can_be_overwritten(place: Path) -> None:
 
 
 def test_what_is_no_longer_shipped_but_changed_is_left(place: Path) -> None:
-    """And what was never written here is not looked at."""
+    """Files that were never written here are not read."""
     (place / "c.yml").write_text("mine\n")
     (place / "notes.txt").write_text("mine\n")
     wanted = {name: text for name, text in FILES.items() if name != "c.yml"}
@@ -153,7 +153,7 @@ def test_a_file_that_was_there_before_is_somebodys(tmp_path: Path) -> None:
 
 
 def test_a_link_is_somebodys_and_is_not_followed(place: Path, tmp_path: Path) -> None:
-    """What it leads to stays as it is."""
+    """The target of a link stays as it is."""
     (tmp_path / "elsewhere").write_text("a\n")
     (place / "a.yml").unlink()
     (place / "a.yml").symlink_to(tmp_path / "elsewhere")
@@ -194,7 +194,7 @@ def test_rules_that_name_no_other_version_are_just_changed(tmp_path: Path, line:
 
 
 def test_a_directory_of_an_older_version_is_brought_up_to_date(place: Path) -> None:
-    """What it was written by is known, and afterwards it is this one's."""
+    """The version that wrote it is known, and afterwards it is this one's."""
     as_of(place, "0.0.9")
 
     todo = plan(place, FILES)

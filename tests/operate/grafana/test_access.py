@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def test_an_expired_token_is_told(ampwatch: Command, grafana: Grafana) -> None:
-    """And where to make a new one."""
+    """The message says where to make a new one."""
     said = ampwatch("push", GRAFANA_TOKEN="glsa_expired")
 
     assert said.status == 1
@@ -47,7 +47,7 @@ def test_a_token_comes_from_a_file(ampwatch: Command, tmp_path: Path) -> None:
 def test_a_server_that_sends_back_the_token_does_not_get_it_shown(
     ampwatch: Command, grafana: Grafana
 ) -> None:
-    """As debugging proxies do."""
+    """The answer repeats the request, as debugging proxies do."""
     echo = f"Authorization: Bearer {TOKEN}"
     grafana.replies["/api/folders/ampwatch"] = (500, "text/plain", echo)
 
@@ -174,7 +174,7 @@ def test_tls_is_verified(commands: Commands, dashboards: Path, tmp_path: Path) -
 
 
 def test_a_reader_who_has_read_enough_does_not_end_a_push(dashboards: Path) -> None:
-    """As `ampwatch grafana push | head -1` does; and a terminal that knows ASCII only is no trouble."""
+    """A reader may stop early, as `head -1` does; a terminal of ASCII alone is no trouble."""
     grafana = Grafana()
     grafana.folders["ampwatch"] = "ampwatch"
     write(dashboards, small("run", title="\N{GREEK SMALL LETTER ALPHA}"))

@@ -33,7 +33,7 @@ def test_a_datasource_that_is_there_is_what_the_dashboards_open_on(
 def test_a_datasource_gets_another_address_and_keeps_the_rest(
     ampwatch: Command, grafana: Grafana
 ) -> None:
-    """What is not ours in it stays; what changes is told."""
+    """Contents that are not ours stay; what changes is reported."""
     ampwatch("push", *PROMETHEUS)
     kept = grafana.datasources["ampwatch-prometheus"]
     kept["jsonData"]["tlsSkipVerify"] = True

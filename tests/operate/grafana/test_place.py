@@ -42,7 +42,7 @@ def test_an_address_is_understood(url: str, url_told: str) -> None:
     ],
 )
 def test_what_is_no_address_is_told(url: str, told: str) -> None:
-    """And a password in it is not repeated."""
+    """A password in it is not repeated."""
     with pytest.raises(SettingsError, match="expected") as caught:
         find_place(THERE, url=url)
 
@@ -98,7 +98,7 @@ def test_a_file_that_holds_no_token_is_told(content: bytes, tmp_path: Path) -> N
 
 
 def test_the_token_is_not_in_what_is_printed_of_a_place() -> None:
-    """As in a traceback with the values of variables."""
+    """The token is hidden, as in a traceback with the values of variables."""
     place = find_place(THERE)
 
     assert TOKEN not in repr(place)

@@ -1,4 +1,4 @@
-"""What there is to do, from what is there and what should be: no HTTP, no client."""
+"""Plans, made from what is there and what should be: no HTTP, no client."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_choice_of_a_datasource_comes_and_goes() -> None:
 
 
 def test_a_folder_is_made_once() -> None:
-    """And left alone after that."""
+    """The folder is left alone after that."""
     assert plan_folder("f", is_there=True).outcome is Outcome.KEEP
     assert plan_folder("f", is_there=False).body == {"uid": "f", "title": "f"}
 

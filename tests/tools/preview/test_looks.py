@@ -126,7 +126,7 @@ def test_a_logarithmic_axis_has_ticks_at_powers_of_two() -> None:
 
 
 def test_a_folded_row_hides_its_panels_until_it_is_opened() -> None:
-    """And then what is below moves down by as much."""
+    """Panels below move down by as much."""
     place = (0, 5, 12, 8)
     dashboard = board(
         row("First", 0),

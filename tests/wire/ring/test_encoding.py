@@ -139,7 +139,7 @@ def test_every_record_comes_back_as_it_was(record: Record) -> None:
 
 
 def test_the_identity_comes_back_as_it_was() -> None:
-    """What the header says about the writer is all the reader knows of it."""
+    """The header is all that the reader knows of the writer."""
     assert decode_identity(encode_identity(IDENTITY)) == IDENTITY
 
 
@@ -279,7 +279,7 @@ def test_text_that_a_terminal_would_obey_is_made_harmless(written: str, read: st
 
 
 def test_a_lone_surrogate_smuggled_in_as_bytes_is_refused() -> None:
-    """What comes out can always be written to a socket as UTF-8."""
+    """Text that comes out can always be written to a socket as UTF-8."""
     payload = msgpack.encode(("failed", "surrogate", 1))
     payload = payload.replace(b"\xa9surrogate", b"\xa3\xed\xa0\x80")
 

@@ -159,7 +159,7 @@ def test_what_no_sensor_says_is_refused(change: dict[str, Any]) -> None:
     ],
 )
 def test_a_histogram_that_contradicts_itself_is_refused(change: dict[str, Any]) -> None:
-    """What comes out is what ``ExponentHistogram`` says it is."""
+    """The histogram that comes out is what ``ExponentHistogram`` says it is."""
     record = replace(ranges(), histogram=replace(ranges().histogram, **change))
 
     with pytest.raises(ValueError, match=r"[Ee]xpected"):

@@ -1,4 +1,4 @@
-"""What lasts is found by a reader that comes late, at a cost that has a bound."""
+"""Lasting records are found by a reader that comes late, at a cost that has a bound."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_a_window_comes_back_as_it_was(record: WindowRecord) -> None:
 def test_rows_that_do_not_fit_are_cut_from_the_tail_and_counted(
     record: CensusRecord, limit: int
 ) -> None:
-    """What comes first is what matters most; totals are never cut."""
+    """The first rows are what matters most; totals are never cut."""
     read = round_trip(record, len(encode(replace(record, rows=()), LIMIT)[1]) + limit)
 
     kept = len(read.rows)
@@ -145,7 +145,7 @@ def test_rows_that_do_not_fit_are_cut_from_the_tail_and_counted(
 
 
 def test_kernels_that_do_not_fit_are_cut_from_the_tail_and_counted() -> None:
-    """As rows are, in the smallest ring."""
+    """Kernels are cut as rows are, in the smallest ring."""
     record = window(500)
 
     read = round_trip(record, SMALLEST_LIMIT)
@@ -230,7 +230,7 @@ def test_the_bytes_are_the_documented_ones() -> None:
 
 
 def test_the_bytes_of_a_window_are_the_documented_ones() -> None:
-    """Likewise, as MessagePack."""
+    """The documented bytes are those of MessagePack."""
     record = replace(window(1), time_ns=4, totals=(), drag=1.5)
 
     _, payload = encode(record, LIMIT)
@@ -309,7 +309,7 @@ def test_a_mistaken_sensor_costs_its_record_only(change: dict[str, Any]) -> None
     ],
 )
 def test_a_mistaken_profiler_costs_its_record_only(change: dict[str, Any]) -> None:
-    """Likewise."""
+    """A profiler's mistake costs no more than that of a census."""
     with pytest.raises((struct.error, TypeError, ValueError, AttributeError)):
         encode(replace(window(), **change), LIMIT)
 

@@ -94,7 +94,7 @@ def test_a_kernel_nobody_knows_is_unknown_if_a_matmul_launched_it(op: str) -> No
     "op", ["", "aten::add_", "aten::native_layer_norm", "aten::_foreach_addcmul_", "aten::comm"]
 )
 def test_a_kernel_nobody_knows_is_no_matmul_otherwise(op: str) -> None:
-    """Nor is one that is known, whatever launched it."""
+    """A kernel that is known is no matmul either, whatever launched it."""
     assert launched_by(classify("zorp_128x64_v3"), op).unit is Unit.OTHER
     assert launched_by(classify("splitKreduce_kernel"), "aten::mm").unit is Unit.OTHER
 

@@ -101,7 +101,7 @@ def test_float32_without_tf32_is_not_unknown() -> None:
 
 @pytest.mark.parametrize("cut", range(len(RUNS) + 1))
 def test_parts_merge_to_the_whole(cut: int) -> None:
-    """As windows do, and ranks."""
+    """Tallies add up, as those of windows and ranks do."""
     merged = tallied(RUNS[:cut])
     merged.merge(tallied(RUNS[cut:]))
 

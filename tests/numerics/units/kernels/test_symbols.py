@@ -1,4 +1,4 @@
-"""What a kernel is called is found in what a profiler writes."""
+"""Names of kernels are found in what a profiler writes."""
 
 from __future__ import annotations
 

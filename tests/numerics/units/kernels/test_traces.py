@@ -111,7 +111,7 @@ def test_on_amd_only_named_matrix_instructions_count(name: str) -> None:
 
 
 def test_generated_pointwise_kernels_are_no_matmul() -> None:
-    """What TorchInductor generates for a norm or an activation is neither unit."""
+    """Kernels that TorchInductor generates for a norm or an activation are neither unit."""
     tally = tallied("compile-triton")
 
     triton_ns = sum(ns for kernel, ns in tally.by_name.items() if kernel.startswith("triton_"))

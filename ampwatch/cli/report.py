@@ -189,7 +189,7 @@ def _write_page(out: str, job: list[Box]) -> None:
 
     page = render_html(job)
     try:
-        # It tells of tracebacks, settings and the host, as reports do: readable by its owner alone.
+        # It names tracebacks, settings and the host, as reports do: readable by its owner alone.
         file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(file, "w", encoding="utf-8") as f:
             f.write(page)

@@ -207,7 +207,7 @@ class Diagnosis:
         }
 
     def deliver(self, iteration: Iteration) -> None:
-        """Take in an iteration: judge it, record it, look for failures."""
+        """Take in an iteration: judge it, record it, detect failures."""
         verdict = self._judge.judge(iteration)
         self.totals.add(iteration, verdict)
         self.iterations += 1
@@ -247,7 +247,7 @@ class Diagnosis:
         self._run_guarded(self._api.flush)
 
     def check_layers(self) -> None:
-        """Look at the model before anything has run."""
+        """Check the model before anything has run."""
         self._run_guarded(self._performance.check_layers)
 
     def observe_census(self, census: OpCensus, time_ns: int) -> None:

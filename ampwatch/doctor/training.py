@@ -71,7 +71,7 @@ def torch_version(torch: Any) -> Check:
 
 
 def grad_scaler(torch: Any, load: Load) -> Check:
-    """Return whether GradScaler keeps its state where the loss-scale sensor looks."""
+    """Return whether GradScaler keeps its state where the loss-scale sensor reads it."""
     try:
         check_scaler = load("ampwatch.training.model.scaler").check_scaler
         check_scaler(torch.amp.GradScaler("cpu"))
@@ -100,7 +100,7 @@ def cpu_autocast(torch: Any, dtype: str) -> Check:
 
 
 def cuda_devices(torch: Any) -> list[Check]:
-    """Tell which CUDA or ROCm devices torch sees, or why it sees none."""
+    """Report which CUDA or ROCm devices torch sees, or why it sees none."""
     cuda = torch.version.cuda
     hip = getattr(torch.version, "hip", None)
     if cuda is None and hip is None:

@@ -57,7 +57,7 @@ REGION_ELSEWHERE = {
 
 
 class AutocastState:
-    """Looks for forward passes without the autocast that was expected.
+    """Detects forward passes without the autocast that was expected.
 
     Args:
         book: Where findings go.

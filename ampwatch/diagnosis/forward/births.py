@@ -2,7 +2,7 @@
 
 Most infinities in a training are as they should be: a mask of -inf that softmax turns into zeros,
 a sentinel that a minimum starts from, the auxiliary output of a norm over one element. They are
-told from failures by what becomes of them, not by the op's name alone.
+distinguished from failures by what becomes of them, not by the op's name alone.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def _is_mask(birth: Birth, descent: _Descent) -> bool:
 def _spoils(birth: Birth, descent: _Descent) -> bool:
     """Whether backward, or a gradient, is not finite because of a birth.
 
-    A loss that is not finite says nothing of what else was looked at in its iteration.
+    A loss that is not finite says nothing of what else was observed in its iteration.
     """
     if descent.in_backward(birth) or descent.parameters(birth):
         return True

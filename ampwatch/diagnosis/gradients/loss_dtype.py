@@ -30,7 +30,7 @@ FP16_LOSS_CAPS_SCALE = Kind(
 
 
 class LossDtype:
-    """Looks for a loss in float16, which no scale of 65536 can multiply.
+    """Detects a loss in float16, which no scale of 65536 can multiply.
 
     Args:
         book: Where findings go.

@@ -164,7 +164,7 @@ def _edges(when: When, kinds: tuple[str, ...], fits: Fits) -> tuple[Cause, ...]:
 
 
 def before(*kinds: str, fits: Fits = _fits_always) -> tuple[Cause, ...]:
-    """Return the edges to causes that are looked for before a symptom is reported."""
+    """Return the edges to causes that are searched for before a symptom is reported."""
     return _edges(When.BEFORE, kinds, fits)
 
 
@@ -174,7 +174,7 @@ def since(*kinds: str) -> tuple[Cause, ...]:
 
 
 def after(*kinds: str, fits: Fits = _fits_always) -> tuple[Cause, ...]:
-    """Return the edges to causes that are looked for once a symptom was reported."""
+    """Return the edges to causes that are searched for once a symptom was reported."""
     return _edges(When.AFTER, kinds, fits)
 
 

@@ -100,7 +100,7 @@ class _Sums:
 
 
 class Casts:
-    """Looks at what casts cost.
+    """Compares what casts cost with what they gain.
 
     Args:
         book: Where findings go.
@@ -134,7 +134,7 @@ class Casts:
         self._say(census, sums, by_module(census, FORWARD, _raised_bytes), what, float(raised))
 
     def _check_recasts(self, census: OpCensus, sums: _Sums, num_losses: int) -> None:
-        """Look for layers whose weights are cast more often than once a micro-batch.
+        """Detect layers whose weights are cast more often than once a micro-batch.
 
         Besides its weight and its bias a layer casts its input, at most once a call. What runs
         outside of all layers may be another model's.

@@ -60,7 +60,7 @@ AUTOCAST_IS_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
 
 
 class Float32Matmuls:
-    """Looks at the dtype in which a training spends the FLOPs of its forward pass.
+    """Checks the dtype in which a training spends the FLOPs of its forward pass.
 
     Args:
         book: Where findings go.

@@ -79,7 +79,7 @@ class MachineFit:
         self._has_tf32 = capability is not None and capability >= TF32_FROM
 
     def check_dtypes(self, step: int) -> None:
-        """Look at the dtypes of autocast, which need no census."""
+        """Check the dtypes of autocast, which need no census."""
         if self._machine.device_type == "cpu":
             self._check_cpu(step, self._autocast_dtypes)
         if self._emulates_bfloat16 and "bfloat16" in self._autocast_dtypes:

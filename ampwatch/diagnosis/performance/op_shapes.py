@@ -89,7 +89,7 @@ class _Dims(NamedTuple):
 
 
 class OpShapes:
-    """Looks at the dimensions and the memory format of what is multiplied in low precision.
+    """Checks the dimensions and the memory format of what is multiplied in low precision.
 
     Args:
         book: Where findings go.
@@ -115,9 +115,9 @@ class OpShapes:
         self._layers_are_open = bool(layers)
 
     def check_layers(self) -> None:
-        """Look at the layers alone, as soon as it is known that they multiply in low precision.
+        """Check the layers alone, as soon as it is known that they multiply in low precision.
 
-        Weights on the device ``meta`` have nothing but their shapes to be looked at for.
+        Weights on the device ``meta`` have nothing but their shapes, which are enough.
         """
         if not self._layers_are_open:
             return

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Performance:
-    """Looks at what ran in which dtype, and in which kernels.
+    """Checks what ran in which dtype, and in which kernels.
 
     Args:
         book: Where findings go.
@@ -50,7 +50,7 @@ class Performance:
         self._kernels = SlowKernels(book, machine, autocast_dtypes)
 
     def check_layers(self) -> None:
-        """Look at the shapes of the layers, before anything has run."""
+        """Check the shapes of the layers, before anything has run."""
         self._shapes.check_layers()
 
     def detect(self, iteration: Iteration) -> None:

@@ -92,7 +92,7 @@ LOST_SHARE = 0.5
 
 
 class Accumulation:
-    """Looks for sums and averages that have stopped.
+    """Detects sums and averages that have stopped.
 
     Args:
         book: Where findings go.

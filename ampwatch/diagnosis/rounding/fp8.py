@@ -67,7 +67,7 @@ MIN_LOST = 8
 
 
 class Fp8:
-    """Looks at what casts to FP8 lose.
+    """Checks what casts to FP8 lose.
 
     Each kind is made once, at the first place; the others are counted.
 

@@ -1,4 +1,4 @@
-"""Findings about integers that a format cannot tell apart."""
+"""Findings about integers that a format cannot keep distinct."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ SPAN = 8
 
 
 class UpdatePrecision:
-    """Looks for updates that round away in parameters kept in float16 or bfloat16.
+    """Detects updates that round away in parameters kept in float16 or bfloat16.
 
     Args:
         book: Where findings go.

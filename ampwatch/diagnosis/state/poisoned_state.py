@@ -97,7 +97,7 @@ OPTIMIZER_EPS_UNDERFLOW = Kind(
 
 
 class PoisonedState:
-    """Looks for NaN and infinities in what outlives a step.
+    """Detects NaN and infinities in what outlives a step.
 
     One finding for all parameters and one for all buffers, at the place where most is broken.
     A buffer of -inf is a mask, and one that is not finite from the start a sentinel (the

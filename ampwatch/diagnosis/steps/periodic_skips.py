@@ -69,7 +69,7 @@ RISES = 2.0
 step by step: its skips come at even distances because its gradients grow evenly."""
 
 NEWEST = 12
-"""Newest distances that are looked at."""
+"""Newest distances that are compared."""
 
 ODD = 0.2
 """Share of them that may be others."""
@@ -78,7 +78,7 @@ STANDS_OUT = 1.5
 """A loss this much above all those between the skips has a term in it that they have not."""
 
 REMEMBERED = 4096
-"""Iterations whose losses are remembered, so the longest period that is looked for. Unit: steps."""
+"""Iterations whose losses are remembered, so the longest period that is found. Unit: steps."""
 
 
 class _Skip(NamedTuple):
@@ -100,7 +100,7 @@ class _Skip(NamedTuple):
 
 
 class PeriodicSkips:
-    """Looks at the distances between the skipped steps of each optimizer.
+    """Compares the distances between the skipped steps of each optimizer.
 
     A skip right after a growth is the scaler's own search, and comes back every
     ``growth_interval + 1`` steps. Where a small set of batches is gone through in the same order

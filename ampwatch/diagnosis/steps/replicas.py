@@ -28,7 +28,7 @@ RANK_FOUND_INF_MISMATCH = Kind(
 
 
 class Replicas:
-    """Says that replicas part.
+    """Reports that replicas part.
 
     Args:
         book: Where findings go.

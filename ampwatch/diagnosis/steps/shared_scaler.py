@@ -64,7 +64,7 @@ MAX_SHARE_OF_OTHER = 0.25
 
 NEVER = 8
 """Attempts, all skipped, of an optimizer that has never stepped: below a scale of 1, or with a loss
-that is not finite, no scale is being looked for."""
+that is not finite, no scale is being searched for."""
 
 FORGET_AFTER = 200
 """Steps of an optimizer in a row that end what was held against it. Unit: steps."""

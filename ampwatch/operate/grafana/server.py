@@ -217,7 +217,7 @@ class GrafanaServer:
                 return error.status_code if report_status else None
             trouble = explain(doing, error.status_code, _said(error), url)
         except (RequestException, OSError, ValueError, AttributeError) as error:
-            # AttributeError: the client takes some answers apart without a look at them.
+            # AttributeError: the client takes some answers apart without checking them.
             trouble = self._unreached(error)
         # Outside of the `except`, so that no chain leads to the request and its headers.
         raise self._error(trouble)

@@ -227,7 +227,7 @@ def in_a_thread(work: Callable[..., object], *arguments: object) -> None:
     thread.join()
 
 
-def test_all_subscribers_are_told_of_an_event_in_order() -> None:
+def test_all_subscribers_are_notified_of_an_event_in_order() -> None:
     """Each once, with the event itself."""
     seen: list[Any] = []
     parts = [Part(lambda event, n=n: seen.append((n, event))) for n in range(3)]
@@ -237,7 +237,7 @@ def test_all_subscribers_are_told_of_an_event_in_order() -> None:
     assert seen == [(0, event), (1, event), (2, event)]
 
 
-def test_a_subscriber_that_fails_is_off_and_the_others_are_told(
+def test_a_subscriber_that_fails_is_off_and_the_others_are_notified(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is logged once, and not called again."""
@@ -287,7 +287,7 @@ def test_an_event_of_nobody_who_is_awake_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("is_thread_safe", [False, True])
-def test_what_a_subscriber_does_itself_is_not_told_to_it(*, is_thread_safe: bool) -> None:
+def test_what_a_subscriber_does_itself_is_not_reported_to_it(*, is_thread_safe: bool) -> None:
     """By the same channel, and by its guard; the others hear of it."""
     seen: list[Any] = []
 

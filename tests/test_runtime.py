@@ -108,7 +108,7 @@ def test_a_file_in_the_way_is_an_error_that_says_what_to_do(tmp_path: Path) -> N
         private_directory(tmp_path / "file" / "below")
 
 
-def test_the_runtime_directory_is_looked_for_in_order(
+def test_the_runtime_directory_is_searched_for_in_order(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Temporary directory, session, service manager, setting: each beats those before it."""

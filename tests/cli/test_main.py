@@ -75,7 +75,7 @@ def test_without_a_command_it_explains_itself(capsys: pytest.CaptureFixture[str]
         assert verb in said
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """The version is printed as every program prints it."""
     with pytest.raises(SystemExit) as exit_:
         main(["--version"])

@@ -37,7 +37,7 @@ def leave(runs: Path, run: str, started: int = START, rank: int = 0, kind: str =
     return files.write(runs, Box(who, RunState.FAILED, "it broke", findings=findings), most=64)
 
 
-def test_the_run_that_was_started_last_is_told(
+def test_the_run_that_was_started_last_is_reported(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All its ranks, and that there are others."""
@@ -163,7 +163,7 @@ def test_all_runs_are_listed(runs: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert len(json.loads(capsys.readouterr().out)["ranks"]) == 3
 
 
-def test_nothing_to_report_is_said_with_where_it_was_looked_for(
+def test_nothing_to_report_is_said_with_where_it_was_searched_for(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A healthy run leaves nothing, and that is said as well."""
@@ -177,7 +177,7 @@ def test_nothing_to_report_is_said_with_where_it_was_looked_for(
     assert "expected a run or a file 'bert', found gpt in" in capsys.readouterr().err
 
 
-def test_a_damaged_report_is_named_and_the_others_told(
+def test_a_damaged_report_is_named_and_the_others_reported(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On stderr."""

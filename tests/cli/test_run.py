@@ -303,7 +303,7 @@ def test_a_sitecustomize_of_the_user_is_read_as_always(tmp_path: Path) -> None:
     assert (ours.returncode, ours.stdout, ours.stderr) == (0, told, "")
 
 
-def test_a_sitecustomize_that_raises_is_told_by_python_itself(tmp_path: Path) -> None:
+def test_a_sitecustomize_that_raises_is_reported_by_python_itself(tmp_path: Path) -> None:
     """The program is not ended, as without us."""
     site = tmp_path / "site"
     site.mkdir()

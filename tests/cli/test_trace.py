@@ -242,7 +242,9 @@ def test_a_training_that_ends_no_iteration_is_given_up(
     assert not output.exists()
 
 
-def test_a_training_that_dies_meanwhile_is_told(start: Any, rings: Path, tmp_path: Path) -> None:
+def test_a_training_that_dies_meanwhile_is_reported(
+    start: Any, rings: Path, tmp_path: Path
+) -> None:
     """It is killed while the command waits: status 1, nothing is left."""
     training = start(mode="stuck")
     with command(str(tmp_path / "x.json")) as asking:
@@ -302,7 +304,7 @@ def _ended_process() -> int:
     return process.pid
 
 
-def test_a_directory_that_is_not_there_is_told(
+def test_a_directory_that_is_not_there_is_reported(
     start: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before the training is asked."""

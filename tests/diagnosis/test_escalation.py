@@ -250,7 +250,7 @@ def test_without_a_scaler_gradients_that_are_not_finite_are_an_event() -> None:
     assert run.escalation.wants_trace
 
 
-def test_inputs_are_looked_at_for_a_while_after_any_skip() -> None:
+def test_inputs_are_checked_for_a_while_after_any_skip() -> None:
     """Also after one that does not have anything traced: a bad batch comes alone."""
     run = started().skip(1)
     event = run.step - 1

@@ -57,7 +57,7 @@ def test_no_daemon_is_nothing_wrong(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_a_running_daemon_is_told_with_its_address_and_version() -> None:
+def test_a_running_daemon_is_reported_with_its_address_and_version() -> None:
     """The port is the daemon's own."""
     found = examined(ours())
 

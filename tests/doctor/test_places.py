@@ -24,7 +24,7 @@ def usual_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("usual_places")
-def test_shared_memory_and_its_fallback_are_looked_at(tmp_path: Path) -> None:
+def test_shared_memory_and_its_fallback_are_checked(tmp_path: Path) -> None:
     """With the room they have and the room a ring takes; nothing is created."""
     settings = Settings.resolve({"runtime_dir": tmp_path / "new" / "runtime"})
 

@@ -138,7 +138,7 @@ def test_autocast_is_believed_by_its_result() -> None:
         ((9, 0), "tensor cores for float16 and bfloat16"),
     ],
 )
-def test_a_device_is_told_by_what_its_generation_has(
+def test_a_device_is_reported_by_what_its_generation_has(
     capability: tuple[int, int], words: str
 ) -> None:
     """With its name and compute capability."""
@@ -161,7 +161,7 @@ def test_why_there_is_no_cuda() -> None:
     assert "the driver is too old" in no_device.why
 
 
-def test_a_rocm_device_is_told_by_its_name() -> None:
+def test_a_rocm_device_is_reported_by_its_name() -> None:
     """The compute capability is not one of CUDA's."""
     (check,) = cuda_devices(build(Cuda([(9, 4)]), made_for=None, hip="6.4"))
 

@@ -120,7 +120,7 @@ def test_skips_are_marked_by_class_and_a_scale_below_one_is_named(
     assert len(set(symbols)) == 4
 
 
-def test_the_charts_say_from_where_on_they_tell(trainer: Trainer, page: Page) -> None:
+def test_the_charts_say_from_where_on_they_hold(trainer: Trainer, page: Page) -> None:
     """A daemon that came late has not read the first steps, and the page does not pretend."""
     trainer.step = 4999
     trainer.train(30)
@@ -228,7 +228,9 @@ def test_the_page_follows_the_theme_of_the_system_until_the_user_chooses(page: P
     assert page.run(ground) == grounds["light"]
 
 
-def test_facts_and_unreadable_rings_are_told(place: Place, trainer: Trainer, page: Page) -> None:
+def test_facts_and_unreadable_rings_are_reported(
+    place: Place, trainer: Trainer, page: Page
+) -> None:
     """Facts of the run, and reasons why something is not shown."""
     trainer.write(FactsRecord({"growth_interval": "2000", "torch": "2.13.0"}))
     trainer.train(3)

@@ -176,7 +176,7 @@ def test_on_a_cpu_the_newest_window_lists_ops(rank: Trainer, page: Page) -> None
     eventually(lambda: len(rows(page, "#kernels")[0]) == 8, "the columns of kernels")
 
 
-def test_the_ceiling_is_told_or_why_it_is_not_known(rank: Trainer, page: Page) -> None:
+def test_the_ceiling_is_reported_or_why_it_is_not_known(rank: Trainer, page: Page) -> None:
     """The ceiling shows as soon as the device has a name."""
     flops = int(132 * 4096 * 1.83e9 * 0.05)
     rank.write(census(ops=(OpTotal(OpKind.MATMUL, "bfloat16", 1, flops, flops, 0),)))
@@ -203,7 +203,7 @@ def test_names_of_ops_and_kernels_are_text_and_never_markup(rank: Trainer, page:
     assert page.run("return window.broken") is None
 
 
-def test_gpus_are_told_with_what_they_do_not_have(page: Page) -> None:
+def test_gpus_are_reported_with_what_they_do_not_have(page: Page) -> None:
     """A row for each, a reason where there is no number."""
     table = has_rows(page, "#gpus")
 
@@ -270,7 +270,7 @@ return import("/static/gpus.js").then(({ showGpus }) => {
         ),
     ],
 )
-def test_trouble_of_the_hardware_is_told_in_words(
+def test_trouble_of_the_hardware_is_reported_in_words(
     page: Page, values: dict[str, Any], xids: dict[str, Any], words: list[str]
 ) -> None:
     """XID errors with their age, memory that breaks; none where it would be known."""

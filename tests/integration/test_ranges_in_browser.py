@@ -108,7 +108,7 @@ def test_before_a_sample_the_page_says_why_there_is_nothing(sampled: Sampled, pa
     assert page.complaints() == []
 
 
-def test_the_limits_move_with_the_scale_until_the_data_are_told_to(
+def test_the_limits_move_with_the_scale_until_the_data_are_asked_to(
     sampled: Sampled, page: Page
 ) -> None:
     """Unscaled: the lines are stairs. Times the scale: the lines are flat, the data are stairs."""

@@ -61,7 +61,7 @@ def test_low_precision_is_16_bits_and_fewer_and_tf32_is_not() -> None:
     assert low_precision_share({}) is None
 
 
-def test_casts_are_told_by_the_ops_that_multiply() -> None:
+def test_casts_are_grouped_by_the_ops_that_multiply() -> None:
     """Pointwise ops are no reason to cast."""
     ops = (matmuls("float16", 1, calls=4), OpTotal(OpKind.POINTWISE, "float16", 99, 0, 0, 0))
     casts = (CastTotal("float32", "float16", 5, 0), CastTotal("float16", "float32", 1, 0))
@@ -94,7 +94,7 @@ def test_the_share_of_tensor_cores_has_two_bounds() -> None:
         ([KernelTotal("cuda", "float32", 1)], Absence.OK),
     ],
 )
-def test_why_there_is_no_share_is_told(totals: list[KernelTotal], absence: Absence) -> None:
+def test_why_there_is_no_share_is_reported(totals: list[KernelTotal], absence: Absence) -> None:
     """A CPU has no tensor cores; a GPU may have had nothing to multiply."""
     precision = Precision()
     assert precision.kernels_absence is Absence.WAITING

@@ -172,7 +172,7 @@ def test_mixed_losses_are_described_as_they_are(
     assert "param:w" in finding.summary
 
 
-def test_two_scales_in_one_sum_are_both_told() -> None:
+def test_two_scales_in_one_sum_are_both_reported() -> None:
     """The one it was multiplied by and the one it is divided by."""
     finding = Case().see(MixedScales(9, 1, 512.0, 256.0, 4, 2, "train.py:5")).one
 
@@ -222,7 +222,7 @@ def test_of_a_chain_of_exceptions_one_is_explained() -> None:
     assert Case().see(outer, inner, inner).one.where == "optimizer:0"
 
 
-def test_what_a_gpu_would_refuse_is_told_once_and_counted() -> None:
+def test_what_a_gpu_would_refuse_is_reported_once_and_counted() -> None:
     """A warning: on a CPU the training goes on. What to change is as for the exception."""
     op = "binary_cross_entropy"
     seen = [RefusedOp(step, op, "loss", "float16", "train.py:9") for step in (3, 3, 5)]

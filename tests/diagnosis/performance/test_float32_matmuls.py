@@ -81,7 +81,7 @@ def test_autocast_that_is_elsewhere_is_another_finding(reason: Fallback) -> None
     assert watched.named == [("autocast_inactive", "m")]
 
 
-def test_float32_without_autocast_is_told_of_tf32_only_where_there_is_some() -> None:
+def test_float32_without_autocast_is_advised_of_tf32_only_where_there_is_some() -> None:
     """On a CPU float32 is the user's choice, and so it is where TF32 is on."""
     op = matmul("m", 100, "float32")
     finding = Watched(HOPPER, dtypes=()).take(op).only("fp32_matmul")

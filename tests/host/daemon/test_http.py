@@ -147,7 +147,7 @@ def test_service_discovery_names_the_address_the_client_came_to(served: Served) 
     assert served.ask("/sd", Host="[::1]").json[0]["targets"] == ["[::1]:80"]
 
 
-def test_service_discovery_names_the_address_it_was_told() -> None:
+def test_service_discovery_names_the_address_it_was_given() -> None:
     """Behind a proxy only the operator knows it."""
     with serving(external_address="gpu7.example.org:443", https=True) as served:
         (group,) = served.ask("/sd").json
@@ -346,7 +346,7 @@ def test_a_request_line_without_sense_is_answered_in_short(
     assert max(len(record.getMessage()) for record in caplog.records) < 300
 
 
-def test_requests_that_fail_by_our_fault_are_told_once_a_minute(
+def test_requests_that_fail_by_our_fault_are_reported_once_a_minute(
     served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the traceback; however often a client asks, it cannot fill the log."""

@@ -419,7 +419,7 @@ def test_records_that_cannot_be_taken_in_end_nothing_but_themselves(
         writer.close(end(), keep=False)
 
 
-def test_a_directory_that_cannot_be_looked_into_makes_the_pass_fail(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_listed_makes_the_pass_fail(tmp_path: Path) -> None:
     """The watcher's own health is reported, with the reason beside it."""
     (tmp_path / "of-this-test").touch()
     setting = Setting(tmp_path / "of-this-test")

@@ -70,7 +70,7 @@ def test_a_rank_that_was_in_trouble_goes_on_speaking() -> None:
     assert modules(fleet)["gpt", 1] == ["b"]
 
 
-def test_trouble_of_another_kind_is_told_as_well() -> None:
+def test_trouble_of_another_kind_is_reported_as_well() -> None:
     """All gradients overflow while the scale is sought; outputs that do on one rank are its own."""
     overflow = sample(broken=("b",))
     output = [ranges("b", Topic.ACTIVATION, BROKEN), sampling()]
@@ -90,7 +90,7 @@ def test_a_module_that_was_let_go_of_does_not_move_to_another_rank() -> None:
     assert modules(fleet) == {("gpt", 0): ["a"], ("gpt", 1): []}
 
 
-def test_trouble_that_all_have_is_told_once() -> None:
+def test_trouble_that_all_have_is_reported_once() -> None:
     """Trouble that all ranks share, as when a module's gradients underflow."""
     fleet = fleet_of("host", *[sample("a", broken=("b",))] * 3)
 

@@ -61,7 +61,7 @@ def test_records_of_one_ring_go_to_one_rank(fleet: Fleet) -> None:
     assert second.newest is None
 
 
-def test_two_live_runs_of_one_name_are_told_apart(fleet: Fleet) -> None:
+def test_two_live_runs_of_one_name_are_kept_apart(fleet: Fleet) -> None:
     """The second gets ``~2``, the third ``~3``, on every rank alike; the first keeps its name."""
     for number in range(3):
         for rank in (0, 1):
@@ -168,7 +168,7 @@ def test_a_run_that_ended_beside_an_older_live_one_is_shown(fleet: Fleet) -> Non
     assert labels(fleet) == [("gpt", 0), ("gpt~2", 0)]
 
 
-def test_names_that_differ_only_in_what_cannot_be_encoded_are_told_apart(fleet: Fleet) -> None:
+def test_names_that_differ_only_in_what_cannot_be_encoded_are_kept_apart(fleet: Fleet) -> None:
     """Two series never get the same labels, whatever a damaged ring says."""
     for key, run in enumerate(("a\ud800", "a\udc00", "a?~2", "a?")):
         put(fleet, str(key), identity(run=run), [])
@@ -234,7 +234,7 @@ def test_a_reader_that_holds_the_lock_sees_no_change(fleet: Fleet) -> None:
     assert (during, newest_step(rank)) == (0, 1)
 
 
-def test_a_sweep_is_told_apart_without_asking_every_job_of_every_other(
+def test_a_sweep_is_kept_apart_without_asking_every_job_of_every_other(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon does so several times a second: 300 runs of one name ask hundreds, not 45 000."""

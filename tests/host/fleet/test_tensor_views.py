@@ -204,7 +204,7 @@ def test_a_gpu_that_two_ranks_name_tells_nothing_of_either() -> None:
     assert other.tensor_views.hardware is None
 
 
-def test_a_lasting_conflict_is_told_once_a_minute() -> None:
+def test_a_lasting_conflict_is_reported_once_a_minute() -> None:
     """The finding is counted as time goes by, not with each look into the rings."""
     rank, keeper = Training(tensor=0.1), ViewComparison()
     counts = []

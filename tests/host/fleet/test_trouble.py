@@ -71,7 +71,7 @@ def test_the_worst_topic_of_a_module_speaks() -> None:
         (FINE, ""),
     ],
 )
-def test_a_reason_is_told_only_if_it_is_notable(record: RangeRecord, reason: str) -> None:
+def test_a_reason_is_reported_only_if_it_is_notable(record: RangeRecord, reason: str) -> None:
     """A share within what is tolerated sorts a little higher, and is not called trouble."""
     assert worst(module(record)).reason == reason
 

@@ -82,7 +82,7 @@ def test_a_driver_that_hangs_stalls_no_scrape(place: Place, tmp_path: Path) -> N
     assert 'collector="gpu"' not in text
 
 
-def test_a_machine_without_a_driver_is_told(place: Place) -> None:
+def test_a_machine_without_a_driver_is_reported(place: Place) -> None:
     """No family of GPUs has a sample but the one that says why."""
     with place.daemon(LD_LIBRARY_PATH="/nowhere", **QUICK) as daemon:
         text = metrics(daemon, "library_not_found")

@@ -115,7 +115,7 @@ def test_what_is_not_supported_is_absent_and_says_why() -> None:
     assert why == {("unsupported", "not_supported")}
 
 
-def test_one_part_that_is_missing_is_told_beside_the_rest() -> None:
+def test_one_part_that_is_missing_is_reported_beside_the_rest() -> None:
     """The feature counts as supported, the part does not."""
     pipes = {"any": 0.5, "hmma": 0.4, "dmma": Reason.NOT_SUPPORTED}
     fleet = fleet_of(Gpu(0, "GPU-a", {}, {Feature.TENSOR_ACTIVE: pipes}))
@@ -210,7 +210,7 @@ def test_a_rank_that_names_its_gpu_is_joined_with_it_where_the_pid_says_nothing(
     assert samples(fleet, "ampwatch_gpu_process_memory_used_bytes") == []
 
 
-def test_a_gpu_that_cannot_tell_its_name_is_told_by_its_number() -> None:
+def test_a_gpu_without_a_name_is_known_by_its_number() -> None:
     """Lost before the daemon came."""
     fleet = Fleet(Settings())
     fleet.gpus.apply(Pass(Reason.OK, [], {3: Reason.GPU_LOST}))

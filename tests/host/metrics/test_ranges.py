@@ -227,7 +227,7 @@ def test_a_sample_of_nothing_finite_has_no_largest_magnitude() -> None:
     assert value("ampwatch_scaled_gradient_amax_max", record) is None
 
 
-def test_the_age_of_a_sample_can_be_told() -> None:
+def test_the_age_of_a_sample_can_be_reported() -> None:
     """By topic, and by the steps since."""
     records: list[Record] = [
         sampling(step=3, interval=2),

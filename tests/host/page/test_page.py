@@ -84,7 +84,7 @@ def test_the_series_holds_what_happened_in_each_step() -> None:
     assert [row["seconds"] for row in rows.values()] == [None, 1.0, 1.0, 0.25]
 
 
-def test_numbers_that_json_does_not_know_are_told_in_words() -> None:
+def test_numbers_that_json_does_not_know_are_reported_in_words() -> None:
     """NaN and the infinities are strings, an absent scale is null; never a bare NaN."""
     fleet = made_up_fleet()
     evidence = {"amax": math.inf, "amin": -math.inf, "mean": math.nan, "limit": 65504.0}
@@ -235,7 +235,7 @@ class Host:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.one_of(STEPS, FINDINGS, SAMPLES, OTHERS), max_size=5), max_size=8))
-def test_a_client_that_followed_knows_what_a_new_one_is_told(
+def test_a_client_that_followed_knows_what_a_new_one_gets(
     rounds: list[list[tuple[Any, ...]]],
 ) -> None:
     """Full and deltas together are the full state, whatever happens, thinning included."""

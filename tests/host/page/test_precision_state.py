@@ -77,7 +77,7 @@ def test_a_module_without_flops_is_mixed_by_its_bytes() -> None:
     assert norm["mix"] == [["float32", 0.5], ["float16", 0.5]]
 
 
-def test_what_was_profiled_is_told_with_its_kernels() -> None:
+def test_what_was_profiled_is_reported_with_its_kernels() -> None:
     """Of the made-up window, every number."""
     kernels = told(*PRECISION)["kernels"]
 
@@ -90,7 +90,7 @@ def test_what_was_profiled_is_told_with_its_kernels() -> None:
     assert kernels["left_out"] == 0
 
 
-def test_the_ceiling_is_told_where_it_is_known() -> None:
+def test_the_ceiling_is_reported_where_it_is_known() -> None:
     """With the share as a number for the bar."""
     ceiling = told(*PRECISION, step(0), step(1))["ceiling"]
 
@@ -154,7 +154,7 @@ def test_a_newer_census_replaces_the_older_one() -> None:
     assert after["kernels"] is before["kernels"]
 
 
-def test_the_names_of_kernels_are_told_with_the_rules_that_took_them() -> None:
+def test_the_names_of_kernels_are_reported_with_the_rules_that_took_them() -> None:
     """Names that no rule knows are listed, for whoever extends the classifier."""
     runs = kernel_names(made_up_fleet())["runs"]
 

@@ -170,7 +170,7 @@ def test_a_link_is_somebodys_and_is_not_followed(place: Path, tmp_path: Path) ->
     ("version", "words"),
     [("0.0.9", "rules of ampwatch 0.0.9, older than this"), ("99.0", "newer than this")],
 )
-def test_rules_of_another_version_are_told(tmp_path: Path, version: str, words: str) -> None:
+def test_rules_of_another_version_are_reported(tmp_path: Path, version: str, words: str) -> None:
     """By their first line, wherever they come from."""
     file = tmp_path / RULES
     file.parent.mkdir(parents=True)
@@ -224,7 +224,7 @@ def test_a_directory_of_a_newer_version_is_refused(place: Path) -> None:
     ],
     ids=["empty", "cut", "list", "number", "outside", "bytes"],
 )
-def test_a_record_that_is_none_is_told(place: Path, record: str) -> None:
+def test_a_record_that_is_none_is_reported(place: Path, record: str) -> None:
     """Files are removed by it, so it is not guessed at."""
     (place / RECORD).write_bytes(record.encode("latin-1"))
 
@@ -232,7 +232,7 @@ def test_a_record_that_is_none_is_told(place: Path, record: str) -> None:
         plan(place, FILES)
 
 
-def test_a_file_in_place_of_the_directory_is_told(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_directory_is_reported(tmp_path: Path) -> None:
     """Also one in place of a directory above it, and one of a directory below."""
     (tmp_path / "file").write_text("")
     with pytest.raises(DeployError, match="expected a directory, new or old"):
@@ -245,7 +245,7 @@ def test_a_file_in_place_of_the_directory_is_told(tmp_path: Path) -> None:
         write(plan(tmp_path / "stack", FILES))
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     """Sysfs takes no directory from anybody, root included."""
     with pytest.raises(DeployError, match="name a directory that is yours"):
         write(plan(tmp_path.__class__("/sys/ampwatch"), FILES))

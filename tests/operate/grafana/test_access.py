@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Command = Callable[..., Said]
 
 
-def test_an_expired_token_is_told(ampwatch: Command, grafana: Grafana) -> None:
+def test_an_expired_token_is_reported(ampwatch: Command, grafana: Grafana) -> None:
     """The message says where to make a new one."""
     said = ampwatch("push", GRAFANA_TOKEN="glsa_expired")
 
@@ -56,7 +56,7 @@ def test_a_server_that_sends_back_the_token_does_not_get_it_shown(
     assert "got 500: Authorization: Bearer <token>; Grafana's log says more" in said.err
 
 
-def test_an_old_grafana_is_told(ampwatch: Command, grafana: Grafana) -> None:
+def test_an_old_grafana_is_reported(ampwatch: Command, grafana: Grafana) -> None:
     """Nothing is written to it."""
     grafana.version = "9.5.21"
 
@@ -93,7 +93,7 @@ def test_a_grafana_that_hides_its_version_is_taken_as_it_is(
         ("/api/search", (200, "application/json", "{}"), "none of Grafana's"),
     ],
 )  # fmt: skip
-def test_what_is_no_grafana_is_told(
+def test_what_is_no_grafana_is_reported(
     ampwatch: Command, grafana: Grafana, path: str, reply: tuple[int, str, str], told: str,
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -109,7 +109,7 @@ def test_what_is_no_grafana_is_told(
     assert said.err.count("\n") == 1
 
 
-def test_a_grafana_below_a_path_is_reached_and_its_root_is_told(
+def test_a_grafana_below_a_path_is_reached_and_its_root_is_reported(
     commands: Commands, dashboards: Path
 ) -> None:
     """With a slash at the end or without."""
@@ -126,7 +126,7 @@ def test_a_grafana_below_a_path_is_reached_and_its_root_is_told(
     assert "got a redirect to another address; give that one, with its sub-path" in said.err
 
 
-def test_a_grafana_that_does_not_answer_in_time_is_told(
+def test_a_grafana_that_does_not_answer_in_time_is_reported(
     ampwatch: Command, grafana: Grafana
 ) -> None:
     """In the time that was given."""
@@ -138,7 +138,7 @@ def test_a_grafana_that_does_not_answer_in_time_is_told(
     assert "within 0.1 s, got none" in said.err
 
 
-def test_nobody_at_the_address_is_told(commands: Commands, dashboards: Path) -> None:
+def test_nobody_at_the_address_is_reported(commands: Commands, dashboards: Path) -> None:
     """A closed port, a name that nobody has."""
     argv = ("grafana", "push", "--dashboards", str(dashboards), "--url")
 

@@ -120,7 +120,7 @@ def test_a_file_that_is_no_ring_is_an_error_of_ours(tmp_path: Path) -> None:
         read_ring(tmp_path / "x.ring", 64, "report")
 
 
-def test_a_live_ring_is_only_looked_at(tmp_path: Path) -> None:
+def test_a_live_ring_is_only_checked(tmp_path: Path) -> None:
     """It goes on."""
     writer = ring(tmp_path, step(0, time_ns=time.time_ns()))
     contents = read_ring(writer.path, 64, "report")

@@ -110,6 +110,7 @@ class LowScale:
         """
         if iteration.scaler is None or not iteration.scale_before < 1.0 or not iteration.num_losses:
             return
+        # ``not <=``: before the first scale was applied the loss of then is NaN, and nothing compares.
         if not abs(iteration.loss) <= SAME_LOSS * self._loss_then:
             return
         losing = self._book.of_kind(GRAD_UNDERFLOW.slug) or self._book.of_kind(SCALE_BELOW_ONE.slug)

@@ -70,6 +70,8 @@ class ScaleReset:
         if change is not None:
             self._begin(change, iteration.scale_before)
         if self._change is not None:
+            # A skip for any other reason ends the count: a scale of the user's, or a loss that no scale
+            # makes finite, says nothing about the state that was loaded.
             if verdict.skipped and not iteration.scale_given and not verdict.nonfinite_loss:
                 self._skips += 1
                 self._say(iteration, self._change)

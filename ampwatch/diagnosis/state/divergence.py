@@ -110,6 +110,8 @@ class Divergence:
     def _follow(self, loss: float, step: int) -> None:
         self._newest = loss
         self._losses.append(loss)
+        # CALM is also the room of the deque: once it is full every further loss closes a window, and
+        # the calmest window so far is the level.
         if len(self._losses) in (FIRST_LOSSES, CALM):
             level = max(self._losses)
             if len(self._losses) == FIRST_LOSSES and level > RISE * max(self._losses[0], MIN_LEVEL):

@@ -128,6 +128,7 @@ class PoisonedState:
         buffers = [r for r in iteration.ranges if r.topic is Topic.BUFFER and self._is_poisoned(r)]
         if parameters:
             self._say_parameters(iteration, parameters)
+        # Only where weights were measured at all: no measurement is no proof that they held.
         elif Topic.WEIGHT in iteration.topics:
             self._weights_held = iteration.step
         if buffers:
@@ -140,6 +141,7 @@ class PoisonedState:
         if r.name not in self._seen and r.histogram.nonfinite:
             self._sentinels.add(r.name)
         self._seen.add(r.name)
+        # Not -inf: masks are made of it, and a softmax turns it into zeros.
         spreads = r.histogram.nans or r.histogram.positive_infs
         return bool(spreads) and r.name not in self._sentinels
 

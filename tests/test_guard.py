@@ -46,7 +46,7 @@ def test_the_first_error_switches_the_sensor_off_and_is_logged_once(
 
 
 def test_a_call_from_within_a_call_is_ignored() -> None:
-    """What a sensor does itself is not observed by it."""
+    """Ops of a sensor itself are not observed by it."""
     depth = []
     guard = Guard("s")
 
@@ -100,7 +100,7 @@ def test_a_log_handler_that_raises_is_kept_from_training_too() -> None:
 
 
 def test_guards_of_one_account_count_nested_calls_once() -> None:
-    """And a call of another thread meanwhile is part of the outermost."""
+    """A call of another thread meanwhile is part of the outermost."""
     account = Account()
     outer, inner = Guard("outer", account), Guard("inner", account)
     seen = []
@@ -153,7 +153,7 @@ def test_a_thread_safe_sensor_is_at_work_in_several_threads_at_a_time() -> None:
 
 
 def test_any_other_sensor_is_at_work_in_one_thread_and_counts_what_it_missed() -> None:
-    """Its state is not made for more."""
+    """The state of a sensor is not made for more."""
     guard = Guard("s")
     seen: list[int] = []
 
@@ -227,7 +227,7 @@ def in_a_thread(work: Callable[..., object], *arguments: object) -> None:
     thread.join()
 
 
-def test_all_subscribers_are_told_of_an_event_in_order() -> None:
+def test_all_subscribers_are_notified_of_an_event_in_order() -> None:
     """Each once, with the event itself."""
     seen: list[Any] = []
     parts = [Part(lambda event, n=n: seen.append((n, event))) for n in range(3)]
@@ -237,7 +237,7 @@ def test_all_subscribers_are_told_of_an_event_in_order() -> None:
     assert seen == [(0, event), (1, event), (2, event)]
 
 
-def test_a_subscriber_that_fails_is_off_and_the_others_are_told(
+def test_a_subscriber_that_fails_is_off_and_the_others_are_notified(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is logged once, and not called again."""
@@ -287,7 +287,7 @@ def test_an_event_of_nobody_who_is_awake_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("is_thread_safe", [False, True])
-def test_what_a_subscriber_does_itself_is_not_told_to_it(*, is_thread_safe: bool) -> None:
+def test_what_a_subscriber_does_itself_is_not_reported_to_it(*, is_thread_safe: bool) -> None:
     """By the same channel, and by its guard; the others hear of it."""
     seen: list[Any] = []
 
@@ -396,7 +396,7 @@ def test_an_interrupt_within_an_event_passes_and_all_go_on() -> None:
 
 
 def test_the_account_counts_an_event_within_an_event_once() -> None:
-    """And what guards of the same account do inside, and another thread meanwhile."""
+    """Time of guards of the same account inside, and of another thread meanwhile, counts once."""
     account = Account()
     inner = channel(Part(lambda _event: time.sleep(0.01)), account=account)
     guard = Guard("guard", account)

@@ -167,7 +167,7 @@ class Session:
             settings,
             _scale_of(targets.scaler),
             put=outlet.put,
-            tell=outlet.notify,
+            notify=outlet.notify,
             cost=self.cost,
             sampling_cost=self.sampling_cost,
             known=Known(dtypes, lost_eps, machine, layers),

@@ -133,7 +133,7 @@ def test_options_that_make_no_sense_are_usage_errors(
 
 
 def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
-    """What will happen, how long it takes, where the example is."""
+    """The text names what will happen, how long it takes, where the example is."""
     with pytest.raises(SystemExit):
         main(["demo", "--help"])
 

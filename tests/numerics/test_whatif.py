@@ -344,7 +344,7 @@ def test_the_largest_number_of_a_format_fits_it_and_at_no_larger_scale(name: str
 
 
 @pytest.mark.parametrize("scale", [2.0**k for k in range(-30, 20, 5)])
-def test_zeros_that_float16_made_are_told_from_those_that_were_there(scale: float) -> None:
+def test_zeros_that_float16_made_are_distinguished_from_those_that_were_there(scale: float) -> None:
     """Normally distributed values, cast at some scale: flushed zeros stand beside subnormals."""
     torch.manual_seed(0)
     values = torch.randn(4000, dtype=torch.float64) * scale

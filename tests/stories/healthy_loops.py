@@ -252,7 +252,7 @@ def an_average_in_float32_of_weights_in_bfloat16() -> Program:
 
 @control
 def an_averaged_model_of_torch() -> Program:
-    """Its copy is fed with weights, never with gradients."""
+    """A copy is fed with weights, never with gradients."""
     model = net()
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
     optimizer, scaler = adamw(model), gradscaler()
@@ -470,7 +470,7 @@ def a_function_of_ones_own() -> Program:
 
 @control
 def a_teacher_that_does_not_learn() -> Program:
-    """Its forward runs under autocast without gradients; the student's follows."""
+    """The teacher's forward runs under autocast without gradients; the student's follows."""
     teacher, student = net(), net()
     optimizer, scaler = adamw(student), gradscaler()
 

@@ -187,7 +187,7 @@ def _summed(dtype: torch.dtype, micro_batches: int, first: float) -> Program:
 
 @STORIES.tell("grad_accum_rounding", "param:0.weight", "backward")
 def hundreds_of_micro_batches_in_bfloat16(*, sick: bool) -> Program:
-    """What is added is rounded to the spacing of the sum, the more the larger it is."""
+    """Addends are rounded to the spacing of the sum, the more the larger it is."""
     return _summed(torch.bfloat16 if sick else torch.float32, 320, 1.0)
 
 

@@ -41,8 +41,8 @@ def test_an_address_is_understood(url: str, url_told: str) -> None:
         ("http://admin:hunter2@grafana", "without a user and a password"),
     ],
 )
-def test_what_is_no_address_is_told(url: str, told: str) -> None:
-    """And a password in it is not repeated."""
+def test_what_is_no_address_is_reported(url: str, told: str) -> None:
+    """A password in it is not repeated."""
     with pytest.raises(SettingsError, match="expected") as caught:
         find_place(THERE, url=url)
 
@@ -58,7 +58,7 @@ def test_what_is_no_address_is_told(url: str, told: str) -> None:
         ({"GRAFANA_TOKEN": "Bearer glsa_x"}, "in one line and nothing else in GRAFANA_TOKEN"),
     ],
 )
-def test_what_the_environment_lacks_is_told(changes: dict[str, str], told: str) -> None:
+def test_what_the_environment_lacks_is_reported(changes: dict[str, str], told: str) -> None:
     """Where to get it as well, and never what was in it."""
     with pytest.raises(SettingsError, match="expected") as caught:
         find_place(THERE | changes)
@@ -77,7 +77,7 @@ def test_what_the_environment_lacks_is_told(changes: dict[str, str], told: str) 
         ({"token_file": "/nowhere/token"}, "No such file or directory: '/nowhere/token'"),
     ],
 )
-def test_an_option_that_is_not_usable_is_told(options: dict[str, Any], told: str) -> None:
+def test_an_option_that_is_not_usable_is_reported(options: dict[str, Any], told: str) -> None:
     """By its name."""
     with pytest.raises(SettingsError, match="expected") as caught:
         find_place(THERE, **options)
@@ -86,7 +86,7 @@ def test_an_option_that_is_not_usable_is_told(options: dict[str, Any], told: str
 
 
 @pytest.mark.parametrize("content", [b"", b"glsa_a\nglsa_b\n", "glsa_\u00fc".encode()])
-def test_a_file_that_holds_no_token_is_told(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_holds_no_token_is_reported(content: bytes, tmp_path: Path) -> None:
     """Empty, two lines, another alphabet."""
     file = tmp_path / "token"
     file.write_bytes(content)
@@ -98,7 +98,7 @@ def test_a_file_that_holds_no_token_is_told(content: bytes, tmp_path: Path) -> N
 
 
 def test_the_token_is_not_in_what_is_printed_of_a_place() -> None:
-    """As in a traceback with the values of variables."""
+    """The token is hidden, as in a traceback with the values of variables."""
     place = find_place(THERE)
 
     assert TOKEN not in repr(place)

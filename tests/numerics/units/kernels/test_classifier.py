@@ -23,7 +23,7 @@ PIECES = ["sm80_", "xmma_", "gemm", "_ffma_", "s16816", "void ", "<", ">", "(", 
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.name[:60])
-def test_published_names_are_told_in_full(golden: Golden) -> None:
+def test_published_names_are_reported_in_full(golden: Golden) -> None:
     """Unit, dtype, architecture, alignment and kind of every family known."""
     kernel = classify(golden.name)
 

@@ -37,6 +37,8 @@ from ampwatch.numerics.units.kernels.symbols import Symbol, parse
         ("", Symbol("", "")),
     ],
 )
-def test_the_function_is_told_from_its_return_type_and_arguments(name: str, symbol: Symbol) -> None:
+def test_the_function_is_distinguished_from_its_return_type_and_arguments(
+    name: str, symbol: Symbol
+) -> None:
     """Template arguments are kept apart; what a wrapper wraps is named with it."""
     assert parse(name) == symbol

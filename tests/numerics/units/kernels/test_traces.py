@@ -72,7 +72,7 @@ def test_float32_training_on_a_v100_has_no_tensor_core_kernel() -> None:
     assert {dtype for unit, dtype in tally.by_unit if unit is Unit.CUDA} == {"float32"}
 
 
-def test_tf32_and_float32_are_told_apart_on_an_a100() -> None:
+def test_tf32_and_float32_are_kept_apart_on_an_a100() -> None:
     """Convolutions in TF32 beside sgemm, in one program."""
     tally = tallied("a100-alexnet-tf32")
 

@@ -24,7 +24,7 @@ WIDTH = 16
 """Numbers of one reading."""
 
 
-class _Slot:
+class _LandingSlot:
     """A landing place in pinned memory, with one event per device it was ever used for."""
 
     __slots__ = ("cells", "events")
@@ -37,7 +37,7 @@ class _Slot:
 class _Reading(NamedTuple):
     """Numbers that are on their way."""
 
-    slot: _Slot
+    slot: _LandingSlot
     numel: int
     device: torch.device
     then: Then
@@ -64,7 +64,7 @@ class Deferred:
         self.dropped = 0
         self._link = link or Link()
         self._num_slots, self._width = slots, width
-        self._free: deque[_Slot] | None = None
+        self._free: deque[_LandingSlot] | None = None
         self.flying: deque[_Reading] = deque()
         self._lock = Lock()
 
@@ -72,7 +72,7 @@ class Deferred:
         """Allocate the pinned memory: pinning is slow and may stop the device."""
         block = self._link.landing_place(self._num_slots * self._width)
         rows = block.view(self._num_slots, self._width).unbind()
-        self._free = deque(_Slot(row) for row in rows)
+        self._free = deque(_LandingSlot(row) for row in rows)
 
     def read(self, values: torch.Tensor, then: Then) -> None:
         """Take ``values`` as they are now, in stream order, and hand them to ``then``.
@@ -126,7 +126,7 @@ class Deferred:
         self.flying.clear()
         self._free = None
 
-    def _slot(self, device: torch.device) -> _Slot | None:
+    def _slot(self, device: torch.device) -> _LandingSlot | None:
         # Neither copies to the host nor events may be part of a CUDA graph.
         if not self._link.may_ask((device,)):
             return None
@@ -137,7 +137,7 @@ class Deferred:
         except IndexError:
             return None
 
-    def _give_back(self, slot: _Slot) -> None:
+    def _give_back(self, slot: _LandingSlot) -> None:
         if self._free is not None:
             self._free.append(slot)
 

@@ -17,7 +17,7 @@ from ampwatch.training.kernels.admission import admit
 from ampwatch.training.kernels.rows import ROW_WORDS
 from ampwatch.training.transfer.losses import is_capturing
 from ampwatch.training.transfer.readback import Link
-from ampwatch.training.transfer.slabs import Landing, Row, Slab
+from ampwatch.training.transfer.slabs import Landing, RowLabel, Slab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -240,5 +240,7 @@ class Measuring:
 
 
 def _landing(topic: Topic, how: How, pieces: Sequence[_Piece]) -> Landing:
-    rows = [Row(p.number, p.item.name, p.item.module, p.dtype, p.tensor.numel()) for p in pieces]
+    rows = [
+        RowLabel(p.number, p.item.name, p.item.module, p.dtype, p.tensor.numel()) for p in pieces
+    ]
     return Landing(topic, how.scaled, how.span, how.gate is not None, rows)

@@ -28,7 +28,7 @@ TIMED_CALLS = 16
 """Measurements of a slab whose time on the device is taken; the others count as their mean."""
 
 
-class Row(NamedTuple):
+class RowLabel(NamedTuple):
     """What a row is of.
 
     Attributes:
@@ -62,7 +62,7 @@ class Landing:
     scaled: bool
     span: int
     gated: bool
-    rows: list[Row]
+    rows: list[RowLabel]
 
     def read(self, address: int) -> Iterator[TensorRange]:
         """Yield the rows that lie at ``address`` under their names."""

@@ -31,7 +31,7 @@ SELDOM = 16
 SAME_AS_FORWARD = "same_as_forward"
 
 
-class _Region(NamedTuple):
+class _ProtectedRegion(NamedTuple):
     """What a compiled graph keeps out of autocast.
 
     Attributes:
@@ -73,7 +73,7 @@ class CompiledBackwardSensor(Sensor):
         self._losses = context.losses
         self._observe = context.observe
         self._is_scaled = context.is_scaled
-        self._regions: list[_Region] = []
+        self._regions: list[_ProtectedRegion] = []
         self._backwards = 0
 
     def removed(self) -> None:
@@ -106,7 +106,7 @@ class CompiledBackwardSensor(Sensor):
         for region in self._regions:
             self._check(region)
 
-    def _check(self, region: _Region) -> None:
+    def _check(self, region: _ProtectedRegion) -> None:
         protected = alive(region.protected)
         bad = {id(p): n for p in protected if (n := _nonfinite(p.grad))}
         if not bad or not math.isfinite(self._losses.on_host):
@@ -159,7 +159,7 @@ def _backward_pass_autocast() -> object:
     return getattr(config, "backward_pass_autocast", None)
 
 
-def _protected(graph: Any, inputs: Any, dtype: str) -> _Region:
+def _protected(graph: Any, inputs: Any, dtype: str) -> _ProtectedRegion:
     """Return which parameters a graph uses where it has switched autocast off, and behind that."""
     protected: dict[Any, None] = {}
     behind: dict[Any, None] = {}
@@ -189,7 +189,7 @@ def _protected(graph: Any, inputs: Any, dtype: str) -> _Region:
         for node, value in zip(placeholders, inputs, strict=False)
         if isinstance(value, nn.Parameter)
     }
-    return _Region(
+    return _ProtectedRegion(
         [leaves[node] for node in protected if node in leaves],
         [leaves[node] for node in behind if node in leaves and node not in protected],
         dtype,

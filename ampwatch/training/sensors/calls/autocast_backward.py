@@ -13,7 +13,7 @@ from ampwatch.training.hooks.regions import is_in_autocast
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.dtypes import name_of
-from ampwatch.training.sensors.calls.gradient_contents import GradContents, Seen
+from ampwatch.training.sensors.calls.gradient_contents import GradContents, GradientBefore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -90,7 +90,7 @@ class AutocastBackwardSensor(Sensor):
         seen = [] if self._is_ours else GradContents().before(self._trained.parameters())
         return partial(self._backward_ended, dtype, seen)
 
-    def _backward_ended(self, dtype: str, before: Sequence[Seen]) -> None:
+    def _backward_ended(self, dtype: str, before: Sequence[GradientBefore]) -> None:
         if not self._is_ours:
             self._is_ours = not before or GradContents().after(before, frozenset()) > 0
         if not self._is_ours:

@@ -47,7 +47,7 @@ class _Content(NamedTuple):
     kinds: Kinds
 
 
-class Seen(NamedTuple):
+class GradientBefore(NamedTuple):
     """A gradient before backward.
 
     Attributes:
@@ -80,17 +80,17 @@ class GradContents:
         """Forget everything."""
         self.known.clear()
 
-    def before(self, parameters: Iterable[Tensor]) -> list[Seen]:
+    def before(self, parameters: Iterable[Tensor]) -> list[GradientBefore]:
         """Return the gradients as they are before backward. Cost: 0.3 us a parameter."""
         seen = []
         for parameter in parameters:
             gradient = parameter.grad
             if gradient is None:
-                seen.append(Seen(parameter, 0, 0, NOTHING))
+                seen.append(GradientBefore(parameter, 0, 0, NOTHING))
             else:
                 version = _version(gradient)
                 kinds = self._kinds_before(parameter, gradient)
-                seen.append(Seen(parameter, id(gradient), version, kinds))
+                seen.append(GradientBefore(parameter, id(gradient), version, kinds))
         return seen
 
     def _kinds_before(self, parameter: Tensor, gradient: Tensor) -> Kinds:
@@ -103,7 +103,7 @@ class GradContents:
             return NOTHING
         return content.kinds if content is not None and known else _UNKNOWN
 
-    def after(self, seen: Sequence[Seen], added: dict[int, Kinds] | Kinds) -> int:
+    def after(self, seen: Sequence[GradientBefore], added: dict[int, Kinds] | Kinds) -> int:
         """Take in the gradients as backward has left them; return how many it has changed.
 
         Args:

@@ -16,7 +16,7 @@ from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.names import parameters_of
 from ampwatch.training.model.scaler import READY, STEPPED, UNSCALED, scale_on_host, stage_of, stages
-from ampwatch.training.sensors.calls.gradient_contents import GradContents, Seen
+from ampwatch.training.sensors.calls.gradient_contents import GradContents, GradientBefore
 from ampwatch.training.sensors.calls.scale_doubts import Doubt, Doubts
 from ampwatch.training.sensors.calls.scaled_roots import PLAIN, Branch, ScaledRoots
 from ampwatch.training.transfer.scale_log import ScaleLog
@@ -134,7 +134,7 @@ class GradientUseSensor(Sensor):
             or (self._may_be_unscaled and UNSCALED in stages(self._scaler))
         )
 
-    def _backward_ended(self, branches: Sequence[Branch], seen: Sequence[Seen]) -> None:
+    def _backward_ended(self, branches: Sequence[Branch], seen: Sequence[GradientBefore]) -> None:
         self._contents.after(seen, self._roots.reach(branches))
         kinds = {branch.kind for branch in branches}
         # Scaled losses are the many; the line of one matters only after ``unscale_``.

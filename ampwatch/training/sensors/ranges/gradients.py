@@ -31,7 +31,7 @@ SCALED = How(scaled=True)
 
 
 @dataclass(slots=True)
-class _Open:
+class _Handled:
     """What has happened in the open iteration, by identity of the optimizer.
 
     Attributes:
@@ -61,16 +61,16 @@ class _Gradients(Sensor):
         self._names = context.names
         self._governor = context.governor
         self._measuring = context.measuring
-        self._last = _Open()
+        self._last = _Handled()
 
     def removed(self) -> None:
         """Forget the open iteration."""
-        self._last = _Open()
+        self._last = _Handled()
 
     @property
-    def _open(self) -> _Open:
+    def _open(self) -> _Handled:
         if self._last.step != self._governor.step:
-            self._last = _Open(self._governor.step)
+            self._last = _Handled(self._governor.step)
         return self._last
 
     def _measure(self, optimizer: Optimizer, how: How) -> None:

@@ -20,13 +20,14 @@ from ampwatch.numerics.units.ops import ALIGNMENT, TENSOR_DTYPES, Fallback, OpKi
 from ampwatch.training.kernels.dtypes import dtypes_of
 from ampwatch.training.model.dtypes import NAMES, promoted
 from ampwatch.training.ops.info import op_info
-from ampwatch.training.sensors.window.event_flops import flops_of_shapes
 from ampwatch.wire.records import CensusSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.training.sensors.window.events import Node
+
+    Shape = Sequence[int]
 
 _DTYPES = {
     fmt.profiler_name or f"c10::{fmt.torch_name}": dtype
@@ -46,7 +47,7 @@ _BACKWARD = "autograd::engine::evaluate_function"
 _OPTIMIZER = "Optimizer."
 
 
-class _Op(NamedTuple):
+class _NamedOp(NamedTuple):
     """What is known of an op by its name."""
 
     name: str
@@ -88,7 +89,7 @@ def census_of(
 
 
 @lru_cache(maxsize=4096)
-def _op_of(event_name: str) -> _Op | None:
+def _op_of(event_name: str) -> _NamedOp | None:
     """Return the op that an event stands for; ``None`` for one that only calls others."""
     space, _, name = event_name.partition("::")
     packet = getattr(getattr(torch.ops, space, None), name, None) if name.isidentifier() else None
@@ -99,7 +100,7 @@ def _op_of(event_name: str) -> _Op | None:
     info = op_info(getattr(packet, overloads[0]))
     if info.is_ignored or _is_composite(event_name, overloads):
         return None
-    return _Op(info.name, info.kind)
+    return _NamedOp(info.name, info.kind)
 
 
 def _is_composite(name: str, overloads: Sequence[str]) -> bool:
@@ -113,7 +114,7 @@ def _is_composite(name: str, overloads: Sequence[str]) -> bool:
     return False
 
 
-def _count(tallies: dict[OpKey, OpTally], op: _Op, node: Node) -> None:
+def _count(tallies: dict[OpKey, OpTally], op: _NamedOp, node: Node) -> None:
     event = node.event
     dtypes = [_DTYPES.get(text.lower()) for text in event.dtypes()]
     shapes = event.shapes()
@@ -153,7 +154,40 @@ def _flops(node: Node) -> int:
     return found
 
 
-def _matmul(op: _Op, shapes: Sequence[Any]) -> tuple[int, int, int, int] | None:
+def flops_of_shapes(name: str, kind: OpKind, shapes: Sequence[Shape]) -> int:
+    """Return the floating-point operations of attention, and of the backward of convolutions.
+
+    Args:
+        name: Base name of the op.
+        kind: What it does.
+        shapes: The shapes of its inputs, in their order; of what is no tensor they are empty.
+
+    Returns:
+        As of ``opflops``; 0 for other ops, and where the shapes are not those of the op.
+    """
+    is_backward = name.endswith("backward")
+    tensors = [shape for shape in shapes if shape]
+    if kind is OpKind.ATTENTION and len(tensors) > 2 + is_backward:
+        return _attention(name, tensors[is_backward:], is_backward=is_backward)
+    if kind is OpKind.CONVOLUTION and is_backward and len(tensors) > 2:
+        gradient, _, weight = tensors[:3]
+        # One product for the gradient of the image, one for that of the weight.
+        return 2 * 2 * prod(gradient) * prod(weight[1:])
+    return 0
+
+
+def _attention(name: str, tensors: Sequence[Shape], *, is_backward: bool) -> int:
+    query, key, value = tensors[:3]
+    if min(map(len, (query, key, value))) < 3:
+        return 0
+    # (B, H, T, D), or (B, T, H, D) in the ops below.
+    time = -2 if name.startswith("_scaled_dot_product") else -3
+    pairs = prod(query[:-1]) * key[time]
+    features, outputs = query[-1], value[-1]
+    return 2 * pairs * (3 * features + 2 * outputs if is_backward else features + outputs)
+
+
+def _matmul(op: _NamedOp, shapes: Sequence[Any]) -> tuple[int, int, int, int] | None:
     """Return ``(B, M, N, K)``, ``None`` for what is no product of two matrices."""
     operands = [shape for shape in shapes if len(shape) >= 2][-2:]
     if op.kind is not OpKind.MATMUL or len(operands) < 2:

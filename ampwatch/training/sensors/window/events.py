@@ -55,7 +55,7 @@ class Spent:
         self.nanoseconds += nanoseconds
 
 
-class Launch(NamedTuple):
+class KernelLaunch(NamedTuple):
     """What runs of a kernel have in common.
 
     Attributes:
@@ -82,7 +82,7 @@ class DeviceWork:
         busy_ns: Time in which at least one of them ran, on the watched device. Unit: ns.
     """
 
-    kernels: dict[Launch, Spent] = field(default_factory=dict)
+    kernels: dict[KernelLaunch, Spent] = field(default_factory=dict)
     runs: int = 0
     linked: int = 0
     launches: int = 0
@@ -125,7 +125,7 @@ def device_work(events: Iterable[Any], device_index: int) -> DeviceWork:
             names[link] = ("", ()) if op is None else (op.name(), tuple(op.dtypes()))
         work.runs += 1
         work.linked += bool(names[link][0])
-        launch = Launch(event.name(), *names[link])
+        launch = KernelLaunch(event.name(), *names[link])
         work.kernels.setdefault(launch, Spent()).add(max(event.duration_ns(), 0))
     work.busy_ns = _union(
         (event.start_ns(), event.start_ns() + event.duration_ns())

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
+from statistics import median
+
 from ampwatch.wire.records import WindowSkip
 
 SHARE_OF_BUDGET = 0.25
@@ -18,6 +22,11 @@ MAX_PATIENCE = 64
 
 MEMORY_LIMIT = 256 << 20
 """What windows may make the process grow by, before there are fewer of them. Unit: bytes."""
+
+STEPS = 16
+"""Steps on either side of a window that are compared."""
+
+MIN_STEPS = 4
 
 
 class WindowSchedule:
@@ -101,3 +110,49 @@ class WindowSchedule:
         elif not drags:
             self._patience = max(self._patience // 2, 1)
         self._was_dragging = drags
+
+
+class StepTimes:
+    """Remembers the newest steps that nobody has worked in.
+
+    Args:
+        all_alike: Whether sampled steps count, as where every step is sampled.
+    """
+
+    def __init__(self, *, all_alike: bool) -> None:
+        self._all_alike = all_alike
+        self._plain: deque[float] = deque(maxlen=STEPS)
+        self._any: deque[float] = deque(maxlen=STEPS)
+        self._before = math.nan
+
+    def add(self, duration_s: float, *, sampled: bool) -> None:
+        """A step has ended that was not profiled."""
+        if math.isnan(duration_s):
+            return
+        self._any.append(duration_s)
+        if self._all_alike or not sampled:
+            self._plain.append(duration_s)
+
+    @property
+    def usual_s(self) -> float:
+        """The median; of sampled steps if there are hardly others, NaN if there are none."""
+        for steps in (self._plain, self._any):
+            if len(steps) >= MIN_STEPS:
+                return median(steps)
+        return math.nan
+
+    def window_ended(self) -> None:
+        """Compare what comes with what was, from here on."""
+        self._before = self.usual_s if len(self._plain) >= MIN_STEPS else math.nan
+        self._plain.clear()
+        self._any.clear()
+
+    def drag(self) -> float | None:
+        """Return the usual step time since the last window over the one before it, once.
+
+        ``None`` while it is not known, and where it was told already.
+        """
+        if math.isnan(self._before) or len(self._plain) < STEPS:
+            return None
+        before, self._before = self._before, math.nan
+        return median(self._plain) / before if before else None

@@ -40,8 +40,7 @@ from ampwatch.training.sensors.window.recording import (
     is_capturing,
 )
 from ampwatch.training.sensors.window.requests import TraceRequests
-from ampwatch.training.sensors.window.schedule import WindowSchedule
-from ampwatch.training.sensors.window.step_times import StepTimes
+from ampwatch.training.sensors.window.schedule import StepTimes, WindowSchedule
 from ampwatch.training.sensors.window.totals import (
     Found,
     WindowTotals,
@@ -79,7 +78,7 @@ ELSEWHERE = "this training runs in a thread that is not the main one; only that 
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenWindow:
     """The open window.
 
     ``began_ns`` is 0 while the profiler warms up, ``step`` the first recorded iteration, ``seen``
@@ -134,7 +133,7 @@ class WindowSensor(Sensor):
         self._schedule = WindowSchedule(gap_s, settings.overhead_budget)
         self._times = StepTimes(all_alike=settings.level == "deep")
         self._totals = WindowTotals()
-        self._open: _Open | None = None
+        self._open: _OpenWindow | None = None
         self._recording: Recording | None = None
         self._pending: TraceRequest | None = None
         self._is_installed = False
@@ -322,14 +321,14 @@ class WindowSensor(Sensor):
         usual_ns, memory = self._times.usual_s * 1e9, resident_bytes()
         wanted = self._iterations if request is None else request.iterations
         self._was_busy = True
-        self._open = window = _Open(request, wanted, usual_ns, memory)
+        self._open = window = _OpenWindow(request, wanted, usual_ns, memory)
         self._recording = recording = Recording(cuda=self._device.type == "cuda")
         self._others.hold(recording.profile)
         fork.hold(self._forking)
         recording.prepare()
         window.start_ns = self._clock.monotonic_ns() - began_ns
 
-    def _advance(self, window: _Open, recording: Recording) -> None:
+    def _advance(self, window: _OpenWindow, recording: Recording) -> None:
         if recording.is_stolen:
             # Ended while theirs is open, ours would take theirs along.
             if not self._others.have_begun:
@@ -344,14 +343,14 @@ class WindowSensor(Sensor):
         elif not is_late:
             self._begin(window, recording)
 
-    def _begin(self, window: _Open, recording: Recording) -> None:
+    def _begin(self, window: _OpenWindow, recording: Recording) -> None:
         entered_ns = self._clock.monotonic_ns()
         recording.wait()
         recording.begin()
         window.step, window.began_ns = self._step, self._clock.monotonic_ns()
         window.start_ns += window.began_ns - entered_ns
 
-    def _finish(self, window: _Open, recording: Recording) -> None:
+    def _finish(self, window: _OpenWindow, recording: Recording) -> None:
         now, totals, spent_ns = self._clock.monotonic_ns, self._totals, self._totals.cost_ns
         recording.wait()
         wall_ns = now() - window.began_ns
@@ -379,7 +378,7 @@ class WindowSensor(Sensor):
         self._schedule.ended(self._now_s, totals.cost_ns - spent_ns)
         self._report(window.step)
 
-    def _walk(self, window: _Open, recording: Recording, wall_ns: int) -> Found | None:
+    def _walk(self, window: _OpenWindow, recording: Recording, wall_ns: int) -> Found | None:
         """Return what the window has found; ``None`` if it has lost data."""
         events, on_cpu = recording.events, self._device.type != "cuda"
         wants_census = self._wants_census
@@ -413,7 +412,7 @@ class WindowSensor(Sensor):
         )
 
     def _answer(
-        self, window: _Open, recording: Recording, found: Found | None, wall_ns: int
+        self, window: _OpenWindow, recording: Recording, found: Found | None, wall_ns: int
     ) -> None:
         requests, request = self._requests, window.request
         if request is None or requests.is_withdrawn(request):
@@ -429,7 +428,7 @@ class WindowSensor(Sensor):
             TraceAnswer(request.token, "", window.step, window.seen, wall_ns, busy_ns, totals)
         )
 
-    def _charge(self, window: _Open, wall_ns: int) -> None:
+    def _charge(self, window: _OpenWindow, wall_ns: int) -> None:
         totals = self._totals
         if totals.first_ns:
             totals.start_ns += window.start_ns
@@ -465,7 +464,7 @@ class WindowSensor(Sensor):
                 return
         self._give_up(window, reason)
 
-    def _give_up(self, window: _Open, reason: WindowSkip | None) -> None:
+    def _give_up(self, window: _OpenWindow, reason: WindowSkip | None) -> None:
         began_ns = self._clock.monotonic_ns()
         self._abandon()
         self._charge(window, 0)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ampwatch.numerics.units.kernels.kernel_name import KernelName
-    from ampwatch.training.sensors.window.events import Inputs, Launch, Spent
+    from ampwatch.training.sensors.window.events import Inputs, KernelLaunch, Spent
 
 MAX_ROWS = 48
 """Kernels in a record."""
@@ -54,7 +54,7 @@ class Found:
 
 
 def kernels_found(
-    kernels: Mapping[Launch, Spent],
+    kernels: Mapping[KernelLaunch, Spent],
     *,
     busy_ns: int,
     capability: tuple[int, int] | None,
@@ -95,7 +95,7 @@ def ops_found(ops: Mapping[tuple[str, Inputs], Spent]) -> Found:
     return found
 
 
-def _longest_first(item: tuple[Launch, Spent]) -> tuple[int, Launch]:
+def _longest_first(item: tuple[KernelLaunch, Spent]) -> tuple[int, KernelLaunch]:
     return -item[1].nanoseconds, item[0]
 
 
@@ -103,7 +103,7 @@ def _base(op: str) -> str:
     return op.rpartition("::")[2][:LONGEST_NAME]
 
 
-def _row(launch: Launch, spent: Spent, kernel: KernelName) -> KernelRow:
+def _row(launch: KernelLaunch, spent: Spent, kernel: KernelName) -> KernelRow:
     return KernelRow(
         name=launch.name[:LONGEST_NAME],
         op=_base(launch.op),
@@ -119,7 +119,7 @@ def _row(launch: Launch, spent: Spent, kernel: KernelName) -> KernelRow:
 
 
 def _time(
-    launch: Launch, spent: Spent, kernel: KernelName, capability: tuple[int, int] | None
+    launch: KernelLaunch, spent: Spent, kernel: KernelName, capability: tuple[int, int] | None
 ) -> KernelTime:
     return KernelTime(
         name=launch.name,

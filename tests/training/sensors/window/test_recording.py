@@ -15,7 +15,7 @@ from ampwatch.numerics.units.ops import OpKind, Phase
 from ampwatch.training.hooks.profilers import OtherProfilers
 from ampwatch.training.sensors.window.census import census_of
 from ampwatch.training.sensors.window.events import (
-    Launch,
+    KernelLaunch,
     call_tree,
     cpu_work,
     device_work,
@@ -197,9 +197,9 @@ def test_kernels_are_told_by_the_ops_that_launched_them() -> None:
 
     halves, singles = ("c10::Half",) * 2, ("float",) * 3
     assert {key: spent.nanoseconds for key, spent in work.kernels.items()} == {
-        Launch(TENSOR_KERNEL, "aten::mm", halves): 50,
-        Launch(FP32_KERNEL, "aten::addmm", singles): 60,
-        Launch("Memcpy HtoD (Pinned -> Device)", "aten::addmm", singles): 20,
+        KernelLaunch(TENSOR_KERNEL, "aten::mm", halves): 50,
+        KernelLaunch(FP32_KERNEL, "aten::addmm", singles): 60,
+        KernelLaunch("Memcpy HtoD (Pinned -> Device)", "aten::addmm", singles): 20,
     }
     assert work.busy_ns == (180 - 100) + 20
     assert work.is_whole

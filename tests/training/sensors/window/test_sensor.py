@@ -23,9 +23,13 @@ from ampwatch.training.iteration.ledger import Clock
 from ampwatch.training.sensors.window import recording as kineto
 from ampwatch.training.sensors.window import sensor as window
 from ampwatch.training.sensors.window.requests import TraceRequests
-from ampwatch.training.sensors.window.schedule import MEMORY_LIMIT, WindowSchedule
+from ampwatch.training.sensors.window.schedule import (
+    MEMORY_LIMIT,
+    STEPS,
+    StepTimes,
+    WindowSchedule,
+)
 from ampwatch.training.sensors.window.sensor import MAX_GIVEN_WAY, TOGETHER, WindowSensor
-from ampwatch.training.sensors.window.step_times import STEPS, StepTimes
 from ampwatch.wire.records import CensusSource, WindowSkip
 from ampwatch.wire.ring.requests import (
     TraceRequest,

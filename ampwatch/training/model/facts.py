@@ -1,4 +1,4 @@
-"""What does not change from step to step: versions, device, scaler settings, backend flags."""
+"""Facts that do not change from step to step: versions, device, scaler, flags, shapes of layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ampwatch.training.model.names import Names
 
 UNKNOWN = "unknown"
-"""Value of a fact that this version of torch does not tell."""
+"""Value of a fact that this version of torch does not give."""
 
 _RANK_VARIABLES = {
     "rank": ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
@@ -40,12 +40,13 @@ def ranks(environ: Mapping[str, str] | None = None) -> tuple[int, int, int]:
     rank = _first(environ, "rank", 0)
     world_size = _first(environ, "world_size", 1)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        rank = torch.distributed.get_rank()
+        world_size = torch.distributed.get_world_size()
     return rank, _first(environ, "local_rank", 0), world_size
 
 
-def _first(environ: Mapping[str, str], what: str, default: int) -> int:
-    values = (environ.get(name, "") for name in _RANK_VARIABLES[what])
+def _first(environ: Mapping[str, str], number: str, default: int) -> int:
+    values = (environ.get(name, "") for name in _RANK_VARIABLES[number])
     return next((int(value) for value in values if value.isdigit()), default)
 
 
@@ -123,20 +124,21 @@ def _ask(read: Callable[[], object]) -> str:
 
 
 def layer_shapes(names: Names) -> list[LayerShape]:
-    """Return the weight of each linear and convolutional layer; lazy ones have none yet."""
+    """Return the shape of each linear and convolutional layer; lazy layers have none yet."""
     shapes = []
     for name, module in names.modules():
         if isinstance(module, nn.Linear):
-            kind, dims = OpKind.MATMUL, (module.in_features, module.out_features)
+            kind = OpKind.MATMUL
+            dims = (module.in_features, module.out_features)
         elif isinstance(module, _ConvNd):
             groups = module.groups
             kind = OpKind.CONVOLUTION
-            dims = module.in_channels // groups, module.out_channels // groups
+            dims = (module.in_channels // groups, module.out_channels // groups)
         else:
             continue
         weight = module.weight
-        # Quantized layers keep theirs behind a method.
+        # In quantized layers ``weight`` is a method that unpacks the weight.
         if isinstance(weight, nn.Parameter) and not nn.parameter.is_lazy(weight):
-            dtype, device_type = name_of(weight.dtype), weight.device.type
-            shapes.append(LayerShape(name, kind, dims, weight.numel(), dtype, device_type))
+            dtype = name_of(weight.dtype)
+            shapes.append(LayerShape(name, kind, dims, weight.numel(), dtype, weight.device.type))
     return shapes

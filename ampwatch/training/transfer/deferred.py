@@ -1,4 +1,4 @@
-"""A few numbers from wherever they are to whoever asked for them, without a synchronisation."""
+"""Transfer of a few numbers from a device to whoever asked for them, without a synchronisation."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ class _Reading(NamedTuple):
 class Deferred:
     """Reads small tensors: those in host memory at once, those on a device when they arrive.
 
-    What lies on a device is copied into pinned memory on the current stream, behind an event.
-    ``poll`` asks the events and hands over what has arrived, in the order in which it was asked
-    for. Nothing here waits: a reading for which there is no room is dropped and counted.
+    A tensor on a device is copied into pinned memory on the current stream, behind an event.
+    ``poll`` asks the events and hands over the readings that have arrived, in the order in which
+    they were asked for. Nothing here waits: a reading for which there is no room is dropped and
+    counted.
 
     Args:
         link: How values travel; the default reads CPU tensors in place.
@@ -63,7 +64,8 @@ class Deferred:
     def __init__(self, link: Link | None = None, slots: int = SLOTS, width: int = WIDTH) -> None:
         self.dropped = 0
         self._link = link or Link()
-        self._num_slots, self._width = slots, width
+        self._num_slots = slots
+        self._width = width
         self._free: deque[_LandingSlot] | None = None
         self.flying: deque[_Reading] = deque()
         self._lock = Lock()
@@ -105,16 +107,21 @@ class Deferred:
         event = slot.events.get(device)
         if event is None:
             event = slot.events[device] = self._link.make_event(device)
+        # Behind the copy, on the same stream. Recording again moves the mark of an event, which is
+        # fine: a slot is free only once its event has passed.
         event.record(self._link.stream(device))
         self.flying.append(_Reading(slot, len(values), device, then))
 
     def poll(self) -> None:
         """Hand over what has arrived, oldest first. Never waits."""
+        # Sensors poll from threads of autograd as well. Whoever finds the lock taken leaves: the
+        # one that holds it hands over everything, also if ``then`` polls again.
         if not self.flying or not self._lock.acquire(blocking=False):
             return
         try:
             while self.flying and self._has_arrived(self.flying[0]):
                 reading = self.flying.popleft()
+                # Before the slot is free: another reading may be copied into it at once.
                 values = reading.slot.cells[: reading.numel].tolist()
                 self._give_back(reading.slot)
                 reading.then(values)
@@ -122,7 +129,8 @@ class Deferred:
             self._lock.release()
 
     def clear(self) -> None:
-        """Forget what is on its way; its memory is left to the copies that still write to it."""
+        """Forget the readings on their way; copies may still write to the memory given up."""
+        # PyTorch keeps a pinned block from being reused until the copies on its streams have run.
         self.flying.clear()
         self._free = None
 

@@ -81,7 +81,7 @@ def test_clipping_leaves_the_content() -> None:
     """As many changes in place as it takes, and not one more."""
     contents, w = GradContents(), torch.ones(2, requires_grad=True)
     backward(contents, w, 3)
-    contents.bear([id(w.grad)], 1)
+    contents.allow_changes([id(w.grad)], 1)
     w.grad.mul_(0.5)
     clipped = kinds(contents, w)
     w.grad.mul_(0.5)

@@ -60,7 +60,7 @@ def run_facts(
     Args:
         scaler: The watched scaler or ``None``.
         autocast_dtypes: Names of the autocast dtypes seen so far.
-        device: Where the model's parameters are, ``None`` if unknown.
+        device: Device of the model's parameters, ``None`` if unknown.
 
     Cost:
         About 50 us; no device work. At set-up and when something new was seen.

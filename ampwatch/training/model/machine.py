@@ -28,9 +28,9 @@ def machine_of(device: torch.device | None, settings: Settings, cpuinfo: Path = 
     """Describe the machine that a training runs on.
 
     Args:
-        device: Where the model's first parameter is; ``None`` without one.
+        device: Device of the model's first parameter; ``None`` without one.
         settings: ``peak_flops`` is used.
-        cpuinfo: Where Linux describes the CPU.
+        cpuinfo: File in which Linux describes the CPU.
 
     Raises:
         SettingsError: If the setting is not of its form.

@@ -39,7 +39,7 @@ class OptimizerRegistry:
             self.admit(optimizer)
 
     def __len__(self) -> int:
-        """How many optimizers have been numbered."""
+        """Number of optimizers that have been numbered."""
         return self._count
 
     def admit(self, optimizer: Optimizer) -> int:

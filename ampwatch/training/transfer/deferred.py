@@ -52,7 +52,7 @@ class Deferred:
     counted.
 
     Args:
-        link: How values travel; the default reads CPU tensors in place.
+        link: Way of values to the host; the default reads CPU tensors in place.
         slots: Readings that may be on their way.
         width: Numbers of one reading, at most.
 

@@ -149,11 +149,11 @@ class Measures:
     No tensor is kept. Tensors in host memory are read at once.
 
     Args:
-        link: How values travel.
+        link: Way of values to the host.
         most: Rows between two sendings.
 
     Attributes:
-        link: How values travel.
+        link: Way of values to the host.
     """
 
     def __init__(self, link: Link | None = None, most: int = MAX_ROWS) -> None:

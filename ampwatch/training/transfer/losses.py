@@ -15,7 +15,7 @@ class LossSum:
     A NaN or an infinity among the losses stays visible in their sum.
 
     Attributes:
-        num_losses: How many losses were added since the last reset.
+        num_losses: Number of losses since the last reset.
         on_host: Sum of the losses on the host.
         on_device: Sum of the losses on a device, float32; ``None`` without any.
         dtype: ``float16`` if any loss is, else the name of the newest loss's dtype; empty without

@@ -116,7 +116,7 @@ class Measuring:
     Args:
         kernel_for: Returns the kernel of a device, ``None`` where there is none.
         device_rows: Tensors of one iteration that can be measured on a device.
-        link: How rows travel to the host.
+        link: Way of rows to the host.
 
     Attributes:
         dropped: Measurements given up: too many were on their way, or the iteration had more
@@ -194,14 +194,17 @@ class Measuring:
         most = min(filter(None, (how.most, kernel.max_binned)), default=0)
         for begin in range(0, len(pieces), HOST_ROWS):
             some = pieces[begin : begin + HOST_ROWS]
+            # Rounded up, so that no more than ``most`` elements go into the bins.
             stride = [-(-p.tensor.numel() // most) for p in some] if most else None
             kernel.measure([p.tensor for p in some], self._scratch, stride=stride)
+            # Read at once: the next round overwrites the scratch rows.
             self.open.ranges += _landing(topic, how, some).read(address)
 
     def _measure_on_device(
         self, kernel: Kernel, topic: Topic, pieces: Sequence[_Piece], how: How
     ) -> None:
         slab = self._slab(pieces[0].tensor.device)
+        # A slab does not grow: pinning more memory in a step would stop the device.
         fitting = pieces[: slab.room] if slab is not None else ()
         if len(fitting) < len(pieces):
             self.dropped += 1

@@ -129,9 +129,9 @@ class Readback:
     """A ring of rows between the device and the host.
 
     Args:
-        slots: How many iterations may be on their way at a time.
+        slots: Iterations that may be on their way at a time.
         width: Values per iteration.
-        link: How values travel; the default reads CPU tensors in place and copies
+        link: Way of values to the host; the default reads CPU tensors in place and copies
             from the accelerator.
 
     Attributes:
@@ -149,7 +149,7 @@ class Readback:
 
     @property
     def in_flight(self) -> int:
-        """How many rows are on their way."""
+        """Number of rows that are on their way."""
         return len(self._flying)
 
     def open(self) -> Row | None:
@@ -164,7 +164,7 @@ class Readback:
 
         Args:
             row: From ``open``.
-            column: Where the first of them goes.
+            column: Column of the first of them.
             values: One element each, plain; see ``is_plain_scalar``. float32 or int32 if on a
                 device.
 

@@ -24,7 +24,7 @@ class ScaleLog:
     """Remembers scales. A scale on a device arrives later, without a sync.
 
     Args:
-        link: How values travel.
+        link: Way of scales to the host.
     """
 
     def __init__(self, link: Link | None = None) -> None:

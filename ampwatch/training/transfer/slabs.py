@@ -92,7 +92,7 @@ class Slab:
     """Rows on a device, their landing place in pinned memory, and the event between them.
 
     Args:
-        device: Where the rows are.
+        device: Device of the rows.
         num_rows: Number of rows; one per tensor.
         link: Way of the rows to the host.
 

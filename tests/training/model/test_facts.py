@@ -21,7 +21,7 @@ def test_ranks_come_from_torchrun_slurm_or_mpi() -> None:
     assert ranks({}) == (0, 0, 1)
 
 
-def test_the_scalers_settings_are_told() -> None:
+def test_the_scalers_settings_are_facts() -> None:
     """Initial scale, factors and interval, as numbers in words."""
     scaler = torch.amp.GradScaler("cpu", init_scale=128.0, growth_factor=3.0, growth_interval=7)
     facts = run_facts(scaler, ["float16"], torch.device("cpu"))
@@ -34,7 +34,7 @@ def test_the_scalers_settings_are_told() -> None:
     }
 
 
-def test_no_scaler_and_a_disabled_one_are_told_apart() -> None:
+def test_no_scaler_and_a_disabled_one_are_distinguished() -> None:
     """``none`` and ``disabled`` are different answers to a user's question."""
     disabled = torch.amp.GradScaler("cpu", enabled=False)
 
@@ -56,7 +56,7 @@ def test_backend_flags_follow_the_backends() -> None:
     assert (on, off) == ("true", "false")
 
 
-def test_a_flag_that_torch_does_not_tell_is_unknown() -> None:
+def test_a_flag_that_torch_does_not_have_is_unknown() -> None:
     """Mixed TF32 switches raise in torch; a missing flag does as well."""
 
     def mixed() -> object:
@@ -99,7 +99,7 @@ def test_linear_and_convolutional_layers_are_listed_with_the_channels_of_a_group
 
 
 def test_a_model_on_the_meta_device_has_shapes_all_the_same() -> None:
-    """A model that does not fit this machine can be looked at."""
+    """A model that does not fit this machine can be examined."""
     with torch.device("meta"):
         model = nn.Linear(770, 50257)
 

@@ -31,7 +31,7 @@ class _Cast(NamedTuple):
         result: Result of the cast.
         parameter: The weight.
         name: Name of the weight.
-        version: How often the weight had been written to.
+        version: Number of writes to the weight before the cast.
         regions: Autocast regions around the cast.
     """
 

@@ -66,6 +66,7 @@ class CompiledBackwardSensor(Sensor):
     """
 
     name = "compiled_backward"
+    # Dormant until a captured graph has a part without autocast: most trainings never have one.
     waking = frozenset({"graph_captured"})
     is_dormant = True
 

@@ -41,6 +41,7 @@ class StaleCastSensor(Sensor):
     """
 
     name = "stale_casts"
+    # Dormant until an optimizer steps inside of a region: nothing is stale before.
     waking = frozenset({"optimizer_stepped"})
     is_dormant = True
 
@@ -67,6 +68,7 @@ class StaleCastSensor(Sensor):
             return
         if self._graphs >= MAX_GRAPHS:
             return
+        # Ops after the step make nodes with this number or a larger one.
         now = _newest_node()
         changed = self._stepped.setdefault(get_ident(), {})
         for group in event.optimizer.param_groups:

@@ -112,7 +112,7 @@ class BirthLog:
             log.num_ops += 1
             if place.phase is Phase.BACKWARD:
                 log.has_trained = True
-                self._gradients = None
+                self._gradients = None  # backward replaces gradients, or adds to them
             outputs = made_by(call)
             if not any(tensor.dtype in FLOATS for tensor in outputs):
                 return
@@ -133,6 +133,7 @@ class BirthLog:
         # Rows of what is overwritten are of its old values, whichever view was measured.
         for key in written:
             self._rows.pop(key, None)
+        # Of a stepping optimizer only the keys are kept: what it overwrites is known no more.
         if self._around.is_stepping:
             return tuple(written)
         read = read_by(call)
@@ -206,6 +207,7 @@ class BirthLog:
 
     def _gradients_there_are(self) -> list[LoggedGradient]:
         """Return the gradients that the last backward has left."""
+        # Once per backward: clipping has an op for every gradient, each of which would list all.
         if self._gradients is None:
             self._gradients = [
                 LoggedGradient(name, self._key(p.grad), p.grad.shape)
@@ -221,6 +223,7 @@ class BirthLog:
             self._log = None
             if log is None:
                 return
+            # ``_complete`` measures as well, so it has to come before the sending.
             if len(self._flying) >= MAX_FLIGHTS or not self._complete(log):
                 self.dropped += 1
             else:

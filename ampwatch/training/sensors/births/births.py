@@ -78,6 +78,7 @@ class BirthListener:
             self._gradients(), host_scalar(scale) if scale is not None and known else math.nan
         )
         trace.num_ops = self._count
+        # With a part of the values unread, a birth would be blamed on an op that came after it.
         if not self.meets_device:
             self._around.deliver_known(trace)
         self._clear(trace.step)
@@ -129,6 +130,7 @@ class BirthListener:
         scale = self._around.scale
         if scale is None:
             return False
+        # By storage: the op may read the scale through a view.
         key = _storage(scale)
         return any(_storage(tensor) == key for tensor in read)
 
@@ -154,6 +156,7 @@ class BirthListener:
         for name, gradient in with_gradient:
             if _storage(gradient) in keys:
                 return name
+        # By shape where no storage is the same: the gradient may have been cast before.
         return next((name for name, gradient in with_gradient if gradient.shape in shapes), "")
 
     def _owner(self, key: int) -> tuple[Origin, str]:
@@ -206,6 +209,7 @@ def values_of(tensor: Tensor) -> Values:
     numel = tensor.numel()
     if not _is_readable(tensor):
         return Values(dtype, numel)
+    # One pass for both ends; a NaN comes out at both, so finite ends prove finite elements.
     low, high = map(host_scalar, torch.aminmax(tensor.detach()))
     if math.isfinite(low) and math.isfinite(high):
         amin = host_scalar(tensor.detach().abs().amin())

@@ -62,6 +62,7 @@ class LoggedOperand(NamedTuple):
             # With both ends on one side of zero, the end closer to it has the least magnitude.
             least = low if low >= 0.0 else -high if high <= 0.0 else row.least
             return Values(dtype, self.numel, amax=max(-low, high), amin=least)
+        # Both ends are NaN if any element is; infinities beside it cannot be known then.
         nans = math.isnan(low) or math.isnan(high)
         return Values(dtype, self.numel, nans, high == math.inf, low == -math.inf)
 
@@ -81,7 +82,7 @@ class LoggedGradient(NamedTuple):
 
 
 class LoggedOp(NamedTuple):
-    """One op of the log; other fields than these are of ``OpFacts`` and ``SeenOp``.
+    """An op of the log; other fields than these are of ``OpFacts`` and ``SeenOp``.
 
     Attributes:
         func: The overload.

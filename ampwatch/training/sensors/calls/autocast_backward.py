@@ -93,6 +93,7 @@ class AutocastBackwardSensor(Sensor):
 
     def _backward_ended(self, dtype: str, before: Sequence[GradientBefore]) -> None:
         if not self._is_ours:
+            # Without a known parameter there is nothing to compare, and the backward counts.
             self._is_ours = not before or GradContents().after(before, frozenset()) > 0
         if not self._is_ours:
             return

@@ -76,7 +76,7 @@ class ClipCall:
         return version <= gradient._version <= version + self.changes  # noqa: SLF001 - documented in PyTorch's notes on autograd
 
     def is_repaired(self) -> bool:
-        """Whether a norm broke gradients in host memory, and they are finite all the same."""
+        """Whether gradients in host memory are finite again, although their norm was not."""
         if self.norm is None or math.isfinite(self.norm):
             return False
         gradients = [reference() for reference, _ in self.gradients.values()]

@@ -73,7 +73,7 @@ class OpCensusSensor(Sensor):
     other threads while they run watched modules. To count, it is on from the first forward of a
     watched module that records gradients to the end of the iteration; for listeners, from its
     beginning. A process that is forked meanwhile inherits it, silent from its first op on.
-    PyTorch's global module hooks and its global optimizer hooks say where an op belongs. The hook
+    PyTorch's global hooks on modules and optimizers show where an op belongs. The hook
     before modules is in place only in counted iterations. The one after them stays, unless
     something is compiled: PyTorch walks over these in place where a module has raised, and one
     that came or went meanwhile, in any thread, would replace the user's exception.

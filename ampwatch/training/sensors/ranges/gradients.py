@@ -139,6 +139,7 @@ class ScaledGradientSensor(_Gradients):
                     self._measure(optimizer, How(stays, gate=found_inf))
             elif host_scalar(found_inf) and id(optimizer) not in self._open.skipped:
                 self._open.skipped.add(id(optimizer))
+                # Reading the verdict was free, measuring is not: the governor limits a streak.
                 if self._governor.takes_skip():
                     self._measure(optimizer, How(id(optimizer) in self._open.stay_scaled))
 

@@ -194,6 +194,7 @@ class LossyCasts(Sensor):
             (one == one.round()).all() if one.is_floating_point() else one.new_ones(()),
             counted.abs().max(),
             (one[1:] != 0).sum() + 1,
+            # Where a zero is added the count stands still rightly.
             ((counted[1:] != counted[:-1]) & (one[1:] != 0)).sum() + 1,
         )
         count = len(one)
@@ -226,6 +227,7 @@ class LossyCasts(Sensor):
         rejections = self._rejections.get(signature, 0)
         if rejections >= MAX_REJECTIONS and self._step % RARELY:
             return
+        # In host memory reading is no sync, so most casts are rejected here, before any sort.
         if not is_integer and source.device.type == "cpu":
             first = thinned(source.detach(), FIRST_SAMPLED).tolist()
             if not all(map(float.is_integer, first)):
@@ -272,6 +274,7 @@ class LossyCasts(Sensor):
             return
         lost = distinct - kept
         collides = lost >= max(MIN_LOST, LOST_SHARE * distinct)
+        # Large ids and times may keep apart and still be rounded; small excess is left alone.
         is_far = largest > 2 * LARGEST_INTEGER[dtype] and dtype in HALF
         is_varied = is_integer and distinct >= MIN_VALUES
         rounds = is_varied and is_far and rounded >= ROUNDED_SHARE * count
@@ -346,6 +349,7 @@ def _compared(values: torch.Tensor, dtype: torch.dtype, bits: int) -> torch.Tens
     columns = (
         whole,
         magnitude.max(),
+        # In order, distinct numbers are as many as neighbours that differ, and one.
         (in_order[1:] != in_order[:-1]).sum() + 1,
         (cast[1:] != cast[:-1]).sum() + 1,
         (cast.to(values.dtype) != in_order).sum(),

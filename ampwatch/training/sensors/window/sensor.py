@@ -197,7 +197,7 @@ class WindowSensor(Sensor):
 
     @property
     def is_open(self) -> bool:
-        """Whether the profiler is on: nothing else is measured in such an iteration."""
+        """Whether the profiler is on: while it is, nothing else is measured."""
         return self._open is not None
 
     @property
@@ -232,6 +232,7 @@ class WindowSensor(Sensor):
             elif recording.thread == get_ident():
                 self._advance(window, recording)
         except BaseException:
+            # A recording that nobody closes crashes the process at its end.
             self._abandon()
             raise
 
@@ -337,6 +338,7 @@ class WindowSensor(Sensor):
         self._open = window = _OpenWindow(request, wanted, usual_ns, memory)
         self._recording = recording = Recording(cuda=self._device.type == "cuda")
         self._others.hold(recording.profile)
+        # From here on a fork would hand the open recording to the child.
         fork.hold(self._forking)
         recording.prepare()
         window.start_ns = self._clock.monotonic_ns() - began_ns
@@ -358,6 +360,7 @@ class WindowSensor(Sensor):
 
     def _begin(self, window: _OpenWindow, recording: Recording) -> None:
         entered_ns = self._clock.monotonic_ns()
+        # Kernels of the iterations before would be recorded without the ops that launched them.
         recording.wait()
         recording.begin()
         window.step = self._step
@@ -368,6 +371,7 @@ class WindowSensor(Sensor):
         now = self._clock.monotonic_ns
         totals = self._totals
         spent_ns = totals.cost_ns
+        # Kernels of the last iteration that still run would be missing.
         recording.wait()
         wall_ns = now() - window.began_ns
         self._charge(window, wall_ns)

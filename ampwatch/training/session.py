@@ -20,8 +20,7 @@ from ampwatch.training.iteration.governor import Governor
 from ampwatch.training.iteration.ledger import ROW_WIDTH, Clock, IterationLedger
 from ampwatch.training.iteration.samples import DeferredReads, Planner, RangeSamples
 from ampwatch.training.kernels.choice import KernelSelector
-from ampwatch.training.model.facts import run_facts
-from ampwatch.training.model.layers import layer_shapes
+from ampwatch.training.model.facts import layer_shapes, run_facts
 from ampwatch.training.model.machine import machine_of
 from ampwatch.training.model.names import Names
 from ampwatch.training.model.optimizers import OptimizerRegistry

@@ -72,7 +72,7 @@ class Notes:
 
 
 class Parts(Bench):
-    """What a sensor of ranges is made with, around some models."""
+    """Parts that a sensor of ranges is made with, around some models."""
 
     def __init__(self, models: Sequence[torch.nn.Module], *wanted: Topic, **options: Any) -> None:
         self.governor: Any = FixedGovernor(*wanted)

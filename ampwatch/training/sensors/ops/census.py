@@ -80,7 +80,7 @@ class OpCensusSensor(Sensor):
 
     Nothing is counted as soon as ``torch.compile`` was called in the process, unless the user
     allows that: compiled code would run otherwise than without a mode. Nothing is counted once an
-    op of ``ALTERED_BACKWARD`` was met that ``places.py`` has not noticed before the call. Nothing
+    op of ``ALTERED`` was met that ``places.py`` has not noticed before the call. Nothing
     is counted while a CUDA graph is captured, and no op of ampwatch itself ever is.
 
     Args:

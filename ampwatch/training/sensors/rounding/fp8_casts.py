@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from ampwatch.training.ops.values import is_plain, place_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ampwatch.numerics.formats import FloatFormat
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
@@ -136,7 +137,7 @@ class Fp8Casts(Sensor):
         values = source.detach()
         magnitude = values.abs()
         finite = magnitude.isfinite()
-        clipped = (finite & (magnitude >= fmt.overflow_from)).sum()
+        clipped = (finite & _is_beyond(magnitude, fmt)).sum()
         before = self._clamped.pop(id(source), None)
         if before is not None and before[0]() is source:
             clipped = clipped + before[1]
@@ -192,7 +193,7 @@ class Fp8Casts(Sensor):
             return
         fmt = next(fmt for fmt in FP8.values() if fmt.max == limit)
         magnitude = values.detach().abs()
-        beyond = (magnitude.isfinite() & (magnitude >= fmt.overflow_from)).sum()
+        beyond = (magnitude.isfinite() & _is_beyond(magnitude, fmt)).sum()
         if len(self._clamped) > MAX_SCALES:
             self._clamped.clear()
         self._clamped[id(call.out)] = weakref.ref(call.out), beyond
@@ -224,6 +225,22 @@ class Fp8Casts(Sensor):
     def _site(self, call: OpCall, place: OpPlace) -> OpSite:
         name = call.info.name
         return OpSite(self._step, place_name(place), name, place.phase.label, user_source())
+
+
+def _is_beyond(magnitude: torch.Tensor, fmt: FloatFormat) -> torch.Tensor:
+    """Return where ``magnitude`` rounds to no finite number of the format."""
+    limit = _nearest(magnitude.dtype, fmt.overflow_from)
+    return magnitude > limit if limit < fmt.overflow_from else magnitude >= limit
+
+
+@cache
+def _nearest(dtype: torch.dtype, value: float) -> float:
+    """Return the number of ``dtype`` nearest to ``value``, which is what PyTorch compares with.
+
+    A limit just above a tie, of a format whose largest number is even, is the tie itself in every
+    shorter type: compared with ``>=``, a tie would count that rounds back to the largest number.
+    """
+    return torch.tensor(value, dtype=dtype, device="cpu").item()
 
 
 def _pick(sites: Sequence[OpSite], broken: list[OpSite], flags: list[float]) -> None:

@@ -47,6 +47,22 @@ def test_what_a_cast_loses_is_what_a_scalar_loop_counts(
     assert (cast.site.where, cast.site.op, cast.dtype) == ("0.attention", "_to_copy", fmt.name)
 
 
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", list(FP8), ids=str)
+def test_a_tie_at_the_limit_is_clipped_if_the_cast_rounds_it_away(
+    listening: Listening, dtype: torch.dtype, source: torch.dtype
+) -> None:
+    """A tie rounds to the even bit pattern, which is the largest number or the one beyond it."""
+    fmt = FORMATS[str(dtype).removeprefix("torch.")]
+    below = torch.tensor(fmt.max_pattern - 1, dtype=torch.uint8).view(dtype).item()
+    tie = fmt.max + (fmt.max - below) / 2
+    with listening:
+        torch.tensor([tie, -tie, 1.0], dtype=source).to(dtype)
+    (cast,) = _casts(listening)
+
+    assert cast.clipped == (0 if fmt.max_pattern % 2 == 0 else 2)
+
+
 def test_what_is_clamped_before_the_cast_counts_as_clipped(listening: Listening) -> None:
     """Another format may be between the two."""
     values = torch.linspace(-1000, 1000, 101)

@@ -40,6 +40,7 @@ def private_directory(path: Path) -> Path:
     """
     try:
         _make(path)
+        # Not ``stat``: a link in a directory that all may write to could lead to somebody else's.
         status = path.lstat()
     except OSError as error:
         msg = f"expected to create or find the directory {str(path)!r}, got: {error.strerror}; set AMPWATCH_RUNTIME_DIR to a writable directory"
@@ -64,6 +65,7 @@ def _make(path: Path) -> None:
     Raises:
         OSError: If one of them cannot be created.
     """
+    # ``lexists``: a link that leads nowhere counts as there; what is behind it is not ours to make.
     missing = [place for place in (path, *path.parents) if not os.path.lexists(place)]
     for place in reversed(missing):
         with suppress(FileExistsError):  # another rank was faster

@@ -25,7 +25,7 @@ from workloads import WORKLOADS, Training
 
 from ampwatch.guard import Account
 from ampwatch.settings import Settings
-from ampwatch.training.iteration.governor import Governor, Look
+from ampwatch.training.iteration.governor import Governor, Observation
 from ampwatch.training.sensors.ops.census import OpCensusSensor
 
 if TYPE_CHECKING:
@@ -132,10 +132,10 @@ def follow_governor(step_s: float, excess_s: float) -> dict[str, float]:
     governor = Governor(Settings.resolve({}, {}), Account())
     spent_s = seconds = counted = 0.0
     for index in range(LONG_RUN):
-        cost_s = excess_s if Look.OPS in governor.wanted else 0.0
+        cost_s = excess_s if Observation.OPS in governor.wanted else 0.0
         if index >= LONG_RUN // 10:
             spent_s, seconds = spent_s + cost_s, seconds + step_s + cost_s
-            counted += Look.OPS in governor.wanted
+            counted += Observation.OPS in governor.wanted
         governor.next(step_s + cost_s)
     return {"amortised_share": spent_s / seconds, "steps_apart": 0.9 * LONG_RUN / max(counted, 1)}
 

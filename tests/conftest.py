@@ -51,7 +51,7 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_temporary_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a read-only root, and no directory is named instead."""
+    """A machine with a read-only root, and no directory that is named instead."""
 
     def nowhere() -> str:
         raise FileNotFoundError(2, "No usable temporary directory found")

@@ -33,7 +33,7 @@ def test_a_working_sensor_is_called_with_its_arguments() -> None:
 
 
 def test_a_call_from_within_a_call_is_ignored() -> None:
-    """What a sensor does itself is not observed by it."""
+    """Ops of a sensor itself are not observed by it."""
     depth = []
     guard = Guard("s")
 
@@ -179,7 +179,7 @@ def test_the_first_error_switches_the_sensor_off_and_is_logged_once(
 
 @either_way
 def test_a_failure_is_handed_on_once(reach: Reach) -> None:
-    """With the guard and the exception; what breaks there does no harm."""
+    """The guard and the exception arrive; an error there does no harm."""
     seen: list[tuple[Guard, Exception]] = []
 
     def failed(guard: Guard, error: Exception) -> None:
@@ -223,7 +223,7 @@ def test_an_interrupt_passes_and_the_sensor_goes_on(reach: Reach, *, is_thread_s
 def test_only_a_sensor_that_is_thread_safe_is_at_work_in_two_threads(
     reach: Reach, *, is_thread_safe: bool
 ) -> None:
-    """Of any other the state is not made for more, and it counts what it missed."""
+    """The state of any other is made for one, and it counts what it missed."""
     seen: list[str] = []
 
     def work(event: str) -> None:
@@ -242,7 +242,7 @@ def test_only_a_sensor_that_is_thread_safe_is_at_work_in_two_threads(
 
 @either_way
 def test_the_account_counts_nested_calls_once(reach: Reach) -> None:
-    """And what another thread does meanwhile is part of the outermost."""
+    """Calls of another thread meanwhile are part of the outermost."""
     account = Account()
     inner = [reach_inner(Part(time.sleep, account=account), account) for reach_inner in WAYS]
     mine: list[bool] = []
@@ -263,7 +263,7 @@ def test_the_account_counts_nested_calls_once(reach: Reach) -> None:
     assert (account.spent_ns, account.is_mine) == (rested, False)
 
 
-def test_all_subscribers_are_told_of_an_event_in_order() -> None:
+def test_all_subscribers_are_notified_of_an_event_in_order() -> None:
     """Each once, with the event itself, also behind one that fails."""
     seen: list[Any] = []
     parts = [Part(lambda event, n=n: seen.append((n, event))) for n in range(3)]
@@ -307,7 +307,7 @@ def test_an_event_of_nobody_who_is_awake_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("is_thread_safe", [False, True])
-def test_what_a_subscriber_does_itself_is_not_told_to_it(*, is_thread_safe: bool) -> None:
+def test_what_a_subscriber_does_itself_is_not_reported_to_it(*, is_thread_safe: bool) -> None:
     """By the same channel, and by its guard; the others hear of it."""
     seen: list[Any] = []
 

@@ -14,7 +14,7 @@ import pytest
 import ampwatch
 
 HEAVY = ("torch", "numpy", "prometheus_client", "pynvml", "plotly", "http.server")
-"""What no import of the package alone may load."""
+"""Modules that no import of the package alone may load."""
 
 HOST_HALF = [
     "ampwatch.host.fleet",

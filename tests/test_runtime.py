@@ -74,7 +74,7 @@ def test_missing_parents_are_made_private_as_well(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_private_already_is_left_alone(tmp_path: Path) -> None:
-    """What is in it stays."""
+    """Contents of the directory stay."""
     private_directory(tmp_path / "own").joinpath("file").write_text("kept")
 
     assert private_directory(tmp_path / "own").joinpath("file").read_text() == "kept"
@@ -92,7 +92,7 @@ def test_a_symbolic_link_is_refused(tmp_path: Path) -> None:
 def test_a_directory_of_somebody_else_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its owner could replace the files in it."""
+    """The owner could replace the files in it."""
     other = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: other)
 
@@ -108,7 +108,7 @@ def test_a_file_in_the_way_is_an_error_that_says_what_to_do(tmp_path: Path) -> N
         private_directory(tmp_path / "file" / "below")
 
 
-def test_the_runtime_directory_is_looked_for_in_order(
+def test_the_runtime_directory_is_searched_for_in_order(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Temporary directory, session, service manager, setting: each beats those before it."""
@@ -139,7 +139,7 @@ def test_the_runtime_directory_exists_and_is_private(machine: Path) -> None:
 
 
 def test_rings_are_in_shared_memory_first(machine: Path) -> None:
-    """And in the runtime directory where that does not work; neither is created by asking."""
+    """The runtime directory is used where that does not work; neither is created by asking."""
     directories = ring_directories()
 
     own = f"ampwatch-{os.geteuid()}"
@@ -149,7 +149,7 @@ def test_rings_are_in_shared_memory_first(machine: Path) -> None:
 
 @pytest.mark.usefixtures("no_temporary_directory")
 def test_a_machine_without_a_temporary_directory_has_shared_memory(machine: Path) -> None:
-    """As with a read-only root: rings work, and what needs the other place says so."""
+    """With a read-only root rings work, and what needs the other place says so."""
     own = machine / "shm" / f"ampwatch-{os.geteuid()}"
     own.mkdir(mode=0o700)
 

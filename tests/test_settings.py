@@ -120,7 +120,7 @@ def test_a_value_of_the_wrong_type_is_refused(name: str, value: Any, expected: s
 
 
 def test_a_bad_variable_is_called_by_its_own_name() -> None:
-    """Who set the variable must recognise it in the message."""
+    """The person who set the variable must recognise it in the message."""
     assert refusal({"AMPWATCH_PORT": "http"}) == (
         "AMPWATCH_PORT: expected int, got 'http'; leave it out for the default 10917"
     )
@@ -184,7 +184,7 @@ def test_an_unknown_level_is_refused_with_the_list() -> None:
     ],
 )
 def test_a_choice_takes_its_words_and_no_other(name: str, words: list[str]) -> None:
-    """What a daemon reads of GPUs and exports of modules; the message has the choices."""
+    """Choices of what a daemon reads of GPUs and exports of modules; the message has them."""
     assert [getattr(resolve(**{name: word}), name) for word in words] == words
     expected = f"`{name}`: expected one of {', '.join(words)}, got 'yes'"
 
@@ -227,7 +227,7 @@ def test_a_run_without_a_name_is_called_after_the_script(
 
 
 def test_settings_cannot_be_changed_afterwards() -> None:
-    """What was checked stays as it was checked."""
+    """Settings that were checked stay as they were checked."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         Settings().port = 1  # type: ignore[misc]
 

@@ -171,7 +171,8 @@ def export(args: argparse.Namespace) -> int:
     if not args.directory:
         msg = "expected the name of a directory, got an empty one, as of a variable that is not set; for the one you are in say ."
         raise SettingsError(msg)
-    wishes, boards = BoardWishes(folder=args.folder), load(_directory(args))
+    wishes = BoardWishes(folder=args.folder)
+    boards = load(_directory(args))
     do(_server(args), Path(args.directory), boards, wishes.folder, _say)
     return 0
 

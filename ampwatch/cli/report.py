@@ -76,14 +76,14 @@ def run(args: argparse.Namespace) -> int:
         ReportError: If there is nothing to report on, or the page cannot be written.
     """
     try:
-        _tell(args)
+        _print_report(args)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads has read enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
-def _tell(args: argparse.Namespace) -> None:
+def _print_report(args: argparse.Namespace) -> None:
     from ampwatch.host.daemon.remains import jobs  # noqa: PLC0415 - likewise
     from ampwatch.wire.blackbox.document import to_json  # noqa: PLC0415 - --help must be quick
 
@@ -189,7 +189,7 @@ def _write_page(out: str, job: list[Box]) -> None:
 
     page = render_html(job)
     try:
-        # It tells of tracebacks, settings and the host, as reports do: readable by its owner alone.
+        # It names tracebacks, settings and the host, as reports do: readable by its owner alone.
         file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(file, "w", encoding="utf-8") as f:
             f.write(page)

@@ -127,7 +127,7 @@ def environment_for(args: argparse.Namespace) -> dict[str, str]:
     """Return the environment in which every Python attaches by itself.
 
     Raises:
-        SettingsError: If an option is not usable; a variable that is not is told by the program.
+        SettingsError: If an option is not usable; a variable that is not is reported by the program.
     """
     from ampwatch.settings import ATTACH, FINDINGS_ONLY, SERVE, Settings  # noqa: PLC0415 - not for --help
 

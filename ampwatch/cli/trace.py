@@ -177,6 +177,8 @@ def _make_room(ring: Path) -> None:
     from ampwatch.wire.ring.requests import read_request, withdraw  # noqa: PLC0415
 
     with suppress(OSError, ValueError):
+        # Signal 0 only asks whether the process exists. One of another user raises PermissionError,
+        # an OSError: it lives, and its request stays.
         try:
             os.kill(read_request(ring).pid, 0)
         except ProcessLookupError:
@@ -228,6 +230,8 @@ def _finish(raw: Path, output: Path, undo: ExitStack) -> None:
             done = _empty_file(output, undo)
             with raw.open("rb") as plain, gzip.open(done, "wb", compresslevel=6) as packed:
                 shutil.copyfileobj(plain, packed)
+        # mkstemp makes files that nobody else can read; the trace gets the mode of any other file.
+        # The umask can only be read by setting it.
         umask = os.umask(0)
         os.umask(umask)
         done.chmod(0o666 & ~umask)

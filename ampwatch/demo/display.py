@@ -83,7 +83,7 @@ def _best_display(stream: TextIO) -> Iterator[Display]:
 
 
 class LogDisplay:
-    """For a file, a pipe, a terminal without Rich: a line now and then."""
+    """A line now and then, for a file, a pipe, a terminal without Rich."""
 
     every_seconds = 5.0
 

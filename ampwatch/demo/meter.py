@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Meter:
-    """Counts steps and skips; tells the display as often as it likes.
+    """Counts steps and skips; updates the display as often as that likes.
 
     Args:
         display: Where to show.

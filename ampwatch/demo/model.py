@@ -52,7 +52,9 @@ class CharacterGPT(nn.Module):
         super().__init__()
         self.characters = nn.Embedding(VOCABULARY, size.width)
         self.positions = nn.Embedding(size.context, size.width)
-        self.blocks = nn.ModuleList(Block(size.width, size.heads) for _ in range(size.layers))
+        self.blocks = nn.ModuleList(
+            TransformerBlock(size.width, size.heads) for _ in range(size.layers)
+        )
         self.norm = nn.LayerNorm(size.width)
         self.head = nn.Linear(size.width, VOCABULARY)
 
@@ -73,13 +75,13 @@ class CharacterGPT(nn.Module):
         return logits
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Transformer block: each branch adds to the residual stream."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
+        self.attention = SelfAttention(width, heads)
         self.mlp_norm = nn.LayerNorm(width)
         self.mlp = MLP(width)
 
@@ -90,7 +92,7 @@ class Block(nn.Module):
         return y
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Causal self-attention."""
 
     def __init__(self, width: int, heads: int) -> None:

@@ -44,7 +44,7 @@ class FindingBook:
 
     Attributes:
         findings: In the order in which they were made; the objects are updated in place.
-        now_ns: Unix time of the iteration that is being looked at. Unit: ns.
+        now_ns: Unix time of the iteration that is being judged. Unit: ns.
     """
 
     def __init__(self, notify: Notify) -> None:

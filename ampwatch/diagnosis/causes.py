@@ -18,7 +18,7 @@ LASTING = 16
 what it has left behind as well."""
 
 FOUND_LATE = 4
-"""Iterations that an op may be found at fault after what it has left behind: it is looked for then."""
+"""Iterations that an op may be found at fault after what it has left behind: it is searched for then."""
 
 INCIDENT_STEPS = 64
 """Iterations after which what has gone wrong says nothing about what goes wrong now."""
@@ -41,7 +41,7 @@ def causes_of(symptom: Finding, known: Sequence[Finding], when: When) -> Iterato
 
 
 def explains(finding: Finding, symptom: Finding, when: When) -> bool:
-    """Whether a finding explains another one, by an edge that is looked at in that moment."""
+    """Whether a finding explains another one, by an edge that is checked in that moment."""
     row = row_of(symptom.kind)
     return row is not None and any(
         edge.when is when

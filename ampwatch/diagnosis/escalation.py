@@ -16,8 +16,8 @@ UNEXPLAINED_SKIPS = 2
 """Skips in a row, neither calibration nor a probe, after which the next iteration is traced."""
 
 WATCHED_STEPS = 40
-"""Iterations whose ops are looked at one after another where something may be rounding away: that
-takes several updates in a row to tell from one that is small."""
+"""Iterations in a row whose ops are observed where something may be rounding away: that
+takes several updates in a row to distinguish from one that is small."""
 
 MAX_WATCHES = 2
 """Times that ops are watched for rounding. After the second one stop: watching will not find it."""
@@ -35,11 +35,11 @@ MAX_TRACES = 16
 
 REST = 64
 """Iterations after an op was named in which nothing is traced: what goes on is the same incident,
-and is counted. After that it is looked at once more, should it still go on."""
+and is counted. After that it is traced once more, should it still go on."""
 
 ALERT_STEPS = 512
-"""Iterations after an event in which the inputs of the model are looked at: a bad batch does not
-come at once again, and is gone before anything else can be looked at."""
+"""Iterations after an event in which the inputs of the model are observed: a bad batch does not
+come at once again, and is gone before anything else can be observed."""
 
 MAX_BURSTS = 8
 """Events after which iterations are traced. After this many stop: tracing will not find it. Events
@@ -81,12 +81,12 @@ class Escalation:
 
     @property
     def wants_inputs(self) -> bool:
-        """Whether the inputs of the next iteration should be looked at."""
+        """Whether the inputs of the next iteration should be observed."""
         return self._step - self._event_at < ALERT_STEPS
 
     @property
     def wants_ops(self) -> bool:
-        """Whether the ops of the next iteration should be looked at: something may round away."""
+        """Whether the ops of the next iteration should be observed: something may round away."""
         return self._step < self._watched_until
 
     def suspect(self, step: int) -> None:

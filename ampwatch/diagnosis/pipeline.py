@@ -43,7 +43,7 @@ from ampwatch.diagnosis.rounding.accumulation import (
     Accumulation,
 )
 from ampwatch.diagnosis.rounding.fp8 import Fp8
-from ampwatch.diagnosis.rounding.lossy_casts import LossyCasts
+from ampwatch.diagnosis.rounding.lossy_casts import RoundedIntegers
 from ampwatch.diagnosis.rounding.update_precision import UpdatePrecision
 from ampwatch.diagnosis.scale.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.scale.scale_reset import ScaleReset
@@ -128,7 +128,7 @@ class Diagnosis:
         settings: Thresholds.
         initial_scale: The scale before the first iteration; NaN without a scaler.
         put: Where records go.
-        tell: Called with findings, as they are made and as they change.
+        notify: Called with findings, as they are made and as they change.
         cost: Asked once per iteration what ampwatch has cost so far.
         sampling_cost: Asked once per sample what sampling has cost so far.
         known: What the sensors know.
@@ -149,7 +149,7 @@ class Diagnosis:
         initial_scale: float,
         *,
         put: Callable[[Record], None],
-        tell: Notify,
+        notify: Notify,
         cost: Callable[[], SelfCost],
         sampling_cost: Callable[[], SamplingCost],
         known: Known,
@@ -157,7 +157,7 @@ class Diagnosis:
     ) -> None:
         self.last_step = LastStep(loss_scale=initial_scale)
         self.totals = Totals()
-        self.book = FindingBook(tell)
+        self.book = FindingBook(notify)
         self.iterations = 0
         self._put = put
         self._cost = cost
@@ -192,7 +192,7 @@ class Diagnosis:
         self._observers: dict[type, Callable[[Any], None]] = {
             OpTrace: culprit_ops.observe_trace,
             BadInput: culprit_ops.observe_input,
-            LossyCast: LossyCasts(self.book).observe,
+            LossyCast: RoundedIntegers(self.book).observe,
             Fp8Cast: fp8.observe,
             BrokenScale: fp8.observe_scale,
             SumSeen: self._suspect,
@@ -207,7 +207,7 @@ class Diagnosis:
         }
 
     def deliver(self, iteration: Iteration) -> None:
-        """Take in an iteration: judge it, record it, look for failures."""
+        """Take in an iteration: judge it, record it, detect failures."""
         verdict = self._judge.judge(iteration)
         self.totals.add(iteration, verdict)
         self.iterations += 1
@@ -247,7 +247,7 @@ class Diagnosis:
         self._run_guarded(self._api.flush)
 
     def check_layers(self) -> None:
-        """Look at the model before anything has run."""
+        """Check the model before anything has run."""
         self._run_guarded(self._performance.check_layers)
 
     def observe_census(self, census: OpCensus, time_ns: int) -> None:
@@ -282,7 +282,8 @@ class Diagnosis:
         self.ops.pass_on(iteration.time_ns)
 
     def _record(self, iteration: Iteration, verdict: StepVerdict) -> None:
-        totals, cost = self.totals, self._cost()
+        totals = self.totals
+        cost = self._cost()
         self._put(
             StepRecord(
                 step=iteration.step,

@@ -76,7 +76,7 @@ def _daemon(serving: Answer | None) -> Check:
         why = "none runs; the first ampwatch.monitor() on this machine starts one"
         return Check("daemon", State.ABSENT, why)
     why = f"{serving} serves {serving.url}"
-    # A daemon with a password tells its version only to those who know it.
+    # A daemon with a password gives its version only to those who know it.
     if serving.version and serving.layout != LAYOUT:
         why += f", but reads ring layout {serving.layout} where this version writes {LAYOUT}"
         return Check("daemon", State.PROBLEM, why, "end it, the next run starts one that can")

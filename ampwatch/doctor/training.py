@@ -59,7 +59,8 @@ def torch_version(torch: Any) -> Check:
     """Return whether this release of torch is supported, and whether it is the tested one."""
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
     release = (int(found[1]), int(found[2])) if found else OLDEST
-    oldest, tested = "{}.{}".format(*OLDEST), "{}.{}".format(*TESTED)
+    oldest = "{}.{}".format(*OLDEST)
+    tested = "{}.{}".format(*TESTED)
     if release < OLDEST:
         why = f"{torch.__version__} is older than what ampwatch supports ({oldest} and newer)"
         return Check("torch", State.PROBLEM, why, "pip install --upgrade torch")
@@ -70,7 +71,7 @@ def torch_version(torch: Any) -> Check:
 
 
 def grad_scaler(torch: Any, load: Load) -> Check:
-    """Return whether GradScaler keeps its state where the loss-scale sensor looks."""
+    """Return whether GradScaler keeps its state where the loss-scale sensor reads it."""
     try:
         check_scaler = load("ampwatch.training.model.scaler").check_scaler
         check_scaler(torch.amp.GradScaler("cpu"))
@@ -99,8 +100,9 @@ def cpu_autocast(torch: Any, dtype: str) -> Check:
 
 
 def cuda_devices(torch: Any) -> list[Check]:
-    """Tell which CUDA or ROCm devices torch sees, or why it sees none."""
-    cuda, hip = torch.version.cuda, getattr(torch.version, "hip", None)
+    """Report which CUDA or ROCm devices torch sees, or why it sees none."""
+    cuda = torch.version.cuda
+    hip = getattr(torch.version, "hip", None)
     if cuda is None and hip is None:
         why = "this torch is built for the CPU only"
         remedy = "on a machine with a GPU, install a build for it: pytorch.org/get-started"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ampwatch.numerics.formats import FloatFormat
 
 DTYPES = tuple(fmt.name for fmt in FORMATS.values() if fmt.is_measured)
-"""What can be measured, by the names of PyTorch: those of 8 bits last."""
+"""The dtypes that can be measured, by the names of PyTorch; those of 8 bits come last."""
 
 
 @dataclass(frozen=True, slots=True)

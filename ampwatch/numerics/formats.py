@@ -49,7 +49,7 @@ from enum import Enum
 from ampwatch.numerics.exponents import times_power_of_two
 
 
-class Family(Enum):
+class FormatFamily(Enum):
     """Formats that are used for the same purpose. TF32 is float32 to the user."""
 
     FLOAT64 = "float64"
@@ -75,11 +75,11 @@ class Specials(Enum):
 
 
 BLOCK_SCALED = "mx"
-"""What a kernel's name, a peak and a metric call every block-scaled format."""
+"""The label of every block-scaled format in names of kernels, in peaks and in metrics."""
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ScaleBlock:
     """Elements that share a scale.
 
     Attributes:
@@ -107,8 +107,8 @@ class FloatFormat:
         torch_name: Name of the dtype in PyTorch that holds elements; empty if there is none.
         profiler_name: What torch.profiler calls that dtype, in lower case, where that is not
             ``c10::`` and its name.
-        alignment: What dimensions of a matmul have to be a multiple of for full-speed tensor-core
-            kernels; 0 if no tensor core multiplies the format. Unit: elements.
+        alignment: Number that dimensions of a matmul have to be multiples of for full-speed
+            tensor-core kernels; 0 if no tensor core multiplies the format. Unit: elements.
         kernel_words: How names of kernels spell it between underscores.
         cpp_types: How names of kernels spell it among template arguments, without leading
             underscores.
@@ -130,7 +130,7 @@ class FloatFormat:
     """
 
     name: str
-    family: Family
+    family: FormatFamily
     exponent_bits: int
     mantissa_bits: int
     specials: Specials = Specials.IEEE
@@ -142,7 +142,7 @@ class FloatFormat:
     kernel_words: tuple[str, ...] = ()
     cpp_types: tuple[str, ...] = ()
     cpu_flags: frozenset[str] = frozenset()
-    block: Block | None = None
+    block: ScaleBlock | None = None
     is_offered: bool = False
     is_candidate: bool = False
 
@@ -158,7 +158,7 @@ class FloatFormat:
 
     def __post_init__(self) -> None:
         """Derive the limits from the bits."""
-        for name, value in self._derived().items():
+        for name, value in self._derived().items():  # frozen: only object.__setattr__ can set them
             object.__setattr__(self, name, value)
 
     def _derived(self) -> dict[str, float]:
@@ -205,15 +205,15 @@ class FloatFormat:
 
     @property
     def kernel_label(self) -> str:
-        """What a kernel's name, a peak and a metric call it: one label for all formats of FP8."""
+        """The label in names of kernels, in peaks and in metrics: one for all formats of FP8."""
         if self.block is not None:
             return BLOCK_SCALED
-        return self.family.value if self.family is Family.FLOAT8 else self.name
+        return self.family.value if self.family is FormatFamily.FLOAT8 else self.name
 
 
 E8M0 = FloatFormat(
     name="float8_e8m0fnu",
-    family=Family.FLOAT8,
+    family=FormatFamily.FLOAT8,
     exponent_bits=8,
     mantissa_bits=0,
     specials=Specials.FN,
@@ -224,7 +224,7 @@ E8M0 = FloatFormat(
 
 _E4M3 = FloatFormat(
     name="float8_e4m3fn",
-    family=Family.FLOAT8,
+    family=FormatFamily.FLOAT8,
     exponent_bits=4,
     mantissa_bits=3,
     # 448 is the pattern below NaN. Casts gave NaN beyond it until they were made to saturate:
@@ -239,19 +239,19 @@ _E4M3 = FloatFormat(
     is_candidate=True,
 )
 
-_MX_BLOCK = Block(32, E8M0)
+_MX_BLOCK = ScaleBlock(32, E8M0)
 
 # The sign of these scales is unused (CUTLASS: ``float_ue4m3_t``). Libraries add a float32 scale for
 # the whole tensor, which shifts the exponents of all elements alike.
-_NV_BLOCK = Block(16, _E4M3)
+_NV_BLOCK = ScaleBlock(16, _E4M3)
 
 # Alignments are 16 bytes (NVIDIA, "Deep Learning Performance: Matrix Multiplication", "Tensor Core
 # Requirements"), but for FP6: the instructions that copy it from memory take 128 elements (CUTLASS,
-# "Blackwell SM100 GEMMs", tables 2 and 3; 32 for FP4 is that of the kinds mxf4 and mxf4nvf4).
+# "Blackwell SM100 GEMMs", tables 2 and 3; 32 for FP4 is of the kinds mxf4 and mxf4nvf4).
 _ROWS = (
     FloatFormat(
         name="float64",
-        family=Family.FLOAT64,
+        family=FormatFamily.FLOAT64,
         exponent_bits=11,
         mantissa_bits=52,
         torch_name="float64",
@@ -261,7 +261,7 @@ _ROWS = (
     ),
     FloatFormat(
         name="float32",
-        family=Family.FLOAT32,
+        family=FormatFamily.FLOAT32,
         exponent_bits=8,
         mantissa_bits=23,
         torch_name="float32",
@@ -271,7 +271,7 @@ _ROWS = (
     ),
     FloatFormat(
         name="tf32",
-        family=Family.FLOAT32,
+        family=FormatFamily.FLOAT32,
         exponent_bits=8,
         mantissa_bits=10,
         stored_bits=32,
@@ -281,7 +281,7 @@ _ROWS = (
     ),
     FloatFormat(
         name="float16",
-        family=Family.HALF,
+        family=FormatFamily.HALF,
         exponent_bits=5,
         mantissa_bits=10,
         torch_name="float16",
@@ -295,7 +295,7 @@ _ROWS = (
     ),
     FloatFormat(
         name="bfloat16",
-        family=Family.HALF,
+        family=FormatFamily.HALF,
         exponent_bits=8,
         mantissa_bits=7,
         torch_name="bfloat16",
@@ -309,7 +309,7 @@ _ROWS = (
     _E4M3,
     FloatFormat(
         name="float8_e5m2",
-        family=Family.FLOAT8,
+        family=FormatFamily.FLOAT8,
         exponent_bits=5,
         mantissa_bits=2,
         torch_name="float8_e5m2",
@@ -322,7 +322,7 @@ _ROWS = (
     # The two of AMD's MI300; later GPUs multiply the formats of OCP.
     FloatFormat(
         name="float8_e4m3fnuz",
-        family=Family.FLOAT8,
+        family=FormatFamily.FLOAT8,
         exponent_bits=4,
         mantissa_bits=3,
         specials=Specials.FNUZ,
@@ -332,7 +332,7 @@ _ROWS = (
     ),
     FloatFormat(
         name="float8_e5m2fnuz",
-        family=Family.FLOAT8,
+        family=FormatFamily.FLOAT8,
         exponent_bits=5,
         mantissa_bits=2,
         specials=Specials.FNUZ,
@@ -342,7 +342,7 @@ _ROWS = (
     ),
     FloatFormat(
         name="mxfp8_e4m3",
-        family=Family.FLOAT8,
+        family=FormatFamily.FLOAT8,
         exponent_bits=4,
         mantissa_bits=3,
         specials=Specials.FN,
@@ -353,7 +353,7 @@ _ROWS = (
     ),
     FloatFormat(
         name="mxfp8_e5m2",
-        family=Family.FLOAT8,
+        family=FormatFamily.FLOAT8,
         exponent_bits=5,
         mantissa_bits=2,
         torch_name="float8_e5m2",
@@ -362,7 +362,7 @@ _ROWS = (
     ),
     FloatFormat(
         name="mxfp6_e2m3",
-        family=Family.FLOAT6,
+        family=FormatFamily.FLOAT6,
         exponent_bits=2,
         mantissa_bits=3,
         specials=Specials.NONE,
@@ -371,7 +371,7 @@ _ROWS = (
     ),
     FloatFormat(
         name="mxfp6_e3m2",
-        family=Family.FLOAT6,
+        family=FormatFamily.FLOAT6,
         exponent_bits=3,
         mantissa_bits=2,
         specials=Specials.NONE,
@@ -380,7 +380,7 @@ _ROWS = (
     ),
     FloatFormat(
         name="mxfp4",
-        family=Family.FLOAT4,
+        family=FormatFamily.FLOAT4,
         exponent_bits=2,
         mantissa_bits=1,
         specials=Specials.NONE,
@@ -391,7 +391,7 @@ _ROWS = (
     ),
     FloatFormat(
         name="nvfp4",
-        family=Family.FLOAT4,
+        family=FormatFamily.FLOAT4,
         exponent_bits=2,
         mantissa_bits=1,
         specials=Specials.NONE,
@@ -417,10 +417,10 @@ SCALES = tuple(dict.fromkeys(block.scale for block in BLOCKS))
 MAX_LOW_BITS = 16
 """Bits up to which a format is one of low precision: what autocast asks tensor cores for."""
 
-HALF = tuple(fmt.name for fmt in PLAIN if fmt.family is Family.HALF)
+HALF = tuple(fmt.name for fmt in PLAIN if fmt.family is FormatFamily.HALF)
 """The formats of 16 bits, in which models and optimizers are kept to save memory."""
 
-OF_TRAINING = tuple(fmt for fmt in PLAIN if fmt.family in (Family.FLOAT32, Family.HALF))
+OF_TRAINING = tuple(fmt for fmt in PLAIN if fmt.family in (FormatFamily.FLOAT32, FormatFamily.HALF))
 """The formats of every mixed-precision training."""
 
 

@@ -71,9 +71,9 @@ class CastOutcome:
 def cast(histogram: ExponentHistogram, fmt: FloatFormat, shift: int = 0) -> CastOutcome:
     """Foretell a cast to ``fmt`` of all binned elements times ``2**shift``.
 
-    Of a block-scaled format it is the cast of elements that all have the same scale.
+    For a block-scaled format all elements are taken to have one scale.
 
-    Of a subsample the counts are those of the subsample, while ``headroom`` is that of the
+    For a subsample the counts are those of the subsample, while ``headroom`` belongs to the
     whole: a single outlier that the bins missed shows in ``headroom`` below 1 only.
     """
     underflow = histogram.at_most(_log2(fmt.min_subnormal) - 1 - shift)
@@ -151,8 +151,8 @@ class ScaleWindow:
 
     Attributes:
         low: Exponent of the smallest scale that keeps underflow as rare as was asked for;
-            None if there are no non-zero elements that would demand one.
-        high: Exponent of the largest scale without overflow; None likewise.
+            ``None`` if there are no non-zero elements that would demand one.
+        high: Exponent of the largest scale without overflow; ``None`` without a finite magnitude.
     """
 
     low: int | None

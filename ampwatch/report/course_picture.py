@@ -132,7 +132,8 @@ def _loss_panel(
     for s in losses:
         if not _is_drawn(s.loss):
             name = element("title", f"step {s.step}: the loss is {figure(s.loss)}")
-            x, y = across(s.step), float(top + 7)
+            x = across(s.step)
+            y = float(top + 7)
             parts.append(element("circle", name, class_="nonfinite", cx=x, cy=y, r=2.5))
     return parts
 

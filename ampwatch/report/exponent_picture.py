@@ -26,7 +26,7 @@ FAR = 24
 """Exponents shown beyond the values, at most, to have a limit in the picture."""
 
 
-class Region(NamedTuple):
+class Zone(NamedTuple):
     """A part of the axis of exponents.
 
     Attributes:
@@ -58,21 +58,22 @@ def limits_of(
     return FORMATS.get(record.dtype)
 
 
-def regions(fmt: FloatFormat, topic: Topic) -> list[Region]:
+def zones(fmt: FloatFormat, topic: Topic) -> list[Zone]:
     """Return what becomes of values of each magnitude in ``fmt``."""
     if topic is Topic.UPDATE:  # as a share of the weight it is added to
         edge = math.log2(fmt.eps) - 1
         return [
-            Region(-math.inf, edge, "rounds away", "flushed"),
-            Region(edge, math.inf, "changes the weight", "normal"),
+            Zone(-math.inf, edge, "rounds away", "flushed"),
+            Zone(edge, math.inf, "changes the weight", "normal"),
         ]
-    flush, normal = math.log2(fmt.min_subnormal) - 1, math.log2(fmt.min_normal)
+    flush = math.log2(fmt.min_subnormal) - 1
+    normal = math.log2(fmt.min_normal)
     top = math.log2(fmt.max)
     return [
-        Region(-math.inf, flush, "becomes zero", "flushed"),
-        Region(flush, normal, "loses digits", "subnormal"),
-        Region(normal, top, "fits", "normal"),
-        Region(top, math.inf, "overflows", "overflow"),
+        Zone(-math.inf, flush, "becomes zero", "flushed"),
+        Zone(flush, normal, "loses digits", "subnormal"),
+        Zone(normal, top, "fits", "normal"),
+        Zone(top, math.inf, "overflows", "overflow"),
     ]
 
 
@@ -85,7 +86,7 @@ def exponents(record: RangeRecord, fmt: FloatFormat | None, width: int) -> Marku
     whole = histogram.binned + histogram.nonfinite
     if not whole:
         return None
-    parts_of = [] if fmt is None else regions(fmt, record.topic)
+    parts_of = [] if fmt is None else zones(fmt, record.topic)
     low, high = _span(histogram, parts_of)
     top, foot = 34, 34 + HISTOGRAM_HEIGHT
     across = linear(low, high, LEFT + 26, width - RIGHT - 26)
@@ -95,8 +96,8 @@ def exponents(record: RangeRecord, fmt: FloatFormat | None, width: int) -> Marku
         return min(up(math.log10(max(count / whole, RAREST))), foot - 1.5)
 
     parts: list[Markup] = []
-    for region in parts_of:
-        parts += _ground(region, across, (low, high), top, foot)
+    for zone in parts_of:
+        parts += _ground(zone, across, (low, high), top, foot)
     for share in (1.0, 1e-2, 1e-4, 1e-6):
         y = up(math.log10(share))
         parts.append(
@@ -116,7 +117,8 @@ def exponents(record: RangeRecord, fmt: FloatFormat | None, width: int) -> Marku
         bars.append((x, column, count, sort, f"{name}: {count} elements, {percent(count / whole)}"))
     for x, across_px, count, sort, said in bars:
         if count:
-            y, inner = height(count), max(1.0, across_px - min(1.5, across_px / 4))
+            y = height(count)
+            inner = max(1.0, across_px - min(1.5, across_px / 4))
             parts.append(
                 element(
                     "rect",
@@ -137,7 +139,7 @@ def exponents(record: RangeRecord, fmt: FloatFormat | None, width: int) -> Marku
     return picture(parts, width, foot + 40, said)
 
 
-def _span(histogram: ExponentHistogram, parts_of: Sequence[Region]) -> tuple[int, int]:
+def _span(histogram: ExponentHistogram, parts_of: Sequence[Zone]) -> tuple[int, int]:
     """Return the first and the last exponent in the picture."""
     first = histogram.first - 1 if histogram.counts else -8
     last = histogram.first + len(histogram.counts) - 1 if histogram.counts else 8
@@ -148,37 +150,37 @@ def _span(histogram: ExponentHistogram, parts_of: Sequence[Region]) -> tuple[int
 
 
 def _ground(
-    region: Region, across: Callable[[float], float], span: tuple[int, int], top: int, foot: int
+    zone: Zone, across: Callable[[float], float], span: tuple[int, int], top: int, foot: int
 ) -> list[Markup]:
-    left, right = max(region.left, span[0]), min(region.right, span[1])
+    left = max(zone.left, span[0])
+    right = min(zone.right, span[1])
     if right <= left:
         return []
-    x, wide = across(left), across(right) - across(left)
+    x = across(left)
+    wide = across(right) - x
     parts = [
         element(
             "rect",
-            class_=f"ground {region.sort}",
+            class_=f"ground {zone.sort}",
             x=x,
             y=float(top),
             width=wide,
             height=float(foot - top),
         )
     ]
-    if region.left > span[0]:
+    if zone.left > span[0]:
         parts.append(element("line", class_="edge", x1=x, x2=x, y1=float(top - 4), y2=float(foot)))
-    letters = 6.2 * len(region.name)
+    letters = 6.2 * len(zone.name)
     if letters < wide:
-        parts.append(text(region.name, x + wide / 2, top - 8, kind=f"ground-name {region.sort}"))
-    elif region.sort in ("overflow", "flushed"):  # what matters most is named in any case
-        outer = region.sort == "overflow"
+        parts.append(text(zone.name, x + wide / 2, top - 8, kind=f"ground-name {zone.sort}"))
+    elif zone.sort in ("overflow", "flushed"):  # what matters most is named in any case
+        outer = zone.sort == "overflow"
         at, anchor = (x + wide + 24, "end") if outer else (x - 22, "start")
-        parts.append(
-            text(region.name, at, top - 20, anchor=anchor, kind=f"ground-name {region.sort}")
-        )
+        parts.append(text(zone.name, at, top - 20, anchor=anchor, kind=f"ground-name {zone.sort}"))
     return parts
 
 
-def _fate(exponent: int, parts_of: Iterable[Region]) -> str:
-    """Return the region of a bin, by its middle."""
+def _fate(exponent: int, parts_of: Iterable[Zone]) -> str:
+    """Return the zone of a bin, by its middle."""
     middle = exponent - 0.5
     return next((r.sort for r in parts_of if r.left <= middle < r.right), "normal")

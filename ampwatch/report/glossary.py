@@ -122,15 +122,15 @@ class Glossary:
     """Explains each term once: where it first comes up."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._explained: set[str] = set()
 
     def new_in(self, *texts: str) -> list[Term]:
         """Return the terms that come up in ``texts`` and were not explained before, as they come."""
         whole = "\n".join(texts)
         found = []
         for pattern, term in _TERMS:
-            match = None if term.name in self._told else re.search(pattern, whole)
+            match = None if term.name in self._explained else re.search(pattern, whole)
             if match is not None:
                 found.append((match.start(), term))
-                self._told.add(term.name)
+                self._explained.add(term.name)
         return [term for _, term in sorted(found)]

@@ -106,12 +106,10 @@ def _article(story: Story, box: Box, glossary: Glossary) -> Markup:
         _numbers(story),
         _terms(glossary.new_in(f.summary, f.advice)),
         element(
-            *(
-                "p",
-                "More: ",
-                element("code", accounts.doc_page(f.kind)),
-                f", {accounts.WHERE_PAGES_ARE}",
-            ),
+            "p",
+            "More: ",
+            element("code", accounts.doc_page(f.kind)),
+            f", {accounts.WHERE_PAGES_ARE}",
             class_="terms",
         ),
         class_=story.severity.value,

@@ -26,7 +26,7 @@ CPU = "cpu"
 
 
 class Absence(str, Enum):
-    """Why a view of precision has nothing to say; ``OK`` if it has."""
+    """Reasons for which a view of precision has nothing to say; ``OK`` if it has."""
 
     OK = "ok"
     WAITING = "waiting"
@@ -107,7 +107,7 @@ class Precision:
 
     @property
     def kernels_absence(self) -> Absence:
-        """Why no share of tensor cores can be told; ``OK`` if one can."""
+        """The reason for which no share of tensor cores is known; ``OK`` if one is."""
         if self.window is None or not self.window.iterations:
             return Absence.WAITING
         if tensor_share(self.window) is not None:
@@ -180,7 +180,8 @@ def _derived_peaks(facts: Mapping[str, str]) -> Peaks:
     try:
         major, _, minor = facts["gpu_capability"].partition(".")
         capability = int(major), int(minor)
-        sms, clock = int(facts["gpu_sms"]), float(facts["gpu_clock_hertz"])
+        sms = int(facts["gpu_sms"])
+        clock = float(facts["gpu_clock_hertz"])
     except (KeyError, ValueError):
         return Peaks(reason=NO_DEVICE)
     # Another process has written them.

@@ -116,7 +116,8 @@ def render(census: CensusRecord, by: By = "op", width: int = WIDTH) -> str:
 
 
 def _summary(census: CensusRecord) -> list[str]:
-    flops, casts = flops_by_dtype(census), casts_per_op(census)
+    flops = flops_by_dtype(census)
+    casts = casts_per_op(census)
     lines = [f"FLOPs: {mix(flops)}."] if flops else ["No op with FLOPs was counted."]
     if casts is not None:
         lines.append(f"Casts: {casts:.2g} to each op that has FLOPs.")

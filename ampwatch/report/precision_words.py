@@ -32,7 +32,7 @@ FALLBACKS = {
     Fallback.DEVICE_TYPE: "inside a region for another type of device",
     Fallback.CUSTOM_FUNCTION: "in an autograd.Function or custom op that asks for float32",
 }
-"""Why an op ran in float32 although autocast is used."""
+"""Reasons for which an op ran in float32 although autocast is used."""
 
 _SOURCES = {
     CensusSource.DISPATCH: "one by one",

@@ -1,4 +1,4 @@
-"""Checks of what users hand in at set-up: what was expected, what was given, what to do."""
+"""Checks of arguments at set-up, with messages: what was expected, what was given, what to do."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from ampwatch.errors import SettingsError
 def check_number(
     name: str, value: Any, *, least: float | None = None, above: float | None = None
 ) -> None:
-    """Refuse what is no finite number within its limits.
+    """Refuse a value that is no finite number within its limits.
 
     Args:
-        name: Of the argument.
-        value: As it was given.
+        name: Name of the argument.
+        value: The value as it was given.
         least: The smallest value that is taken, if there is one.
         above: The largest value that is not, if there is one.
 
     Raises:
-        SettingsError: If it is none.
+        SettingsError: If it is refused.
     """
     _check(name, value, "number", isinstance(value, Real), least, above)
 
 
 def check_count(name: str, value: Any, *, least: int) -> None:
-    """Refuse what is no whole number of at least ``least``.
+    """Refuse a value that is no whole number of at least ``least``.
 
     Raises:
-        SettingsError: If it is none.
+        SettingsError: If it is refused.
     """
     _check(name, value, "whole number", isinstance(value, Integral), least, None)
 
@@ -78,10 +78,10 @@ def check_headers(headers: Any) -> dict[str, str]:
 
 
 def check_callable(name: str, value: Any, what_to_do: str) -> None:
-    """Refuse what cannot be called.
+    """Refuse a value that cannot be called.
 
     Raises:
-        SettingsError: If it cannot.
+        SettingsError: If it is refused.
     """
     if not callable(value):
         msg = f"`{name}`: expected a function that takes a finding, got {value!r}; {what_to_do}"

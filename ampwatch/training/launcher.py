@@ -36,15 +36,15 @@ ASK_AGAIN_SECONDS = 0.05
 HARMFUL_VARIABLES = frozenset(
     {ATTACH, "LD_PRELOAD", "PYTHONINSPECT", "PYTHONSTARTUP", "PYTHONWARNINGS"}
 )
-"""What is meant for the training process and would profile, stop or break the daemon."""
+"""Variables that are meant for the training process and would profile, stop or break the daemon."""
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonStatus:
-    """What came of looking for a daemon.
+    """The outcome of the search for a daemon.
 
     Attributes:
-        url: Where the page is, empty if nowhere.
+        url: Address of the page, empty if there is none.
         state: ``running`` before, ``started`` now, or ``unavailable``.
         message: What the user should know, in a sentence; empty if all is well.
     """
@@ -57,7 +57,7 @@ class DaemonStatus:
 def ensure_daemon(settings: Settings) -> DaemonStatus:
     """Return the daemon that watches this user's runs, started if there was none.
 
-    Call it after the ring exists: a daemon that is about to end for want of rings looks
+    Call it after the ring exists: a daemon that is about to end for want of rings searches
     for them a last time.
 
     Returns:
@@ -73,7 +73,7 @@ def ensure_daemon(settings: Settings) -> DaemonStatus:
 
 
 def daemon_is_running(settings: Settings) -> bool:
-    """Tell whether a daemon runs right now that reads the rings of these settings.
+    """Return whether a daemon runs right now that reads the rings of these settings.
 
     Cost:
         Well below a ms with a daemon of this user, a few ms without.
@@ -88,7 +88,7 @@ def daemon_is_running(settings: Settings) -> bool:
     if lock is None and (info := read_info(directory)) is not None:
         return _ring_directory(settings) in info.ring_directories
     if not _is_usual(settings):
-        return False  # whoever answers on the port does not say where it looks
+        return False  # whoever answers on the port does not say which directories it reads
     answer = probe.ask(settings.host, settings.port)
     return answer.is_daemon and (answer.scope == "machine" or answer.uid == os.geteuid())
 
@@ -99,7 +99,7 @@ def _ring_directory(settings: Settings) -> str:
 
 
 def _is_usual(settings: Settings) -> bool:
-    """Tell whether rings are where a daemon looks that was told nothing."""
+    """Return whether rings are where a daemon without any settings reads them."""
     return _ring_directory(settings) == os.path.realpath(ring_directories()[0])
 
 
@@ -112,6 +112,7 @@ def _find_or_start(settings: Settings, directory: Path) -> DaemonStatus:
                 return _elsewhere(settings) or _start(settings, directory, lock)
             finally:
                 lock.let_go()
+        # Somebody holds the lock. Without an address it is still starting: wait for that.
         info = read_info(directory)
         if info is not None:
             return _running(settings, info)
@@ -131,7 +132,7 @@ def _running(settings: Settings, info: DaemonInfo) -> DaemonStatus:
 
 
 def _mismatch(version: str, layout: int, how_to_end: str) -> str:
-    """Return what to say about a daemon of another version than this."""
+    """Return the message about a daemon of another version than this one; empty if it is equal."""
     if layout != LAYOUT:
         return f"expected a daemon that reads ring layout {LAYOUT}, got ampwatch {version} with layout {layout}, which cannot read this run; end it with {how_to_end} and start the run again"
     if version != __version__:
@@ -140,7 +141,7 @@ def _mismatch(version: str, layout: int, how_to_end: str) -> str:
 
 
 def _elsewhere(settings: Settings) -> DaemonStatus | None:
-    """Return what holds the port, although this user's lock is free; ``None`` if it is free, too."""
+    """Return the status if somebody holds the port although the lock is free; ``None`` if nobody does."""
     if settings.port == 0:
         return None
     answer = probe.ask(settings.host, settings.port)
@@ -159,7 +160,7 @@ def _elsewhere(settings: Settings) -> DaemonStatus | None:
 
 
 def _stranger(settings: Settings, answer: Answer) -> str:
-    """Return what to say of somebody on our port who is not known to be a daemon."""
+    """Return the message about somebody on our port who is not known to be a daemon."""
     remedy = "end that, or"
     if answer.wants_certificate:
         remedy = (
@@ -169,7 +170,7 @@ def _stranger(settings: Settings, answer: Answer) -> str:
 
 
 def _doubt(settings: Settings, url: str) -> str:
-    """Return what to say of a daemon whose settings are not known."""
+    """Return the message about a daemon whose settings are not known; empty if ours are the usual."""
     if _is_usual(settings):
         return ""
     return f"expected the daemon at {url} to read the rings in {settings.ring_dir!r}, and cannot tell whether it does; it shows this run only if AMPWATCH_RING_DIR is the same for both"
@@ -184,6 +185,8 @@ def _start(settings: Settings, directory: Path, lock: DaemonLock) -> DaemonStatu
             command,
             env=_environment(settings, directory),
             cwd="/",
+            # Its own session and no pipe but stderr, which it closes when it detaches: a daemon that
+            # held ours would keep `training | tee` from ending, and would get our Ctrl-C.
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -198,8 +201,8 @@ def _start(settings: Settings, directory: Path, lock: DaemonLock) -> DaemonStatu
     info = read_info(directory)
     if child.returncode == 0 and info is not None:
         return DaemonStatus(info.url, "started")
-    said = child.stderr.decode(errors="replace").strip().splitlines()
-    reason = said[-1].removeprefix("ampwatch: ") if said else f"exit status {child.returncode}"
+    lines = child.stderr.decode(errors="replace").strip().splitlines()
+    reason = lines[-1].removeprefix("ampwatch: ") if lines else f"exit status {child.returncode}"
     return DaemonStatus("", "unavailable", f"the daemon did not start: {reason}")
 
 

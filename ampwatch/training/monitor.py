@@ -114,11 +114,11 @@ def watch_unasked(
         model: The models, or ``None``.
         scaler: The scaler, or ``None``.
         optimizer: The optimizers, or ``None``.
-        serve: As of ``monitor``.
+        serve: Whether to write a ring and to start the host's daemon if none runs.
         step: Index of the iteration that is open.
 
     Raises:
-        AttachError: As of ``monitor``.
+        AttachError: If an argument cannot be watched.
         SettingsError: If an ``AMPWATCH_*`` variable is not usable.
     """
     targets = check_targets(model, scaler, optimizer)
@@ -172,6 +172,8 @@ class Monitor:
             self._outlet.close(*_how_it_ended(error))
             raise
         _open.append(self)
+        # atexit runs before modules are torn down, and not at all after a signal that kills: the daemon
+        # sees from the ring that the process is gone.
         atexit.register(self._at_exit)
 
     @property
@@ -186,7 +188,7 @@ class Monitor:
 
     @property
     def url(self) -> str:
-        """Where the page and ``/metrics`` are; empty without a daemon."""
+        """Address of the page and of ``/metrics``; empty without a daemon."""
         return self._outlet.url
 
     @property
@@ -252,7 +254,7 @@ class Monitor:
         if format not in ("json", "html"):
             msg = f"expected `format` to be text, json or html, got {format!r}"
             raise ValueError(msg)
-        # What catching up learns belongs to the evidence, too.
+        # First: iterations that catching up delivers belong to the evidence, too.
         self._session.catch_up()
         box = self._outlet.evidence() or Box(self.identity, written_ns=time.time_ns())
         box.findings = list(self.findings)
@@ -339,9 +341,12 @@ class Monitor:
     def _close(self, state: RunState, reason: str) -> None:
         if self._closed:
             return
+        # Before anything is taken off: a callback may call close() again while findings are drained.
         self._closed = True
+        # Bound methods compare equal, which is all that unregister asks for.
         atexit.unregister(self._at_exit)
         _open.remove(self)
+        # Sensors go last: values of the newest iterations are still on their way to the host.
         try:
             self._session.drain()
         finally:
@@ -365,6 +370,8 @@ class Monitor:
         if self._is_unasked and self.num_asked_for:
             self.close()
             return
+        # Weak references: a notebook that has replaced its model frees it by that, and its monitor is
+        # closed when the next one comes.
         mine = [reference() for reference in self._models]
         asked = [x for x in (targets.scaler, *targets.models) if x is not None]
         shared = [x for x in asked if any(x is y for y in (self._scaler, *mine))]

@@ -1,4 +1,4 @@
-"""Where records and findings leave the training half: the ring, the log, the user's callbacks."""
+"""The way out of the training half, for records and findings: ring, log, the user's callbacks."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ class Outlet:
 
     Attributes:
         url: Where the page and ``/metrics`` are; empty without a daemon.
-        marks: Called with each finding before anybody else is told of it; may add to it.
+        marks: Called with each finding before anybody else gets it; may add to it.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.url = ""
         self._settings = settings
         self._ring: RingWriter | None = None
-        self._log, self._acting = Guard("log"), Guard("actions")
+        self._log = Guard("log")
+        self._acting = Guard("actions")
         self._subscriptions: list[Subscription] = []
         self.marks: list[Callable[[Finding], None]] = []
         self._remembering = Guard("black box")
@@ -89,7 +90,9 @@ class Outlet:
 
     def forget(self) -> None:
         """Remember nothing and write no report: there was no training."""
-        self._recorder = self._remember = self._box = None
+        self._recorder = None
+        self._remember = None
+        self._box = None
 
     def evidence(self) -> Box | None:
         """Return what is remembered now; ``None`` if that failed, or nothing is."""
@@ -118,7 +121,7 @@ class Outlet:
         if self._remember is not None:
             self._remembering.run(self._remember, record)
 
-    def tell(self, finding: Finding, *, new: bool) -> None:
+    def notify(self, finding: Finding, *, new: bool) -> None:
         """Pass on a finding; a new one also to the log, and to the callbacks that want it."""
         for mark in self.marks:
             mark(finding)
@@ -128,10 +131,10 @@ class Outlet:
             text = (finding.kind, finding.summary, finding.advice)
             self._log.run(logger.warning, "%s: %s. %s", *text)
         for subscription in self._subscriptions:
-            subscription.tell(finding, new=new)
+            subscription.notify(finding, new=new)
 
     def subscribe(self, subscription: Subscription, identity: RunIdentity) -> None:
-        """Tell ``subscription`` of the findings it wants, until it raises.
+        """Notify ``subscription`` of the findings it wants, until it raises.
 
         Raises:
             StateError: If its action is another open monitor's.
@@ -141,11 +144,12 @@ class Outlet:
         self._subscriptions.append(subscription)
 
     def settle(self, step: int) -> None:
-        """Iteration ``step`` has closed: let the actions do what waited for that.
+        """Let the actions do what waited for the end of iteration ``step``.
 
         Raises:
             StopTraining: If the user has asked for it, after all other actions were asked.
         """
+        # A list: every action is asked before one of them ends the training.
         stops = [self._acting.run(action.settle, step) for action in self._actions()]
         if stop := next(filter(None, stops), None):
             raise stop

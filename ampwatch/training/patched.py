@@ -1,4 +1,4 @@
-"""What ampwatch replaces or hooks in torch, as a page: ``docs/what-is-patched.md``.
+"""The page of all that ampwatch replaces or hooks in torch: ``docs/what-is-patched.md``.
 
 The page is printed from the list of the bus (``python -m ampwatch.training.patched >
 docs/what-is-patched.md``), and from the few places that are not the bus's.
@@ -110,7 +110,7 @@ class _NoOutlet:
     def put(self, record: Record) -> None:
         """Take a record."""
 
-    def tell(self, finding: Finding, *, new: bool) -> None:
+    def notify(self, finding: Finding, *, new: bool) -> None:
         """Take a finding."""
 
 
@@ -135,13 +135,13 @@ def markdown() -> str:
 
 
 def _row(place: Place) -> str:
-    light = list(_told(place, "light"))
-    more = [name for name in _told(place, "standard") if name not in light]
+    light = list(_listeners(place, "light"))
+    more = [name for name in _listeners(place, "standard") if name not in light]
     names = [", ".join(dict.fromkeys(names)) or "-" for names in (light, more)]
     return f"| {place.what} | {place.how} | {place.when} | {' | '.join(names)} |\n"
 
 
-def _told(place: Place, level: str) -> Iterator[str]:
+def _listeners(place: Place, level: str) -> Iterator[str]:
     for sensor in sensors_of(level):
         if any(hasattr(sensor, handler_name(event)) for event in place.events):
             yield sensor.name

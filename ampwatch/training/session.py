@@ -19,9 +19,8 @@ from ampwatch.training.iteration.context import Context
 from ampwatch.training.iteration.governor import Governor
 from ampwatch.training.iteration.ledger import ROW_WIDTH, Clock, IterationLedger
 from ampwatch.training.iteration.samples import DeferredReads, Planner, RangeSamples
-from ampwatch.training.kernels.choice import KernelChoice
-from ampwatch.training.model.facts import run_facts
-from ampwatch.training.model.layers import layer_shapes
+from ampwatch.training.kernels.choice import KernelSelector
+from ampwatch.training.model.facts import layer_shapes, run_facts
 from ampwatch.training.model.machine import machine_of
 from ampwatch.training.model.names import Names
 from ampwatch.training.model.optimizers import OptimizerRegistry
@@ -159,7 +158,7 @@ class Session:
         self._readback = Readback(settings.readback_slots, ROW_WIDTH)
         self._diagnosing, self._ending = bus.guard("diagnosis"), bus.guard("exceptions")
         names, dtypes, lost_eps = Names(targets.models), list[str](), dict[str, float]()
-        measuring = Measuring(KernelChoice(settings).of, _device_rows(names))
+        measuring = Measuring(KernelSelector(settings).of, _device_rows(names))
         self._device = targets.device
         machine = machine_of(self._device, settings)
         layers = layer_shapes(names) if self._samples else ()
@@ -167,7 +166,7 @@ class Session:
             settings,
             _scale_of(targets.scaler),
             put=outlet.put,
-            tell=outlet.tell,
+            notify=outlet.notify,
             cost=self.cost,
             sampling_cost=self.sampling_cost,
             known=Known(dtypes, lost_eps, machine, layers),

@@ -1,4 +1,4 @@
-"""What the user hands to ``monitor``, checked before anything is attached."""
+"""The objects that the user hands to ``monitor``, checked before anything is attached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ampwatch.training.model.scaler import check_scaler
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What is to be watched.
+    """The objects to watch.
 
     Attributes:
         models: The models; may be empty.
@@ -29,14 +29,14 @@ class Targets:
 
     @property
     def device(self) -> torch.device | None:
-        """Where the first parameter is."""
+        """The device of the first parameter; ``None`` without one."""
         parameters = (p for model in self.models for p in model.parameters())
         first = next(parameters, None)
         return None if first is None else first.device
 
 
 def check_targets(model: object, scaler: object, optimizer: object) -> Targets:
-    """Return what is to be watched.
+    """Return the objects to watch.
 
     Args:
         model: An ``nn.Module``, a list of them, or ``None``.

@@ -6,10 +6,26 @@ import argparse
 import difflib
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dashboards.source.book import BOOK
+from dashboards.source import gpu, layers, overview, precision, ranks, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dashboards.source.page import Page
 
 DIRECTORY = Path(__file__).parents[1]
+
+BOOK: dict[str, Callable[[], Page]] = {
+    "ampwatch-overview.json": overview.page,
+    "ampwatch-run.json": run.page,
+    "ampwatch-layers.json": layers.page,
+    "ampwatch-precision.json": precision.page,
+    "ampwatch-gpu.json": gpu.page,
+    "ampwatch-ranks.json": ranks.page,
+}
+"""Name of the file and maker of its page, in the order in which a reader needs them."""
 
 
 def differences(directory: Path) -> dict[str, str]:

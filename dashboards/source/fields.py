@@ -37,7 +37,7 @@ def thresholds(first: str, *steps: Step) -> model.ThresholdsConfig:
 
 
 PLAIN = thresholds(NEUTRAL)
-"""For values of which none is good or bad by itself."""
+"""Thresholds of values of which none is good or bad by itself."""
 
 
 def words(meaning: Mapping[float | str, tuple[str, str]]) -> model.ValueMapping:

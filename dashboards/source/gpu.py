@@ -52,7 +52,8 @@ def page() -> Page:
 
 
 def _tiles() -> tuple[Panel, ...]:
-    up, none_bad = of_gpu(UP), thresholds(GOOD, Step(1, BAD))
+    up = of_gpu(UP)
+    none_bad = thresholds(GOOD, Step(1, BAD))
     return (
         Stat(
             id=101,

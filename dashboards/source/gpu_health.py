@@ -47,7 +47,8 @@ _XIDS = words(
 
 def errors() -> tuple[Panel, ...]:
     """Return XID and ECC errors, rows of the memory, and GPUs that went."""
-    bad, warn = thresholds(GOOD, Step(1, BAD)), thresholds(GOOD, Step(1, WARN))
+    bad = thresholds(GOOD, Step(1, BAD))
+    warn = thresholds(GOOD, Step(1, WARN))
     by_xid = "max by (instance, gpu, xid)"
     return (
         Table(

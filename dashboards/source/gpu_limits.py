@@ -145,7 +145,9 @@ def clocks() -> tuple[Panel, ...]:
 
 def memory() -> tuple[Panel, ...]:
     """Return how full the memory is, and whose it is."""
-    used, reserved, capacity = of_gpu(_USED), of_gpu(_RESERVED), of_gpu(_CAPACITY)
+    used = of_gpu(_USED)
+    reserved = of_gpu(_RESERVED)
+    capacity = of_gpu(_CAPACITY)
     ours = f"sum by (job, instance, gpu, uuid) ({of_gpu(_OF_RANK)})"
     return (
         TimeSeries(

@@ -15,7 +15,7 @@ SCALE = thresholds(NEUTRAL, Step(0, BAD), Step(1, WARN), Step(64, GOOD))
 """Below 1 the loss is made smaller instead of larger; from 64 it is six halvings to there."""
 
 LAST_HOUR = 3600
-"""For so long a finding marks a run. Unit: s."""
+"""Time for which a finding marks a run. Unit: s."""
 
 REPORT_AGE = thresholds(GOOD, Step(120, WARN), Step(900, BAD))
 """A rank is stale after 120 s, the setting stale_seconds; a checkpoint seldom takes 900 s."""
@@ -27,7 +27,7 @@ HEADROOM = thresholds(NOTE, Step(1, GOOD))
 """Below one doubling the next growth of the scale overflows: how a GradScaler probes, so no alarm."""
 
 NONE_IS_GOOD = thresholds(GOOD, Step(1, BAD))
-"""For counts of what must not be at all."""
+"""Thresholds of counts of what must not be at all."""
 
 NO_SCALER = "No GradScaler here: bfloat16 and float32 need no loss scale, so this stays empty"
 NO_RUN = "No such run is known: choose another run, job or instance above, or a longer time"

@@ -134,7 +134,8 @@ def _flow(panels: tuple[Panel, ...], y: int) -> tuple[list[model.Panel], int]:
         built = panel.build()
         built.grid_pos = model.GridPos(h=panel.height, w=panel.width, x=x, y=y)
         placed.append(built)
-        x, tallest = x + panel.width, max(tallest, panel.height)
+        x += panel.width
+        tallest = max(tallest, panel.height)
     return placed, y + tallest
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampwatch.diagnosis.autocast.autocast_state import AUTOCAST_INACTIVE
-from ampwatch.diagnosis.kinds.kind import Family
+from ampwatch.diagnosis.kinds.kind import KindFamily
 from ampwatch.diagnosis.kinds.registry import RELEASED
 from dashboards.source.fields import GOOD, NEUTRAL, WARN, Step, described, thresholds
 from dashboards.source.page import Page, Row
@@ -29,7 +29,7 @@ _START = "ampwatch_run_start_timestamp_seconds"
 _FOUND = "ampwatch_finding_steps_total"
 
 _KINDS = "|".join(
-    row.slug for row in RELEASED if row is AUTOCAST_INACTIVE or row.family is Family.PERFORMANCE
+    row.slug for row in RELEASED if row is AUTOCAST_INACTIVE or row.family is KindFamily.PERFORMANCE
 )
 _OF_KINDS = f'kind=~"{_KINDS}"'
 

@@ -164,7 +164,8 @@ _VIEWS = words({0: ("agree", GOOD), 1: ("contradict each other", BAD)})
 
 def views() -> tuple[Panel, ...]:
     """Return the three views beside one another, and where they contradict each other."""
-    on_the_gpu, pipes = "on (job, instance, uuid) group_left ()", of(_PIPES, 'pipe="any"')
+    on_the_gpu = "on (job, instance, uuid) group_left ()"
+    pipes = of(_PIPES, 'pipe="any"')
     return (
         StateTimeline(
             id=601,

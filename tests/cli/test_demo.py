@@ -108,7 +108,7 @@ def test_the_options_set_the_course(arguments: list[str], expected: DemoCourse) 
 
 
 def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
-    """What will happen, how long it takes, where the example is."""
+    """The text names what will happen, how long it takes, where the example is."""
     with pytest.raises(SystemExit):
         main(["demo", "--help"])
 

@@ -45,7 +45,7 @@ def test_it_says_what_it_wrote_and_what_comes_next(
 def test_the_second_time_it_says_that_nothing_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And who wrote it before."""
+    """The message names who wrote it before."""
     main(["deploy", str(tmp_path)])
     capsys.readouterr()
 
@@ -112,7 +112,7 @@ def test_what_somebody_changed_is_named_and_kept(
     ],
     ids=["target", "webhook", "runbooks", "interval"],
 )
-def test_a_wrong_option_is_told_before_anything_is_written(
+def test_a_wrong_option_is_reported_before_anything_is_written(
     arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In one line."""
@@ -141,7 +141,7 @@ def test_a_variable_that_is_not_set_does_not_mean_the_directory_one_is_in(
 
 
 @pytest.mark.parametrize(("target", "told"), [("localhost:1", 1), ("node-a", 0)])
-def test_loopback_is_told_to_mean_another_machine_in_a_container(
+def test_loopback_is_said_to_mean_another_machine_in_a_container(
     target: str, told: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before somebody looks for the target in vain."""
@@ -151,7 +151,7 @@ def test_loopback_is_told_to_mean_another_machine_in_a_container(
 
 
 def test_a_reader_that_has_read_enough_is_no_trouble(tmp_path: Path) -> None:
-    """As `head` does."""
+    """A reader may stop early, as `head` does."""
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "ampwatch", "deploy", str(tmp_path)]

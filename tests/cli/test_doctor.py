@@ -77,7 +77,7 @@ def test_a_machine_where_no_ring_can_be_written_is_exit_status_1(tmp_path: Path)
     assert "-> set AMPWATCH_RING_DIR to a new directory" in said
 
 
-def test_a_setting_that_is_not_usable_is_told_in_a_sentence(
+def test_a_setting_that_is_not_usable_is_reported_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing else can be examined then."""
@@ -124,7 +124,7 @@ def test_a_terminal_gets_a_table(
 
 
 def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
-    """What the words mean, and when the exit status is 1."""
+    """The help explains the words, and when the exit status is 1."""
     with pytest.raises(SystemExit):
         main(["doctor", "--help"])
 

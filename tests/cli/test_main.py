@@ -75,8 +75,8 @@ def test_without_a_command_it_explains_itself(capsys: pytest.CaptureFixture[str]
         assert verb in said
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """As every program does."""
+def test_the_version_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """The version is printed as every program prints it."""
     with pytest.raises(SystemExit) as exit_:
         main(["--version"])
 
@@ -107,7 +107,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_makes_no_sense_is_a_usage_error(
     line: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is done; it is told what was expected and what was given."""
+    """Words say what was expected and what was given, before anything is done."""
     with pytest.raises(SystemExit) as exit_:
         main(line.split())
 
@@ -116,7 +116,7 @@ def test_what_makes_no_sense_is_a_usage_error(
 
 
 def test_the_help_of_the_daemon_teaches(capsys: pytest.CaptureFixture[str]) -> None:
-    """What it is for, examples, and no word of what is for the launcher."""
+    """The help says what it is for, has examples, and no word of what is for the launcher."""
     with pytest.raises(SystemExit):
         main(["daemon", "--help"])
 
@@ -143,7 +143,7 @@ def test_the_help_of_the_daemon_lists_all_that_it_serves(
 
 
 def test_a_setting_that_is_not_usable_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """The same words as for monitor()."""
+    """Words of the error are those of monitor()."""
     assert main(["daemon", "--port", "70000"]) == 1
 
     said = capsys.readouterr().err

@@ -37,7 +37,7 @@ def leave(runs: Path, run: str, started: int = START, rank: int = 0, kind: str =
     return files.write(runs, Box(who, RunState.FAILED, "it broke", findings=findings), most=64)
 
 
-def test_the_run_that_was_started_last_is_told(
+def test_the_run_that_was_started_last_is_reported(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All its ranks, and that there are others."""
@@ -57,7 +57,7 @@ def test_the_run_that_was_started_last_is_told(
 
 
 def test_a_run_can_be_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its newest job is told."""
+    """The newest job of the run is reported."""
     leave(runs, "old", START - 9000, kind="first")
     leave(runs, "old", START - 5000, kind="second")
     leave(runs, "new")
@@ -98,7 +98,7 @@ def test_a_run_that_goes_on_is_read_from_its_ring(
 def test_json_is_a_report_that_can_be_taken_along(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And named on another machine."""
+    """The file can be named on another machine."""
     files.write(runs, box(), most=4)
     assert main(["report", "gpt", "--json"]) == 0
     said = capsys.readouterr().out
@@ -140,7 +140,7 @@ def test_a_page_is_the_owners_and_no_report(
 def test_a_directory_without_a_slash_is_said_to_be_one(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was typed may be a path, where no run has the name."""
+    """A word that was typed may be a path, where no run has the name."""
     leave(runs, "gpt")
     (tmp_path / "kept").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -163,7 +163,7 @@ def test_all_runs_are_listed(runs: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert len(json.loads(capsys.readouterr().out)["ranks"]) == 3
 
 
-def test_nothing_to_report_is_said_with_where_it_was_looked_for(
+def test_nothing_to_report_is_said_with_where_it_was_searched_for(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A healthy run leaves nothing, and that is said as well."""
@@ -177,7 +177,7 @@ def test_nothing_to_report_is_said_with_where_it_was_looked_for(
     assert "expected a run or a file 'bert', found gpt in" in capsys.readouterr().err
 
 
-def test_a_damaged_report_is_named_and_the_others_told(
+def test_a_damaged_report_is_named_and_the_others_reported(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On stderr."""
@@ -191,7 +191,7 @@ def test_a_damaged_report_is_named_and_the_others_told(
 
 
 def test_whoever_has_read_enough_may_stop(runs: Path) -> None:
-    """As ``ampwatch report | head`` does; and it runs without torch."""
+    """A reader may stop early, as in ``ampwatch report | head``; and it runs without torch."""
     for index in range(40):
         leave(runs, f"run{index}", kind="k" * 2000)
     code = (

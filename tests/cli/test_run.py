@@ -78,7 +78,7 @@ def watched(program: Program) -> int:
 
 @pytest.mark.parametrize("form", ["script", "module"])
 def test_a_program_gives_the_same_bits_output_and_exit_status(form: str, tmp_path: Path) -> None:
-    """Its arguments, also those with dashes, and how it sees itself, are the same as well."""
+    """Arguments, also those with dashes, and how the program sees itself, are the same as well."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "train.py").write_text(HEAD + DIGEST)
     words = ["package/train.py"] if form == "script" else ["-m", "package.train"]
@@ -142,7 +142,7 @@ dist.destroy_process_group()
 
 
 def test_workers_are_not_watched(tmp_path: Path) -> None:
-    """Those of a DataLoader, spawned with an interpreter of their own, and plain helpers."""
+    """Children of a DataLoader, spawned with an interpreter of their own, and plain helpers."""
     script = tmp_path / "train.py"
     script.write_text(
         HEAD
@@ -242,7 +242,7 @@ def test_the_log_of_the_program_is_its_own(tmp_path: Path) -> None:
 
 
 def test_a_program_with_its_own_monitor_is_left_alone(tmp_path: Path) -> None:
-    """And takes the level from the command line."""
+    """The level comes from the command line."""
     script = tmp_path / "train.py"
     script.write_text(
         HEAD
@@ -303,8 +303,8 @@ def test_a_sitecustomize_of_the_user_is_read_as_always(tmp_path: Path) -> None:
     assert (ours.returncode, ours.stdout, ours.stderr) == (0, told, "")
 
 
-def test_a_sitecustomize_that_raises_is_told_by_python_itself(tmp_path: Path) -> None:
-    """And ends nothing, as without us."""
+def test_a_sitecustomize_that_raises_is_reported_by_python_itself(tmp_path: Path) -> None:
+    """The program is not ended, as without us."""
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text("raise ValueError('theirs is broken')")

@@ -190,7 +190,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_an_existing_file_is_only_replaced_by_force(
     start: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the user has is not overwritten by accident."""
+    """A file that the user has is not overwritten by accident."""
     start()
     output = tmp_path / "mine.json"
     output.write_text("precious")
@@ -238,7 +238,9 @@ def test_a_training_that_ends_no_iteration_is_given_up(
     assert not output.exists()
 
 
-def test_a_training_that_dies_meanwhile_is_told(start: Any, rings: Path, tmp_path: Path) -> None:
+def test_a_training_that_dies_meanwhile_is_reported(
+    start: Any, rings: Path, tmp_path: Path
+) -> None:
     """It is killed while the command waits: status 1, nothing is left."""
     training = start(mode="stuck")
     with command(str(tmp_path / "x.json")) as asking:
@@ -298,7 +300,7 @@ def _ended_process() -> int:
     return process.pid
 
 
-def test_a_directory_that_is_not_there_is_told(
+def test_a_directory_that_is_not_there_is_reported(
     start: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before the training is asked."""
@@ -327,7 +329,7 @@ def test_the_summary_of_a_gpu_says_how_busy_it_was() -> None:
 def test_an_old_answer_is_not_taken_for_the_new_one(
     start: Any, rings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What somebody else was told, and did not fetch, is passed over."""
+    """An answer to somebody else, who did not fetch it, is passed over."""
     start(mode="stuck")
     write_answer(next(rings.glob("*.ring")), TraceAnswer("old", "planted"))
     assert list(rings.glob(f"*{ANSWER_SUFFIX}"))

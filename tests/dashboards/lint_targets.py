@@ -1,4 +1,4 @@
-"""Those rules of the linter that look at the queries of a dashboard."""
+"""Rules of the linter about the queries of a dashboard."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ ON_A_CPU = {
     "ampwatch_tensor_views_disagree": "there is one view of the tensor cores at most",
     "ampwatch_gpu_process_memory_used_bytes": "no process computes on a GPU that does not exist",
 }
-"""What a training on a CPU, beside GPUs that do not exist, has no series of, and why: beginnings of
+"""Series that a training on a CPU, beside GPUs that do not exist, lacks, and why: beginnings of
 names. A query that asks for one of them may be empty there; it must be right all the same."""
 
 

@@ -118,7 +118,7 @@ def test_linter_conventions_and_names_read_it(
         ('max(ampwatch_run_state{job=~"$job", instance=~"$instance", state="blue"})', "is never"),
     ],
 )
-def test_a_name_that_is_not_exported_is_told(
+def test_a_name_that_is_not_exported_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expression: str, problem: str
 ) -> None:
     """A metric, a label, a value."""

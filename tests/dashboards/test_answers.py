@@ -1,4 +1,4 @@
-"""What a real Prometheus answers to the queries of Overview, Run and Ranks is what the run was given.
+"""Answers of a real Prometheus to Overview, Run and Ranks are what the run was given.
 
 That each query has an answer at all is the business of tests/integration/test_dashboards_answer.py.
 """

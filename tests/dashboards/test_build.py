@@ -15,7 +15,7 @@ if sys.version_info < (3, 11):
     )
 
 from dashboards.source import __main__ as program
-from dashboards.source.book import BOOK
+from dashboards.source.__main__ import BOOK
 from dashboards.source.fields import GOOD, Step, described, thresholds, words
 from dashboards.source.links import field, label, to_dashboard
 from dashboards.source.page import Page, Row
@@ -53,7 +53,7 @@ def test_what_is_committed_is_what_the_code_makes() -> None:
     assert program.differences(program.DIRECTORY) == {}
 
 
-def test_a_dashboard_that_was_edited_by_hand_is_told_and_put_right(
+def test_a_dashboard_that_was_edited_by_hand_is_reported_and_put_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The check ends with 1 and says what to do; writing ends it."""
@@ -162,7 +162,7 @@ def test_links_out_of_grafana_lead_to_the_docs(name: str) -> None:
         assert link["url"].startswith(("/d/ampwatch-", docs))
 
 
-def test_a_link_keeps_what_it_is_not_told_to_change() -> None:
+def test_a_link_keeps_what_it_is_not_asked_to_change() -> None:
     link = to_dashboard("Open", "ampwatch-run", run=field("Run"))
 
     assert link.url == (

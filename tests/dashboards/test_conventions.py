@@ -179,7 +179,7 @@ def test_a_proper_dashboard_has_no_problem() -> None:
     [breach[1:] for breach in BREACHES],
     ids=[breach[0] for breach in BREACHES],
 )
-def test_a_breach_is_told_in_words(problem: str, change: Change) -> None:
+def test_a_breach_is_reported_in_words(problem: str, change: Change) -> None:
     """The text names what was expected, and where."""
     found = problems(changed(change))
 

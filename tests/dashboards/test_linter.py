@@ -214,7 +214,7 @@ def test_what_the_rules_allow_passes(change: Change) -> None:
     assert lint(changed(change)) == []
 
 
-def test_folded_panels_are_looked_at_as_well() -> None:
+def test_folded_panels_are_checked_as_well() -> None:
     """A row hides panels from the reader, not from the linter."""
 
     def fold(dashboard: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ def test_a_finished_run_has_no_age_that_could_be_an_alarm(odd_runs: History, til
 def test_a_run_that_is_gone_has_no_number_as_if_it_were_here(
     odd_runs: History, tile: int, runs: set[tuple[str]]
 ) -> None:
-    """Its newest loss scale and pace are ten minutes old, and still within the range."""
+    """The newest loss scale and pace are ten minutes old, and still within the range."""
     assert shown(odd_runs, "run", tile, "run").keys() == runs
 
 

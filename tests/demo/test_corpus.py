@@ -57,7 +57,7 @@ def test_the_target_of_a_character_is_the_next_one() -> None:
 
 
 def test_the_same_seed_chooses_the_same_passages() -> None:
-    """And another seed chooses others."""
+    """Another seed chooses other passages."""
     text = source_text()[:20_000]
     first, again, other = (Corpus(text, CPU, seed).batch(4, 16)[0] for seed in (1, 1, 2))
 

@@ -57,7 +57,7 @@ def test_a_terminal_without_rich_gets_the_lines_of_a_log(monkeypatch: pytest.Mon
 
 
 def test_a_terminal_with_rich_gets_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And text that looks like markup is printed as it is."""
+    """Text that looks like markup is printed as it is."""
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
@@ -72,7 +72,7 @@ def test_a_terminal_with_rich_gets_its_bar(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_ampwatch_warns_of_is_said_on_the_display() -> None:
-    """As long as it is open, and in lines that fit."""
+    """Warnings go there as long as it is open, and in lines that fit."""
     stream = io.StringIO()
     logger = logging.getLogger("ampwatch")
 

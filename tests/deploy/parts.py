@@ -1,4 +1,4 @@
-"""What the tests of the deployment share: where it is, and Kustomize in small."""
+"""Helpers that the tests of the deployment share: where it is, and Kustomize in small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `docker compose up` starts, without a container engine: files, names, addresses."""
+"""Files, names and addresses of what `docker compose up` starts, without a container engine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def here(service: str, path: str) -> Path:
 )
 @pytest.mark.parametrize("mistake", ["", "health_check"])
 def test_it_is_valid_by_the_schema_of_compose(mistake: str, tmp_path: Path) -> None:
-    """And a key that Compose does not know is found."""
+    """A key that Compose does not know is found."""
     text = (COMPOSE / "compose.yaml").read_text(encoding="utf-8")
     file = tmp_path / "compose.yaml"
     file.write_text(text.replace("healthcheck:", f"{mistake}:", 1) if mistake else text)
@@ -64,7 +64,7 @@ def test_it_is_valid_by_the_schema_of_compose(mistake: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_image_is_built_here_or_pinned(service: str) -> None:
-    """What is built here is of this version."""
+    """Images that are built here are of this version."""
     image = SERVICES[service]["image"]
     name, tag = image.rsplit(":", 1)
     if build := SERVICES[service].get("build"):
@@ -81,7 +81,7 @@ def test_every_image_is_built_here_or_pinned(service: str) -> None:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_only_this_machine_can_connect(service: str) -> None:
-    """And nobody gains a right inside."""
+    """Nobody gains a right inside."""
     content = SERVICES[service]
 
     assert all(port.startswith("127.0.0.1:") for port in content.get("ports", []))
@@ -111,7 +111,7 @@ def test_whatever_is_mounted_or_named_is_there(service: str) -> None:
 
 
 def test_the_configurations_are_where_the_programs_look() -> None:
-    """And what they name is mounted as well: rules, targets, the words of messages."""
+    """Files that they name are mounted as well: rules, targets, the words of messages."""
     command = dict(c.removeprefix("--").split("=", 1) for c in SERVICES["prometheus"]["command"])
     file = PurePosixPath(command["config.file"])
     config = loaded(here("prometheus", str(file)))
@@ -204,7 +204,7 @@ def test_the_training_is_where_the_daemon_looks() -> None:
 
 
 def test_an_image_has_the_versions_that_are_tested() -> None:
-    """Those of constraints.txt, and the code that lies beside the Dockerfile, nothing else."""
+    """Packages of constraints.txt, and the code that lies beside the Dockerfile, nothing else."""
     text = (DEPLOY / "container" / "Dockerfile").read_text(encoding="utf-8")
     ignored = (DEPLOY / "container" / "Dockerfile.dockerignore").read_text(encoding="utf-8")
     pins = re.findall(r"([\w-]+==[\w.]+)", text)

@@ -30,7 +30,7 @@ DIRECTORIES = {
     "training": DEPLOY / "kubernetes" / "training",
 }
 OF_KUBERNETES = ("daemonset", "training")
-"""What needs no custom resource of the Prometheus Operator."""
+"""Manifests that need no custom resource of the Prometheus Operator."""
 
 OLDEST, NEWEST = "1.29", "1.37"
 """Sidecars have been on by default since the first; the last is the newest schema here."""
@@ -58,7 +58,7 @@ def test_the_schema_refuses_what_is_misspelt() -> None:
 @pytest.mark.parametrize("name", DIRECTORIES)
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not on this machine")
 def test_kubectl_makes_the_same_of_it(name: str) -> None:
-    """What the other tests look at is what a cluster would get."""
+    """Manifests that the other tests read are those that a cluster would get."""
     command = ["kubectl", "kustomize", str(DIRECTORIES[name])]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
 
@@ -97,7 +97,7 @@ def test_the_rules_for_the_operator_are_the_rule_files() -> None:
 
 
 def test_the_module_prints_what_is_committed() -> None:
-    """As the Makefile calls it."""
+    """The command is called as the Makefile calls it."""
     command = [sys.executable, "-m", "ampwatch.operate.deploy"]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
 
@@ -143,7 +143,7 @@ def test_an_instance_is_named_after_what_outlives_a_restart(kind: str, instance:
 
 
 def test_the_daemon_of_a_node_has_one_right_and_sees_the_rings() -> None:
-    """What ``--machine`` asks for, and nothing that Kubernetes gives besides."""
+    """Rights that ``--machine`` asks for, and nothing that Kubernetes gives besides."""
     daemons = only(kustomized(DIRECTORIES["daemonset"]), "DaemonSet")
     spec = pod(daemons)["spec"]
     (container,) = containers(daemons)

@@ -1,4 +1,4 @@
-"""What is installed from the wheel can deploy as a checkout can."""
+"""A package installed from the wheel can deploy as a checkout can."""
 
 from __future__ import annotations
 

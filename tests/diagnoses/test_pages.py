@@ -53,7 +53,7 @@ of_each_program = pytest.mark.parametrize("page", WITH_A_PROGRAM, ids=lambda pag
 
 @dataclass(frozen=True)
 class Promise:
-    """What a page says that ampwatch finds: its line ``Finding: kind ..., where ..., ...``."""
+    """Finding that a page says ampwatch makes: its line ``Finding: kind ..., where ..., ...``."""
 
     kind: str
     where: str
@@ -122,7 +122,7 @@ def places(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
 
 @pytest.fixture(autouse=True)
 def machine_of_the_page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What depends on the machine is as the page has it."""
+    """Words that depend on the machine are as the page has them."""
     # How many pieces a sample is split into depends on how busy this machine is.
     monkeypatch.setattr(governor, "WORST_SHARE", math.inf)
     page = request.getfixturevalue("page").stem if "page" in request.fixturenames else ""

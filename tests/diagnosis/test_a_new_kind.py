@@ -18,13 +18,13 @@ REPOSITORY = Path(__file__).parents[2]
 DETECTOR = '''
 """Findings about losses that are exactly zero."""
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, likely, since
+from ampwatch.diagnosis.kinds.kind import KindFamily, Kind, likely, since
 from ampwatch.wire.records import Finding, Severity
 
 LOSS_IS_ZERO = Kind(
     slug="loss_is_zero",
     number={number},
-    family=Family.NOT_AMP,
+    family=KindFamily.NOT_AMP,
     meaning="there is nothing left to learn from",
     severities=(Severity.INFO,),
     certainty=likely("the loss was read in one step"),
@@ -157,7 +157,7 @@ def test_a_new_kind_is_found_explained_and_exported(copied: Path) -> None:
 
 
 def test_a_kind_whose_row_does_not_fit_is_refused_at_once(copied: Path) -> None:
-    """Its number is another one's, or it is explained by a kind that nobody makes."""
+    """A number may be another kind's, or a kind be explained by one that nobody makes."""
     _add_kind(copied)
     detector = copied / "ampwatch/diagnosis/state/zero_losses.py"
     row = detector.read_text()

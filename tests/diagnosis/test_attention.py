@@ -1,4 +1,4 @@
-"""What the diagnosis asks the sensors to look at in the next iteration, in one value."""
+"""Requests of the diagnosis for the next iteration, in one value."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_loss_that_is_not_finite_asks_for_a_trace_and_for_the_inputs() -> None
 
 
 def test_an_output_near_the_end_of_float16_is_asked_for_by_name() -> None:
-    """As long as it is worth it."""
+    """The request is made as long as it is worth it."""
     replay = Replay()
     replay.take(measured(Topic.ACTIVATION, "block", [40000.0], "float16"))
 

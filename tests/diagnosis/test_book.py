@@ -49,7 +49,7 @@ def _finding(kind: str, where: str = "optimizer:0") -> Finding:
     return Finding(kind, Severity.WARNING, where, "what happened", "what to change")
 
 
-def test_a_finding_is_told_each_time_at_first_and_then_once_a_minute() -> None:
+def test_a_finding_is_reported_each_time_at_first_and_then_once_a_minute() -> None:
     """Current while it is young; one that lasts for ever stays fresh and does not flood."""
     ear = Ear()
     book = FindingBook(ear)
@@ -64,7 +64,7 @@ def test_a_finding_is_told_each_time_at_first_and_then_once_a_minute() -> None:
     assert book.findings[0].last_step == 1999
 
 
-def test_what_was_counted_and_not_told_is_told_at_the_end() -> None:
+def test_what_was_counted_and_not_reported_is_reported_at_the_end() -> None:
     """The last word about a finding is its final count, once."""
     ear = Ear()
     book = FindingBook(ear)
@@ -140,7 +140,7 @@ def test_two_findings_never_explain_one_another() -> None:
 
 
 def test_a_kind_that_is_made_once_is_counted_wherever_it_was_made() -> None:
-    """And nothing is counted before."""
+    """Nothing is counted before it was made."""
     book = FindingBook(Ear())
     nothing = book.again_anywhere("a", 1, share=0.5)
     made = _finding("a", "param:w")
@@ -271,7 +271,7 @@ def test_a_scale_that_is_stuck_after_a_long_burst_is_the_root(*, is_over: bool) 
 @pytest.mark.parametrize("root_first", [False, True])
 @pytest.mark.parametrize("row", [row for row in ROWS if MISTAKES[row]], ids=lambda row: row.slug)
 def test_what_was_done_wrong_explains_its_consequences(row: Kind, *, root_first: bool) -> None:
-    """Those from then on, or from a little earlier where it takes as long to prove."""
+    """Symptoms from then on, or from a little earlier where the cause takes as long to prove."""
     kind, late = row.slug, row.proven_late
     for consequence in MISTAKES[row]:
         for step, expected in ((100 - late, False), (100 - late - 1, True)):
@@ -349,7 +349,7 @@ def test_a_promoted_symptom_takes_its_roots_place() -> None:
     assert {key for key, _, new in ear.heard[5:] if not new} == {root.key, symptom.key, other.key}
 
 
-def test_an_announced_finding_is_told_as_new_and_not_entered_again() -> None:
+def test_an_announced_finding_is_reported_as_new_and_not_entered_again() -> None:
     """It has become worse."""
     ear = Ear()
     book = FindingBook(ear)

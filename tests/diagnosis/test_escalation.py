@@ -86,7 +86,7 @@ def started() -> Run:
 
 
 def test_a_calm_training_is_never_traced() -> None:
-    """And its inputs are not looked at."""
+    """The inputs are not observed."""
     run = started().calm(1000)
 
     assert run.traced == []
@@ -163,7 +163,7 @@ def _bursts(run: Run, events: int) -> list[int]:
 
 
 def test_bursts_double_up_to_a_limit_and_end_at_some_point() -> None:
-    """What they do not show is not to be seen so."""
+    """Bursts end: after this many, tracing will not find it."""
     lengths = _bursts(started(), MAX_BURSTS + 3)
 
     assert lengths == [4, 8, 16, *[MAX_TRACES] * (MAX_BURSTS - 3), 0, 0, 0]
@@ -204,7 +204,7 @@ def test_an_event_in_a_burst_is_no_further_one() -> None:
 
 
 def test_once_an_op_was_named_nothing_is_traced_for_a_while() -> None:
-    """What goes on is counted; should it still go on after that, it is looked at once more."""
+    """A lasting event is counted; should it still go on after that, it is traced once more."""
     run = started()
     run.explains = True
     for _ in range(3 * REST):
@@ -250,7 +250,7 @@ def test_without_a_scaler_gradients_that_are_not_finite_are_an_event() -> None:
     assert run.escalation.wants_trace
 
 
-def test_inputs_are_looked_at_for_a_while_after_any_skip() -> None:
+def test_inputs_are_checked_for_a_while_after_any_skip() -> None:
     """Also after one that does not have anything traced: a bad batch comes alone."""
     run = started().skip(1)
     event = run.step - 1
@@ -273,7 +273,7 @@ def _watched(run: Run, steps: int) -> list[int]:
 
 
 def test_what_may_be_rounding_away_is_watched_so_many_iterations() -> None:
-    """Those after the suspicion; nothing is traced for that."""
+    """Iterations after the suspicion; nothing is traced for that."""
     run = started()
     run.escalation.suspect(run.step - 1)
     first = run.step
@@ -283,7 +283,7 @@ def test_what_may_be_rounding_away_is_watched_so_many_iterations() -> None:
 
 
 def test_suspicions_in_one_watch_are_one_and_there_are_few_watches() -> None:
-    """What they do not show is none."""
+    """A suspicion that the watches do not confirm is none."""
     run = started()
     seen: list[int] = []
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""What the doctor says about the daemon."""
+"""Results of the doctor about the daemon."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_no_daemon_is_nothing_wrong(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_a_running_daemon_is_told_with_its_address_and_version() -> None:
-    """And the port is its own."""
+def test_a_running_daemon_is_reported_with_its_address_and_version() -> None:
+    """The port is the daemon's own."""
     found = examined(ours())
 
     assert found["daemon"].state is State.OK

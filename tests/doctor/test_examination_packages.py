@@ -1,4 +1,4 @@
-"""What the doctor says about optional packages."""
+"""Results of the doctor about optional packages."""
 
 from __future__ import annotations
 

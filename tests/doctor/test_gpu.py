@@ -1,4 +1,4 @@
-"""What the doctor says about NVML and the GPUs: what the daemon would read of them."""
+"""Results of the doctor about NVML and the GPUs: what the daemon would read of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_driver_and_what_each_gpu_tells(driver: Standin) -> None:
     assert driver.leftovers == (0, 0, 0)
 
 
-def test_what_a_gpu_does_not_tell_is_listed_by_reason(driver: Standin) -> None:
+def test_what_a_gpu_does_not_answer_is_listed_by_reason(driver: Standin) -> None:
     """Absent is no problem; a permission that is missing is one, with a remedy."""
     driver.plays(gpm=0, nvmlDeviceRegisterEvents=4)
 
@@ -125,7 +125,7 @@ def test_a_driver_without_gpus_says_so(driver: Standin) -> None:
     assert "--gpus" in check.remedy
 
 
-def test_every_reason_that_can_be_mended_has_a_remedy() -> None:
+def test_every_reason_that_can_be_fixed_has_a_remedy() -> None:
     """The others are a fact of the hardware, or a moment."""
     nothing_to_do = {Reason.OK, Reason.WAITING, Reason.NO_DATA, Reason.NOT_SUPPORTED}
 

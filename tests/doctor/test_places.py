@@ -1,4 +1,4 @@
-"""What the doctor says about the places of rings."""
+"""Results of the doctor about the places of rings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def usual_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("usual_places")
-def test_shared_memory_and_its_fallback_are_looked_at(tmp_path: Path) -> None:
+def test_shared_memory_and_its_fallback_are_checked(tmp_path: Path) -> None:
     """With the room they have and the room a ring takes; nothing is created."""
     settings = Settings.resolve({"runtime_dir": tmp_path / "new" / "runtime"})
 
@@ -61,14 +61,14 @@ def test_no_place_at_all_blocks(tmp_path: Path) -> None:
 
 
 def test_a_ring_directory_that_is_set_is_the_only_place(tmp_path: Path) -> None:
-    """As for the training process."""
+    """The places are those of the training process."""
     (check,) = rings(Settings.resolve({"ring_dir": tmp_path}))
 
     assert (check.name, check.state) == ("AMPWATCH_RING_DIR", State.OK)
 
 
 def test_a_place_without_room_is_a_problem(tmp_path: Path) -> None:
-    """As /dev/shm of a container, which has 64 MiB by default."""
+    """A small file system, such as /dev/shm of a container, which has 64 MiB by default."""
     check = _place("shared memory", tmp_path, slots=2**52)
 
     assert check.state is State.PROBLEM
@@ -77,7 +77,7 @@ def test_a_place_without_room_is_a_problem(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("usual_places", "no_temporary_directory")
 def test_a_machine_without_a_temporary_directory_has_shared_memory(tmp_path: Path) -> None:
-    """As with a read-only root: one place is enough."""
+    """With a read-only root one place is enough."""
     (memory,) = rings(Settings.resolve(), tmp_path / "shm")
 
     assert memory.state is State.OK
@@ -86,7 +86,7 @@ def test_a_machine_without_a_temporary_directory_has_shared_memory(tmp_path: Pat
 def test_a_ring_on_a_small_file_system_is_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the writer makes it: a 64th of the shared memory of a container."""
+    """The size is the one the writer makes: a 64th of the shared memory of a container."""
     status = SimpleNamespace(f_frsize=4096, f_blocks=16384)
     monkeypatch.setattr("ampwatch.wire.ring.writer.os.statvfs", lambda _: status)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=2**26, free=2**26))
@@ -100,7 +100,7 @@ def test_a_ring_on_a_small_file_system_is_small(
     "kind", ["new", "private", "open", "file", "link", "below a file", "dangling"]
 )
 def test_the_rules_are_those_of_the_writer(tmp_path: Path, kind: str) -> None:
-    """What the doctor calls usable the writer can use, and the other way round."""
+    """Places that the doctor calls usable the writer can use, and the other way round."""
     path = tmp_path / "place"
     if kind == "private":
         path.mkdir(mode=0o700)

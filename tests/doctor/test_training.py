@@ -1,4 +1,4 @@
-"""What the doctor says about torch."""
+"""Results of the doctor about torch."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_release_is_held_against_the_supported_and_the_tested_ones(
 
 
 def test_a_scaler_that_keeps_its_state_elsewhere_is_a_problem() -> None:
-    """As a future torch may."""
+    """A future torch may keep it elsewhere."""
 
     class Moved(torch.amp.GradScaler):
         def __init__(self, device: str) -> None:
@@ -138,7 +138,7 @@ def test_autocast_is_believed_by_its_result() -> None:
         ((9, 0), "tensor cores for float16 and bfloat16"),
     ],
 )
-def test_a_device_is_told_by_what_its_generation_has(
+def test_a_device_is_reported_by_what_its_generation_has(
     capability: tuple[int, int], words: str
 ) -> None:
     """With its name and compute capability."""
@@ -161,8 +161,8 @@ def test_why_there_is_no_cuda() -> None:
     assert "the driver is too old" in no_device.why
 
 
-def test_a_rocm_device_is_told_by_its_name() -> None:
-    """Its compute capability is not one of CUDA's."""
+def test_a_rocm_device_is_reported_by_its_name() -> None:
+    """The compute capability is not one of CUDA's."""
     (check,) = cuda_devices(build(Cuda([(9, 4)]), made_for=None, hip="6.4"))
 
     assert check.why == "GPU model 0, through ROCm"

@@ -1,4 +1,4 @@
-"""What the doctor says about the kernels."""
+"""Results of the doctor about the kernels."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ OF_THE_MACHINE = {"cpu_isa_missing"}
 
 
 class Mistake(NamedTuple):
-    """What an example does wrong.
+    """Mistake of an example.
 
     Attributes:
         command: The example, at a size for tests.
@@ -59,7 +59,7 @@ of_each_mistake = pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.c
 
 
 class Run(NamedTuple):
-    """What an example has said.
+    """Output of an example.
 
     Attributes:
         output: What it has printed.

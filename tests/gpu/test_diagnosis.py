@@ -26,7 +26,7 @@ def _train(model: nn.Module, scaler: torch.amp.GradScaler, steps: int, scale: fl
 
 
 @pytest.mark.usefixtures("sync_is_an_error")
-def test_a_healthy_run_whose_ops_are_looked_at_waits_for_nothing() -> None:
+def test_a_healthy_run_whose_ops_are_checked_waits_for_nothing() -> None:
     """Casts, sums, inputs and what each op has made are read later."""
     torch.cuda.set_sync_debug_mode("default")
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).to(DEVICE)

@@ -167,7 +167,7 @@ def test_the_host_is_back_while_the_device_is_still_busy(kernel: Kernel) -> None
 
 
 def test_tensors_may_be_given_back_as_soon_as_measure_returns(kernel: Kernel) -> None:
-    """As ``zero_grad(set_to_none=True)`` does: their memory is filled by others next."""
+    """Gradients freed by ``zero_grad(set_to_none=True)``: their memory is filled by others next."""
     torch.manual_seed(0)
     expected, found = [], []
     for turn in range(30):
@@ -182,7 +182,7 @@ def test_tensors_may_be_given_back_as_soon_as_measure_returns(kernel: Kernel) ->
 
 
 def test_streams_do_not_see_each_others_tables(kernel: Kernel) -> None:
-    """The same tensors on a stream that is blocked and on one that is not."""
+    """Tensors have the same results on a stream that is blocked and on one that is not."""
     pieces = [torch.randn(50_000, device=DEVICE) for _ in range(5)]
     rows = [_rows(5) for _ in range(3)]
     streams = [torch.cuda.Stream() for _ in range(3)]
@@ -225,7 +225,7 @@ def test_a_gate_of_zero_leaves_words_of_zero_and_any_other_is_open(kernel: Kerne
 
 
 def test_memory_stays_flat_over_a_thousand_calls_with_new_addresses(kernel: Kernel) -> None:
-    """As in a training that frees its gradients after each step."""
+    """Training that frees its gradients after each step."""
     rows = _rows(20)
     held: list[Tensor] = []
 

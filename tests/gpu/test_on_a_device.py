@@ -232,7 +232,7 @@ def test_below_two_to_the_minus_127_a_finite_step_poisons_the_weights_and_counts
     assert watch.last_step.skipped is False
 
 
-def test_the_device_and_its_dtype_are_told() -> None:
+def test_the_device_and_its_dtype_are_reported() -> None:
     """Facts name the device by its product name."""
     model, _, scaler, step = _training("fused")
     with ampwatch.monitor(model, scaler, serve=False) as watch:
@@ -285,7 +285,7 @@ def test_ranges_reach_the_host_and_nothing_waits_for_them(
     assert all(r.histogram.numel for i in seen for r in i.ranges)
 
 
-def test_a_skip_is_looked_at_by_the_device_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_skip_is_checked_by_the_device_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel runs behind the scaler's verdict: only the skipped iteration has gradients."""
     seen: list[Iteration] = []
     monkeypatch.setattr(RangeRecorder, "record", lambda _self, iteration: seen.append(iteration))

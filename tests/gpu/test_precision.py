@@ -83,7 +83,7 @@ def precision(request: pytest.FixtureRequest) -> Iterator[None]:
     ("precision", "dtype"), [("high", "tf32"), ("highest", "float32")], indirect=["precision"]
 )
 def test_float32_matmuls_count_as_tf32_where_that_is_allowed(dtype: str) -> None:
-    """What a float32 matmul computes in is a switch of PyTorch."""
+    """A switch of PyTorch says what a float32 matmul computes in."""
     census = _census(_train(_model(), 2, None))
 
     assert {total.dtype for total in census.ops if total.flops} == {dtype}
@@ -192,7 +192,7 @@ def test_the_device_says_enough_for_its_peak() -> None:
 
 
 def test_dims_that_are_no_multiple_of_eight_cost_their_share_of_tensor_flops() -> None:
-    """What the census calls aligned is what the rows of the operands say."""
+    """Ops that the census calls aligned have rows of operands that are."""
     aligned = _census(_train(_model(512), 2, torch.bfloat16))
     odd = _census(_train(_model(509), 2, torch.bfloat16))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Messages:
-    """What came in at a webhook.
+    """Messages that came in at a webhook.
 
     Attributes:
         address: Where to send to.

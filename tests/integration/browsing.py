@@ -1,4 +1,4 @@
-"""What the tests of the page share: headless Chromium, a rank that trains, the page in it."""
+"""Helpers of the tests of the page: headless Chromium, a rank that trains, the page in it."""
 
 from __future__ import annotations
 
@@ -83,5 +83,5 @@ class Page:
         return self.browser.execute_script(script, *arguments)
 
     def complaints(self) -> list[str]:
-        """What the browser's console has seen since the page was opened."""
+        """Messages of the browser's console since the page was opened."""
         return [entry["message"] for entry in self.browser.get_log("browser")]

@@ -90,7 +90,7 @@ def test_by_an_exception(own_places: Path) -> None:
 
 @pytest.mark.parametrize(("how", "status"), [("kill", -signal.SIGKILL), ("exit", 3)])
 def test_without_a_word(own_places: Path, how: str, status: int) -> None:
-    """What it wrote at the finding is on disk, the rest in the ring."""
+    """The report written at the finding is on disk, the rest in the ring."""
     assert train(how).returncode == status
 
     (written,) = on_disk(own_places)

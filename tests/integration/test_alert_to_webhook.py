@@ -55,7 +55,7 @@ ABSENT = ON_A_CPU | {
     'state="stale"': "no rank is stale or has failed",
     "ampwatch_loss_nonfinite_total": "no loss was NaN or infinite",
 }
-"""What so short a training on a CPU cannot have."""
+"""Alerts that so short a training on a CPU cannot have."""
 
 TRAINING = f"""
 import sys, time
@@ -140,7 +140,7 @@ def test_a_collapse_and_its_end_reach_somebody_and_so_does_a_dead_daemon(tmp_pat
 
 @dataclass
 class Story:
-    """What was seen.
+    """Observations of a scene.
 
     Attributes:
         before: Alerts that fired before anything was broken.

@@ -103,7 +103,7 @@ def test_both_generations_of_dcgm_exporter_are_seen(prometheus: Prometheus) -> N
     assert hosts == {instance.partition(":")[0] for instance in DCGM_INSTANCES}
 
 
-def test_a_query_that_nothing_answers_is_told_with_its_panel(prometheus: Prometheus) -> None:
+def test_a_query_that_nothing_answers_is_reported_with_its_panel(prometheus: Prometheus) -> None:
     """A renamed metric, a label that is not there, a division of nothing, a slip of the pen."""
     place = (0, 0, 12, 8)
     known = 'ampwatch_steps_total{job=~"$job"}'

@@ -118,7 +118,7 @@ def test_skips_are_marked_by_class_and_a_scale_below_one_is_named(
     assert len(set(symbols)) == 4
 
 
-def test_the_charts_say_from_where_on_they_tell(trainer: Trainer, page: Page) -> None:
+def test_the_charts_say_from_where_on_they_hold(trainer: Trainer, page: Page) -> None:
     """A daemon that came late has not read the first steps, and the page does not pretend."""
     trainer.step = 4999
     trainer.train(30)
@@ -160,7 +160,7 @@ def test_of_several_runs_the_worst_is_shown_until_another_is_chosen(
 
 
 def test_a_finished_run_says_that_it_has_finished(place: Place, page: Page) -> None:
-    """And it stays to be read."""
+    """The last state stays to be read."""
     trainer = Trainer(place)
     trainer.train(30)
     page.says("#run h1", "healthy")
@@ -192,7 +192,7 @@ def test_when_the_daemon_is_gone_the_page_says_so_and_comes_back_with_it(
 
 
 def test_the_page_follows_the_theme_of_the_system_until_the_user_chooses(page: Page) -> None:
-    """And it remembers the choice."""
+    """The page remembers the choice."""
     ground = "return getComputedStyle(document.body).backgroundColor"
     grounds = {}
     for theme in ("light", "dark"):
@@ -209,8 +209,10 @@ def test_the_page_follows_the_theme_of_the_system_until_the_user_chooses(page: P
     assert page.run(ground) == grounds["light"]
 
 
-def test_facts_and_unreadable_rings_are_told(place: Place, trainer: Trainer, page: Page) -> None:
-    """What the run is made of, and why something is not shown."""
+def test_facts_and_unreadable_rings_are_reported(
+    place: Place, trainer: Trainer, page: Page
+) -> None:
+    """Facts of the run, and reasons why something is not shown."""
     trainer.write(FactsRecord({"growth_interval": "2000", "torch": "2.13.0"}))
     trainer.train(3)
     (place.rings / "broken.ring").write_bytes(b"this is no ring at all" * 400)

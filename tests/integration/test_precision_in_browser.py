@@ -1,4 +1,4 @@
-"""What users see of dtypes, tensor cores and GPUs on the page, in headless Chromium."""
+"""Dtypes, tensor cores and GPUs on the page as users see them, in headless Chromium."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_before_anything_was_counted_the_page_says_why_there_is_nothing(page: Pa
 
 
 def test_the_mix_is_a_bar_with_words(rank: Trainer, page: Page) -> None:
-    """As wide as the shares, with a key that says them, and a name for those who do not see it."""
+    """Bars are as wide as the shares, have a key that says them, and a name for screen readers."""
     for record in PRECISION:
         rank.write(record)
 
@@ -175,8 +175,8 @@ def test_on_a_cpu_the_newest_window_lists_ops(rank: Trainer, page: Page) -> None
     eventually(lambda: len(rows(page, "#kernels")[0]) == 8, "the columns of kernels")
 
 
-def test_the_ceiling_is_told_or_why_it_is_not_known(rank: Trainer, page: Page) -> None:
-    """As soon as the device has a name."""
+def test_the_ceiling_is_reported_or_why_it_is_not_known(rank: Trainer, page: Page) -> None:
+    """The ceiling shows as soon as the device has a name."""
     flops = int(132 * 4096 * 1.83e9 * 0.05)
     rank.write(census(ops=(OpTotal(OpKind.MATMUL, "bfloat16", 1, flops, flops, 0),)))
     page.says("#ceiling-sentence", "The peak of this device is not known")
@@ -202,7 +202,7 @@ def test_names_of_ops_and_kernels_are_text_and_never_markup(rank: Trainer, page:
     assert page.run("return window.broken") is None
 
 
-def test_gpus_are_told_with_what_they_do_not_have(page: Page) -> None:
+def test_gpus_are_reported_with_what_they_do_not_have(page: Page) -> None:
     """A row for each, a reason where there is no number."""
     table = has_rows(page, "#gpus")
 
@@ -269,7 +269,7 @@ return import("/static/gpus.js").then(({ showGpus }) => {
         ),
     ],
 )
-def test_trouble_of_the_hardware_is_told_in_words(
+def test_trouble_of_the_hardware_is_reported_in_words(
     page: Page, values: dict[str, Any], xids: dict[str, Any], words: list[str]
 ) -> None:
     """XID errors with their age, memory that breaks; none where it would be known."""

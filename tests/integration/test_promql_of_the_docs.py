@@ -1,4 +1,4 @@
-"""What docs/precision.md tells people to ask Prometheus, asked of one."""
+"""Queries that docs/precision.md gives people, asked of a Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users see of ranges on the page: a real daemon, real rings, headless Chromium."""
+"""Ranges on the page as users see them: a real daemon, real rings, headless Chromium."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def page(browser: WebDriver, daemon: Daemon, sampled: Sampled) -> Page:
 
 
 def card(page: Page, fmt: str) -> str:
-    """What is said of a format before it is chosen."""
+    """Words about a format before it is chosen."""
     return page.text(f"#whatif-formats label:has([value='{fmt}'])")
 
 
@@ -109,7 +109,7 @@ def test_before_a_sample_the_page_says_why_there_is_nothing(sampled: Sampled, pa
     assert page.complaints() == []
 
 
-def test_the_limits_move_with_the_scale_until_the_data_are_told_to(
+def test_the_limits_move_with_the_scale_until_the_data_are_asked_to(
     sampled: Sampled, page: Page
 ) -> None:
     """Unscaled: the lines are stairs. Times the scale: the lines are flat, the data are stairs."""
@@ -134,7 +134,7 @@ def test_the_limits_move_with_the_scale_until_the_data_are_told_to(
 
 
 def test_zeros_nan_and_infinities_are_rows_of_the_heatmap(sampled: Sampled, page: Page) -> None:
-    """And empty rows where there are none, so that nobody has to guess."""
+    """Empty rows stand where there are none, so that nobody has to guess."""
     sampled.sample(plain=histogram(-30, 10, zeros=10))
     sampled.sample(plain=histogram(-30, 10, nans=60, positive_infs=20, negative_infs=10))
     rows = f"""{CHART} return Object.fromEntries(c.data.filter((t) => t.z?.length === 1)
@@ -219,7 +219,7 @@ def test_modules_are_sorted_by_trouble_and_by_any_column_on_request(
 
 
 def test_the_filter_finds_modules_by_any_part_of_the_name(sampled: Sampled, page: Page) -> None:
-    """And says how many of how many."""
+    """The page says how many of how many."""
     names = [f"blocks.{i}.{part}" for i in range(12) for part in ("attn", "mlp")]
     sampled.sample(modules=dict.fromkeys(names, histogram(-20, 5)))
     page.says("#modules-count", "24")
@@ -375,7 +375,7 @@ def test_without_a_scaler_there_is_no_loss_scale_to_go_back_to(
 
 
 def test_each_rank_has_ranges_of_its_own(place: Place, page: Page) -> None:
-    """And a choice made for one of them is not carried to another."""
+    """A choice made for one of them is not carried to another."""
     ranks = [Sampled(place, "ranks", rank=rank, world_size=2) for rank in (0, 1)]
     ranks[0].sample(16, modules={"fc": histogram(-20, 5)})
     ranks[1].sample(8, modules={"head": histogram(-20, 5)})
@@ -484,7 +484,7 @@ def random_histogram(rng: random.Random) -> ExponentHistogram:
 
 
 def answers(plain: ExponentHistogram, name: str, shift: int, tolerated: float) -> dict[str, Any]:
-    """What Python says."""
+    """Answer of Python."""
     fmt = FORMATS[name]
     outcome = asdict(cast(plain, fmt, shift))
     room = outcome.pop("headroom")

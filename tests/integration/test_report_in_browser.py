@@ -74,7 +74,7 @@ def test_it_runs_and_loads_nothing(page: WebDriver) -> None:
 
 
 def test_it_follows_light_and_dark(page: WebDriver) -> None:
-    """As the reader's system is set."""
+    """Colours are as the reader's system is set."""
     grounds = []
     for theme in ("light", "dark"):
         feature = {"name": "prefers-color-scheme", "value": theme}

@@ -43,7 +43,7 @@ dist.destroy_process_group()
 """
 
 
-def test_two_ranks_of_one_run_share_one_daemon_and_are_told_apart(tmp_path: Path) -> None:
+def test_two_ranks_of_one_run_share_one_daemon_and_are_kept_apart(tmp_path: Path) -> None:
     """Each rank has its ring; the one daemon that they start shows both under one run."""
     place = Place(tmp_path)
     script = tmp_path / "train.py"

@@ -102,7 +102,7 @@ E3M2 = (*[k / 16 for k in range(8)], *[2.0**e * k for e in range(-3, 3) for k in
 """The numbers of the formats of 4 and of 6 bits, by pattern: OCP MX 1.0, tables 3 to 5."""
 
 NUMBERS = {"mxfp4": E2M1, "nvfp4": E2M1, "mxfp6_e2m3": E2M3, "mxfp6_e3m2": E3M2}
-"""Those that no PyTorch casts to, by format."""
+"""Values that no PyTorch casts to, by format."""
 
 
 def cast_by_torch(values: Tensor, name: str) -> Tensor:

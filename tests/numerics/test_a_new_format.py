@@ -23,7 +23,7 @@ AFTER = "    _E4M3,\n"
 ROW = """
     FloatFormat(
         name="uint8",
-        family=Family.FLOAT8,
+        family=FormatFamily.FLOAT8,
         exponent_bits=3,
         mantissa_bits=4,
         torch_name="uint8",
@@ -37,12 +37,12 @@ ROW = """
 BLOCK_ROW = """
     FloatFormat(
         name="mxfp8_e3m4",
-        family=Family.FLOAT8,
+        family=FormatFamily.FLOAT8,
         exponent_bits=3,
         mantissa_bits=4,
         alignment=16,
         kernel_words=("mxe3m4",),
-        block=Block(8, E8M0),
+        block=ScaleBlock(8, E8M0),
     ),
 """
 QUESTIONS = """
@@ -116,7 +116,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a copy of the package says, in which one file has two rows more."""
+    """Answers of a copy of the package in which one file has two rows more."""
     place = tmp_path_factory.mktemp("copy")
     left_out = shutil.ignore_patterns("__pycache__")
     shutil.copytree(PACKAGE, place / "ampwatch", ignore=left_out)
@@ -139,7 +139,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_the_limits_follow_from_the_bits(told: dict[str, Any]) -> None:
-    """Those of E3M4 as IEEE would lay it out: bias 3, and the top exponent is inf and NaN."""
+    """The limits are of E3M4 as IEEE would lay it out: bias 3, and the top exponent is inf and NaN."""
     expected = [15.5, 15.75, 2.0**-2, 2.0**-6, 2.0**-7, 2.0**-4, 8, 3]
     assert told["limits"] == {"uint8": expected, "mxfp8_e3m4": expected}
 
@@ -150,7 +150,7 @@ def test_a_what_if_is_answered_in_either_format(told: dict[str, Any]) -> None:
 
 
 def test_kernels_count_exponents_and_all_that_is_not_finite(told: dict[str, Any]) -> None:
-    """Of every bit pattern, by the table that C and PyTorch use for 8 bits."""
+    """Every bit pattern is counted by the table that C and PyTorch use for 8 bits."""
     magnitudes = [k * 2.0**-6 for k in range(1, 16)]
     magnitudes += [(16 + k) * 2.0 ** (e - 6) for e in range(6) for k in range(16)]
     bins: dict[str, int] = {}
@@ -187,5 +187,5 @@ def test_lists_of_formats_contain_it(told: dict[str, Any]) -> None:
 
 
 def test_names_of_kernels_are_read(told: dict[str, Any]) -> None:
-    """Its spellings, and the number of elements that share a scale in nvjet's names."""
+    """Spellings are read, and the number of elements that share a scale in nvjet's names."""
     assert told["kernel_names"] == ["float8", "float8", "float8", "mx", "mx"]

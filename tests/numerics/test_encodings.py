@@ -25,7 +25,7 @@ def test_every_finite_key_has_the_value_and_the_bin_of_its_element(dtype: str) -
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_largest_key_is_the_largest_number(dtype: str) -> None:
-    """It is ``finfo.max``; the next key is not finite, or has the sign bit set."""
+    """The largest key is ``finfo.max``; the next key is not finite, or has the sign bit set."""
     encoding = ENCODINGS[dtype]
 
     assert encoding.value(encoding.max_key) == torch.finfo(TORCH_DTYPES[dtype]).max

@@ -115,7 +115,7 @@ def test_a_subsample_stays_one_when_merged() -> None:
 def test_a_power_of_two_times_a_value_is_rounded_once_and_infinite_beyond_float64(
     value: float, exponent: int
 ) -> None:
-    """It is the exact product, in float64; infinity keeps the sign."""
+    """The result is the exact product, in float64; infinity keeps the sign."""
     exact = Fraction(value) * Fraction(2) ** exponent
     result = times_power_of_two(value, exponent)
     if abs(exact) < 2**1024:
@@ -126,5 +126,5 @@ def test_a_power_of_two_times_a_value_is_rounded_once_and_infinite_beyond_float6
 
 @pytest.mark.parametrize("value", [0.0, math.inf, -math.inf])
 def test_a_power_of_two_leaves_zero_and_infinity_as_they_are(value: float) -> None:
-    """Those of a histogram without magnitudes, amax and amin, are no error."""
+    """A histogram without magnitudes has these as amax and amin, which is no error."""
     assert times_power_of_two(value, 5000) == times_power_of_two(value, -5000) == value

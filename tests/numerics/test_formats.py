@@ -10,7 +10,7 @@ import torch
 
 from ampwatch.numerics import formats
 from ampwatch.numerics.encodings import encoding_of
-from ampwatch.numerics.formats import E8M0, FORMATS, PLAIN, Family, FloatFormat, Specials
+from ampwatch.numerics.formats import E8M0, FORMATS, PLAIN, FloatFormat, FormatFamily, Specials
 from tests.numerics.oracle import E2M1, E2M3, E3M2, NUMBERS, cast_by_torch, rounded
 
 DTYPES = [fmt.name for fmt in PLAIN if fmt.torch_name]
@@ -72,7 +72,7 @@ def test_max_is_the_largest_finite_pattern_of_all(name: str) -> None:
 
 
 def test_tf32_is_float32_with_thirteen_bits_less() -> None:
-    """It keeps the exponents of float32 and the mantissa of float16."""
+    """TF32 keeps the exponents of float32 and the mantissa of float16."""
     tf32 = FORMATS["tf32"]
     assert tf32.max == float.fromhex("0x1.ffcp127")
     assert (tf32.min_normal, tf32.min_subnormal) == (2.0**-126, 2.0**-136)
@@ -125,7 +125,7 @@ def test_limits_hold_to_the_last_bit_of_float64(name: str) -> None:
 
 
 def test_nothing_in_float64_is_beyond_float64() -> None:
-    """Its limits are those of the type in which limits are given."""
+    """Limits are given in float64, so its own are the limits of the type."""
     assert FORMATS["float64"].overflow_from == math.inf
     assert FORMATS["float64"].flush_at == 0.0
 
@@ -188,7 +188,7 @@ def test_every_format_without_a_cast_in_torch_has_numbers_to_be_held_against() -
 def test_tensor_cores_want_rows_of_16_bytes_or_of_128_elements() -> None:
     """The first holds of all that is loaded as it lies, the second of 6 bits."""
     for fmt in FORMATS.values():
-        expected = 128 if fmt.family is Family.FLOAT6 else 128 // fmt.stored_bits
+        expected = 128 if fmt.family is FormatFamily.FLOAT6 else 128 // fmt.stored_bits
         assert fmt.alignment in (0, expected)
     without = [fmt.name for fmt in FORMATS.values() if not fmt.alignment]
     assert without == ["float64", "float32"]

@@ -1,4 +1,4 @@
-"""What would a cast do: foretold from the histogram, and held against the cast itself."""
+"""Casts foretold from the histogram, and held against the cast itself."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_shift_is_the_same_as_casting_the_shifted_histogram(
 
 @pytest.mark.parametrize(("shift", "expected"), [(0, 65504 / 3.0), (4, 65504 / 48.0)])
 def test_headroom_is_how_many_times_larger_the_largest_may_be(shift: int, expected: float) -> None:
-    """Of the scaled values, to the largest finite number."""
+    """Headroom goes from the scaled values to the largest finite number."""
     outcome = cast(histogram_of([1.0, -3.0]), FLOAT16, shift)
     assert outcome.headroom == pytest.approx(expected)
 
@@ -257,7 +257,7 @@ def test_the_scale_window_is_what_trying_each_scale_finds(
 
 
 def test_the_largest_scale_in_float64_itself_is_exact() -> None:
-    """Its overflow begins where float64 ends, which no number of it can say."""
+    """The overflow begins where float64 ends, at no number of float64."""
     values = [math.nextafter(1.0, 0.0), 1.5]
     assert scale_window(histogram_of(values), FORMATS["float64"]).high == 1023
     assert math.isfinite(1.5 * 2.0**1023)
@@ -273,7 +273,7 @@ def test_underflow_of_exactly_epsilon_is_allowed() -> None:
 
 @pytest.mark.parametrize("kind", NOTHING)
 def test_without_magnitudes_no_scale_is_recommended_and_none_forbidden(kind: str) -> None:
-    """There is nothing to say, and every format would do."""
+    """Without a magnitude every format would do."""
     window = scale_window(NOTHING[kind], FLOAT16)
     assert window == ScaleWindow(None, None)
     assert not window.usable
@@ -344,7 +344,7 @@ def test_the_largest_number_of_a_format_fits_it_and_at_no_larger_scale(name: str
 
 
 @pytest.mark.parametrize("scale", [2.0**k for k in range(-30, 20, 5)])
-def test_zeros_that_float16_made_are_told_from_those_that_were_there(scale: float) -> None:
+def test_zeros_that_float16_made_are_distinguished_from_those_that_were_there(scale: float) -> None:
     """Normally distributed values, cast at some scale: flushed zeros stand beside subnormals."""
     torch.manual_seed(0)
     values = torch.randn(4000, dtype=torch.float64) * scale

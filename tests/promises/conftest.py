@@ -1,4 +1,4 @@
-"""What the tests of the promises share."""
+"""Fixtures that the tests of the promises share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ahead = pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
 
 @pytest.fixture(autouse=True)
 def comparable(one_thread: None) -> None:
-    """What two runs that are compared need."""
+    """Things that two runs that are compared need."""
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def test_measuring_adds_no_read(recipe: str, level: str) -> None:
 
 
 def test_an_iteration_that_is_not_sampled_has_no_op_more() -> None:
-    """What sampling costs, it costs in sampled iterations, once a run without a failure is on its way."""
+    """Sampling costs in sampled iterations alone, once a run without a failure is on its way."""
     first, last = OPENING + 2, OPENING + 8
     bare = [_count("bf16-with-scaler", None, steps).ops for steps in (first, last)]
     watched = [
@@ -121,7 +121,7 @@ def _is_within(event: Any, name: str) -> bool:
 
 @pytest.mark.parametrize("level", ["standard", "deep"])
 @pytest.mark.parametrize("recipe", ["fp16-fused", "two-optimizers"])
-def test_what_is_looked_at_op_by_op_is_read_from_memory(recipe: str, level: str) -> None:
+def test_what_is_observed_op_by_op_is_read_from_memory(recipe: str, level: str) -> None:
     """A training that fails is traced. A mode is not told what the mode below it calls; a profiler is."""
     assert _profiled_reads(recipe, level) == _profiled_reads(recipe, None)
 

@@ -64,7 +64,7 @@ def test_the_training_is_the_same_bit_for_bit(own_places: Path) -> None:
     assert len(reports(own_places / "here")) == 1
 
 
-def test_a_disk_that_refuses_is_told_in_the_report(
+def test_a_disk_that_refuses_is_reported_in_the_report(
     own_places: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Counted, and logged once."""

@@ -216,7 +216,7 @@ def test_copies_of_watched_objects_are_ordinary_and_not_watched() -> None:
 
 
 def test_state_dicts_are_the_same_watched_and_not() -> None:
-    """What is saved in a checkpoint does not know of ampwatch."""
+    """A checkpoint does not know of ampwatch."""
     run = build("fp16-scheduled")
     run.loop()
     things = [run.models[0], run.optimizers[0], run.scaler, run.schedulers[0]]

@@ -129,7 +129,7 @@ IN_STEP = [
     (DeferredReads, "iteration_closed"),
     (Governor, "next"),
     (Governor, "alarm"),
-    (Governor, "takes_first_look"),
+    (Governor, "takes_first_check"),
     (OpCensusSensor, "begin"),
     (OpCensusSensor, "forward_began"),
     (OpCensusSensor, "forward_ended"),

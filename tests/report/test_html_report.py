@@ -50,7 +50,7 @@ class Reader(HTMLParser):
 
 
 def test_it_tells_the_cause_first_and_everything_about_it() -> None:
-    """What, where, since when, how sure, what to change, what it explains, each number."""
+    """The page has what, where, since when, how sure, what to change and each number."""
     reader = Reader(render_html([box()]))
 
     assert not reader.open

@@ -50,7 +50,7 @@ def test_by_module_casts_are_counted_apart() -> None:
 
 
 def test_by_dtype_a_cast_belongs_to_where_it_leads() -> None:
-    """What is cast to float16 is what float16 costs."""
+    """Casts to float16 count as a cost of float16."""
     lines = op_lines(
         census(
             op_row("mm", "float16"),

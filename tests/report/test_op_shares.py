@@ -1,4 +1,4 @@
-"""What op censuses and profiler windows come to."""
+"""Shares that op censuses and profiler windows come to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ampwatch.wire.records import CastTotal, KernelTotal, OpTotal
 from tests.workshop.records import H100, census, window
 
 HALF_PEAK = 132 * 4096 * 1.83e9
-"""What NVIDIA's datasheet calls 989 TFLOP/s."""
+"""Peak that NVIDIA's datasheet calls 989 TFLOP/s."""
 
 
 def matmuls(dtype: str, flops: int, calls: int = 1) -> OpTotal:
@@ -61,7 +61,7 @@ def test_low_precision_is_16_bits_and_fewer_and_tf32_is_not() -> None:
     assert low_precision_share({}) is None
 
 
-def test_casts_are_told_by_the_ops_that_multiply() -> None:
+def test_casts_are_grouped_by_the_ops_that_multiply() -> None:
     """Pointwise ops are no reason to cast."""
     ops = (matmuls("float16", 1, calls=4), OpTotal(OpKind.POINTWISE, "float16", 99, 0, 0, 0))
     casts = (CastTotal("float32", "float16", 5, 0), CastTotal("float16", "float32", 1, 0))
@@ -71,7 +71,7 @@ def test_casts_are_told_by_the_ops_that_multiply() -> None:
 
 
 def test_the_share_of_tensor_cores_has_two_bounds() -> None:
-    """What nobody knows may be theirs; what multiplies nothing is not asked."""
+    """Kernels that nobody knows may be theirs; one that multiplies nothing is not asked."""
     record = window(
         KernelTotal("tensor", "float16", 50),
         KernelTotal("tensor", "bfloat16", 10),
@@ -94,7 +94,7 @@ def test_the_share_of_tensor_cores_has_two_bounds() -> None:
         ([KernelTotal("cuda", "float32", 1)], Absence.OK),
     ],
 )
-def test_why_there_is_no_share_is_told(totals: list[KernelTotal], absence: Absence) -> None:
+def test_why_there_is_no_share_is_reported(totals: list[KernelTotal], absence: Absence) -> None:
     """A CPU has no tensor cores; a GPU may have had nothing to multiply."""
     precision = Precision()
     assert precision.kernels_absence is Absence.WAITING
@@ -147,7 +147,7 @@ def test_all_formats_of_fp8_have_one_peak() -> None:
 def test_a_device_that_is_not_known_has_no_ceiling(
     change: dict[str, str], absence: Absence, words: str
 ) -> None:
-    """And the reason in words, with what to do."""
+    """The reason is given in words, with what to do."""
     precision = of_h100(matmuls("float16", 10))
     precision.know_facts({**H100.facts, "device": "NVIDIA H100", **change})
 
@@ -169,7 +169,7 @@ def test_a_device_that_is_not_known_has_no_ceiling(
     ],
 )
 def test_a_gpu_that_is_known_too_little_of_is_no_cpu(facts: dict[str, str], words: str) -> None:
-    """As PyTorch describes a GPU that is not NVIDIA's, or in a version that knows no clocks."""
+    """GPUs that are not NVIDIA's, or that a version of PyTorch describes without clocks."""
     precision = Precision()
     precision.put(census(ops=(matmuls("float16", 10),)))
     precision.know_facts(facts)
@@ -192,7 +192,7 @@ def test_a_cpu_is_no_unknown_gpu() -> None:
 
 
 def test_the_user_knows_the_peak_best() -> None:
-    """What is set wins over what is derived, dtype by dtype, also on an unknown device."""
+    """Peaks that are set win over those derived, dtype by dtype, also on an unknown device."""
     own = {"peak_flops": "float16=100"}
 
     assert peaks_of({**H100.facts, "device": "NVIDIA H100", **own}).flops["float16"] == 100.0
@@ -211,7 +211,7 @@ def test_a_dtype_without_a_peak_is_no_free_lunch() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, math.nan])
 def test_without_a_step_time_the_ideal_one_is_known_all_the_same(seconds: float) -> None:
-    """And nothing is divided by it."""
+    """Nothing is divided by it."""
     told = of_h100(matmuls("float16", int(HALF_PEAK))).arithmetic(seconds)
 
     assert told.ideal_seconds == pytest.approx(1.0)

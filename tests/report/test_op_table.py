@@ -57,7 +57,7 @@ def test_by_module_it_says_how_much_is_in_low_precision_and_what_is_cast() -> No
 
 
 def test_by_dtype_there_is_a_line_for_each() -> None:
-    """What is cast to a dtype is what it costs."""
+    """Casts to a dtype are what it costs."""
     table = render(MIXED, "dtype").splitlines()
 
     assert " ".join(table[6].split()) == "float16 24 9 T 75 % 100 % 2 GB 42 1 GB"

@@ -1,4 +1,4 @@
-"""What is said of precision."""
+"""Words about precision."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_why_there_is_no_share_of_tensor_cores_is_said(absence: Absence, words: 
 
 
 def test_the_share_of_tensor_cores_is_said_with_what_it_rests_on() -> None:
-    """And what else is known of these kernels; nothing of what did not happen."""
+    """The rest that is known of these kernels is said; nothing of what did not happen."""
     record = window(
         KernelTotal("tensor", "float16", 6 * SECOND),
         KernelTotal("cuda", "float32", 4 * SECOND),

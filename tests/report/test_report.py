@@ -35,7 +35,7 @@ def test_a_healthy_run_has_its_numbers_and_nothing_to_report() -> None:
     )
 
 
-def test_one_of_something_is_told_in_the_singular() -> None:
+def test_one_of_something_is_reported_in_the_singular() -> None:
     """Also of iterations, growths and backoffs."""
     once = Summary(
         "gpt", 0, iterations=1, steps=1, loss_scale=8.0, growths=1, backoffs=1, nonfinite_losses=1
@@ -49,14 +49,14 @@ def test_one_of_something_is_told_in_the_singular() -> None:
 
 
 def test_the_report_can_be_printed_in_any_locale() -> None:
-    """Its own words are ASCII, digits included: the user's locale may be "C"."""
+    """The report's own words are ASCII, digits included: the user's locale may be "C"."""
     large = Summary("gpt", 0, iterations=123_456, steps=123_456, growths=12_345, loss_scale=2.0**30)
 
     assert render(large, [_finding("scale_collapse", last_step=123_455)]).isascii()
 
 
 def test_a_run_without_a_scaler_says_nothing_of_scale_and_skips() -> None:
-    """What is not there is absent, not zero."""
+    """Parts that are not there are absent, not zero."""
     text = render(Summary("gpt", 0, iterations=1, steps=1), [])
 
     assert "1 optimizer step attempted" in text
@@ -64,7 +64,7 @@ def test_a_run_without_a_scaler_says_nothing_of_scale_and_skips() -> None:
     assert "loss scale" not in text
 
 
-def test_skips_are_told_by_class() -> None:
+def test_skips_are_reported_by_class() -> None:
     """Calibrating and storm are different news."""
     text = render(Summary("gpt", 0, skipped=[3, 0, 1, 2], loss_scale=1.0), [])
 
@@ -118,7 +118,7 @@ def test_it_says_how_sure_it_is_and_why() -> None:
 
 
 def test_every_number_of_the_evidence_is_there() -> None:
-    """Those of symptoms as well, and powers of two as such."""
+    """Numbers of symptoms are listed as well, and powers of two as such."""
     root = _finding("forward_overflow", evidence={"output_amax": math.inf, "input_amax": 512.25})
     symptom = _finding(
         "scale_collapse", root=False, caused_by=root.key, evidence={"loss_scale": 2.0**-15}
@@ -130,7 +130,7 @@ def test_every_number_of_the_evidence_is_there() -> None:
 
 
 def test_a_term_is_explained_once_where_it_first_comes_up() -> None:
-    """And not at all where it does not."""
+    """A term that does not come up is not explained."""
     first = _finding("headroom_low", summary="it overflows", first_step=1)
     second = _finding("scale_collapse", summary="steps are skipped: overflow", first_step=2)
     text = render(Summary("gpt", 0), [first, second])
@@ -141,7 +141,7 @@ def test_a_term_is_explained_once_where_it_first_comes_up() -> None:
     assert "bfloat16:" not in text
 
 
-def test_what_several_ranks_found_is_told_once() -> None:
+def test_what_several_ranks_found_is_reported_once() -> None:
     """With the ranks, as the one tells it that saw it first."""
     boxes = [
         Box(
@@ -158,7 +158,7 @@ def test_what_several_ranks_found_is_told_once() -> None:
     assert "since 6" in text
 
 
-def test_findings_that_name_each_other_as_their_cause_are_told() -> None:
+def test_findings_that_name_each_other_as_their_cause_are_reported() -> None:
     """A report that is damaged must not hide them."""
     one = _finding("headroom_low", root=False, caused_by="scale_collapse@optimizer:0")
     other = _finding("scale_collapse", root=False, caused_by="headroom_low@optimizer:0")
@@ -194,7 +194,7 @@ def test_what_was_not_seen_is_said() -> None:
     assert "  3 iterations were not observed\n" in text
 
 
-def test_what_ran_in_which_dtype_is_told_when_it_was_counted() -> None:
+def test_what_ran_in_which_dtype_is_reported_when_it_was_counted() -> None:
     """Shares, casts and the band of tensor cores, before what was not seen."""
     census = next(record for record in PRECISION if isinstance(record, CensusRecord))
     window = next(record for record in PRECISION if isinstance(record, WindowRecord))

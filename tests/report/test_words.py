@@ -39,7 +39,7 @@ def test_a_number_is_grouped_or_rounded_and_never_breaks_a_line(value: float, te
         (172800, "2 d"),
     ],
 )
-def test_a_span_is_told_in_the_largest_unit_of_which_there_are_two(
+def test_a_span_is_reported_in_the_largest_unit_of_which_there_are_two(
     seconds: float, text: str
 ) -> None:
     """A user reads "2 h", not "7200 s"; and never a negative time after a change of the clock."""
@@ -47,7 +47,7 @@ def test_a_span_is_told_in_the_largest_unit_of_which_there_are_two(
 
 
 @pytest.mark.parametrize("exponent", [-149, -1, 0, 1, 16, 127])
-def test_a_power_of_two_is_told_as_one(exponent: int) -> None:
+def test_a_power_of_two_is_reported_as_one(exponent: int) -> None:
     """The exponent is written in superscript digits."""
     expected = "2" + "".join("⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".index(c)] for c in str(exponent))
 
@@ -55,7 +55,7 @@ def test_a_power_of_two_is_told_as_one(exponent: int) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -2.0, 3.0, 65537.0, math.nan, math.inf])
-def test_what_is_no_power_of_two_is_not_told_as_one(value: float) -> None:
+def test_what_is_no_power_of_two_is_not_reported_as_one(value: float) -> None:
     """A scale set by hand may be anything."""
     assert power_of_two(value) == ""
 
@@ -65,7 +65,7 @@ def test_one_is_singular_and_all_else_plural() -> None:
     assert [plural(n, "step") for n in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
 
 
-def test_a_step_below_a_second_is_told_in_milliseconds() -> None:
+def test_a_step_below_a_second_is_reported_in_milliseconds() -> None:
     """Three significant digits are as many as a step time has."""
     assert [step_time(s) for s in (0.0315, 0.312, 1.5)] == ["31.5 ms", "312 ms", "1.5 s"]
 

@@ -90,7 +90,7 @@ def a_penalty_is_added_to_the_scaled_loss(*, sick: bool) -> Program:
 
 @STORIES.tell("mixed_scaled_backward", "optimizer:0", "backward")
 def the_second_micro_batch_comes_after_unscale(*, sick: bool) -> Program:
-    """What was divided already gets a scaled loss on top; the twin unscales in the end."""
+    """Gradients divided already get a scaled loss on top; the twin unscales in the end."""
     first, second = mlp(), mlp()
     optimizers = [torch.optim.SGD(m.parameters(), lr=1e-6) for m in (first, second)]
     scaler = gradscaler(2.0**9)

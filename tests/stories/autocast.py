@@ -8,9 +8,9 @@ from torch import nn
 from tests.stories.stage import Program, Stories, brain, gradscaler, half, loop
 
 STORIES = Stories()
-"""Those that call ``torch.compile``."""
+"""Stories that call ``torch.compile``."""
 OF_THE_MACHINE = Stories()
-"""Those that are only wrong on a CPU without instructions for bfloat16."""
+"""Stories that are only wrong on a CPU without instructions for bfloat16."""
 
 
 @STORIES.tell("stale_autocast_cache", "param:0.weight", "forward")

@@ -115,7 +115,7 @@ def gradients_that_ddp_compresses_to_float16(*, sick: bool) -> Program:
 
 @STORIES.tell("reduce_overflow", "param:weight", "backward", "_to_copy")
 def gradients_that_come_back_in_another_thread(*, sick: bool) -> Program:
-    """As with the hook above where the network is slow: who waits for it writes the gradients."""
+    """The hook above where the network is slow: who waits for it writes the gradients."""
     _leave_the_group()
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     model = nn.Linear(6, 1, bias=False)

@@ -1,4 +1,4 @@
-"""What all stories have in common."""
+"""Fixtures of all stories."""
 
 from __future__ import annotations
 

@@ -306,7 +306,7 @@ def a_scale_that_calibrates_from_2_to_the_24() -> Program:
 
 @CONTROLS.add
 def a_batchnorm_that_calibrates() -> Program:
-    """Its step is skipped again and again; what the forward writes is finite."""
+    """One step is skipped again and again; what the forward writes is finite."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
 
     def forward() -> torch.Tensor:

@@ -208,7 +208,7 @@ def a_function_of_ones_own() -> Program:
 
 @CONTROLS.add
 def a_teacher_that_does_not_learn() -> Program:
-    """Its forward runs under autocast without gradients; the student's follows."""
+    """The teacher's forward runs under autocast without gradients; the student's follows."""
     teacher, student = net(), net()
     optimizer, scaler = adamw(student), gradscaler()
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 STORIES = Stories()
 ERRORS = Stories()
-"""Those that end with an exception."""
+"""Stories that end with an exception."""
 
 
 def parameters_of(*models: nn.Module) -> Iterable[nn.Parameter]:
@@ -276,7 +276,7 @@ def a_mask_of_minus_a_billion(*, sick: bool) -> Program:
 
 @ERRORS.tell("api_error", "optimizer:0", "optimizer", "unscale_")
 def a_model_made_half_beside_a_scaler(*, sick: bool) -> Program:
-    """Its parameters are float16, and so are the gradients that would have to be unscaled."""
+    """Parameters are float16, and so are the gradients that would have to be unscaled."""
     model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 2))
     model.to(torch.float16 if sick else torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=True)

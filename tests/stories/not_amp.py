@@ -1,4 +1,4 @@
-"""What mixed precision is blamed for."""
+"""Faults that mixed precision is blamed for."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def a_temperature_that_nobody_clamps(*, sick: bool) -> Program:
 
 @STORIES.tell("headroom_low", "blocks.1.out", "forward")
 def a_residual_branch_that_doubles_every_eight_steps(*, sick: bool) -> Program:
-    """Its weights grow with a step too large for them; the twin's is a hundredth of it."""
+    """Weights grow with a step too large for them; the twin's is a hundredth of it."""
     model = nn.Module()
     model.blocks = nn.ModuleList(nn.ModuleDict({"out": nn.Linear(16, 16)}) for _ in range(2))
     model.norm = nn.LayerNorm(16)

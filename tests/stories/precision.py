@@ -226,7 +226,7 @@ def a_cell_whose_weights_are_cast_at_every_position(*, sick: bool) -> Program:
 
 @STORIES.tell("dims_unaligned", "head", "config")
 def a_vocabulary_nobody_padded(*, sick: bool) -> Program:
-    """Its model has no memory and never runs."""
+    """The model has no memory and never runs."""
     with torch.device("meta"):
         model = nn.Module()
         model.body = nn.Linear(512, 512)
@@ -266,7 +266,7 @@ def channels_that_are_odd(*, sick: bool) -> Program:
 
 @STORIES.tell("layout_nchw", "2", "config")
 def pictures_with_their_channels_first(*, sick: bool) -> Program:
-    """As they come."""
+    """Pictures as they come."""
     return _pictures(channels=32, last=not sick)
 
 

@@ -202,7 +202,7 @@ def float8_that_clips_an_outlier_in_a_thousand_on_purpose() -> Program:
 
 @CONTROLS.add
 def float8_in_blocks_with_scales_that_are_powers_of_two() -> Program:
-    """As in MXFP8, which clips a part of the largest elements of its blocks."""
+    """Casts to MXFP8, which clip a part of the largest elements of their blocks."""
 
     def quantize(x: torch.Tensor) -> torch.Tensor:
         blocks = x.reshape(-1, 32)

@@ -30,7 +30,7 @@ have to pay for a sample for a minute."""
 
 @dataclass
 class Program:
-    """What a user has written: objects, and what one iteration does with them.
+    """Training loop of a user: objects, and what one iteration does with them.
 
     Attributes:
         models: The modules.

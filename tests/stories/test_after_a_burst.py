@@ -1,4 +1,4 @@
-"""What is left when a burst of bad batches is over, in a training of short steps."""
+"""State that is left when a burst of bad batches is over, in a training of short steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 import ampwatch
 
 
-def test_the_scale_that_a_burst_leaves_behind_is_looked_at() -> None:
+def test_the_scale_that_a_burst_leaves_behind_is_checked() -> None:
     """At the default settings: the samples after the alarm all fell into the burst itself."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16))

@@ -47,7 +47,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[OpTrace]:
-    """What is told of iterations whose ops were followed."""
+    """Findings about iterations whose ops were followed."""
     seen: list[OpTrace] = []
     observe = Diagnosis.observe
 

@@ -1,4 +1,4 @@
-"""What mixed precision does not gain is named, once, in the right place, and changes nothing."""
+"""Gains that mixed precision misses are named, once, in the right place, and nothing changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ of_each_story = pytest.mark.parametrize("story", STORIES, ids=str)
 @at_each_level
 @of_each_story
 def test_what_is_not_gained_is_the_one_finding_of_its_kind(story: Story, level: str) -> None:
-    """Its kind, its place, its phase; at most an alarm of the same kind; nothing is changed."""
+    """The finding has kind, place and phase, at most an alarm of its kind; nothing is changed."""
     program, monitor = watch(partial(story.build, sick=True), level)
     found = [(f.kind, f.where, f.phase) for f in monitor.findings if f.root]
     expected = (story.kind, story.where, story.phase)

@@ -1,4 +1,4 @@
-"""What single ops round away is named with its line, once.
+"""Values that single ops round away are named with their line, once.
 
 That their twins are left alone is tested with those of all stories.
 """
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.parametrize("story", STORIES, ids=str)
 def test_what_is_lost_is_one_root_finding(story: Story) -> None:
-    """Its kind, its place, its phase and a line of this folder; nothing is changed."""
+    """The finding has kind, place, phase and a line of this folder; nothing is changed."""
     program, monitor = watch(partial(story.build, sick=True), "deep")
     found = [f for f in monitor.findings if f.kind == story.kind and f.severity in ALARMS]
     others = [f.kind for f in monitor.findings if f.kind in KINDS and f.kind != story.kind]

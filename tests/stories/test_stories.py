@@ -1,4 +1,4 @@
-"""What a training fails of is named, once, in the right place; its healthy twin is left alone."""
+"""Causes of a failure are named, once, in the right place; the healthy twin is left alone."""
 
 from __future__ import annotations
 

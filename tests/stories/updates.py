@@ -84,7 +84,7 @@ def _pure_float16(
 
 @STORIES.tell("optimizer_eps_underflow", "param:0.weight", "optimizer")
 def adam_of_float16_weights(*, sick: bool) -> Program:
-    """Its eps of 1e-8 is zero, and so is the square of a gradient of 1e-4."""
+    """An eps of 1e-8 is zero, and so is the square of a gradient of 1e-4."""
     return _pure_float16(torch.optim.Adam, sick=sick, amplitude=0.05, foreach=True)
 
 

@@ -13,7 +13,7 @@ from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.context import Context
 from ampwatch.training.iteration.governor import Governor
 from ampwatch.training.iteration.ledger import Clock
-from ampwatch.training.kernels.choice import KernelChoice
+from ampwatch.training.kernels.choice import KernelSelector
 from ampwatch.training.model.names import Names
 from ampwatch.training.model.optimizers import OptimizerRegistry
 from ampwatch.training.model.trained import Trained
@@ -104,7 +104,7 @@ class Bench:
             "losses": LossSum(),
             "bus": self.bus,
             "governor": Governor(checked, self.account),
-            "measuring": Measuring(KernelChoice(checked).of, 64),
+            "measuring": Measuring(KernelSelector(checked).of, 64),
             "deferred": Deferred(),
             "regions": Regions(),
             "clock": Clock(),

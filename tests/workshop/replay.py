@@ -47,12 +47,12 @@ class Replay(MadeUpScaler):
         self.scaler = ScalerSettings(2.0, 0.5, growth_interval) if scaled else None
         self.step = self.tracker = 0
         self.records: list[Record] = []
-        self.told: list[tuple[str, bool]] = []
+        self.notified: list[tuple[str, bool]] = []
         self.diagnosis = Diagnosis(
             Settings.resolve(settings, {}),
             scale if scaled else math.nan,
             put=self.records.append,
-            tell=lambda finding, *, new: self.told.append((finding.kind, new)),
+            notify=lambda finding, *, new: self.notified.append((finding.kind, new)),
             cost=lambda: SelfCost(0, 0, 0),
             sampling_cost=lambda: SamplingCost(5, 1, 2, 3),
             known=Known(dtypes, lost_eps or {}),

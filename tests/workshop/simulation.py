@@ -38,10 +38,10 @@ class Simulation(MadeUpScaler):
     def __post_init__(self) -> None:
         self.tracker = 0
         self.step = 0
-        self.told: list[tuple[str, bool]] = []
+        self.notified: list[tuple[str, bool]] = []
         self.classes: list[SkipClass] = []
         self.scales: list[float] = []
-        self.book = FindingBook(self._tell)
+        self.book = FindingBook(self._notify)
         skips = SkipClassifier(self.settings.calibration_steps, self.settings.probe_steps)
         self.judge = StepJudge(skips)
         self.dynamics = ScaleDynamics(self.book, self.settings, skips, Culprits())
@@ -51,8 +51,8 @@ class Simulation(MadeUpScaler):
         self.shared = SharedScaler(self.book)
         self.divergence = Divergence(self.book)
 
-    def _tell(self, finding: Finding, *, new: bool) -> None:
-        self.told.append((finding.kind, new))
+    def _notify(self, finding: Finding, *, new: bool) -> None:
+        self.notified.append((finding.kind, new))
 
     def run(
         self, verdicts: Iterable[bool], *, loss: float = 1.0, scheduled: bool = False

@@ -76,7 +76,8 @@ class Axis:
         """Return where it has ticks."""
         low, high = self.span()
         if self.base:
-            first, last = round(math.log(low, self.base)), round(math.log(high, self.base))
+            first = round(math.log(low, self.base))
+            last = round(math.log(high, self.base))
             stride = max(1, math.ceil((last - first) / (TICKS + 1)))
             return [self.base**power for power in range(first, last + 1, stride)]
         base = 1024.0 if self.unit in ("bytes", "binBps") else 10.0

@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 PALETTE = (
-    *("#73bf69", "#f2cc0c", "#8ab8ff", "#ff9830", "#f2495c", "#5794f2", "#b877d9", "#96d98d"),
-    *("#fade2a", "#c0d8ff", "#ffb357", "#ff7383", "#3274d9", "#ca95e5", "#37872d", "#e0b400"),
-    *("#1f60c4", "#fa6400", "#c4162a", "#8f3bb8", "#56a64b", "#ffcb7d", "#ffa6b0", "#deb6f2"),
+    "#73bf69",
+    "#f2cc0c",
+    "#8ab8ff",
+    "#ff9830",
+    "#f2495c",
+    "#5794f2",
+    "#b877d9",
+    "#96d98d",
+    "#fade2a",
+    "#c0d8ff",
+    "#ffb357",
+    "#ff7383",
+    "#3274d9",
+    "#ca95e5",
+    "#37872d",
+    "#e0b400",
+    "#1f60c4",
+    "#fa6400",
+    "#c4162a",
+    "#8f3bb8",
+    "#56a64b",
+    "#ffcb7d",
+    "#ffa6b0",
+    "#deb6f2",
 )
 """Colours of series, in their order."""
 

@@ -125,7 +125,8 @@ def looks(config: Mapping[str, Any], named: Sequence[tuple[str, Field]]) -> list
 
 
 def _applies(matcher: Mapping[str, Any], name: str) -> bool:
-    rule, options = matcher["id"], matcher.get("options")
+    rule = matcher["id"]
+    options = matcher.get("options")
     if rule == "byName":
         return bool(name == options)
     if rule == "byRegexp":

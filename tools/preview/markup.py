@@ -64,7 +64,8 @@ def _sparkline(history: Sequence[Any], css: str) -> str:
     there = [(i, v) for i, v in enumerate(history) if isinstance(v, float) and v - v == 0]
     if len(there) < 2:
         return ""
-    low, high = min(v for _, v in there), max(v for _, v in there)
+    low = min(v for _, v in there)
+    high = max(v for _, v in there)
     points = " ".join(
         f"{100 * i / (len(history) - 1):.2f},{38 - 36 * (v - low) / ((high - low) or 1):.2f}"
         for i, v in there

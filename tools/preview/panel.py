@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,10 @@ from tools.preview.fields import NO_VALUE, looks
 from tools.preview.frames import NUMBER, TIME, Frame, frames
 from tools.preview.plots import Line
 from tools.preview.questions import questions_of
-from tools.preview.reducing import NAMES, reduced
 from tools.preview.transformations import transformed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tools.preview.events import Annotation
     from tools.preview.intervals import TimeSpan
@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 
 PLOT = '<div class="plot"></div>'
 """Place in the panel where Plotly draws."""
+
+CALCULATION_NAMES = {
+    "lastNotNull": "Last *",
+    "min": "Min",
+    "max": "Max",
+    "mean": "Mean",
+    "sum": "Total",
+}
+"""Headings that Grafana gives the columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,7 @@ class Shown:
         steps: Time between two points by the letter of the query. Unit: ms.
         setting: What all panels of the sheet share.
         width: Of its inside. Unit: pixels.
-        height: Likewise.
+        height: Of its inside. Unit: pixels.
     """
 
     panel: Mapping[str, Any]
@@ -104,7 +113,7 @@ def drawn(
         panel: As the dashboard has it.
         setting: What all panels of the sheet share.
         width: Of the inside. Unit: pixels.
-        height: Likewise.
+        height: Of the inside. Unit: pixels.
 
     Returns:
         HTML, and the figure that Plotly has to put into it as JSON; empty without one.
@@ -153,7 +162,8 @@ def _time_series(shown: Shown) -> tuple[str, str]:
         )
         for line in lines
     ]
-    return PLOT + markup.legend(entries, [NAMES[c] for c in calculations]), to_json(figure)
+    headings = [CALCULATION_NAMES[c] for c in calculations]
+    return PLOT + markup.legend(entries, headings), to_json(figure)
 
 
 def _heatmap(shown: Shown) -> tuple[str, str]:
@@ -185,3 +195,30 @@ _KINDS = {
 def data_of(figure: str) -> str:
     """Return the figure as JSON that can stand in a script of a page."""
     return json.dumps(json.loads(figure)).replace("</", "<\\/")
+
+
+def reduced(values: Sequence[Any], calculation: str) -> Any:
+    """Return one value of a column, ``None`` if it has none.
+
+    Args:
+        values: Numbers or text; ``None`` where there is nothing.
+        calculation: Grafana's name of the reducer.
+
+    Raises:
+        ValueError: If no dashboard here has used that calculation so far.
+    """
+    calculate = _CALCULATIONS.get(calculation)
+    if calculate is None:
+        msg = f"expected one of the calculations {', '.join(CALCULATION_NAMES)}, got {calculation!r}; add it to tools/preview/panel.py"
+        raise ValueError(msg)
+    there = [v for v in values if v is not None and not (isinstance(v, float) and math.isnan(v))]
+    return calculate(there) if there else None
+
+
+_CALCULATIONS: dict[str, Callable[[list[Any]], Any]] = {
+    "lastNotNull": lambda there: there[-1],
+    "min": min,
+    "max": max,
+    "mean": lambda there: sum(there) / len(there),
+    "sum": sum,
+}

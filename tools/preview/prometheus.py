@@ -52,7 +52,7 @@ class Prometheus:
         return [Series(s["metric"], [_sample(s["value"])]) for s in data["result"]]
 
     def ranged(self, expression: str, interval: Interval) -> list[Series]:
-        """Return the samples of each series over the time looked at.
+        """Return the samples of each series over the time drawn.
 
         Raises:
             PrometheusError: If it does not answer, or the expression is wrong.

@@ -135,7 +135,8 @@ def questions_of(panel: Mapping[str, Any], choices: Choices, span: TimeSpan) -> 
     points = panel.get("maxDataPoints") or pixels
     found = []
     for target in panel.get("targets", []):
-        own, of_query = panel.get("interval"), target.get("interval")
+        own = panel.get("interval")
+        of_query = target.get("interval")
         fine = interval(
             span,
             points,

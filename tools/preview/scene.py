@@ -89,7 +89,8 @@ def play(directory: Path, seconds: float, rules: Sequence[Path]) -> None:
         msg = "expected the program prometheus on the PATH, found none; on Debian: apt-get install prometheus"
         raise AmpwatchError(msg)
     directory.mkdir(parents=True, exist_ok=True)
-    daemon_port, prometheus_port = _free_port(), _free_port()
+    daemon_port = _free_port()
+    prometheus_port = _free_port()
     config = directory / "prometheus.yml"
     files = ", ".join(f"'{file.resolve()}'" for file in rules)
     config.write_text(CONFIG.format(scrape=SCRAPE_SECONDS, rules=files, daemon=daemon_port))

@@ -137,7 +137,8 @@ def _limits(drawn: Any, look: FieldLook, axis: Axis) -> None:
     steps = look.thresholds()
     low, high = axis.span()
     for (css, bound), (_, above) in zip(steps, [*steps[1:], ("", math.inf)], strict=True):
-        bottom, top = max(bound, low), min(above, high)
+        bottom = max(bound, low)
+        top = min(above, high)
         if bottom < top and css not in ("transparent", "text"):
             drawn.add_hrect(
                 y0=axis.place(bottom),

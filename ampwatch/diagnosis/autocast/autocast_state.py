@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, very_likely
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, very_likely
 from ampwatch.diagnosis.performance.op_shares import (
     FORWARD,
     TRAINING,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 AUTOCAST_INACTIVE = Kind(
     slug="autocast_inactive",
     number=29,
-    family=Family.AUTOCAST_STATE,
+    family=KindFamily.AUTOCAST_STATE,
     meaning="code that should run under autocast runs in float32",
     severities=(Severity.WARNING, Severity.INFO),
     certainty=very_likely(
@@ -57,7 +57,7 @@ REGION_ELSEWHERE = {
 
 
 class AutocastState:
-    """Looks for forward passes without the autocast that was expected.
+    """Detects forward passes without the autocast that was expected.
 
     Args:
         book: Where findings go.

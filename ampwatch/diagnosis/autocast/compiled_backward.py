@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.wire.records import Finding, Severity, SkipClass
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 COMPILE_BACKWARD_AUTOCAST = Kind(
     slug="compile_backward_autocast",
     number=53,
-    family=Family.AUTOCAST_STATE,
+    family=KindFamily.AUTOCAST_STATE,
     meaning="the compiled backward pass runs under the autocast of the forward",
     severities=(Severity.CRITICAL,),
     certainty=certain(

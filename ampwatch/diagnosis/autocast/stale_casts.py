@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 STALE_AUTOCAST_CACHE = Kind(
     slug="stale_autocast_cache",
     number=52,
-    family=Family.AUTOCAST_STATE,
+    family=KindFamily.AUTOCAST_STATE,
     meaning="weights changed inside a region, and the old ones are used",
     severities=(Severity.CRITICAL,),
     certainty=certain(

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.calls.known_errors import BCE, KNOWN, RECURRENT, KnownError
-from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 API_ERROR = Kind(
     slug="api_error",
     number=46,
-    family=Family.API_MISUSE,
+    family=KindFamily.API_MISUSE,
     meaning="one of the well-known exceptions, explained",
     severities=(Severity.CRITICAL, Severity.WARNING),
     certainty=certain(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import (
-    Family,
     Kind,
+    KindFamily,
     backwards,
     certain,
     during,
@@ -26,7 +26,7 @@ def _was_refused_next(mixed: Finding, refused: Finding) -> bool:
 CLIP_BEFORE_UNSCALE = Kind(
     slug="clip_before_unscale",
     number=40,
-    family=Family.API_MISUSE,
+    family=KindFamily.API_MISUSE,
     meaning="gradients are clipped while they are multiplied by the loss scale",
     severities=(Severity.WARNING,),
     certainty=certain("the clipping was called while the scaler had not unscaled these gradients"),
@@ -39,7 +39,7 @@ CLIP_BEFORE_UNSCALE = Kind(
 UNSCALED_STEP = Kind(
     slug="unscaled_step",
     number=41,
-    family=Family.API_MISUSE,
+    family=KindFamily.API_MISUSE,
     meaning="the optimizer steps on gradients that are multiplied by the loss scale",
     severities=(Severity.WARNING,),
     certainty=certain("optimizer.step() was called on gradients that the scaler had not unscaled"),
@@ -52,7 +52,7 @@ UNSCALED_STEP = Kind(
 MIXED_SCALED_BACKWARD = Kind(
     slug="mixed_scaled_backward",
     number=42,
-    family=Family.API_MISUSE,
+    family=KindFamily.API_MISUSE,
     meaning="scaled and unscaled losses go into the same gradients",
     severities=(Severity.WARNING,),
     certainty=certain(
@@ -69,7 +69,7 @@ MIXED_SCALED_BACKWARD = Kind(
 SCALE_CHANGED_MID_ACCUMULATION = Kind(
     slug="scale_changed_mid_accumulation",
     number=43,
-    family=Family.API_MISUSE,
+    family=KindFamily.API_MISUSE,
     meaning="gradients of two different loss scales are added up",
     severities=(Severity.WARNING,),
     certainty=certain(
@@ -84,7 +84,7 @@ SCALE_CHANGED_MID_ACCUMULATION = Kind(
 CLIP_NONFINITE_NORM = Kind(
     slug="clip_nonfinite_norm",
     number=44,
-    family=Family.API_MISUSE,
+    family=KindFamily.API_MISUSE,
     meaning="clipping by a norm that is infinite destroys all gradients",
     severities=(Severity.WARNING,),
     certainty=certain("the norm that the clipping returned was not finite, and the step was taken"),
@@ -99,7 +99,7 @@ CLIP_NONFINITE_NORM = Kind(
 BACKWARD_UNDER_AUTOCAST = Kind(
     slug="backward_under_autocast",
     number=45,
-    family=Family.API_MISUSE,
+    family=KindFamily.API_MISUSE,
     meaning="`backward()` runs inside the autocast region",
     severities=(Severity.WARNING, Severity.INFO),
     certainty=certain("autocast was on when backward was called"),

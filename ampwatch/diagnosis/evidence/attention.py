@@ -1,4 +1,4 @@
-"""What the diagnosis asks the sensors to observe more closely."""
+"""Requests of the diagnosis that the sensors observe something more closely."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Attention(NamedTuple):
-    """What should be observed in the next iteration, whatever the governor has planned.
+    """Requests for the next iteration, whatever the governor has planned.
 
     Attributes:
         trace: Something has failed: follow non-finite values from op to op.

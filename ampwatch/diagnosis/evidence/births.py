@@ -20,7 +20,7 @@ class Origin(Enum):
     ``OP``: an op whose inputs were finite, or infinite where the values are NaN. ``CONSTANT``: a
     non-finite Python number. ``INPUT``: a tensor that no op that was seen has made.
     ``PARAMETER``, ``BUFFER``: one of the watched models. ``OTHER``: the loss scale, or more
-    births than are told apart.
+    births than are kept apart.
     """
 
     OP = "op"
@@ -135,7 +135,7 @@ class OpTrace:
         births: In order.
         bad_gradients: Name of each parameter whose gradient is not finite at the end, in the order
             in which they became so, to the births that its values are made of.
-        num_ops: Ops that were looked at.
+        num_ops: Ops that were observed.
         loss_nonfinite: Whether the loss is known not to be finite; ``None`` if it was not seen.
         has_trained: Whether gradients were computed.
         scale: The loss scale; NaN without one, or where the host does not know it.

@@ -188,7 +188,7 @@ class Lineage:
             self._tainted.pop(output.key, None)
 
     def hide(self, keys: Iterable[int]) -> None:
-        """Values were written by an op that is nobody's failure, and that was not looked at."""
+        """Values were written by an op that is nobody's failure, and that was not observed."""
         for key in keys:
             self._tainted.pop(key, None)
             self._hidden.add(key)
@@ -228,7 +228,7 @@ class Lineage:
             return self._another(op, out)
         dtypes = [values.dtype for values in given]
         if op.name == "copy_" and not parents and dtypes == [out.dtype, out.dtype]:
-            # A copy within a dtype makes nothing: its input has changed since it was looked at.
+            # A copy within a dtype makes nothing: its input has changed since it was observed.
             sent = self._sent()
             if sent:
                 return sent[-1]
@@ -264,7 +264,7 @@ class Lineage:
         return self._add(Origin.CONSTANT, op, out)
 
     def _another(self, op: SeenOp, out: Values) -> int:
-        """Return the birth that stands for all that are not told apart."""
+        """Return the birth that stands for all that are not kept apart."""
         if self._other is None:
             self._other = self._add(Origin.OTHER, op, out)
         return self._other

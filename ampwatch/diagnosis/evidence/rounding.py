@@ -24,7 +24,7 @@ class OpSite(NamedTuple):
 
 
 class LossyCast(NamedTuple):
-    """Integers were made numbers of a format that cannot tell all of them apart.
+    """Integers were made numbers of a format that cannot keep all of them distinct.
 
     Attributes:
         site: The op.

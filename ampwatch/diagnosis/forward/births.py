@@ -2,7 +2,7 @@
 
 Most infinities in a training are as they should be: a mask of -inf that softmax turns into zeros,
 a sentinel that a minimum starts from, the auxiliary output of a norm over one element. They are
-told from failures by what becomes of them, not by the op's name alone.
+distinguished from failures by what becomes of them, not by the op's name alone.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ SOFTMAX = frozenset({"_softmax", "_log_softmax", "softmax", "log_softmax", "_saf
 LOGARITHMS = frozenset(
     {"log", "log2", "log10", "log1p", "logit", "special_logit", "xlogy", "special_xlogy"}
 )
-"""Not finite only because the argument is zero, one, or negative: the logarithm of no finite
-number overflows."""
+"""Ops that are not finite only where the argument is zero, one, or negative: the logarithm of no
+finite number overflows."""
 
 RECIPROCALS = frozenset({"reciprocal", "rsqrt", "_foreach_reciprocal", "_foreach_rsqrt"})
-"""Not finite only because the argument is zero, all but zero, or negative."""
+"""Ops that are not finite only where the argument is zero, all but zero, or negative."""
 
 DOMAINS = frozenset({"sqrt", "_foreach_sqrt", "acos", "asin", "acosh", "atanh", "erfinv", "lgamma"})
-"""Not finite only because the argument is outside of, or at the end of, where they are defined."""
+"""Ops that are not finite only where the argument is outside, or at the end, of their domain."""
 
 DIVISIONS = frozenset({"div", "true_divide", "_foreach_div", "addcdiv", "_foreach_addcdiv"})
 
 MEANS = frozenset({"mean", "nll_loss_forward", "nll_loss2d_forward", "std", "var", "var_mean"})
-"""NaN where there is nothing to take the mean of."""
+"""Ops that are NaN where there is nothing to take the mean of."""
 
 EXPONENTIALS = frozenset({"exp", "expm1", "exp2", "cosh", "sinh"})
-"""Where their overflow ends as a reciprocal, zero is the right answer: ``1 / (1 + exp(-x))``."""
+"""Ops whose overflow is right where it ends as a reciprocal, which is 0: ``1 / (1 + exp(-x))``."""
 
 FILLS = frozenset(
     {"fill", "full", "full_like", "masked_fill", "index_fill", "index_put", "where", "copy"}
@@ -87,8 +87,8 @@ SMALL_NUMBER = 1e-4
 temperatures."""
 
 USELESS_SCALE = 2.0**-14
-"""With a loss scale below this, gradients smaller than 1 are no normal numbers of float16 any more:
-a scale as small as that cures nothing."""
+"""Loss scale below which gradients smaller than 1 are no normal numbers of float16 any more: a
+scale as small as that cures nothing."""
 
 
 class Diagnosed(NamedTuple):
@@ -231,7 +231,7 @@ def _is_mask(birth: Birth, descent: _Descent) -> bool:
 def _spoils(birth: Birth, descent: _Descent) -> bool:
     """Whether backward, or a gradient, is not finite because of a birth.
 
-    A loss that is not finite says nothing of what else was looked at in its iteration.
+    A loss that is not finite says nothing of what else was observed in its iteration.
     """
     if descent.in_backward(birth) or descent.parameters(birth):
         return True
@@ -258,7 +258,8 @@ def _is_plain_mask(birth: Birth) -> bool:
 
 def _judge_forward(birth: Birth, descent: _Descent) -> Diagnosed | None:
     """Judge what an op of the forward pass has made of finite values."""
-    small, spread = _is_small_number(birth), descent.spread(birth)
+    small = _is_small_number(birth)
+    spread = descent.spread(birth)
     if not _matters(birth, descent, spread, small=small):
         return None
     kind, where = FORWARD_NAN_UNDERFLOW if small else FORWARD_OVERFLOW, birth.place

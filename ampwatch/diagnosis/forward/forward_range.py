@@ -6,7 +6,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, during, likely, since
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, during, likely, since
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Finding, Severity, Topic
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 HEADROOM_LOW = Kind(
     slug="headroom_low",
     number=15,
-    family=Family.FORWARD_RANGE,
+    family=KindFamily.FORWARD_RANGE,
     meaning="an output grows towards the end of float16: there is still time",
     severities=(Severity.WARNING,),
     certainty=likely(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import (
-    Family,
     Kind,
+    KindFamily,
     after,
     certain,
     during,
@@ -26,7 +26,7 @@ def _is_same_module(overflow: Finding, announced: Finding) -> bool:
 FORWARD_OVERFLOW = Kind(
     slug="forward_overflow",
     number=0,
-    family=Family.FORWARD_RANGE,
+    family=KindFamily.FORWARD_RANGE,
     meaning="an op turns finite numbers into infinity",
     severities=(Severity.CRITICAL, Severity.WARNING, Severity.INFO),
     certainty=certain("the op itself was seen with finite inputs and an infinite output"),
@@ -54,7 +54,7 @@ FORWARD_OVERFLOW = Kind(
 SILENT_OVERFLOW = Kind(
     slug="silent_overflow",
     number=1,
-    family=Family.FORWARD_RANGE,
+    family=KindFamily.FORWARD_RANGE,
     meaning="an infinity is born, and swallowed: the output is finite and wrong",
     severities=(Severity.CRITICAL, Severity.WARNING),
     certainty=certain(
@@ -78,7 +78,7 @@ SILENT_OVERFLOW = Kind(
 MASKED_ROW_NAN = Kind(
     slug="masked_row_nan",
     number=2,
-    family=Family.FORWARD_RANGE,
+    family=KindFamily.FORWARD_RANGE,
     meaning="softmax over a row in which everything is masked",
     severities=(Severity.CRITICAL, Severity.WARNING),
     certainty=certain(
@@ -99,7 +99,7 @@ MASKED_ROW_NAN = Kind(
 FORWARD_NAN_UNDERFLOW = Kind(
     slug="forward_nan_underflow",
     number=3,
-    family=Family.FORWARD_SMALL_NUMBERS,
+    family=KindFamily.FORWARD_SMALL_NUMBERS,
     meaning="a small number or an eps became 0, and 0 became NaN",
     severities=(Severity.CRITICAL, Severity.WARNING, Severity.INFO),
     certainty=certain(
@@ -121,7 +121,7 @@ FORWARD_NAN_UNDERFLOW = Kind(
 NONFINITE_INPUT = Kind(
     slug="nonfinite_input",
     number=4,
-    family=Family.NOT_AMP,
+    family=KindFamily.NOT_AMP,
     meaning="the batch itself is NaN",
     severities=(Severity.CRITICAL, Severity.WARNING),
     certainty=certain(
@@ -138,7 +138,7 @@ NONFINITE_INPUT = Kind(
 BACKWARD_NONFINITE_ANY_SCALE = Kind(
     slug="backward_nonfinite_any_scale",
     number=5,
-    family=Family.GRADIENT_RANGE,
+    family=KindFamily.GRADIENT_RANGE,
     meaning="a gradient that no loss scale can make finite",
     severities=(Severity.CRITICAL,),
     certainty=very_likely(
@@ -164,7 +164,7 @@ BACKWARD_NONFINITE_ANY_SCALE = Kind(
 REDUCE_OVERFLOW = Kind(
     slug="reduce_overflow",
     number=6,
-    family=Family.COMMUNICATION,
+    family=KindFamily.COMMUNICATION,
     meaning="each gradient is finite, their sum is not",
     severities=(Severity.CRITICAL,),
     certainty=certain("gradients were finite before the ranks were added up and not after"),

@@ -31,7 +31,7 @@ class Culprits:
     Attributes:
         worst: The parameter with the most non-finite elements since the last growth of the
             scale; empty if none has been seen.
-        newest: The non-finite gradients of the newest skipped step that was looked at.
+        newest: The non-finite gradients of the newest skipped step that was observed.
     """
 
     def __init__(self) -> None:
@@ -74,5 +74,5 @@ class Culprits:
 
 
 def _are_all_nan(gradients: Sequence[TensorRange]) -> bool:
-    """Whether nothing is left to tell by: the loss was NaN, or a clip by a NaN norm came before."""
+    """Whether nothing is left to judge by: the loss was NaN, or a clip by a NaN norm came before."""
     return all(r.histogram.nans == r.histogram.numel for r in gradients)

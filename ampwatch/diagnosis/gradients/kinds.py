@@ -5,8 +5,8 @@ from __future__ import annotations
 from ampwatch.diagnosis.kinds.kind import (
     AT_FAULT,
     AT_FAULT_FOR_LONG,
-    Family,
     Kind,
+    KindFamily,
     Precedence,
     backwards,
     before,
@@ -20,7 +20,7 @@ from ampwatch.wire.records import Severity
 FP16_WITHOUT_SCALER = Kind(
     slug="fp16_without_scaler",
     number=13,
-    family=Family.GRADIENT_RANGE,
+    family=KindFamily.GRADIENT_RANGE,
     meaning="float16 autocast, and nobody scales the loss",
     severities=(Severity.WARNING, Severity.INFO),
     certainty=very_likely(
@@ -40,7 +40,7 @@ FP16_WITHOUT_SCALER = Kind(
 GRAD_UNDERFLOW = Kind(
     slug="grad_underflow",
     number=12,
-    family=Family.GRADIENT_RANGE,
+    family=KindFamily.GRADIENT_RANGE,
     meaning="gradients become zero at this loss scale",
     severities=(Severity.WARNING,),
     certainty=very_likely(
@@ -68,7 +68,7 @@ GRAD_UNDERFLOW = Kind(
 RANGE_TOO_WIDE = Kind(
     slug="range_too_wide",
     number=14,
-    family=Family.GRADIENT_RANGE,
+    family=KindFamily.GRADIENT_RANGE,
     meaning="no loss scale fits all gradients",
     severities=(Severity.WARNING,),
     certainty=very_likely(
@@ -89,7 +89,7 @@ RANGE_TOO_WIDE = Kind(
 SCALE_STUCK_LOW = Kind(
     slug="scale_stuck_low",
     number=16,
-    family=Family.SCALE_DYNAMICS,
+    family=KindFamily.SCALE_DYNAMICS,
     meaning="a burst of bad batches has brought the scale down, and it does not come back",
     severities=(Severity.WARNING,),
     certainty=very_likely(

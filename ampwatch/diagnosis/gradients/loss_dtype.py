@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16
-from ampwatch.diagnosis.kinds.kind import Family, Kind, certain, during
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain, during
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FP16_LOSS_CAPS_SCALE = Kind(
     slug="fp16_loss_caps_scale",
     number=21,
-    family=Family.GRADIENT_RANGE,
+    family=KindFamily.GRADIENT_RANGE,
     meaning="the loss itself is float16, and the scale does not fit into it",
     severities=(Severity.WARNING,),
     certainty=certain("the dtype of the loss handed to the scaler was float16"),
@@ -30,7 +30,7 @@ FP16_LOSS_CAPS_SCALE = Kind(
 
 
 class LossDtype:
-    """Looks for a loss in float16, which no scale of 65536 can multiply.
+    """Detects a loss in float16, which no scale of 65536 can multiply.
 
     Args:
         book: Where findings go.

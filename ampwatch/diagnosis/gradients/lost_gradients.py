@@ -40,7 +40,7 @@ class Gradient:
 
 @dataclass(slots=True)
 class _Memory:
-    """The newest look in which a gradient was finite and not zero."""
+    """The newest sample in which a gradient was finite and not zero."""
 
     amax: float
     step: int
@@ -53,7 +53,7 @@ class LostGradients:
         self._memories: dict[str, _Memory] = {}
 
     def remember(self, name: str, gradient: Gradient, step: int) -> None:
-        """Take in one look at the gradient of the parameter ``name``."""
+        """Take in one sample of the gradient of the parameter ``name``."""
         histogram = gradient.histogram
         if histogram.amax and not histogram.nonfinite:
             self._memories[name] = _Memory(histogram.amax / gradient.scale, step)
@@ -72,7 +72,7 @@ class LostGradients:
         """Return, for each parameter, the share of its elements that are lost.
 
         Args:
-            gradients: All gradients of one look, by name of the parameter.
+            gradients: All gradients of one sample, by name of the parameter.
             step: The iteration.
         """
         largest = max((g.histogram.amax for g in gradients.values()), default=0.0)

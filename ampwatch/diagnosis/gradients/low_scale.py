@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
 STUCK_FALL = 2.0**-4
-"""How far below the largest scale that worked the scale must rest to be stuck low."""
+"""Ratio to the largest scale that worked at which a scale that rests there is stuck low."""
 
 STUCK_STEPS = 100
 """Steps the way back must take at least: less is over before it matters."""
@@ -28,7 +28,7 @@ STUCK_AFTER = 8
 """Steps taken at the low scale before it counts as a rest."""
 
 SAME_LOSS = 2.0
-"""How much larger the loss may be than when the largest scale was applied."""
+"""Ratio of the loss to that under the largest scale up to which the two are comparable."""
 
 
 class LowScale:
@@ -110,6 +110,7 @@ class LowScale:
         """
         if iteration.scaler is None or not iteration.scale_before < 1.0 or not iteration.num_losses:
             return
+        # ``not <=``: before the first scale was applied the loss of then is NaN, and nothing compares.
         if not abs(iteration.loss) <= SAME_LOSS * self._loss_then:
             return
         losing = self._book.of_kind(GRAD_UNDERFLOW.slug) or self._book.of_kind(SCALE_BELOW_ONE.slug)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Fits = Callable[[Finding, Finding], bool]
 
 
-class Family(Enum):
+class KindFamily(Enum):
     """The families, in the order of the pages.
 
     Attributes:
@@ -117,13 +117,14 @@ class When(Enum):
     """Before the symptom is reported. Wins over an op at fault."""
 
     AT_FAULT = auto()
-    """As long as an op at fault is known, within ``INCIDENT_STEPS`` of it."""
+    """Every moment at which an op at fault is known, within ``INCIDENT_STEPS`` of it."""
 
     AT_FAULT_FOR_LONG = auto()
-    """As long as an op is at fault that was so in ``LASTING`` iterations or from the first one on."""
+    """Every moment at which an op is at fault that was so in ``LASTING`` iterations or from the first
+    one on."""
 
     SINCE = auto()
-    """When either of the two is made: the symptom began no earlier than the cause, less the
+    """The making of either of the two: the symptom began no earlier than the cause, less the
     iterations that it takes to prove the cause (``Kind.proven_late``)."""
 
     AFTER = auto()
@@ -137,7 +138,7 @@ class When(Enum):
     cause had begun. Only causes that are proven by several iterations need it."""
 
     BY_DETECTOR = auto()
-    """When the detector says so: it takes numbers that findings do not hold."""
+    """Moment chosen by the detector: it takes numbers that findings do not hold."""
 
 
 def _fits_always(_symptom: Finding, _cause: Finding) -> bool:
@@ -163,7 +164,7 @@ def _edges(when: When, kinds: tuple[str, ...], fits: Fits) -> tuple[Cause, ...]:
 
 
 def before(*kinds: str, fits: Fits = _fits_always) -> tuple[Cause, ...]:
-    """Return the edges to causes that are looked for before a symptom is reported."""
+    """Return the edges to causes that are searched for before a symptom is reported."""
     return _edges(When.BEFORE, kinds, fits)
 
 
@@ -173,7 +174,7 @@ def since(*kinds: str) -> tuple[Cause, ...]:
 
 
 def after(*kinds: str, fits: Fits = _fits_always) -> tuple[Cause, ...]:
-    """Return the edges to causes that are looked for once a symptom was reported."""
+    """Return the edges to causes that are searched for once a symptom was reported."""
     return _edges(When.AFTER, kinds, fits)
 
 
@@ -207,13 +208,13 @@ class Precedence(Enum):
     ALWAYS = auto()
 
     IF_PASSING = auto()
-    """If the op may be a few bad batches."""
+    """Root if the op may be a few bad batches."""
 
     IF_OVER = auto()
-    """If it may be, or if it has ended before the new finding began."""
+    """Root as for ``IF_PASSING``, or if the op has recovered before the new finding began."""
 
     IF_BLOWN_UP = auto()
-    """If numbers had blown up before any format was too small for them."""
+    """Root if numbers had blown up before any format was too small for them."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ class Kind:
 
     slug: str
     number: int
-    family: Family
+    family: KindFamily
     meaning: str
     severities: tuple[Severity, ...]
     certainty: Certainty

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family
+from ampwatch.diagnosis.kinds.kind import KindFamily
 from ampwatch.diagnosis.kinds.registry import ROWS
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ BEGIN = "<!-- Generated from the rows of the kinds: python -m ampwatch.diagnosis
 END = "<!-- End of what is generated -->"
 
 
-def by_family(rows: Sequence[Kind] = ROWS) -> Iterator[tuple[Family, list[Kind]]]:
+def by_family(rows: Sequence[Kind] = ROWS) -> Iterator[tuple[KindFamily, list[Kind]]]:
     """Yield the families with their kinds, in the order of the pages."""
-    for family in Family:
+    for family in KindFamily:
         kinds = [row for row in rows if row.family is family]
         if kinds:
             yield family, kinds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, certain, very_likely
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain, very_likely
 from ampwatch.diagnosis.performance.op_shares import FORWARD, TRAINING, by_module, heaviest, ops_in
 from ampwatch.numerics.units.ops import HALF_DTYPES, Fallback, OpKind
 from ampwatch.wire.records import Finding, Severity
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CAST_OVERHEAD = Kind(
     slug="cast_overhead",
     number=33,
-    family=Family.PERFORMANCE,
+    family=KindFamily.PERFORMANCE,
     meaning="casts between formats eat what low precision gains",
     severities=(Severity.INFO,),
     certainty=certain("casts and their bytes were counted as they ran"),
@@ -35,7 +35,7 @@ CAST_OVERHEAD = Kind(
 NO_MEMORY_GAIN = Kind(
     slug="no_memory_gain",
     number=34,
-    family=Family.PERFORMANCE,
+    family=KindFamily.PERFORMANCE,
     meaning="autocast does not save memory",
     severities=(Severity.INFO,),
     certainty=very_likely(
@@ -100,7 +100,7 @@ class _Sums:
 
 
 class Casts:
-    """Looks at what casts cost.
+    """Compares what casts cost with what they gain.
 
     Args:
         book: Where findings go.
@@ -134,7 +134,7 @@ class Casts:
         self._say(census, sums, by_module(census, FORWARD, _raised_bytes), what, float(raised))
 
     def _check_recasts(self, census: OpCensus, sums: _Sums, num_losses: int) -> None:
-        """Look for layers whose weights are cast more often than once a micro-batch.
+        """Detect layers whose weights are cast more often than once a micro-batch.
 
         Besides its weight and its bias a layer casts its input, at most once a call. What runs
         outside of all layers may be another model's.

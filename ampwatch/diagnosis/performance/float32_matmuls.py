@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.diagnosis.performance.gains import saving
 from ampwatch.diagnosis.performance.op_shares import (
     FORWARD,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FP32_MATMUL = Kind(
     slug="fp32_matmul",
     number=30,
-    family=Family.PERFORMANCE,
+    family=KindFamily.PERFORMANCE,
     meaning="most of the work is done in float32, although autocast is used",
     severities=(Severity.INFO, Severity.WARNING),
     certainty=certain("the dtypes of the matrix products were read as they ran"),
@@ -53,14 +53,14 @@ WORDS = {
     Fallback.DEVICE_TYPE: "inside an autocast region for another type of device",
     Fallback.CUSTOM_FUNCTION: "in an autograd.Function that asks for float32, or in an op that is not PyTorch's own",
 }
-"""Why an op ran in float32, in words."""
+"""Reasons for which an op ran in float32, in words."""
 
 AUTOCAST_IS_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
 """Reasons that are left to another kind of finding, ``AutocastState``'s."""
 
 
 class Float32Matmuls:
-    """Looks at the dtype in which a training spends the FLOPs of its forward pass.
+    """Checks the dtype in which a training spends the FLOPs of its forward pass.
 
     Args:
         book: Where findings go.

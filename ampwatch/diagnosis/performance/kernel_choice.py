@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, certain, very_likely
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain, very_likely
 from ampwatch.diagnosis.performance.float32_matmuls import FP32_MATMUL, float32_flops_of
 from ampwatch.diagnosis.performance.gains import ITEM_BYTES, saving
 from ampwatch.diagnosis.performance.op_shapes import DIMS_UNALIGNED, unaligned_flops_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MATMUL_IS_GEMV = Kind(
     slug="matmul_is_gemv",
     number=37,
-    family=Family.PERFORMANCE,
+    family=KindFamily.PERFORMANCE,
     meaning="products of a matrix with a vector, which tensor cores cannot help",
     severities=(Severity.INFO, Severity.WARNING),
     certainty=certain("the shapes of the ops were read as they ran"),
@@ -42,7 +42,7 @@ MATMUL_IS_GEMV = Kind(
 KERNELS_OUTDATED = Kind(
     slug="kernels_outdated",
     number=38,
-    family=Family.PERFORMANCE,
+    family=KindFamily.PERFORMANCE,
     meaning="kernels that were written for an older generation of GPUs",
     severities=(Severity.INFO, Severity.WARNING),
     certainty=very_likely(
@@ -75,7 +75,7 @@ ROOFED = (DIMS_UNALIGNED, FP32_MATMUL)
 """Kinds of whose ops the census knows the shapes, and so what they could reach."""
 
 
-class _Sort(NamedTuple):
+class _KernelSort(NamedTuple):
     """A sort of kernels that could be better ones.
 
     Attributes:
@@ -93,8 +93,8 @@ class _Sort(NamedTuple):
     needs_autocast: bool = False
 
 
-class KernelChoice:
-    """Looks at the kernels of profiler windows.
+class SlowKernels:
+    """Detects kernels of profiler windows that could be better ones.
 
     What a kernel is that is not known by its name never counts against it: a share of known
     kernels is the least that it can be.
@@ -133,7 +133,7 @@ class KernelChoice:
                 self._say(window, sort, kernels, seconds)
 
     def _say(
-        self, window: Window, sort: _Sort, kernels: Sequence[KernelTime], seconds: float
+        self, window: Window, sort: _KernelSort, kernels: Sequence[KernelTime], seconds: float
     ) -> None:
         last = window.step + window.iterations - 1
         each = seconds / window.iterations
@@ -155,7 +155,11 @@ class KernelChoice:
             self._book.report_change(finding)
 
     def _make(
-        self, sort: _Sort, last: int, kernels: Sequence[KernelTime], evidence: dict[str, float]
+        self,
+        sort: _KernelSort,
+        last: int,
+        kernels: Sequence[KernelTime],
+        evidence: dict[str, float],
     ) -> Finding:
         amounts = by_module(self._census, TRAINING, sort.ops) if self._census else None
         where = heaviest(amounts) if amounts else ""
@@ -182,7 +186,7 @@ class KernelChoice:
         self._book.make(finding)
         return finding
 
-    def _gain(self, sort: _Sort, seconds: float) -> float | None:
+    def _gain(self, sort: _KernelSort, seconds: float) -> float | None:
         """Return how much of so many seconds a step better kernels would save, if it is known."""
         if self._census is None or sort.kind not in ROOFED:
             return None
@@ -215,28 +219,28 @@ def _vector_bytes(key: OpKey, tally: OpTally) -> int:
 
 
 SORTS = (
-    _Sort(
+    _KernelSort(
         DIMS_UNALIGNED,
         "tensor-core kernels that load less than 16 bytes at a time, because a dimension is not"
         " aligned",
         _is_misaligned,
         unaligned_flops_of,
     ),
-    _Sort(
+    _KernelSort(
         FP32_MATMUL,
         "float32 matmuls on CUDA cores although autocast is used",
         _is_float32,
         float32_flops_of,
         needs_autocast=True,
     ),
-    _Sort(
+    _KernelSort(
         MATMUL_IS_GEMV,
         "products of matrices with vectors, which tensor cores cannot help",
         _is_low_gemv,
         _vector_bytes,
         needs_autocast=True,
     ),
-    _Sort(
+    _KernelSort(
         KERNELS_OUTDATED,
         "tensor-core kernels that were written for an older generation of GPUs",
         _is_old,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.diagnosis.performance.float32_matmuls import FP32_MATMUL, TF32_FROM, float32_flops_of
 from ampwatch.diagnosis.performance.op_shares import TRAINING, by_module, flops_of, ops_in
 from ampwatch.diagnosis.scale.scale_dynamics import SCALER_WITH_BF16
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CPU_ISA_MISSING = Kind(
     slug="cpu_isa_missing",
     number=35,
-    family=Family.PERFORMANCE,
+    family=KindFamily.PERFORMANCE,
     meaning="the machine has no instructions for the dtype of autocast",
     severities=(Severity.INFO, Severity.WARNING),
     certainty=certain("the machine says which instructions it has"),
@@ -34,7 +34,7 @@ CPU_ISA_MISSING = Kind(
 BACKEND_FLAGS = Kind(
     slug="backend_flags",
     number=36,
-    family=Family.PERFORMANCE,
+    family=KindFamily.PERFORMANCE,
     meaning="switches that this training would run faster with are off",
     severities=(Severity.INFO,),
     certainty=certain("the switches of the backends were read"),
@@ -79,7 +79,7 @@ class MachineFit:
         self._has_tf32 = capability is not None and capability >= TF32_FROM
 
     def check_dtypes(self, step: int) -> None:
-        """Look at the dtypes of autocast, which need no census."""
+        """Check the dtypes of autocast, which need no census."""
         if self._machine.device_type == "cpu":
             self._check_cpu(step, self._autocast_dtypes)
         if self._emulates_bfloat16 and "bfloat16" in self._autocast_dtypes:

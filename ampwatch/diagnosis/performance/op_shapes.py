@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.diagnosis.performance.op_shares import (
     FORWARD,
     LOW_DTYPES,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DIMS_UNALIGNED = Kind(
     slug="dims_unaligned",
     number=31,
-    family=Family.PERFORMANCE,
+    family=KindFamily.PERFORMANCE,
     meaning="sizes that tensor cores cannot use well",
     severities=(Severity.INFO, Severity.WARNING),
     certainty=certain("the shapes of the ops were read as they ran"),
@@ -42,7 +42,7 @@ DIMS_UNALIGNED = Kind(
 LAYOUT_NCHW = Kind(
     slug="layout_nchw",
     number=32,
-    family=Family.PERFORMANCE,
+    family=KindFamily.PERFORMANCE,
     meaning="convolutions in low precision on tensors with their channels first",
     severities=(Severity.INFO,),
     certainty=certain("the memory format of the convolutions' inputs was read"),
@@ -89,7 +89,7 @@ class _Dims(NamedTuple):
 
 
 class OpShapes:
-    """Looks at the dimensions and the memory format of what is multiplied in low precision.
+    """Checks the dimensions and the memory format of what is multiplied in low precision.
 
     Args:
         book: Where findings go.
@@ -115,9 +115,9 @@ class OpShapes:
         self._layers_are_open = bool(layers)
 
     def check_layers(self) -> None:
-        """Look at the layers alone, as soon as it is known that they multiply in low precision.
+        """Check the layers alone, as soon as it is known that they multiply in low precision.
 
-        Weights on the device ``meta`` have nothing but their shapes to be looked at for.
+        Weights on the device ``meta`` have nothing but their shapes, which are enough.
         """
         if not self._layers_are_open:
             return

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.autocast.autocast_state import AutocastState
 from ampwatch.diagnosis.performance.casts import Casts
 from ampwatch.diagnosis.performance.float32_matmuls import Float32Matmuls
-from ampwatch.diagnosis.performance.kernel_choice import KernelChoice
+from ampwatch.diagnosis.performance.kernel_choice import SlowKernels
 from ampwatch.diagnosis.performance.machine_fit import MachineFit
 from ampwatch.diagnosis.performance.op_shapes import OpShapes
 from ampwatch.wire.records import CensusSource
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Performance:
-    """Looks at what ran in which dtype, and in which kernels.
+    """Checks what ran in which dtype, and in which kernels.
 
     Args:
         book: Where findings go.
@@ -47,10 +47,10 @@ class Performance:
         self._shapes = OpShapes(book, settings, machine, layers, autocast_dtypes)
         self._casts = Casts(book, layers)
         self._machine = MachineFit(book, machine, autocast_dtypes)
-        self._kernels = KernelChoice(book, machine, autocast_dtypes)
+        self._kernels = SlowKernels(book, machine, autocast_dtypes)
 
     def check_layers(self) -> None:
-        """Look at the shapes of the layers, before anything has run."""
+        """Check the shapes of the layers, before anything has run."""
         self._shapes.check_layers()
 
     def detect(self, iteration: Iteration) -> None:

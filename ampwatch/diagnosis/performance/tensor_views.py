@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, very_likely
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, very_likely
 from ampwatch.wire.records import Severity
 
 TENSOR_VIEWS_DISAGREE = Kind(
     slug="tensor_views_disagree",
     number=39,
-    family=Family.PERFORMANCE,
+    family=KindFamily.PERFORMANCE,
     meaning="the views of the tensor cores contradict one another",
     severities=(Severity.INFO,),
     certainty=very_likely("hardware counters, kernel names and counted FLOPs were compared"),

@@ -178,7 +178,7 @@ class RangeRecorder:
 def _scaled(iteration: Iteration, every: Sequence[TensorRange]) -> Sequence[TensorRange]:
     """Return gradients as they were before ``unscale_``, also those of a skipped step.
 
-    These were looked at afterwards; the scale is a power of two, or near one.
+    These were measured afterwards; the scale is a power of two, or near one.
     """
     scale = iteration.scale_before
     if every[0].topic is not Topic.GRADIENT or not 0.0 < scale < math.inf:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, certain, very_likely
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain, very_likely
 from ampwatch.diagnosis.rounding.at_site import count_once_a_step, finding_at
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Severity
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 METRIC_ACCUM_ROUNDING = Kind(
     slug="metric_accum_rounding",
     number=24,
-    family=Family.FORWARD_SMALL_NUMBERS,
+    family=KindFamily.FORWARD_SMALL_NUMBERS,
     meaning="a running sum that has stopped growing",
     severities=(Severity.WARNING,),
     certainty=certain(
@@ -36,7 +36,7 @@ METRIC_ACCUM_ROUNDING = Kind(
 EMA_ROUNDING = Kind(
     slug="ema_rounding",
     number=23,
-    family=Family.UPDATE_PRECISION,
+    family=KindFamily.UPDATE_PRECISION,
     meaning="an average of the weights that never moves",
     severities=(Severity.WARNING,),
     certainty=certain("the average was seen to be the same after it was updated"),
@@ -50,7 +50,7 @@ EMA_ROUNDING = Kind(
 GRAD_ACCUM_ROUNDING = Kind(
     slug="grad_accum_rounding",
     number=22,
-    family=Family.UPDATE_PRECISION,
+    family=KindFamily.UPDATE_PRECISION,
     meaning="micro-batches that are lost when gradients are added up",
     severities=(Severity.WARNING,),
     certainty=very_likely(
@@ -92,7 +92,7 @@ LOST_SHARE = 0.5
 
 
 class Accumulation:
-    """Looks for sums and averages that have stopped.
+    """Detects sums and averages that have stopped.
 
     Args:
         book: Where findings go.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.diagnosis.rounding.at_site import count_once_a_step, finding_at
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Severity
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FP8_SATURATION = Kind(
     slug="fp8_saturation",
     number=26,
-    family=Family.FP8,
+    family=KindFamily.FP8,
     meaning="values beyond the range of the scale are clipped",
     severities=(Severity.WARNING, Severity.INFO),
     certainty=certain(
@@ -34,7 +34,7 @@ FP8_SATURATION = Kind(
 FP8_UNDERFLOW = Kind(
     slug="fp8_underflow",
     number=27,
-    family=Family.FP8,
+    family=KindFamily.FP8,
     meaning="most values become zero",
     severities=(Severity.WARNING,),
     certainty=certain("values that the cast makes zero were counted before it"),
@@ -48,7 +48,7 @@ FP8_UNDERFLOW = Kind(
 FP8_SCALE_NONFINITE = Kind(
     slug="fp8_scale_nonfinite",
     number=28,
-    family=Family.FP8,
+    family=KindFamily.FP8,
     meaning="a tensor of zeros has an infinite scale",
     severities=(Severity.CRITICAL,),
     certainty=certain("the scale itself was read, and is not finite"),
@@ -67,7 +67,7 @@ MIN_LOST = 8
 
 
 class Fp8:
-    """Looks at what casts to FP8 lose.
+    """Checks what casts to FP8 lose.
 
     Each kind is made once, at the first place; the others are counted.
 

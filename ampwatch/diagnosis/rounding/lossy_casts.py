@@ -1,10 +1,10 @@
-"""Findings about integers that a format cannot tell apart."""
+"""Findings about integers that a format cannot keep distinct."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.diagnosis.rounding.at_site import count_once_a_step, finding_at
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Severity
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 LOSSY_INTEGER_CAST = Kind(
     slug="lossy_integer_cast",
     number=25,
-    family=Family.FORWARD_SMALL_NUMBERS,
+    family=KindFamily.FORWARD_SMALL_NUMBERS,
     meaning="positions or counts in a dtype that cannot count so far",
     severities=(Severity.WARNING, Severity.INFO),
     certainty=certain(
@@ -30,8 +30,8 @@ LOSSY_INTEGER_CAST = Kind(
 )
 
 
-class LossyCasts:
-    """Says once that integers were rounded: positions, counts, times, ids.
+class RoundedIntegers:
+    """Reports once that integers were rounded: positions, counts, times, ids.
 
     Integers that run up or down are positions or counts, and their neighbours have become the
     same: a warning. Others may be measurements, which lose nothing that matters: an info.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, very_likely
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, very_likely
 from ampwatch.numerics.formats import FORMATS, HALF
 from ampwatch.wire.records import Finding, Severity, Topic
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 UPDATE_ROUNDING = Kind(
     slug="update_rounding",
     number=17,
-    family=Family.UPDATE_PRECISION,
+    family=KindFamily.UPDATE_PRECISION,
     meaning="the optimizer steps, and the weights stay where they are",
     severities=(Severity.WARNING,),
     certainty=very_likely(
@@ -40,7 +40,7 @@ SPAN = 8
 
 
 class UpdatePrecision:
-    """Looks for updates that round away in parameters kept in float16 or bfloat16.
+    """Detects updates that round away in parameters kept in float16 or bfloat16.
 
     Args:
         book: Where findings go.

@@ -15,11 +15,12 @@ RATE_RATIO = 3.0
 alarm rate the scale hardly moves."""
 
 EVIDENCE = 8.0
-"""Log-likelihood ratio at which it is said. At the alarm rate itself chance alone gets
+"""Log-likelihood ratio at which it is reported. At the alarm rate itself chance alone gets
 there about once in exp(8), 3000, skips; a burst gets there with 8 skips."""
 
 FALL = 2.0**-4
-"""How far the scale must really have fallen since the test began, as a factor."""
+"""Ratio to the scale when the test began that the scale must have reached. A likelihood alone does
+not count: skips that growth makes up for harm nobody."""
 
 
 class SkipRateTest:
@@ -52,6 +53,8 @@ class SkipRateTest:
             scale_before: The scale that the step was taken with.
             scaler: The scaler's settings.
         """
+        # All steps since the last skip at once: evidence only falls between two skips, so nothing is
+        # missed, and a step that is not skipped costs nothing here.
         self._evidence -= (RATE_RATIO - 1.0) * alarm_rate(scaler) * (step - self._last)
         self._last = step
         if self._evidence <= 0.0:
@@ -60,6 +63,7 @@ class SkipRateTest:
         self._evidence += math.log(RATE_RATIO)
         self.skips += 1
         scale_after = scale_before * scaler.backoff_factor
+        # ``not <=`` and not ``>``: a scale that is not known is NaN, and proves no fall.
         if self._evidence <= EVIDENCE or not scale_after <= self._scale_before * FALL:
             return None
         return self.skips / (step - self.since + 1)

@@ -52,6 +52,7 @@ def steps_until(scale: float, floor: float, drift_per_step: float) -> int | None
     """
     if scale <= floor:
         return 0
+    # At a drift of exactly 0 the scale still wanders, and gets there some day; when is not known.
     if drift_per_step >= 0.0:
         return None
     return math.ceil((math.log2(floor) - math.log2(scale)) / drift_per_step)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import (
     AT_FAULT,
-    Family,
     Kind,
+    KindFamily,
     after,
     backwards,
     certain,
@@ -50,7 +50,7 @@ def _goes_on(collapse: Finding, left: Finding) -> bool:
 SCALE_COLLAPSE = Kind(
     slug="scale_collapse",
     number=7,
-    family=Family.SCALE_DYNAMICS,
+    family=KindFamily.SCALE_DYNAMICS,
     meaning="every step is skipped and the scale falls towards zero",
     severities=(Severity.WARNING, Severity.CRITICAL, Severity.INFO),
     certainty=certain("skipped steps and the loss scale were read from the scaler"),
@@ -76,7 +76,7 @@ SCALE_COLLAPSE = Kind(
 SCALE_BELOW_ONE = Kind(
     slug="scale_below_one",
     number=8,
-    family=Family.SCALE_DYNAMICS,
+    family=KindFamily.SCALE_DYNAMICS,
     meaning="training goes on with a loss scale below 1",
     severities=(Severity.WARNING, Severity.INFO),
     certainty=certain("the loss scale was read from the scaler at steps that were taken"),
@@ -96,7 +96,7 @@ SCALE_BELOW_ONE = Kind(
 SCALE_RUNAWAY = Kind(
     slug="scale_runaway",
     number=9,
-    family=Family.SCALE_DYNAMICS,
+    family=KindFamily.SCALE_DYNAMICS,
     meaning="the scale doubles and doubles and never meets an overflow",
     severities=(Severity.WARNING,),
     certainty=certain("every growth of the loss scale was counted, and no overflow came between"),
@@ -111,7 +111,7 @@ SCALE_RUNAWAY = Kind(
 SCALER_WITH_BF16 = Kind(
     slug="scaler_with_bf16",
     number=10,
-    family=Family.SCALE_DYNAMICS,
+    family=KindFamily.SCALE_DYNAMICS,
     meaning="a GradScaler is enabled although autocast computes in bfloat16",
     severities=(Severity.INFO, Severity.WARNING),
     certainty=certain("the scaler is enabled and every autocast region seen was bfloat16"),
@@ -123,8 +123,7 @@ SCALER_WITH_BF16 = Kind(
 
 
 STORM_FALL = 2.0**-3
-"""How far below every scale that a step was taken with a storm must have brought the scale:
-noisy gradients skip several steps in a row from above, and that is how the scale finds them."""
+"""Ratio to the smallest scale that a step was taken with at which skips in a row are a storm: noisy gradients skip several steps in a row from above, and that is how the scale finds them."""
 
 CRITICAL_SKIPS = 8
 """Unexplained skips in a row from which a collapse is critical: a spike of the gradients
@@ -180,6 +179,7 @@ class ScaleDynamics:
         if scaler is None:
             return
         self._check_bfloat16(iteration, verdict, autocast_dtypes)
+        # The test compares with the scale it began at, which is no longer the scaler's own doing.
         if verdict.set_by_hand:
             self._brought_low = False
             self._skip_rate = SkipRateTest()
@@ -210,6 +210,7 @@ class ScaleDynamics:
             rate = 1.0
         if rate is None:
             return
+        # A storm is dated by its own first skip: the slower test may have begun long before it.
         since = iteration.step - self._skips.unexplained + 1 if storm else self._skip_rate.since
         where = _optimizers_with_found_inf(iteration)
         finding = self._book.get(SCALE_COLLAPSE.slug, where)
@@ -231,6 +232,7 @@ class ScaleDynamics:
         self._is_back(finding)
         again = self._book.count(finding, iteration.step)
         critical = self._skips.unexplained >= CRITICAL_SKIPS
+        # Only up: a collapse that was critical once is not less so in its next step.
         worse = critical and finding.severity is Severity.WARNING
         if worse:
             finding.severity = Severity.CRITICAL
@@ -272,6 +274,8 @@ class ScaleDynamics:
             return
         self._below_one += 1
         worst = self._culprits.worst
+        # The worst parameter changes from step to step; the place is that of the first finding, or
+        # each step would make a new one.
         where = f"param:{worst}" if worst else _optimizers_of(iteration)
         made = self._book.of_kind(SCALE_BELOW_ONE.slug)
         where = made[-1].where if made else where
@@ -348,6 +352,7 @@ class ScaleDynamics:
     def _check_bfloat16(
         self, iteration: Iteration, verdict: StepVerdict, autocast_dtypes: Sequence[str]
     ) -> None:
+        # With float16 anywhere the scaler is of use, whatever else runs in bfloat16.
         if "bfloat16" not in autocast_dtypes or "float16" in autocast_dtypes:
             return
         scale = iteration.loss_scale

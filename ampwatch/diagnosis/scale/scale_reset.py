@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SCALE_RESET = Kind(
     slug="scale_reset",
     number=47,
-    family=Family.SCALE_DYNAMICS,
+    family=KindFamily.SCALE_DYNAMICS,
     meaning="the scale jumps back to its initial value",
     severities=(Severity.WARNING, Severity.INFO),
     certainty=certain("the loss scale was read before and after it jumped"),
@@ -30,7 +30,7 @@ SCALE_RESET = Kind(
 
 
 JUMP = 4.0
-"""How far the scale must have gone up: a checkpoint from one growth earlier is no reset."""
+"""Factor by which the scale must have gone up: a checkpoint from one growth earlier is no reset."""
 
 SKIPS = 2
 """Skips in a row right after it: one may be a probe that would have come anyway."""
@@ -40,7 +40,7 @@ SKIPS_UNKNOWN = 3
 
 
 class ScaleReset:
-    """Looks for a new state of the scaler, and the skips until its scale fits again.
+    """Detects a new state of the scaler, and the skips until its scale fits again.
 
     Args:
         book: Where findings go.
@@ -70,6 +70,8 @@ class ScaleReset:
         if change is not None:
             self._begin(change, iteration.scale_before)
         if self._change is not None:
+            # A skip for any other reason ends the count: a scale of the user's, or a loss that no scale
+            # makes finite, says nothing about the state that was loaded.
             if verdict.skipped and not iteration.scale_given and not verdict.nonfinite_loss:
                 self._skips += 1
                 self._say(iteration, self._change)

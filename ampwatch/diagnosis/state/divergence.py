@@ -6,7 +6,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, Precedence, very_likely
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, Precedence, very_likely
 from ampwatch.wire.records import Finding, Severity, SkipClass, Topic
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DIVERGENCE = Kind(
     slug="divergence",
     number=51,
-    family=Family.NOT_AMP,
+    family=KindFamily.NOT_AMP,
     meaning="training runs away, and would do so in float32",
     severities=(Severity.CRITICAL,),
     certainty=very_likely(
@@ -44,10 +44,10 @@ MIN_LEVEL = 0.01
 """A level below this counts as this: many a loss begins at nothing, and a hundred is not much then."""
 
 RISE = 1e3
-"""How far above the lowest such level a loss must be, when something stops being finite."""
+"""Ratio of the loss to the lowest of the two levels that counts once something is not finite."""
 
 LOST = 1e8
-"""How far above a loss must be for there to be no way back, though everything is finite yet."""
+"""Ratio of the loss to that level from which there is no way back, though everything is finite."""
 
 RECORDS = 3
 """Times that the loss was larger than ever since. An overflow out of the blue sets one record, a
@@ -110,6 +110,8 @@ class Divergence:
     def _follow(self, loss: float, step: int) -> None:
         self._newest = loss
         self._losses.append(loss)
+        # CALM is also the room of the deque: once it is full every further loss closes a window, and
+        # the calmest window so far is the level.
         if len(self._losses) in (FIRST_LOSSES, CALM):
             level = max(self._losses)
             if len(self._losses) == FIRST_LOSSES and level > RISE * max(self._losses[0], MIN_LEVEL):

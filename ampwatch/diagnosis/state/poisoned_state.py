@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.kinds.kind import (
     AT_FAULT,
     AT_FAULT_FOR_LONG,
-    Family,
     Kind,
+    KindFamily,
     Precedence,
     before,
     certain,
@@ -33,7 +33,7 @@ def _is_root(_buffer: Finding, batch: Finding) -> bool:
 PARAM_NONFINITE = Kind(
     slug="param_nonfinite",
     number=19,
-    family=Family.POISONED_STATE,
+    family=KindFamily.POISONED_STATE,
     meaning="weights are NaN or infinite",
     severities=(Severity.CRITICAL,),
     certainty=certain("NaN and infinities in the weights were counted"),
@@ -59,7 +59,7 @@ PARAM_NONFINITE = Kind(
 BUFFER_NONFINITE = Kind(
     slug="buffer_nonfinite",
     number=20,
-    family=Family.POISONED_STATE,
+    family=KindFamily.POISONED_STATE,
     meaning="running statistics were poisoned by a step that was skipped",
     severities=(Severity.CRITICAL,),
     certainty=certain("NaN and infinities in the buffer were counted"),
@@ -84,7 +84,7 @@ BUFFER_NONFINITE = Kind(
 OPTIMIZER_EPS_UNDERFLOW = Kind(
     slug="optimizer_eps_underflow",
     number=18,
-    family=Family.UPDATE_PRECISION,
+    family=KindFamily.UPDATE_PRECISION,
     meaning="the optimizer divides by zero",
     severities=(Severity.CRITICAL,),
     certainty=certain("eps, rounded to the dtype of the optimizer's state, is zero"),
@@ -97,7 +97,7 @@ OPTIMIZER_EPS_UNDERFLOW = Kind(
 
 
 class PoisonedState:
-    """Looks for NaN and infinities in what outlives a step.
+    """Detects NaN and infinities in what outlives a step.
 
     One finding for all parameters and one for all buffers, at the place where most is broken.
     A buffer of -inf is a mask, and one that is not finite from the start a sentinel (the
@@ -128,6 +128,7 @@ class PoisonedState:
         buffers = [r for r in iteration.ranges if r.topic is Topic.BUFFER and self._is_poisoned(r)]
         if parameters:
             self._say_parameters(iteration, parameters)
+        # Only where weights were measured at all: no measurement is no proof that they held.
         elif Topic.WEIGHT in iteration.topics:
             self._weights_held = iteration.step
         if buffers:
@@ -140,6 +141,7 @@ class PoisonedState:
         if r.name not in self._seen and r.histogram.nonfinite:
             self._sentinels.add(r.name)
         self._seen.add(r.name)
+        # Not -inf: masks are made of it, and a softmax turns it into zeros.
         spreads = r.histogram.nans or r.histogram.positive_infs
         return bool(spreads) and r.name not in self._sentinels
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ampwatch.diagnosis.forward.kinds import NONFINITE_INPUT
 from ampwatch.diagnosis.kinds.kind import (
     AT_FAULT_FOR_LONG,
-    Family,
     Kind,
+    KindFamily,
     Precedence,
     during,
     very_likely,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PERIODIC_SKIP = Kind(
     slug="periodic_skip",
     number=48,
-    family=Family.SCALE_DYNAMICS,
+    family=KindFamily.SCALE_DYNAMICS,
     meaning="the steps that are skipped are always those with a certain loss term",
     severities=(Severity.WARNING,),
     certainty=very_likely(
@@ -69,7 +69,7 @@ RISES = 2.0
 step by step: its skips come at even distances because its gradients grow evenly."""
 
 NEWEST = 12
-"""Newest distances that are looked at."""
+"""Newest distances that are compared."""
 
 ODD = 0.2
 """Share of them that may be others."""
@@ -78,7 +78,7 @@ STANDS_OUT = 1.5
 """A loss this much above all those between the skips has a term in it that they have not."""
 
 REMEMBERED = 4096
-"""Iterations whose losses are remembered, so the longest period that is looked for. Unit: steps."""
+"""Iterations whose losses are remembered, so the longest period that is found. Unit: steps."""
 
 
 class _Skip(NamedTuple):
@@ -100,7 +100,7 @@ class _Skip(NamedTuple):
 
 
 class PeriodicSkips:
-    """Looks at the distances between the skipped steps of each optimizer.
+    """Compares the distances between the skipped steps of each optimizer.
 
     A skip right after a growth is the scaler's own search, and comes back every
     ``growth_interval + 1`` steps. Where a small set of batches is gone through in the same order
@@ -150,6 +150,7 @@ class PeriodicSkips:
         if not iteration.num_losses or not self._losses:
             return False
         loss = abs(iteration.loss)
+        # ``not <=``: a loss that is NaN stands out.
         return iteration.num_losses > max(n for _, n in self._losses) or not (
             loss <= STANDS_OUT * max(value for value, _ in self._losses)
         )
@@ -165,12 +166,14 @@ class PeriodicSkips:
                 first step after a growth.
         """
         skips = self._skips.setdefault((index, every), deque(maxlen=NEWEST + 1))
+        # Skips in a row are one search that needs several halvings; its last one stands for all.
         if skips and skip.step - skips[-1].step == 1:
             skips.pop()
         skips.append(skip)
         period = _period(list(skips))
         if period is None or iteration.scaler is None:
             return False
+        # That is how a scaler probes: it grows after the interval, and the next step is too large.
         if period == iteration.scaler.growth_interval + 1 or self._is_data_fault(skips):
             return False
         newest = list(skips)[-RECURRENCES:]
@@ -229,6 +232,8 @@ def _period(skips: Sequence[_Skip]) -> int | None:
     newest = distances[-needed:]
     if len(newest) < needed or len(set(newest)) != 1:
         return None
+    # Chance skips are geometric: all distances alike is unlikely, some odd ones are what else
+    # happens in a training.
     odd = sum(d != newest[0] for d in distances)
     return newest[0] if odd <= ODD * len(distances) else None
 

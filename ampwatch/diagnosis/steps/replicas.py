@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 RANK_FOUND_INF_MISMATCH = Kind(
     slug="rank_found_inf_mismatch",
     number=50,
-    family=Family.STEP_BOOKKEEPING,
+    family=KindFamily.STEP_BOOKKEEPING,
     meaning="some ranks skip a step that others take",
     severities=(Severity.CRITICAL,),
     certainty=certain("the ranks' own verdicts on the same step differ"),
@@ -28,7 +28,7 @@ RANK_FOUND_INF_MISMATCH = Kind(
 
 
 class Replicas:
-    """Says that replicas part.
+    """Reports that replicas part.
 
     Args:
         book: Where findings go.

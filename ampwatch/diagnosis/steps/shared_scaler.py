@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, before, certain, during
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, before, certain, during
 from ampwatch.diagnosis.scale.forecast import alarm_rate
 from ampwatch.wire.records import OTHER_OPTIMIZERS, Finding, Severity
 
@@ -25,7 +25,7 @@ def _overlaps(desync: Finding, batch: Finding) -> bool:
 SHARED_SCALER_DESYNC = Kind(
     slug="shared_scaler_desync",
     number=49,
-    family=Family.STEP_BOOKKEEPING,
+    family=KindFamily.STEP_BOOKKEEPING,
     meaning="two optimizers share a scaler, and one is skipped far more often",
     severities=(Severity.WARNING,),
     certainty=certain("skipped steps were counted for each optimizer of the scaler"),
@@ -64,7 +64,7 @@ MAX_SHARE_OF_OTHER = 0.25
 
 NEVER = 8
 """Attempts, all skipped, of an optimizer that has never stepped: below a scale of 1, or with a loss
-that is not finite, no scale is being looked for."""
+that is not finite, no scale is being searched for."""
 
 FORGET_AFTER = 200
 """Steps of an optimizer in a row that end what was held against it. Unit: steps."""
@@ -108,12 +108,16 @@ class _Account:
             self.streak += 1
             self.nonfinite = 0
             self.largest = max(self.largest, scale)
+            # The largest scale is lowered as well: gradients grow in a training, and a scale that
+            # fitted early on says nothing of what fits now.
             if self.streak >= FORGET_AFTER:
                 self.relapses, self.deep, self.since, self.largest = 0, 0, -1, scale
             return
         self.streak = 0
         self.skips += 1
         self.nonfinite += nonfinite_loss
+        # At a scale that it has stepped with: no search of the scaler is behind this skip. At the
+        # largest one itself it may be, as gradients vary.
         self.relapses += scale < self.largest
         self.deep += scale <= FAR_BELOW * self.largest
         if self.since < 0 and (self.relapses or not self.largest):
@@ -207,6 +211,7 @@ def _keeps_relapsing(account: _Account, iteration: Iteration) -> bool:
     if account.deep >= RELAPSES and account.rate >= RATE:
         return True
     least = RATE if account.deep < MIN_DEEP else RATE_OF_DEEP
+    # Above the rate that growth makes up for: below it the scaler holds its scale by skipping.
     return account.rate >= max(least, RATE_RATIO * alarm_rate(iteration.scaler))
 
 

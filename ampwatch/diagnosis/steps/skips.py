@@ -94,7 +94,7 @@ class SkipClassifier:
         self, scaler: ScalerSettings, scale_before: float, *, nonfinite_loss: bool
     ) -> SkipClass:
         if not nonfinite_loss:
-            # Calibration looks for the largest scale that fits; below 1 the loss is
+            # Calibration searches for the largest scale that fits; below 1 the loss is
             # being shrunk, which is no calibration any more (torch.amp.GradScaler.update).
             if not self.calibrated and not scale_before <= 1.0:
                 return SkipClass.CALIBRATING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Family, Kind, certain
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.wire.records import Finding, Severity, SkipClass
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SCHEDULER_AHEAD = Kind(
     slug="scheduler_ahead",
     number=11,
-    family=Family.STEP_BOOKKEEPING,
+    family=KindFamily.STEP_BOOKKEEPING,
     meaning="the learning-rate scheduler moves although the optimizer did not",
     severities=(Severity.INFO, Severity.WARNING),
     certainty=certain(

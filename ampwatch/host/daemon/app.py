@@ -156,6 +156,7 @@ class Daemon:
             self._watcher.close()
             if self._gpus is not None:
                 self._gpus.stop()
+            # Last: whoever takes the lock next binds the same port.
             lock.release()
         logger.info("the daemon has ended")
 
@@ -195,6 +196,7 @@ class Daemon:
         A run that creates its ring and then reads the lock file either finds it empty,
         and waits for the lock, or its ring is found here.
         """
+        # In this order: the other way round a run could come between the last reading and the retraction.
         lock.retract()
         self.step()
         if self._is_idle():
@@ -240,6 +242,7 @@ def _lock(directory: Path, lock_fd: int | None) -> DaemonLock:
         return DaemonLock.adopt(lock_fd, directory)
     deadline = time.monotonic() + LOCK_SECONDS
     while (lock := DaemonLock.take(directory)) is None:
+        # A file with content is that of a daemon that serves; an empty one is held for a moment.
         if (info := read_info(directory)) is not None or time.monotonic() > deadline:
             raise DaemonError(_other_daemon(info))
         time.sleep(LOCK_SECONDS / 40)

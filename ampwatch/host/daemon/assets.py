@@ -35,6 +35,7 @@ class Asset:
     @cached_property
     def packed(self) -> bytes:
         """The content, gzipped once: Plotly has 4.5 MB, and 1.4 MB so."""
+        # Without the time of packing, so that the entity tag is the same after a restart.
         return gzip.compress(self.path.read_bytes(), mtime=0)
 
     @cached_property

@@ -63,12 +63,12 @@ def find_remains(
     for path in find_rings(places, any_user=False).rings:
         try:
             # Not ``RingWatcher``: this runs beside a daemon, and must remove none of its files.
-            look = read_ring(path, settings.report_steps, "report")
+            read = read_ring(path, settings.report_steps, "report")
         except RingError:  # it has just ended, or is of another release
             continue
-        box = look.box
+        box = read.box
         if run in (None, box.identity.run):
-            if look.is_alive and is_silent(box, clock(), settings.stale_seconds):
+            if read.is_alive and is_silent(box, clock(), settings.stale_seconds):
                 box.state, box.reason = RunState.STALE, SILENT
             in_rings[box.identity] = box
     for identity, box in found.items():

@@ -144,6 +144,7 @@ class Site:
         return Response(body, content_type)
 
     def _health(self, _: Request) -> Response:
+        # Answered from another thread than the loop, so that a loop that hangs can be seen here.
         stuck = self._is_stuck()
         health = {
             "service": SERVICE,
@@ -173,6 +174,8 @@ class Site:
     def _asset(self, request: Request) -> Response:
         asset = self._assets[request.path]
         headers = {"ETag": asset.etag, "Cache-Control": "no-cache"}
+        # A client may know several, in one header; the quotes of the tag keep one from being taken
+        # for a part of another.
         if asset.etag in request.known_etag:
             return Response(
                 status=HTTPStatus.NOT_MODIFIED, headers=headers, content_type=asset.content_type
@@ -194,6 +197,7 @@ class Site:
         there is none. Every change has the time in it, so none is ever empty and the
         connection never silent.
         """
+        # Not waited for: each page that waits would hold a thread and a connection.
         if not self._streams.acquire(blocking=False):
             return
         try:
@@ -201,6 +205,8 @@ class Site:
             state = self._feed.full(EVENT_SECONDS / 2)
             yield _event("full", state)
             while True:
+                # A client that has left is noticed by the next write, which raises, so that the
+                # generator is closed and gives its place back.
                 time.sleep(EVENT_SECONDS)
                 patch, state = self._feed.delta(state, EVENT_SECONDS / 2)
                 yield _event("delta", patch)
@@ -209,6 +215,7 @@ class Site:
 
 
 def _event(name: str, value: Any) -> bytes:
+    # One line of data: JSON of this form has no line break, which would end the event.
     return b"event: " + name.encode() + b"\ndata: " + _json(value) + b"\n\n"
 
 

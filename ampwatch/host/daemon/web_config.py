@@ -125,6 +125,7 @@ def _users(path: str, content: Any) -> dict[str, bytes]:
     if users:
         _required("bcrypt", "basic_auth_users")
     for name, hashed in users.items():
+        # A colon ends the name in the header (RFC 7617), so nobody could ever log in by this one.
         if ":" in name or not isinstance(hashed, str) or not _BCRYPT.fullmatch(hashed):
             # The value is a secret, or a password in clear by mistake: not repeated.
             raise _refused(
@@ -165,6 +166,7 @@ def _file(path: str, name: str, value: Any) -> Path:
     """Return a file named in the web-config, relative to where that lies."""
     if not isinstance(value, str) or not value:
         raise _refused(path, name, value, "the path of a PEM file")
+    # Not relative to where the daemon was started: exporter-toolkit does it like this.
     return Path(path).resolve().parent / value
 
 

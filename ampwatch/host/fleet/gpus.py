@@ -225,6 +225,7 @@ class Gpu:
         for feature in Feature:
             parts = self.answers.get(feature, {"": self.gone})
             reasons = {part: _reason(answer) for part, answer in parts.items()}
+            # One part that can be read makes the feature readable; the others are named beside it.
             whole = next(iter(reasons.values()))
             if Reason.OK in reasons.values():
                 whole = Reason.OK

@@ -41,6 +41,8 @@ class GradientColumn:
     def merge(self, newer: GradientColumn, /) -> None:
         """Take in ``newer``, the column of samples after these."""
         self.last_step = max(self.last_step, newer.last_step)
+        # Both ends: the scale may change within a column, and limits drawn for one of the two would
+        # put elements outside of the format that fitted it.
         self.scale_low = min(self.scale_low, newer.scale_low)
         self.scale_high = max(self.scale_high, newer.scale_high)
         self.histogram = self.histogram.merge(newer.histogram)

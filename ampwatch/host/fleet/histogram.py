@@ -61,6 +61,7 @@ class Histogram:
     def observe(self, value: float, times: int = 1) -> None:
         """Count ``value``, ``times`` times; a negative or infinite one and NaN are ignored."""
         if 0.0 <= value < math.inf:
+            # ``bisect_left``: a value equal to a bound belongs below it, as Prometheus's ``le`` says.
             self.counts[bisect_left(self.bounds, value)] += times
             if self.sum is not None:
                 self.sum += value * times

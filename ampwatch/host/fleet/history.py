@@ -77,6 +77,7 @@ class Bucket:
         bucket = cls(record.step, record.step, record.time_ns)
         bucket.scale_min = bucket.scale_max = bucket.scale_last = record.loss_scale
         if record.num_losses > 0:
+            # One NaN in the sum would make the mean of the whole bucket NaN for good.
             finite = math.isfinite(record.loss)
             bucket.loss_sum = record.loss if finite else 0.0
             bucket.num_losses = int(finite)
@@ -203,6 +204,7 @@ class History:
         news = self._course.since(cursor and cursor.place)
         # Skips are counted by themselves: the deque forgets old ones, the buckets never do.
         seen = 0 if cursor is None or news.everything else cursor.num_skips
+        # Never more than are still there: a reader that was away for long misses the older ones.
         num_skips = min(self._num_skips - seen, len(self.skips))
         skips = list(self.skips)[len(self.skips) - num_skips :]
         return Update(Cursor(news.place, self._num_skips), news.everything, news.spans, skips)

@@ -34,6 +34,7 @@ def limit_of(record: RangeRecord, autocast: FloatFormat | None) -> FloatFormat |
 def finite_amax(record: RangeRecord) -> float | None:
     """Return the largest finite magnitude; ``None`` if nothing finite was counted."""
     histogram = record.histogram
+    # An amax of 0 is a value where zeros were counted, and the absence of one where nothing was.
     return histogram.amax if histogram.amax or histogram.binned else None
 
 

@@ -89,6 +89,8 @@ class GpuCollector:
     def update(self) -> None:
         """Read all GPUs once, having opened them if it is time to."""
         begin = self._clock()
+        # A source that cannot be closed is read on as it is: NVML must not be shut down under a
+        # thread that waits in it.
         if self._opens_at is not None and begin >= self._opens_at and self.close():
             self._opens_at = None
         elif self._source is None:
@@ -147,6 +149,7 @@ class GpuCollector:
             self._opens_at = now + ABSENT_SECONDS
         elif success:
             self._opens_at, self._reopen_wait = None, REOPEN_SECONDS[0]
+        # Not while a reopening is due: every pass that fails would push it further away.
         elif self._opens_at is None or self._opens_at <= now:
             self._opens_at = now + self._reopen_wait
             self._reopen_wait = min(2 * self._reopen_wait, REOPEN_SECONDS[1])

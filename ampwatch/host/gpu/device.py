@@ -74,6 +74,7 @@ class Device:
         """
         gpu = Gpu(self._index, self.uuid, self._facts)
         gpu.answers = readings.read(self._nvml, self.handle)
+        # Nothing more is asked of a GPU that is gone: it would answer the same, or not at all.
         if gone := _gone(gpu.answers):
             gpu.answers, gpu.gone = {}, gone
             return gpu

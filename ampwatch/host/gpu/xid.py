@@ -116,6 +116,7 @@ class XidWatcher:
         self.states = {
             uuid: self._register_one(handle, events) for uuid, handle in self._handles.items()
         }
+        # A set without events only times out, which counts as health: nothing would register anew.
         if Reason.OK not in self.states.values():
             self._release()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from ampwatch.numerics.formats import HALF, PLAIN, Family
+from ampwatch.numerics.formats import HALF, PLAIN, FormatFamily
 
 
 class OpKind(IntEnum):
@@ -86,12 +86,12 @@ class Phase(IntEnum):
 HALF_DTYPES = frozenset(HALF)
 """The dtypes autocast casts to."""
 
-FP8_DTYPES = frozenset(fmt.name for fmt in PLAIN if fmt.family is Family.FLOAT8)
+FP8_DTYPES = frozenset(fmt.name for fmt in PLAIN if fmt.family is FormatFamily.FLOAT8)
 
 TENSOR_DTYPES = frozenset(fmt.name for fmt in PLAIN if fmt.alignment)
 """The dtypes in which a matmul can run on tensor cores."""
 
 ALIGNMENT = {fmt.name: fmt.alignment for fmt in PLAIN if fmt.name in HALF_DTYPES | FP8_DTYPES}
-"""What the dimensions of a matmul have to be a multiple of for full-speed tensor-core kernels, of
-the dtypes of low precision. TF32 has none here: that a dimension is odd is no reason to complain
-to somebody who has not asked for tensor cores."""
+"""Numbers that the dimensions of a matmul have to be multiples of for full-speed tensor-core kernels,
+by dtype of low precision. TF32 has none here: an odd dimension is no reason to complain to somebody
+who has not asked for tensor cores."""

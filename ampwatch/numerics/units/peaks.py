@@ -5,7 +5,7 @@ within 1.3 %, knows the product at its own clock, and covers cards no list has. 
 dense: those of datasheets since Hopper, and the "AI TOPS" of consumer cards, count the zeros of
 structured sparsity and are twice as high.
 
-What is not known has no peak and a reason instead, for a guess would show up as utilisation.
+A device that is not known has no peak and a reason instead: a guess would show up as utilisation.
 
 Source:
     Tensor cores: NVIDIA's architecture whitepapers (Volta, Turing, A100, GA102, AD102, H100,

@@ -31,7 +31,7 @@ DIRECTORY_MODE = 0o755
 
 
 class FileChange(Enum):
-    """What becomes of a file."""
+    """Outcome of a write for one file."""
 
     NEW = "new"
     UPDATED = "updated"
@@ -183,7 +183,8 @@ def _record(content: bytes | None) -> tuple[str, dict[str, str]]:
         return "", {}
     try:
         record = json.loads(content)
-        version, written = record["version"], dict(record["files"])
+        version = record["version"]
+        written = dict(record["files"])
         good = isinstance(version, str) and all(map(_is_inside, written))
     except (KeyError, TypeError) as error:
         raise ValueError from error

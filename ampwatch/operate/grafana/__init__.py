@@ -1,4 +1,4 @@
-"""Puts the shipped dashboards into a Grafana, tells what differs there, and takes them out again.
+"""Puts the shipped dashboards into a Grafana, reports what differs there, and takes them out again.
 
 ``place`` is where it is and how to get in, ``server`` its HTTP API, ``boards`` what is shipped,
 ``plan`` what there is to do (no HTTP, no client), ``work`` the verbs of the command line.

@@ -137,7 +137,8 @@ def _token(environment: Mapping[str, str], file: str | None) -> str:
             msg = f"`--token-file`: expected a token and nothing else in {file!r}, got other characters than ASCII"
             raise SettingsError(msg) from None
     else:
-        where, token = "GRAFANA_TOKEN", environment.get("GRAFANA_TOKEN", "").strip()
+        where = "GRAFANA_TOKEN"
+        token = environment.get(where, "").strip()
     if not token:
         msg = (
             "expected the token of a service account, got none; make one in Grafana under Administration >"

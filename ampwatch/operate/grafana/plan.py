@@ -187,7 +187,7 @@ def _by_hand(stored: Stored, folder: str, last: re.Match[str] | None) -> str:
 
 
 def _body(board: Board, folder: str, *, version: Any, force: bool) -> dict[str, Any]:
-    # With the version that was looked at, Grafana refuses if somebody has saved since.
+    # With the version that was compared, Grafana refuses if somebody has saved since.
     dashboard = board.dashboard if version is None else {**board.dashboard, "version": version}
     return {
         "dashboard": dashboard,

@@ -140,7 +140,8 @@ class GrafanaServer:
         found = self._find(doing, lambda: get(uid), HTTPStatus.NOT_ACCEPTABLE)
         if found is None:
             return None
-        dashboard, meta = found.get("dashboard"), found.get("meta") or {}
+        dashboard = found.get("dashboard")
+        meta = found.get("meta") or {}
         if not isinstance(dashboard, dict):
             return Stored(None, meta, None)
         words = self._message(uid, dashboard.get("version")) if history else None
@@ -216,7 +217,7 @@ class GrafanaServer:
                 return error.status_code if report_status else None
             trouble = explain(doing, error.status_code, _said(error), url)
         except (RequestException, OSError, ValueError, AttributeError) as error:
-            # AttributeError: the client takes some answers apart without a look at them.
+            # AttributeError: the client takes some answers apart without checking them.
             trouble = self._unreached(error)
         # Outside of the `except`, so that no chain leads to the request and its headers.
         raise self._error(trouble)

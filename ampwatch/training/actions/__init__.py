@@ -1,1 +1,1 @@
-"""What is done about a finding. Users reach it as ``ampwatch.actions``."""
+"""Answers to findings. Users reach them as ``ampwatch.actions``."""

@@ -1,4 +1,4 @@
-"""What is done about a finding: the contract of an action, and who is told of which findings."""
+"""The contract of an action, and the subscription that notifies it of findings."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def makes_callback(factory: _Factory) -> _Factory:
 
 
 class Action:
-    """Something that is done about findings, at its own pace.
+    """An answer to findings, at its own pace.
 
     A plain function is enough for ``on_finding``; an action also knows the run, and may wait for
     the safe point: right after an iteration has closed, when model, optimizer and scaler agree.
 
     Attributes:
-        min_severity: What it is told of, where ``on_finding`` does not say.
+        min_severity: The least severity it is notified of, where ``on_finding`` does not say.
         wants_safe_point: Whether ``settle`` has anything to do.
     """
 
@@ -49,10 +49,10 @@ class Action:
     _taken_by: RunIdentity | None = None
 
     def take(self, identity: RunIdentity) -> None:
-        """Open it for a run, unless it is open for that already.
+        """Open it for a run, unless it is open for that run already.
 
         Raises:
-            StateError: If it is open for another run: what it has noted is of one.
+            StateError: If it is open for another run: its notes are about one run.
         """
         if self._taken_by is identity:
             return
@@ -63,26 +63,26 @@ class Action:
         self.open(identity)
 
     def let_go(self) -> None:
-        """The run is over; another may take it."""
+        """Release it at the end of a run, so that another run may take it."""
         self._taken_by = None
 
     def open(self, identity: RunIdentity) -> None:
-        """It was handed to ``on_finding`` of this run. Raises nothing."""
+        """Begin with a run, to whose ``on_finding`` it was handed. Raises nothing."""
 
     def __call__(self, finding: Finding) -> None:
-        """A finding was made, perhaps in the middle of a step: take note, and return at once."""
+        """Take note of a finding, perhaps in the middle of a step, and return at once."""
         raise NotImplementedError
 
     def settle(self, step: int) -> StopTraining | None:  # noqa: ARG002 - for those that override it
-        """Iteration ``step`` has closed: do what has to be done on the training thread.
+        """Do what has to be done on the training thread; iteration ``step`` has closed.
 
         Returns:
-            What is to be raised out of the user's call, if that is what the action is for.
+            An exception to be raised out of the user's call, where the action is for that.
         """
         return None
 
     def close(self) -> None:
-        """The monitor is closed: finish, within a bound, and leave nothing behind."""
+        """Finish within a bound and leave nothing behind, when the monitor is closed."""
 
 
 class Subscription:
@@ -90,8 +90,8 @@ class Subscription:
 
     Args:
         callback: A function or an action.
-        min_severity: The least severity it is told of; its own choice if ``None``.
-        kinds: The kinds it is told of; all if ``None``.
+        min_severity: The least severity it is notified of; its own choice if ``None``.
+        kinds: The kinds it is notified of; all if ``None``.
 
     Raises:
         SettingsError: If the callback cannot be called, or a severity or a kind does not exist.
@@ -112,20 +112,20 @@ class Subscription:
             _severity(default.min_severity if min_severity is None else min_severity)
         )
         self._kinds = None if kinds is None else _checked_kinds(kinds)
-        self._told: set[str] = set()
+        self._notified: set[str] = set()
 
-    def tell(self, finding: Finding, *, new: bool) -> None:
+    def notify(self, finding: Finding, *, new: bool) -> None:
         """Pass on a finding that is wanted, once: when it is made, or has become bad enough.
 
         Cost: three look-ups, and the callback's own. Thread: that of the finding.
         """
-        if not new and finding.key in self._told:
+        if not new and finding.key in self._notified:
             return
         if SEVERITIES.index(finding.severity) < self._least:
             return
         if self._kinds is not None and finding.kind not in self._kinds:
             return
-        self._told.add(finding.key)
+        self._notified.add(finding.key)
         self._guard.run(self._callback, finding)
 
 

@@ -179,7 +179,8 @@ class _Checkpoint(Action):
         return f"checkpoint({self._save!r})"
 
     def open(self, identity: RunIdentity) -> None:  # noqa: ARG002 - any run will do
-        self._pending, self._not_before = None, 0
+        self._pending = None
+        self._not_before = 0
 
     def __call__(self, finding: Finding) -> None:
         pending = self._pending
@@ -192,7 +193,7 @@ class _Checkpoint(Action):
             self._hand_over()
 
     def close(self) -> None:
-        # What was found while the monitor was being closed; the loop is over then.
+        # Findings of the last iterations come while the monitor is being closed; no safe point follows.
         if self._pending is not None:
             self._hand_over()
 

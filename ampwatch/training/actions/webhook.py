@@ -65,7 +65,10 @@ class Webhook(Action):
         queue_size: int,
         close_seconds: float,
     ) -> None:
-        self.sent = self.retried = self.failed = self.dropped = 0
+        self.sent = 0
+        self.retried = 0
+        self.failed = 0
+        self.dropped = 0
         self._place = _checked(url)
         self._url = url
         self._headers = {"User-Agent": "ampwatch", **headers, "Content-Type": "application/json"}
@@ -85,7 +88,7 @@ class Webhook(Action):
         return f"webhook({self._place})"
 
     def open(self, identity: RunIdentity) -> None:
-        """Learn which run it is."""
+        """Note which run it is, for the body of each request."""
         self._run = {
             "run": identity.run,
             "rank": identity.rank,
@@ -106,12 +109,13 @@ class Webhook(Action):
             return
         if not self._is_working:
             self._pid = os.getpid()
+            # A daemon: a thread that hangs in the endpoint must not keep the program from ending.
             self._thread = Thread(target=self._work, name="ampwatch-webhook", daemon=True)
             self._thread.start()
 
     @property
     def _is_working(self) -> bool:
-        """Whether its thread takes findings; that of the parent of a fork is left to that."""
+        """Whether its thread takes findings. In a forked child that is the parent's, and left alone."""
         thread = self._thread
         return thread is not None and (self._pid != os.getpid() or thread.is_alive())
 
@@ -144,10 +148,10 @@ class Webhook(Action):
             self._queue.put_nowait(None)
 
     def _body(self, finding: Finding) -> bytes:
-        told = asdict(finding)
-        told["severity"] = finding.severity.value
-        told["evidence"] = {name: _number(value) for name, value in finding.evidence.items()}
-        body = {"version": BODY_VERSION, **self._run, "time": time.time(), "finding": told}
+        fields = asdict(finding)
+        fields["severity"] = finding.severity.value
+        fields["evidence"] = {name: _number(value) for name, value in finding.evidence.items()}
+        body = {"version": BODY_VERSION, **self._run, "time": time.time(), "finding": fields}
         return json.dumps(body, allow_nan=False).encode()
 
     def _work(self) -> None:
@@ -171,9 +175,9 @@ class Webhook(Action):
         logger.warning("%r: expected the endpoint to take a finding, got %s", self, trouble)
 
     def _post(self, body: bytes) -> tuple[str, bool]:
-        """Return what went wrong, empty if nothing did, and whether it would again."""
+        """Return the trouble, empty if there was none, and whether it would come again."""
         try:
-            # Each time anew: a request that was sent knows where it went.
+            # Each time anew: urllib notes in a request where it went, and what it has added.
             request = Request(self._url, data=body, headers=self._headers, method="POST")  # noqa: S310 - checked to be http
             with self._opener.open(request, timeout=self._timeout_s):
                 return "", False
@@ -193,7 +197,7 @@ class Webhook(Action):
 
 
 def _checked(url: str) -> str:
-    """Return what may be told of ``url``.
+    """Return the part of ``url`` that may be shown: scheme, host and port.
 
     Raises:
         SettingsError: If it is no HTTP address; it is not quoted, as it may hold a secret.

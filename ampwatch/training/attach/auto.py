@@ -45,21 +45,22 @@ class _ToStderr(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        _say(self.format(record))
+        _print(self.format(record))
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     with contextlib.suppress(Exception):  # no stderr, or one that is closed
         print(f"ampwatch: {text}", file=sys.stderr, flush=True)  # noqa: T201 - ours is the command line
 
 
 def arm() -> Attacher:
-    """Attach to what this process makes from now on."""
+    """Attach to the trainings that this process makes from now on."""
     attacher = Attacher(serve=os.environ.get(ATTACH) != FINDINGS_ONLY)
     if not logger.handlers:
         logger.addHandler(_ToStderr())
         logger.propagate = False
-    atexit.register(attacher.tell)
+    atexit.register(attacher.report)
+    # A worker of a DataLoader inherits monitors whose rings are the parent's to write.
     os.register_at_fork(after_in_child=attacher.forget)
     attacher.install()
     return attacher
@@ -75,7 +76,7 @@ class Attacher:
     def __init__(self, *, serve: bool) -> None:
         self._serve = serve
         self._guard = Guard("ampwatch run")
-        self._said = ""
+        self._printed = ""
         self._listeners: list[Listener] = []
         self._steps: dict[type, Listener] = {}
         self._waiting: list[weakref.ref[Optimizer]] = []
@@ -84,7 +85,7 @@ class Attacher:
         self._watches: list[tuple[Monitor, weakref.ref[GradScaler] | None]] = []
 
     def install(self) -> None:
-        """Listen to what is made, and to where an iteration begins or ends."""
+        """Listen to the making of optimizers and scalers, and to where an iteration begins or ends."""
         on = self._guarded
         self._listeners = [
             listen(Optimizer, "__init__", after=on(self._made_optimizer)),
@@ -95,7 +96,7 @@ class Attacher:
         ]
 
     def remove(self) -> None:
-        """Listen no more; monitors that are open stay."""
+        """Stop listening; monitors that are open stay."""
         for listener in (*self._listeners, *self._steps.values()):
             listener.remove()
         self._listeners.clear()
@@ -111,7 +112,8 @@ class Attacher:
         self._waiting.append(weakref.ref(optimizer))
         kind = type(optimizer)
         if kind not in self._steps:
-            # Not by PyTorch's hooks: attaching places some, which it cannot do from within one.
+            # Not by register_optimizer_step_post_hook: attaching places hooks of that kind, and
+            # PyTorch iterates over the dictionary of hooks itself while it calls them.
             self._steps[kind] = listen(kind, "step", after=self._guarded(self._stepped_alone))
 
     def _made_scaler(self, scaler: GradScaler, *_: Any) -> None:
@@ -119,7 +121,7 @@ class Attacher:
 
     def _zero_grad(self, optimizer: Optimizer, *_: Any) -> None:
         scalers = [s for s in _living(self._scalers) if s.is_enabled()]
-        # With several nobody knows yet which of them is whose.
+        # With several scalers it is not known yet which optimizer steps through which.
         if self._is_waiting(optimizer) and len(scalers) <= 1:
             self._attach(_living(self._waiting), scalers[0] if scalers else None, 0)
 
@@ -157,8 +159,9 @@ class Attacher:
 
     def _attach(self, optimizers: list[Optimizer], scaler: GradScaler | None, step: int) -> None:
         """Watch the training of ``optimizers``, of which iteration ``step`` is open."""
+        # Late: a program that imports torch and trains nothing should not pay for all of ampwatch.
         from ampwatch.training.attach.owners import models_of  # noqa: PLC0415
-        from ampwatch.training.monitor import Monitor, watch_unasked  # noqa: PLC0415 - not before it is needed
+        from ampwatch.training.monitor import Monitor, watch_unasked  # noqa: PLC0415
 
         if Monitor.num_asked_for:
             self.remove()
@@ -184,28 +187,28 @@ class Attacher:
             self.remove()
             logger.warning("this training runs unwatched: %s", error)
             return
-        self._mind(watch, scaler, optimizers)
+        self._keep(watch, scaler, optimizers)
 
     @property
     def watches(self) -> list[Monitor]:
         """The monitors made so far."""
         return [watch for watch, _ in self._watches]
 
-    def _mind(self, watch: Monitor, scaler: GradScaler | None, now: Iterable[Optimizer]) -> None:
-        """Take note of what is watched; what is not yet goes on waiting."""
-        # Of a program that trains a thousand times only those are kept that have to be told of.
-        self._watches = [(w, of) for w, of in self._watches if not w.closed or _has_to_tell(w)]
+    def _keep(self, watch: Monitor, scaler: GradScaler | None, now: Iterable[Optimizer]) -> None:
+        """Remember what is watched; optimizers that are not yet go on waiting."""
+        # Of a program that trains a thousand times only monitors with something to report are kept.
+        self._watches = [(w, of) for w, of in self._watches if not w.closed or _has_news(w)]
         self._watches.append((watch, None if scaler is None else weakref.ref(scaler)))
         self._stop_waiting(now)
         if watch.settings.level != "off":
             place = watch.url or "findings only, at the end"
             words = f"watching run {watch.identity.run}, rank {watch.identity.rank}: {place}"
-            if words != self._said:
-                self._said = words
-                _say(words)
+            if words != self._printed:
+                self._printed = words
+                _print(words)
 
     def _covers(self, models: list[nn.Module], scaler: GradScaler | None) -> bool:
-        """Whether a monitor of ours finds optimizers of ``models`` by itself."""
+        """Whether a monitor of ours will find optimizers of ``models`` by itself."""
         return bool(models) and any(
             not watch.closed
             and (scaler is None or (of is not None and of() is scaler))
@@ -222,22 +225,23 @@ class Attacher:
             self._steps.pop(kind).remove()
 
     def forget(self) -> None:
-        """In a process that was forked what the parent has made is the parent's."""
+        """Drop all optimizers, scalers and monitors: in a forked process they are the parent's."""
         self._waiting.clear()
         self._scalers.clear()
         self._stepped.clear()
         self._watches.clear()
 
-    def tell(self) -> None:
-        """Report what was found, if anything was that matters."""
-        # Monitors have closed themselves by now: they came later.
+    def report(self) -> None:
+        """Print the reports of monitors with findings that matter. Called by ``atexit``."""
+        # atexit runs the newest function first, so monitors have closed themselves by now:
+        # each has registered its own after this one.
         for watch, _ in self._watches:
             with contextlib.suppress(Exception):
-                if _has_to_tell(watch):
-                    _say(f"\n{watch.report()}")
+                if _has_news(watch):
+                    _print(f"\n{watch.report()}")
 
 
-def _has_to_tell(watch: Monitor) -> bool:
+def _has_news(watch: Monitor) -> bool:
     return any(finding.severity is not Severity.INFO for finding in watch.findings)
 
 

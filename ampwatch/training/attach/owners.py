@@ -1,4 +1,4 @@
-"""Which models an optimizer trains, found from its parameters."""
+"""The models that an optimizer trains, found from its parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def models_of(optimizers: Iterable[Optimizer]) -> list[nn.Module]:
     """Return the outermost modules that hold parameters of the optimizers.
 
     Where several hold the same ones (a wrapper beside a container), the one with fewest modules
-    is taken, and the others left out. The order is that in which the parameters come.
+    is taken, and the others left out. They come in the order of their first parameters.
 
     Cost: one pass over the collector's objects, some 0.1 s.
     """
@@ -50,7 +50,8 @@ def _roots(modules: Sequence[nn.Module], wanted: set[int]) -> list[nn.Module]:
             parents.setdefault(id(child), []).append(module)
         if any(id(p) in wanted for p in (state.get("_parameters") or {}).values()):
             queue.append(module)
-    roots, seen = [], {id(module) for module in queue}
+    roots = []
+    seen = {id(module) for module in queue}
     while queue:
         module = queue.pop()
         above = parents.get(id(module), [])

@@ -1,4 +1,4 @@
-"""Whether ``torch.compile`` is at work in this process."""
+"""Questions about ``torch.compile``: whether it is at work in this process, or in this thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import torch
 
 BACKENDS = ("_TorchCompileInductorWrapper", "_TorchCompileWrapper")
-"""Classes of which ``torch.compile`` makes one object at each call."""
+"""Names of the classes in ``torch`` of which ``torch.compile`` makes one object at each call."""
 
 
 def has_compiled() -> bool:
@@ -27,8 +27,10 @@ def may_compile() -> bool:
     if frames is None:
         return False
     backends = getattr(frames, "cached_backends", None)
-    if backends is None:  # a version that keeps them elsewhere
-        return True
+    if backends is None:
+        return True  # a version that keeps them elsewhere: better no census than no compiled code
+    # A copy, for another thread may be compiling. torch._dynamo.reset() clears the dictionary, and
+    # what was compiled before that shows in the counters only.
     return any(callable(backend) for backend in list(backends.values())) or has_compiled()
 
 
@@ -41,14 +43,17 @@ class ForcedEager:
     """Has whatever was compiled run eagerly, from now on until ``end``."""
 
     def __init__(self) -> None:
+        # set_stance acts at construction already (torch/_dynamo/decorators.py), and its __exit__ sets
+        # the stance of before. There is one stance per process, not one per thread.
         self._stance = torch.compiler.set_stance("force_eager")
         self._set = _stance()
 
     def end(self) -> None:
-        """Have it run compiled again; nothing has to be compiled anew.
+        """Have it run compiled again, unless the user has set another stance meanwhile.
 
-        Unless the user has decided otherwise meanwhile.
+        Nothing has to be compiled anew.
         """
+        # By identity: a stance that the user has set meanwhile may be equal, and is not ours to end.
         if _stance() is self._set:
             self._stance.__exit__(None, None, None)
 

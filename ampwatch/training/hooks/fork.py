@@ -1,4 +1,4 @@
-"""What an open profiler window does when the process is forked.
+"""Notice of forks, for an open profiler window.
 
 A child that was forked under a recording would inherit it: the workers of a ``DataLoader`` would
 record into their memory until they end, and a child that ends the recording hangs or is aborted.
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# State of the process and not of a monitor: os.register_at_fork is the only way to hear of a fork
+# before it happens, and nothing can be unregistered there (docs.python.org, os.register_at_fork).
 _is_registered = False
 _about_to: weakref.WeakMethod[Callable[[], None]] | None = None
 
@@ -21,8 +23,8 @@ _about_to: weakref.WeakMethod[Callable[[], None]] | None = None
 def hold(about_to: Callable[[], None]) -> None:
     """Have a method called before each fork, by the thread that forks, until ``let_go``.
 
-    Python offers no way to stop listening: from the first window on one function of this module
-    stays registered in the process. It does nothing while no window is open.
+    From the first window on one function of this module stays registered in the process. It does
+    nothing while no window is open.
 
     Args:
         about_to: A method, held weakly. There is one at a time, as there is one recording. Must
@@ -36,12 +38,13 @@ def hold(about_to: Callable[[], None]) -> None:
 
 
 def let_go() -> None:
-    """Call nobody any more."""
+    """Stop calling the method."""
     global _about_to  # noqa: PLW0603 - of the process, as forking is
     _about_to = None
 
 
 def _before() -> None:
+    # What it raised would be printed as unraisable, in the middle of the user's fork.
     about_to = None if _about_to is None else _about_to()
     if about_to is not None:
         about_to()

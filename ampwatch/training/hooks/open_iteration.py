@@ -1,10 +1,10 @@
-"""The open iteration, as everybody in the training process knows it."""
+"""The index of the open iteration and the thread that trains, shared by all sensors."""
 
 from __future__ import annotations
 
 
 class OpenIteration:
-    """Which iteration is open, and who trains. The ledger keeps it; all others read it.
+    """The open iteration. The ledger moves it on; all others read it.
 
     Attributes:
         step: Index of the open iteration.

@@ -22,7 +22,6 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ampwatch.training.hooks.altered import ALTERED_FUNCTIONS, ALTERED_NORMS, is_altered_norm
 from ampwatch.training.hooks.compiling import BACKENDS, is_traced
 from ampwatch.training.hooks.events import (
     AlteredCalled,
@@ -485,6 +484,31 @@ def _end_of_forward(bus: Bus, handles: list[Any]) -> None:
     handles.append(register_module_forward_hook(ended, always_call=True))
 
 
+# PyTorch computes these otherwise while any dispatch mode is on. They decide above the dispatcher
+# whether anybody needs the vectors, and isTensorSubclassLike (ATen/TensorSubclassLikeUtils.h), which
+# they ask, is true of every tensor then.
+ALTERED_FUNCTIONS: tuple[tuple[Any, str], ...] = (
+    (torch.linalg, "svdvals"),
+    (torch.linalg, "eigvalsh"),
+    (torch.linalg, "pinv"),
+    (torch.linalg, "cond"),
+    (torch.linalg, "matrix_rank"),
+    (torch, "pinverse"),
+)
+"""Modules and names of functions that are altered by any dispatch mode at every call."""
+
+ALTERED_NORMS: tuple[tuple[Any, str], ...] = ((torch.linalg, "norm"), (torch.linalg, "matrix_norm"))
+"""Modules and names of norms that are altered for orders in ``OF_SINGULAR_VALUES``."""
+
+OF_SINGULAR_VALUES = ("nuc", 2, -2)
+
+
+def _is_altered_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a call of one of ``ALTERED_NORMS`` asks for a norm of singular values."""
+    given = args[1] if len(args) > 1 else kwargs.get("ord")
+    return isinstance(given, (str, int, float)) and given in OF_SINGULAR_VALUES
+
+
 def _altered(bus: Bus, handles: list[Any]) -> None:
     channel = bus.channel(AlteredCalled)
 
@@ -496,7 +520,7 @@ def _altered(bus: Bus, handles: list[Any]) -> None:
         return before_call
 
     def before_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not is_compiling() and is_altered_norm(args, kwargs):
+        if not is_compiling() and _is_altered_norm(args, kwargs):
             channel.emit(AlteredCalled("norm"))
 
     for module, name in ALTERED_FUNCTIONS:

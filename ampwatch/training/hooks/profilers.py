@@ -1,4 +1,4 @@
-"""Whether somebody else profiles, captures a CUDA graph or evaluates while a window is open."""
+"""Detection of other profilers, of captures of CUDA graphs and of evaluation beside a window."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ STARTS: tuple[tuple[type, str], ...] = (
     (profiler.emit_itt, "__enter__"),
     (profiler_legacy.profile, "__enter__"),
 )
-"""The methods that begin somebody else's recording."""
+"""The methods that begin somebody else's recording. ``_prepare_trace`` comes before Kineto starts, so
+that a recording of ours can still be ended in it."""
 
 
 class OtherProfilers:
-    """Knows whether somebody else profiles, and says so before anybody begins.
+    """Detects whether somebody else profiles, and reports it before anybody begins.
 
     Args:
         about_to: Called before somebody else begins a recording, and while ours is open before
@@ -49,19 +50,21 @@ class OtherProfilers:
 
     def install(self) -> None:
         """Begin to listen."""
+        # Only of `profile` the end is heard, for it can be prepared and not started; whether one of the
+        # others is on, PyTorch itself can be asked.
         taps = [listen(owner, name, before=self._starting) for owner, name in STARTS]
         self._listeners = [*taps, listen(profiler.profile, "__exit__", after=self._ended)]
 
     def remove(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self.let_go()
         _remove_all(self._listeners)
 
     def hold(self, mine: Any) -> None:
-        """A recording is open: listen to the training as well.
+        """Listen to captures and evaluation as well, while our recording is open.
 
         Args:
-            mine: The PyTorch object that is not somebody else's.
+            mine: The PyTorch object of our own recording.
         """
         self._mine = mine
         self._while_open = [
@@ -70,7 +73,7 @@ class OtherProfilers:
         ]
 
     def let_go(self) -> None:
-        """No recording is open any more."""
+        """Stop listening to captures and evaluation: our recording is over."""
         self._mine = None
         _remove_all(self._while_open)
 
@@ -94,6 +97,7 @@ class OtherProfilers:
             return
         self._about_to(WindowSkip.PROFILER)
         if isinstance(instance, profiler.profile):
+            # Weak: a schedule may prepare a trace and be dropped without ever ending it.
             self._prepared = weakref.ref(instance)
 
     def _ended(self, instance: Any, _args: Any, _kwargs: Any) -> None:
@@ -104,6 +108,7 @@ class OtherProfilers:
         self._about_to(WindowSkip.CAPTURE)
 
     def _turning(self, _instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Module.eval() calls train(False), and train() calls itself for each child.
         mode = args[0] if args else kwargs.get("mode", True)
         if not mode:
             self._about_to(None)

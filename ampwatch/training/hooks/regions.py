@@ -1,4 +1,4 @@
-"""Which autocast regions every thread is in."""
+"""The autocast regions that every thread is in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ampwatch.training.hooks.events import AutocastEntering, AutocastLeft
 
 CALLERS = 8
-"""How many callers are looked at for ``custom_fwd``; between it and here are five of ours."""
+"""Callers that are searched for ``custom_fwd``; between it and here are five frames of ours."""
 
 
 DEVICES = ("cpu", "cuda", "xpu")
@@ -33,7 +33,7 @@ is_in_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled
 """Whether autocast is on in the calling thread, for any type of device."""
 
 
-class Region(NamedTuple):
+class AutocastRegion(NamedTuple):
     """One autocast region that has been entered and not left.
 
     Attributes:
@@ -61,7 +61,9 @@ class Regions(Sensor):
     is_thread_safe = True
 
     def __init__(self) -> None:
-        self._of_thread: dict[int, list[Region]] = {}
+        # By thread, because autocast is: its state lives in the thread-local set of dispatch keys.
+        # One item of a dict is read or written at a time, which the GIL makes atomic.
+        self._of_thread: dict[int, list[AutocastRegion]] = {}
         self._unseen: dict[int, int] = {}
 
     def removed(self) -> None:
@@ -70,17 +72,20 @@ class Regions(Sensor):
         self._unseen.clear()
 
     def autocast_entering(self, event: AutocastEntering) -> None:
-        """The calling thread is about to be in the region."""
+        """Note that the calling thread is about to be in the region."""
         region = event.region
         dtype = NAMES.get(region.fast_dtype, OTHER)
         enabled = bool(region._enabled)  # noqa: SLF001 - no public name for it
-        entered = Region(region.device, dtype, enabled, not enabled and _is_custom_function())
+        entered = AutocastRegion(
+            region.device, dtype, enabled, not enabled and _is_custom_function()
+        )
         self._of_thread.setdefault(get_ident(), []).append(entered)
 
     def autocast_left(self, _event: AutocastLeft) -> None:
-        """The calling thread has left the region it entered last."""
+        """Note that the calling thread has left the region it entered last."""
         me = get_ident()
         regions = self._of_thread.get(me)
+        # Regions that nobody saw being entered are not popped: ``update`` replaces them as a whole.
         if regions and len(regions) > self._unseen.get(me, 0):
             regions.pop()
             if not regions:
@@ -96,7 +101,7 @@ class Regions(Sensor):
             return
         self._unseen.pop(me, None)
         regions = [
-            Region(
+            AutocastRegion(
                 device, name_of(torch.get_autocast_dtype(device)), enabled=True, by_function=False
             )
             for device in DEVICES
@@ -104,18 +109,20 @@ class Regions(Sensor):
         ]
         self._of_thread.pop(me, None)
         if regions:
-            self._of_thread[me], self._unseen[me] = regions, len(regions)
+            self._of_thread[me] = regions
+            self._unseen[me] = len(regions)
 
-    def here(self) -> list[Region]:
+    def here(self) -> list[AutocastRegion]:
         """Return the regions that the calling thread is in, the innermost last. Not to be kept."""
         return self._of_thread.get(get_ident(), [])
 
-    def elsewhere(self, device_type: str) -> Region | None:
+    def elsewhere(self, device_type: str) -> AutocastRegion | None:
         """Return an enabled region for a type of device that another thread is in."""
         me = get_ident()
         return next(
             (
                 region
+                # A copy: other threads enter and leave meanwhile.
                 for thread, regions in list(self._of_thread.items())
                 if thread != me
                 for region in _enabled(regions, device_type)
@@ -124,7 +131,7 @@ class Regions(Sensor):
         )
 
 
-def _enabled(regions: list[Region], device_type: str) -> Iterator[Region]:
+def _enabled(regions: list[AutocastRegion], device_type: str) -> Iterator[AutocastRegion]:
     """Yield the innermost region for a type of device, if it is enabled."""
     innermost = next((r for r in reversed(regions) if r.device_type == device_type), None)
     if innermost is not None and innermost.enabled:
@@ -137,6 +144,7 @@ def _is_custom_function() -> bool:
     for _ in range(CALLERS):
         if frame is None:
             return False
+        # The wrapper of torch/amp/autocast_mode.py is called so; it leaves no other trace.
         if frame.f_code.co_name == "decorate_fwd" and frame.f_globals.get("autocast"):
             return True
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Listening to the methods of a class, for chosen instances, and to the functions of a module.
+"""Taps on methods of a class, for chosen instances, and on functions of a module.
 
 A tap replaces a method on the class that defines it, once, however many
 listeners there are; the last listener to leave puts the original back. Nothing
@@ -72,6 +72,8 @@ class _Tap:
         self._in_compiler = in_compiler
         self._owner = owner
         self._name = name
+        # From __dict__ and not by getattr: a staticmethod would come unwrapped, and the last listener
+        # has to put back the very object that was there.
         self._original = owner.__dict__[name]
         # Replaced as a whole, never changed in place: a call in another thread
         # iterates over the tuple it has read.
@@ -80,13 +82,17 @@ class _Tap:
         setattr(owner, name, self._wrapper)
 
     def _wrap(self) -> Callable[..., Any]:  # noqa: C901 - in line: it runs in each step
-        original, in_compiler = self._original, self._in_compiler
+        # Locals of the closure cost one load less in each call than attributes of the tap.
+        original = self._original
+        in_compiler = self._in_compiler
 
         @functools.wraps(original)
-        def wrapper(instance: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: C901 - likewise
-            # A call that is being compiled must not get our code into its graph.
+        def wrapper(instance: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: C901 - in line: it runs in each step
+            # A call that is being compiled must not get our code into its graph. Dynamo takes
+            # is_compiling() for the constant True, so the rest of the wrapper is not even traced.
             if not in_compiler and torch.compiler.is_compiling():
                 return original(instance, *args, **kwargs)
+            # Read once: who comes during the call must not get an `after` without its `before`.
             listeners = self._listeners
             for listener in listeners:
                 if (before := listener.before) is not None and (
@@ -95,7 +101,7 @@ class _Tap:
                     before(instance, args, kwargs)
             try:
                 result = original(instance, *args, **kwargs)
-            except BaseException:
+            except BaseException:  # of an interrupt as well: who counts depth would stay inside
                 for listener in listeners:
                     if (failed := listener.failed) is not None and (
                         listener.instance is None or listener.instance is instance
@@ -116,6 +122,8 @@ class _Tap:
     def is_in_place(self) -> bool:
         """Whether calls still come through here; others may have wrapped the wrapper."""
         method = self._owner.__dict__.get(self._name)
+        # A wrapper made without functools.wraps hides ours. Then a new tap goes on top of it, and
+        # the listeners of this one still hear through it.
         while method is not None and method is not self._wrapper:
             method = getattr(method, "__wrapped__", None)
         return method is not None
@@ -135,14 +143,17 @@ class _Tap:
 class _FunctionTap(_Tap):
     """One replaced function of a module.
 
-    ``torch.jit.script`` knows functions by their identity; it is told that this is the same one.
+    ``torch.jit.script`` finds the operator of a function by ``id`` in the table of
+    ``torch/jit/_builtins.py``. The wrapper is entered there beside the original; without that
+    ``torch.jit.script`` would try to compile the wrapper, and fail.
     """
 
     __slots__ = ()
 
     def _wrap(self) -> Callable[..., Any]:  # noqa: C901 - in line: it runs in each step
         original = self._original
-        # First: it lists what is in PyTorch's modules when it is asked for the first time.
+        # Before the wrapper is in place: the table lists what is in PyTorch's modules when it is asked
+        # for the first time, and would list the wrapper in place of the original for good.
         builtin = _builtins._find_builtin(original)  # type: ignore[no-untyped-call] # noqa: SLF001 - no public name for it
 
         @functools.wraps(original)
@@ -171,6 +182,7 @@ class _FunctionTap(_Tap):
 
     def drop(self, listener: Listener) -> None:
         super().drop(listener)
+        # The table has no weak keys: the id of a wrapper that is gone may become another function's.
         if self._owner.__dict__.get(self._name) is self._original:
             _builtins._get_builtin_table().pop(id(self._wrapper), None)  # type: ignore[no-untyped-call] # noqa: SLF001
 
@@ -194,7 +206,7 @@ def listen(
         name: Name of the method.
         instance: Listen to this instance only; ``None`` listens to all of them.
         before: Called with ``(instance, args, kwargs)`` before the method. Must not raise.
-        after: Likewise after the method has returned.
+        after: Called with ``(instance, args, kwargs)`` after the method has returned. Must not raise.
         returned: Called with ``(instance, result, args, kwargs)`` after that. Must not raise.
         failed: Called with the instance if the method has raised instead. Must not raise.
         in_compiler: The method is one of the compiler's own, and called while it compiles.
@@ -235,14 +247,14 @@ def listen_to_function(
         module: The module in which it is looked up.
         name: Its name there.
         before: Called with ``(args, kwargs)`` before the function. Must not raise.
-        after: Likewise after the function has returned.
+        after: Called with ``(args, kwargs)`` after the function has returned. Must not raise.
         failed: Called, without anything, if it has raised instead. Must not raise.
 
     Returns:
         The handle that ends it: ``listener.remove()``.
 
     Raises:
-        AttributeError: If the module has no such name.
+        AttributeError: If the module does not have the name.
 
     Cost:
         About 0.3 us a call of the function, on the caller's thread.

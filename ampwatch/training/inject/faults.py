@@ -37,9 +37,9 @@ class Fault(Protocol):
 
 
 class GradientFault:
-    """One element of the gradient of each parameter becomes ``value`` in a backward that is due.
+    """Sets one element of each parameter's gradient to ``value`` in a backward that is due.
 
-    By hooks on the parameters' nodes of the graph, before gradients are accumulated, and so before
+    Hooks on the parameters' nodes of the graph do it, before gradients are accumulated, and so before
     they are reduced over ranks. The parameters are left alone: their copies have no hook.
     """
 
@@ -47,13 +47,15 @@ class GradientFault:
         self._parameters = parameters
         self._value = value
         self._guard = guard
-        # A node lives as long as it is held, and its hook with it.
+        # The parameter holds its AccumulateGrad node weakly: it lives as long as it is held here, and
+        # its hook with it. Unheld, the next forward would make a new node, without the hook.
         self._placed: list[tuple[torch.autograd.graph.Node, Handle]] = []
 
     def install(self, due: Callable[[], bool]) -> None:
         """Place the hooks."""
 
         def before(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+            # due() last: asking it counts as planting.
             if is_traced() or not due():
                 return None
             return self._guard.run(self._planted, gradients)
@@ -69,6 +71,8 @@ class GradientFault:
         self._placed.clear()
 
     def _planted(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        # A clone: autograd may hand one tensor to several nodes, as the gradient of an addition, and
+        # the others must see what it was.
         gradient = gradients[0].clone()
         values = gradient._values() if gradient.is_sparse else gradient  # noqa: SLF001 - the view that can be written to
         if values.numel():
@@ -77,12 +81,12 @@ class GradientFault:
 
 
 class ActivationFault:
-    """The first floating-point tensor of a module's output becomes ``value`` throughout.
+    """Sets the first floating-point tensor of a module's output to ``value`` throughout.
 
-    By PyTorch's global forward hook, so that nothing is on the module, and ahead of the others, so that
-    sensors see it as the module's own. Made by ops whose inputs are finite, as in the fault that it
-    stands for: a number that the program writes down as infinite is taken for meant. Its gradient passes
-    unchanged.
+    PyTorch's global forward hook does it, so that nothing is on the module, and ahead of the other
+    hooks, so that sensors see it as the module's own. The values are made by ops whose inputs are
+    finite, as in the fault that this stands for: a number that the program writes down as infinite is
+    taken for meant. The gradient passes unchanged.
     """
 
     def __init__(self, module: nn.Module, value: float, guard: Guard) -> None:
@@ -105,6 +109,7 @@ class ActivationFault:
                 return None
             # Outside of the guard: what sensors do there is hidden from the op tracer, and
             # these ops have to be seen.
+            # A sum and no copy_: autograd goes on through it, and its derivative is 1.
             planted = found + _made_by_ops(found, self._value)
             return self._guard.run(_with, output, found, planted)
 
@@ -161,13 +166,14 @@ def _with(output: Any, old: Tensor, new: Tensor) -> Any:
         for f in fields(output):
             part = getattr(output, f.name)
             if (other := _with(part, old, new)) is not part:
+                # Also where the class is frozen; the twin is nobody's yet.
                 object.__setattr__(twin, f.name, other)
         return twin
     return output
 
 
 class StallFault:
-    """The step of the first optimizer waits for so long in each iteration that is due."""
+    """Delays the step of the first optimizer by ``seconds`` in each iteration that is due."""
 
     def __init__(
         self,

@@ -36,10 +36,10 @@ COLLAPSE_STEPS = 12
 STALL_SECONDS = 5.0
 
 AFTERMATH_STEPS = 20
-"""A finding that is first seen so many iterations after the fault may still come from it."""
+"""Iterations after a fault in which a new finding may still come from it."""
 
 EVIDENCE = "injected"
-"""What the evidence of a finding says, at 1, that may come from a planted fault."""
+"""Name of the evidence, with the value 1, of a finding that may come from a planted fault."""
 
 
 def inject(
@@ -64,11 +64,12 @@ def inject(
         kind: ``inf_grad`` or ``nan_grad``, in one element of the gradient of ``parameter``;
             ``inf_activation`` or ``nan_activation``, in the output of ``module``;
             ``collapsed_scale``, an infinite gradient in every parameter until the scaler has halved
-            its scale so often as there are ``steps``; ``stalled_step``, a wait of ``seconds`` before
-            the optimizer's step.
+            its scale ``steps`` times; ``stalled_step``, a wait of ``seconds`` before the optimizer's
+            step.
         parameter: Qualified name, as in ``model.named_parameters()``; with several models it
             begins with the index of its model.
-        module: Qualified name, as in ``model.named_modules()``, likewise.
+        module: Qualified name, as in ``model.named_modules()``; with several models it begins with
+            the index of its model.
         step: The iteration, counted as in ``watch.last_step``; the open one if ``None``.
         steps: How many iterations; 1 if ``None``, and ``COLLAPSE_STEPS`` for ``collapsed_scale``.
         seconds: The wait of ``stalled_step``; 5 if ``None``. Unit: s.
@@ -79,8 +80,8 @@ def inject(
         itself it comes off after its last iteration, or with the monitor.
 
     Raises:
-        SettingsError: If there is no such kind, parameter or module, an argument is missing or too
-            many, or the iteration is over.
+        SettingsError: If the kind, the parameter or the module does not exist, an argument is missing
+            or too many, or the iteration is over.
         StateError: If the monitor is not open.
 
     Cost:
@@ -99,7 +100,8 @@ def inject(
     if kind == "stalled_step":
         wait = STALL_SECONDS if seconds is None else seconds
         check_number("seconds", wait, least=0)
-        fault, place = _stall(watch, wait, sleep), f" of {wait:g} s"
+        fault = _stall(watch, wait, sleep)
+        place = f" of {wait:g} s"
     elif seconds is not None:
         msg = f"`seconds`: expected none for {kind!r}, got {seconds!r}; it is how long 'stalled_step' waits"
         raise SettingsError(msg)
@@ -130,7 +132,8 @@ class Injection:
         self._session = session
         self._fault = fault
         self._iterations = iterations
-        self._first = self._last = -1
+        self._first = -1
+        self._last = -1
         self._is_over = False
 
     @property
@@ -140,6 +143,8 @@ class Injection:
 
     def install(self) -> None:
         """Place it."""
+        # The fault comes off at a boundary: its own hooks are not running there, and PyTorch walks
+        # over some hooks in place.
         self._session.bus.call_at_boundary(self._closed)
         self._fault.install(self._due)
 
@@ -147,6 +152,7 @@ class Injection:
         """Take it off. Idempotent."""
         if self._is_over:
             return
+        # First: the session calls this again when it ends, and so does the user's `with`.
         self._is_over = True
         self._session.bus.forget_at_boundary(self._closed)
         self._fault.remove()
@@ -155,9 +161,9 @@ class Injection:
             logger.warning("the fault %s was planted in %s and is taken off now", self.what, times)
 
     def mark(self, finding: Finding) -> None:
-        """Say in a finding that it may come from this."""
+        """Mark a finding that may come from this fault, in its summary and its evidence."""
         if self.planted and self._first <= finding.first_step <= self._last + AFTERMATH_STEPS:
-            # Again each time it is told: its family may have written both anew.
+            # Each time anew: the diagnosis may have written summary and evidence again meanwhile.
             words = f" (ampwatch.inject had planted a fault: {self.what})"
             if words not in finding.summary:
                 finding.summary += words
@@ -182,6 +188,7 @@ class Injection:
         step = self._session.step
         if self._is_over or step not in self._iterations:
             return False
+        # Each node of a parameter asks, but an iteration counts once.
         if step != self._last:
             self.planted += 1
             self._last = step
@@ -240,8 +247,8 @@ def _fault(watch: Monitor, kind: str, name: str, guard: Guard) -> tuple[Fault, s
 
 
 def _stall(watch: Monitor, seconds: float, sleep: Callable[[float], None]) -> StallFault:
-    session, scaler = watch._session, watch._scaler  # noqa: SLF001
-    return StallFault(scaler, seconds, sleep, lambda: session.step)
+    session = watch._session  # noqa: SLF001 - as above
+    return StallFault(watch._scaler, seconds, sleep, lambda: session.step)  # noqa: SLF001
 
 
 def _named(pairs: Iterable[tuple[str, Any]], name: str, what: str) -> Any:

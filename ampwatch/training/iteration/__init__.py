@@ -1,1 +1,1 @@
-"""What is one iteration, and what is measured in which."""
+"""Iterations: how one is put together, and what is measured in which."""

@@ -1,4 +1,4 @@
-"""What every sensor may know of the training that it watches: one object, handed to all of them."""
+"""The context of a training: one object with the parts that its sensors share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class WayOut(Protocol):
-    """Where records leave the training process."""
+    """The way by which records leave the training process."""
 
     def put(self, record: Record) -> None:
         """Write a record. Never raises."""

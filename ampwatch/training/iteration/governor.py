@@ -1,7 +1,7 @@
-"""When to measure what: the governor that keeps sampling within its budget.
+"""The governor: decides what is measured when, and keeps sampling within its budget.
 
-Measuring every tensor in every step is what nobody can afford. A sampled iteration looks at
-one topic, the topics take turns, and the next one waits until what was spent is paid back:
+Nobody can afford to measure every tensor in every step. A sampled iteration measures one
+topic, the topics take turns, and the next one waits until what was spent is paid back:
 each step earns ``overhead_budget`` times its duration, each nanosecond spent by ampwatch, by
 the always-on sensors as well, costs one.
 
@@ -9,9 +9,9 @@ Periods are powers of two, and samples fall on multiples of them: the ranks of a
 wait for one another in every step, sample in the same steps even where they do not agree on
 the period. Else each would pay for itself and delay all the others.
 
-The first ``OPENING`` iterations are looked at whatever it costs: that is when a scale
-calibrates and when most mistakes show, and it is over before anyone notices. So are a few
-iterations after an alarm.
+The first ``OPENING`` iterations are sampled whatever it costs: then a scale calibrates and
+most mistakes show, and it is over before anyone notices. A few iterations after an alarm are
+sampled at any cost as well.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ QUIET_AFTER_ALARM = 64
 """Iterations after an alarm in which another one changes nothing: a storm of skips must not
 become a storm of samples."""
 
-SKIPS_LOOKED_AT = 16
+SKIPS_MEASURED = 16
 """Skipped iterations of a streak that are measured on the spot, whatever it costs: as many as
 bring a scale of 65536 down to 1."""
 
-FIRST_LOOKS_APART = 16
-"""Iterations without anything non-finite after which the next one is looked at on the spot."""
+FIRST_CHECKS_APART = 16
+"""Iterations without anything non-finite after which the next one is measured on the spot."""
 
 MAX_PERIOD = 1024
 """Largest period. At its end a sample is taken even if it is not paid for: a training whose
@@ -55,15 +55,15 @@ UNNOTICED_NS = 2e6
 MAX_PARTS = 64
 
 
-class Look(Enum):
-    """What can be looked at besides the values of tensors: ``OPS``, which op ran in which dtype."""
+class Observation(Enum):
+    """Observations besides the values of tensors. ``OPS``: which op ran in which dtype."""
 
     OPS = "ops"
 
 
-Wanted: TypeAlias = "frozenset[Topic | Look]"
+Wanted: TypeAlias = "frozenset[Topic | Observation]"
 
-OPS = frozenset({Look.OPS})
+OPS = frozenset({Observation.OPS})
 GRADIENTS = frozenset({Topic.GRADIENT})
 STATE = frozenset({Topic.WEIGHT, Topic.BUFFER})
 UPDATES = frozenset({Topic.UPDATE})
@@ -71,22 +71,22 @@ FORWARD = frozenset({Topic.ACTIVATION})
 BACKWARD = frozenset({Topic.ACTIVATION_GRADIENT})
 
 TURNS: tuple[Wanted, ...] = (GRADIENTS, FORWARD, STATE, GRADIENTS, BACKWARD, UPDATES)
-"""What the sampled iterations look at, in turn. Gradients come twice: they decide the scale. Ops
-come last, where they are counted one by one at all."""
+"""The turns of sampled iterations. Gradients come twice: they decide the scale. Ops come last,
+where they are counted one by one at all."""
 
 FIRST: Wanted = GRADIENTS | STATE | UPDATES
-"""What the very first iteration looks at: a training that is broken from the start may not
-live for many more. Not the modules' outputs: whatever is compiled is compiled now."""
+"""The sample of the very first iteration: a training that is broken from the start may not live
+for many more. Outputs of modules are left out: whatever is compiled is compiled now."""
 
 EVERYTHING: Wanted = frozenset(Topic) | OPS
 
 UPDATES_EVERY = 4
-"""At ``deep`` updates are looked at in every so many iterations: they are compared over several
-anyway, and two copies of the weights in each step would be the dearest part of all."""
+"""Iterations from one measurement of updates to the next at ``deep``: updates are compared over
+several anyway, and two copies of the weights in each step would be the dearest part of all."""
 
 
 class Purse(Protocol):
-    """What ampwatch has cost.
+    """The account of what ampwatch has cost.
 
     Attributes:
         spent_ns: Time spent so far. Unit: ns.
@@ -105,11 +105,11 @@ class Governor:
         purse: Says at the end of each iteration what ampwatch has cost so far.
 
     Attributes:
-        wanted: What to look at in the open iteration.
+        wanted: Topics to measure in the open iteration, and ``OPS`` if ops are to be observed.
         part: Which part of the modules or parameters to measure, and of how many parts.
         interval: Iterations between the two newest samples.
         step: Index of the open iteration.
-        is_held: Nothing is to be looked at, because a profiler does.
+        is_held: Whether nothing is to be measured, because a profiler is at work.
         is_opening: Whether iterations are sampled whatever it costs.
         counts_one_by_one: Whether ops are to be counted one by one, where that can be done.
         observes_skips: Whether gradients that made a step be skipped are measured on the spot.
@@ -138,7 +138,7 @@ class Governor:
         self._calm_until = -1
         self._skip_at = -QUIET_AFTER_ALARM
         self._skips = 0
-        self._looked_until = -1
+        self._checked_until = -1
         self.is_held = False
         self.uncountable = ""
         self._parts: dict[Wanted, int] = {}
@@ -153,15 +153,17 @@ class Governor:
 
     def stop(self) -> None:
         """Measure nothing any more: what the sensors share has failed."""
-        self._level, self.wanted = "off", frozenset()
-        self.observes_skips = self.is_opening = False
+        self._level = "off"
+        self.wanted = frozenset()
+        self.observes_skips = False
+        self.is_opening = False
 
     def owe(self, cost_ns: float) -> None:
         """Account for what was spent outside of guarded calls. Unit: ns."""
         self._owed_ns += cost_ns
 
     def alarm(self) -> None:
-        """Something went wrong: look at the next iterations, state first."""
+        """Sample the next iterations, state first, because something went wrong."""
         if self.step <= self._deaf_until or self._level != "standard":
             return
         self._alarmed_until = self.step + ALARMED
@@ -169,9 +171,10 @@ class Governor:
         self._turn = self._turns.index(STATE)
 
     def calm(self) -> None:
-        """A streak of skipped steps is over: look at what the scale that is left does.
+        """Sample what the scale that is left does, after a streak of skipped steps.
 
-        Not within a few iterations of the time before: a probe is a streak of one.
+        Nothing happens within ``QUIET_AFTER_ALARM`` iterations of the time before: a growth probe
+        is a streak of one, and would have every one of them sampled.
         """
         if self.step <= self._calm_until or self._level != "standard":
             return
@@ -187,34 +190,35 @@ class Governor:
     def takes_skip(self) -> bool:
         """Whether the gradients of the open iteration, which will be skipped, are measured.
 
-        The first ``SKIPS_LOOKED_AT`` of a streak are; what goes on after that has to be paid.
+        The first ``SKIPS_MEASURED`` of a streak are; what goes on after that has to be paid.
         """
         if self.step - self._skip_at > QUIET_AFTER_ALARM:
             self._skips = 0
         self._skip_at = self.step
         self._skips += 1
-        return self.is_opening or self._skips <= SKIPS_LOOKED_AT or self._owed_ns <= 0.0
+        return self.is_opening or self._skips <= SKIPS_MEASURED or self._owed_ns <= 0.0
 
-    def takes_first_look(self) -> bool:
+    def takes_first_check(self) -> bool:
         """Whether the open iteration, which has something non-finite, is the first for a while.
 
-        Then state is looked at once; what keeps failing is looked at in its turn.
+        State is checked once then; what keeps failing is measured in its turn.
         """
-        first = self.step > self._looked_until
-        self._looked_until = max(self._looked_until, self.step + FIRST_LOOKS_APART)
+        first = self.step > self._checked_until
+        self._checked_until = max(self._checked_until, self.step + FIRST_CHECKS_APART)
         return first
 
     def next(self, duration_s: float) -> None:
-        """An iteration has ended, the next one begins.
+        """Account for the iteration that has ended, and plan the next one.
 
         Args:
             duration_s: Wall time of the one that has ended; NaN for the first. Unit: s.
         """
         spent = self._purse.spent_ns
-        cost_ns, self._spent_before = float(spent - self._spent_before), spent
+        cost_ns = float(spent - self._spent_before)
+        self._spent_before = spent
         if not math.isnan(duration_s):
             duration_ns = duration_s * 1e9
-            if Look.OPS in self.wanted and self._usual_ns:
+            if Observation.OPS in self.wanted and self._usual_ns:
                 # Most of what it costs to see each op is PyTorch's own, outside our account.
                 cost_ns = max(cost_ns, duration_ns - self._usual_ns)
             self._settle(cost_ns, duration_ns)
@@ -223,44 +227,46 @@ class Governor:
 
     def _settle(self, cost_ns: float, duration_ns: float) -> None:
         left_ns = self._owed_ns + cost_ns - self._budget * duration_ns
+        # No credit is kept: what quiet hours saved must not be spent in one burst.
         self._owed_ns = 0.0 if self.step < OPENING else max(left_ns, 0.0)
         if not self._owed_ns and self._paid_at is None:
             self._paid_at = self.step
         if self.wanted:
+            # A sample is charged with what it adds to the cost of the sensors that are always on.
             self._judge(self.wanted, cost_ns - self._quiet_cost_ns)
         else:
             self._quiet_cost_ns = _follow(self._quiet_cost_ns, cost_ns)
         self._usual_ns = _follow(self._usual_ns, max(duration_ns - cost_ns, 0.0))
 
-    def charge(self, looked_at: Wanted, parts: int, device_ns: int) -> None:
+    def charge(self, measured: Wanted, parts: int, device_ns: int) -> None:
         """Account for the device time of a sample; it is known some iterations later.
 
         Args:
-            looked_at: What was measured.
+            measured: What was measured.
             parts: Of how many parts it was one.
             device_ns: What it took. Unit: ns.
         """
         self._owed_ns += device_ns
-        self._device_ns[looked_at] = float(device_ns * parts)
+        self._device_ns[measured] = float(device_ns * parts)
 
-    def _judge(self, looked_at: Wanted, cost_ns: float) -> None:
+    def _judge(self, measured: Wanted, cost_ns: float) -> None:
         """Spread a sample that weighs too much on its step over more of them.
 
-        Gradients are taken whole: the range that a loss scale has to fit is that of all. So
-        are ops: a part of them has no shares.
+        Gradients are taken whole: a loss scale has to fit the range of all of them. Ops are taken
+        whole as well: a part of them has no shares.
         """
-        if looked_at in (GRADIENTS, OPS):
+        if measured in (GRADIENTS, OPS):
             return
-        parts = 1 if self.step < OPENING else self._parts.get(looked_at, 1)
-        cost_ns += self._device_ns.get(looked_at, 0.0) / parts
+        parts = 1 if self.step < OPENING else self._parts.get(measured, 1)
+        cost_ns += self._device_ns.get(measured, 0.0) / parts
         share = cost_ns / self._usual_ns if self._usual_ns else 0.0
         if share > WORST_SHARE and cost_ns > UNNOTICED_NS:
             needed = 2 * parts
             while self.step < OPENING and share / needed > WORST_SHARE and needed < MAX_PARTS:
                 needed *= 2
-            self._parts[looked_at] = min(needed, MAX_PARTS)
+            self._parts[measured] = min(needed, MAX_PARTS)
         elif share < WORST_SHARE / 4 and parts > 1:
-            self._parts[looked_at] = parts // 2
+            self._parts[measured] = parts // 2
 
     def _plan(self) -> Wanted:
         self.part = (0, 1)
@@ -273,11 +279,12 @@ class Governor:
             return self._first
         if not self._is_due():
             return frozenset()
-        self.interval, self._sampled_at = self.step - self._sampled_at, self.step
+        self.interval = self.step - self._sampled_at
+        self._sampled_at = self.step
         self._paid_at = None
         turn = self._turns[self._turn % len(self._turns)]
         self._turn += 1
-        # The opening is looked at whatever it costs.
+        # The opening is sampled whatever it costs.
         parts = 1 if self.step < OPENING else self._parts.get(turn, 1)
         number = self._rounds[turn] = self._rounds.get(turn, -1) + 1
         self.part = (number % parts, parts)
@@ -291,6 +298,8 @@ class Governor:
             return since >= self._every
         if self.step < OPENING:
             return True
+        # A multiple of the period, not a distance from the last sample: so ranks with different
+        # periods still sample in the same steps.
         return self.step % self._period == 0 and self._can_pay()
 
     def _can_pay(self) -> bool:
@@ -298,6 +307,7 @@ class Governor:
         if self._owed_ns > 0.0 and self._period < MAX_PERIOD:
             self._period *= 2
             return False
+        # Paid in a quarter of the period: half of it will do with room to spare, so it does not swing.
         early = self._paid_at is not None and self._paid_at - self._sampled_at < self._period / 4
         if early and self._period > 1:
             self._period //= 2

@@ -72,7 +72,7 @@ NOT_STEPPED = -1
 
 @dataclass(slots=True)
 class Clock:
-    """Where the time comes from; tests inject their own.
+    """The source of time; tests inject their own.
 
     Attributes:
         monotonic_ns: For durations. Unit: ns.
@@ -84,7 +84,7 @@ class Clock:
 
 
 class Samples(Protocol):
-    """What else belongs to an iteration: the ranges that were measured in it."""
+    """The measurements that belong to an iteration: ranges of tensors."""
 
     def seal(self) -> Sample | None:
         """Send off what was measured; ``None`` if nothing was."""
@@ -97,7 +97,7 @@ class Samples(Protocol):
 
 
 class Judge(Protocol):
-    """Where iterations go."""
+    """The diagnosis, as the ledger knows it."""
 
     def deliver(self, iteration: Iteration) -> None:
         """Take an iteration that is complete; they come in order."""
@@ -108,7 +108,15 @@ class Judge(Protocol):
 
 @dataclass(slots=True)
 class _Draft:
-    """What the host knows of the open iteration besides its losses."""
+    """The facts about the open iteration that are on the host, besides its losses.
+
+    Attributes:
+        found_inf_of: Number of the optimizer of each verdict, in the order of the columns.
+        applied: Numbers of the optimizers that the user has stepped directly.
+        applied_ids: Identities of optimizers that were stepped and did not end the iteration.
+        uncalled: By number, whether an optimizer that the scaler was asked to step was not called.
+        scheduler_stepped: Numbers of the optimizers whose scheduler was stepped.
+    """
 
     found_inf_of: list[int] = field(default_factory=list)
     applied: list[int] = field(default_factory=list)
@@ -118,7 +126,7 @@ class _Draft:
 
 
 class _Parcel(NamedTuple):
-    """What travels with the values of an iteration."""
+    """The facts that wait on the host for the values of an iteration."""
 
     frame: Iteration
     found_inf_of: list[int]
@@ -141,9 +149,9 @@ class IterationLedger(Sensor):
         losses: Takes the losses of the open iteration.
         readback: Brings device values to the host; at least ``ROW_WIDTH`` wide.
         registry: Numbers the optimizers.
-        judge: Where iterations go.
+        judge: Takes iterations that are complete.
         samples: What was measured in the open iteration; ``None`` where nothing is.
-        clock: Where the time comes from.
+        clock: The source of time.
 
     Attributes:
         verdict: Index of an iteration that has ended and the optimizers it skipped, as
@@ -169,8 +177,10 @@ class IterationLedger(Sensor):
         self.settings: ScalerSettings | None = None
         self.guard: Guard = bus.guard(self.name)
         self._bus = bus
-        self._closing, self._closed = bus.channel(IterationClosing), bus.channel(IterationClosed)
-        self._opened, self._arrived = bus.channel(IterationOpened), bus.channel(IterationArrived)
+        self._closing = bus.channel(IterationClosing)
+        self._closed = bus.channel(IterationClosed)
+        self._opened = bus.channel(IterationOpened)
+        self._arrived = bus.channel(IterationArrived)
         self._iteration = iteration
         self._losses = losses
         self._readback = readback
@@ -194,18 +204,19 @@ class IterationLedger(Sensor):
     # Steps.
 
     def step_began(self, event: StepBegan) -> None:
-        """Learn which optimizer is about to step."""
+        """Note which optimizer is about to step."""
         scaler, optimizer = event
         if not scaler.is_enabled():
             return
         index = self._registry.admit(optimizer)
         self._numbers[id(optimizer)] = self._stepping = index
         if not getattr(optimizer, "_step_supports_amp_scaling", False):
-            # Such an optimizer is only called when its step is not skipped.
+            # GradScaler.step calls it only if nothing non-finite was found. A fused optimizer is
+            # always called, gets found_inf as an attribute and decides on the device.
             self._draft.uncalled[index] = True
 
     def scheduler_stepped(self, event: SchedulerStepped) -> None:
-        """A scheduler has moved the learning rate of an optimizer that steps."""
+        """Note that a scheduler has moved the learning rate of an optimizer that steps."""
         self._draft.scheduler_stepped.add(self._registry.admit(event.optimizer))
 
     def optimizer_stepped(self, event: OptimizerStepped) -> None:
@@ -213,7 +224,7 @@ class IterationLedger(Sensor):
         if not event.is_outermost:
             return
         if event.by_scaler:
-            # Also where a wrapper steps the optimizer inside it.
+            # By the number noted in step_began: a wrapper steps another optimizer inside it.
             if self._stepping in self._draft.uncalled:
                 self._draft.uncalled[self._stepping] = False
             return
@@ -229,6 +240,8 @@ class IterationLedger(Sensor):
             self._draft.applied_ids.add(id(optimizer))
 
     def _leads(self, optimizer: Optimizer) -> bool:
+        # One that steps twice in an iteration takes over: the leader, which would have ended the
+        # iteration in between, is gone or out of use.
         if self._leader is None or id(optimizer) in self._draft.applied_ids:
             self._leader = weakref.ref(optimizer)
         return self._leader() is optimizer
@@ -242,7 +255,9 @@ class IterationLedger(Sensor):
         scale = scaler._scale if scaler.is_enabled() else None  # noqa: SLF001 - see model/scaler.py
         if scale is None:
             return
-        draft, row, verdicts = self._draft, self._row, []
+        draft = self._draft
+        row = self._row
+        verdicts = []
         draft.found_inf_of.clear()
         for key, state in scaler._per_optimizer_states.items():  # noqa: SLF001
             # What was unscaled and not stepped has a verdict as well.
@@ -251,6 +266,7 @@ class IterationLedger(Sensor):
             for found_inf in state["found_inf_per_device"].values():
                 verdicts.append(found_inf)
                 draft.found_inf_of.append(index)
+        # In the capture of a CUDA graph a copy would become part of the graph, and not arrive now.
         if row is None and not (scale.is_cuda and is_capturing(scale)):
             row = self._row = self._readback.open()
         if row is not None and len(verdicts) > MAX_FOUND_INF:
@@ -267,10 +283,12 @@ class IterationLedger(Sensor):
 
         An update that only sets the scale, without any step before it, is no iteration.
         """
-        scaler, draft = event.scaler, self._draft
+        scaler = event.scaler
+        draft = self._draft
         if not scaler.is_enabled():
             return
-        scale, tracker = scaler._scale, scaler._growth_tracker  # noqa: SLF001 - see model/scaler.py
+        scale = scaler._scale  # noqa: SLF001 - see model/scaler.py
+        tracker = scaler._growth_tracker  # noqa: SLF001
         if scale is None or tracker is None:
             return
         self._numbers.clear()
@@ -296,8 +314,10 @@ class IterationLedger(Sensor):
         self._close(row, None, scale_given=False)
 
     def _close(self, row: Row | None, scaler: ScalerSettings | None, *, scale_given: bool) -> None:
-        draft, now = self._draft, self._clock.monotonic_ns()
-        losses, step = self._losses, self._iteration.step
+        draft = self._draft
+        now = self._clock.monotonic_ns()
+        losses = self._losses
+        step = self._iteration.step
         frame = Iteration(
             step=step,
             time_ns=self._clock.unix_ns(),
@@ -316,6 +336,8 @@ class IterationLedger(Sensor):
             loss_dtype=losses.dtype,
         )
         well = self._is_well(row, frame, draft)
+        # Before the sample is sealed: what sensors measure in this event belongs to the iteration
+        # that ends, and is measured before the next step moves the weights.
         if self._closing.subscribers:
             self._closing.emit(IterationClosing(not well))
         sample = None if self._samples is None else self._samples.seal()
@@ -323,6 +345,7 @@ class IterationLedger(Sensor):
             self._closed.emit(IterationClosed(frame))
         has_room = False
         if row is not None:
+            # A row is used again: without a loss on a device the old value would be added.
             row.values[LOSS] = 0.0
             if losses.on_device is not None:
                 self._readback.put(row, LOSS, losses.on_device)
@@ -332,7 +355,8 @@ class IterationLedger(Sensor):
         losses.reset()
         self._note_verdict(draft)
         self._row = None
-        self._draft, self._ended_ns = _Draft(), now
+        self._draft = _Draft()
+        self._ended_ns = now
         self._iteration.step += 1
         self._iteration.thread = get_ident()
         if not (well and has_room) or sample is not None or not self._can_wait(row):
@@ -343,6 +367,8 @@ class IterationLedger(Sensor):
             self._opened.emit(IterationOpened(step + 1, frame.duration_s, attention))
 
     def _note_verdict(self, draft: _Draft) -> None:
+        # Only if all verdicts are of optimizers that are called or not: of a fused one nobody knows
+        # on the host whether it has stepped.
         if draft.uncalled and draft.uncalled.keys() >= set(draft.found_inf_of) - {NOT_STEPPED}:
             skipped = tuple(sorted([index for index, skip in draft.uncalled.items() if skip]))
             self.verdict = (self._iteration.step, skipped)
@@ -366,7 +392,8 @@ class IterationLedger(Sensor):
             if parcel.sample is not None and self._samples is not None:
                 iteration.topics = frozenset(parcel.sample.topics)
                 iteration.ranges = self._samples.take(parcel.sample)
-            was_alarming, self._alarming = self._alarming, _is_alarming(iteration)
+            was_alarming = self._alarming
+            self._alarming = _is_alarming(iteration)
             ends = was_alarming and not self._alarming
             self._arrived.emit(IterationArrived(iteration, self._alarming, ends))
             self._judge.deliver(iteration)

@@ -1,4 +1,4 @@
-"""What is measured in an iteration on its way to the host: ranges, and single values."""
+"""Measurements of an iteration on their way to the host: ranges, and single values."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class DeferredReads(Sensor):
 
 
 class Planner(Sensor):
-    """Moves the governor on from iteration to iteration, and tells who measures of its plan.
+    """Moves the governor on from iteration to iteration, and reports its plan to those who measure.
 
-    It stands before the sensors that measure: the governor has planned an iteration when they are
-    told that it begins.
+    It stands before the sensors that measure: the governor has planned an iteration when the event
+    of its beginning reaches them.
 
     Args:
         governor: Plans what is measured.
-        bus: Told of the plan.
+        bus: Takes the event of the plan.
     """
 
     name = "governor"
@@ -67,16 +67,18 @@ class Planner(Sensor):
 
     def iteration_opened(self, event: IterationOpened) -> None:
         """Plan what is measured in the iteration that begins."""
-        governor, self._step = self._governor, event.step
+        governor = self._governor
+        self._step = event.step
         governor.next(event.duration_s)
         attention = event.attention
         is_quiet = not (governor.wanted or governor.is_opening or any(attention))
+        # Between two quiet iterations nobody has to begin or end anything.
         if not (is_quiet and self._was_quiet):
             self._bus.emit(IterationPlanned(event.step, attention))
         self._was_quiet = is_quiet
 
     def iteration_arrived(self, event: IterationArrived) -> None:
-        """Plan more when something has gone wrong, and when a streak of that is over."""
+        """Plan more samples after an alarm, and after the end of a streak of alarms."""
         if event.is_alarming:
             self._governor.alarm()
         elif event.ends_alarm:
@@ -117,6 +119,7 @@ class RangeSamples(Sensor):
 
     def take(self, sample: Sample) -> Sequence[TensorRange]:
         """Return the measurements of a sample that has arrived."""
+        # run() returns None once the guard is off.
         return self._guard.run(self._take, sample) or ()
 
     def _take(self, sample: Sample) -> Sequence[TensorRange]:

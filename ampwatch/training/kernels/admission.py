@@ -89,6 +89,7 @@ def _admit(tensor: Tensor) -> tuple[list[Tensor], str]:
     is_contiguous = tensor.is_contiguous()
     if not _is_in_storage(tensor, numel if is_contiguous else _extent(tensor)):
         return [], "freed"
+    # The negative bit of a view is not in memory: kernels would read the signs the other way round.
     if tensor.is_neg():
         tensor = tensor.detach().resolve_neg()
     if not is_contiguous and not _is_dense(tensor):
@@ -103,6 +104,7 @@ def _cut(tensor: Tensor) -> list[Tensor]:
     numel = tensor.numel()
     if numel <= MAX_NUMEL:
         return [tensor]
+    # as_strided and not view(-1): a dense tensor may be transposed, and the order is of no account.
     flat = tensor.detach().as_strided((numel,), (1,))
     return [flat[begin : begin + MAX_NUMEL] for begin in range(0, numel, MAX_NUMEL)]
 
@@ -156,6 +158,8 @@ def _extent(tensor: Tensor) -> int:
 
 
 def _is_in_storage(tensor: Tensor, extent: int) -> bool:
+    # FSDP resizes the storage of a parameter to 0 between uses and leaves the shape as it is: a
+    # kernel that goes by the shape would read memory that is somebody else's, or nobody's.
     end = (tensor.storage_offset() + extent) * tensor.element_size()
     return end <= tensor.untyped_storage().nbytes()
 

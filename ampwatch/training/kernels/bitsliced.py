@@ -87,6 +87,8 @@ def _digit(digit, weight: tl.constexpr):
 @triton.jit
 def count(d0, d1, d2, d3, d4, d5, d6, d7):
     """Return the 32 numbers, int32, that the digits of at most 512 lanes add up to."""
+    # 8 digits hold up to 255 per lane, and 512 lanes add 9: 17 digits. tl.reduce wants as many values
+    # in as out, so the upper ones are there from the start.
     none = d0 & 0
     s0, s1, s2, s3, s4, s5, s6, s7, s8, s9, s10, s11, s12, s13, s14, s15, s16 = tl.reduce(
         (d0, d1, d2, d3, d4, d5, d6, d7, none, none, none, none, none, none, none, none, none),

@@ -1,4 +1,4 @@
-"""The choice of the kernel that measures on a device."""
+"""Selection of the kernel that measures on a device."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _native = cache(load)
 """Compiled once per process."""
 
 
-class KernelChoice:
-    """Chooses once per type of device.
+class KernelSelector:
+    """Selects a kernel once per type of device.
 
     On a CPU the C kernel where the machine has a compiler, else the one in PyTorch. On CUDA
     and ROCm the Triton kernel where Triton is installed, as it is with PyTorch's own wheels.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ampwatch.numerics.formats import FORMATS, Family
+from ampwatch.numerics.formats import FORMATS, FormatFamily
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,10 +24,12 @@ def dtypes_of(formats: Iterable[FloatFormat]) -> dict[torch.dtype, FloatFormat]:
 
 
 MEASURED = dtypes_of(fmt for fmt in FORMATS.values() if fmt.is_measured)
-"""What kernels measure."""
+"""The dtypes that kernels measure, with their formats."""
 
-HALF = frozenset(dtype for dtype, fmt in MEASURED.items() if fmt.family is Family.HALF)
+HALF = frozenset(dtype for dtype, fmt in MEASURED.items() if fmt.family is FormatFamily.HALF)
 
-FLOATS = frozenset(dtype for dtype, fmt in MEASURED.items() if fmt.family is not Family.FLOAT8)
+FLOATS = frozenset(
+    dtype for dtype, fmt in MEASURED.items() if fmt.family is not FormatFamily.FLOAT8
+)
 """The dtypes whose values mean something by themselves; those of float8 are codes, to be
 multiplied by a scale that is elsewhere."""

@@ -73,18 +73,19 @@ def _layout(name: str) -> _Layout:
     return _Layout(encoding.mantissa_bits, encoding.unit, encoding.max_key + 1, mask)
 
 
-_FLOAT32, _FLOAT64 = _layout("float32"), _layout("float64")
+_FLOAT32 = _layout("float32")
+_FLOAT64 = _layout("float64")
 _MIN_NORMAL = 1 << _FLOAT32.mantissa_bits
 _FIRST_WORD = _FLOAT32.unit + _FLOAT32.mantissa_bits - MIN_EXPONENT
 """Word of the bin of float32 keys from 1 to ``_MIN_NORMAL``."""
 
 _ZERO = _FLOAT32.mask >> _FLOAT32.mantissa_bits
-"""Where ``bincount`` counts zeros, relative to that."""
+"""Bin in which ``bincount`` counts zeros, relative to ``_FIRST_WORD``."""
 
 
 @dataclass(slots=True)
 class _Row:
-    """A row while it is filled; the extremes are keys of what is measured on."""
+    """A row while it is filled; the extremes are keys of the dtype that is measured."""
 
     words: Tensor
     zeros: int = 0
@@ -173,7 +174,8 @@ class EagerKernel:
                 bits = scratch.wide[: chunk.numel()].view_as(chunk).copy_(chunk)
             bits = bits.view(torch.int32)
             torch.bitwise_and(bits, scratch.mask, out=keys)
-            high, low = _read(keys.amax()), NO_AMIN
+            high = _read(keys.amax())
+            low = NO_AMIN
             if wanted is not _NONFINITE:
                 # Less 1, a power of two falls into the bin of which it is the upper end, and 0 turns
                 # into the largest key of all.

@@ -54,7 +54,9 @@ class TritonKernel:
         if not pieces:
             return
         gated = gate is not None
+        # Triton wants a pointer in any case; without GATED it is not read.
         gate = rows if gate is None else gate
+        # Triton launches on the current device, whatever the tensors are on.
         with torch.cuda.device(rows.get_device()):
             launches = self._units.of(pieces, rows.device)
             fused_device.prepare[len(pieces),](rows, gate, GATED=gated, num_warps=_WARPS)
@@ -66,7 +68,8 @@ class TritonKernel:
 
 def _constants(name: str, encoding: Encoding) -> dict[str, str | int]:
     """Return a dtype as the constants of ``fused_device``."""
-    mantissa, beyond = encoding.mantissa_bits, encoding.max_key + 1
+    mantissa = encoding.mantissa_bits
+    beyond = encoding.max_key + 1
     if name == "float64":
         return _named(name, mantissa, 0, encoding.max_key, beyond)
     # Exponent fields of float32 are larger than those of the dtype by as much.

@@ -41,6 +41,7 @@ def prepare(rows, gate, GATED: tl.constexpr):
     empty = tl.where(words == AMIN_KEY, -1, tl.where(words == AMIN_KEY + 1, 0x7FFFFFFF, 0))
     if GATED:
         empty = tl.where(tl.load(gate) == 0, 0, empty)
+    # In 64 bits: the product would wrap in int32 beyond 5 million rows.
     row = rows + tl.program_id(0).to(tl.int64) * ROW_WORDS
     tl.store(row + words, empty, mask=words < ROW_WORDS)
 
@@ -115,6 +116,8 @@ def _section(
     keys = row.to(tl.pointer_type(tl.int64))
     amax = native(top, KIND, MANTISSA, OFFSET).to(tl.int64)
     amin = native(bottom + 1, KIND, MANTISSA, OFFSET).to(tl.int64)
+    # Relaxed is enough: rows are read after the kernel, and its end orders all that it has written.
+    # Maximum and minimum of integers do not depend on the order, so results are the same each time.
     tl.atomic_max(keys + AMAX_KEY // 2, amax, sem="relaxed")
     tl.atomic_min(keys + AMIN_KEY // 2, amin, mask=top != 0, sem="relaxed")
 
@@ -147,6 +150,8 @@ def _pass(
     none = tl.zeros([LANES], tl.uint32)
     d0, d1, d2, d3, d4, d5, d6, d7 = none, none, none, none, none, none, none, none
     top = tl.zeros([LANES], WORD)
+    # Unsigned, so 0 - 1 is the largest number: the neutral element of the minimum, and what the key
+    # of a zero comes out as, which is how zeros drop out.
     bottom = top - 1
     whole = 0
     if not EXACT:
@@ -211,6 +216,8 @@ def _row(
     if EXACT:
         below = window - position
         one = tl.where((below >= 0) & (below < 32) & (key <= MAX_KEY), one, 0)
+    # A rotation in two shifts. Shifts by 32 and more are undefined in LLVM, hence `& 31`, and `0 - shift`
+    # for 32 - shift, which would be 32 where shift is 0.
     shift = position.to(tl.uint32)
     mark = (one << (shift & 31)) | (one >> ((0 - shift) & 31))
     return mark, tl.maximum(top, key), tl.minimum(bottom, key - 1)

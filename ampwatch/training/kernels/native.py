@@ -37,7 +37,7 @@ _CODES = {dtype: DTYPES.index(fmt.name) for dtype, fmt in MEASURED.items()}
 
 _BYTES = [name for name in DTYPES if ENCODINGS[name].bits == 8]
 _WORDS = array("H", [word(name, pattern) for name in _BYTES for pattern in range(256)])
-"""Of the dtypes of 8 bits, the words in which their patterns are counted."""
+"""The words in which each pattern of 8 bits is counted, dtype by dtype in the order of ``DTYPES``."""
 
 
 class NativeKernel:
@@ -52,6 +52,8 @@ class NativeKernel:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._measure = library.ampwatch_measure
+        # Without argtypes ctypes would pass addresses as C ints, cut to 32 bits. A CDLL, not a PyDLL:
+        # the GIL is released for the time of the call.
         self._measure.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 6]
         self._measure.restype = None
 
@@ -79,6 +81,7 @@ class NativeKernel:
             array("q", stride or [1] * len(pieces)),
             _WORDS,
         )
+        # `arrays` keeps the buffers alive until the call has returned; addresses alone would not.
         addresses = [values.buffer_info()[0] for values in arrays]
         self._measure(len(pieces), *addresses, rows.data_ptr())
 
@@ -96,6 +99,7 @@ def load() -> NativeKernel | None:
     Cost:
         About 0.3 s. A compiler that hangs is ended after ``PATIENCE_S``.
     """
+    # AttributeError: a library that lacks the function.
     with suppress(OSError, subprocess.SubprocessError, AttributeError):
         compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
         if compiler is None:
@@ -125,7 +129,9 @@ def _run(command: list[str], source: bytes) -> None:
         try:
             compiler.communicate(source, timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
-            os.killpg(compiler.pid, signal.SIGKILL)  # with the processes that it has started
+            # The whole group, which is why it has a session of its own: cc starts cc1, as and ld, and
+            # they would live on.
+            os.killpg(compiler.pid, signal.SIGKILL)
             raise
     if compiler.returncode:
         raise subprocess.CalledProcessError(compiler.returncode, command)

@@ -1,4 +1,4 @@
-"""The histogram of one tensor, slowly and by the book: what every kernel is held to."""
+"""The histogram of one tensor, slowly and by the book: the reference for every kernel."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _count(keys: Tensor, encoding: Encoding) -> tuple[int, tuple[int, ...]]:
     significand = fraction + (is_normal << encoding.mantissa_bits)
     unit = encoding.unit + torch.where(is_normal, stored_exponent - 1, 0)
     # The magnitude is significand * 2**unit. log2, rounded up, of an integer n is the number of
-    # bits of n - 1; frexp tells it, and integers are exact in float64 and never subnormal.
+    # bits of n - 1; frexp has it, and integers are exact in float64 and never subnormal.
     bits = torch.frexp((significand - 1).to(torch.float64)).exponent
     exponents = (unit + bits).clamp(MIN_EXPONENT, MAX_EXPONENT)
     first = int(exponents.min())

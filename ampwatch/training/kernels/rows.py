@@ -57,7 +57,8 @@ def decode(row: bytes, dtype: str, numel: int) -> ExponentHistogram:
     first = 0
     counts: tuple[int, ...] = ()
     if 0 < amin < NO_AMIN:  # the keys say where the bins begin and end, which saves a search
-        first, last = encoding.bin(amin), encoding.bin(amax)
+        first = encoding.bin(amin)
+        last = encoding.bin(amax)
         counts = struct.unpack_from(f"={last - first + 1}I", row, 4 * (first - MIN_EXPONENT))
         while not counts[-1]:  # the largest magnitude need not be in a subsample
             counts = counts[:-1]

@@ -1,1 +1,1 @@
-"""What is known of the watched model, its optimizers, its scaler and the machine."""
+"""Knowledge of the watched model, its optimizers, its scaler and the machine."""

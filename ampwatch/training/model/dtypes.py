@@ -1,4 +1,4 @@
-"""Names of dtypes, and what dtypes are promoted to."""
+"""Names of dtypes, and the dtype that several of them are promoted to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = {
 """Every dtype of this version of PyTorch, and its name."""
 
 OTHER = "other"
-"""The name of a dtype that is none of these."""
+"""Name of a dtype that ``NAMES`` does not hold: one that was registered later."""
 
 _FLOATS = frozenset(dtype for dtype in NAMES if dtype.is_floating_point)
 _BITS = {NAMES[dtype]: torch.finfo(dtype).bits for dtype in _FLOATS}
@@ -29,13 +29,14 @@ def name_of(dtype: torch.dtype) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def promoted(dtypes: tuple[torch.dtype, ...]) -> tuple[tuple[str, ...], str]:
-    """Return the floating-point dtypes among those of inputs, and what they are promoted to.
+    """Return the floating-point dtypes among those of inputs, and the one they are promoted to.
 
-    The names come sorted and each once; without any the second is empty.
+    The names come sorted and each once. Without any floating-point dtype the second is empty.
     """
     names = tuple(sorted({NAMES[dtype] for dtype in dtypes if dtype in _FLOATS}))
     bits = [_BITS[name] for name in names]
-    # Of two formats of 16 bits one has the range and the other the precision.
+    # Of two formats of 16 bits one has the range and the other the precision: PyTorch promotes
+    # float16 with bfloat16 to float32, unless something wider takes part anyway.
     if len(set(names).intersection(HALF)) > 1 and max(bits) == _BITS[HALF[0]]:
         return names, "float32"
     return names, max(names, key=_BITS.__getitem__, default="")

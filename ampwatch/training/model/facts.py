@@ -1,4 +1,4 @@
-"""What does not change from step to step: versions, device, scaler settings, backend flags."""
+"""Facts that do not change from step to step: versions, device, scaler, flags, shapes of layers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ import platform
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
+from ampwatch.diagnosis.evidence.ops import LayerShape
+from ampwatch.numerics.units.ops import OpKind
+from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.model.machine import gpu_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ampwatch.training.model.names import Names
+
 UNKNOWN = "unknown"
-"""Value of a fact that this version of torch does not tell."""
+"""Value of a fact that this version of torch does not give."""
 
 _RANK_VARIABLES = {
     "rank": ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
@@ -33,12 +40,13 @@ def ranks(environ: Mapping[str, str] | None = None) -> tuple[int, int, int]:
     rank = _first(environ, "rank", 0)
     world_size = _first(environ, "world_size", 1)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        rank = torch.distributed.get_rank()
+        world_size = torch.distributed.get_world_size()
     return rank, _first(environ, "local_rank", 0), world_size
 
 
-def _first(environ: Mapping[str, str], what: str, default: int) -> int:
-    values = (environ.get(name, "") for name in _RANK_VARIABLES[what])
+def _first(environ: Mapping[str, str], number: str, default: int) -> int:
+    values = (environ.get(name, "") for name in _RANK_VARIABLES[number])
     return next((int(value) for value in values if value.isdigit()), default)
 
 
@@ -52,7 +60,7 @@ def run_facts(
     Args:
         scaler: The watched scaler or ``None``.
         autocast_dtypes: Names of the autocast dtypes seen so far.
-        device: Where the model's parameters are, ``None`` if unknown.
+        device: Device of the model's parameters, ``None`` if unknown.
 
     Cost:
         About 50 us; no device work. At set-up and when something new was seen.
@@ -113,3 +121,24 @@ def _ask(read: Callable[[], object]) -> str:
     except (RuntimeError, AttributeError):
         return UNKNOWN
     return str(answer).lower() if isinstance(answer, bool) else str(answer)
+
+
+def layer_shapes(names: Names) -> list[LayerShape]:
+    """Return the shape of each linear and convolutional layer; lazy layers have none yet."""
+    shapes = []
+    for name, module in names.modules():
+        if isinstance(module, nn.Linear):
+            kind = OpKind.MATMUL
+            dims = (module.in_features, module.out_features)
+        elif isinstance(module, _ConvNd):
+            groups = module.groups
+            kind = OpKind.CONVOLUTION
+            dims = (module.in_channels // groups, module.out_channels // groups)
+        else:
+            continue
+        weight = module.weight
+        # In quantized layers ``weight`` is a method that unpacks the weight.
+        if isinstance(weight, nn.Parameter) and not nn.parameter.is_lazy(weight):
+            dtype = name_of(weight.dtype)
+            shapes.append(LayerShape(name, kind, dims, weight.numel(), dtype, weight.device.type))
+    return shapes

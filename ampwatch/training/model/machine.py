@@ -1,4 +1,4 @@
-"""What a training runs on: the GPU and its peaks, or the CPU and its instructions."""
+"""The machine that a training runs on: the GPU and its peaks, or the CPU and its instructions."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _INSTRUCTIONS = {fmt.name: fmt.cpu_flags for fmt in FORMATS.values() if fmt.cpu_
 
 
 def machine_of(device: torch.device | None, settings: Settings, cpuinfo: Path = CPUINFO) -> Machine:
-    """Return what is known of the machine.
+    """Describe the machine that a training runs on.
 
     Args:
-        device: Where the model's first parameter is; ``None`` without one.
+        device: Device of the model's first parameter; ``None`` without one.
         settings: ``peak_flops`` is used.
-        cpuinfo: Where Linux describes the CPU.
+        cpuinfo: File in which Linux describes the CPU.
 
     Raises:
         SettingsError: If the setting is not of its form.
 
     Cost:
-        A file of some kB; where the device is a GPU, what PyTorch knows of it.
+        Reads a file of some kB; where the device is a GPU, asks PyTorch for its properties.
     """
     facts = gpu_facts(device)
     name = torch.cuda.get_device_name(device) if facts else ""
@@ -63,7 +63,7 @@ def machine_of(device: torch.device | None, settings: Settings, cpuinfo: Path = 
 def cpu_dtypes(cpuinfo: Path = CPUINFO) -> frozenset[str]:
     """Return the low-precision dtypes that this CPU has instructions for.
 
-    All of them where the system does not tell: what is not known is no reason for advice.
+    All of them where the system does not list its instructions: advice needs a known lack.
     """
     try:
         text = cpuinfo.read_text()
@@ -77,9 +77,9 @@ def cpu_dtypes(cpuinfo: Path = CPUINFO) -> frozenset[str]:
 
 
 def gpu_facts(device: torch.device | None) -> dict[str, str]:
-    """Return what PyTorch knows of an NVIDIA GPU, as facts of the run; nothing without one.
+    """Return the properties of an NVIDIA GPU, as facts of the run; empty without one.
 
-    What this version of PyTorch does not tell is left out.
+    Properties that this version of PyTorch does not have are left out.
     """
     if device is None or device.type != "cuda" or torch.version.hip is not None:
         return {}
@@ -89,12 +89,14 @@ def gpu_facts(device: torch.device | None) -> dict[str, str]:
         "gpu_sms": str(known.multi_processor_count),
     }
     uuid = getattr(known, "uuid", None)
+    # With one prefix, however PyTorch prints it: NVML's has it, and both must name the same GPU.
     if uuid is not None:
         facts["gpu_uuid"] = f"GPU-{str(uuid).removeprefix('GPU-')}"
     clock_khz = getattr(known, "clock_rate", 0)
     if clock_khz:
         facts["gpu_clock_hertz"] = repr(clock_khz * 1e3)
-    memory_khz, bits = getattr(known, "memory_clock_rate", 0), getattr(known, "memory_bus_width", 0)
+    memory_khz = getattr(known, "memory_clock_rate", 0)
+    bits = getattr(known, "memory_bus_width", 0)
     if memory_khz and bits:
         # Two transfers per clock, as NVIDIA's own samples reckon.
         facts["gpu_memory_bandwidth"] = repr(2 * memory_khz * 1e3 * bits / 8)

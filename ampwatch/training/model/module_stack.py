@@ -1,4 +1,4 @@
-"""Which module is running in every thread, and which one a node of the graph comes from."""
+"""The module that is running in every thread, and the one that a node of the graph comes from."""
 
 from __future__ import annotations
 
@@ -9,14 +9,23 @@ from typing import NamedTuple
 import torch
 
 ACCUMULATES = 2**63
-"""What adds up the gradient of a parameter is numbered from here: it is to run first."""
+"""Number from which the nodes are that add up gradients of parameters (``AccumulateGrad``).
+
+Autograd runs the node with the highest number first, and gives these nodes the largest number
+there is; it says nothing about who made them."""
 
 MAX_MARKS = 100_000
-"""Places in the graph that are remembered of one thread; nodes made after them have no name."""
+"""Numbers that are remembered of one thread; nodes that are made after them have no name."""
 
 
 class _Frame(NamedTuple):
-    """A module that is running."""
+    """A module that is running.
+
+    Attributes:
+        key: Identity of the module.
+        name: Qualified name of the module.
+        grad: Whether gradients were recorded when it was entered.
+    """
 
     key: int
     name: str
@@ -27,8 +36,8 @@ class ModuleStack:
     """The running modules of each thread.
 
     Nodes of autograd are numbered in the order in which a thread makes them. Noting the number
-    whenever a module is entered or left is enough to tell, in backward, which module made
-    the node that is running; no tensor has to be touched for it.
+    whenever a module is entered or left is enough to find, in backward, the module that made
+    the node that is running. No tensor has to be touched for it.
     """
 
     def __init__(self) -> None:
@@ -37,23 +46,23 @@ class ModuleStack:
         self._names: dict[int, list[str]] = {}
 
     def clear(self) -> None:
-        """Forget everything: an iteration is over."""
+        """Forget everything, at the end of an iteration."""
         self._stacks.clear()
         self._numbers.clear()
         self._names.clear()
 
     def enter(self, key: int, name: str) -> bool:
-        """A module begins; return whether it is the outermost of its thread."""
+        """Take in a module that begins; return whether it is the outermost of its thread."""
         stack = self._stacks.setdefault(get_ident(), [])
         stack.append(_Frame(key, name, torch.is_grad_enabled()))
         self._mark(name)
         return len(stack) == 1
 
     def leave(self, key: int) -> bool:
-        """A module has ended; return whether its thread is in no module any more."""
+        """Take out a module that has ended; return whether its thread is in no module any more."""
         stack = self._stacks.get(get_ident(), [])
-        # One that was entered before the hooks came is not on the stack; those that
-        # an exception has left without a word are above.
+        # A module that was entered before the hooks were placed is not on the stack. Modules that
+        # an exception has left lie above this one: no hook has run for them.
         if any(frame.key == key for frame in stack):
             while stack.pop().key != key:
                 pass
@@ -70,16 +79,16 @@ class ModuleStack:
         return bool(self._stacks.get(get_ident()))
 
     def has_grad(self) -> bool:
-        """Whether gradients are recorded, or were where the outermost module was entered.
+        """Whether gradients are recorded, or were when the outermost module was entered.
 
-        Inside an ``autograd.Function`` they are not, and it is a part of the forward pass
-        all the same.
+        Inside an ``autograd.Function`` none are recorded, although it is a part of the forward
+        pass.
         """
         stack = self._stacks.get(get_ident())
         return stack[0].grad if stack else torch.is_grad_enabled()
 
     def name_of_node(self, thread: int) -> str:
-        """Return the module that made the node of the graph that is running.
+        """Return the name of the module that made the running node; empty if it is not known.
 
         Args:
             thread: The thread that ran the forward pass.
@@ -89,15 +98,19 @@ class ModuleStack:
         if node is None or not numbers:
             return ""
         number = node._sequence_nr()  # noqa: SLF001 - no public name for it
+        # Marks ascend, so the newest mark at or before the node is that of its module.
         index = bisect_right(numbers, number) - 1
         return self._names[thread][index] if index >= 0 and number < ACCUMULATES else ""
 
     def _mark(self, name: str) -> None:
         if not torch.is_grad_enabled():
             return  # no node is made
-        me, number = get_ident(), torch._C._autograd._get_sequence_nr()  # noqa: SLF001 - no public name for it
+        me = get_ident()
+        # The number that this thread's next node will have; numbers of threads are independent.
+        number = torch._C._autograd._get_sequence_nr()  # noqa: SLF001 - no public name for it
         numbers = self._numbers.setdefault(me, [])
         if len(numbers) < MAX_MARKS:
             numbers.append(number)
+            # The last mark has no name: every later node would be taken for one of its module.
             is_last = len(numbers) == MAX_MARKS
             self._names.setdefault(me, []).append("" if is_last else name)

@@ -1,4 +1,4 @@
-"""What parameters, buffers and modules are called."""
+"""Qualified names of parameters, buffers and modules."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ class Names:
         return [(self._of[id(p)][1], p) for p in parameters]
 
     def _knows(self, parameter: Tensor) -> bool:
+        # An identity is given away again once its owner is freed: the reference proves whose it is.
         known = self._of.get(id(parameter))
         return known is not None and known[0]() is parameter
 

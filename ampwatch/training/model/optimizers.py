@@ -1,4 +1,4 @@
-"""Which optimizers belong to the watched training, and their numbers."""
+"""The optimizers that belong to the watched training, and their numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OptimizerRegistry:
         self, given: Sequence[Optimizer], models: Sequence[nn.Module], *, scaled: bool = False
     ) -> None:
         self._indices: dict[int, int | None] = {}
-        # Keyed by id, which is only good while the optimizer lives.
+        # Keys are identities, which another optimizer may get once this one is freed.
         self._alive: dict[int, weakref.ref[Optimizer]] = {}
         self._count = 0
         self._models = tuple(weakref.ref(model) for model in models)
@@ -39,7 +39,7 @@ class OptimizerRegistry:
             self.admit(optimizer)
 
     def __len__(self) -> int:
-        """How many optimizers have been numbered."""
+        """Number of optimizers that have been numbered."""
         return self._count
 
     def admit(self, optimizer: Optimizer) -> int:
@@ -47,7 +47,7 @@ class OptimizerRegistry:
 
         Those beyond ``MAX_OPTIMIZERS`` share the number ``OTHER_OPTIMIZERS``.
         """
-        # In line: this is asked in each step.
+        # ``_knows`` in line: this is asked in each step.
         alive = self._alive.get(id(optimizer))
         if alive is not None and alive() is optimizer:
             known = self._indices[id(optimizer)]
@@ -72,7 +72,7 @@ class OptimizerRegistry:
         return reference is not None and reference() is optimizer
 
     def _owns(self, optimizer: Optimizer) -> bool:
-        # Asked once per optimizer, and not before: sharding replaces parameters.
+        # Asked once per optimizer, and not before it is first seen: sharding replaces parameters.
         models = [m for m in (reference() for reference in self._models) if m is not None]
         ours = {id(p) for m in models for p in m.parameters()}
         theirs = (p for group in optimizer.param_groups for p in group["params"])

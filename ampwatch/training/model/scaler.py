@@ -1,4 +1,4 @@
-"""What a ``GradScaler`` knows, read without a sync and without leaving anything in it."""
+"""The state of a ``GradScaler``, read without a sync and without leaving anything in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-# The private state that holds the truth; there is no public way to it without a sync.
+# The private state that is read. ``get_scale()`` and ``state_dict()`` are public and wait for the
+# device.
 _STATE = (
     "_scale",
     "_growth_tracker",
@@ -24,7 +25,7 @@ _STATE = (
 )
 
 DEVICES = ("cpu", "cuda", "xpu")
-"""Backends with streams and events that values can be read back by without waiting."""
+"""Backends whose streams and events allow values to be read back without waiting."""
 
 
 def check_scaler(scaler: object) -> torch.amp.GradScaler:
@@ -57,14 +58,20 @@ def check_scaler(scaler: object) -> torch.amp.GradScaler:
     return scaler
 
 
-READY, UNSCALED, STEPPED = "READY", "UNSCALED", "STEPPED"
-"""The stages of an optimizer between two updates, as PyTorch calls them."""
+READY = "READY"
+"""Stage of an optimizer whose gradients were not unscaled since the last update."""
+
+UNSCALED = "UNSCALED"
+"""Stage of an optimizer after ``unscale_``. Names of stages are those of PyTorch's ``OptState``."""
+
+STEPPED = "STEPPED"
+"""Stage of an optimizer after ``step``."""
 
 
 def stage_of(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> str:
     """Return the stage of an optimizer."""
     states = scaler._per_optimizer_states  # noqa: SLF001 - no public name for it
-    # Looking must not create the entry of an optimizer that has none yet.
+    # A defaultdict: reading with [] would create the entry of an optimizer that has none yet.
     key = id(optimizer)
     return str(states[key]["stage"].name) if key in states else READY
 

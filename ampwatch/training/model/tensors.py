@@ -1,4 +1,4 @@
-"""The tensors in what modules are given and return."""
+"""Tensors in the inputs and outputs of modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_DEPTH = 4
-"""How deep tensors are looked for in the output of a module."""
+"""Levels of nesting in which tensors are searched for in the output of a module."""
 
 MAX_TENSORS = 16
 """Tensors measured in one output."""
@@ -20,7 +20,7 @@ MAX_TENSORS = 16
 def tensors_in(output: Any) -> list[torch.Tensor]:
     """Return the first ``MAX_TENSORS`` tensors in the output of a module.
 
-    Looks into tuples, lists, mappings (``ModelOutput`` is one) and dataclasses.
+    Searches tuples, lists, mappings (``ModelOutput`` is one) and dataclasses.
     """
     found: list[torch.Tensor] = []
     _collect(output, found, MAX_DEPTH)

@@ -1,4 +1,4 @@
-"""Whether float32 may be computed as TF32, whichever of PyTorch's switches was used."""
+"""Permission to compute float32 as TF32, whichever of PyTorch's switches was used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def allows_tf32(kind: OpKind) -> bool:
 
 
 def _allows(switches: Any) -> bool:
-    # PyTorch 2.9 and newer raises where its older and newer switches were both used.
+    # PyTorch 2.9 and newer raises where its older and newer switches were both used. The newer
+    # one of cuDNN is split by operation, that of matmul is not.
     try:
         return bool(switches.allow_tf32)
     except RuntimeError:

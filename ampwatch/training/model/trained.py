@@ -1,4 +1,4 @@
-"""The parameters that a training may have gradients of, held weakly."""
+"""Parameters that a training may have gradients of, held weakly."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 from ampwatch.training.model.names import Names
 
 REFRESH_EVERY = 64
-"""Times they are asked for after which they are looked up again: sharding and adapters replace
-them."""
+"""Times the parameters are asked for after which they are collected again: sharding and adapters
+replace them."""
 
 MAX_RESTS = 64
 """Sets of optimizers that stepped together which are remembered."""
 
 
 class Trained:
-    """Parameters of the watched models, and of the optimizers that were met.
+    """Collects parameters of the watched models, and of the optimizers that were met.
 
     Args:
         names: Names of the parameters of the models.
-        optimizers: Those that are known from the start.
+        optimizers: Optimizers that are known from the start.
 
     Attributes:
         met: The optimizers that were met and live, by identity.
@@ -52,9 +52,11 @@ class Trained:
     def meet(self, optimizer: Optimizer) -> None:
         """Take in an optimizer that the calling thread steps, or is going to."""
         self.thread = get_ident()
-        met, key = self.met, id(optimizer)
+        met = self.met
+        key = id(optimizer)
         if key not in met:
-            # Gone with the optimizer: another one may get its identity.
+            # The callback holds the dict and not ``self``; the entry goes with the optimizer, since
+            # another one may get its identity.
             met[key] = weakref.ref(optimizer, lambda _: met.pop(key, None))
             self._parameters.clear()
             self._rests.clear()
@@ -70,12 +72,12 @@ class Trained:
         return alive(self._parameters)
 
     def others(self, stepped: frozenset[int]) -> list[Tensor]:
-        """Return the parameters of optimizers that were met, but are none of these.
+        """Return the parameters of all met optimizers except those that have stepped.
 
         Args:
-            stepped: Identities of optimizers that were met.
+            stepped: Identities of the met optimizers that have stepped.
 
-        Cost: one lookup where these hold all there are.
+        Cost: one lookup, once this set of optimizers has been asked for.
         """
         if stepped not in self._rests:
             gone: set[int] = set()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ampwatch.diagnosis.evidence.ops import OpKey, OpTally
-from ampwatch.numerics.formats import FORMATS, PLAIN, Family
+from ampwatch.numerics.formats import FORMATS, PLAIN, FormatFamily
 from ampwatch.numerics.units.ops import (
     ALIGNMENT,
     HALF_DTYPES,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
     Why = Callable[[OpInfo, Sequence[str], str], Fallback]
-    _Key = tuple["_Sort", Phase, str, Fallback]
+    _Key = tuple["_Variant", Phase, str, Fallback]
 
 MAX_SHAPES = 4096
 """Signatures whose FLOPs are remembered."""
@@ -35,9 +35,9 @@ MAX_SHAPES = 4096
 TF32_ALIGNMENT = FORMATS["tf32"].alignment
 """Elements of float32 in 16 bytes."""
 
-_FLOAT32 = frozenset(fmt.name for fmt in PLAIN if fmt.family is Family.FLOAT32)
+_FLOAT32 = frozenset(fmt.name for fmt in PLAIN if fmt.family is FormatFamily.FLOAT32)
 
-MAX_SORTS = 4096
+MAX_VARIANTS = 4096
 """Ops with different dtypes that are remembered."""
 
 
@@ -46,7 +46,7 @@ class OpCall(NamedTuple):
 
     Attributes:
         func: The overload.
-        info: What is known of it.
+        info: The facts about it.
         args: Its arguments.
         kwargs: Its keyword arguments.
         out: What it has returned.
@@ -59,10 +59,10 @@ class OpCall(NamedTuple):
     out: Any
 
 
-class _Sort:
-    """What calls of one op with the same dtypes have in common; quick to look up by.
+class _Variant:
+    """The facts that calls of one op with the same dtypes share.
 
-    Two of them are equal only if they are the same.
+    Equality is identity, which makes it a quick key; a tuple would be hashed by value in each call.
     """
 
     __slots__ = ("device_type", "dtype", "info", "inputs", "is_float32", "kind", "out_dtype")
@@ -70,8 +70,12 @@ class _Sort:
     def __init__(
         self, info: OpInfo, kind: OpKind, inputs: tuple[str, ...], dtype: str, first: torch.Tensor
     ) -> None:
-        self.info, self.kind, self.inputs, self.dtype = info, kind, inputs, dtype
-        self.out_dtype, self.device_type = name_of(first.dtype), first.device.type
+        self.info = info
+        self.kind = kind
+        self.inputs = inputs
+        self.dtype = dtype
+        self.out_dtype = name_of(first.dtype)
+        self.device_type = first.device.type
         # A normalization of float16 values with float32 weights stays in float16.
         self.is_float32 = (
             dtype in _FLOAT32
@@ -81,7 +85,7 @@ class _Sort:
 
 
 class _Product(NamedTuple):
-    """What is multiplied in one call; the fields are those of ``OpTally``."""
+    """The FLOPs and the shape of one call; the fields are those of ``OpTally``."""
 
     flops: int = 0
     tensor_flops: int = 0
@@ -97,7 +101,7 @@ class OpCounts:
     """Counts calls. Keeps no tensor.
 
     Args:
-        why: Says why an op ran in float32: called with what is known of it, the dtypes of
+        why: Says why an op ran in float32: called with the facts about it, the dtypes of
             its inputs, and the type of its device.
 
     Attributes:
@@ -107,18 +111,19 @@ class OpCounts:
 
     def __init__(self, why: Why) -> None:
         self._why = why
-        self._sorts: dict[Hashable, _Sort] = {}
+        self._variants: dict[Hashable, _Variant] = {}
         self._products: dict[Hashable, _Product] = {}
         self._switches = (False, False)
         self._lock = Lock()
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew; what was worked out is kept."""
+        """Begin anew; what was worked out about variants and shapes is kept."""
+        # It depends on the switches of TF32, which users may turn between two iterations.
         switches = allows_tf32(OpKind.MATMUL), allows_tf32(OpKind.CONVOLUTION)
         if switches != self._switches:
             self._switches = switches
-            self._sorts.clear()
+            self._variants.clear()
             self._products.clear()
         self._tallies: dict[_Key, OpTally] = {}
         self._largest: dict[_Key, tuple[bool, int]] = {}
@@ -131,15 +136,15 @@ class OpCounts:
     def tallies(self) -> dict[OpKey, OpTally]:
         """The calls."""
         tallies: dict[OpKey, OpTally] = {}
-        for (sort, phase, module, fallback), tally in self._tallies.items():
+        for (variant, phase, module, fallback), tally in self._tallies.items():
             key = OpKey(
-                sort.info.name,
-                sort.kind,
+                variant.info.name,
+                variant.kind,
                 module,
                 phase,
-                sort.inputs,
-                sort.dtype,
-                sort.out_dtype,
+                variant.inputs,
+                variant.dtype,
+                variant.out_dtype,
                 fallback,
             )
             tallies.setdefault(key, OpTally()).add(tally)
@@ -154,7 +159,7 @@ class OpCounts:
         """Count one call; thread-safe.
 
         Returns:
-            The type of its device if it is the first of its sort, else nothing.
+            The type of its device if it is the first of its variant, else nothing.
         """
         info = call.info
         tensors = tensors_among(call.args)
@@ -165,56 +170,60 @@ class OpCounts:
             tensors, outputs = _cast(call, tensors, outputs)
         if not (outputs or tensors):
             return ""
-        sort = self._sort(call, tensors, outputs)
+        variant = self._variant(call, tensors, outputs)
         fallback = Fallback.NONE
-        if sort.is_float32 and phase is Phase.FORWARD:
-            fallback = self._why(info, sort.inputs, sort.device_type)
+        if variant.is_float32 and phase is Phase.FORWARD:
+            fallback = self._why(info, variant.inputs, variant.device_type)
         product = None
-        if sort.kind.has_flops and tensors and outputs:
-            product = self._product(sort, call, tensors)
+        if variant.kind.has_flops and tensors and outputs:
+            product = self._product(variant, call, tensors)
         num_bytes = _bytes(tensors) + _bytes(outputs)
         if info.written and not outputs:
             num_bytes += _bytes(written_by(call))
-        key = sort, phase, module, fallback
+        key = variant, phase, module, fallback
+        # Backward on a GPU runs in a thread of autograd, beside those of the user.
         with self._lock:
             tally = self._tallies.get(key)
             is_new = tally is None
             if tally is None:
                 tally = self._tallies[key] = OpTally()
-                self.device_types.add(sort.device_type)
+                self.device_types.add(variant.device_type)
             tally.calls += 1
             tally.bytes += num_bytes
             if product is not None:
                 self._multiply(key, tally, product)
             if phase is Phase.FORWARD:
-                self._weigh(sort.kind, tensors, outputs)
-        return sort.device_type if is_new else ""
+                self._weigh(variant.kind, tensors, outputs)
+        return variant.device_type if is_new else ""
 
-    def _sort(
+    def _variant(
         self, call: OpCall, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-    ) -> _Sort:
+    ) -> _Variant:
         first = outputs[0] if outputs else tensors[0]
+        # A list in between: a generator costs more than the tuple, in each call of each op.
         signature = call.func, first.dtype, first.device, tuple([t.dtype for t in tensors])
-        sort = self._sorts.get(signature)
-        if sort is None:
-            if len(self._sorts) >= MAX_SORTS:
-                self._sorts.clear()
-            sort = self._sorts[signature] = _sort_of(call, tensors, first)
-        return sort
+        variant = self._variants.get(signature)
+        if variant is None:
+            if len(self._variants) >= MAX_VARIANTS:
+                self._variants.clear()
+            variant = self._variants[signature] = _variant_of(call, tensors, first)
+        return variant
 
-    def _product(self, sort: _Sort, call: OpCall, tensors: Sequence[torch.Tensor]) -> _Product:
+    def _product(
+        self, variant: _Variant, call: OpCall, tensors: Sequence[torch.Tensor]
+    ) -> _Product:
         """Return what is multiplied in a call, worked out once per signature."""
         if not all(t.layout is torch.strided and not t.is_nested for t in tensors):
             return _NO_PRODUCT
         others: Hashable = ()
-        if sort.kind is not OpKind.MATMUL:
+        if variant.kind is not OpKind.MATMUL:
             others = _plain(call.args), _plain(sorted(call.kwargs.items()))
-        signature = sort, tuple([(t.shape, t.stride()) for t in tensors]), others
+        signature = variant, tuple([(t.shape, t.stride()) for t in tensors]), others
         product = self._products.get(signature)
         if product is None:
             if len(self._products) >= MAX_SHAPES:
                 self._products.clear()
-            product = self._products[signature] = _product_of(sort, call, tensors)
+            product = self._products[signature] = _product_of(variant, call, tensors)
         return product
 
     def _multiply(self, key: _Key, tally: OpTally, product: _Product) -> None:
@@ -237,6 +246,7 @@ class OpCounts:
                     self._weight_copies.add(_address(copy))
                     self.weight_cast_bytes += copy.nbytes
         elif kind.has_flops:
+            # By address: autograd saves views and aliases of one storage, which is kept once.
             for tensor in tensors:
                 address = _address(tensor) if _is_half(tensor) else 0
                 if address and address not in self._weight_copies:
@@ -256,13 +266,15 @@ def tensors_among(values: Iterable[Any]) -> list[torch.Tensor]:
 
 def written_by(call: OpCall) -> list[torch.Tensor]:
     """Return the tensors that a call has changed, wherever they were given."""
+    # Not strict: the dispatcher leaves out trailing arguments that have their defaults.
     given = dict(zip(call.info.arguments, call.args, strict=False)) | call.kwargs
     names = [call.info.arguments[place] for place in call.info.written]
     return tensors_among([given[name] for name in names if name in given])
 
 
-def _sort_of(call: OpCall, tensors: Sequence[torch.Tensor], first: torch.Tensor) -> _Sort:
-    info, kind = call.info, call.info.kind
+def _variant_of(call: OpCall, tensors: Sequence[torch.Tensor], first: torch.Tensor) -> _Variant:
+    info = call.info
+    kind = info.kind
     inputs, dtype = promoted(tuple([t.dtype for t in tensors]))
     if kind is OpKind.CAST:
         dtype = name_of(tensors[0].dtype) if tensors else name_of(first.dtype)
@@ -279,20 +291,22 @@ def _sort_of(call: OpCall, tensors: Sequence[torch.Tensor], first: torch.Tensor)
         dtype = name_of(first.dtype)
     if dtype == "float32" and kind.has_flops and first.device.type == "cuda" and allows_tf32(kind):
         dtype = "tf32"
-    return _Sort(info, kind, inputs, dtype, first)
+    return _Variant(info, kind, inputs, dtype, first)
 
 
-def _product_of(sort: _Sort, call: OpCall, tensors: Sequence[torch.Tensor]) -> _Product:
+def _product_of(variant: _Variant, call: OpCall, tensors: Sequence[torch.Tensor]) -> _Product:
     flops = flops_of(call.info, call.args, call.kwargs, tensors, call.out)
     dims = dims_of(call.info, tensors, call.args, call.out)
-    unit = TF32_ALIGNMENT if sort.dtype == "tf32" else ALIGNMENT.get(sort.dtype, 1)
+    unit = TF32_ALIGNMENT if variant.dtype == "tf32" else ALIGNMENT.get(variant.dtype, 1)
     is_aligned = all(size % unit == 0 for size in dims.leading)
-    on_tensor_cores = sort.dtype in TENSOR_DTYPES and is_aligned and bool(dims.leading)
-    is_nchw = sort.kind is OpKind.CONVOLUTION and sort.dtype in HALF_DTYPES and _is_nchw(tensors)
+    on_tensor_cores = variant.dtype in TENSOR_DTYPES and is_aligned and bool(dims.leading)
+    is_nchw = (
+        variant.kind is OpKind.CONVOLUTION and variant.dtype in HALF_DTYPES and _is_nchw(tensors)
+    )
     return _Product(
         flops,
         tensor_flops=flops if on_tensor_cores else 0,
-        unaligned_flops=flops if sort.dtype in ALIGNMENT and not is_aligned else 0,
+        unaligned_flops=flops if variant.dtype in ALIGNMENT and not is_aligned else 0,
         nchw_flops=flops if is_nchw else 0,
         shape=dims.shape,
     )
@@ -306,7 +320,7 @@ def _bytes(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def _plain(value: Any) -> Hashable:
-    """Return the part of arguments that is not tensors, as something that can be looked up."""
+    """Return the part of arguments that is not tensors, as a key of a dictionary."""
     if isinstance(value, torch.Tensor):
         return None
     if isinstance(value, (list, tuple)):
@@ -341,6 +355,7 @@ def _is_nchw(tensors: Sequence[torch.Tensor]) -> bool:
 
 def _address(tensor: torch.Tensor) -> int:
     """Return where a tensor is, 0 for one without a single place."""
+    # A sparse tensor has several storages and raises; a meta tensor is nowhere.
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         return 0
     return tensor.untyped_storage().data_ptr()

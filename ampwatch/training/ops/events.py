@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class OpPlace(NamedTuple):
-    """Where an op ran.
+    """The place where an op ran.
 
     Attributes:
         phase: The part of the iteration.
@@ -25,7 +25,7 @@ class OpPlace(NamedTuple):
 
 
 class OpsBegan(NamedTuple):
-    """The ops of an iteration, or of what is left of it, are observed from here on.
+    """The beginning of the observation of ops, for an iteration or for what is left of it.
 
     Attributes:
         step: Its index.
@@ -37,9 +37,9 @@ class OpsBegan(NamedTuple):
 
 
 class Op(NamedTuple):
-    """An op has returned. Inside of a handler no dispatch mode is on; nothing of it is recorded.
+    """The return of an op. Inside of a handler no dispatch mode is on; nothing of it is recorded.
 
-    Ops that compute nothing (views, ``empty``, ``detach``) are not told of. Tensors may be read
+    Ops that compute nothing (views, ``empty``, ``detach``) make no event. Tensors may be read
     and must not be kept.
 
     Attributes:
@@ -52,8 +52,8 @@ class Op(NamedTuple):
 
 
 class OpsEnded(NamedTuple):
-    """The iteration is over, or its ops are not observed any further."""
+    """The end of the observation of ops, with the iteration or before it."""
 
 
 OP_EVENTS = (OpsBegan, Op, OpsEnded)
-"""What a bus has to be told of that knows only torch's callables."""
+"""Events for a bus to know besides those of torch's callables."""

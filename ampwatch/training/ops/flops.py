@@ -28,11 +28,11 @@ def flops_of(
 ) -> int:
     """Return the floating-point operations of one call, a multiplication and an addition being two.
 
-    As PyTorch's own counter counts them, from the shapes alone. What it leaves out is here:
-    attention on a CPU and with fewer heads for keys, several sequences in a row (it would
-    wait for the device to tell their lengths), recurrent networks, products with a vector.
-    And what it counts too often: the gradient of the weight of a grouped convolution.
-    Attention has no discount for masks.
+    They are counted from the shapes alone, by the formulas of ``torch.utils.flop_counter``. Added
+    are those that it lacks: attention on a CPU and with fewer heads for keys, several sequences in
+    a row (it would wait for the device to tell their lengths), recurrent networks, products with a
+    vector. Corrected is one that it counts too often: the gradient of the weight of a grouped
+    convolution. Attention has no discount for masks.
 
     Args:
         info: The op.
@@ -66,14 +66,17 @@ def _grouped_backward(given: dict[str, Any]) -> int:
 
 
 def _attention(info: OpInfo, given: dict[str, Any]) -> int:
-    query, key, value = given["query"], given["key"], given["value"]
+    query = given["query"]
+    key = given["key"]
+    value = given["value"]
     # (B, H, T, D), or (B, T, H, D) in the ops below; several sequences in a row (T, H, D).
     time = -2 if info.name.startswith("_scaled_dot_product") else -3
     keys = int(key.shape[time])
     pairs: int = query.numel() // max(int(query.shape[-1]), 1) * keys
     offsets = next((given[name] for name in _SEQUENCES if given.get(name) is not None), None)
     if offsets is not None:
-        # As if all were of the same length.
+        # The lengths are on the device. As if all were equal, which is a lower bound of the truth:
+        # the sum of squares is least then.
         pairs //= max(len(offsets) - 1, 1)
     # Scores, and what they make of the values; backward computes the scores once more.
     features, outputs = int(query.shape[-1]), int(value.shape[-1])

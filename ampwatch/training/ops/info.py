@@ -1,4 +1,4 @@
-"""What is known of an ATen op once and for all: its kind, its name, how its FLOPs are counted."""
+"""Facts about an ATen op that hold for every call: its kind, its name, how its FLOPs are counted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _PARTS = (
 """Parts of the names of ops by kind, tried in this order."""
 
 _TAGS = {"pointwise": OpKind.POINTWISE, "reduction": OpKind.REDUCTION}
-"""What PyTorch itself says of an op; a name that says more comes first."""
+"""Tags that PyTorch itself gives ops (``torch.Tag``); a name that says more comes first."""
 
 _CASTS = frozenset({"_to_copy", "to", "copy_", "copy", "_foreach_copy_"})
 
@@ -70,15 +70,15 @@ _ALIASES = {
 
 
 AUTOCAST_DEVICES = ("cpu", "cuda", "xpu")
-"""Types of devices that autocast is looked after for."""
+"""Types of devices for which autocast is followed."""
 
 
 class OpInfo(NamedTuple):
-    """What is known of one overload of an op.
+    """Facts about one overload of an op.
 
     Attributes:
         name: Base name (``addmm``).
-        kind: What it does; an op that may cast is ``CAST`` and says at each call whether it does.
+        kind: The kind of op; one that may cast is ``CAST``, and each call says whether it does.
         count_flops: Counts its FLOPs as ``flop_registry`` does, ``None`` if that has no formula.
         arguments: Names of its arguments.
         written: Places of the arguments that it changes, if it returns nothing.
@@ -99,7 +99,7 @@ class OpInfo(NamedTuple):
 
 
 def op_info(func: OpOverload) -> OpInfo:
-    """Return what is known of ``func``.
+    """Return the facts about ``func``.
 
     Cost: some 20 us; ask once per op.
     """
@@ -130,6 +130,7 @@ def _kind(name: str, func: OpOverload, *, has_flops: bool) -> OpKind:
         return OpKind.CAST
     if name in _MATMULS:
         return OpKind.MATMUL
+    # A formula in flop_registry means a product of matrices, whatever the name says.
     named = next((kind for kind, parts in _PARTS if any(p in name for p in parts.split())), None)
     if has_flops:
         return named if named is not None and named.has_flops else OpKind.MATMUL
@@ -149,6 +150,7 @@ def _written(arguments: Iterable[Any]) -> tuple[int, ...]:
 
 def _is_view(func: OpOverload) -> bool:
     """Whether all outputs share memory with inputs that are not written to."""
+    # squeeze_, for one, writes to the shape of its input and to no element.
     if torch.Tag.inplace_view in func.tags:
         return True
     returns = func._schema.returns  # noqa: SLF001 - no public name for it
@@ -162,6 +164,8 @@ def _autocast_knows(name: str, device_type: str) -> bool:
 
     Cost: some 20 us at the first call; there are as many answers as ops.
     """
+    # The dispatcher is asked and no list is kept: the lists of autocast_mode.h change with each
+    # version, and users register kernels of their own.
     key = f"Autocast{device_type.upper()}"
     plain = name.rstrip("_").removeprefix("_").removeprefix("native_").removesuffix("_forward")
     for candidate in (name, plain, _ALIASES.get(name, plain)):
@@ -179,8 +183,8 @@ def _autocast_knows(name: str, device_type: str) -> bool:
 def lets_autocast_through(func: Any) -> tuple[str, ...]:
     """Return the types of devices for which autocast applies to what ``func`` calls, not to itself.
 
-    Those are ops of users, and ops of PyTorch that autocast has no kernel for: matrix products
-    in their kernels are cast. What surely calls no other op is left out.
+    Ops of users are among them, and ops of PyTorch that autocast has no kernel for: matrix
+    products in their kernels are cast. What surely calls no other op is left out.
     """
     if not isinstance(func, torch._ops.OpOverload):  # noqa: SLF001 - no public name for it
         return ()
@@ -266,12 +270,15 @@ def _recurrent(inputs: torch.Tensor, weights: Sequence[torch.Tensor]) -> Dims:
 
 
 def _convolution(tensors: Sequence[torch.Tensor], args: Sequence[Any], out: Any) -> Dims:
-    # In backward the gradient of the output comes before image and weight.
+    # In backward the gradient of the output comes before image and weight, and several gradients
+    # are returned.
     backward = not isinstance(out, torch.Tensor)
-    weight, image = (tensors[2], tensors[0]) if backward else (tensors[1], out)
+    weight = tensors[2] if backward else tensors[1]
+    image = tensors[0] if backward else out
     outputs, inputs = int(weight.shape[0]), int(weight.shape[1])
     pixels = prod(image.shape[2:]) * int(image.shape[0])
-    # With groups each group is a matmul of its own; a depthwise one is none.
+    # With groups each group is a matmul of its own; a depthwise one is none. In the schemas
+    # of convolutions `groups` is the last argument that is an integer.
     numbers = [a for a in args if isinstance(a, int) and not isinstance(a, bool)]
     groups = max(numbers[-1] if numbers else 1, 1)
     shape = (groups, pixels, max(outputs // groups, 1), inputs * prod(weight.shape[2:]))

@@ -24,18 +24,19 @@ if TYPE_CHECKING:
 
 
 class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is not typed
-    """Tells of every op of the threads that it is on, and changes nothing.
+    """Reports every op of the threads that it is on, and changes nothing.
 
     It is put on and taken off below the modes of the user, not as a context manager: these may
     be entered and left before, between and after the two.
 
     An op of a tensor subclass, and what runs below a mode of PyTorch's own that traces (fake
-    tensors, proxies), is let through and not told of, nor are the ops that it is made of: tensors
-    there may hold nothing.
+    tensors, proxies), is let through and not reported, nor are the ops that it is made of:
+    tensors there may hold nothing.
 
     Autograd gives every node the modes that its thread had when backward was called, and after
     an op its mode is put back. What is taken off inside of these comes again, so
-    ``threads`` keeps such a thread, and ``take_off`` has to be called there once more.
+    ``threads`` keeps the identity of that thread, and ``take_off`` has to be called there once
+    more.
 
     Args:
         note: Called with ``(func, args, kwargs, out)`` after each op. Must not raise.
@@ -52,6 +53,8 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
     ``note`` takes; nothing while it is off.
     """
 
+    # Else a higher-order op (flex_attention, checkpointing in a graph) raises below any mode
+    # (torch/_ops.py, HigherOrderOperator.dispatch).
     supports_higher_order_operators = True
 
     def __init__(
@@ -71,7 +74,9 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         self.threads: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the op, then tell of it."""
+        """Run the op, then report it."""
+        # PyTorch has taken this mode off the stack for the time of the call, so nothing that is
+        # called here comes back to it, and puts it back after the return, whatever happened.
         me = get_ident()
         self._inside.add(me)
         if self.is_inherited:
@@ -95,17 +100,18 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         finally:
             self._inside.discard(me)
             if self._note is None and kwargs is not None:
-                # PyTorch lets go of the dictionary after it has put the mode back.
+                # The mode cannot leave while it is off the stack: PyTorch would put it back. It lets
+                # go of the dictionary after that, and whatever dies with the dictionary runs then.
                 kwargs[_Leaving.__name__] = _Leaving(self)
 
     def _is_apart(self, types: Any) -> bool:
-        """Whether an op on tensors of these types, here and now, is not one to tell of."""
+        """Whether an op on tensors of these types, here and now, is not one to report."""
         if types and any(t is not torch.nn.Parameter and t is not torch.Tensor for t in types):
             return True
         return _traces(_modes())
 
     def ignore(self, func: Any) -> None:
-        """Do not tell of ``func`` any more."""
+        """Stop reporting ``func``."""
         self._ignored.add(func)
 
     @classmethod
@@ -115,12 +121,12 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Tell torch.compile that it may compile although this mode is on."""
+        """Allow torch.compile to compile although this mode is on."""
         return True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Tell torch.compile to leave this mode out of what it traces."""
+        """Have torch.compile leave this mode out of what it traces."""
         return True
 
     @property
@@ -138,14 +144,16 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         modes = _modes()
         if any(mode is self for mode in modes) or _traces(modes) or get_ident() in self._inside:
             return
+        # Not by `with`: its exit pops whatever is on top, which may be a mode of the user by then.
         above = [_pop_mode() for _ in modes]
         for mode in (self, *reversed(above)):
             _push_mode(mode)
-        if not _is_backward():  # autograd takes it off there
+        # In a node of the graph autograd restores the modes of before when the node is done.
+        if not _is_backward():
             self.threads.add(get_ident())
 
     def take_off(self) -> None:
-        """See them no more, whatever modes were put above meanwhile."""
+        """Leave the calling thread, whatever modes were put above meanwhile."""
         me = get_ident()
         if any(mode is self for mode in _modes()):
             above = [_pop_mode() for _ in _modes()]
@@ -156,16 +164,17 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
             return
         self.threads.discard(me)
         if self._farewell is not None:
+            # A thread that has ended took its stack of modes along, and will never call again.
             alive = {thread.ident for thread in threading.enumerate()}
             if not self.threads & alive:
                 self._farewell.remove()
                 self._farewell = None
 
     def silence(self) -> None:
-        """Tell of nothing any more, and leave the calling thread.
+        """Report nothing any more, and leave the calling thread.
 
-        Others it leaves as soon as they call a module: only from within a thread can a mode be
-        taken off. So it leaves this one if that is not possible now.
+        Other threads it leaves as soon as they call a module, for the stack of modes belongs to the
+        thread. The calling thread is left in this way, too, where it cannot be left at once.
         """
         self._note = None
         self.take_off()
@@ -186,6 +195,7 @@ class _Leaving:
         self._mode = mode
 
     def __del__(self) -> None:
+        # CPython counts references, so this runs at once and in the same thread; it must not raise.
         self._mode.take_off()
 
 
@@ -199,7 +209,10 @@ def _keys_of(device_types: Iterable[str]) -> tuple[Any, ...]:
 def _run(func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...]) -> Any:
     """Run an op, with autocast for what it calls if that would be so without a mode."""
     if keys:
-        # Inside of a mode autocast is excluded: it has been applied, or would have been.
+        # The keys above Python's, autocast among them, are excluded here: to the dispatcher they have
+        # been applied. For an op that autocast has no kernel for they were only passed through, and
+        # without a mode would apply to the ops that it calls. The snapshot is the state in which the
+        # op was called (ATen/core/PythonFallbackKernel.h): autocast may have been excluded there.
         with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined] # noqa: SLF001
             excluded = torch._C._dispatch_tls_local_exclude_set()  # noqa: SLF001 - no public name for it
         wanted = [key for key in keys if not excluded.has(key)]
@@ -214,7 +227,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...]) ->
 
 
 def _is_in_other_mode() -> bool:
-    """Whether an op comes from a mode of the user, which autocast is excluded in anyway."""
+    """Whether an op comes from a mode of the user, in which autocast is excluded anyway."""
     frame: FrameType | None = sys._getframe(3)  # noqa: SLF001 - documented, and the only way
     while frame is not None:
         code = frame.f_code
@@ -225,10 +238,12 @@ def _is_in_other_mode() -> bool:
 
 
 def _is_backward() -> bool:
+    # Of this thread: a node may run in the thread that called backward, or in one of autograd.
     return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public name for it
 
 
 def _traces(modes: list[Any]) -> bool:
+    # Only PyTorch's own modes have a key (_TorchDispatchModeKey: FAKE, PROXY, FUNCTIONAL).
     return any(getattr(mode, "_mode_key", None) is not None for mode in modes)
 
 

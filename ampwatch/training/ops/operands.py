@@ -1,4 +1,4 @@
-"""What an op has read and written, as far as the births of non-finite values are about it."""
+"""The tensors and numbers that an op has read and written, for the births of non-finite values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HALF = dtypes.HALF
 FLOATS = dtypes.FLOATS
-"""The dtypes whose values are looked at. float8 holds codes that mean nothing without a scale."""
+"""The dtypes whose values are checked. float8 holds codes that mean nothing without a scale."""
 
 AVERAGES = ("running_mean", "running_var")
 
@@ -61,7 +61,7 @@ def second_number(call: OpCall) -> float:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor has elements to look at, each at a place of its own in memory."""
+    """Whether a tensor has elements that can be read, each at a place of its own in memory."""
     has_places = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
     # Zeros of forward-mode AD have no memory: to read them ends the process.
     return has_places and not tensor._is_zerotensor()  # noqa: SLF001 - no public name for it
@@ -69,5 +69,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 def is_in_node() -> bool:
     """Whether a node of the graph computes, and not a hook beside it, where gradients are sent."""
+    # AccumulateGrad computes nothing of the model, and runs the hooks of parameters: DDP and FSDP
+    # communicate in them.
     node = torch._C._current_autograd_node()  # noqa: SLF001 - no public name for it
     return node is not None and "AccumulateGrad" not in node.name()

@@ -1,4 +1,4 @@
-"""What sensors of single ops need of tensors: whether they can be looked at, and parts of them."""
+"""Tensors as sensors of single ops need them: whether they can be read, and parts of them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def is_plain(value: object) -> bool:
     """Whether ``value`` is an ordinary dense tensor that holds something."""
     return (
+        # Not isinstance alone: ops of a subclass run its own __torch_dispatch__, which is user code.
         type(value) in _PLAIN
         and isinstance(value, torch.Tensor)
         and is_dense(value)

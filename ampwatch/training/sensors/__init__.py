@@ -1,1 +1,1 @@
-"""What is watched inside the training process, one file per thing."""
+"""Sensors inside the training process, one file per thing that is watched."""

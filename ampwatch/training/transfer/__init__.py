@@ -1,1 +1,1 @@
-"""From device to host without a sync."""
+"""Transfer of values from device to host, without a sync."""

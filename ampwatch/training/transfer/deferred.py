@@ -1,4 +1,4 @@
-"""A few numbers from wherever they are to whoever asked for them, without a synchronisation."""
+"""Transfer of a few numbers from a device to whoever asked for them, without a synchronisation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDTH = 16
 """Numbers of one reading."""
 
 
-class _Slot:
+class _LandingSlot:
     """A landing place in pinned memory, with one event per device it was ever used for."""
 
     __slots__ = ("cells", "events")
@@ -37,7 +37,7 @@ class _Slot:
 class _Reading(NamedTuple):
     """Numbers that are on their way."""
 
-    slot: _Slot
+    slot: _LandingSlot
     numel: int
     device: torch.device
     then: Then
@@ -46,12 +46,13 @@ class _Reading(NamedTuple):
 class Deferred:
     """Reads small tensors: those in host memory at once, those on a device when they arrive.
 
-    What lies on a device is copied into pinned memory on the current stream, behind an event.
-    ``poll`` asks the events and hands over what has arrived, in the order in which it was asked
-    for. Nothing here waits: a reading for which there is no room is dropped and counted.
+    A tensor on a device is copied into pinned memory on the current stream, behind an event.
+    ``poll`` asks the events and hands over the readings that have arrived, in the order in which
+    they were asked for. Nothing here waits: a reading for which there is no room is dropped and
+    counted.
 
     Args:
-        link: How values travel; the default reads CPU tensors in place.
+        link: Way of values to the host; the default reads CPU tensors in place.
         slots: Readings that may be on their way.
         width: Numbers of one reading, at most.
 
@@ -63,8 +64,9 @@ class Deferred:
     def __init__(self, link: Link | None = None, slots: int = SLOTS, width: int = WIDTH) -> None:
         self.dropped = 0
         self._link = link or Link()
-        self._num_slots, self._width = slots, width
-        self._free: deque[_Slot] | None = None
+        self._num_slots = slots
+        self._width = width
+        self._free: deque[_LandingSlot] | None = None
         self.flying: deque[_Reading] = deque()
         self._lock = Lock()
 
@@ -72,7 +74,7 @@ class Deferred:
         """Allocate the pinned memory: pinning is slow and may stop the device."""
         block = self._link.landing_place(self._num_slots * self._width)
         rows = block.view(self._num_slots, self._width).unbind()
-        self._free = deque(_Slot(row) for row in rows)
+        self._free = deque(_LandingSlot(row) for row in rows)
 
     def read(self, values: torch.Tensor, then: Then) -> None:
         """Take ``values`` as they are now, in stream order, and hand them to ``then``.
@@ -105,16 +107,21 @@ class Deferred:
         event = slot.events.get(device)
         if event is None:
             event = slot.events[device] = self._link.make_event(device)
+        # Behind the copy, on the same stream. Recording again moves the mark of an event, which is
+        # fine: a slot is free only once its event has passed.
         event.record(self._link.stream(device))
         self.flying.append(_Reading(slot, len(values), device, then))
 
     def poll(self) -> None:
         """Hand over what has arrived, oldest first. Never waits."""
+        # Sensors poll from threads of autograd as well. Whoever finds the lock taken leaves: the
+        # one that holds it hands over everything, also if ``then`` polls again.
         if not self.flying or not self._lock.acquire(blocking=False):
             return
         try:
             while self.flying and self._has_arrived(self.flying[0]):
                 reading = self.flying.popleft()
+                # Before the slot is free: another reading may be copied into it at once.
                 values = reading.slot.cells[: reading.numel].tolist()
                 self._give_back(reading.slot)
                 reading.then(values)
@@ -122,11 +129,12 @@ class Deferred:
             self._lock.release()
 
     def clear(self) -> None:
-        """Forget what is on its way; its memory is left to the copies that still write to it."""
+        """Forget the readings on their way; copies may still write to the memory given up."""
+        # PyTorch keeps a pinned block from being reused until the copies on its streams have run.
         self.flying.clear()
         self._free = None
 
-    def _slot(self, device: torch.device) -> _Slot | None:
+    def _slot(self, device: torch.device) -> _LandingSlot | None:
         # Neither copies to the host nor events may be part of a CUDA graph.
         if not self._link.may_ask((device,)):
             return None
@@ -137,7 +145,7 @@ class Deferred:
         except IndexError:
             return None
 
-    def _give_back(self, slot: _Slot) -> None:
+    def _give_back(self, slot: _LandingSlot) -> None:
         if self._free is not None:
             self._free.append(slot)
 

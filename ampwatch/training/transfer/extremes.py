@@ -1,4 +1,4 @@
-"""The smallest and the largest element of many tensors, to the host without a synchronisation."""
+"""Smallest and largest elements of many tensors, sent to the host without a synchronisation."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ ROWS = 512
 COLUMNS = 3
 
 MAX_ROWS = 65536
-"""Tensors that are measured between two sendings, at most. Unit of 24 bytes."""
+"""Tensors that are measured between two sendings. A row of one takes up to 24 bytes."""
 
 MAX_STREAMS = 16
-"""Streams whose tensors are measured. Each has rows of its own, which are written, and copied, in
-its order."""
+"""Streams whose tensors are measured. Each has rows of its own, which are written and copied in
+the order of that stream."""
 
 BYTES = 8
-"""Of the largest number in a row; those of other dtypes leave a part of the landing place unused."""
+"""Size of the largest number in a row; narrower dtypes leave a part of the landing place unused."""
 
 
 class Extremes:
     """The smallest and largest element of one tensor: NaN before they arrive, or if any is NaN.
 
     Attributes:
-        low: The smallest.
-        high: The largest.
-        least: The smallest magnitude; NaN unless that was asked for.
+        low: Smallest element.
+        high: Largest element.
+        least: Smallest magnitude; NaN unless it was asked for.
+        has_least: Whether the smallest magnitude was asked for.
     """
 
     __slots__ = ("has_least", "high", "least", "low")
@@ -55,10 +56,11 @@ class Extremes:
 
 
 class _Chunk:
-    """Some rows on a device, in one dtype."""
+    """A block of rows on a device, in one dtype."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.rows = torch.empty((ROWS, COLUMNS), dtype=dtype, device=device)
+        # Views made once: making them for each op would cost more than the op.
         self.cells = [row.unbind() for row in self.rows.unbind()]
         self.used: list[Extremes] = []
 
@@ -67,28 +69,29 @@ class _Lane:
     """The rows of one stream."""
 
     def __init__(self, device: torch.device, stream: Any) -> None:
-        self.device, self.stream = device, stream
+        self.device = device
+        self.stream = stream
         self.chunks: dict[torch.dtype, list[_Chunk]] = {}
 
     def free(self, dtype: torch.dtype) -> _Chunk:
-        """Return rows of which one is free."""
+        """Return a chunk in which a row is free."""
         chunks = self.chunks.setdefault(dtype, [])
         for chunk in chunks[-1:]:
             if len(chunk.used) < ROWS:
                 return chunk
-        chunks.sort(key=lambda chunk: not chunk.used)  # those that are free come last
+        chunks.sort(key=lambda chunk: not chunk.used)  # chunks that are free come last
         if not chunks or chunks[-1].used:
             chunks.append(_Chunk(dtype, self.device))
         return chunks[-1]
 
     def filled(self) -> Iterator[_Chunk]:
-        """Yield the rows that were written."""
+        """Yield the chunks that were written to."""
         for chunks in self.chunks.values():
             yield from (chunk for chunk in chunks if chunk.used)
 
 
 class _Cargo(NamedTuple):
-    """A copy of rows that is on its way."""
+    """A copy of rows that is on its way to the host."""
 
     place: Tensor
     dtype: torch.dtype
@@ -100,9 +103,9 @@ class Flight:
 
     Args:
         cargo: The copies.
-        events: What stands behind them, one for each stream.
-        owner: Who sent them, and takes the landing places back.
-        is_finite: Whether all is that was read at once.
+        events: Events behind the copies, one for each stream.
+        owner: Sender of the copies, who takes the landing places back.
+        is_finite: Whether all values are finite that were read on the host at once.
     """
 
     def __init__(
@@ -113,7 +116,9 @@ class Flight:
         *,
         is_finite: bool,
     ) -> None:
-        self._cargo, self._events, self._owner = cargo, events, owner
+        self._cargo = cargo
+        self._events = events
+        self._owner = owner
         self._is_finite = is_finite
 
     def has_arrived(self) -> bool:
@@ -122,14 +127,16 @@ class Flight:
         return self._owner.link.may_ask(devices) and all(e.query() for _, e in self._events)
 
     def land(self) -> bool:
-        """Fill in what has arrived; return whether all of it is finite."""
+        """Fill in the rows that have arrived; return whether all of them are finite."""
         is_finite = self._is_finite
         for place, dtype, rows in self._cargo:
             values: list[list[float]] = _cells(place, dtype, len(rows)).tolist()
             for row, (low, high, least) in zip(rows, values, strict=True):
-                row.low, row.high = low, high
+                row.low = low
+                row.high = high
                 if row.has_least:
                     row.least = least
+                # x - x is zero for finite x alone.
                 is_finite = is_finite and low - low == 0.0 and high - high == 0.0
             self._owner.take_back(place)
         self._owner.take_back_events(self._events)
@@ -139,14 +146,14 @@ class Flight:
 class Measures:
     """Has devices find the smallest and largest element of tensors, and sends these to the host.
 
-    No tensor is kept. What lies in host memory is read at once.
+    No tensor is kept. Tensors in host memory are read at once.
 
     Args:
-        link: How values travel.
+        link: Way of values to the host.
         most: Rows between two sendings.
 
     Attributes:
-        link: How values travel.
+        link: Way of values to the host.
     """
 
     def __init__(self, link: Link | None = None, most: int = MAX_ROWS) -> None:
@@ -166,8 +173,8 @@ class Measures:
             least: Whether the smallest magnitude is measured as well.
 
         Returns:
-            What will be known once the flight has landed; ``None`` if there is no room, or if a
-            CUDA graph is being captured.
+            The row, which is filled in once the flight has landed; ``None`` if there is no room,
+            or if a CUDA graph is being captured.
 
         Cost:
             One pass over the tensor, two with ``least``; on a device one small kernel each.
@@ -180,6 +187,7 @@ class Measures:
         if self.link.on_host(tensor):
             self._read(tensor, row)
             return row
+        # Rows are per stream: kernels of two streams on one chunk, and its copy, would race.
         stream = self.link.stream(device)
         lane = self._lanes.get((device, stream))
         if lane is None:
@@ -188,6 +196,7 @@ class Measures:
             lane = self._lanes[device, stream] = _Lane(device, stream)
         chunk = lane.free(tensor.dtype)
         low, high, smallest = chunk.cells[len(chunk.used)]
+        # ``out`` with a view writes into the row: no allocation and no copy of two numbers.
         torch.aminmax(tensor, out=(low, high))
         if least:
             torch.linalg.vector_norm(tensor, -math.inf, out=smallest)
@@ -196,7 +205,8 @@ class Measures:
 
     def _read(self, tensor: Tensor, row: Extremes) -> None:
         low, high = torch.aminmax(tensor)
-        row.low, row.high = host_scalar(low), host_scalar(high)
+        row.low = host_scalar(low)
+        row.high = host_scalar(high)
         if row.has_least:
             row.least = host_scalar(torch.linalg.vector_norm(tensor, -math.inf))
         self._is_finite = self._is_finite and row.is_finite
@@ -215,23 +225,27 @@ class Measures:
                     landing = _cells(place, chunk.rows.dtype, len(chunk.used))
                     landing.copy_(chunk.rows[: len(chunk.used)], non_blocking=True)
                     cargo.append(_Cargo(place, chunk.rows.dtype, chunk.used))
+                    # Not cleared in place: the cargo holds the list. Rows may be written again at
+                    # once, as whatever writes them comes after the copy in stream order.
                     chunk.used = []
             event = self._event(lane.device)
             event.record(lane.stream)
             events.append((lane.device, event))
         was_finite = self._is_finite
-        self._count, self._is_finite = 0, True
+        self._count = 0
+        self._is_finite = True
         return Flight(cargo, events, self, is_finite=was_finite)
 
     def clear(self) -> None:
-        """Forget what was measured since the last sending."""
+        """Forget the measurements since the last sending."""
         for lane in self._lanes.values():
             for chunk in lane.filled():
                 chunk.used = []
-        self._count, self._is_finite = 0, True
+        self._count = 0
+        self._is_finite = True
 
     def take_back(self, place: Tensor) -> None:
-        """Use a landing place again: what was copied there has been read."""
+        """Use a landing place again whose values have been read."""
         self._places.append(place)
 
     def take_back_events(self, events: Sequence[tuple[torch.device, Event]]) -> None:

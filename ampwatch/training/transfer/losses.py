@@ -1,4 +1,4 @@
-"""The losses of one iteration, added up where they are."""
+"""Sum of the losses of one iteration, added up where they are."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 
 
 class LossSum:
-    """Adds up what the user hands to ``scaler.scale``, on the host or on the device.
+    """Adds up the losses that the user hands to ``scaler.scale``, on the host or on the device.
 
     A NaN or an infinity among the losses stays visible in their sum.
 
     Attributes:
-        num_losses: How many losses were added since the last reset.
-        on_host: Sum of those on the host.
-        on_device: Sum of those on a device, float32, ``None`` without any.
-        dtype: ``float16`` if any loss is, else the name of the newest one's; empty without any.
+        num_losses: Number of losses since the last reset.
+        on_host: Sum of the losses on the host.
+        on_device: Sum of the losses on a device, float32; ``None`` without any.
+        dtype: ``float16`` if any loss is, else the name of the newest loss's dtype; empty without
+            any.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,10 @@ class LossSum:
 
     def reset(self) -> None:
         """Begin the next iteration."""
-        self.num_losses, self.on_host, self.on_device, self.dtype = 0, 0.0, None, ""
+        self.num_losses = 0
+        self.on_host = 0.0
+        self.on_device = None
+        self.dtype = ""
 
     def known(self) -> float | None:
         """Return the sum of the losses so far; ``None`` if there was none, or if it is on a device."""
@@ -67,6 +71,7 @@ class LossSum:
             if buffer is None:
                 buffer = torch.zeros((), dtype=torch.float32, device=loss.device)
                 self._buffers[loss.device] = buffer
+            # Converts to float32 on the way: a sum in float16 could overflow.
             self.on_device = buffer.copy_(loss)
 
 

@@ -1,6 +1,6 @@
 """Exponent histograms of lists of tensors, on their way to the host.
 
-What lies in host memory is measured and read on the spot. What lies on a device is measured
+Tensors in host memory are measured and read on the spot. Tensors on a device are measured
 there, on the current stream, into rows of a slab; when the iteration closes, the slab's used
 rows are copied into pinned memory behind an event and read some iterations later. There are
 ``SLABS`` slabs per device: when all are on their way, a measurement is dropped and counted.
@@ -17,7 +17,7 @@ from ampwatch.training.kernels.admission import admit
 from ampwatch.training.kernels.rows import ROW_WORDS
 from ampwatch.training.transfer.losses import is_capturing
 from ampwatch.training.transfer.readback import Link
-from ampwatch.training.transfer.slabs import Landing, Row, Slab
+from ampwatch.training.transfer.slabs import Landing, RowLabel, Slab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ HOST_ROWS = 128
 
 
 class Item(NamedTuple):
-    """A tensor to measure, and what it is called.
+    """A tensor to measure, and the names it goes by.
 
     Attributes:
         name: Qualified name of the parameter, buffer or module.
@@ -50,14 +50,14 @@ class Item(NamedTuple):
 
 
 class How(NamedTuple):
-    """How to measure, and what is to be said about it.
+    """Manner of measuring, and facts about the values.
 
     Attributes:
-        scaled: The values are multiplied by the loss scale.
-        span: Of updates, the number of iterations that they are the sum of.
+        scaled: Whether the values are multiplied by the loss scale.
+        span: Number of iterations that updates are the sum of.
         most: Elements of a tensor that go into the bins; of a larger one on the host every
-            k-th block of 4096 does, with the smallest k that fits. Its amax, NaN and
-            infinities are still those of all elements. 0 takes as many as the kernel bears.
+            k-th block of 4096 does, with the smallest k that fits. Amax, NaN and infinities
+            are still found among all elements. 0 takes as many as the kernel bears.
         gate: A device scalar; where it reads 0 nothing is measured. Tensors of other devices
             are left alone.
     """
@@ -72,6 +72,15 @@ WHOLE = How()
 
 
 class _Piece(NamedTuple):
+    """A dense part of a tensor, or a copy of it; a tensor may need several.
+
+    Attributes:
+        number: Index of the item.
+        item: The item.
+        tensor: The part.
+        dtype: Name of the dtype.
+    """
+
     number: int
     item: Item
     tensor: Tensor
@@ -83,10 +92,11 @@ class Sample:
     """The measurements of one iteration.
 
     Attributes:
-        topics: What was measured.
-        parts: Of how many parts it is one.
+        topics: Topics that were measured.
+        parts: Number of parts that a whole sample is spread over.
         device_ns: Device time of the measurements, once they have been taken. Unit: ns.
-        ranges: What has reached the host.
+        ranges: Measurements that have reached the host.
+        slabs: Rows on their way, by device.
     """
 
     topics: set[Topic] = field(default_factory=set)
@@ -106,14 +116,14 @@ class Measuring:
     Args:
         kernel_for: Returns the kernel of a device, ``None`` where there is none.
         device_rows: Tensors of one iteration that can be measured on a device.
-        link: How rows travel to the host.
+        link: Way of rows to the host.
 
     Attributes:
-        dropped: Measurements given up, because too many were on their way or the iteration
-            had more tensors than a slab has rows.
+        dropped: Measurements given up: too many were on their way, or the iteration had more
+            tensors than a slab has rows.
         refused: Tensors of the newest sample that cannot be measured.
         device_ns: Time that measuring has taken on devices so far. Unit: ns.
-        open: What was measured in the open iteration so far.
+        open: Sample of the open iteration so far.
     """
 
     def __init__(
@@ -134,7 +144,7 @@ class Measuring:
         self.open = Sample()
 
     def prepare(self, device: torch.device) -> None:
-        """Do at set-up what is slow: choose the kernel of a device, allocate, compile."""
+        """Choose the kernel of a device, allocate and compile: slow, so done at set-up."""
         kernel = self._kernels[device] = self._kernel_for(device)
         if device.type != "cpu" and kernel is not None:
             self._make_slabs(device)
@@ -153,6 +163,7 @@ class Measuring:
         self.open.topics.add(topic)
         by_device: dict[torch.device, list[_Piece]] = {}
         for number, item in enumerate(items):
+            # A kernel that is launched now would be replayed with the user's graph for ever.
             if is_capturing(item.tensor):
                 return
             pieces, reason = admit(item.tensor)
@@ -177,20 +188,23 @@ class Measuring:
         self, kernel: Kernel, topic: Topic, pieces: Sequence[_Piece], how: How
     ) -> None:
         if self._scratch is None:
-            # The user may have another default device.
+            # The device by name: the user may have another default device.
             self._scratch = torch.empty((HOST_ROWS, ROW_WORDS), dtype=torch.int32, device="cpu")
         address = self._scratch.data_ptr()
         most = min(filter(None, (how.most, kernel.max_binned)), default=0)
         for begin in range(0, len(pieces), HOST_ROWS):
             some = pieces[begin : begin + HOST_ROWS]
+            # Rounded up, so that no more than ``most`` elements go into the bins.
             stride = [-(-p.tensor.numel() // most) for p in some] if most else None
             kernel.measure([p.tensor for p in some], self._scratch, stride=stride)
+            # Read at once: the next round overwrites the scratch rows.
             self.open.ranges += _landing(topic, how, some).read(address)
 
     def _measure_on_device(
         self, kernel: Kernel, topic: Topic, pieces: Sequence[_Piece], how: How
     ) -> None:
         slab = self._slab(pieces[0].tensor.device)
+        # A slab does not grow: pinning more memory in a step would stop the device.
         fitting = pieces[: slab.room] if slab is not None else ()
         if len(fitting) < len(pieces):
             self.dropped += 1
@@ -212,14 +226,15 @@ class Measuring:
         self._free[device] = [Slab(device, self._device_rows, self._link) for _ in range(SLABS)]
 
     def seal(self) -> Sample | None:
-        """Send off what was measured in the open iteration; ``None`` if nothing was."""
+        """Send off the measurements of the open iteration; ``None`` if there are none."""
         sample = self.open
         if not sample.topics:
             return None
         for slab in sample.slabs.values():
             slab.send()
         self.open = Sample()
-        self.refused, self._refusing = self._refusing, 0
+        self.refused = self._refusing
+        self._refusing = 0
         return sample
 
     def take(self, sample: Sample) -> Sequence[TensorRange]:
@@ -232,7 +247,7 @@ class Measuring:
         return sample.ranges
 
     def discard(self, sample: Sample) -> None:
-        """Let go of a sample; what a device still writes into it is never read."""
+        """Let go of a sample; rows that a device still writes are never read."""
         for device, slab in sample.slabs.items():
             slab.clear()
             self._free[device].append(slab)
@@ -240,5 +255,7 @@ class Measuring:
 
 
 def _landing(topic: Topic, how: How, pieces: Sequence[_Piece]) -> Landing:
-    rows = [Row(p.number, p.item.name, p.item.module, p.dtype, p.tensor.numel()) for p in pieces]
+    rows = [
+        RowLabel(p.number, p.item.name, p.item.module, p.dtype, p.tensor.numel()) for p in pieces
+    ]
     return Landing(topic, how.scaled, how.span, how.gate is not None, rows)

@@ -1,9 +1,9 @@
-"""Device scalars to the host without a synchronisation.
+"""Transfer of device scalars to the host, without a synchronisation.
 
-Values of one iteration go into one row. What lies in host memory is read where
-it lies. What lies on a device is copied into pinned memory on the current
-stream, behind an event, and read some iterations later, once the event has
-passed; a full readback drops the newest iteration and counts it, it never waits.
+Values of one iteration go into one row. Values in host memory are read where they lie. Values on
+a device are copied into pinned memory on the current stream, behind an event, and read some
+iterations later, once the event has passed. A full readback drops the newest iteration and counts
+it; it never waits.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class Row:
     """The values of one iteration on their way to the host.
 
     Attributes:
-        values: The values, by column; what is still on a device reads 0 until it arrives.
-        payload: What the host knew when the row was sent off.
+        values: The values, by column; one that is still on a device reads 0 until it arrives.
+        payload: Knowledge of the host when the row was sent off.
         cells: Per column the landing place in pinned memory; empty before the first
             value from a device.
         landing: Column and cell of each value that comes from a device in this iteration.
@@ -129,9 +129,9 @@ class Readback:
     """A ring of rows between the device and the host.
 
     Args:
-        slots: How many iterations may be on their way at a time.
+        slots: Iterations that may be on their way at a time.
         width: Values per iteration.
-        link: How values travel; the default reads CPU tensors in place and copies
+        link: Way of values to the host; the default reads CPU tensors in place and copies
             from the accelerator.
 
     Attributes:
@@ -149,7 +149,7 @@ class Readback:
 
     @property
     def in_flight(self) -> int:
-        """How many rows are on their way."""
+        """Number of rows that are on their way."""
         return len(self._flying)
 
     def open(self) -> Row | None:
@@ -164,7 +164,7 @@ class Readback:
 
         Args:
             row: From ``open``.
-            column: Where the first of them goes.
+            column: Column of the first of them.
             values: One element each, plain; see ``is_plain_scalar``. float32 or int32 if on a
                 device.
 
@@ -185,6 +185,7 @@ class Readback:
         cell = row.cells[column]
         if value.dtype is torch.int32:
             cell = cell.view(torch.int32)  # converting would take a kernel of its own
+        # Into pinned memory: a copy into pageable memory would wait, whatever ``non_blocking`` says.
         cell.copy_(value.detach().reshape(()), non_blocking=True)
         row.landing.append((column, cell))
         if value.device not in row.marked:
@@ -198,12 +199,12 @@ class Readback:
             row.cells = cells[number * self._width : (number + 1) * self._width]
 
     def give_up(self, row: Row) -> None:
-        """Drop a row that cannot hold its iteration, and count it."""
+        """Drop a row whose iteration it cannot hold, and count it."""
         self.dropped += 1
         self._release(row)
 
     def seal(self, row: Row, payload: object) -> bool:
-        """Send the row off with what the host knew already; rows arrive in order.
+        """Send the row off with the host's knowledge; rows arrive in order.
 
         Returns:
             Whether less than half of the rows are on their way.
@@ -214,6 +215,7 @@ class Readback:
         for device in row.marked:
             if device not in row.events:
                 row.events[device] = self._link.make_event(device)
+            # On the stream of the copies: behind another one it would pass too early.
             row.events[device].record(self._link.stream(device))
         self._flying.append(row)
         return 2 * len(self._flying) < len(self._rows)
@@ -226,7 +228,7 @@ class Readback:
         The list of values is used again once the caller asks for the next row.
 
         Args:
-            ready: Asked of a payload whether what belongs to it has arrived as well.
+            ready: Returns whether everything else that belongs to a payload has arrived.
         """
         while self._flying:
             row = self._flying[0]
@@ -239,6 +241,7 @@ class Readback:
             self._flying.popleft()
             for column, cell in row.landing:
                 row.values[column] = host_scalar(cell)
+            # Free only when the caller comes back: until then it reads from the row.
             yield row.values, row.payload
             self._release(row)
 
@@ -250,10 +253,10 @@ class Readback:
 
 
 class Link:
-    """How a value gets from where it is to the host.
+    """Way of a value from its device to the host.
 
     Attributes:
-        reads_in_place: Whether what lies in host memory is read where it lies; tests play a
+        reads_in_place: Whether values in host memory are read where they lie; tests play a
             device in host memory.
     """
 
@@ -265,6 +268,7 @@ class Link:
 
     def may_ask(self, devices: Sequence[torch.device]) -> bool:
         """Whether events may be asked now: asking one breaks the capture of a CUDA graph."""
+        # The question is one to CUDA, and is not put where no value comes from there.
         on_cuda = any(device.type == "cuda" for device in devices)
         return not (on_cuda and torch.cuda.is_current_stream_capturing())
 
@@ -287,6 +291,6 @@ class Link:
         return torch.get_device_module(device).current_stream(device)
 
     def using(self, device: torch.device, stream: Any) -> AbstractContextManager[Any]:
-        """Return a context in which what is launched runs on ``stream``."""
+        """Return a context in which kernels and copies run on ``stream``."""
         context: AbstractContextManager[Any] = torch.get_device_module(device).stream(stream)
         return context

@@ -1,4 +1,4 @@
-"""The scale at each of its numbers, known some time after it was in use."""
+"""Log of loss scales by number, each known some time after it was in use."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SLOTS = 16
 """Scales that may be on their way from the device at a time."""
 
 KEPT = 256
-"""Scales that are remembered."""
+"""Scales that are remembered; the oldest goes first."""
 
 
 class ScaleLog:
-    """Remembers scales. What lies on a device arrives later, without a sync.
+    """Remembers scales. A scale on a device arrives later, without a sync.
 
     Args:
-        link: How values travel.
+        link: Way of scales to the host.
     """
 
     def __init__(self, link: Link | None = None) -> None:
@@ -50,11 +50,12 @@ class ScaleLog:
         self._scales[number] = None
         self._readback.put(row, 0, scale)
         self._readback.seal(row, number)
+        # Nothing came from a device, so nothing has to be waited for.
         if not row.marked:
             self.take_arrived()
 
     def take_arrived(self) -> None:
-        """Take in what has reached the host. Never waits."""
+        """Take in the scales that have reached the host. Never waits."""
         for values, number in self._readback.arrived():
             self._scales[number] = values[0]
 

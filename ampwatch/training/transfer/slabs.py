@@ -1,4 +1,4 @@
-"""Rows of measurements on a device, on their way to the host, and what they are called."""
+"""Rows of measurements on a device, on their way to the host, and their labels."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import Topic
 
 TIMED_CALLS = 16
-"""Measurements of a slab whose time on the device is taken; the others count as their mean."""
+"""Measurements of a slab whose time on the device is taken; the rest counts as their mean."""
 
 
-class Row(NamedTuple):
-    """What a row is of.
+class RowLabel(NamedTuple):
+    """Label of a row: the tensor that it measures.
 
     Attributes:
-        number: Which tensor of the measurement: a long one has several rows.
+        number: Index of the tensor in its measurement: a long one has several rows.
         name: Qualified name of the parameter, buffer or module.
-        module: Qualified name of its module.
-        dtype: Name of its dtype.
+        module: Qualified name of the module that holds it.
+        dtype: Name of the dtype.
         numel: Elements in this row.
     """
 
@@ -51,18 +51,18 @@ class Landing:
     """The rows of one measurement. Tensors are not kept: they may be freed before it arrives.
 
     Attributes:
-        topic: What the values are.
-        scaled: Whether they are multiplied by the loss scale.
-        span: Of updates, how many iterations they are the sum of.
-        gated: Whether a device scalar had to be non-zero for them to be measured.
-        rows: What each row is of; those of one tensor one after another.
+        topic: Topic of the values.
+        scaled: Whether the values are multiplied by the loss scale.
+        span: Number of iterations that updates are the sum of.
+        gated: Whether a device scalar had to be non-zero for the values to be measured.
+        rows: Label of each row; rows of one tensor follow one another.
     """
 
     topic: Topic
     scaled: bool
     span: int
     gated: bool
-    rows: list[Row]
+    rows: list[RowLabel]
 
     def read(self, address: int) -> Iterator[TensorRange]:
         """Yield the rows that lie at ``address`` under their names."""
@@ -75,6 +75,7 @@ class Landing:
                 continue
             histogram = merged(held) if len(held) > 1 else held[0]
             held = []
+            # Behind a closed gate the kernel has left the row empty: nothing was measured.
             if not self.gated or histogram.binned or histogram.nonfinite:
                 yield TensorRange(
                     self.topic,
@@ -91,9 +92,9 @@ class Slab:
     """Rows on a device, their landing place in pinned memory, and the event between them.
 
     Args:
-        device: Where the rows are.
-        num_rows: How many; one per tensor.
-        link: How they travel.
+        device: Device of the rows.
+        num_rows: Number of rows; one per tensor.
+        link: Way of the rows to the host.
 
     Attributes:
         room: Rows that are free.
@@ -104,6 +105,7 @@ class Slab:
         self._device = device
         self._link = link
         self._rows = torch.empty((num_rows, ROW_WORDS), dtype=torch.int32, device=device)
+        # Pinned as float32 by the link, and read as the words they are: a view has the same bytes.
         self._pinned = link.landing_place(num_rows * ROW_WORDS).view(torch.int32)
         self._event: Event = link.make_event(device)
         self._timers = [
@@ -152,21 +154,22 @@ class Slab:
         return self._link.may_ask((self._device,)) and self._event.query()
 
     def take(self) -> Iterator[TensorRange]:
-        """Yield what has arrived."""
+        """Yield the measurements that have arrived."""
         address = self._pinned.data_ptr()
         for landing in self._landings:
             yield from landing.read(address)
             address += len(landing.rows) * ROW_BYTES
 
     def spent_ns(self) -> int:
-        """Return the device time of what has arrived. Unit: ns."""
+        """Return the device time of the measurements that have arrived. Unit: ns."""
         timed = self._timers[: len(self._landings)]
         if not timed:
             return 0
+        # Neither waits: both timers lie before the event that has passed.
         milliseconds = sum(begin.elapsed_time(end) for begin, end in timed)
         return int(1e6 * milliseconds * len(self._landings) / len(timed))
 
     def clear(self) -> None:
-        """Begin anew; what is still written into the rows is never read."""
+        """Begin anew; rows that are still being written are never read."""
         self._landings.clear()
         self.room = len(self._rows)

@@ -74,6 +74,7 @@ def from_json(text: str | bytes, source: str) -> list[Box]:
     """
     try:
         document = json.loads(text)
+    # RecursionError: JSON may nest deeper than the parser's stack, at one byte a level.
     except (ValueError, RecursionError) as error:
         if text.lstrip()[:1] in ("<", b"<"):
             msg = f"expected a report of ampwatch in {source}, got a page made from one; hand in the file, *.json"
@@ -84,6 +85,7 @@ def from_json(text: str | bytes, source: str) -> list[Box]:
         msg = f'expected a report of ampwatch in {source}, got JSON without "format": "{FORMAT}"'
         raise ReportError(msg)
     version = document.get("version")
+    # Not ``isinstance``: ``true`` is an int of Python, and would pass as version 1.
     if type(version) is not int or not 1 <= version <= VERSION:
         msg = f"expected a report of version 1 to {VERSION} in {source}, got version {version!r:.20}; read it with the release of ampwatch that wrote it, or a newer one"
         raise ReportError(msg)
@@ -119,6 +121,8 @@ def _box(box: Box) -> dict[str, Any]:
         "sampling": sampling,
         "notes": list(box.notes),
     }
+    # Left out where there are none: reports of before had no such member, and those of a run
+    # without failures stay as they were, byte for byte.
     if box.failures:
         members["failures"] = [_fields(record) for record in box.failures]
     return members
@@ -137,6 +141,7 @@ def _plain(value: Any) -> Any:
     """Return ``value`` as JSON has it."""
     if isinstance(value, (SkipClass, Topic)):
         return value.label
+    # JSON has no NaN and no infinity; what Python writes for them no other parser reads.
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
@@ -177,11 +182,13 @@ def _rows(kind: type[R], value: object) -> list[R]:
     table = _object(value)
     columns = [_text(column) for column in _list(table["columns"], 256)]
     rows = _list(table["rows"], 1 << 20)
+    # By the name of the column, not by its place: a later release may add columns anywhere.
     return [_read(kind, dict(zip(columns, _list(row, 256), strict=True))) for row in rows]
 
 
 def _read(kind: type[R], value: object) -> R:
     """Return the record of a type that ``value`` describes."""
+    # Fields that this release does not know are passed over, so that a newer report can be read.
     given = _object(value)
     return kind(**{f.name: _CHECKS[str(f.type)](given[f.name]) for f in fields(kind)})  # type: ignore[arg-type]
 
@@ -222,6 +229,7 @@ def _integer(value: object) -> int:
 def _number(value: object) -> float:
     if isinstance(value, str):
         return _WORDS[value] if value in _WORDS else refuse("a number", value)
+    # bool first: it is an int of Python, and ``true`` is no measurement.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         refuse("a number", value)
     return float(value)
@@ -260,7 +268,8 @@ def _evidence(value: object) -> dict[str, float]:
 
 def _histogram(value: object) -> ExponentHistogram:
     given = _object(value)
-    first, counts = given["first"], _list(given["counts"], NUM_BINS)
+    first = given["first"]
+    counts = _list(given["counts"], NUM_BINS)
     if type(first) is not int or not (
         counts == [] or MIN_EXPONENT <= first <= MAX_EXPONENT + 1 - len(counts)
     ):

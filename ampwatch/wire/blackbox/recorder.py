@@ -174,6 +174,7 @@ class Recorder:
     def _put_finding(self, record: FindingRecord) -> None:
         finding = record.finding
         key = finding.key
+        # The first ones stay: root causes are found before what follows from them.
         if key not in self._findings and len(self._findings) >= MAX_FINDINGS:
             return
         self._findings[key] = finding
@@ -186,6 +187,7 @@ class Recorder:
 
     def _keep_around(self, finding: Finding) -> None:
         newest = self.newest_step
+        # Within the span of an earlier finding all of this is kept already.
         if newest > self._keep_until:
             for step in list(self._steps)[-self._before :]:
                 if len(self._kept_steps) < self._most_kept:
@@ -195,6 +197,7 @@ class Recorder:
                     self._kept_optimizers.setdefault((record.step, record.index), record)
         self._keep_until = max(self._keep_until, newest + self._after)
         module = module_of(finding.where)
+        # The first finding about a module decides: a later one is as a rule a consequence.
         self._awaited.setdefault(module, finding.first_step)
         for measured in list(self._ranges.values()):
             if measured.module == module:

@@ -53,6 +53,8 @@ def read_ring(path: Path, steps: int, written_by: str) -> RingContents:
     """
     reader = RingReader(path)
     try:
+        # Before the records, as ``RingReader`` asks for: a writer that ends in between has then
+        # still had its last word read.
         is_alive = reader.writer_alive()
         recorder = recorded(reader.identity, reader.poll(), steps)
         lost = reader.dropped

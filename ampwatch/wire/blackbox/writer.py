@@ -71,6 +71,7 @@ class BoxWriter:
         self._recorder.put(record)
         if isinstance(record, StepRecord):
             late = 0 <= self._next_step <= record.step
+            # Rarer and rarer: what comes of a finding shows soon, and writing costs the step it is in.
             if late:
                 self._wait *= 4
                 self._next_step = record.step + self._wait

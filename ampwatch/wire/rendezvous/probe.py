@@ -88,6 +88,8 @@ def ask(host: str, port: int) -> Answer:
         return Answer(url, taken=False)
     owner = port_owner(port)
     nobody_known = Answer(url, taken=True, holder=str(owner) if owner else UNKNOWN)
+    # Plain HTTP first: a server that expects TLS refuses it at once, while one that expects HTTP
+    # may wait for the rest of a line when it is sent a handshake.
     for scheme in ("http", "https"):
         try:
             health = _health(scheme, _address(host), port)
@@ -96,6 +98,7 @@ def ask(host: str, port: int) -> Answer:
         except (OSError, http.client.HTTPException, ValueError):
             continue
         if health is not None:
+            # A daemon with a password keeps its uid for known users; the kernel knows it all the same.
             uid = health.get("uid", owner.uid if owner else -1)
             return replace(nobody_known, url=url.replace("http", scheme), **(health | {"uid": uid}))
     return nobody_known
@@ -124,12 +127,15 @@ def _health(scheme: str, address: str, port: int) -> dict[str, Any] | None:
     try:
         connection.connect()
         agreed = scheme == "https"
+        # Not the address: a daemon on loopback answers by the names of loopback only, and this
+        # one is among them whatever address it is reached by.
         connection.request("GET", "/healthz", headers={"Host": f"localhost:{port}"})
         response = connection.getresponse()
         challenge = response.getheader("WWW-Authenticate", "")
         for scope in ("user", "machine"):
             if response.status == http.client.UNAUTHORIZED and f'"{realm(scope)}"' in challenge:
                 return {"service": SERVICE, "scope": scope}
+        # Bounded: on this port anybody may listen, and may send without end.
         health = json.loads(response.read(MAX_ANSWER))
     except (ssl.SSLError, ConnectionError) as error:
         if _wants_certificate(error, agreed=agreed):
@@ -139,6 +145,7 @@ def _health(scheme: str, address: str, port: int) -> dict[str, Any] | None:
         connection.close()
     if not isinstance(health, dict) or health.get("service") != SERVICE:
         return None
+    # The types are checked as well: the answer ends up in error messages and comparisons.
     reported = {name: health.get(name) for name in REPORTED}
     return (
         reported
@@ -155,6 +162,7 @@ def _wants_certificate(error: OSError, *, agreed: bool) -> bool:
         agreed: The handshake was over. With TLS 1.3 only then the server looks for a
             certificate, and its alert may get lost when it closes the connection.
     """
+    # SSLEOFError is a connection that was cut without an alert, so that its reason says nothing.
     if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
         return (error.reason or "").endswith(CERTIFICATE_ALERTS)
     return agreed

@@ -55,7 +55,7 @@ from ampwatch.wire.records import (
     WindowRecord,
 )
 from ampwatch.wire.records.fields import MAX_NAME
-from ampwatch.wire.ring.layout import Kind
+from ampwatch.wire.ring.layout import RecordKind
 from ampwatch.wire.ring.text import check_names, cut_name, cut_text, harmless, refuse
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ _WIDEST = 8
 """Bytes of a count of a histogram at most."""
 
 
-def encode(record: Record, limit: int) -> tuple[Kind, bytes]:
+def encode(record: Record, limit: int) -> tuple[RecordKind, bytes]:
     """Return the kind and the payload of a record, long text and long tables cut to fit.
 
     Args:
@@ -99,6 +99,7 @@ def encode(record: Record, limit: int) -> tuple[Kind, bytes]:
         struct.error, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError:
             If a field is not what the record declares.
     """
+    # By the exact type: a subclass may have fields of which the other end knows nothing.
     packer = _PACKERS.get(type(record))
     if packer is None:
         refuse("a record", record)
@@ -167,6 +168,8 @@ class _Form:
         self._decoder: Any = msgpack.Decoder(self._types)
 
     def pack(self, record: Any, limit: int) -> bytes:  # noqa: ARG002 - those below cut
+        # Decoded at once: a record that every reader would refuse is found here, where it is counted
+        # as dropped, and not there, where it counts as damage.
         payload = _ENCODER.encode(self._values(record))
         self._decoder.decode(payload)
         return payload
@@ -253,6 +256,7 @@ class _RangeForm(_Form):
         self._place = len(self._names) - 1
         elements = get_type_hints(ExponentHistogram) | {
             "first": Annotated[int, Meta(ge=MIN_EXPONENT, le=MAX_EXPONENT)],
+            # The length is bounded before anything of that length is made.
             "counts": tuple[Annotated[int, Meta(ge=0, le=NUM_BINS)], bytes],
         }
         types = [*get_args(self._types)[:-1], *elements.values()]
@@ -282,7 +286,8 @@ class _TableForm(_Form):
 
     def pack(self, record: Any, limit: int) -> bytes:
         *head, rows, left_out = map(_with_short_names, self._values(record))
-        total, count = left_out + len(rows), min(len(rows), _MAX_ROWS)
+        total = left_out + len(rows)
+        count = min(len(rows), _MAX_ROWS)
         while True:
             text = self._encode((*head, rows[:count], total - count))
             payload = zlib.compress(text, 1)
@@ -297,6 +302,7 @@ class _TableForm(_Form):
 
     def unpack(self, payload: bytes) -> Any:
         inflater = zlib.decompressobj()
+        # Bounded: 15 KB of zeros compressed are 15 MB, and a reader has a ring of them.
         text = inflater.decompress(payload, _MAX_TABLE)
         if not inflater.eof or inflater.unused_data:
             refuse(f"a compressed table of at most {_MAX_TABLE} bytes", payload)
@@ -349,6 +355,8 @@ def _with_short_names(table: Any) -> Any:
 
 
 def _pack_counts(counts: tuple[int, ...]) -> tuple[int, bytes]:
+    # The lowest bytes of all counts, then the second ones, as far as the largest count has any: most
+    # histograms have counts of two or three bytes, and this needs no length for each of them.
     packed = struct.pack(f"<{len(counts)}Q", *counts)
     width = (max(counts, default=0).bit_length() + 7) // 8
     return len(counts), b"".join([packed[byte::_WIDEST] for byte in range(width)])
@@ -356,6 +364,7 @@ def _pack_counts(counts: tuple[int, ...]) -> tuple[int, bytes]:
 
 def _unpack_counts(num_counts: int, planes: bytes) -> tuple[int, ...]:
     width, rest = divmod(len(planes), num_counts or 1)
+    # Whatever the bytes say: without this a wrong length would raise something else further down.
     if rest or width > _WIDEST or (planes and not num_counts):
         refuse(f"the bytes of {num_counts} counts", planes)
     packed = bytearray(_WIDEST * num_counts)
@@ -377,6 +386,7 @@ def _check_range(record: RangeRecord) -> None:
     elements = (h.zeros, h.nans, h.positive_infs, h.negative_infs)
     if min(elements) < 0:
         refuse("counts that are not negative", h)
+    # Equal histograms must have equal bytes, and ``first`` must say where the smallest element is.
     if h.counts and not (h.counts[0] and h.counts[-1]):
         refuse("counts without empty bins at the ends", h)
     if h.first + len(h.counts) - 1 > MAX_EXPONENT:
@@ -423,22 +433,22 @@ _JSON_ENCODER = json.Encoder(enc_hook=_number)
 _HISTOGRAM = [f.name for f in fields(ExponentHistogram)]
 _HISTOGRAM_VALUES = attrgetter(*_HISTOGRAM)
 _FINDING = _TextForm(Finding)
-_FORMS: tuple[tuple[Kind, type[Any], _Form], ...] = (
-    (Kind.STEP, StepRecord, _StepForm()),
-    (Kind.OPTIMIZER, OptimizerRecord, _OptimizerForm()),
-    (Kind.RANGE, RangeRecord, _RangeForm()),
-    (Kind.SAMPLING, SamplingRecord, _Form(SamplingRecord)),
-    (Kind.CENSUS, CensusRecord, _CensusForm()),
-    (Kind.WINDOW, WindowRecord, _TableForm(WindowRecord, _check_window)),
-    (Kind.FACTS, FactsRecord, _TextForm(FactsRecord)),
-    (Kind.END, EndRecord, _TextForm(EndRecord, _check_end)),
-    (Kind.FAILURE, SensorFailureRecord, _TextForm(SensorFailureRecord, _check_failure)),
+_FORMS: tuple[tuple[RecordKind, type[Any], _Form], ...] = (
+    (RecordKind.STEP, StepRecord, _StepForm()),
+    (RecordKind.OPTIMIZER, OptimizerRecord, _OptimizerForm()),
+    (RecordKind.RANGE, RangeRecord, _RangeForm()),
+    (RecordKind.SAMPLING, SamplingRecord, _Form(SamplingRecord)),
+    (RecordKind.CENSUS, CensusRecord, _CensusForm()),
+    (RecordKind.WINDOW, WindowRecord, _TableForm(WindowRecord, _check_window)),
+    (RecordKind.FACTS, FactsRecord, _TextForm(FactsRecord)),
+    (RecordKind.END, EndRecord, _TextForm(EndRecord, _check_end)),
+    (RecordKind.FAILURE, SensorFailureRecord, _TextForm(SensorFailureRecord, _check_failure)),
 )
-_PACKERS: dict[type[Any], tuple[Kind, Callable[[Any, int], bytes]]] = {
+_PACKERS: dict[type[Any], tuple[RecordKind, Callable[[Any, int], bytes]]] = {
     **{record: (kind, form.pack) for kind, record, form in _FORMS},
-    FindingRecord: (Kind.FINDING, lambda record, limit: _FINDING.pack(record.finding, limit)),
+    FindingRecord: (RecordKind.FINDING, lambda record, limit: _FINDING.pack(record.finding, limit)),
 }
 _UNPACKERS: dict[int, Callable[[bytes], Record]] = {
     **{kind: form.unpack for kind, _, form in _FORMS},
-    Kind.FINDING: lambda payload: FindingRecord(_FINDING.unpack(payload)),
+    RecordKind.FINDING: lambda payload: FindingRecord(_FINDING.unpack(payload)),
 }

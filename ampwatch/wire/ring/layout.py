@@ -25,7 +25,7 @@ Slot ``sequence % slots``, 256 bytes, at ``4096 + 256 * (sequence % slots)``::
 
     offset  size  field
          0     4  CRC-32 (zlib) of the other 252 bytes
-         4     1  kind of the record, see ``Kind``
+         4     1  kind of the record, see ``RecordKind``
          5     1  chunk: which part of the message this is, from 0
          6     1  chunks: of how many
          7     1  length of the payload in this slot, at most 240
@@ -81,7 +81,7 @@ _SLOT_REST = struct.Struct(f"=BBBBQ{PAYLOAD_SIZE}s")
 MAX_IDENTITY = HEADER_SIZE - _HEADER.size
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """Type of the record in the payload of a message."""
 
     STEP = 1

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from ampwatch.wire.records import Record
-    from ampwatch.wire.ring.layout import Kind
+    from ampwatch.wire.ring.layout import RecordKind
 
 _MAX_SLOTS = 2048
 """Bound of the remembered messages: half a megabyte, more findings than anybody reads."""
@@ -35,7 +35,7 @@ _MAX_SLOTS = 2048
 class Message(NamedTuple):
     """An encoded record."""
 
-    kind: Kind
+    kind: RecordKind
     payload: bytes
     chunks: int
 

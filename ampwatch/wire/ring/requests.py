@@ -104,6 +104,7 @@ def read_request(ring: Path) -> TraceRequest:
     content = _read(request_path(ring))
     path = Path(_text(content, "path"))
     iterations = _number(content, "iterations")
+    # Relative to which directory? The process that asks and the one that writes have their own.
     if not path.is_absolute() or not 1 <= iterations <= MAX_ITERATIONS:
         msg = f"expected an absolute path and 1 to {MAX_ITERATIONS} iterations, got {str(path)!r} and {iterations}"
         raise ValueError(msg)
@@ -174,6 +175,7 @@ def _total(row: object) -> KernelTotal:
 
 def _text(content: dict[str, Any], name: str) -> str:
     value = content.get(name)
+    # Printable: these words are printed on the terminal of whoever asked, and escape sequences act.
     if isinstance(value, str) and len(value) <= 16 * _LONGEST_TEXT and value.isprintable():
         return value
     msg = f"expected printable text under {name!r}, got {value!r:.80}"
@@ -182,6 +184,7 @@ def _text(content: dict[str, Any], name: str) -> str:
 
 def _number(content: dict[str, Any], name: str) -> int:
     value = content.get(name)
+    # ``true`` of JSON is an ``int`` of Python, and would count as 1.
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63:
         return value
     msg = f"expected a whole number >= 0 under {name!r}, got {value!r:.80}"
@@ -209,6 +212,7 @@ def _read(path: Path) -> dict[str, Any]:
     # Not blocking: a pipe under this name must not stop a training.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags), "rb") as file:
+        # Of the open file, not of the path: what was checked is then what is read.
         status = os.fstat(file.fileno())
         if not is_trusted(status) or status.st_size > _LONGEST:
             msg = f"expected a private file of uid {os.geteuid()} of at most {_LONGEST} bytes, got mode {stat.filemode(status.st_mode)} of uid {status.st_uid}, {status.st_size} bytes"

@@ -132,7 +132,7 @@ CASES = [
 def test_a_known_exception_is_explained_with_its_remedy(
     type_name: str, message: str, remedy: str
 ) -> None:
-    """What was said, what it means, which call to change, where and since when."""
+    """The finding has what was said, what it means, which call to change, where and since when."""
     finding = explained(type_name, message)
 
     assert (finding.kind, finding.severity) == ("api_error", Severity.CRITICAL)
@@ -219,7 +219,7 @@ def test_a_recurrent_layer_in_half_precision_is_known_by_its_class() -> None:
 
 
 def test_what_is_raised_while_going_back_is_of_the_backward_phase() -> None:
-    """The same message in a custom function's backward."""
+    """A custom function's backward raises the same message."""
     message = "mat1 and mat2 must have the same dtype, but got Half and Float"
 
     assert explained("RuntimeError", message, in_backward=True).phase == "backward"

@@ -97,7 +97,7 @@ def test_a_finding_is_made_once_and_counted_once_per_iteration() -> None:
 
 
 def test_weights_that_break_after_a_nonfinite_clip_are_explained_by_it() -> None:
-    """Those that broke before are not."""
+    """Weights that broke before the clip are not explained by it."""
     case = Case()
     before, after = broken_weights(1, "param:a"), broken_weights(4)
     case.book.make(before)
@@ -172,7 +172,7 @@ def test_mixed_losses_are_described_as_they_are(
     assert "param:w" in finding.summary
 
 
-def test_two_scales_in_one_sum_are_both_told() -> None:
+def test_two_scales_in_one_sum_are_both_reported() -> None:
     """The one it was multiplied by and the one it is divided by."""
     finding = Case().see(MixedScales(9, 1, 512.0, 256.0, 4, 2, "train.py:5")).one
 
@@ -222,8 +222,8 @@ def test_of_a_chain_of_exceptions_one_is_explained() -> None:
     assert Case().see(outer, inner, inner).one.where == "optimizer:0"
 
 
-def test_what_a_gpu_would_refuse_is_told_once_and_counted() -> None:
-    """As a warning: on a CPU the training goes on. What to change is as for the exception."""
+def test_what_a_gpu_would_refuse_is_reported_once_and_counted() -> None:
+    """A warning: on a CPU the training goes on. What to change is as for the exception."""
     op = "binary_cross_entropy"
     seen = [RefusedOp(step, op, "loss", "float16", "train.py:9") for step in (3, 3, 5)]
     finding = Case().see(*seen).one

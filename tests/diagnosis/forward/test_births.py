@@ -22,7 +22,7 @@ from tests.workshop.births import (
 )
 
 OVER = {"spread_to": {"block", "head", "loss"}, "in_backward": True}
-"""What becomes of an infinity that nothing stops."""
+"""Fate of an infinity that nothing stops."""
 
 FLOAT32_INF = Values("float32", 8, posinf=True)
 
@@ -109,7 +109,7 @@ def test_the_mean_of_nothing_is_no_overflow() -> None:
 
 
 def test_an_infinity_that_makes_a_wrong_number_is_silent() -> None:
-    """Its module shows nothing: everything after it is finite."""
+    """The module shows nothing: everything after it is finite."""
     found = diagnose(traced(born("pow", number=2.0, absorbed=["rsqrt"])))
 
     assert found is not None
@@ -145,7 +145,7 @@ def test_a_chosen_branch_that_backward_meets_again_is_a_failure() -> None:
 
 @pytest.mark.parametrize("softmax", ["_softmax", "_log_softmax", "_safe_softmax"])
 def test_a_row_that_is_masked_as_a_whole_is_named_at_the_softmax(softmax: str) -> None:
-    """And not at the mask, wherever that comes from."""
+    """The mask is not blamed, wherever it comes from."""
     for origin in (Origin.CONSTANT, Origin.INPUT, Origin.BUFFER, Origin.OP):
         mask = born("masked_fill", origin=origin, out=MASK, in_backward=True)
         child = born(softmax, out=NAN, parents=frozenset({0}), module="attention", **OVER)
@@ -252,7 +252,7 @@ def test_weights_and_buffers_that_are_bad_already_began_earlier() -> None:
 
 
 def test_an_auxiliary_output_that_nobody_reads_is_no_failure() -> None:
-    """As the rest of a norm over one element; the first output is."""
+    """The rest of a norm over one element is no failure; its first output is."""
     assert _kind(born("native_layer_norm", out_index=2), loss_nonfinite=True) == ""
     assert _kind(born("native_layer_norm", out_index=0), loss_nonfinite=True) == "forward_overflow"
 
@@ -265,7 +265,7 @@ def test_what_nobody_reads_is_no_failure_while_the_loss_is_finite() -> None:
 
 
 def test_what_an_optimizer_makes_is_not_judged() -> None:
-    """Its second moments may overflow where the step is none the worse."""
+    """Second moments may overflow where the step is none the worse."""
     assert _kind(born(is_stepping=True, phase=Phase.OPTIMIZER, **OVER)) == ""
 
 
@@ -301,13 +301,13 @@ def test_gradients_that_only_a_useless_scale_would_fit_are_not() -> None:
 
 
 def test_without_a_scale_nothing_is_said_of_one() -> None:
-    """As with bfloat16, where nobody multiplies the loss."""
+    """Training in bfloat16, where nobody multiplies the loss."""
     huge = Values("float32", 8, amax=3e38, amin=1.0)
     assert _kind(backward("mul", inputs=(huge,)), bad={"w": {0}}, scale=math.nan) == ""
 
 
 def test_nan_that_backward_makes_of_infinities_is_not_named_beside_them() -> None:
-    """What made the infinities is."""
+    """The op that made the infinities is named."""
     forward = born("exp", **OVER)
     child = backward("mul", out=NAN, parents=frozenset({0}))
     found = diagnose(traced(forward, child, bad={"w": {1}}))
@@ -357,12 +357,12 @@ def test_a_norm_of_gradients_that_overflows_is_one_of_the_optimizer() -> None:
 
 
 def test_a_norm_in_full_precision_is_not_a_reduction_in_half() -> None:
-    """The same in float32 says that gradients are huge, which is another matter."""
+    """Infinities in float32 say that gradients are huge, which is another matter."""
     assert _kind(_after_backward(gradient="w", out=FLOAT32_INF)) == ""
 
 
 def test_a_sum_of_gradients_in_a_hook_is_named_by_its_parameter() -> None:
-    """As where ``DistributedDataParallel`` compresses them."""
+    """A hook that compresses gradients, such as that of ``DistributedDataParallel``."""
     birth = backward("add", is_hook=True)
     found = diagnose(traced(birth, bad={"w": {0}}))
 
@@ -377,7 +377,7 @@ def test_a_collective_that_overflows_is_one_whatever_its_dtype() -> None:
 
 
 def test_a_line_that_sums_gradients_in_a_loop_is_named_where_one_is_still_bad() -> None:
-    """What came first is no longer in any gradient; it is the same op of the same line."""
+    """The first birth is no longer in any gradient; it is the same op of the same line."""
     lost = _after_backward("add", gradient="a")
     kept = _after_backward("add", gradient="b")
     found = diagnose(traced(lost, kept, bad={"b": {1}}))  # type: ignore[arg-type]
@@ -390,7 +390,7 @@ def test_a_line_that_sums_gradients_in_a_loop_is_named_where_one_is_still_bad() 
     ("dtype", "limit"), [("float16", 65504.0), ("bfloat16", 3.3895313892515355e38)]
 )
 def test_the_limit_of_a_dtype_is_its_largest_number(dtype: str, limit: float) -> None:
-    """And unknown of one that has none."""
+    """The limit is unknown of a dtype that has none."""
     assert limit_of(dtype) == limit
     assert math.isnan(limit_of("int64"))
 

@@ -29,12 +29,12 @@ class Desk:
     """A book, what it told, and who names ops."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, Severity, bool]] = []
-        self.book = FindingBook(self._tell)
+        self.notified: list[tuple[str, Severity, bool]] = []
+        self.book = FindingBook(self._notify)
         self.culprits = CulpritOps(self.book)
 
-    def _tell(self, finding: Finding, *, new: bool) -> None:
-        self.told.append((finding.kind, finding.severity, new))
+    def _notify(self, finding: Finding, *, new: bool) -> None:
+        self.notified.append((finding.kind, finding.severity, new))
 
     def overflow(self, *, step: int, birth: Birth | None = None, **more: Any) -> None:
         self.culprits.observe_trace(
@@ -60,7 +60,7 @@ def desk() -> Desk:
 
 
 def test_a_finite_trace_names_nothing(desk: Desk) -> None:
-    """And explains nothing."""
+    """A finite trace explains nothing."""
     desk.culprits.observe_trace(OpTrace(7))
 
     assert desk.book.findings == []
@@ -68,12 +68,15 @@ def test_a_finite_trace_names_nothing(desk: Desk) -> None:
 
 
 def test_a_finding_has_the_place_the_op_and_the_numbers(desk: Desk) -> None:
-    """What was finite went in, what is not came out, and where the dtype ends."""
+    """Evidence: what was finite went in, what is not came out, and where the dtype ends."""
     desk.overflow(step=9)
 
     made = desk.only
     assert (made.kind, made.where, made.op, made.phase) == (
-        *("forward_overflow", "block", "mul", "forward"),
+        "forward_overflow",
+        "block",
+        "mul",
+        "forward",
     )
     assert (made.dtype, made.source, made.first_step) == ("float16", "train.py:3", 9)
     assert made.evidence == {
@@ -158,7 +161,7 @@ def test_what_a_scaler_skips_is_information_until_it_recurs(desk: Desk) -> None:
         severities.append(desk.only.severity)
 
     assert severities == [Severity.INFO] * (RECURS - 1) + [Severity.CRITICAL] * 3
-    assert [t for t in desk.told if t[2]] == [
+    assert [t for t in desk.notified if t[2]] == [
         ("forward_overflow", Severity.INFO, True),
         ("forward_overflow", Severity.CRITICAL, True),
     ]
@@ -229,7 +232,7 @@ def test_an_announced_overflow_belongs_to_its_announcement(desk: Desk) -> None:
 
 
 def test_symptoms_before_and_after_are_attached_to_the_op(desk: Desk) -> None:
-    """What follows from non-finite gradients follows from the op that made them."""
+    """Consequences of non-finite gradients are those of the op that made them."""
     before = desk.made("scale_collapse", step=4)
     desk.overflow(step=5)
     after = desk.made("grad_underflow", step=6)

@@ -17,7 +17,7 @@ def outputs(replay: Replay, name: str, amax: float, dtype: str = "float16") -> N
 
 
 @pytest.mark.parametrize("growth", [1.02, 1.12, 1.3])
-def test_a_rising_output_is_told_at_least_five_steps_before_it_overflows(growth: float) -> None:
+def test_a_rising_output_is_reported_at_least_five_steps_before_it_overflows(growth: float) -> None:
     """From within a factor of four of the limit on, and at its module."""
     replay, amax, told_at = Replay(), 1500.0, None
     while amax <= 65504.0:
@@ -53,7 +53,7 @@ def test_a_rising_output_that_is_far_from_the_limit_is_healthy() -> None:
 
 
 def test_a_rising_output_in_bfloat16_is_healthy() -> None:
-    """Its range ends 33 orders of magnitude later."""
+    """The range of bfloat16 ends 33 orders of magnitude later."""
     replay = Replay(scaled=False, dtypes=("bfloat16",))
     for step in range(60):
         outputs(replay, "m", 1e4 * 1.1**step, "bfloat16")
@@ -114,7 +114,7 @@ def test_a_large_output_that_rose_and_has_come_to_rest_is_healthy() -> None:
 
 
 @pytest.mark.parametrize(("start", "growth"), [(300.0, 1.003), (10000.0, 1.05), (30000.0, 1.02)])
-def test_a_noisy_rise_is_told_in_time_wherever_it_begins(start: float, growth: float) -> None:
+def test_a_noisy_rise_is_reported_in_time_wherever_it_begins(start: float, growth: float) -> None:
     """Batches differ by some percent; what creeps takes hundreds of steps."""
     rng = random.Random(4)
     replay, step = Replay(), 0

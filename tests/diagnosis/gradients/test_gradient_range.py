@@ -65,7 +65,7 @@ def test_zeros_mean_nothing_where_nothing_runs_in_float16(dtypes: tuple[str, ...
     assert replay.findings == []
 
 
-def test_underflow_under_a_scaler_is_told_after_two_looks() -> None:
+def test_underflow_under_a_scaler_is_reported_after_two_looks() -> None:
     """One look may fall between a backoff and the growth after it."""
     replay = Replay(scale=16.0)
     replay.take(replay.gradient("w", normal(1e-9)), replay.gradient("b", normal(1e-2)))

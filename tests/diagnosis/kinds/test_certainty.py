@@ -55,7 +55,7 @@ def test_terms_come_in_the_order_of_the_text_and_once() -> None:
     ],
 )
 def test_numbers_keep_the_digits_that_matter(value: float, text: str) -> None:
-    """And powers of two are recognised."""
+    """Powers of two are recognised."""
     assert accounts.figure(value) == text
 
 
@@ -69,7 +69,7 @@ def test_numbers_keep_the_digits_that_matter(value: float, text: str) -> None:
         (range(0, 40, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 12 more"),
     ],
 )
-def test_ranks_are_told_in_spans(numbers: list[int], text: str) -> None:
+def test_ranks_are_reported_in_spans(numbers: list[int], text: str) -> None:
     """A thousand of them fit on a line."""
     assert accounts.ranks(numbers) == text
 
@@ -87,8 +87,8 @@ def test_ranks_are_told_in_spans(numbers: list[int], text: str) -> None:
         ("env", "the machine and its settings", []),
     ],
 )
-def test_a_place_is_told_in_words_and_as_a_way(where: str, place: str, path: list[str]) -> None:
-    """What findings call ``where``."""
+def test_a_place_is_reported_in_words_and_as_a_way(where: str, place: str, path: list[str]) -> None:
+    """Places, which findings call ``where``, in words."""
     finding = Finding("kind", Severity.INFO, where, "", "")
 
     assert (accounts.place(finding), accounts.path(finding)) == (place, path)

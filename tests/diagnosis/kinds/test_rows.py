@@ -58,7 +58,7 @@ def test_no_kind_is_before_its_own_cause(row: Kind) -> None:
 def test_the_tables_in_the_documentation_are_those_of_the_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What ``make check`` runs, so that nobody learns it only there."""
+    """Check that ``make check`` runs as well, so that nobody learns it only there."""
     assert tables.main(["--check"]) == 0
     assert capsys.readouterr().err == ""
 

@@ -1,4 +1,4 @@
-"""What casts cost."""
+"""Cost of casts."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_casts_of_the_optimizer_are_none_of_autocast() -> None:
     ],
     ids=["heavier weights", "a draw", "next to nothing", "low-precision weights"],
 )
-def test_copies_of_weights_that_outweigh_the_halved_activations_are_told(
+def test_copies_of_weights_that_outweigh_the_halved_activations_are_reported(
     *, copies: int, activations: int, named: bool
 ) -> None:
     """float32 keeps twice the activations and no copies."""

@@ -12,7 +12,7 @@ REGION = Fallback.DISABLED_REGION
 
 
 def test_a_container_in_a_disabled_region_is_named_once_and_counted() -> None:
-    """Its children have the matmuls; the region was drawn around their parent."""
+    """The children have the matmuls; the region was drawn around their parent."""
     watched = Watched()
     for _ in range(3):
         watched.take(
@@ -81,7 +81,7 @@ def test_autocast_that_is_elsewhere_is_another_finding(reason: Fallback) -> None
     assert watched.named == [("autocast_inactive", "m")]
 
 
-def test_float32_without_autocast_is_told_of_tf32_only_where_there_is_some() -> None:
+def test_float32_without_autocast_is_advised_of_tf32_only_where_there_is_some() -> None:
     """On a CPU float32 is the user's choice, and so it is where TF32 is on."""
     op = matmul("m", 100, "float32")
     finding = Watched(HOPPER, dtypes=()).take(op).only("fp32_matmul")

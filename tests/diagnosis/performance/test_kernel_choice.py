@@ -83,7 +83,7 @@ def test_slow_kernels_are_named_with_their_time_after_two_windows(
     ids=["unknown", "16 bytes", "tf32", "float8", "little", "float64", "float32 gemv", "other"],
 )
 def test_what_is_not_known_to_be_slow_causes_no_advice(kernels: list[KernelTime]) -> None:
-    """What a name does not say is never held against it."""
+    """A name that says nothing is never held against a kernel."""
     assert pass_windows(Watched(HOPPER), *kernels, windows=4).named == []
 
 
@@ -105,7 +105,7 @@ def test_one_unusual_window_is_not_enough() -> None:
 
 
 def test_the_census_says_where_the_kernels_belong() -> None:
-    """And its finding gets the time; there are not two of them."""
+    """The finding of the census gets the time; there are not two of them."""
     watched = Watched(HOPPER)
     odd = matmul("attention", 100, unaligned_flops=100, shape=(1, 5185, 5185, 64))
     watched.take(odd)

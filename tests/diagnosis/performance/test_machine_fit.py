@@ -22,7 +22,7 @@ def iterations(watched: Watched, count: int = 3) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "named"), [("float16", True), ("bfloat16", False)])
-def test_an_autocast_dtype_without_instructions_is_told_once_without_a_census(
+def test_an_autocast_dtype_without_instructions_is_reported_once_without_a_census(
     *, dtype: str, named: bool
 ) -> None:
     """It is known as soon as a region is entered, and stays as it is."""
@@ -39,7 +39,7 @@ def test_an_autocast_dtype_without_instructions_is_told_once_without_a_census(
         assert "it has them for bfloat16" in finding.summary
 
 
-def test_weights_in_such_a_dtype_are_told_from_the_census() -> None:
+def test_weights_in_such_a_dtype_are_reported_from_the_census() -> None:
     """``model.half()`` enters no region; an optimizer's own dtype does not count."""
     watched = Watched(AVX512_BF16, dtypes=())
     watched.take(matmul("m", 1, "float16", phase=Phase.OPTIMIZER))
@@ -77,7 +77,7 @@ def test_bfloat16_before_ampere_is_a_warning(
         assert "Tesla T4" in finding.summary
 
 
-def test_a_scaler_beside_emulated_bfloat16_is_told_to_stay_with_float16() -> None:
+def test_a_scaler_beside_emulated_bfloat16_is_advised_to_stay_with_float16() -> None:
     """Taking it away would be the wrong half of the mistake."""
     watched = Watched(TURING)
     watched.book.make(
@@ -153,7 +153,7 @@ def test_tf32_of_convolutions_has_a_switch_of_its_own() -> None:
     assert "matmul_precision" not in watched.only("backend_flags").summary
 
 
-def test_tf32_is_not_told_twice() -> None:
+def test_tf32_is_not_reported_twice() -> None:
     """Where most matmuls are float32, that finding names the switch."""
     watched = Watched(HOPPER).take(matmul("m", 1), matmul("n", 99, "float32"))
 

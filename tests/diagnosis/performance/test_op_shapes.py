@@ -64,7 +64,7 @@ def test_float32_has_no_alignment_to_be_held_against() -> None:
     ]
 
 
-def test_an_odd_batch_is_told_as_such() -> None:
+def test_an_odd_batch_is_reported_as_such() -> None:
     """It is M, and a sampler decides it."""
     finding = Watched().take(odd("m", 9, (1, 33, 64, 64))).only("dims_unaligned")
 

@@ -1,4 +1,4 @@
-"""What is written about ops: totals since the start, and the table of the newest census."""
+"""Records about ops: totals since the start, and the table of the newest census."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_census_that_came_too_early_is_written_when_its_time_has_come() -> Non
 
 
 def test_the_table_is_of_the_newest_census_only() -> None:
-    """What ran before is in the totals."""
+    """Ops that ran before are in the totals."""
     recorded = Recorded().take(matmul("old", 7)).take(matmul("new", 5))
 
     assert {row.module for row in recorded.records[-1].rows} == {ALL_MODULES, "new"}
@@ -139,7 +139,7 @@ def test_the_table_has_each_op_of_all_modules_and_each_module_of_all_ops() -> No
 
 
 def test_a_module_that_falls_back_says_why_of_its_products() -> None:
-    """And not of the rest, which is all together."""
+    """The rest, which is all together, is not named."""
     recorded = Recorded().take(
         matmul("a", 5, "float32", Fallback.DISABLED_REGION),
         op("exp", OpKind.POINTWISE, "a", "float32", fallback=Fallback.NOT_LISTED),

@@ -1,4 +1,4 @@
-"""What is written about measurements: by module, all together, and counted since the start."""
+"""Records about measurements: by module, all together, and counted since the start."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_the_newest_look_at_state_counts_what_is_not_finite() -> None:
 
 @pytest.mark.parametrize("limit", [1, 3])
 def test_of_too_many_modules_those_with_trouble_are_recorded(limit: int) -> None:
-    """And the rest is counted."""
+    """The rest is counted."""
     replay = Replay(scaled=False, max_modules=limit)
     replay.take(
         *(measured(Topic.GRADIENT, f"m{n}.w", [1.0, 0.5]) for n in range(10)),

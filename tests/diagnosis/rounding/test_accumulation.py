@@ -53,7 +53,7 @@ def test_a_sum_has_stopped_after_a_row_of_additions(
         (_average(0.05, 25, distance=0.02), False),
     ],
 )
-def test_an_average_that_cannot_move_is_told_after_five_updates_others_later(
+def test_an_average_that_cannot_move_is_reported_after_five_updates_others_later(
     book: FindingBook, average: StuckAverage, *, is_told: bool
 ) -> None:
     """One that could move is given as many as it needs to follow, and must be far behind."""

@@ -6,7 +6,7 @@ import pytest
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.evidence.rounding import LossyCast, OpSite
-from ampwatch.diagnosis.rounding.lossy_casts import LossyCasts
+from ampwatch.diagnosis.rounding.lossy_casts import RoundedIntegers
 from ampwatch.wire.records import Severity
 
 
@@ -22,7 +22,7 @@ def _cast(where: str, *, ordered: bool, step: int = 0) -> LossyCast:
 
 def test_positions_are_a_warning_once_whatever_the_number_of_layers(book: FindingBook) -> None:
     """Each layer casts them: one incident, counted once a step."""
-    casts = LossyCasts(book)
+    casts = RoundedIntegers(book)
     for step in range(3):
         for layer in range(4):
             casts.observe(_cast(f"layers.{layer}.rope", ordered=True, step=step))
@@ -36,7 +36,7 @@ def test_positions_are_a_warning_once_whatever_the_number_of_layers(book: Findin
 
 def test_other_integers_are_an_info_and_hide_no_warning(book: FindingBook) -> None:
     """They may be measurements, which lose nothing that matters."""
-    casts = LossyCasts(book)
+    casts = RoundedIntegers(book)
     casts.observe(_cast("stem", ordered=False))
     casts.observe(_cast("stem", ordered=False))
     casts.observe(_cast("rope", ordered=True))

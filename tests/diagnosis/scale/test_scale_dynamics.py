@@ -80,13 +80,13 @@ def test_a_run_that_never_takes_a_step_is_a_collapse_once_it_passes_one() -> Non
     assert (finding.kind, finding.first_step) == ("scale_collapse", 16)
 
 
-def test_the_collapse_is_told_with_its_numbers_at_every_step() -> None:
+def test_the_collapse_is_reported_with_its_numbers_at_every_step() -> None:
     """Whoever looks sees how far it has come; the forecast ends where the harm begins."""
     run = Simulation().run([OK] * 50 + [INF] * 150)
     (finding,) = run.book.findings
 
     assert (finding.count, finding.last_step) == (150, 199)
-    assert [new for _, new in run.told] == [True] + [False] * 145
+    assert [new for _, new in run.notified] == [True] + [False] * 145
     assert finding.evidence["steps_to_floor"] == 0
     assert "the next finite step makes weights infinite" in finding.summary
 

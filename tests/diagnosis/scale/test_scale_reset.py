@@ -37,7 +37,7 @@ def test_a_jump_and_two_skips_are_a_reset_at_the_second_skip() -> None:
     assert "scaler.state_dict()" in finding.advice
 
 
-def test_the_whole_burst_is_counted_and_told_once() -> None:
+def test_the_whole_burst_is_counted_and_reported_once() -> None:
     """13 skips bring the scale back to 8; what comes after is no part of it."""
     run = resume(calibrated(), 65536.0).run([INF] * 13 + [OK] * 40 + [INF] + [OK] * 5)
     (finding,) = run.book.findings

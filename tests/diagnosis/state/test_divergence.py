@@ -32,7 +32,7 @@ def test_a_loss_that_grows_until_it_is_not_finite_diverges() -> None:
     assert "learning rate" in finding.advice
 
 
-def test_a_loss_without_end_is_told_although_it_is_finite() -> None:
+def test_a_loss_without_end_is_reported_although_it_is_finite() -> None:
     """In float32 it takes long to leave the format, and nothing gets better meanwhile."""
     assert train(*[2.0] * 5, *[4.0**n for n in range(1, 20)]).kinds == ["divergence"]
 

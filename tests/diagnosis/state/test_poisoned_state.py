@@ -85,7 +85,7 @@ def test_a_mask_of_minus_infinity_is_healthy() -> None:
 
 
 def test_broken_buffers_after_broken_weights_are_their_symptom() -> None:
-    """And so is the collapse of the scale."""
+    """The collapse of the scale is explained as well."""
     replay = Replay(scale=65536.0)
     for _ in range(30):
         replay.take()

@@ -55,7 +55,7 @@ def test_what_it_does_to_the_scale_is_its_symptom() -> None:
 
 
 @pytest.mark.parametrize("interval", [3, 10])
-def test_a_term_that_growth_brings_back_is_told_by_its_loss(interval: int) -> None:
+def test_a_term_that_growth_brings_back_is_reported_by_its_loss(interval: int) -> None:
     """The scale recovers between two skips, and the loss of the skipped steps stands out."""
     run = Simulation(scaler=ScalerSettings(2.0, 0.5, interval))
     assert lazily(run, 16, 5, loss=100.0).kinds == ["periodic_skip"]

@@ -45,7 +45,7 @@ def test_one_that_never_steps_is_named_below_a_scale_of_one() -> None:
 
 
 def test_two_that_are_skipped_alike_are_not() -> None:
-    """What hits both is no matter of sharing."""
+    """An overflow that hits both is no matter of sharing."""
     run = Simulation()
     for n in range(30):
         step(run, n % 3 > 0, n % 3 > 0)

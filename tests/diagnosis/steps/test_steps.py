@@ -58,7 +58,7 @@ def test_totals_agree_with_what_the_scaler_did(seed: int, flavour: str) -> None:
     assert totals.set_by_hand == 0
 
 
-def test_a_scale_set_by_hand_is_told_from_the_scalers_own_moves() -> None:
+def test_a_scale_set_by_hand_is_distinguished_from_the_scalers_own_moves() -> None:
     """``update(new_scale)``, ``load_state_dict`` and writing to the scale are all seen."""
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)

@@ -1,4 +1,4 @@
-"""What the tests of the daemon share: real daemons, real writers, requests."""
+"""Helpers that the tests of the daemon share: real daemons, real writers, requests."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Place:
         }
 
     def info(self) -> DaemonInfo | None:
-        """What the daemon that holds the lock says of itself."""
+        """Self-description of the daemon that holds the lock."""
         self.runtime.mkdir(mode=0o700, exist_ok=True)
         lock = DaemonLock.take(self.runtime)
         if lock is not None:

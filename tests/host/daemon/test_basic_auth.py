@@ -90,7 +90,7 @@ def test_what_was_right_is_remembered_for_a_while_only(counted: CountingBcrypt) 
 
 
 def test_a_remembered_user_with_a_wrong_password_is_still_refused(counted: CountingBcrypt) -> None:
-    """What is remembered is name and password, not the name."""
+    """Name and password are remembered together, not the name alone."""
     auth = BasicAuth({"alice": HASH})
     assert auth.allows(header("alice", PASSWORD))
 

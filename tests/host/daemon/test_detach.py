@@ -43,7 +43,7 @@ def test_the_log_stays_bounded_while_the_daemon_runs(tmp_path: Path) -> None:
 def test_a_log_that_was_left_too_large_is_cut_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And one that is not is left alone."""
+    """A descriptor that is not one of these is left alone."""
     monkeypatch.setattr(detach, "MAX_LOG", 100)
     monkeypatch.setattr(detach, "KEPT_LOG", 10)
     log = tmp_path / "daemon.log"

@@ -71,10 +71,10 @@ def test_a_directory_that_is_a_link_is_not_entered(tmp_path: Path) -> None:
     assert "expected a directory" in found.problems[tmp_path / "link"]
 
 
-def test_a_directory_that_is_replaced_while_it_is_looked_into_is_left_alone(
+def test_a_directory_that_is_replaced_while_it_is_listed_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its owner could turn it into a link to somebody else's rings at any moment."""
+    """The owner could turn it into a link to somebody else's rings at any moment."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "a.ring").touch()
@@ -128,7 +128,7 @@ def test_no_more_rings_than_bearable_are_taken(
     assert "2 rings at most, found 3" in found.problems[tmp_path]
 
 
-def test_the_directories_of_all_users_are_looked_up_anew_after_a_while(
+def test_the_directories_of_all_users_are_listed_anew_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user who comes later is found, without a glob at each poll."""
@@ -148,7 +148,7 @@ def test_the_directories_of_all_users_are_looked_up_anew_after_a_while(
 
 
 @pytest.mark.parametrize("capabilities", ["0000000000000000", "0000000000000004"])
-def test_a_process_without_the_right_is_told_so(tmp_path: Path, capabilities: str) -> None:
+def test_a_process_without_the_right_is_refused(tmp_path: Path, capabilities: str) -> None:
     """--machine is refused where it could not be honoured: reading alone leaves every ring."""
     status = tmp_path / "status"
     status.write_text(f"Name:\tpython\nCapEff:\t{capabilities}\n")

@@ -50,13 +50,13 @@ class Served:
             yield connection
 
     def say(self, request: bytes) -> bytes:
-        """What comes back until the server closes the connection."""
+        """Bytes that come back until the server closes the connection."""
         with self.raw(request) as connection:
             return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def loud(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """What an operator would see in the log."""
+    """Lines that an operator would see in the log."""
     return [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -116,7 +116,7 @@ def test_an_accept_header_without_sense_gets_an_answer(served: Served, accept: s
 
 
 def test_health_says_who_serves(served: Served) -> None:
-    """What the launcher needs to know about a daemon it did not start."""
+    """Facts that the launcher needs about a daemon it did not start."""
     health = served.ask("/healthz").json
 
     assert health["service"] == "ampwatch"
@@ -147,7 +147,7 @@ def test_service_discovery_names_the_address_the_client_came_to(served: Served) 
     assert served.ask("/sd", Host="[::1]").json[0]["targets"] == ["[::1]:80"]
 
 
-def test_service_discovery_names_the_address_it_was_told() -> None:
+def test_service_discovery_names_the_address_it_was_given() -> None:
     """Behind a proxy only the operator knows it."""
     with serving(external_address="gpu7.example.org:443", https=True) as served:
         (group,) = served.ask("/sd").json
@@ -203,7 +203,7 @@ def test_the_names_of_kernels_can_be_read_by_whoever_mends_the_classifier(served
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/state.json", "/absent", "/events"])
 def test_a_head_request_gets_the_headers_of_a_get_and_no_body(served: Served, path: str) -> None:
-    """And the connection stays usable."""
+    """The connection stays usable."""
     head = served.ask(path, "HEAD")
 
     assert head.body == b""
@@ -298,7 +298,7 @@ def test_beyond_loopback_every_name_is_answered() -> None:
     "host_lines", [b"", b"Host: a b\r\n", b"Host: localhost\r\nHost: localhost\r\n", b"Host:\r\n"]
 )
 def test_a_request_without_one_sound_host_is_bad(served: Served, host_lines: bytes) -> None:
-    """Its name goes into /sd, so it is looked at."""
+    """The name goes into /sd, so it is checked."""
     answer = served.say(b"GET /sd HTTP/1.1\r\nConnection: close\r\n" + host_lines + b"\r\n")
 
     assert answer.startswith(b"HTTP/1.1 400 ")
@@ -346,7 +346,7 @@ def test_a_request_line_without_sense_is_answered_in_short(
     assert max(len(record.getMessage()) for record in caplog.records) < 300
 
 
-def test_requests_that_fail_by_our_fault_are_told_once_a_minute(
+def test_requests_that_fail_by_our_fault_are_reported_once_a_minute(
     served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the traceback; however often a client asks, it cannot fill the log."""

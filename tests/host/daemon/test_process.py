@@ -177,7 +177,7 @@ def test_a_signal_ends_the_daemon_cleanly(place: Place, stop: signal.Signals) ->
         assert place.info() is None
 
 
-def test_a_daemon_that_was_told_to_ends_when_nothing_is_left_to_watch(place: Place) -> None:
+def test_a_daemon_that_was_asked_to_ends_when_nothing_is_left_to_watch(place: Place) -> None:
     """Not while a run lives or is shown, whoever has the page open."""
     with (
         place.writer("gpt") as writer,
@@ -234,7 +234,7 @@ def test_a_daemon_whose_http_server_died_ends_with_an_error(
     assert place.info() is None
 
 
-def test_the_state_of_a_loop_that_hangs_is_told(
+def test_the_state_of_a_loop_that_hangs_is_reported(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After many polls' time without one."""

@@ -1,4 +1,4 @@
-"""What can be found of runs: on disk, in rings, in both."""
+"""Search for what is left of runs: on disk, in rings, in both."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_a_process_that_dies_without_a_word_leaves_a_report(watch: Watch) -> Non
 
 
 def test_a_run_that_ends_well_leaves_none(watch: Watch) -> None:
-    """Its ring goes, too."""
+    """The ring goes, too."""
     writer = watch.ring(0)
     watch.watcher.poll()
     writer.close(end(), keep=True)
@@ -100,7 +100,7 @@ def test_a_process_that_hangs_leaves_a_report_while_it_hangs(watch: Watch) -> No
     assert not watch.left()
 
 
-def test_a_report_that_cannot_be_written_is_counted_and_told(
+def test_a_report_that_cannot_be_written_is_counted_and_reported(
     watch: Watch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The page goes on."""

@@ -77,7 +77,7 @@ def test_tls_and_a_password_are_both_asked_for(place: Place, certificates: Path)
 
 
 def test_a_plain_client_gets_nothing_from_a_tls_port(place: Place, certificates: Path) -> None:
-    """And the daemon goes on serving the others."""
+    """The daemon goes on serving the others."""
     path = web_config(certificates, TLS)
     with place.daemon("--web.config.file", path) as daemon:
         address = ("127.0.0.1", daemon.info.port)

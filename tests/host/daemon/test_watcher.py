@@ -72,7 +72,7 @@ def setting(tmp_path: Path) -> Iterator[Setting]:
 
 
 def test_records_reach_the_fleet_once_each(setting: Setting) -> None:
-    """What was written since the last poll, in order."""
+    """Records written since the last poll come in order."""
     writer = setting.write()
     writer.put(step(5))
     setting.watcher.poll()
@@ -109,7 +109,7 @@ def test_the_records_of_an_ended_run_are_read_once(setting: Setting, moved: str)
 
 
 def test_a_finished_run_is_kept_for_the_grace_time_and_then_gone(setting: Setting) -> None:
-    """Its file is removed at once: what it said is in memory."""
+    """The file is removed at once: what it said is in memory."""
     writer = setting.write()
     writer.put(step(5))
     setting.watcher.poll()
@@ -183,7 +183,7 @@ def test_a_run_that_died_before_the_daemon_came_is_not_shown_as_newly_failed(
 
 
 def test_a_run_that_died_and_has_a_recent_file_is_shown(setting: Setting) -> None:
-    """Its last record may be old: a run that hung for hours before it was killed."""
+    """The last record may be old: a run that hung for hours before it was killed."""
     path = setting.crash("hung", at=setting.clock.now - GRACE - 1)
     os.utime(path, (setting.clock.now, setting.clock.now))
 
@@ -281,7 +281,7 @@ def test_a_ring_that_cannot_be_removed_is_a_problem_until_it_is_gone(
 def test_nothing_is_removed_through_a_directory_that_became_a_link(
     setting: Setting, tmp_path: Path
 ) -> None:
-    """Its owner could have another user's file removed by a daemon that may do so."""
+    """The owner could have another user's file removed by a daemon that may do so."""
     path = setting.crash()
     signature = Signature.of(path.stat())
     setting.directory.rename(tmp_path / "elsewhere")
@@ -360,7 +360,7 @@ def test_another_ring_under_the_same_name_is_another_run(setting: Setting) -> No
 def test_a_file_that_is_replaced_between_look_and_opening_is_left_for_the_next_poll(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was checked and what is read are one file, or it is not read."""
+    """The file that was checked is the file that is read, or none is."""
     seen, other = setting.write("seen"), setting.write("other")
     other.path.rename(setting.directory / "aside")
 
@@ -419,7 +419,7 @@ def test_records_that_cannot_be_taken_in_end_nothing_but_themselves(
         writer.close(end(), keep=False)
 
 
-def test_a_directory_that_cannot_be_looked_into_makes_the_pass_fail(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_listed_makes_the_pass_fail(tmp_path: Path) -> None:
     """The watcher's own health is reported, with the reason beside it."""
     (tmp_path / "of-this-test").touch()
     setting = Setting(tmp_path / "of-this-test")

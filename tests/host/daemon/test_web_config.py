@@ -30,7 +30,7 @@ def load(directory: Path, text: str) -> web_config.WebConfig:
 
 
 def test_an_empty_file_asks_for_nothing(tmp_path: Path) -> None:
-    """As with exporter-toolkit, it is a valid one."""
+    """An empty file is a valid one, as with exporter-toolkit."""
     config = load(tmp_path, "")
 
     assert (config.tls, config.users, config.headers) == (None, {}, {})

@@ -55,7 +55,7 @@ def test_every_stage_of_a_pipeline_has_somebody_who_speaks_for_its_modules() -> 
 
 
 def test_a_rank_that_is_alone_in_trouble_speaks_for_itself() -> None:
-    """What only it has met, as a broken GPU or a bad batch, would be told by nobody else."""
+    """Trouble of one rank alone, as a broken GPU or a bad batch, nobody else would report."""
     fleet = fleet_of("host", sample("a", "b"), sample("a", broken=("b",)), sample("a", "b"))
 
     assert modules(fleet) == {("gpt", 0): ["a", "b"], ("gpt", 1): ["b"], ("gpt", 2): []}
@@ -70,7 +70,7 @@ def test_a_rank_that_was_in_trouble_goes_on_speaking() -> None:
     assert modules(fleet)["gpt", 1] == ["b"]
 
 
-def test_trouble_of_another_kind_is_told_as_well() -> None:
+def test_trouble_of_another_kind_is_reported_as_well() -> None:
     """All gradients overflow while the scale is sought; outputs that do on one rank are its own."""
     overflow = sample(broken=("b",))
     output = [ranges("b", Topic.ACTIVATION, BROKEN), sampling()]
@@ -90,8 +90,8 @@ def test_a_module_that_was_let_go_of_does_not_move_to_another_rank() -> None:
     assert modules(fleet) == {("gpt", 0): ["a"], ("gpt", 1): []}
 
 
-def test_trouble_that_all_have_is_told_once() -> None:
-    """As when a module's gradients underflow."""
+def test_trouble_that_all_have_is_reported_once() -> None:
+    """Trouble that all ranks share, as when a module's gradients underflow."""
     fleet = fleet_of("host", *[sample("a", broken=("b",))] * 3)
 
     assert modules(fleet) == {("gpt", 0): ["b", "a"], ("gpt", 1): [], ("gpt", 2): []}

@@ -24,7 +24,7 @@ def test_findings_are_counted_by_sort_and_by_kind() -> None:
     assert findings.steps_by_kind() == {"headroom_low": 8}
 
 
-def test_a_finding_that_is_told_again_as_it_was_changes_nothing() -> None:
+def test_a_finding_that_is_reported_again_as_it_was_changes_nothing() -> None:
     """The ring repeats findings for late readers; NaN among the evidence makes no news of it."""
     findings = Findings()
     for time_ns in (10, 20):
@@ -38,7 +38,7 @@ def test_a_finding_that_is_told_again_as_it_was_changes_nothing() -> None:
 
 
 def test_a_finding_that_gets_worse_is_counted_once() -> None:
-    """Its severity changes; its kind's steps go on from where they were."""
+    """The severity changes; the steps of its kind go on from where they were."""
     findings = Findings()
     findings.put(finding(severity=Severity.WARNING, count=2).finding, 1)
     findings.put(finding(severity=Severity.CRITICAL, count=3).finding, 2)

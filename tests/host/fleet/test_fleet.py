@@ -61,7 +61,7 @@ def test_records_of_one_ring_go_to_one_rank(fleet: Fleet) -> None:
     assert second.newest is None
 
 
-def test_two_live_runs_of_one_name_are_told_apart(fleet: Fleet) -> None:
+def test_two_live_runs_of_one_name_are_kept_apart(fleet: Fleet) -> None:
     """The second gets ``~2``, the third ``~3``, on every rank alike; the first keeps its name."""
     for number in range(3):
         for rank in (0, 1):
@@ -107,7 +107,7 @@ def test_a_label_belongs_to_a_whole_job(rings: list[tuple[str, RunIdentity]]) ->
 
 
 def test_a_dead_rank_is_shown_beside_the_others_of_its_job(fleet: Fleet) -> None:
-    """Its job lives on, so nobody takes its place: that it failed is the news."""
+    """The job lives on, so nobody takes its place: that it failed is the news."""
     for rank in (0, 1):
         put(fleet, f"first{rank}", later(1, rank=rank), [])
         put(fleet, f"second{rank}", later(2, rank=rank), [])
@@ -168,7 +168,7 @@ def test_a_run_that_ended_beside_an_older_live_one_is_shown(fleet: Fleet) -> Non
     assert labels(fleet) == [("gpt", 0), ("gpt~2", 0)]
 
 
-def test_names_that_differ_only_in_what_cannot_be_encoded_are_told_apart(fleet: Fleet) -> None:
+def test_names_that_differ_only_in_what_cannot_be_encoded_are_kept_apart(fleet: Fleet) -> None:
     """Two series never get the same labels, whatever a damaged ring says."""
     for key, run in enumerate(("a\ud800", "a\udc00", "a?~2", "a?")):
         put(fleet, str(key), identity(run=run), [])
@@ -208,7 +208,7 @@ def test_another_identity_under_the_same_path_is_another_ring(fleet: Fleet) -> N
 
 
 def test_a_problem_lasts_until_the_ring_can_be_read_or_is_gone(fleet: Fleet) -> None:
-    """Its text is kept by path."""
+    """The text is kept by path."""
     put(fleet, "known", identity(), [])
     for key in ("known", "new", "gone", "other"):
         fleet.note_problem(key, f"{key} has layout 9")
@@ -234,7 +234,7 @@ def test_a_reader_that_holds_the_lock_sees_no_change(fleet: Fleet) -> None:
     assert (during, newest_step(rank)) == (0, 1)
 
 
-def test_a_sweep_is_told_apart_without_asking_every_job_of_every_other(
+def test_a_sweep_is_kept_apart_without_asking_every_job_of_every_other(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon does so several times a second: 300 runs of one name ask hundreds, not 45 000."""

@@ -1,4 +1,4 @@
-"""What is remembered of GPUs from look to look."""
+"""Memory of GPUs from pass to pass."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_gpu_without_a_name_is_a_failure() -> None:
         ),
     ],
 )
-def test_a_feature_is_told_once_and_parts_that_differ_beside_it(
+def test_a_feature_is_reported_once_and_parts_that_differ_beside_it(
     parts: dict[str, float | Reason], expected: dict[str, Reason]
 ) -> None:
     """So that a GPU that has everything has a series per feature, not per number."""

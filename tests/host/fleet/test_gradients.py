@@ -102,7 +102,7 @@ def test_columns_are_the_sum_of_their_samples(drawn: list[dict[str, Any]]) -> No
     ]
 
 
-def test_a_reader_is_told_only_what_is_new() -> None:
+def test_a_reader_gets_only_what_is_new() -> None:
     """The page sends the last column again while it grows, and no other."""
     history = GradientHistory()
     for step in range(0, 40, 10):

@@ -77,7 +77,7 @@ def test_nothing_but_zeros_went_where_the_others_are_going(
 
 @pytest.mark.parametrize("record", [ZEROS, ranges("fc", exponents=histogram(-30, 9, zeros=1))])
 def test_float32_loses_nothing_that_was_measured_in_it(record: RangeRecord) -> None:
-    """Its smallest numbers are far below those of the gradients."""
+    """The smallest numbers of activations are far below those of the gradients."""
     assert lost_share(record, FLOAT32, 2.0**-30) == 0.0
 
 

@@ -87,7 +87,7 @@ def test_without_series_none_is_chosen() -> None:
 
 
 def test_many_modules_take_bounded_memory_and_tracked_ones_stay() -> None:
-    """Those measured longest ago are let go; the counters of a tracked one go on."""
+    """Modules measured longest ago are let go; the counters of a tracked one go on."""
     modules = modules_of({"tracked": 16, "old": 0}, max_series=1)
     modules.choose(judge)
     for index in range(2 * MAX_MODULES):

@@ -110,7 +110,7 @@ def test_the_newest_time_of_a_topic_is_known() -> None:
 def test_of_several_dtypes_the_one_with_the_smallest_range_counts(
     names: list[str], dtype: str | None
 ) -> None:
-    """What fits float16 fits bfloat16 as well."""
+    """Ranges that fit float16 fit bfloat16 as well."""
     made = ranges_of()
     made.know_dtypes(names)
 
@@ -136,7 +136,7 @@ def test_without_autocast_only_a_narrow_model_has_a_format_to_fit(
 def test_a_scale_at_which_gradients_overflowed_is_never_recommended(
     scale: float, high: int
 ) -> None:
-    """What is infinite may have been anything larger than the rest, so nothing is said to fit."""
+    """An infinite element may have been of any size above the rest, so nothing is said to fit."""
     overflowed = histogram(-10, 9, positive_infs=1)
     made = ranges_of(ranges(exponents=overflowed, loss_scale=scale))
     made.know_dtypes(["float16"])
@@ -262,7 +262,7 @@ def test_a_peak_of_the_scaled_gradients_is_held() -> None:
 
 
 def test_a_sample_of_nothing_finite_has_no_largest_gradient() -> None:
-    """What was largest before is held as long as ever."""
+    """The largest value before is held as long as ever."""
     nans = histogram(0, nans=3)
     only = ranges_of(ranges(exponents=nans))
     after = ranges_of(ranges(exponents=histogram(3, 1)), ranges(exponents=nans, step=1))

@@ -261,7 +261,7 @@ def test_a_name_that_cannot_be_encoded_is_made_encodable() -> None:
 
 @pytest.mark.parametrize(("newest", "interval"), [(12, 5), (15, 5), (16, 6), (100, 90)])
 def test_a_sample_that_is_overdue_makes_the_interval_longer(newest: int, interval: int) -> None:
-    """What was planned is no news once it has not happened."""
+    """Plans are no news once they have not happened."""
     rank = view(sampling(step=10, interval=5), step(newest))
 
     assert rank.sampling_interval == interval

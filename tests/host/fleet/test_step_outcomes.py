@@ -92,7 +92,7 @@ def test_ranks_that_agree_are_left_alone(verdicts: list[bool]) -> None:
 
 
 def test_a_rank_that_counts_otherwise_is_not_compared() -> None:
-    """Its monitor was made three steps later: its step 3 is the other's step 6."""
+    """The monitor of this rank was made three steps later: its step 3 is the other's step 6."""
     verdicts = [INF, INF, *[OK] * 4, INF, *[OK] * 6]
     assert found(course(verdicts), course(verdicts[3:], delay_s=3.0)) == []
 

@@ -127,7 +127,7 @@ def test_flops_that_a_causal_mask_saves_are_no_contradiction() -> None:
 
 
 def test_kernels_of_unknown_names_excuse_the_hardware() -> None:
-    """What nobody knows counts for the upper bound, so that it contradicts nothing."""
+    """Kernels that nobody knows count for the upper bound, so that they contradict nothing."""
     rank = Training(tensor=0.1, unknown=0.5)
 
     _minute(ViewComparison(), rank, 0.6)
@@ -204,7 +204,7 @@ def test_a_gpu_that_two_ranks_name_tells_nothing_of_either() -> None:
     assert other.tensor_views.hardware is None
 
 
-def test_a_lasting_conflict_is_told_once_a_minute() -> None:
+def test_a_lasting_conflict_is_reported_once_a_minute() -> None:
     """The finding is counted as time goes by, not with each look into the rings."""
     rank, keeper = Training(tensor=0.1), ViewComparison()
     counts = []

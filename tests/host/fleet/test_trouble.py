@@ -71,8 +71,8 @@ def test_the_worst_topic_of_a_module_speaks() -> None:
         (FINE, ""),
     ],
 )
-def test_a_reason_is_told_only_if_it_is_notable(record: RangeRecord, reason: str) -> None:
-    """What is within the tolerated sorts a little higher, and is not called trouble."""
+def test_a_reason_is_reported_only_if_it_is_notable(record: RangeRecord, reason: str) -> None:
+    """A share within what is tolerated sorts a little higher, and is not called trouble."""
     assert worst(module(record)).reason == reason
 
 
@@ -130,7 +130,7 @@ def test_gradients_of_outputs_count_against_their_own_dtype() -> None:
 
 
 def test_what_is_tolerated_is_a_setting() -> None:
-    """As much as a recommended loss scale may lose is no trouble."""
+    """A share that a recommended loss scale may lose is no trouble."""
     assert worst(module(SOME_LOST), 0.002).reason == ""
     assert worst(module(SOME_LOST), 0.0019).reason == "lost"
     assert worst(module(FINE), 0.0).reason == ""

@@ -142,7 +142,7 @@ def test_a_gpu_that_went_and_came_back_is_read_again() -> None:
     assert all(g.is_up for g in bench.fleet.gpus.all())
 
 
-def test_a_gpu_that_stays_away_is_looked_for_ever_less_often() -> None:
+def test_a_gpu_that_stays_away_is_searched_for_ever_less_often() -> None:
     """After 10 s, 20 s, 40 s ... 10 min: the others lose a value of GPM each time."""
     gone = Script(Pass(Reason.OK, [Gpu(0, "GPU-a", {}, gone=Reason.GPU_LOST)]))
     bench = Bench(gone)
@@ -222,7 +222,7 @@ def test_a_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_thread_reads_until_it_is_stopped() -> None:
-    """And closes what it has opened."""
+    """Everything that was opened is closed."""
     source = Script(Pass(Reason.OK, [gpu()]))
     fleet = Fleet(Settings())
     collector = GpuCollector(fleet, {}, lambda: source, 0.01)

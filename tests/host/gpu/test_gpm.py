@@ -79,7 +79,7 @@ def test_a_mean_over_a_long_sleep_is_nobodys_present(bench: Bench) -> None:
 
 
 def test_a_sample_that_cannot_be_taken_is_the_reason(bench: Bench) -> None:
-    """And the one before is kept for when it can."""
+    """The sample before is kept for when it can."""
     bench.read(0)
     bench.outcome = Reason.NO_PERMISSION
     refused = bench.read(5)

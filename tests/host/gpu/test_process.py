@@ -57,7 +57,7 @@ def test_a_driver_is_found_and_read(place: Place, tmp_path: Path) -> None:
 
 
 def test_the_writer_of_a_ring_is_known_by_its_pid(place: Place) -> None:
-    """As this process sees it, from the kernel; what the writer itself says is not needed."""
+    """The kernel says the pid as this process sees it; the writer's own word is not needed."""
     with place.writer("gpt") as writer:
         writer.do("step")
         reader = RingReader(writer.path)
@@ -82,7 +82,7 @@ def test_a_driver_that_hangs_stalls_no_scrape(place: Place, tmp_path: Path) -> N
     assert 'collector="gpu"' not in text
 
 
-def test_a_machine_without_a_driver_is_told(place: Place) -> None:
+def test_a_machine_without_a_driver_is_reported(place: Place) -> None:
     """No family of GPUs has a sample but the one that says why."""
     with place.daemon(LD_LIBRARY_PATH="/nowhere", **QUICK) as daemon:
         text = metrics(daemon, "library_not_found")
@@ -104,7 +104,7 @@ def test_gpus_can_be_left_alone(place: Place, tmp_path: Path) -> None:
 
 
 def test_synthetic_gpus_are_shown_on_request(place: Place) -> None:
-    """And are marked as what they are."""
+    """Synthetic GPUs are marked as what they are."""
     with place.daemon("--demo-gpu", **QUICK) as daemon:
         text = metrics(daemon, "ampwatch_gpu_up{")
 

@@ -1,4 +1,4 @@
-"""What is read of GPUs: the real pynvml on a stand-in that plays one driver after another."""
+"""Readings of GPUs: the real pynvml on a stand-in that plays one driver after another."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_gpm_has_no_value_before_the_second_look(driver: Standin) -> None:
     )
 
 
-def test_a_gpu_without_gpm_says_so_and_measures_pcie_only_when_told_to(driver: Standin) -> None:
+def test_a_gpu_without_gpm_says_so_and_measures_pcie_only_when_asked_to(driver: Standin) -> None:
     """Ampere. Measuring takes 20 ms a direction, so it is opt-in."""
     driver.plays(gpm=0)
 
@@ -233,7 +233,7 @@ def test_an_error_without_a_name_is_logged_once(
     ]
 
 
-def test_eight_gpus_are_told_apart(driver: Standin) -> None:
+def test_eight_gpus_are_kept_apart(driver: Standin) -> None:
     """Each with its own numbers, also those that need two samples."""
     driver.plays(gpus=8)
 
@@ -367,7 +367,7 @@ def test_without_the_library_pynvml_is_not_even_imported() -> None:
     assert open_nvml(load, find) is Reason.LIBRARY_NOT_FOUND
 
 
-def test_the_library_without_pynvml_is_told_apart() -> None:
+def test_the_library_without_pynvml_is_kept_apart() -> None:
     """The package is a dependency, but somebody may have left it out."""
 
     def load(name: str) -> None:
@@ -377,7 +377,7 @@ def test_the_library_without_pynvml_is_told_apart() -> None:
 
 
 def test_an_old_pynvml_lacks_functions_and_structures() -> None:
-    """What it does not have is absent, and nothing raises."""
+    """Readings that it does not have are absent, and nothing raises."""
 
     class OldPynvml:
         class NVMLError(Exception):

@@ -80,7 +80,7 @@ def test_a_timeout_is_how_a_quiet_second_ends() -> None:
 
 
 def test_it_says_for_which_gpu_it_cannot_listen() -> None:
-    """And asks again, in case that changes."""
+    """The watcher asks again, in case that changes."""
     refused = Driver(nvmlDeviceRegisterEvents=Reason.NO_PERMISSION)
     missing = Driver(nvmlEventSetCreate=Reason.NOT_IN_DRIVER)
 

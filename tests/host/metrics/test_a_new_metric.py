@@ -86,7 +86,7 @@ def test_it_can_be_asked_for_by_name_and_in_openmetrics() -> None:
 
 
 def test_it_is_on_the_page_of_metrics() -> None:
-    """As the last row of its topic, with the labels of its scope; the rest of the page stays."""
+    """The row is the last of its topic and has the labels of its scope; the rest stays."""
     row = f"| `{NEW.name}` | counter | run, rank, optimizer | {NEW.help} |"
     lines = markdown(topics(NEW)).splitlines()
 
@@ -97,7 +97,7 @@ def test_it_is_on_the_page_of_metrics() -> None:
 
 
 def test_its_name_help_and_labels_are_checked() -> None:
-    """What is against the conventions is told, all of it."""
+    """Every breach of the conventions is reported."""
     assert problems(NEW) == []
     assert set(problems(ODD)) == {
         "only counters end in _total",

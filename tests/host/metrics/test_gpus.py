@@ -115,7 +115,7 @@ def test_what_is_not_supported_is_absent_and_says_why() -> None:
     assert why == {("unsupported", "not_supported")}
 
 
-def test_one_part_that_is_missing_is_told_beside_the_rest() -> None:
+def test_one_part_that_is_missing_is_reported_beside_the_rest() -> None:
     """The feature counts as supported, the part does not."""
     pipes = {"any": 0.5, "hmma": 0.4, "dmma": Reason.NOT_SUPPORTED}
     fleet = fleet_of(Gpu(0, "GPU-a", {}, {Feature.TENSOR_ACTIVE: pipes}))
@@ -190,7 +190,7 @@ def test_a_rank_is_joined_with_the_gpu_that_its_process_computes_on() -> None:
 
 @pytest.mark.parametrize("pid", [0, PID + 1])
 def test_a_rank_whose_process_is_not_known_is_on_no_gpu(pid: int) -> None:
-    """Its own pid, from another namespace, is not looked at; nor is one that is nobody's."""
+    """The pid of another namespace is not used; nor is one that is nobody's."""
     fleet = fleet_of(Gpu(0, "GPU-0", {}, processes={PID: GIB}))
     who = identity(world_size=1, pid=PID)
     fleet.apply("/a.ring", who, [], alive=True, lost=0, dropped=0, pid=pid)
@@ -210,7 +210,7 @@ def test_a_rank_that_names_its_gpu_is_joined_with_it_where_the_pid_says_nothing(
     assert samples(fleet, "ampwatch_gpu_process_memory_used_bytes") == []
 
 
-def test_a_gpu_that_cannot_tell_its_name_is_told_by_its_number() -> None:
+def test_a_gpu_without_a_name_is_known_by_its_number() -> None:
     """Lost before the daemon came."""
     fleet = Fleet(Settings())
     fleet.gpus.apply(Pass(Reason.OK, [], {3: Reason.GPU_LOST}))

@@ -94,7 +94,7 @@ def test_the_growth_of_memory_is_absent_before_a_window_was_opened() -> None:
     assert value(name, window(memory_bytes=4096)) == 4096
 
 
-def test_ops_are_told_by_what_they_do_and_what_they_computed_in() -> None:
+def test_ops_are_reported_by_what_they_do_and_what_they_computed_in() -> None:
     """Each number under its own name."""
     record = census(
         ops=(
@@ -143,7 +143,7 @@ def test_the_label_of_a_dtype_is_one_of_few_words() -> None:
 
 
 def test_every_reason_for_float32_has_a_series() -> None:
-    """Those that never happened are 0."""
+    """Fallbacks that never happened are 0."""
     record = census(fallbacks=(FallbackTotal(Fallback.PROMOTED, 3, 9),))
     found = {
         reason.label: value("ampwatch_autocast_fallback_ops_total", record, reason=reason.label)
@@ -172,7 +172,7 @@ def test_only_modules_with_series_of_their_own_have_a_share() -> None:
     assert shares == {"fc": 0.75, "(root)": 0.0}
 
 
-def test_kernels_are_told_by_unit_and_dtype_and_cpu_ops_apart() -> None:
+def test_kernels_are_reported_by_unit_and_dtype_and_cpu_ops_apart() -> None:
     """A share of tensor cores on a CPU would be a lie."""
     record = window(
         KernelTotal("tensor", "bfloat16", 1_500_000_000),

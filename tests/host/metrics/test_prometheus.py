@@ -149,7 +149,7 @@ def test_the_format_is_the_one_that_was_asked_for(accept: str, content_type: str
 
 
 def test_a_content_type_never_has_a_line_break() -> None:
-    """What a client sends cannot add a header to the answer."""
+    """A header of the client's making cannot get into the answer."""
     accept = "application/openmetrics-text;version=2.\r\n X-Evil: 1"
 
     _, content_type = PrometheusExporter(fleet_of(), PASSES).render(accept)
@@ -286,7 +286,7 @@ def test_text_of_users_never_breaks_a_scrape() -> None:
 
 
 def test_one_rank_speaks_for_the_modules_and_every_rank_for_itself() -> None:
-    """What alerts read of a rank is there for both, whatever is left out of modules."""
+    """Series that alerts read of a rank are there for both, whatever is left out of modules."""
     per_module = {metric.name for metric in CATALOG if "module" in metric.labels}
     fleet = Fleet(Settings(), Clock())
     for rank in (0, 1):

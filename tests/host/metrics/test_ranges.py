@@ -146,7 +146,7 @@ def test_magnitudes_have_buckets_and_no_sum() -> None:
 
 
 def test_modules_are_exported_by_name() -> None:
-    """What is known of each, and nothing of what is not."""
+    """The row of each has what is known, and nothing of what is not."""
     records: list[Record] = [
         FLOAT16,
         ranges("", exponents=histogram(-25, 1, 3)),
@@ -204,7 +204,7 @@ def test_a_run_without_autocast_is_not_judged_by_float16() -> None:
 
 
 def test_a_skipped_step_asks_for_a_smaller_scale_than_its_own() -> None:
-    """Its gradients as they were scaled, infinities and all."""
+    """Gradients as they were scaled, infinities and all."""
     overflowed = histogram(-3, 8, positive_infs=2, nans=1)
     records = [
         ranges(module, exponents=overflowed, loss_scale=2.0**16, total_infs=2, total_nans=1)
@@ -227,7 +227,7 @@ def test_a_sample_of_nothing_finite_has_no_largest_magnitude() -> None:
     assert value("ampwatch_scaled_gradient_amax_max", record) is None
 
 
-def test_the_age_of_a_sample_can_be_told() -> None:
+def test_the_age_of_a_sample_can_be_reported() -> None:
     """By topic, and by the steps since."""
     records: list[Record] = [
         sampling(step=3, interval=2),

@@ -32,7 +32,7 @@ def test_before_the_first_step_there_are_no_figures() -> None:
     assert figures_of([]) == {}
 
 
-def test_the_figures_tell_values_and_what_to_know_of_them() -> None:
+def test_the_figures_have_values_and_what_to_know_of_them() -> None:
     """Every number of the made-up run is found in its figure."""
     rank = next(r for r in made_up_fleet().ranks() if r.run == "gpt" and r.identity.rank == 0)
 
@@ -65,7 +65,7 @@ def test_a_run_without_scaler_and_losses_says_so_and_leaves_the_loss_out() -> No
     assert told["Skipped"] == ("0", "of 1 optimizer step")
 
 
-def test_the_range_of_the_gradients_is_told_in_bits_and_shares() -> None:
+def test_the_range_of_the_gradients_is_reported_in_bits_and_shares() -> None:
     """How far the largest is from the end, and how many are zero only for the format."""
     gradients = histogram(-24, 600, zeros=400, amax=65504.0 / 8)
 
@@ -75,7 +75,7 @@ def test_the_range_of_the_gradients_is_told_in_bits_and_shares() -> None:
     assert told["Underflow"] == ("40 %", "of the gradients in float16")
 
 
-def test_gradients_of_nothing_but_zeros_have_no_range_to_tell() -> None:
+def test_gradients_of_nothing_but_zeros_have_no_range_to_show() -> None:
     """Nothing is known of their headroom, and nothing of why they are zero."""
     told = figures_of([FACTS, step(0), ranges(exponents=histogram(0, zeros=9))])
 
@@ -108,7 +108,7 @@ def test_a_sample_that_overflowed_tells_the_headroom_of_the_rest() -> None:
     assert told["Headroom"] == ("3.0 bits", "of the finite gradients in float16")
 
 
-def test_a_run_without_autocast_has_no_range_to_tell() -> None:
+def test_a_run_without_autocast_has_no_range_to_show() -> None:
     """float32 is not judged by what float16 would have done."""
     told = figures_of([step(0), ranges(exponents=histogram(-40, 9))])
 

@@ -1,4 +1,4 @@
-"""What the page is told about GPUs."""
+"""State of GPUs that the page gets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def nulls(state: Any, path: str = "") -> list[str]:
     return here + [p for key, value in state.items() for p in nulls(value, f"{path}/{key}")]
 
 
-def test_a_gpu_is_told_with_values_reasons_and_ranks() -> None:
+def test_a_gpu_is_reported_with_values_reasons_and_ranks() -> None:
     """By uuid: numbers by feature and part, why others are absent, who computes on it."""
     state = gpu_state(fleet_with_gpus())
 

@@ -35,7 +35,7 @@ def rank_after(
 
 
 def told(records: Sequence[Record], **how: Any) -> tuple[str, str]:
-    """What is said of one rank after ``records``: the word and the sentence, spaces made plain."""
+    """Health of one rank after ``records``: the word and the sentence, spaces made plain."""
     verdict = rank_health(*rank_after(records, **how))
     return verdict.level.value, verdict.sentence.replace("\u202f", " ")
 
@@ -90,7 +90,7 @@ def test_a_probe_within_reach_is_counted_and_named() -> None:
     )
 
 
-def test_a_skip_long_ago_is_not_told_as_news() -> None:
+def test_a_skip_long_ago_is_not_reported_as_news() -> None:
     """Only the last thousand steps count for the headline."""
     records = calm(1100, total_growths=1)
     records[40] = replace(records[40], skip_class=SkipClass.PROBE)
@@ -120,7 +120,7 @@ def test_the_search_for_a_scale_is_calibration_and_no_alarm() -> None:
 
 @pytest.mark.parametrize("calibration_steps", [1, 20, 100])
 def test_calibration_is_what_the_record_says(calibration_steps: int) -> None:
-    """Its length is the user's setting, which only the training process knows."""
+    """The length is the user's setting, which only the training process knows."""
     records = calm(calibration_steps + 1)
     records[-1] = replace(records[-1], skip_class=SkipClass.CALIBRATING, growth_tracker=0)
 
@@ -195,8 +195,8 @@ def test_what_is_wrong_in_the_code_stays_wrong(place: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("silent_seconds", "level"), [(60, "needs attention"), (121, "healthy")])
-def test_what_was_told_within_two_minutes_is_current(silent_seconds: float, level: str) -> None:
-    """What lasts is told once a minute, in which a fast run takes thousands of steps."""
+def test_what_was_reported_within_two_minutes_is_current(silent_seconds: float, level: str) -> None:
+    """A lasting finding is reported once a minute, in which a fast run takes thousands of steps."""
     seconds_per_step = silent_seconds / 2000
     records = [
         step(i, time_ns=int((START + seconds_per_step * i) * 1e9), growth_tracker=i + 1)
@@ -260,7 +260,7 @@ def test_the_worst_rank_speaks_for_the_run() -> None:
     assert (verdict.sentence, verdict.advice) == ("rank 3: It broke", "Mend it.")
 
 
-def test_ranks_that_are_alike_are_told_as_one() -> None:
+def test_ranks_that_are_alike_are_reported_as_one() -> None:
     """Eight healthy ranks need no eight sentences."""
     speaker, verdict = of_run(*[rank_after(calm(30), rank=r) for r in (1, 0)])
 

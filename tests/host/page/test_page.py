@@ -32,7 +32,7 @@ NOW = Clock(START + 20)
 
 
 def sent(state: Any) -> Any:
-    """What arrives at a client that is sent ``state``; refuses what is not JSON."""
+    """State that arrives at a client that is sent ``state``; refuses what is not JSON."""
     return json.loads(json.dumps(state, allow_nan=False))
 
 
@@ -56,7 +56,7 @@ def rows_of(state: Any, run: str = "gpt", rank: str = "0") -> dict[int, dict[str
 
 
 def test_the_full_state_is_json_and_holds_every_run_rank_and_problem() -> None:
-    """What the fleet knows is on the page."""
+    """Knowledge of the fleet is on the page."""
     state = sent(Feed(made_up_fleet(), NOW).full())
 
     assert {run: sorted(told["ranks"]) for run, told in state["runs"].items()} == {
@@ -84,7 +84,7 @@ def test_the_series_holds_what_happened_in_each_step() -> None:
     assert [row["seconds"] for row in rows.values()] == [None, 1.0, 1.0, 0.25]
 
 
-def test_numbers_that_json_does_not_know_are_told_in_words() -> None:
+def test_numbers_that_json_does_not_know_are_reported_in_words() -> None:
     """NaN and the infinities are strings, an absent scale is null; never a bare NaN."""
     fleet = made_up_fleet()
     evidence = {"amax": math.inf, "amin": -math.inf, "mean": math.nan, "limit": 65504.0}
@@ -235,7 +235,7 @@ class Host:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.one_of(STEPS, FINDINGS, SAMPLES, OTHERS), max_size=5), max_size=8))
-def test_a_client_that_followed_knows_what_a_new_one_is_told(
+def test_a_client_that_followed_knows_what_a_new_one_gets(
     rounds: list[list[tuple[Any, ...]]],
 ) -> None:
     """Full and deltas together are the full state, whatever happens, thinning included."""

@@ -77,7 +77,7 @@ def test_a_module_without_flops_is_mixed_by_its_bytes() -> None:
     assert norm["mix"] == [["float32", 0.5], ["float16", 0.5]]
 
 
-def test_what_was_profiled_is_told_with_its_kernels() -> None:
+def test_what_was_profiled_is_reported_with_its_kernels() -> None:
     """Of the made-up window, every number."""
     kernels = told(*PRECISION)["kernels"]
 
@@ -90,7 +90,7 @@ def test_what_was_profiled_is_told_with_its_kernels() -> None:
     assert kernels["left_out"] == 0
 
 
-def test_the_ceiling_is_told_where_it_is_known() -> None:
+def test_the_ceiling_is_reported_where_it_is_known() -> None:
     """With the share as a number for the bar."""
     ceiling = told(*PRECISION, step(0), step(1))["ceiling"]
 
@@ -99,7 +99,7 @@ def test_the_ceiling_is_told_where_it_is_known() -> None:
 
 
 def full_census() -> Record:
-    """As many rows as a ring can hold, and more: long names, each another one."""
+    """More rows than a ring can hold: long names, each another one."""
     rows = [
         op_row(
             "",
@@ -130,7 +130,7 @@ def test_the_state_of_a_large_model_is_bounded() -> None:
 
 
 def test_between_two_censuses_nothing_is_made_or_sent() -> None:
-    """The same objects, so that the patch of a step does not name them."""
+    """Objects that did not change are the same, so that the patch of a step leaves them out."""
     fleet = fleet_of(*PRECISION, step(0), step(1))
     feed = Feed(fleet, NOW)
     cursor = feed.full()
@@ -142,7 +142,7 @@ def test_between_two_censuses_nothing_is_made_or_sent() -> None:
 
 
 def test_a_newer_census_replaces_the_older_one() -> None:
-    """And only what has changed of the rest."""
+    """Of the rest, only what has changed is sent."""
     rank = fleet_of(*PRECISION).ranks()[0]
     state = PrecisionState()
     before = state.of(rank)
@@ -154,8 +154,8 @@ def test_a_newer_census_replaces_the_older_one() -> None:
     assert after["kernels"] is before["kernels"]
 
 
-def test_the_names_of_kernels_are_told_with_the_rules_that_took_them() -> None:
-    """And those that no rule knows, for whoever mends the classifier."""
+def test_the_names_of_kernels_are_reported_with_the_rules_that_took_them() -> None:
+    """Names that no rule knows are listed, for whoever extends the classifier."""
     runs = kernel_names(made_up_fleet())["runs"]
 
     assert runs.keys() == {"gpt"}

@@ -1,4 +1,4 @@
-"""What the page is told of ranges."""
+"""State of ranges that the page gets."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def gradients(step: int, scale_exponent: int, plain: ExponentHistogram) -> Range
     return ranges(ALL_MODULES, Topic.GRADIENT, scaled, step=step, loss_scale=2.0**scale_exponent)
 
 
-def test_before_a_sample_the_page_is_told_why_it_has_nothing() -> None:
+def test_before_a_sample_the_page_says_why_it_has_nothing() -> None:
     """Under light nothing is ever measured, and an empty chart would not say so."""
     state = Told([step(0)]).state
 
@@ -109,8 +109,8 @@ def test_a_column_holds_the_gradients_without_the_loss_scale_and_the_scale() -> 
     }
 
 
-def test_the_newest_gradients_are_told_exactly() -> None:
-    """What-if in the browser is to be what it is in Python, to the last element."""
+def test_the_newest_gradients_are_reported_exactly() -> None:
+    """The what-if in the browser is to be what it is in Python, to the last element."""
     plain = histogram(-30, 5, 0, 7, zeros=3, amax=0.1 * 2.0**-25, amin=1e-9)
     told = Told([gradients(1, 15, histogram(-9, 1)), gradients(2, 16, plain)])
 
@@ -232,7 +232,7 @@ def test_without_autocast_nothing_is_lost_and_every_format_is_still_offered() ->
 
 
 def test_a_module_that_was_flushed_whole_is_at_the_top() -> None:
-    """And comes down again when the others show that it simply has no gradient."""
+    """A module comes down again when the others show that it simply has no gradient."""
     zeros = ranges("fc", exponents=histogram(0, zeros=9))
     told = Told([FACTS, gradients(0, 0, histogram(-20, 9, zeros=9)), zeros])
 
@@ -245,7 +245,7 @@ def test_a_module_that_was_flushed_whole_is_at_the_top() -> None:
     assert (row["trouble"], row["why"], row["lost"]) == (0.0, "", 0.0)
 
 
-def test_a_skipped_step_is_told_as_it_was() -> None:
+def test_a_skipped_step_is_reported_as_it_was() -> None:
     """Infinities are the worst; what was finite has a largest, what was not has none."""
     overflowed = histogram(-3, 8, positive_infs=2)
     told = Told(
@@ -280,14 +280,14 @@ def test_deep_is_said_to_measure_every_step() -> None:
     assert '"deep" every step' in Told([step(0)]).state["sentence"]
 
 
-def test_the_loss_scale_is_told_only_if_there_is_one_that_can_be_drawn() -> None:
+def test_the_loss_scale_is_reported_only_if_there_is_one_that_can_be_drawn() -> None:
     """No scaler, no scale."""
     assert Told([step(0, loss_scale=4.0)]).state["loss_scale"] == 4.0
     for scale in (math.nan, math.inf, 0.0):
         assert "loss_scale" not in Told([step(0, loss_scale=scale)]).state
 
 
-def test_the_limits_of_every_narrow_format_are_told() -> None:
+def test_the_limits_of_every_narrow_format_are_reported() -> None:
     """All that the lines of the heatmap and the what-if panel need."""
     told = formats()
 

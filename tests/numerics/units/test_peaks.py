@@ -103,7 +103,7 @@ def test_what_a_generation_does_not_multiply_has_no_peak(
 def test_what_is_not_known_says_why(
     name: str, capability: tuple[int, int], sms: int, clock: float, said: str
 ) -> None:
-    """And what to do about it; never a number."""
+    """The reason says what to do about it; never a number."""
     peaks = peak_flops(capability, sms, clock, name)
 
     assert not peaks.flops

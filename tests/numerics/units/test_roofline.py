@@ -1,4 +1,4 @@
-"""What can be won back is limited by memory as well as by arithmetic."""
+"""The time that can be won back, limited by memory as well as by arithmetic."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_thick_matmul_is_promised_what_kernels_attain() -> None:
 
 
 def test_a_matmul_at_its_roof_has_nothing_to_win() -> None:
-    """Nor one that is faster than the model of it."""
+    """A matmul that is faster than the model of it has nothing to win either."""
     gain = recoverable(SCORES, 1e-6, peak=H100_BF16, bandwidth=H100_MEMORY)
 
     assert gain is not None
@@ -71,7 +71,7 @@ def test_with_one_limit_known_the_gain_says_that_it_is_one(
 
 
 def test_without_a_limit_nothing_is_promised() -> None:
-    """Nor for a matmul of nothing."""
+    """A matmul of nothing is promised nothing."""
     assert recoverable(SCORES, 1.0, peak=None, bandwidth=None) is None
     assert recoverable(Matmul(1, 0, 5, 5, 2), 1.0, peak=None, bandwidth=H100_MEMORY) is None
 

@@ -1,4 +1,4 @@
-"""What is in a deployment: what was asked for, where it belongs, and nothing else changed."""
+"""Contents of a deployment: what was asked for, where it belongs, and nothing else changed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_without_options_the_files_are_those_of_the_checkout(plain: dict[str, st
 
 
 def test_everything_is_there_that_is_started_or_read(plain: dict[str, str]) -> None:
-    """And no code of dashboards, no test of Python, no cache."""
+    """No code of dashboards, no test of Python, no cache is handed on."""
     assert {path.split("/")[0] for path in plain} == {"ampwatch", "dashboards", "deploy", "docs"}
     shipped_here = {
         path.relative_to(ROOT).as_posix()
@@ -163,8 +163,8 @@ def test_what_was_written_can_be_kustomized(asked: Path) -> None:
     ],
     ids=["name", "port", "number", "six"],
 )
-def test_a_target_has_the_port_of_the_daemon_unless_told(text: str, checked: str) -> None:
-    """As Prometheus wants it."""
+def test_a_target_has_the_port_of_the_daemon_unless_given_one(text: str, checked: str) -> None:
+    """The address is as Prometheus wants it."""
     assert checks.checked_target(text) == checked
 
 
@@ -220,7 +220,7 @@ def test_an_interval_that_the_rules_do_not_hold_for_is_refused(text: str) -> Non
         checks.checked_seconds(text)
 
 
-def test_an_incomplete_installation_is_told(
+def test_an_incomplete_installation_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing shipped at all; files that somebody has emptied."""
@@ -243,10 +243,10 @@ def test_an_incomplete_installation_is_told(
         tree(DeployOptions())
 
 
-def test_what_a_prometheus_was_told_and_has_stored_in_a_checkout_is_not_handed_on(
+def test_what_a_prometheus_was_given_and_has_stored_in_a_checkout_is_not_handed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its targets are somebody's hosts, and its database is no text."""
+    """Targets are somebody's hosts, and the database is no text."""
     place = tmp_path / "_shipped"
     for name in ("dashboards", "deploy", "runbooks"):
         shutil.copytree(shipped.shipped(name), place / name)
@@ -261,7 +261,7 @@ def test_what_a_prometheus_was_told_and_has_stored_in_a_checkout_is_not_handed_o
     assert not [path for path in paths if "/targets/" in path or "/data/" in path]
 
 
-def test_rules_are_told_from_their_tests() -> None:
+def test_rules_are_distinguished_from_their_tests() -> None:
     """By their names."""
     names = ("a.rules.yml", "a.rules.test.yml", "b.yml")
     files = {f"dashboards/alerts/{name}": name for name in names} | {"deploy/c.rules.yml": "c"}

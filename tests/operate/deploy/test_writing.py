@@ -130,7 +130,7 @@ def test_what_somebody_changed_can_be_overwritten(place: Path) -> None:
 
 
 def test_what_is_no_longer_shipped_but_changed_is_left(place: Path) -> None:
-    """And what was never written here is not looked at."""
+    """Files that were never written here are not read."""
     (place / "c.yml").write_text("mine\n")
     (place / "notes.txt").write_text("mine\n")
     wanted = {name: text for name, text in FILES.items() if name != "c.yml"}
@@ -153,7 +153,7 @@ def test_a_file_that_was_there_before_is_somebodys(tmp_path: Path) -> None:
 
 
 def test_a_link_is_somebodys_and_is_not_followed(place: Path, tmp_path: Path) -> None:
-    """What it leads to stays as it is."""
+    """The target of a link stays as it is."""
     (tmp_path / "elsewhere").write_text("a\n")
     (place / "a.yml").unlink()
     (place / "a.yml").symlink_to(tmp_path / "elsewhere")
@@ -170,7 +170,7 @@ def test_a_link_is_somebodys_and_is_not_followed(place: Path, tmp_path: Path) ->
     ("version", "words"),
     [("0.0.9", "rules of ampwatch 0.0.9, older than this"), ("99.0", "newer than this")],
 )
-def test_rules_of_another_version_are_told(tmp_path: Path, version: str, words: str) -> None:
+def test_rules_of_another_version_are_reported(tmp_path: Path, version: str, words: str) -> None:
     """By their first line, wherever they come from."""
     file = tmp_path / RULES
     file.parent.mkdir(parents=True)
@@ -194,7 +194,7 @@ def test_rules_that_name_no_other_version_are_just_changed(tmp_path: Path, line:
 
 
 def test_a_directory_of_an_older_version_is_brought_up_to_date(place: Path) -> None:
-    """What it was written by is known, and afterwards it is this one's."""
+    """The version that wrote it is known, and afterwards it is this one's."""
     as_of(place, "0.0.9")
 
     todo = plan(place, FILES)
@@ -224,7 +224,7 @@ def test_a_directory_of_a_newer_version_is_refused(place: Path) -> None:
     ],
     ids=["empty", "cut", "list", "number", "outside", "bytes"],
 )
-def test_a_record_that_is_none_is_told(place: Path, record: str) -> None:
+def test_a_record_that_is_none_is_reported(place: Path, record: str) -> None:
     """Files are removed by it, so it is not guessed at."""
     (place / RECORD).write_bytes(record.encode("latin-1"))
 
@@ -232,7 +232,7 @@ def test_a_record_that_is_none_is_told(place: Path, record: str) -> None:
         plan(place, FILES)
 
 
-def test_a_file_in_place_of_the_directory_is_told(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_directory_is_reported(tmp_path: Path) -> None:
     """Also one in place of a directory above it, and one of a directory below."""
     (tmp_path / "file").write_text("")
     with pytest.raises(DeployError, match="expected a directory, new or old"):
@@ -245,7 +245,7 @@ def test_a_file_in_place_of_the_directory_is_told(tmp_path: Path) -> None:
         write(plan(tmp_path / "stack", FILES))
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     """Sysfs takes no directory from anybody, root included."""
     with pytest.raises(DeployError, match="name a directory that is yours"):
         write(plan(tmp_path.__class__("/sys/ampwatch"), FILES))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Said(NamedTuple):
-    """What a command has said."""
+    """Output of a command."""
 
     status: int
     out: str

@@ -56,7 +56,7 @@ class RefusalError(Exception):
 
 
 class Grafana:
-    """What it holds, and how it answers.
+    """Contents of a Grafana, and how it answers.
 
     Attributes:
         version: What it says it is; empty to hide it from those without a token.

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     Command = Callable[..., Said]
 
 
-def test_an_expired_token_is_told(ampwatch: Command, grafana: Grafana) -> None:
-    """And where to make a new one."""
+def test_an_expired_token_is_reported(ampwatch: Command, grafana: Grafana) -> None:
+    """The message says where to make a new one."""
     said = ampwatch("push", GRAFANA_TOKEN="glsa_expired")
 
     assert said.status == 1
@@ -47,7 +47,7 @@ def test_a_token_comes_from_a_file(ampwatch: Command, tmp_path: Path) -> None:
 def test_a_server_that_sends_back_the_token_does_not_get_it_shown(
     ampwatch: Command, grafana: Grafana
 ) -> None:
-    """As debugging proxies do."""
+    """The answer repeats the request, as debugging proxies do."""
     echo = f"Authorization: Bearer {TOKEN}"
     grafana.replies["/api/folders/ampwatch"] = (500, "text/plain", echo)
 
@@ -56,7 +56,7 @@ def test_a_server_that_sends_back_the_token_does_not_get_it_shown(
     assert "got 500: Authorization: Bearer <token>; Grafana's log says more" in said.err
 
 
-def test_an_old_grafana_is_told(ampwatch: Command, grafana: Grafana) -> None:
+def test_an_old_grafana_is_reported(ampwatch: Command, grafana: Grafana) -> None:
     """Nothing is written to it."""
     grafana.version = "9.5.21"
 
@@ -93,7 +93,7 @@ def test_a_grafana_that_hides_its_version_is_taken_as_it_is(
         ("/api/search", (200, "application/json", "{}"), "none of Grafana's"),
     ],
 )  # fmt: skip
-def test_what_is_no_grafana_is_told(
+def test_what_is_no_grafana_is_reported(
     ampwatch: Command, grafana: Grafana, path: str, reply: tuple[int, str, str], told: str,
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -109,7 +109,7 @@ def test_what_is_no_grafana_is_told(
     assert said.err.count("\n") == 1
 
 
-def test_a_grafana_below_a_path_is_reached_and_its_root_is_told(
+def test_a_grafana_below_a_path_is_reached_and_its_root_is_reported(
     commands: Commands, dashboards: Path
 ) -> None:
     """With a slash at the end or without."""
@@ -126,7 +126,7 @@ def test_a_grafana_below_a_path_is_reached_and_its_root_is_told(
     assert "got a redirect to another address; give that one, with its sub-path" in said.err
 
 
-def test_a_grafana_that_does_not_answer_in_time_is_told(
+def test_a_grafana_that_does_not_answer_in_time_is_reported(
     ampwatch: Command, grafana: Grafana
 ) -> None:
     """In the time that was given."""
@@ -138,7 +138,7 @@ def test_a_grafana_that_does_not_answer_in_time_is_told(
     assert "within 0.1 s, got none" in said.err
 
 
-def test_nobody_at_the_address_is_told(commands: Commands, dashboards: Path) -> None:
+def test_nobody_at_the_address_is_reported(commands: Commands, dashboards: Path) -> None:
     """A closed port, a name that nobody has."""
     argv = ("grafana", "push", "--dashboards", str(dashboards), "--url")
 
@@ -174,7 +174,7 @@ def test_tls_is_verified(commands: Commands, dashboards: Path, tmp_path: Path) -
 
 
 def test_a_reader_who_has_read_enough_does_not_end_a_push(dashboards: Path) -> None:
-    """As `ampwatch grafana push | head -1` does; and a terminal that knows ASCII only is no trouble."""
+    """A reader may stop early, as `head -1` does; a terminal of ASCII alone is no trouble."""
     grafana = Grafana()
     grafana.folders["ampwatch"] = "ampwatch"
     write(dashboards, small("run", title="\N{GREEK SMALL LETTER ALPHA}"))

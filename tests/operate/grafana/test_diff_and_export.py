@@ -148,7 +148,7 @@ def test_many_dashboards_come_page_by_page(
     assert len(list((tmp_path / "many").iterdir())) == 501
 
 
-def test_what_cannot_be_exported_is_told(
+def test_what_cannot_be_exported_is_reported(
     ampwatch: Command, grafana: Grafana, tmp_path: Path
 ) -> None:
     """No folder, nothing in it, no place for the files."""

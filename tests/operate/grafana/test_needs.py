@@ -33,7 +33,7 @@ def test_a_datasource_that_is_there_is_what_the_dashboards_open_on(
 def test_a_datasource_gets_another_address_and_keeps_the_rest(
     ampwatch: Command, grafana: Grafana
 ) -> None:
-    """What is not ours in it stays; what changes is told."""
+    """Contents that are not ours stay; what changes is reported."""
     ampwatch("push", *PROMETHEUS)
     kept = grafana.datasources["ampwatch-prometheus"]
     kept["jsonData"]["tlsSkipVerify"] = True
@@ -51,7 +51,7 @@ def test_a_datasource_gets_another_address_and_keeps_the_rest(
     assert changed.body["jsonData"]["tlsSkipVerify"] is True
 
 
-def test_a_wrong_datasource_is_told_before_anything_is_written(
+def test_a_wrong_datasource_is_reported_before_anything_is_written(
     ampwatch: Command, grafana: Grafana
 ) -> None:
     """Not there, of another kind, or from a file."""
@@ -77,7 +77,7 @@ def test_a_wrong_datasource_is_told_before_anything_is_written(
     assert grafana.writes == []
 
 
-def test_a_datasource_that_reaches_no_prometheus_is_told(
+def test_a_datasource_that_reaches_no_prometheus_is_reported(
     ampwatch: Command, grafana: Grafana
 ) -> None:
     """The dashboards are in place by then, for Prometheus may only be late."""
@@ -123,7 +123,7 @@ def test_a_permission_that_is_missing_is_named(
     assert f"the role Editor (Admin for datasources) or the permission {permission}" in said.err
 
 
-def test_a_folder_that_may_be_read_but_not_written_is_told_before_anything_is_written(
+def test_a_folder_that_may_be_read_but_not_written_is_reported_before_anything_is_written(
     ampwatch: Command, grafana: Grafana, dashboards: Path
 ) -> None:
     """Grafana says so with each dashboard."""

@@ -49,10 +49,10 @@ def test_an_address_is_understood(url: str, url_told: str) -> None:
         ({}, {"token_file": "/nowhere/token"}, "No such file or directory: '/nowhere/token'"),
     ],
 )
-def test_what_is_not_usable_is_told(
+def test_what_is_not_usable_is_reported(
     environment: dict[str, str], options: dict[str, Any], told: str
 ) -> None:
-    """By its name, with where to get it; and a secret in it is not repeated."""
+    """Words name it and where to get it; a secret in it is not repeated."""
     with pytest.raises(SettingsError, match="expected") as caught:
         find_place(THERE | environment, **options)
 
@@ -62,7 +62,7 @@ def test_what_is_not_usable_is_told(
 
 
 @pytest.mark.parametrize("content", [b"", b"glsa_a\nglsa_b\n", "glsa_\u00fc".encode()])
-def test_a_file_that_holds_no_token_is_told(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_holds_no_token_is_reported(content: bytes, tmp_path: Path) -> None:
     """Empty, two lines, another alphabet."""
     file = tmp_path / "token"
     file.write_bytes(content)
@@ -74,7 +74,7 @@ def test_a_file_that_holds_no_token_is_told(content: bytes, tmp_path: Path) -> N
 
 
 def test_the_token_is_not_in_what_is_printed_of_a_place() -> None:
-    """As in a traceback with the values of variables."""
+    """The token is hidden, as in a traceback with the values of variables."""
     place = find_place(THERE)
 
     assert TOKEN not in repr(place)

@@ -1,4 +1,4 @@
-"""What there is to do, from what is there and what should be: no HTTP, no client."""
+"""Plans, made from what is there and what should be: no HTTP, no client."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_dashboard_is_replaced_only_where_nobody_but_a_push_has_saved_it(
     assert with_force.outcome is not Outcome.UPDATE or with_force.body["overwrite"]
 
 
-def test_the_version_that_was_looked_at_goes_along() -> None:
+def test_the_version_that_was_checked_goes_along() -> None:
     """So that Grafana refuses where somebody has saved since."""
     change = plan_board(BOARD, stored(OLDER, message(OLDER)), "ampwatch")
 
@@ -103,7 +103,7 @@ def test_the_choice_of_a_datasource_comes_and_goes() -> None:
 
 
 def test_a_folder_is_made_once() -> None:
-    """And left alone after that."""
+    """The folder is left alone after that."""
     assert plan_folder("f", is_there=True).outcome is Outcome.KEEP
     assert plan_folder("f", is_there=False).body == {"uid": "f", "title": "f"}
 
@@ -145,7 +145,7 @@ def test_a_grafana_older_than_the_dashboards_are_made_for_is_known(
         ('{"title": "x", "uid": "other"}', "expected the uid 'ampwatch-bad'"),
     ],
 )
-def test_a_file_that_is_no_dashboard_is_told(content: str, told: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_dashboard_is_reported(content: str, told: str, tmp_path: Path) -> None:
     """By name, before anything is sent."""
     (tmp_path / "ampwatch-bad.json").write_text(content)
 
@@ -156,7 +156,7 @@ def test_a_file_that_is_no_dashboard_is_told(content: str, told: str, tmp_path: 
     assert "ampwatch-bad.json" in str(caught.value)
 
 
-def test_a_directory_without_dashboards_is_told(tmp_path: Path) -> None:
+def test_a_directory_without_dashboards_is_reported(tmp_path: Path) -> None:
     """Instead of doing nothing with success."""
     with pytest.raises(SettingsError, match="found none"):
         load(tmp_path)
@@ -181,7 +181,7 @@ def test_dashboards_are_named_with_or_without_the_common_part(tmp_path: Path) ->
         ({"prometheus_url": "http://u:hunter2@p"}, "`--prometheus-url`: expected one without a"),
     ],
 )
-def test_a_wish_that_cannot_be_is_told(wishes: dict[str, str], told: str) -> None:
+def test_a_wish_that_cannot_be_is_reported(wishes: dict[str, str], told: str) -> None:
     """By its option, without a password in it."""
     with pytest.raises(SettingsError) as caught:
         BoardWishes(**wishes)

@@ -21,7 +21,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
     return output.err
 
 
-def test_a_prometheus_that_does_not_answer_is_told_with_its_address(
+def test_a_prometheus_that_does_not_answer_is_reported_with_its_address(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before anything is written."""
@@ -33,21 +33,21 @@ def test_a_prometheus_that_does_not_answer_is_told_with_its_address(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dashboard_that_does_not_exist_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dashboard_that_does_not_exist_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """With the way its name is written."""
     assert preview(["--prometheus", "http://127.0.0.1:1", "--only", "run"]) == 1
 
     assert "as ampwatch-run, got run" in said(capsys)
 
 
-def test_a_choice_without_its_dashboard_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_choice_without_its_dashboard_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """Rather than left out."""
     assert preview(["--prometheus", "http://127.0.0.1:1", "--set", "run=gpt"]) == 1
 
     assert "expected --set DASHBOARD.VARIABLE=VALUE, got 'run=gpt'" in said(capsys)
 
 
-def test_a_machine_without_prometheus_is_told_how_to_get_one(
+def test_a_machine_without_prometheus_shows_how_to_get_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before a training is started."""

@@ -112,7 +112,7 @@ def test_rows_that_contradict_each_other_are_not_merged() -> None:
 
 
 def test_organized_fields_are_left_out_put_in_order_and_renamed() -> None:
-    """Those without a place come last."""
+    """Columns without a place come last."""
     (found,) = table("A", series(4.0, run="gpt", rank="1", host="a"))
     options = {
         "excludeByName": {"Time": True, "run": False},

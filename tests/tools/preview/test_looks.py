@@ -12,7 +12,7 @@ from tools.preview.axes import axis_of
 from tools.preview.fields import FieldLook, looks
 from tools.preview.frames import NUMBER, Field
 from tools.preview.grid import boxes
-from tools.preview.reducing import reduced
+from tools.preview.panel import reduced
 
 STEPS = {
     "mode": "absolute",
@@ -45,7 +45,7 @@ def test_a_value_has_the_colour_of_the_highest_threshold_that_it_reaches() -> No
     assert colours == [GREEN, GREEN, ORANGE, ORANGE, RED, RED]
 
 
-def test_series_of_a_palette_are_told_apart() -> None:
+def test_series_of_a_palette_are_kept_apart() -> None:
     """By their place among the numbers; times do not count."""
     fields = [("Time", Field("Time", "time", [])), *((n, Field(n, NUMBER, [])) for n in "abc")]
 
@@ -126,7 +126,7 @@ def test_a_logarithmic_axis_has_ticks_at_powers_of_two() -> None:
 
 
 def test_a_folded_row_hides_its_panels_until_it_is_opened() -> None:
-    """And then what is below moves down by as much."""
+    """Panels below move down by as much."""
     place = (0, 5, 12, 8)
     dashboard = board(
         row("First", 0),

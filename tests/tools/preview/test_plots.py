@@ -38,7 +38,7 @@ def test_a_gap_stays_a_gap_and_a_point_without_neighbours_is_seen() -> None:
 
 
 def test_the_axis_reaches_to_the_sum_of_stacked_series() -> None:
-    """And to the largest of them where they are not stacked."""
+    """The largest of them is the bound where they are not stacked."""
     values = (line("a", 4.0, 4.0), line("b", 5.0, 5.0, place=1))
     stacked = [line(one.look.name, *one.values, **STACKED) for one in values]
 

@@ -54,7 +54,7 @@ def test_a_title_has_the_words_that_the_user_reads() -> None:
 
 
 def test_values_are_picked_by_the_regular_expression_of_the_variable() -> None:
-    """Its first group, sorted, each once."""
+    """The first group of the pattern, sorted, each once."""
     variable = Variable("gpu", "query", regex='/gpu="(\\d+)"/')
 
     assert variable.values(['x{gpu="3"} 1', 'x{gpu="1"} 1', 'x{gpu="3"} 2', "none"]) == ["1", "3"]
@@ -81,7 +81,7 @@ def test_the_variables_of_a_dashboard_keep_their_order_and_queries() -> None:
 def test_a_rate_interval_has_four_scrapes_at_least(
     hours: int, points: int, step: float, rate: float
 ) -> None:
-    """And one more than the step, as Grafana documents it."""
+    """The interval has one scrape more than the step, as Grafana documents it."""
     found = interval(TimeSpan(0.0, 3600.0 * hours, 15.0), points)
 
     assert (found.step, found.rate) == (step, rate)
@@ -104,7 +104,7 @@ def test_a_panel_and_a_query_may_want_a_coarser_step() -> None:
     ("text", "value"), [("15s", 15), ("500ms", 0.5), ("1m", 60), ("2h", 7200), ("1d", 86400)]
 )
 def test_durations_are_read(text: str, value: float) -> None:
-    """As PromQL and Grafana write them."""
+    """Durations as PromQL and Grafana write them."""
     assert seconds(text) == value
 
 

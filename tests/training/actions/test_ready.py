@@ -1,4 +1,4 @@
-"""What is done about a finding, on real trainings and against a real HTTP server."""
+"""Actions on findings, in real trainings and against a real HTTP server."""
 
 from __future__ import annotations
 
@@ -116,10 +116,10 @@ def test_a_finding_that_gets_worse_is_told_when_it_is_bad_enough() -> None:
     told: list[Severity] = []
     subscription = Subscription(lambda f: told.append(f.severity), Severity.WARNING)
     finding = made(Severity.INFO)
-    subscription.tell(finding, new=True)
+    subscription.notify(finding, new=True)
     finding.severity = Severity.CRITICAL
     for _ in range(3):
-        subscription.tell(finding, new=False)
+        subscription.notify(finding, new=False)
 
     assert told == [Severity.CRITICAL]
 
@@ -185,7 +185,7 @@ def test_stop_ends_the_run_at_the_end_of_the_iteration_that_shows_the_finding() 
 
 
 def test_stop_without_a_scaler_is_raised_by_the_step_of_the_optimizer() -> None:
-    """Where the weights are broken already, after the step that is the iteration's end."""
+    """The weights are broken already: the step is the iteration's end."""
     run = build("bf16-without-scaler")
     run.poison = (3, 4, 5)
     watch = ampwatch.monitor(run.models, serve=False, sample_every=1)
@@ -200,7 +200,7 @@ def test_stop_without_a_scaler_is_raised_by_the_step_of_the_optimizer() -> None:
 
 
 def test_without_stop_nothing_ever_stops() -> None:
-    """The same run goes on to its end; a stop that asked for other findings changes nothing."""
+    """A run goes on to its end; a stop that asked for other findings changes nothing."""
     alone = collapsing()
     alone.loop()
     run = collapsing()
@@ -212,7 +212,7 @@ def test_without_stop_nothing_ever_stops() -> None:
 
 
 def test_a_checkpoint_is_asked_for_between_two_iterations() -> None:
-    """Once, after ``update``: the scaler can be saved then, and the iteration is over."""
+    """``save`` runs once, after ``update``: the scaler can be saved then, and the iteration is over."""
     run, saved = collapsing(), []
     with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
 
@@ -416,7 +416,7 @@ def test_a_callback_that_could_never_be_called_is_refused(
 
 @pytest.mark.parametrize("make", [actions.stop, lambda: actions.checkpoint(print)])
 def test_an_action_belongs_to_one_open_monitor(make: Any) -> None:
-    """What it has noted is of one run; after that run another may have it."""
+    """An action has notes about one run; after that run another may have it."""
     first, second, action = collapsing(), collapsing(), make()
     with (
         ampwatch.monitor(first.models, first.scaler, serve=False, run="one") as one,
@@ -463,7 +463,7 @@ def test_an_error_that_nobody_thought_of_ends_no_thread(
 
 
 def test_a_thread_that_has_died_is_replaced() -> None:
-    """What it would have sent is not left in the queue."""
+    """Findings that the thread would have sent are not left in the queue."""
     with Server().running() as server:
         hook = actions.webhook(server.url)
         dead = threading.Thread(target=lambda: None)
@@ -484,7 +484,7 @@ def test_a_thread_that_has_died_is_replaced() -> None:
     ],
 )
 def test_an_action_that_cannot_work_is_not_made(make: Any, words: str) -> None:
-    """It says what was expected and what was given."""
+    """The message has what was expected and what was given."""
     with pytest.raises(ampwatch.SettingsError, match=words):
         make()
 
@@ -506,7 +506,7 @@ def test_actions_at_level_off_do_nothing() -> None:
 
 
 def test_the_safe_point_goes_with_the_monitor() -> None:
-    """It needs no hook and no tap of its own, and nobody is called after the close."""
+    """The safe point needs no hook and no tap of its own, and nobody is called after the close."""
     run = collapsing()
     saved: list[object] = []
 

@@ -103,7 +103,7 @@ def test_findings_are_those_of_a_monitor_by_hand(attacher: Attacher) -> None:
 
 
 def test_two_scalers_are_two_monitors_that_do_not_mistake_each_other(attacher: Attacher) -> None:
-    """As in a GAN with one for each player: each has its own optimizer."""
+    """A GAN has one for each player, and each player has its own optimizer."""
     torch.manual_seed(0)
     players = [Net(), Net()]
     optimizers = [adamw(player) for player in players]

@@ -11,8 +11,8 @@ from torch import nn
 
 import ampwatch
 from ampwatch.training.hooks import taps
-from ampwatch.training.hooks.altered import ALTERED_FUNCTIONS, ALTERED_NORMS
 from ampwatch.training.hooks.events import AlteredCalled
+from ampwatch.training.hooks.places import ALTERED_FUNCTIONS, ALTERED_NORMS
 from ampwatch.training.hooks.sensor import Sensor
 from tests.training.bench import Bench
 from tests.training.sensors.tracing import Traced
@@ -135,7 +135,7 @@ def test_each_function_is_heard_of_by_name(heard: list[str]) -> None:
 
 
 def test_norms_that_need_no_singular_values_are_nothing(heard: list[str]) -> None:
-    """As those that a clip computes."""
+    """A clip computes norms of this kind."""
     torch.linalg.norm(MATRIX)
     torch.linalg.matrix_norm(MATRIX, "fro")
     torch.linalg.matrix_norm(MATRIX, torch.inf)

@@ -115,7 +115,7 @@ def test_one_within_another_is_part_of_it(ear: Ear) -> None:
 
 
 def test_one_that_raises_is_no_end_and_the_next_is_heard(ear: Ear) -> None:
-    """Also after one that has raised in a thread that is gone."""
+    """A backward that has raised in a thread that is gone does not matter either."""
     fails()
     in_a_thread(fails)
     leaf().sum().backward()
@@ -137,7 +137,7 @@ class Held:
 @pytest.mark.parametrize("level", ["light", "standard", "deep"])
 @pytest.mark.parametrize("in_region", [False, True])
 def test_a_graph_is_gone_once_its_backward_has_raised(level: str, in_region: bool) -> None:  # noqa: FBT001
-    """Who goes on after an error for want of memory needs the memory."""
+    """A training that goes on after running out of memory needs the memory."""
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")

@@ -97,7 +97,7 @@ RUNS = [
 
 @pytest.fixture(scope="module")
 def trained() -> dict[tuple[str, str], Any]:
-    """What came of each training, in a process of its own that was forked from one."""
+    """Outcomes of trainings, each in a process of its own that was forked from one."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(RUNS)],
         cwd=HERE,
@@ -127,14 +127,14 @@ def test_a_compiled_model_is_compiled_and_run_as_without_ampwatch(
 
 
 class Frames:
-    """What ``torch._dynamo.eval_frame`` keeps."""
+    """A stand-in for ``torch._dynamo.eval_frame``."""
 
     def __init__(self, **attributes: Any) -> None:
         vars(self).update(attributes)
 
 
 class Counters:
-    """What ``torch._dynamo.utils`` counts."""
+    """A stand-in for ``torch._dynamo.utils``."""
 
     def __init__(self, frames: dict[str, int]) -> None:
         self.counters = {"frames": frames}

@@ -1,4 +1,4 @@
-"""Which autocast regions every thread is in."""
+"""The autocast regions that every thread is in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.amp import custom_fwd
 
-from ampwatch.training.hooks.regions import Region, Regions
+from ampwatch.training.hooks.regions import AutocastRegion, Regions
 from tests.training.bench import Bench
 
 if TYPE_CHECKING:
@@ -24,15 +24,15 @@ def regions() -> Iterator[Regions]:
     bench.remove()
 
 
-BF16 = Region("cpu", "bfloat16", enabled=True, by_function=False)
-OFF = Region("cpu", "bfloat16", enabled=False, by_function=False)
+BF16 = AutocastRegion("cpu", "bfloat16", enabled=True, by_function=False)
+OFF = AutocastRegion("cpu", "bfloat16", enabled=False, by_function=False)
 
 
 def test_regions_are_followed_as_they_are_entered_and_left(regions: Regions) -> None:
     """The innermost is last; a decorator enters one at each call."""
 
     @torch.autocast("cpu", dtype=torch.float16)
-    def decorated() -> list[Region]:
+    def decorated() -> list[AutocastRegion]:
         return list(regions.here())
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -42,12 +42,12 @@ def test_regions_are_followed_as_they_are_entered_and_left(regions: Regions) -> 
 
     assert inside == [BF16, OFF]
     assert outside == [BF16]
-    assert decorated() == [Region("cpu", "float16", enabled=True, by_function=False)]
+    assert decorated() == [AutocastRegion("cpu", "float16", enabled=True, by_function=False)]
     assert list(regions.here()) == []
 
 
 def test_an_exception_leaves_a_region(regions: Regions) -> None:
-    """As the user's ``with`` does."""
+    """The user's ``with`` leaves the region in PyTorch, and here."""
     with pytest.raises(ZeroDivisionError), torch.autocast("cpu", dtype=torch.bfloat16):
         _ = 1 // 0
 
@@ -86,12 +86,12 @@ def test_autocast_that_is_switched_on_by_hand_is_known_once_asked_for(regions: R
         torch.set_autocast_dtype("cpu", torch.bfloat16)
     regions.update()
 
-    assert on == [Region("cpu", "float16", enabled=True, by_function=False)]
+    assert on == [AutocastRegion("cpu", "float16", enabled=True, by_function=False)]
     assert list(regions.here()) == []
 
 
 def test_threads_have_regions_of_their_own(regions: Regions) -> None:
-    """Another one's is seen as such, as long as it is in it, and only an enabled one."""
+    """A region of another thread is known as one, while it lasts and if it is enabled."""
     seen: list[Any] = []
     inside, done = threading.Event(), threading.Event()
 
@@ -115,7 +115,7 @@ def test_threads_have_regions_of_their_own(regions: Regions) -> None:
             thread.join()
 
     assert seen == [BF16, None]
-    assert while_inside == (Region("cpu", "float16", True, False), None, [BF16])  # noqa: FBT003 - fields
+    assert while_inside == (AutocastRegion("cpu", "float16", True, False), None, [BF16])  # noqa: FBT003 - fields
     assert afterwards is None
 
 

@@ -1,4 +1,4 @@
-"""Where in the user's code something was called from."""
+"""The place in the user's code that something was called from."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_frames_of_pytorch_are_passed_over() -> None:
 
 
 def test_a_thread_without_a_frame_of_the_user_has_no_source() -> None:
-    """As autograd's own threads."""
+    """Autograd's own threads have no frame of the user."""
     seen: list[str] = []
     generated: dict[str, object] = {"seen": seen, "user_source": user_source}
     exec(compile("def run():\n    seen.append(user_source())\n", "<string>", "exec"), generated)
@@ -85,7 +85,7 @@ class Plain(torch.optim.Optimizer):
 
 
 def test_the_step_of_any_optimizer_is_known_from_inside() -> None:
-    """Of a user's class as well, and only while it runs."""
+    """The step of a user's class is known as well, and only while it runs."""
     seen: list[bool] = []
     optimizer = Plain([nn.Parameter(torch.ones(1))], seen)
     optimizer.step()

@@ -29,7 +29,7 @@ class Overriding(Base):
 
 
 def test_only_the_chosen_instance_is_listened_to() -> None:
-    """Another instance of the class goes by unheard, equal or not."""
+    """Instances of the class other than the chosen one go by unheard, equal or not."""
     heard: list[Any] = []
     mine, other = Base(), Base()
     listener = listen(Base, "greet", instance=mine, before=lambda *a: heard.append(a))
@@ -203,7 +203,7 @@ def outer(x):
 
 
 def test_a_function_is_heard_wherever_it_is_looked_up() -> None:
-    """Also where the function that calls it was imported by name before."""
+    """A caller that was imported by name before looks it up in its module as well."""
     module, heard = _module(), []
     outer = module.outer
     listener = listen_to_function(

@@ -84,7 +84,7 @@ def test_a_finding_of_a_planted_fault_says_so() -> None:
 
 
 def test_a_finding_long_after_a_planted_fault_is_not_marked() -> None:
-    """What comes later has another reason."""
+    """Findings that come later have another reason."""
     run = healthy(steps=80)
     run.poison = tuple(range(60, 70))
     with watched(run) as watch:
@@ -206,7 +206,7 @@ def test_evaluation_is_not_broken() -> None:
 
 
 def test_a_collapsed_scale_is_one_that_the_scaler_itself_has_halved() -> None:
-    """So that the alert on it fires, and the diagnosis knows it."""
+    """Only a scale halved by the scaler fires the alert, and is known to the diagnosis."""
     run = healthy()
     with watched(run) as watch:
         ampwatch.inject(watch, "collapsed_scale", step=25)

@@ -19,13 +19,13 @@ from ampwatch.training.iteration.governor import (
     OPENING,
     OPS,
     QUIET_AFTER_ALARM,
-    SKIPS_LOOKED_AT,
+    SKIPS_MEASURED,
     STATE,
     TURNS,
     UPDATES,
     WORST_SHARE,
     Governor,
-    Look,
+    Observation,
     Wanted,
 )
 from ampwatch.wire.records import Topic
@@ -49,7 +49,7 @@ class Training:
         self.drag_s = drag_s
         self.spent_ns = 0
         self.governor = Governor(Settings.resolve(dict(settings), {}), self)
-        self.looks: list[tuple[int, Wanted, tuple[int, int]]] = []
+        self.samples: list[tuple[int, Wanted, tuple[int, int]]] = []
         self.dragged_s = 0.0
         self.seconds = 0.0
 
@@ -57,9 +57,9 @@ class Training:
         for _ in range(iterations):
             governor, cost_s = self.governor, self.always_s
             if governor.wanted:
-                self.looks.append((governor.step, governor.wanted, governor.part))
+                self.samples.append((governor.step, governor.wanted, governor.part))
                 cost_s += self.cost_s / governor.part[1]
-            drag_s = self.drag_s if Look.OPS in governor.wanted else 0.0
+            drag_s = self.drag_s if Observation.OPS in governor.wanted else 0.0
             self.dragged_s += drag_s
             self.spent_ns += int(1e9 * cost_s)
             self.seconds += self.step_s + cost_s + drag_s
@@ -68,7 +68,7 @@ class Training:
 
     @property
     def sampled(self) -> list[int]:
-        return [step for step, _, _ in self.looks]
+        return [step for step, _, _ in self.samples]
 
 
 @pytest.mark.parametrize("budget", [0.002, 0.01, 0.1])
@@ -91,10 +91,10 @@ def test_the_always_on_sensors_are_paid_from_the_same_budget() -> None:
     alone = Training(overhead_budget=0.01).run(3000)
     beside = Training(overhead_budget=0.01, always_s=0.0005).run(3000)
 
-    assert len(beside.looks) - OPENING < 0.7 * (len(alone.looks) - OPENING)
+    assert len(beside.samples) - OPENING < 0.7 * (len(alone.samples) - OPENING)
 
 
-def test_a_training_that_cannot_pay_is_looked_at_now_and_then_all_the_same() -> None:
+def test_a_training_that_cannot_pay_is_sampled_now_and_then_all_the_same() -> None:
     """Steps shorter than our own work must not go unseen for good."""
     training = Training(step_s=0.0001, cost_s=0.01, always_s=0.0001).run(5 * MAX_PERIOD)
 
@@ -105,7 +105,7 @@ def test_a_training_that_cannot_pay_is_looked_at_now_and_then_all_the_same() -> 
 
 @pytest.mark.parametrize("ranks", [2, 16])
 def test_the_ranks_of_a_job_sample_in_the_same_steps(ranks: int) -> None:
-    """They wait for one another: apart, each would delay all the others."""
+    """Ranks wait for one another: apart, each would delay all the others."""
     rng = random.Random(0)
     trainings = [Training(cost_s=0.01 * rng.uniform(0.7, 1.4)) for _ in range(ranks)]
     for training in trainings:
@@ -117,36 +117,36 @@ def test_the_ranks_of_a_job_sample_in_the_same_steps(ranks: int) -> None:
 
 
 def test_the_time_of_a_device_is_charged_when_it_is_known() -> None:
-    """It pays like any other, and what weighs too much on a step is spread."""
+    """Device time is paid like host time, and a sample that weighs too much on a step is spread."""
     late, free = Training(cost_s=0.0), Training(cost_s=0.0)
     for _ in range(3000):
-        step, looks = late.governor.step, len(late.looks)
+        step, samples = late.governor.step, len(late.samples)
         late.run(1)
         free.run(1)
-        if step >= OPENING and len(late.looks) > looks:
-            _, wanted, (_, parts) = late.looks[-1]
+        if step >= OPENING and len(late.samples) > samples:
+            _, wanted, (_, parts) = late.samples[-1]
             late.governor.charge(wanted, parts, int(0.05e9 / parts))
 
-    assert len(late.looks) < 0.2 * len(free.looks)
-    parts = {part[1] for step, wanted, part in late.looks if step > 2000 and wanted == FORWARD}
+    assert len(late.samples) < 0.2 * len(free.samples)
+    parts = {part[1] for step, wanted, part in late.samples if step > 2000 and wanted == FORWARD}
     assert min(parts) >= 4
 
 
-def test_the_opening_is_looked_at_whatever_it_costs_and_is_not_paid_back() -> None:
+def test_the_opening_is_sampled_whatever_it_costs_and_is_not_paid_back() -> None:
     """Most mistakes show there; afterwards the first sample comes at once."""
     training = Training(cost_s=0.02, overhead_budget=0.01).run(OPENING + 1)
 
     assert training.sampled == list(range(OPENING + 1))
 
 
-def test_each_topic_is_looked_at_in_turn_and_gradients_twice_as_often() -> None:
+def test_each_topic_is_sampled_in_turn_and_gradients_twice_as_often() -> None:
     """Nothing that could be measured is left out for good."""
     training = Training(cost_s=0.0).run(500)
 
-    counts = Counter(topic for _, wanted, _ in training.looks for topic in wanted)
-    assert set(counts) == {*Topic, Look.OPS}
+    counts = Counter(topic for _, wanted, _ in training.samples for topic in wanted)
+    assert set(counts) == {*Topic, Observation.OPS}
     assert counts[Topic.GRADIENT] == pytest.approx(2 * counts[Topic.ACTIVATION], rel=0.05)
-    for topic in (Topic.WEIGHT, Topic.UPDATE, Topic.BUFFER, Look.OPS):
+    for topic in (Topic.WEIGHT, Topic.UPDATE, Topic.BUFFER, Observation.OPS):
         assert counts[topic] == pytest.approx(counts[Topic.ACTIVATION_GRADIENT], rel=0.05)
 
 
@@ -154,12 +154,12 @@ def test_ops_are_not_looked_at_where_windows_are_to_do() -> None:
     """Not as long as all is well."""
     training = Training(cost_s=0.0, op_census="window").run(500)
 
-    assert not any(Look.OPS in wanted for _, wanted, _ in training.looks)
+    assert not any(Observation.OPS in wanted for _, wanted, _ in training.samples)
 
 
-def test_the_first_iteration_looks_at_gradients_state_and_ops() -> None:
+def test_the_first_iteration_measures_gradients_state_and_ops() -> None:
     """A training that is broken from the start may live for two or three steps."""
-    assert Training().run(1).looks[0][1] == FIRST | {Look.OPS}
+    assert Training().run(1).samples[0][1] == FIRST | {Observation.OPS}
 
 
 def test_sample_every_fixes_the_interval() -> None:
@@ -174,7 +174,7 @@ def test_a_sample_that_weighs_on_its_step_is_spread_over_several() -> None:
     """Each part takes its turn, and the worst step stays near the limit."""
     training = Training(cost_s=0.1, overhead_budget=0.5).run(400)
 
-    late = [(wanted, part) for step, wanted, part in training.looks if step > 200]
+    late = [(wanted, part) for step, wanted, part in training.samples if step > 200]
     forward = [part for wanted, part in late if wanted == {Topic.ACTIVATION}]
     parts = forward[0][1]
     assert training.cost_s / parts <= 1.1 * WORST_SHARE * training.step_s
@@ -182,46 +182,46 @@ def test_a_sample_that_weighs_on_its_step_is_spread_over_several() -> None:
     assert all(part == (0, 1) for wanted, part in late if wanted == {Topic.GRADIENT})
 
 
-def test_deep_looks_at_everything_in_every_iteration() -> None:
-    """It is for debugging, and costs what it has to. Updates are compared over several anyway."""
+def test_deep_measures_everything_in_every_iteration() -> None:
+    """Level deep is for debugging, and costs what it has to. Updates are compared over several anyway."""
     training = Training(level="deep").run(50)
 
     expected = [EVERYTHING if i % 4 == 0 else EVERYTHING - UPDATES for i in range(50)]
-    assert [wanted for _, wanted, _ in training.looks] == expected
+    assert [wanted for _, wanted, _ in training.samples] == expected
 
 
 @pytest.mark.parametrize("level", ["light", "off"])
-def test_light_looks_at_nothing(level: str) -> None:
+def test_light_measures_nothing(level: str) -> None:
     """Scaler and steps only, not even at skips."""
     training = Training(level=level).run(100)
 
-    assert training.looks == []
+    assert training.samples == []
     assert not training.governor.observes_skips
 
 
 def test_an_alarm_has_the_next_iterations_looked_at_state_first() -> None:
     """Then it rests, so that a storm of skips is not a storm of samples."""
     training = Training(cost_s=0.5, overhead_budget=0.001).run(OPENING + 200)
-    before = len(training.looks)
+    before = len(training.samples)
 
     for _ in range(QUIET_AFTER_ALARM):
         training.governor.alarm()
         training.run(1)
 
-    after = training.looks[before:]
+    after = training.samples[before:]
     assert len(after) in (ALARMED, ALARMED + 1)
     assert after[0][1] == STATE
 
 
-def test_the_first_failure_after_a_calm_is_looked_at_on_the_spot() -> None:
+def test_the_first_failure_after_a_calm_is_sampled_on_the_spot() -> None:
     """And not every one of a row."""
     training = Training().run(5)
-    first = training.governor.takes_first_look()
+    first = training.governor.takes_first_check()
     training.run(1)
-    second = training.governor.takes_first_look()
+    second = training.governor.takes_first_check()
     training.run(100)
 
-    assert (first, second, training.governor.takes_first_look()) == (True, False, True)
+    assert (first, second, training.governor.takes_first_check()) == (True, False, True)
 
 
 def test_a_storm_of_skips_is_not_measured_step_by_step_for_ever() -> None:
@@ -240,8 +240,8 @@ def test_a_storm_of_skips_is_not_measured_step_by_step_for_ever() -> None:
     training.run(QUIET_AFTER_ALARM + 10)
 
     assert all(opening)
-    assert all(storm[:SKIPS_LOOKED_AT])
-    assert sum(storm[SKIPS_LOOKED_AT:]) <= 1
+    assert all(storm[:SKIPS_MEASURED])
+    assert sum(storm[SKIPS_MEASURED:]) <= 1
     assert training.governor.takes_skip()
 
 
@@ -269,7 +269,7 @@ def test_ops_cost_by_how_much_the_step_was_longer_than_usual(drag_s: float) -> N
 
 
 def test_a_step_whose_ops_are_counted_is_not_the_usual_one() -> None:
-    """Else the second count would look free."""
+    """Taken for usual, it would make the second count look free."""
     training = Training(cost_s=0.001, drag_s=0.3, sample_every=1).run(200)
 
     assert training.governor._usual_ns == pytest.approx(0.1e9, rel=0.05)
@@ -279,7 +279,7 @@ def test_ops_are_counted_whole_and_in_their_turn() -> None:
     """A part of them has no shares."""
     training = Training(cost_s=0.1, drag_s=0.5, overhead_budget=0.9).run(400)
 
-    late = [(wanted, part) for step, wanted, part in training.looks if step > 100]
+    late = [(wanted, part) for step, wanted, part in training.samples if step > 100]
     parts = {part for wanted, part in late if wanted == OPS}
     every = (*TURNS, OPS)
     turns = [every.index(wanted) for wanted, _ in late if wanted != TURNS[0]]
@@ -287,19 +287,19 @@ def test_ops_are_counted_whole_and_in_their_turn() -> None:
     assert all(later != earlier for earlier, later in pairwise(turns))
 
 
-def test_nothing_is_looked_at_while_a_profiler_looks() -> None:
+def test_nothing_is_sampled_while_a_profiler_records() -> None:
     """Neither would be worth anything; what was due comes afterwards."""
     training = Training(cost_s=0.0).run(100)
     training.governor.is_held = True
     training.run(1)
-    before = len(training.looks)
+    before = len(training.samples)
     training.run(50)
-    while_held = len(training.looks) - before
+    while_held = len(training.samples) - before
     training.governor.is_held = False
     training.run(2)
 
     assert while_held == 0
-    assert len(training.looks) > before
+    assert len(training.samples) > before
 
 
 @pytest.mark.parametrize("level", ["standard", "deep"])
@@ -319,8 +319,8 @@ def test_what_was_spent_outside_is_paid_like_the_rest() -> None:
         training.run(OPENING + 8)
     owing.governor.owe(0.1e9)  # a hundred steps of a budget of a hundredth
     for training in (free, owing):
-        training.looks.clear()
+        training.samples.clear()
         training.run(90)
 
-    assert len(owing.looks) <= 1
-    assert len(free.looks) > 20
+    assert len(owing.samples) <= 1
+    assert len(free.samples) > 20

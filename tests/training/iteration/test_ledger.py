@@ -210,7 +210,7 @@ def test_what_is_no_loss_is_left_alone() -> None:
 
 
 def test_one_nonfinite_loss_of_many_makes_the_mean_nonfinite() -> None:
-    """It cannot hide among the others."""
+    """A non-finite loss cannot hide among the others."""
     watched = Watched()
     for value in (1.0, math.inf, -math.inf, 2.0):
         watched.scale_loss(torch.tensor(value))

@@ -1,4 +1,4 @@
-"""What the kernels are compared with: one element at a time, in plain Python."""
+"""The oracle for kernels: one element at a time, in plain Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensors are measured, and which part of memory that is."""
+"""Admission of tensors: the measured ones, and the part of memory that is read."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_dense_views_are_taken_in_the_order_of_memory(view: torch.Tensor, kernel
 def test_views_with_gaps_or_overlaps_are_measured_element_by_element(
     view: torch.Tensor, kernel: Kernel
 ) -> None:
-    """Of a small copy."""
+    """A small copy is measured."""
     ((piece,), reason) = admit(view)
 
     assert reason == ""
@@ -76,7 +76,7 @@ def test_views_with_gaps_or_overlaps_are_measured_element_by_element(
 def test_of_an_expanded_tensor_what_is_stored_is_measured(
     base: torch.Tensor, kernel: Kernel
 ) -> None:
-    """As the gradient of a mean is; written out it could be larger than the memory."""
+    """The gradient of a mean is expanded; written out it could be larger than the memory."""
     ((piece,), reason) = admit(base.expand(2**40, 4))
 
     assert reason == ""
@@ -111,7 +111,7 @@ def test_an_empty_tensor_has_no_pieces_and_is_not_refused(tensor: torch.Tensor) 
 
 
 def test_parameters_are_admitted() -> None:
-    """Also those that require gradients, and those of lazy modules that have no shape yet."""
+    """Parameters that require gradients are, and those of lazy modules that have no shape yet."""
     parameter = torch.nn.Parameter(torch.ones(3))
 
     ((piece,), reason) = admit(parameter)
@@ -132,7 +132,7 @@ class Tagged(torch.Tensor):
 
 
 def test_a_subclass_with_its_elements_in_memory_is_read_behind_its_back() -> None:
-    """Its ``__torch_function__`` is not called, then or later."""
+    """``__torch_function__`` is not called, then or later."""
     with torch._C.DisableTorchFunctionSubclass():
         tagged = torch.ones(3).as_subclass(Tagged)
 
@@ -196,7 +196,7 @@ def test_what_cannot_be_measured_is_refused_with_the_reason(reason: str, make: A
 
 @pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.grad, torch.func.functionalize])
 def test_tensors_inside_a_function_transform_are_refused(transform: Any) -> None:
-    """They stand for something else."""
+    """Tensors inside a transform stand for others, and have no memory of their own."""
     seen = []
 
     def function(tensor: torch.Tensor) -> torch.Tensor:
@@ -230,7 +230,7 @@ def test_of_a_sparse_tensor_the_stored_values_are_measured(layout: str, kernel: 
 
 
 def test_a_sparse_tensor_of_integers_is_refused() -> None:
-    """As a dense one is."""
+    """Dense tensors of integers are refused with the same word."""
     assert admit(torch.eye(3, dtype=torch.int32).to_sparse()) == ([], "integer")
 
 

@@ -1,4 +1,4 @@
-"""What every kernel promises, of those for tensors in host memory."""
+"""The contract of every kernel, checked for those that read host memory."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_single_odd_element_changes_nothing_else(kernel: Kernel, dtype: str) -
 
 
 def test_a_list_of_all_dtypes_is_measured_in_one_call(kernel: Kernel) -> None:
-    """Also with empty tensors and scalars in between."""
+    """Empty tensors and scalars in between do not matter."""
     pieces = [_spread(100, dtype) for dtype in DTYPES]
     pieces[3:3] = [torch.tensor([]), torch.tensor(3.0), torch.zeros(7)]
 
@@ -215,7 +215,7 @@ def test_each_piece_has_its_own_stride(kernel: Kernel) -> None:
 
 
 def test_an_infinity_in_a_block_that_is_left_out_is_counted(kernel: Kernel) -> None:
-    """So is the largest magnitude beside it."""
+    """The largest magnitude beside it is exact as well."""
     tensor = torch.ones(2 * BLOCK)
     tensor[BLOCK + 5 : BLOCK + 8] = torch.tensor([float("inf"), float("nan"), 77.0])
 

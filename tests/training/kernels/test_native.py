@@ -126,7 +126,7 @@ def test_the_counts_are_the_same_with_other_instructions(
 
 @needs_compiler
 def test_nothing_is_left_of_the_library(places: Path) -> None:
-    """It is loaded; its file is gone, and the kernel works."""
+    """The file of the library is gone, and the kernel works."""
     kernel = native.load()
 
     assert _works(kernel)
@@ -199,7 +199,7 @@ def _has_ended(pid: int) -> bool:
 def test_without_a_place_for_the_library_there_is_no_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a machine whose temporary directory is full or gone."""
+    """Some machines have a temporary directory that is full or gone."""
     monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path / "nowhere"))
 
     assert native.load() is None
@@ -207,7 +207,7 @@ def test_without_a_place_for_the_library_there_is_no_kernel(
 
 @needs_compiler
 def test_a_library_that_may_not_be_loaded_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the temporary directory is mounted without the right to execute."""
+    """Some temporary directories are mounted without the right to execute."""
 
     def refuse(_path: str) -> None:
         msg = "failed to map segment from shared object: Operation not permitted"

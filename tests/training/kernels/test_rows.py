@@ -40,7 +40,7 @@ def test_a_row_is_read_back_field_by_field() -> None:
 
 
 def test_the_largest_magnitude_may_lie_above_the_bins() -> None:
-    """Of a subsample: the bins end where the counts end."""
+    """In a row of a subsample the bins end where the counts end."""
     row = _row({0: 4}, (0, 0, 0, 0), THREE, ONE)
 
     histogram = rows.decode(row, "float32", 10)
@@ -56,7 +56,7 @@ def test_a_subsample_may_hold_zeros_only() -> None:
 
 
 def test_a_row_of_zero_words_is_a_histogram_of_nothing() -> None:
-    """That is what a closed gate leaves."""
+    """A closed gate leaves zero words."""
     histogram = rows.decode(bytes(rows.ROW_BYTES), "float16", 10)
 
     assert histogram == ExponentHistogram(numel=10)
@@ -65,7 +65,7 @@ def test_a_row_of_zero_words_is_a_histogram_of_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", *FLOAT8])
 def test_every_pattern_is_counted_in_the_word_of_what_it_is(dtype: str) -> None:
-    """Of each 8 and 16 bit pattern, as PyTorch reads it."""
+    """Each pattern of 8 and 16 bits is counted as PyTorch reads it."""
 
     def word(value: float) -> int:
         if math.isnan(value):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ampwatch.training.kernels.work_units import Launch, WorkUnits
+from ampwatch.training.kernels.work_units import LaunchTable, WorkUnits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ def _units(per_processor: int = 4) -> WorkUnits:
     return WorkUnits(STEP, per_processor)
 
 
-def _bytes_by_row(launches: Sequence[Launch]) -> dict[int, list[int]]:
+def _bytes_by_row(launches: Sequence[LaunchTable]) -> dict[int, list[int]]:
     """Every byte address that the units of a row cover, in order."""
     covered: dict[int, list[int]] = {}
     for dtype, _, units in launches:
@@ -48,7 +48,7 @@ def test_units_cover_every_piece_once_and_nothing_else() -> None:
 
 
 def test_units_begin_at_multiples_of_a_step() -> None:
-    """So that what is aligned at the start of a piece stays aligned."""
+    """A unit is aligned wherever its piece is."""
     piece = torch.empty(10_000)
     ((_, _, units),) = _units().of([piece], CPU)
 
@@ -57,7 +57,7 @@ def test_units_begin_at_multiples_of_a_step() -> None:
 
 
 def test_the_number_of_units_does_not_grow_with_the_elements() -> None:
-    """As many as were asked for, and at most one more for each piece."""
+    """The units are as many as were asked for, and at most one more for each piece."""
     for numel in (1_000, 100_000, 3_000_000):
         ((_, _, units),) = _units(per_processor=4).of([torch.empty(numel)], CPU)
         assert 3 <= len(units) <= 4
@@ -79,7 +79,7 @@ def test_pieces_that_cannot_be_read_16_bytes_at_a_time_have_a_launch_of_their_ow
 
 
 def test_the_table_is_made_again_only_when_an_address_a_length_or_a_dtype_changes() -> None:
-    """The same list costs no upload, in whatever order lists take turns."""
+    """A known list costs no upload, in whatever order lists take turns."""
     units = _units()
     memory = torch.zeros(200)
     first = units.of([memory[:100]], CPU)

@@ -1,11 +1,15 @@
-"""What does not change from step to step."""
+"""Facts of a run, and the shapes of its layers."""
 
 from __future__ import annotations
 
 import torch
+from torch import nn
 
+from ampwatch.diagnosis.evidence.ops import LayerShape
 from ampwatch.host.metrics.catalog import CATALOG
-from ampwatch.training.model.facts import _ask, ranks, run_facts
+from ampwatch.numerics.units.ops import OpKind
+from ampwatch.training.model.facts import _ask, layer_shapes, ranks, run_facts
+from ampwatch.training.model.names import Names
 
 
 def test_ranks_come_from_torchrun_slurm_or_mpi() -> None:
@@ -17,7 +21,7 @@ def test_ranks_come_from_torchrun_slurm_or_mpi() -> None:
     assert ranks({}) == (0, 0, 1)
 
 
-def test_the_scalers_settings_are_told() -> None:
+def test_the_scalers_settings_are_facts() -> None:
     """Initial scale, factors and interval, as numbers in words."""
     scaler = torch.amp.GradScaler("cpu", init_scale=128.0, growth_factor=3.0, growth_interval=7)
     facts = run_facts(scaler, ["float16"], torch.device("cpu"))
@@ -30,7 +34,7 @@ def test_the_scalers_settings_are_told() -> None:
     }
 
 
-def test_no_scaler_and_a_disabled_one_are_told_apart() -> None:
+def test_no_scaler_and_a_disabled_one_are_distinguished() -> None:
     """``none`` and ``disabled`` are different answers to a user's question."""
     disabled = torch.amp.GradScaler("cpu", enabled=False)
 
@@ -52,7 +56,7 @@ def test_backend_flags_follow_the_backends() -> None:
     assert (on, off) == ("true", "false")
 
 
-def test_a_flag_that_torch_does_not_tell_is_unknown() -> None:
+def test_a_flag_that_torch_does_not_have_is_unknown() -> None:
     """Mixed TF32 switches raise in torch; a missing flag does as well."""
 
     def mixed() -> object:
@@ -72,3 +76,42 @@ def test_every_fact_is_a_short_string_that_the_catalogue_knows() -> None:
     assert set(facts) <= set(labels)
     assert all(isinstance(v, str) and len(v) < 64 for v in facts.values())
     assert facts["autocast_dtype"] == "bfloat16,float16"
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(6, 8, 3, groups=2), nn.BatchNorm2d(8))
+        self.head = nn.Linear(5, 7, dtype=torch.bfloat16)
+        self.lazy = nn.LazyLinear(3)
+
+
+def test_linear_and_convolutional_layers_are_listed_with_the_channels_of_a_group() -> None:
+    """Norms are not, nor layers without a weight yet."""
+    model = Net()  # names hold it weakly
+
+    shapes = layer_shapes(Names([model]))
+
+    assert shapes == [
+        LayerShape("body.0", OpKind.CONVOLUTION, (3, 4), 8 * 3 * 9, "float32", "cpu"),
+        LayerShape("head", OpKind.MATMUL, (5, 7), 35, "bfloat16", "cpu"),
+    ]
+
+
+def test_a_model_on_the_meta_device_has_shapes_all_the_same() -> None:
+    """A model that does not fit this machine can be examined."""
+    with torch.device("meta"):
+        model = nn.Linear(770, 50257)
+
+    (shape,) = layer_shapes(Names([model]))
+
+    assert (shape.module, shape.dims, shape.device_type) == ("", (770, 50257), "meta")
+
+
+def test_a_layer_whose_weight_is_computed_is_left_out() -> None:
+    """Quantized layers keep it behind a method."""
+    model = nn.Linear(4, 4)
+    del model.weight
+    model.weight = lambda: None  # type: ignore[assignment]
+
+    assert layer_shapes(Names([model])) == []

@@ -1,4 +1,4 @@
-"""What a training runs on, by files and properties that are made up."""
+"""Machines, by files and properties that are made up."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Properties:
 
 
 class OldProperties:
-    """What a version of PyTorch tells that does not know clocks."""
+    """Device properties of a version of PyTorch that does not know clocks."""
 
     name = "NVIDIA H100 80GB HBM3"
     major, minor, multi_processor_count = 9, 0, 132
@@ -100,7 +100,7 @@ def test_a_gpu_is_described_by_what_its_peak_is_made_of(device: torch.device) ->
 
 
 @pytest.mark.parametrize("device", [OldProperties()], indirect=True)
-def test_what_pytorch_does_not_tell_is_left_out(device: torch.device) -> None:
+def test_what_pytorch_does_not_have_is_left_out(device: torch.device) -> None:
     """No clock, no peak; nothing is guessed."""
     found = machine_of(device, Settings())
 
@@ -120,7 +120,7 @@ def test_the_setting_wins_over_what_was_derived(device: torch.device) -> None:
 
 
 def test_a_cpu_and_no_device_have_no_facts_of_a_gpu() -> None:
-    """Nor a compute capability."""
+    """Without a GPU there is no compute capability."""
     for device in (torch.device("cpu"), None):
         assert gpu_facts(device) == {}
         assert machine_of(device, Settings()).capability is None

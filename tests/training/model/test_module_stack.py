@@ -190,7 +190,7 @@ def test_a_gradient_of_a_gradient_is_backward() -> None:
 
 
 def test_a_gradient_taken_inside_a_forward_is_in_that_module() -> None:
-    """What a module of physics does: its output is a derivative."""
+    """A module of physics does this: the output is a derivative."""
 
     class Force(nn.Module):
         def __init__(self) -> None:

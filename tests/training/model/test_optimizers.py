@@ -1,4 +1,4 @@
-"""Which optimizers are ours, and their numbers."""
+"""Optimizers of the training, and their numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ def _sgd(module: torch.nn.Module) -> torch.optim.SGD:
 def test_given_optimizers_are_numbered_in_order_and_no_other_is_taken_in() -> None:
     """The user said which ones."""
     a, b, c = (torch.nn.Linear(1, 1) for _ in range(3))
-    first, second, third = _sgd(a), _sgd(b), _sgd(c)
+    first = _sgd(a)
+    second = _sgd(b)
+    third = _sgd(c)
     registry = OptimizerRegistry([second, first], [a, b, c])
 
     assert [registry.index_of(o) for o in (first, second, third)] == [1, 0, None]
@@ -23,7 +25,8 @@ def test_given_optimizers_are_numbered_in_order_and_no_other_is_taken_in() -> No
 
 def test_optimizers_with_parameters_of_the_model_are_found() -> None:
     """Without a list, an optimizer of the watched model is ours and another one is not."""
-    model, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    model = torch.nn.Linear(1, 1)
+    other = torch.nn.Linear(1, 1)
     registry = OptimizerRegistry([], [model])
 
     assert registry.index_of(_sgd(other)) is None

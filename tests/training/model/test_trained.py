@@ -1,4 +1,4 @@
-"""Which parameters may have gradients that wait for a step."""
+"""Parameters that may have gradients that wait for a step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def test_only_what_an_optimizer_holds_can_wait_for_its_step() -> None:
     backbone, head, other = (nn.Linear(2, 2) for _ in range(3))
     model = nn.Sequential(backbone, head, other)
     trained = Trained(Names([model]))
-    first, second = sgd(head), sgd(other)
+    first = sgd(head)
+    second = sgd(other)
     trained.meet(first)
     assert trained.others(frozenset({id(first)})) == []
     trained.meet(second)
@@ -28,10 +29,11 @@ def test_only_what_an_optimizer_holds_can_wait_for_its_step() -> None:
 
 
 def test_a_parameter_of_two_optimizers_waits_for_neither_once_one_has_stepped() -> None:
-    """It has been used."""
+    """A gradient that was stepped with has been used."""
     layer = nn.Linear(2, 2)
     trained = Trained(Names([layer]))
-    first, second = sgd(layer), sgd(layer)
+    first = sgd(layer)
+    second = sgd(layer)
     trained.meet(first)
     trained.meet(second)
     assert trained.others(frozenset({id(first)})) == []

@@ -1,4 +1,4 @@
-"""Which op ran in which dtype, held against a log of the same ops; bytes by hand."""
+"""Counts of ops by dtype, held against a log of the same ops; bytes by hand."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_attention_computes_in_the_dtype_of_its_queries_also_in_backward() -> No
 def test_ops_dtypes_and_casts_are_those_of_an_independent_log(
     dtype: torch.dtype, options: dict[str, bool]
 ) -> None:
-    """Of forward, backward, unscaling, clipping and optimizer; views and allocations aside."""
+    """The log covers forward, backward, unscaling, clipping and optimizer, but views and allocations."""
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -125,7 +125,7 @@ def test_a_cast_reads_what_is_there_and_writes_half_of_it(cast: Any) -> None:
 
 
 def test_a_copy_within_a_dtype_is_no_cast() -> None:
-    """Nor is one to another device or layout."""
+    """A copy to another device or layout is no cast either."""
     x = torch.ones(4, 8)
     counted = run(lambda: (x.new_empty(4, 8).copy_(x), x.to("meta"), x.clone(), x.half().float()))
 
@@ -135,7 +135,7 @@ def test_a_copy_within_a_dtype_is_no_cast() -> None:
 
 
 def test_the_casts_of_a_multi_tensor_copy_are_cast_as_one() -> None:
-    """What optimizers with master weights do."""
+    """Optimizers with master weights copy in this way."""
     halves = [torch.ones(8, dtype=torch.float16), torch.ones(4, dtype=torch.float16)]
     counted = run(lambda: torch._foreach_copy_(halves, [torch.ones(8), torch.ones(4)]))
 
@@ -264,7 +264,7 @@ def test_a_product_of_float8_is_computed_in_float8_whatever_its_scales_are() -> 
 
 
 def test_copies_of_weights_and_activations_are_weighed_apart() -> None:
-    """What autocast keeps for backward, each tensor once."""
+    """Tensors that autocast keeps for backward are weighed, each once."""
     model = nn.Linear(16, 8, bias=False)
     x = torch.randn(4, 16)
     with Counted(model) as counted, torch.autocast("cpu", dtype=torch.bfloat16):
@@ -299,7 +299,7 @@ def _odd_tensors() -> dict[str, Callable[[], Any]]:
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", _odd_tensors())
 def test_odd_tensors_do_not_end_the_census(name: str) -> None:
-    """What has neither strides nor storage nor a size in bytes is counted as far as it goes."""
+    """Tensors without strides, storage or a size in bytes are counted as far as possible."""
     model = nn.Linear(4, 4)
     call = _odd_tensors()[name]
 
@@ -329,7 +329,7 @@ def test_a_sparse_gradient_is_counted_and_so_is_what_comes_after() -> None:
 def test_no_more_signatures_are_kept_than_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences of all lengths come along in a run."""
     monkeypatch.setattr(call, "MAX_SHAPES", 3)
-    monkeypatch.setattr(call, "MAX_SORTS", 2)
+    monkeypatch.setattr(call, "MAX_VARIANTS", 2)
     counts = OpCounts(lambda *_: Fallback.NONE)
     for length in range(1, 9):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -339,7 +339,7 @@ def test_no_more_signatures_are_kept_than_set(monkeypatch: pytest.MonkeyPatch) -
             counts.count(OpCall(aten.mm.default, info, (a, a.t()), {}, out), Phase.EVAL, "")
 
     assert len(counts._products) <= 3
-    assert len(counts._sorts) <= 2
+    assert len(counts._variants) <= 2
     assert sum(t.flops for t in counts.tallies.values()) == 3 * sum(
         2 * n * n * 8 for n in range(1, 9)
     )

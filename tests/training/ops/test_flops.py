@@ -78,7 +78,7 @@ def step(model: nn.Module, x: torch.Tensor, dtype: torch.dtype | None = torch.bf
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", MODELS)
 def test_flops_are_those_of_pytorchs_own_counter(name: str, dtype: torch.dtype | None) -> None:
-    """Of forward and backward together."""
+    """Forward and backward are compared together."""
     model, inputs = (make() for make in MODELS[name])
     with FlopCounterMode(display=False) as own:
         step(model, inputs, dtype)

@@ -1,4 +1,4 @@
-"""What is known of ops: kinds, views, autocast's lists, dimensions."""
+"""Facts about ops: kinds, views, autocast's lists, dimensions."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_an_op_does(func: Any, kind: OpKind) -> None:
     ids=str,
 )
 def test_views_and_what_computes_nothing_are_no_ops(func: Any, is_ignored: bool) -> None:  # noqa: FBT001 - a parameter
-    """What only writes in place is one."""
+    """An op that only writes in place is one."""
     assert op_info(func).is_ignored is is_ignored
 
 
@@ -113,7 +113,7 @@ CPU_FLOAT32 = {
 
 @pytest.mark.parametrize("op", CPU_FLOAT32)
 def test_ops_on_the_list_of_a_cpu_are_known_to_be_on_it(op: str) -> None:
-    """They really run in float32 inside a region, and the registrations say why."""
+    """The ops really run in float32 inside a region, and the registrations have the reason."""
     with Log() as log, torch.autocast("cpu", dtype=torch.bfloat16):
         CPU_FLOAT32[op]()
 
@@ -158,7 +158,7 @@ def test_ops_on_the_list_of_cuda_are_known_to_be_on_it(op: str) -> None:
 @pytest.mark.parametrize("func", [aten.relu.default, aten.mul.Tensor, aten.gelu.default], ids=str)
 @pytest.mark.parametrize("device_type", ["cpu", "cuda", "meta", "nowhere"])
 def test_ops_that_autocast_leaves_alone_are_on_no_list(func: Any, device_type: str) -> None:
-    """Nor is anything on the list of a device that has none."""
+    """A device without a list has nothing on it."""
     assert not op_info(func).has_fp32_policy(device_type)
     if device_type in ("meta", "nowhere"):
         assert not op_info(aten.mse_loss.default).has_fp32_policy(device_type)
@@ -178,7 +178,7 @@ def _leading(func: Any, *tensors: torch.Tensor) -> tuple[int, ...]:
 
 
 def test_what_has_to_be_aligned_are_the_distances_of_rows() -> None:
-    """Of both operands and the result; an odd batch is none of them."""
+    """The rows of both operands and of the result count; an odd batch is none of them."""
     a, b = torch.rand(7, 16), torch.rand(16, 24)
 
     assert _leading(aten.mm.default, a, b) == (16, 24, 24)
@@ -194,7 +194,7 @@ def test_rows_of_a_part_of_a_wider_matrix_are_as_far_apart_as_those_of_the_whole
 
 
 def test_a_matrix_whose_rows_and_columns_are_both_apart_is_not_aligned() -> None:
-    """It has to be copied first."""
+    """A matrix of this kind has to be copied first."""
     assert _leading(aten.mm.default, torch.rand(8, 64)[:, ::2], torch.rand(32, 8))[0] == 1
 
 

@@ -1,4 +1,4 @@
-"""Who is told of ops, from when on, and what becomes of one that fails."""
+"""Events of ops: who gets them, from when on, and the end of a sensor that fails."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Listened(Counted):
 
 
 def test_listeners_hear_every_op_that_computes_between_begin_and_end() -> None:
-    """What a log of the same program has, without views and what allocates."""
+    """Listeners hear the ops of a log of the same program, but views and allocations."""
 
     def program() -> None:
         x = torch.ones(3)
@@ -151,7 +151,7 @@ def test_each_op_comes_with_its_phase_and_module() -> None:
 
 @pytest.mark.parametrize("failing", ["begin", "exp", "end"])
 def test_a_sensor_that_fails_is_off_and_leaves_the_others(failing: str) -> None:
-    """Those before and after it, and the census, go on."""
+    """Sensors before and after it, and the census, go on."""
     before, bad, after = Ear(), Ear(failing), Ear()
     model = nn.Linear(4, 4)
     counted = Listened(model, listeners=[before, bad, after])

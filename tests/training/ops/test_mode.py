@@ -48,7 +48,7 @@ def depth() -> int:
 
 
 def test_it_tells_of_ops_from_when_it_is_put_on_until_it_is_taken_off() -> None:
-    """Of each once, though it is put on twice."""
+    """Each op is reported once, though the mode is put on twice."""
     mode, x = Noted(), torch.ones(2)
     x.neg()
     mode.put_on()
@@ -81,7 +81,7 @@ def test_modes_of_the_user_may_come_and_go_in_any_order() -> None:
 
 
 def test_a_function_mode_of_the_user_sees_what_it_saw() -> None:
-    """It works above the dispatcher."""
+    """A function mode works above the dispatcher, where nothing changes."""
 
     class Functions(TorchFunctionMode):
         def __torch_function__(
@@ -253,7 +253,7 @@ def test_silenced_from_another_thread_it_leaves_where_it_is_with_the_next_module
 
 
 def test_of_a_thread_that_has_ended_nothing_stays() -> None:
-    """Its stack went with it; the next module to run anywhere ends the wait for it."""
+    """The stack went with the thread; the next module to run anywhere ends the wait for it."""
     mode = Noted()
     hooks = len(torch_module._global_forward_hooks)
     thread = threading.Thread(target=mode.put_on)

@@ -41,7 +41,7 @@ class Counted:
         self.add(self.regions, self.sensor)
 
     def add(self, *sensors: Sensor) -> None:
-        """Have sensors told of the ops."""
+        """Have the ops emitted to sensors."""
         for sensor in sensors:
             self.bench.bus.add(sensor)
 

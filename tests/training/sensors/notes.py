@@ -35,15 +35,15 @@ class FixedGovernor:
         self.step = 0
         self.observes_skips = True
         self.is_alert = True
-        self.first_look = True
+        self.first_check = True
         self.skips_taken = 0
 
     def takes_skip(self) -> bool:
         self.skips_taken += 1
         return True
 
-    def takes_first_look(self) -> bool:
-        return self.first_look
+    def takes_first_check(self) -> bool:
+        return self.first_check
 
 
 class Notes:
@@ -72,7 +72,7 @@ class Notes:
 
 
 class Parts(Bench):
-    """What a sensor of ranges is made with, around some models."""
+    """Parts that a sensor of ranges is made with, around some models."""
 
     def __init__(self, models: Sequence[torch.nn.Module], *wanted: Topic, **options: Any) -> None:
         self.governor: Any = FixedGovernor(*wanted)

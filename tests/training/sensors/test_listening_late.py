@@ -1,4 +1,4 @@
-"""What the sensors of ops see on a device, where numbers arrive later, is what they see on a host."""
+"""Sensors of ops find on a device, where numbers arrive later, the same as on a host."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Traced(Counted):
 
     @property
     def traces(self) -> list[OpTrace]:
-        """What was seen of each iteration."""
+        """Traces of the iterations."""
         return [seen for seen in self.bench.seen if isinstance(seen, OpTrace)]
 
     @property

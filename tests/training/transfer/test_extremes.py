@@ -60,7 +60,7 @@ def test_one_element_that_is_not_finite_is_enough(dtype: torch.dtype, bad: float
 
 
 def test_nothing_waits_and_nothing_blocks() -> None:
-    """Neither measuring nor sending reads a scalar or copies but asynchronously."""
+    """No scalar is read, and every copy is asynchronous, while measuring and sending."""
     measures = Measures(FakeDevice())
     with Waits() as waits:
         measures.measure(torch.ones(4), least=True)
@@ -101,7 +101,7 @@ def test_more_rows_than_were_allocated_at_a_time_arrive_in_their_order() -> None
 
 
 def test_there_is_an_end_to_the_rows() -> None:
-    """What has no room is not measured; after the sending there is room again."""
+    """Tensors without room are not measured; after the sending there is room again."""
     device = FakeDevice()
     measures = Measures(device, most=2)
 
@@ -131,7 +131,7 @@ def test_what_lies_in_host_memory_is_known_at_once() -> None:
 
 
 def test_each_stream_has_rows_of_its_own_and_sends_them_itself() -> None:
-    """What one stream writes is not copied by another one that may be ahead of it."""
+    """Rows of one stream are not copied by another one that may be ahead of it."""
 
     class Streams(FakeDevice):
         def __init__(self) -> None:

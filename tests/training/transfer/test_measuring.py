@@ -102,7 +102,8 @@ def test_a_list_longer_than_the_scratch_memory_is_measured_in_parts() -> None:
 def test_a_subsample_keeps_the_extremes_of_all() -> None:
     """The bins hold so many elements at most, amax and infinities are exact."""
     values = torch.ones(100_000)
-    values[77_777], values[99_999] = 1000.0, float("inf")
+    values[77_777] = 1000.0
+    values[99_999] = float("inf")
     measuring = host()
     measuring.measure(Topic.ACTIVATION, [Item("m", "m", values)], How(most=16384))
 
@@ -127,7 +128,7 @@ def test_what_cannot_be_measured_is_counted_and_left_out() -> None:
 
 
 def test_nothing_measured_is_no_sample_but_an_empty_list_is() -> None:
-    """The topic was looked at."""
+    """The topic was measured."""
     measuring = host()
     nothing = measuring.seal()
     measuring.measure(Topic.GRADIENT, [])
@@ -139,7 +140,7 @@ def test_nothing_measured_is_no_sample_but_an_empty_list_is() -> None:
 
 
 def test_without_a_kernel_the_measurement_is_dropped_and_counted() -> None:
-    """As on a device that ampwatch has none for."""
+    """Some devices have no kernel."""
     measuring = Measuring(lambda _device: None, 8)
     measuring.measure(Topic.WEIGHT, named([1.0]))
 
@@ -148,7 +149,7 @@ def test_without_a_kernel_the_measurement_is_dropped_and_counted() -> None:
 
 
 def test_tensors_of_one_name_and_several_dtypes_stay_apart() -> None:
-    """As in the output of a module that returns both."""
+    """A module may return tensors of both."""
     measuring = host()
     items = [Item("m", "m", torch.ones(2).half()), Item("m", "m", torch.full((3,), 1e6))]
     measuring.measure(Topic.ACTIVATION, items)
@@ -188,7 +189,7 @@ class Device:
 def test_a_sample_of_a_device_is_read_once_its_event_has_passed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not before, and never by waiting."""
+    """The sample is not read before, and never by waiting."""
     device = Device(monkeypatch)
     sample = device.sample([1.0, 4.0], [0.0])
     early = sample.has_arrived()
@@ -207,7 +208,7 @@ def test_a_sample_of_a_device_is_read_once_its_event_has_passed(
 def test_samples_beyond_those_on_their_way_are_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And as soon as one has arrived there is room again."""
+    """Once one has arrived there is room again."""
     device = Device(monkeypatch)
     flying = [device.sample([float(n)]) for n in range(1, SLABS + 3)]
     device.link.arrived = True
@@ -222,7 +223,7 @@ def test_samples_beyond_those_on_their_way_are_dropped_and_counted(
 def test_more_tensors_than_a_slab_has_rows_are_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What fitted before is kept."""
+    """Tensors that fitted before are kept."""
     device = Device(monkeypatch, rows=3)
     device.measuring.measure(Topic.WEIGHT, named([1.0], [2.0]))
     device.measuring.measure(Topic.WEIGHT, named([3.0], [4.0]))
@@ -279,7 +280,7 @@ def test_a_discarded_sample_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_closed_gate_leaves_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rows are all zero; one that was open has its elements."""
+    """Rows behind a closed gate are all zero; behind an open one they have elements."""
     device = Device(monkeypatch)
 
     class Gated(EagerKernel):

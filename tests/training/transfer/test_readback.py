@@ -55,7 +55,7 @@ def test_an_unknown_dtype_is_refused_by_name() -> None:
 
 
 def test_only_plain_dense_one_element_tensors_are_plain_scalars() -> None:
-    """What hides its memory, or has more elements, is left alone."""
+    """Tensors that hide their memory, or have more elements, are left alone."""
 
     class Sub(torch.Tensor):
         pass

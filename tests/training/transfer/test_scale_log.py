@@ -17,8 +17,9 @@ def scaler(scale: float) -> torch.amp.GradScaler:
 
 
 def test_a_scale_in_host_memory_is_known_at_once() -> None:
-    """And as it was: not as it has become."""
-    log, made = ScaleLog(), scaler(64.0)
+    """The scale is known as it was, not as it has become."""
+    log = ScaleLog()
+    made = scaler(64.0)
     log.note(0, made)
     made.update(8.0)
     log.note(0, made)
@@ -29,9 +30,10 @@ def test_a_scale_in_host_memory_is_known_at_once() -> None:
 
 
 def test_a_scale_on_a_device_is_on_its_way_until_it_has_arrived() -> None:
-    """It is not waited for."""
+    """The scale is not waited for."""
     device = FakeDevice()
-    log, made = ScaleLog(device), scaler(64.0)
+    log = ScaleLog(device)
+    made = scaler(64.0)
     log.note(0, made)
     log.take_arrived()
     before = log.of(0)
@@ -43,7 +45,8 @@ def test_a_scale_on_a_device_is_on_its_way_until_it_has_arrived() -> None:
 
 def test_old_scales_are_forgotten() -> None:
     """A run has millions."""
-    log, made = ScaleLog(), scaler(64.0)
+    log = ScaleLog()
+    made = scaler(64.0)
     for number in range(KEPT + 10):
         log.note(number, made)
 

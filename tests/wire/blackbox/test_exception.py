@@ -25,7 +25,7 @@ def raised(error: BaseException) -> BaseException:
 
 
 def test_the_line_that_raised_is_in_it() -> None:
-    """As Python would print it."""
+    """The text is as Python would print it."""
     text = traceback_of(raised(ValueError("no")))
 
     assert text.startswith("Traceback (most recent call last):\n")
@@ -45,7 +45,7 @@ def test_an_exception_that_cannot_say_its_text_is_named() -> None:
 
 
 def test_a_long_one_is_cut_at_its_beginning() -> None:
-    """What it says stands at the end."""
+    """The end of a long text is kept: it says what happened."""
     text = traceback_of(raised(ValueError("x" * 100_000 + "the end")))
 
     assert len(text) < MAX_CHARACTERS + 10

@@ -66,7 +66,7 @@ def test_a_newer_one_of_the_same_process_takes_its_place(tmp_path: Path) -> None
 
 
 def test_a_full_disk_leaves_the_older_one(tmp_path: Path) -> None:
-    """And no draft."""
+    """No draft is left."""
     path = files.write(tmp_path, box(), most=4)
     newer = box()
     newer.reason = "x" * 100_000
@@ -156,7 +156,7 @@ def test_a_place_that_cannot_be_written_says_which_setting(tmp_path: Path) -> No
 
 
 def test_the_default_is_the_state_directory_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the XDG specification says; a relative one does not count."""
+    """The place is that of the XDG specification; a relative one does not count."""
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     assert files.report_directory() == Path("/state/ampwatch/runs")
     assert files.report_directory("/given") == Path("/given")

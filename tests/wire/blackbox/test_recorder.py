@@ -1,4 +1,4 @@
-"""What is remembered of a run: the newest, and what was around findings."""
+"""Memory of a run: the newest records, and those around findings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def indices(recorder: Recorder) -> list[int]:
 
 
 def test_the_newest_steps_are_kept() -> None:
-    """And no others, as long as nothing is wrong."""
+    """No others are kept, as long as nothing is wrong."""
     recorder = recorded(IDENTITY, map(step, range(100)), steps=16)
 
     assert indices(recorder) == list(range(84, 100))

@@ -1,4 +1,4 @@
-"""What is made of a ring whose process is gone, or silent."""
+"""Boxes made of a ring whose process is gone, or silent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def only(directory: Path) -> object:
 
 
 def test_of_a_killed_process_everything_is_kept(tmp_path: Path, settings: Settings) -> None:
-    """Its last steps, and that it did not end by itself."""
+    """The box has its last steps, and that it did not end by itself."""
     with Place(tmp_path).writer("bert") as training:
         training.do("step")
         training.do("step")
@@ -113,14 +113,14 @@ def test_what_hangs_and_goes_on_leaves_nothing(tmp_path: Path, settings: Setting
 
 
 def test_a_file_that_is_no_ring_is_an_error_of_ours(tmp_path: Path) -> None:
-    """As for everybody who reads rings."""
+    """The error is that of everybody who reads rings."""
     (tmp_path / "x.ring").write_bytes(b"nonsense")
 
     with pytest.raises(RingError):
         read_ring(tmp_path / "x.ring", 64, "report")
 
 
-def test_a_live_ring_is_only_looked_at(tmp_path: Path) -> None:
+def test_a_live_ring_is_only_checked(tmp_path: Path) -> None:
     """It goes on."""
     writer = ring(tmp_path, step(0, time_ns=time.time_ns()))
     contents = read_ring(writer.path, 64, "report")

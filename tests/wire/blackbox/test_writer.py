@@ -142,7 +142,7 @@ def test_with_room_for_none_nothing_is_written(tmp_path: Path) -> None:
     assert not written(tmp_path)
 
 
-def test_a_disk_that_refuses_is_counted_told_once_and_tried_again(
+def test_a_disk_that_refuses_is_counted_reported_once_and_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """There is room again when somebody has tidied up."""

@@ -42,7 +42,7 @@ def test_a_record_holds_only_what_it_declares(kind: type) -> None:
 
 
 def test_the_union_names_every_record() -> None:
-    """What the ring may carry is every type whose name says that it is a record."""
+    """Every type whose name says that it is a record may go into the ring."""
     named = {kind for kind in TYPES if kind.__name__.endswith("Record")}
 
     assert set(typing.get_args(records.Record)) == named
@@ -77,7 +77,7 @@ def test_states_and_severities_are_plain_words() -> None:
 
 
 def test_a_finding_is_known_by_its_kind_and_place() -> None:
-    """The same failure in another place is another finding; told again it is the same."""
+    """A failure in another place is another finding; reported again it is the same."""
     first = Finding("scale_collapse", Severity.WARNING, "optimizer:0", "before", "do this")
     again = Finding("scale_collapse", Severity.CRITICAL, "optimizer:0", "after", "do that")
     other = Finding("scale_collapse", Severity.WARNING, "optimizer:1", "before", "do this")

@@ -1,4 +1,4 @@
-"""Who holds a port."""
+"""Holders of a port."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def ranges(module: str = "encoder.0", counts: tuple[int, ...] = (1, 0, 300)) -> 
 
 
 def sampling(index: int) -> SamplingRecord:
-    """What sampling has seen, every number another one."""
+    """A record of sampling, every number another one."""
     return workshop.sampling(
         step=index,
         interval=index + 1,

@@ -32,7 +32,7 @@ from ampwatch.wire.records import (
     StepRecord,
 )
 from ampwatch.wire.ring.encoding import decode, decode_identity, encode, encode_identity
-from ampwatch.wire.ring.layout import Kind
+from ampwatch.wire.ring.layout import RecordKind
 from tests.wire.ring.samples import (
     END,
     FACTS,
@@ -55,31 +55,73 @@ numbers = st.floats()
 texts = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs"]), max_size=60)
 steps = st.builds(
     StepRecord,
-    *(counts, counts, st.just(nan) | st.floats(0, 1e300), numbers, counts, numbers),
-    *(st.integers(-1, 2**63 - 1), st.sampled_from(SkipClass), counts),
-    *(st.booleans(), st.booleans(), st.booleans()),
-    *(counts, counts, counts, counts, counts, counts, counts),
+    counts,
+    counts,
+    st.just(nan) | st.floats(0, 1e300),
+    numbers,
+    counts,
+    numbers,
+    st.integers(-1, 2**63 - 1),
+    st.sampled_from(SkipClass),
+    counts,
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
 )
 optimizers = st.builds(
     OptimizerRecord,
-    *(counts, st.integers(0, 255), st.booleans(), counts),
+    counts,
+    st.integers(0, 255),
+    st.booleans(),
+    counts,
     st.tuples(counts, counts, counts, counts),
 )
-looks = st.integers(-1, 2**63 - 1)
+sample_steps = st.integers(-1, 2**63 - 1)
 samplings = st.builds(
     SamplingRecord,
-    *(counts, counts, st.tuples(counts, counts, counts, counts, counts, counts)),
-    *(counts, counts, counts, counts, counts, counts, counts, counts, counts, looks, looks, counts),
+    counts,
+    counts,
+    st.tuples(counts, counts, counts, counts, counts, counts),
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    sample_steps,
+    sample_steps,
+    counts,
 )
 facts = st.builds(FactsRecord, st.dictionaries(texts, texts, max_size=30))
 findings = st.builds(
     FindingRecord,
     st.builds(
         Finding,
-        *(texts, st.sampled_from(Severity), texts, texts, texts, texts, texts, texts),
-        *(counts, counts, counts),
+        texts,
+        st.sampled_from(Severity),
+        texts,
+        texts,
+        texts,
+        texts,
+        texts,
+        texts,
+        counts,
+        counts,
+        counts,
         st.dictionaries(texts, numbers, max_size=30),
-        *(st.booleans(), texts, texts),
+        st.booleans(),
+        texts,
+        texts,
     ),
 )
 names = texts.filter(lambda name: name and name.isprintable())
@@ -97,7 +139,7 @@ def test_every_record_comes_back_as_it_was(record: Record) -> None:
 
 
 def test_the_identity_comes_back_as_it_was() -> None:
-    """What the header says about the writer is all the reader knows of it."""
+    """The header is all that the reader knows of the writer."""
     assert decode_identity(encode_identity(IDENTITY)) == IDENTITY
 
 
@@ -124,7 +166,7 @@ def test_records_of_every_step_stand_in_the_documented_order() -> None:
         kind = {bool: "?", float: "d", int: "q", SkipClass: "B"}[type(value)]
         expected += struct.pack("=" + kind, value)
 
-    assert encode(record, LIMIT) == (Kind.STEP, expected)
+    assert encode(record, LIMIT) == (RecordKind.STEP, expected)
     assert encode(optimizer(1), LIMIT)[1] == struct.pack("=qBBqqqqq", 1, 1, 0, 1, 1, 2, 3, 4)
 
 
@@ -180,10 +222,21 @@ def test_the_worst_text_still_fits_into_the_smallest_message() -> None:
     """Ten texts and three hundred numbers, each character six bytes long in JSON."""
     worst = "\x01" * 50_000
     full = Finding(
-        *(worst, Severity.CRITICAL, worst, worst, worst, worst, worst, worst),
-        *(2**63 - 1, 2**63 - 1, 2**63 - 1),
+        worst,
+        Severity.CRITICAL,
+        worst,
+        worst,
+        worst,
+        worst,
+        worst,
+        worst,
+        2**63 - 1,
+        2**63 - 1,
+        2**63 - 1,
         {f"{i}{worst}": -1.2345678901234567e-300 for i in range(300)},
-        *(False, worst, worst),
+        root=False,
+        caused_by=worst,
+        source=worst,
     )
 
     for record in (
@@ -226,12 +279,12 @@ def test_text_that_a_terminal_would_obey_is_made_harmless(written: str, read: st
 
 
 def test_a_lone_surrogate_smuggled_in_as_bytes_is_refused() -> None:
-    """What comes out can always be written to a socket as UTF-8."""
+    """Text that comes out can always be written to a socket as UTF-8."""
     payload = msgpack.encode(("failed", "surrogate", 1))
     payload = payload.replace(b"\xa9surrogate", b"\xa3\xed\xa0\x80")
 
     with pytest.raises(ValueError, match="utf-8"):
-        decode(Kind.END, payload)
+        decode(RecordKind.END, payload)
 
 
 @pytest.mark.parametrize(
@@ -294,9 +347,11 @@ def test_numbers_that_are_not_known_are_accepted() -> None:
 )
 def test_fields_of_another_type_are_refused(record: Any, change: dict[str, Any]) -> None:
     """One wrong field costs the record: half-checked values are worth nothing."""
-    kind = {"Finding": Kind.FINDING, "FactsRecord": Kind.FACTS, "EndRecord": Kind.END}.get(
-        type(record).__name__, Kind.FAILURE
-    )
+    kind = {
+        "Finding": RecordKind.FINDING,
+        "FactsRecord": RecordKind.FACTS,
+        "EndRecord": RecordKind.END,
+    }.get(type(record).__name__, RecordKind.FAILURE)
     values = asdict(record) | change
 
     with pytest.raises(ValueError, match=r"[Ee]xpected|Invalid enum value"):
@@ -309,18 +364,31 @@ def test_more_or_fewer_fields_are_refused() -> None:
 
     for wrong in (values[:-1], [*values, 1], dict(enumerate(values))):
         with pytest.raises(ValueError, match=r"[Ee]xpected"):
-            decode(Kind.END, msgpack.encode(wrong))
+            decode(RecordKind.END, msgpack.encode(wrong))
 
 
 @pytest.mark.parametrize(
     "payload",
     [
-        *(b"", b"\xc0", b"\x90", b"\x80", b"\xa1a", b"[]", b"null", b"x\x9c"),
-        *(b"\x91" * 15000, b"\x81\xa1a" * 3000, b"[" * 15000, b"9" * 15000),
-        *(b"\xdd\xff\xff\xff\xff", b"\x93\xdb\xff\xff\xff\xff", b"\xc7\xff\x01", b"\xc1"),
+        b"",
+        b"\xc0",
+        b"\x90",
+        b"\x80",
+        b"\xa1a",
+        b"[]",
+        b"null",
+        b"x\x9c",
+        b"\x91" * 15000,
+        b"\x81\xa1a" * 3000,
+        b"[" * 15000,
+        b"9" * 15000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\x93\xdb\xff\xff\xff\xff",
+        b"\xc7\xff\x01",
+        b"\xc1",
     ],
 )
-@pytest.mark.parametrize("kind", [*Kind, 0, 11, 255])
+@pytest.mark.parametrize("kind", [*RecordKind, 0, 11, 255])
 def test_payloads_of_no_form_are_refused_with_one_error(kind: int, payload: bytes) -> None:
     """Deep nesting, lengths beyond the end, wrong types, unknown kinds: ``ValueError``, nothing else."""
     with pytest.raises(ValueError):  # noqa: PT011 - the messages are Python's own and differ
@@ -359,8 +427,10 @@ def test_no_value_makes_decoding_raise_anything_but_value_error(
         _assert_types(read.finding)
 
 
-@given(st.sampled_from(Kind), st.binary(max_size=400))
-def test_no_bytes_make_decoding_raise_anything_but_value_error(kind: Kind, payload: bytes) -> None:
+@given(st.sampled_from(RecordKind), st.binary(max_size=400))
+def test_no_bytes_make_decoding_raise_anything_but_value_error(
+    kind: RecordKind, payload: bytes
+) -> None:
     """Of any kind."""
     with suppress(ValueError):
         decode(kind, payload)

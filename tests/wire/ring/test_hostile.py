@@ -73,7 +73,10 @@ def test_a_damaged_header_is_refused_or_read_and_never_crashes(
     heads=st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 200), min_size=1, max_size=4),
     slots=st.lists(
         st.tuples(
-            *(st.integers(0, 255), st.integers(0, 3), st.integers(0, 4), st.binary(max_size=240))
+            st.integers(0, 255),
+            st.integers(0, 3),
+            st.integers(0, 4),
+            st.binary(max_size=240),
         ),
         max_size=20,
     ),
@@ -230,7 +233,7 @@ def test_a_refused_file_leaves_no_descriptor_open(tmp_path: Path) -> None:
 def test_damaged_slots_never_turn_into_records_that_were_not_written(
     damage: list[tuple[int, int]], shared: Path
 ) -> None:
-    """What is returned is a subsequence of what was written, and the rest is counted."""
+    """Records that are returned are a subsequence of those written, and the rest is counted."""
     written: list[Record] = [step(1), finding(), message(3), ranges(), census(), window(), step(3)]
     body, sequence, sizes = b"", 0, []
     for record in written:

@@ -79,7 +79,7 @@ def test_packing_a_slot_leaves_nothing_of_the_one_before() -> None:
 
 
 def test_a_slot_is_only_the_slot_of_its_own_sequence() -> None:
-    """What an earlier or later lap left in the place is not taken for the one sought."""
+    """A slot of an earlier or later lap in the place is not taken for the one sought."""
     slot = slot_bytes(70, 1, b"abc")
 
     assert layout.unpack_slot(slot, 70) == (1, 0, 1, b"abc")

@@ -16,7 +16,7 @@ from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT, NUM_BINS, Ex
 from ampwatch.wire.records import RangeRecord, Topic
 from ampwatch.wire.records.fields import MAX_NAME
 from ampwatch.wire.ring.encoding import decode, encode
-from ampwatch.wire.ring.layout import PAYLOAD_SIZE, Kind
+from ampwatch.wire.ring.layout import PAYLOAD_SIZE, RecordKind
 from tests.wire.ring.samples import ranges
 
 SMALLEST_LIMIT = 8 * 240
@@ -39,7 +39,8 @@ def histograms(draw: st.DrawFn) -> ExponentHistogram:
         del bins[-1]
     first = draw(st.integers(MIN_EXPONENT, MAX_EXPONENT - len(bins) + 1)) if bins else 0
     zeros, nans, more, less = (draw(counts) for _ in range(4))
-    amin, amax = math.inf, draw(st.floats(0.0, 1e308))
+    amin = math.inf
+    amax = draw(st.floats(0.0, 1e308))
     if bins:
         amin, amax = sorted([draw(st.floats(5e-324, 1e308)), draw(st.floats(5e-324, 1e308))])
     numel = sum(bins) + zeros + nans + more + less + draw(counts)
@@ -48,8 +49,16 @@ def histograms(draw: st.DrawFn) -> ExponentHistogram:
 
 records = st.builds(
     RangeRecord,
-    *(totals, totals, st.sampled_from(Topic), names, st.sampled_from(["float16", "mixed"])),
-    *(totals, st.just(0.0) | st.floats(2.0**-149, 2.0**128), totals, totals, histograms()),
+    totals,
+    totals,
+    st.sampled_from(Topic),
+    names,
+    st.sampled_from(["float16", "mixed"]),
+    totals,
+    st.just(0.0) | st.floats(2.0**-149, 2.0**128),
+    totals,
+    totals,
+    histograms(),
 )
 
 
@@ -93,7 +102,7 @@ def test_counts_take_the_bytes_that_the_largest_needs(width: int) -> None:
 
     num_counts, planes = msgpack.decode(payload)[10]
     assert (num_counts, len(planes)) == (3, 3 * width)
-    assert decode(Kind.RANGE, payload) == record
+    assert decode(RecordKind.RANGE, payload) == record
 
 
 @pytest.mark.parametrize(
@@ -150,7 +159,7 @@ def test_what_no_sensor_says_is_refused(change: dict[str, Any]) -> None:
     ],
 )
 def test_a_histogram_that_contradicts_itself_is_refused(change: dict[str, Any]) -> None:
-    """What comes out is what ``ExponentHistogram`` says it is."""
+    """The histogram that comes out is what ``ExponentHistogram`` says it is."""
     record = replace(ranges(), histogram=replace(ranges().histogram, **change))
 
     with pytest.raises(ValueError, match=r"[Ee]xpected"):
@@ -198,7 +207,7 @@ def test_counts_of_another_number_or_size_are_refused(counts: object) -> None:
     payload[10] = counts
 
     with pytest.raises(ValueError, match=r"[Ee]xpected"):
-        decode(Kind.RANGE, msgpack.encode(payload))
+        decode(RecordKind.RANGE, msgpack.encode(payload))
 
 
 @settings(deadline=None)
@@ -211,7 +220,7 @@ def test_no_bytes_make_decoding_raise_anything_but_value_error(
     for place in data.draw(st.lists(st.integers(0, len(hostile) - 1), min_size=1, max_size=4)):
         hostile[place] = data.draw(st.integers(0, 255))
     try:
-        read = decode(Kind.RANGE, bytes(hostile))
+        read = decode(RecordKind.RANGE, bytes(hostile))
     except ValueError:
         return
     assert isinstance(read, RangeRecord)

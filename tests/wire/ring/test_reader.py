@@ -86,7 +86,7 @@ def test_a_late_reader_gets_the_last_lap_and_has_lost_nothing(
 def test_a_late_reader_does_not_count_the_rest_of_a_message_that_was_overwritten(
     make_writer: MakeWriter, open_reader: OpenReader
 ) -> None:
-    """Its first slots were gone before the reader came."""
+    """The first slots of the message were gone before the reader came."""
     writer = make_writer(slots=64)
     for index in range(10):
         writer.put(_numbered(index, 7))

@@ -1,4 +1,4 @@
-"""What lasts is found by a reader that comes late, at a cost that has a bound."""
+"""Lasting records are found by a reader that comes late, at a cost that has a bound."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ampwatch.wire.records import (
     SamplingRecord,
     SensorFailureRecord,
 )
-from ampwatch.wire.ring.layout import Kind
+from ampwatch.wire.ring.layout import RecordKind
 from ampwatch.wire.ring.repeats import Message, Repeats
 from tests.wire.ring.samples import (
     FACTS,
@@ -102,7 +102,7 @@ def test_no_remembered_message_is_ever_overwritten(chunks: list[int], slots: int
             repeated += due.chunks
         record: Record = step(index) if wanted == 0 else finding(str(wanted))
         key = "" if wanted == 0 else str(wanted)
-        repeats.remember(record, Message(Kind.FINDING, key.encode(), size), head)
+        repeats.remember(record, Message(RecordKind.FINDING, key.encode(), size), head)
         copies[key] = head
         head += size
 
@@ -133,7 +133,7 @@ def test_what_is_remembered_has_a_bound_and_the_first_stay(make_writer: MakeWrit
     repeats = Repeats(8192)
     for index in range(10_000):
         record = finding(str(index))
-        repeats.remember(record, Message(Kind.FINDING, b"x" * 1000, 5), index)
+        repeats.remember(record, Message(RecordKind.FINDING, b"x" * 1000, 5), index)
 
     remembered = [m.message for m in repeats._newest.values()]
     assert sum(m.chunks for m in remembered) <= 8192 // 8
@@ -144,8 +144,8 @@ def test_a_finding_that_changes_takes_no_more_room_than_one() -> None:
     """Counting up for the whole run, it does not push the next finding out."""
     repeats = Repeats(64)
     for count in range(100):
-        repeats.remember(finding("a", count), Message(Kind.FINDING, b"", 4), count)
-    repeats.remember(finding("b"), Message(Kind.FINDING, b"", 4), 100)
+        repeats.remember(finding("a", count), Message(RecordKind.FINDING, b"", 4), count)
+    repeats.remember(finding("b"), Message(RecordKind.FINDING, b"", 4), 100)
 
     assert list(repeats._newest) == [finding("a").finding.key, finding("b").finding.key]
 
@@ -154,6 +154,6 @@ def test_a_finding_that_changes_takes_no_more_room_than_one() -> None:
 def test_what_passes_by_is_not_repeated(record: Record) -> None:
     """A step belongs to its moment, so do ranges; an end is the last record anyway."""
     repeats = Repeats(64)
-    repeats.remember(record, Message(Kind.STEP, b"", 1), 0)
+    repeats.remember(record, Message(RecordKind.STEP, b"", 1), 0)
 
     assert repeats.due(10_000) is None

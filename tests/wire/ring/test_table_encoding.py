@@ -32,7 +32,7 @@ from ampwatch.wire.records import (
 )
 from ampwatch.wire.records.fields import MAX_NAME
 from ampwatch.wire.ring.encoding import decode, encode
-from ampwatch.wire.ring.layout import MAX_CHUNKS, PAYLOAD_SIZE, Kind
+from ampwatch.wire.ring.layout import MAX_CHUNKS, PAYLOAD_SIZE, RecordKind
 from tests.wire.ring.samples import census, step, window
 from tests.workshop.records import op_row
 
@@ -57,15 +57,35 @@ def tuples(rows: st.SearchStrategy[Any], size: int = 12) -> st.SearchStrategy[An
 
 
 op_totals = st.builds(
-    *(OpTotal, kinds.filter(lambda kind: kind is not OpKind.CAST), dtypes),
-    *(counts, flops, flops, flops),
+    OpTotal,
+    kinds.filter(lambda kind: kind is not OpKind.CAST),
+    dtypes,
+    counts,
+    flops,
+    flops,
+    flops,
 )
 op_rows = st.builds(
-    *(OpRow, names, names, kinds, st.sampled_from(Phase), dtypes, dtypes, dtypes),
-    *(st.sampled_from(Fallback), counts, flops, flops, flops),
+    OpRow,
+    names,
+    names,
+    kinds,
+    st.sampled_from(Phase),
+    dtypes,
+    dtypes,
+    dtypes,
+    st.sampled_from(Fallback),
+    counts,
+    flops,
+    flops,
+    flops,
 )
 censuses = st.builds(
-    *(CensusRecord, counts, counts, st.sampled_from(CensusSource), counts),
+    CensusRecord,
+    counts,
+    counts,
+    st.sampled_from(CensusSource),
+    counts,
     tuples(op_totals),
     tuples(st.builds(CastTotal, dtypes, dtypes, counts, flops)),
     tuples(st.builds(FallbackTotal, st.sampled_from(Fallback), counts, flops)),
@@ -74,8 +94,12 @@ censuses = st.builds(
 )
 kernels = st.builds(KernelRow, names, names, units, dtypes, names, names, *[counts] * 4)
 windows = st.builds(
-    *(WindowRecord, *[counts] * 5, st.tuples(*[counts] * 5), *[counts] * 5),
-    *(st.just(math.nan) | st.floats(0.0, 1e9), *[counts] * 6),
+    WindowRecord,
+    *[counts] * 5,
+    st.tuples(*[counts] * 5),
+    *[counts] * 5,
+    st.just(math.nan) | st.floats(0.0, 1e9),
+    *[counts] * 6,
     tuples(st.builds(KernelTotal, units, dtypes, counts)),
     tuples(kernels, 10),
     counts,
@@ -111,7 +135,7 @@ def test_a_window_comes_back_as_it_was(record: WindowRecord) -> None:
 def test_rows_that_do_not_fit_are_cut_from_the_tail_and_counted(
     record: CensusRecord, limit: int
 ) -> None:
-    """What comes first is what matters most; totals are never cut."""
+    """The first rows are what matters most; totals are never cut."""
     read = round_trip(record, len(encode(replace(record, rows=()), LIMIT)[1]) + limit)
 
     kept = len(read.rows)
@@ -121,7 +145,7 @@ def test_rows_that_do_not_fit_are_cut_from_the_tail_and_counted(
 
 
 def test_kernels_that_do_not_fit_are_cut_from_the_tail_and_counted() -> None:
-    """As rows are, in the smallest ring."""
+    """Kernels are cut as rows are, in the smallest ring."""
     record = window(500)
 
     read = round_trip(record, SMALLEST_LIMIT)
@@ -206,7 +230,7 @@ def test_the_bytes_are_the_documented_ones() -> None:
 
 
 def test_the_bytes_of_a_window_are_the_documented_ones() -> None:
-    """Likewise, as MessagePack."""
+    """The documented bytes are those of MessagePack."""
     record = replace(window(1), time_ns=4, totals=(), drag=1.5)
 
     _, payload = encode(record, LIMIT)
@@ -222,7 +246,7 @@ def test_a_table_beyond_the_reader_s_memory_is_refused() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="expected a compressed table of at most"):
-            decode(Kind.CENSUS, bomb)
+            decode(RecordKind.CENSUS, bomb)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -285,7 +309,7 @@ def test_a_mistaken_sensor_costs_its_record_only(change: dict[str, Any]) -> None
     ],
 )
 def test_a_mistaken_profiler_costs_its_record_only(change: dict[str, Any]) -> None:
-    """Likewise."""
+    """A profiler's mistake costs no more than that of a census."""
     with pytest.raises((struct.error, TypeError, ValueError, AttributeError)):
         encode(replace(window(), **change), LIMIT)
 
@@ -366,8 +390,8 @@ def test_no_bytes_make_decoding_raise_anything_but_value_error(
 
 
 @settings(deadline=None)
-@given(st.sampled_from([Kind.CENSUS, Kind.WINDOW]), st.binary(max_size=400))
-def test_garbage_is_refused_or_read_and_never_crashes(kind: Kind, payload: bytes) -> None:
+@given(st.sampled_from([RecordKind.CENSUS, RecordKind.WINDOW]), st.binary(max_size=400))
+def test_garbage_is_refused_or_read_and_never_crashes(kind: RecordKind, payload: bytes) -> None:
     """Whatever somebody writes into a ring."""
     for hostile in (payload, zlib.compress(payload)):
         with suppress(ValueError):

@@ -39,7 +39,7 @@ REFUSALS = {
     "size=16k": ("posix_fallocate", errno.ENOSPC),
     "ro": ("open", errno.EROFS),
 }
-"""What a tmpfs of these options does, where none may be mounted: which call fails, and how."""
+"""Behaviour of a tmpfs with these options, where none may be mounted: which call fails, and how."""
 
 
 def create_beside_a_mount(place: Path, options: str, directory: Path) -> list[str]:
@@ -165,7 +165,7 @@ def test_a_read_only_shared_memory_is_passed_over(tmp_path: Path, directory: Pat
 def test_a_failing_call_leaves_nothing_and_the_next_place_is_used(
     call: str, tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same without the right to mount: the system says no once."""
+    """A failing call, without the right to mount: the system says no once."""
     real = getattr(os, call)
     refusals = iter([OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
 
@@ -368,7 +368,7 @@ def test_closing_can_leave_the_file_for_a_reader_to_come(
 
 
 def test_closing_again_does_nothing(make_writer: MakeWriter, open_reader: OpenReader) -> None:
-    """Nor does it remove a file that was to be kept."""
+    """A file that was to be kept is not removed either."""
     writer = make_writer()
     writer.close(END, keep=True)
 

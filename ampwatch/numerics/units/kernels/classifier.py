@@ -1,4 +1,4 @@
-"""Classifies a GPU kernel by its name: where it multiplies, never as a bool, always with the rule."""
+"""Classification of a GPU kernel by its name: the unit that it multiplies on, with the rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for what is called like a matmul, or launched beside one, and multiplies no matrices."""
+"""Rules for kernels that are called like a matmul, or launched beside one, and multiply nothing."""
 
 from __future__ import annotations
 

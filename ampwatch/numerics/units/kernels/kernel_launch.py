@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ampwatch.numerics.formats import FORMATS, MAX_LOW_BITS, PLAIN, SCALES, Family
+from ampwatch.numerics.formats import FORMATS, MAX_LOW_BITS, PLAIN, SCALES, FormatFamily
 from ampwatch.numerics.units.kernels.classifier import UNLISTED
 from ampwatch.numerics.units.kernels.kernel_name import KernelName, Unit
 
@@ -33,7 +33,9 @@ _LOW = [fmt for fmt in (*SCALES, *FORMATS.values()) if fmt.bits <= MAX_LOW_BITS]
 # Of the inputs of addmm the bias may be wider than what is multiplied, of those of _scaled_mm the
 # scales may: formats of 16 bits come last, and of these bfloat16 first, whose name contains the
 # other's.
-_LOW.sort(key=lambda fmt: (fmt.family is Family.HALF, fmt.block is not None, -len(fmt.torch_name)))
+_LOW.sort(
+    key=lambda fmt: (fmt.family is FormatFamily.HALF, fmt.block is not None, -len(fmt.torch_name))
+)
 
 _INPUT_DTYPES = (
     *_spellings(_LOW),
@@ -100,7 +102,7 @@ def with_inputs(
 def launched_by(kernel: KernelName, op: str) -> KernelName:
     """Return the kernel as ``unknown`` if no rule knows it but a matmul launched it.
 
-    So a family nobody has heard of is noticed, as nvjet and bmm_* once were.
+    A family that nobody has heard of is noticed by this, as nvjet and bmm_* once were.
 
     Args:
         kernel: As it was classified by its name.

@@ -24,7 +24,7 @@ class KernelName(NamedTuple):
     """A kernel, as far as its name tells.
 
     Attributes:
-        unit: Where it multiplies.
+        unit: The unit on which it multiplies.
         family: Which library's kernel it is, or which kind of helper.
         rule: Id of the rule that decided; ``unlisted`` if none did.
         dtype: Dtype of what is multiplied, in PyTorch's words where it has one: ``tf32``,

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Patterns of a name, and what follows where they match.
+    """Patterns of a name, and the class of kernels that match.
 
     Attributes:
         id: Name of the rule.
         family: Which library's kernels, or which kind of helper.
-        unit: Where a kernel of that name multiplies.
-        why: What the rule rests on.
+        unit: The unit on which a kernel of that name multiplies.
+        why: The evidence for the rule.
         function: Pattern of the function's name, in any case.
         inside: Pattern of its template arguments, where they decide too.
         dtype: The dtype, or what reads it from the name.

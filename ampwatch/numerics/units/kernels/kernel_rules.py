@@ -2,10 +2,10 @@
 
 NVIDIA publishes no list of names, and every list others keep is stale or wrong in places, so
 these rules go by what the names are made of: the MMA instruction, the dtypes, the library's own
-grammar. What looks like a matmul and says neither is ``unknown``, which is an answer.
+grammar. A name like a matmul's that shows neither is ``unknown``, which is an answer.
 
-The order matters: first what is no matmul although it is called like one, then what says it
-runs on the general-purpose cores, then what says it runs on tensor cores, then what is a matmul.
+The order matters: first kernels that are called like a matmul and are none, then names that tell
+the general-purpose cores, then names that tell tensor cores, then all other matmuls.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time of GPU kernels by unit and dtype, and of those that are not well chosen."""
+"""Time of GPU kernels by unit and dtype, and of kernels that are not well chosen."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class KernelTally:
     def add(
         self, name: str, duration_ns: int, input_dtypes: Sequence[str] = (), op: str = ""
     ) -> KernelName:
-        """Count one run of a kernel; return what it was taken for.
+        """Count one run of a kernel, and return its class.
 
         Args:
             name: Of the kernel.
@@ -155,7 +155,7 @@ class KernelTally:
 
 
 def alignment(kernel: KernelName) -> str:
-    """Return what is said of the alignment: ``full``, ``align1`` to ``align8``, or ``unsaid``."""
+    """Return the label of an alignment: ``full``, ``align1`` to ``align8``, or ``unsaid``."""
     if kernel.align is None:
         return "unsaid"
     # Without a dtype, or with one that stands for formats of several sizes, a kernel counts as one

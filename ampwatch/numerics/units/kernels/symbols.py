@@ -1,7 +1,8 @@
 """The function of a kernel, taken from its full name: without return type and arguments.
 
 The types of arguments mislead: ``reshape_and_cache_kernel(flashinfer::Params)`` computes no
-attention. What a wrapper such as ``cutlass::device_kernel<...>`` wraps does count: it is the kernel.
+attention. The template argument of a wrapper, ``cutlass::device_kernel<...>``, does count: it is the
+kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|_GLOBAL__N__\w*?::")
 _CLONE = re.compile(r"(?:\.kd)?(?: \[clone [^\]]*\])?$")
 _WRAPPER = re.compile(r"(?:^|::)(?:device_kernel|kernel2?|kentry|global_kernel)$", re.IGNORECASE)
-_OPENING, _CLOSING = "<({[", ">)}]"
+_OPENING = "<({["
+_CLOSING = ">)}]"
 _MAX_WRAPPERS = 4
 
 # Of a mangled name, what contains digits and is no identifier: literals and back references.
@@ -45,7 +47,8 @@ def parse(name: str) -> Symbol:
     if text.startswith("_Z"):
         return _parse_mangled(text)
     path, template = _head(text)
-    wrapped, inside = path, template
+    wrapped = path
+    inside = template
     names = [path or text]
     for _ in range(_MAX_WRAPPERS):
         if not inside or (wrapped == path and not _WRAPPER.search(path)):
@@ -59,6 +62,7 @@ def _levels(text: str) -> Iterator[tuple[int, str, int]]:
     """Yield each character with its place and the brackets around it; a bracket is outside."""
     depth = 0
     for i, char in enumerate(text):
+        # `operator->` and trailing return types have an arrow, which closes nothing.
         arrow = char == ">" and text[i - 1 : i] == "-"
         if char in _CLOSING and not arrow:
             depth = max(0, depth - 1)
@@ -69,7 +73,10 @@ def _levels(text: str) -> Iterator[tuple[int, str, int]]:
 
 def _head(text: str) -> tuple[str, str]:
     """Return the last name before the arguments, and its template arguments."""
-    path, template, begin, ended = "", "", None, False
+    path = ""
+    template = ""
+    begin = None
+    ended = False
     for i, char, depth in _levels(text):
         if depth:
             continue
@@ -78,12 +85,15 @@ def _head(text: str) -> tuple[str, str]:
         if char == "<":
             begin = i + 1
         elif char == ">" and begin is not None:
-            template, begin = text[begin:i], None
+            template = text[begin:i]
+            begin = None
         elif char == " ":
             ended = True
         elif char not in _OPENING + _CLOSING:
             if ended:  # that was the return type
-                path, template, ended = "", "", False
+                path = ""
+                template = ""
+                ended = False
             path += char
     return path, template if begin is None else text[begin:]  # cut short if never closed
 
@@ -104,9 +114,11 @@ def _parse_mangled(text: str) -> Symbol:
     """
     function: list[str] = []
     rest: list[str] = []
-    i, found = 2, function
+    i = 2  # after _Z
+    found = function
     while i < len(text):
         noise = _MANGLED_NOISE.match(text, i)
+        # Four digits at most: a name is cut to _MAX_LENGTH characters before it comes here.
         length = re.match(r"[0-9]{1,4}", text[i : i + 4])
         if noise:
             i = noise.end()

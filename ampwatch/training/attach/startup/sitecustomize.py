@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib would be one more import
 ATTACH = "AMPWATCH_ATTACH"
-"""As in ampwatch/settings.py, which is not imported for this."""
+"""A copy of the name in ampwatch/settings.py, which is not imported for this."""
 
 
 class _WhenTorchIsThere:
-    """Finds nothing by itself; has ampwatch loaded as soon as torch has been."""
+    """Finds no module by itself; has ampwatch loaded as soon as torch has been."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
         """Return what the others find for torch, with a loader that calls us at its end."""
         if name != "torch":
             return None
         for finder in sys.meta_path:
-            # Python itself passes over those of the old kind, which have no such method.
+            # Python itself passes over finders of the old kind, which lack the method.
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec = None if find is None else find(name, path, target)
             if spec is not None:
@@ -46,12 +46,14 @@ class _WhenTorchIsThere:
                 load(module)
                 self._loaded(loader)
 
+            # On the instance, not on its class: other modules have loaders of the same class.
             loader.exec_module = exec_module
         except Exception as error:  # noqa: BLE001 - the program must run
-            _say(error)
+            _report(error)
 
     def _loaded(self, loader: Any) -> None:
         try:
+            # Undone first, so that nothing of this stays if the import of ampwatch fails.
             del loader.exec_module
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
@@ -60,12 +62,12 @@ class _WhenTorchIsThere:
 
             arm()
         except Exception as error:  # noqa: BLE001 - the program must run
-            _say(error)
+            _report(error)
 
 
 def _have_ampwatch() -> None:
     """Import ampwatch from beside this file, if this Python has none of its own."""
-    if importlib.util.find_spec("ampwatch") is not None:
+    if importlib.util.find_spec("ampwatch") is not None:  # which imports nothing
         return
     package = os.path.abspath(os.path.join(HERE, "..", "..", ".."))  # noqa: PTH100, PTH118 - as above
     spec = importlib.util.spec_from_file_location(
@@ -78,7 +80,7 @@ def _have_ampwatch() -> None:
         spec.loader.exec_module(module)
 
 
-def _say(error: Exception) -> None:
+def _report(error: Exception) -> None:
     print(  # noqa: T201 - there is no log yet
         f"ampwatch: this program runs unwatched, for ampwatch could not be attached:"
         f" {type(error).__name__}: {error}",
@@ -98,11 +100,12 @@ def _leave_no_trace() -> None:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        # What it raises is told by Python, as it would be without us.
+        # Python prints what it raises, as it would without us (site.execsitecustomize).
         sys.modules["sitecustomize"] = ours
         raise
 
 
 if os.environ.get(ATTACH):
+    # First: Python asks finders in order and takes the first answer, so the last would never be asked.
     sys.meta_path.insert(0, _WhenTorchIsThere())
 _leave_no_trace()

@@ -1,4 +1,4 @@
-"""Products that read what autocast has cast of a weight before the weight changed."""
+"""Products that read a cast that autocast has made of a weight before the weight changed."""
 
 from __future__ import annotations
 
@@ -16,39 +16,40 @@ from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import is_plain
 
 if TYPE_CHECKING:
-    from ampwatch.training.hooks.regions import Region
+    from ampwatch.training.hooks.regions import AutocastRegion
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
 
 MAX_CASTS = 4096
+"""Casts that are remembered at a time."""
 
 
 class _Cast(NamedTuple):
     """A cast of a weight that autocast may keep.
 
     Attributes:
-        result: What it was cast to.
+        result: Result of the cast.
         parameter: The weight.
-        name: Its name.
-        version: How often the weight had been written to.
-        regions: The autocast regions around it.
+        name: Name of the weight.
+        version: Number of writes to the weight before the cast.
+        regions: Autocast regions around the cast.
     """
 
     result: weakref.ref[torch.Tensor]
     parameter: weakref.ref[torch.Tensor]
     name: str
     version: int
-    regions: list[Region]
+    regions: list[AutocastRegion]
 
 
 class AgedCasts(Sensor):
-    """Compares how often a weight has been written to when it was cast, and when that is used.
+    """Compares how often a weight was written to before it was cast, and before the cast is used.
 
-    This needs no step of an optimizer and no backward: a line search, a perturbation, weights
-    that are loaded or averaged inside of one region.
+    Works without a step of an optimizer and without backward: for a line search, a perturbation,
+    weights that are loaded or averaged inside of one region.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
 
     Cost:
         Less than 1 us for an op that neither casts a parameter nor multiplies; 2 us for one that
@@ -62,29 +63,30 @@ class AgedCasts(Sensor):
         self._names = context.names
         self._regions = context.regions
         self._observe = context.observe
-        self._step = self._told_in = -1
+        self._step = -1
+        self._reported_in = -1
         self._named: dict[int, str] = {}
         self._casts: dict[int, _Cast] = {}
 
     def ops_began(self, event: OpsBegan) -> None:
-        """Iteration ``step`` begins. Casts live as long as their region."""
+        """Begin an iteration; casts that still live are kept, they live as long as their region."""
         self._step = event.step
         self._named = {id(p): name for name, p in self._names.parameters()}
         alive = {at: cast for at, cast in self._casts.items() if cast.result() is not None}
         self._casts = alive
 
     def op(self, event: Op) -> None:
-        """Compare what an op has read and written."""
+        """Remember the casts of weights, and check the operands of products."""
         call, place = event
         if place.phase is Phase.BACKWARD:
-            return  # it reads what its forward has read
+            return  # backward reads the operands of its forward, which were checked there
         if call.info.name == "_to_copy":
             self._keep(call.args[0], call.out)
-        elif self._casts and self._told_in != self._step and call.info.kind.has_flops:
+        elif self._casts and self._reported_in != self._step and call.info.kind.has_flops:
             self._compare([t for t in tensors_among(call.args) if t.dtype in HALF and is_plain(t)])
 
     def ops_ended(self, _event: OpsEnded) -> None:
-        """The iteration is over."""
+        """Forget the names of parameters, at the end of the iteration."""
         self._named.clear()
 
     def _keep(self, weight: Any, out: Any) -> None:
@@ -94,6 +96,8 @@ class AgedCasts(Sensor):
             return
         is_kept = torch.is_autocast_cache_enabled() and weight.requires_grad and weight.is_leaf
         if is_kept and len(self._casts) < MAX_CASTS:
+            # By address: what reads the cast reads a view of it (a transposed weight). An address
+            # is met again once its storage is freed, so ``_aged`` asks whether the cast lives.
             self._casts[out.untyped_storage().data_ptr()] = _Cast(
                 weakref.ref(out), weakref.ref(weight), name, _writes(weight), regions
             )
@@ -101,13 +105,15 @@ class AgedCasts(Sensor):
     def _compare(self, operands: list[torch.Tensor]) -> None:
         aged = [cast.name for tensor in operands if (cast := self._aged(tensor)) is not None]
         if aged:
-            # As the model lists them: the weight before the bias.
+            # The first in the order of the model: the weight before the bias.
             first = next(name for name in self._named.values() if name in aged)
-            self._told_in = self._step
+            self._reported_in = self._step
             self._observe(StaleCast(self._step, first, len(aged), name_of(operands[0].dtype)))
 
     def _aged(self, tensor: torch.Tensor) -> _Cast | None:
         cast = self._casts.get(tensor.untyped_storage().data_ptr())
+        # The cache is emptied where the outermost region is left: a cast that is used in another
+        # region was kept by the user, on purpose.
         if cast is None or cast.result() is None or cast.regions is not self._regions.here():
             return None
         weight = cast.parameter()
@@ -116,4 +122,5 @@ class AgedCasts(Sensor):
 
 def _writes(tensor: torch.Tensor) -> int:
     """Return how often a tensor has been written to."""
+    # Tensors made under torch.inference_mode count no versions, and raise when asked.
     return -1 if tensor.is_inference() else tensor._version  # noqa: SLF001 - no public name for it

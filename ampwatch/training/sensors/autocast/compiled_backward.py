@@ -24,21 +24,23 @@ if TYPE_CHECKING:
     from ampwatch.training.iteration.context import Context
 
 EACH_BACKWARD = 64
-"""Backwards that are checked one by one; then one in ``SELDOM``."""
+"""Backwards that are each checked; of later ones one in ``SELDOM`` is."""
 
 SELDOM = 16
 
 SAME_AS_FORWARD = "same_as_forward"
+"""Value of ``backward_pass_autocast`` under which backward runs as autocast was around forward."""
 
 
-class _Region(NamedTuple):
-    """What a compiled graph keeps out of autocast.
+class _ProtectedRegion(NamedTuple):
+    """A part of a compiled graph that is kept out of autocast.
 
     Attributes:
-        protected: The parameters that are used inside.
-        behind: Those that are used after it.
+        protected: Parameters that are used inside.
+        behind: Parameters that are used after it.
         dtype: Name of the dtype of the autocast region around the compiled code.
-        products: The ops of backward that make gradients inside, by parameter, where certain.
+        products: Ops of backward that make gradients inside, by identity of the parameter, where
+            they are certain.
     """
 
     protected: list[weakref.ref[torch.Tensor]]
@@ -48,22 +50,23 @@ class _Region(NamedTuple):
 
 
 PRODUCTS = {"bmm": "bmm", "baddbmm": "bmm", "mm": "mm", "addmm": "mm"}
-"""The op that makes the gradients of a product, by the name of its function."""
+"""Ops that make the gradients of a product, by the name of its function."""
 
 
 class CompiledBackwardSensor(Sensor):
-    """Looks at graphs that ``torch.compile`` has captured, and at the gradients that come of them.
+    """Checks graphs that ``torch.compile`` has captured, and the gradients that come of them.
 
     A graph that is captured under autocast, and switches it off for some ops, has a backward that
     autocast is on for throughout, unless ``torch._functorch.config.backward_pass_autocast`` says
-    otherwise. Where after a backward gradients of such ops are not finite, and none of what comes
-    behind them is, that is why. On a CPU only: elsewhere looking would be a sync.
+    otherwise. That is the cause where after a backward gradients of these ops are not finite, and
+    all gradients behind them are. On a CPU only: elsewhere reading gradients would be a sync.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
     """
 
     name = "compiled_backward"
+    # Dormant until a captured graph has a part without autocast: most trainings never have one.
     waking = frozenset({"graph_captured"})
     is_dormant = True
 
@@ -73,7 +76,7 @@ class CompiledBackwardSensor(Sensor):
         self._losses = context.losses
         self._observe = context.observe
         self._is_scaled = context.is_scaled
-        self._regions: list[_Region] = []
+        self._regions: list[_ProtectedRegion] = []
         self._backwards = 0
 
     def removed(self) -> None:
@@ -81,7 +84,7 @@ class CompiledBackwardSensor(Sensor):
         self._regions.clear()
 
     def graph_captured(self, event: GraphCaptured) -> None:
-        """Note what a graph that is about to be compiled keeps out of autocast."""
+        """Note which part of a graph that is about to be compiled is kept out of autocast."""
         graph, inputs = event
         if _backward_pass_autocast() != SAME_AS_FORWARD:
             return
@@ -106,13 +109,13 @@ class CompiledBackwardSensor(Sensor):
         for region in self._regions:
             self._check(region)
 
-    def _check(self, region: _Region) -> None:
+    def _check(self, region: _ProtectedRegion) -> None:
         protected = alive(region.protected)
         bad = {id(p): n for p in protected if (n := _nonfinite(p.grad))}
         if not bad or not math.isfinite(self._losses.on_host):
             return
-        # What comes in broken, from the loss or from what is behind, breaks all of it, and
-        # what breaks in float16 becomes infinite.
+        # A gradient that comes in broken, from the loss or from behind, breaks every element here.
+        # One that breaks here overflows in float16, and so becomes infinite before it becomes NaN.
         elements = sum(p.grad.numel() for p in protected if p.grad is not None)
         if sum(bad.values()) >= elements or any(_nonfinite(p.grad) for p in alive(region.behind)):
             return
@@ -133,7 +136,8 @@ class CompiledBackwardSensor(Sensor):
 
     def _describe(self, nonfinite: dict[int, int], products: dict[int, str]) -> tuple[str, str]:
         """Return name and op of the parameter with most non-finite elements in its gradient."""
-        worst, most, op = "", 0, ""
+        worst = op = ""
+        most = 0
         for path, module in self._names.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 count = nonfinite.get(id(parameter), 0)
@@ -154,13 +158,13 @@ def _op(module: nn.Module, parameter: torch.Tensor) -> str:
 
 
 def _backward_pass_autocast() -> object:
-    # Importing it only to ask takes long; whoever compiles has imported it.
+    # Importing the module only to read from it takes long; whoever compiles has imported it.
     config = sys.modules.get("torch._functorch.config")
     return getattr(config, "backward_pass_autocast", None)
 
 
-def _protected(graph: Any, inputs: Any, dtype: str) -> _Region:
-    """Return which parameters a graph uses where it has switched autocast off, and behind that."""
+def _protected(graph: Any, inputs: Any, dtype: str) -> _ProtectedRegion:
+    """Return the parameters that a graph uses where it has switched autocast off, and behind."""
     protected: dict[Any, None] = {}
     behind: dict[Any, None] = {}
     products: dict[Any, str] = {}
@@ -173,6 +177,7 @@ def _protected(graph: Any, inputs: Any, dtype: str) -> _Region:
         name = getattr(node.target, "__name__", "")
         if name == "_enter_autocast":
             enabled = node.args[2] if len(node.args) > 2 else node.kwargs.get("enabled", True)
+            # A region within one that is off is pushed as well: its exit is not that of the outer one.
             if enabled is False or off:
                 off.append(node)
         elif name == "_exit_autocast":
@@ -184,12 +189,13 @@ def _protected(graph: Any, inputs: Any, dtype: str) -> _Region:
                 products.update(dict.fromkeys(node.all_input_nodes, PRODUCTS[name]))
         elif protected:
             behind.update(dict.fromkeys(node.all_input_nodes))
+    # Placeholders and example inputs correspond one to one, in order; some inputs may be sizes.
     leaves: dict[Any, weakref.ref[torch.Tensor]] = {
         node: weakref.ref(value)
         for node, value in zip(placeholders, inputs, strict=False)
         if isinstance(value, nn.Parameter)
     }
-    return _Region(
+    return _ProtectedRegion(
         [leaves[node] for node in protected if node in leaves],
         [leaves[node] for node in behind if node in leaves and node not in protected],
         dtype,

@@ -1,4 +1,4 @@
-"""Which dtypes autocast regions ask for."""
+"""Dtypes that autocast regions ask for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AutocastSensor(Sensor):
     A region inside a compiled function is not entered by Python and is not seen.
 
     Args:
-        context: What is shared; ``autocast_dtypes`` is filled.
+        context: Shared parts of the training; ``autocast_dtypes`` is filled.
     """
 
     name = "autocast"

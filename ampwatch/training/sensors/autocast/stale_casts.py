@@ -18,28 +18,30 @@ if TYPE_CHECKING:
     from ampwatch.training.iteration.context import Context
 
 MAX_NODES = 20000
-"""Nodes of a graph that are visited."""
+"""Nodes of one graph that are visited."""
 
 MAX_GRAPHS = 64
 """Graphs that are checked in a run: a program that steps inside of autocast and is right about it
 (it clears the cache) is not to pay for it for ever."""
 
 CAST = "ToCopyBackward"
+"""Part of the name of the node that a cast makes."""
 
 
 class StaleCastSensor(Sensor):
     """Proves from the graph of a loss that a cast is older than the weight that it was made of.
 
     Nodes of a graph are numbered in the order in which their ops ran. A cast of a weight from
-    before the last step of its optimizer, that is used by an op from after it, is stale. Graphs
-    are looked at only after an optimizer has stepped inside of an autocast region that keeps
-    casts, and until that region is left.
+    before the last step of the optimizer, that is used by an op from after it, is stale. Graphs
+    are checked only after an optimizer has stepped inside of an autocast region that keeps casts,
+    and until that region is left.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
     """
 
     name = "stale_casts"
+    # Dormant until an optimizer steps inside of a region: nothing is stale before.
     waking = frozenset({"optimizer_stepped"})
     is_dormant = True
 
@@ -66,6 +68,7 @@ class StaleCastSensor(Sensor):
             return
         if self._graphs >= MAX_GRAPHS:
             return
+        # Ops after the step make nodes with this number or a larger one.
         now = _newest_node()
         changed = self._stepped.setdefault(get_ident(), {})
         for group in event.optimizer.param_groups:
@@ -109,6 +112,7 @@ def _stale(root: Any, changed: dict[int, int]) -> dict[int, torch.Tensor]:
                 continue
             parameter = _cast_parameter(below)
             if parameter is not None:
+                # Both numbers are of the thread that has stepped: each thread counts its own.
                 changed_at = changed.get(id(parameter))
                 if (
                     changed_at is not None
@@ -125,6 +129,7 @@ def _cast_parameter(node: Any) -> torch.Tensor | None:
     """Return the leaf that ``node`` casts; ``None`` if it is anything else."""
     if CAST not in node.name() or not node.next_functions:
         return None
+    # Only the node that accumulates the gradient of a leaf has a ``variable``.
     leaf: torch.Tensor | None = getattr(node.next_functions[0][0], "variable", None)
     return leaf
 

@@ -1,1 +1,1 @@
-"""The op in which a finite value became non-finite."""
+"""Births of non-finite values: the op in which a finite value became non-finite."""

@@ -1,4 +1,4 @@
-"""Where values on a device stop being finite: a log of the ops, which is read when they arrive."""
+"""Births of non-finite values on a device: a log of the ops, read when their values arrive."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ MAX_OPS = 32768
 """Ops that are logged of one iteration. One with more is not followed."""
 
 MAX_FLIGHTS = 8
-"""Iterations that may be on their way; one more is dropped and counted."""
+"""Iterations that may be on their way; beyond that they are dropped and counted."""
 
 
 class BirthLog:
     """Follows non-finite values wherever they are, and waits for none of them.
 
-    The smallest and the largest element of what each op writes are found by the device, and
-    those of what it reads if no op was seen to write it; with the log of the ops they tell what
-    reading each value at once would have told. They arrive some iterations later, and the
-    log is gone through only if something in it is not finite. No tensor is kept.
+    The device finds the smallest and the largest element of each output, and of each input that
+    no op was seen to write. With the log of the ops they show everything that reading each value
+    at once would have shown. They arrive some iterations later, and the log is gone through only
+    if something in it is not finite. No tensor is kept.
 
     Args:
-        around: What there is besides the ops. What an optimizer writes while it steps is not
-            measured: no finding is about it.
-        measures: Measures.
+        around: Facts of the training besides the ops. Outputs of a stepping optimizer are not
+            measured: no finding is about them.
+        measures: Finds the smallest and largest elements.
 
     Attributes:
         dropped: Iterations that were followed and could not be followed to the end.
@@ -83,7 +83,7 @@ class BirthLog:
 
     @property
     def in_flight(self) -> int:
-        """How many iterations are on their way."""
+        """Number of iterations that are on their way."""
         return len(self._flying)
 
     def _clear(self) -> None:
@@ -92,7 +92,7 @@ class BirthLog:
         self._gradients: list[LoggedGradient] | None = None
 
     def begin(self, step: int) -> None:
-        """Iteration ``step`` begins."""
+        """Begin the log of iteration ``step``."""
         self._measures.clear()
         self._clear()
         self._log = OpLog(step)
@@ -104,14 +104,15 @@ class BirthLog:
         self._clear()
 
     def note(self, call: OpCall, place: OpPlace) -> None:
-        """An op has returned."""
+        """Log an op that has returned."""
         with self._lock:
             log = self._log
             if log is None:
                 return
             log.num_ops += 1
             if place.phase is Phase.BACKWARD:
-                log.has_trained, self._gradients = True, None
+                log.has_trained = True
+                self._gradients = None  # backward replaces gradients, or adds to them
             outputs = made_by(call)
             if not any(tensor.dtype in FLOATS for tensor in outputs):
                 return
@@ -129,8 +130,10 @@ class BirthLog:
     ) -> LoggedOp | tuple[int, ...]:
         keys = [self._key(tensor) for tensor in outputs]
         written = frozenset(keys).union(map(self._key, overwritten_by(call)))
+        # Rows of what is overwritten are of its old values, whichever view was measured.
         for key in written:
             self._rows.pop(key, None)
+        # Of a stepping optimizer only the keys are kept: what it overwrites is known no more.
         if self._around.is_stepping:
             return tuple(written)
         read = read_by(call)
@@ -158,10 +161,10 @@ class BirthLog:
     def _inputs(
         self, name: str, read: Sequence[Tensor], written: frozenset[int]
     ) -> list[LoggedOperand]:
-        """Return what an op has read; what it has written as well is gone."""
+        """Return the operands of an op; values that it has overwritten are gone."""
         keys = [self._key(tensor) for tensor in read]
         floats = [i for i, tensor in enumerate(read) if tensor.dtype in FLOATS]
-        # Of a divisor it matters how close to zero it comes.
+        # Of a divisor the smallest magnitude counts: a quotient overflows close to zero.
         divisor = floats[-1] if floats and name.rstrip("_") in DIVISIONS else -1
         return [
             LoggedOperand(key, tensor.dtype, tensor.numel(), None)
@@ -174,7 +177,7 @@ class BirthLog:
         return LoggedOperand(key, tensor.dtype, tensor.numel(), self._row(tensor, key, least=least))
 
     def _row(self, tensor: Tensor, key: int, *, least: bool) -> Extremes | None:
-        """Return what will be known of a tensor; what was measured is not measured again."""
+        """Return the row of a tensor, ``None`` if it has none; measured rows are used again."""
         if tensor.dtype not in FLOATS or not is_dense(tensor) or not tensor.numel():
             return None
         rows = self._rows.setdefault(key, {})
@@ -188,10 +191,11 @@ class BirthLog:
         return row
 
     def _key(self, tensor: Tensor) -> int:
-        """Return what identifies the storage of a tensor until the iteration ends; 0 without one.
+        """Return the identity of the storage of a tensor until the iteration ends; 0 without one.
 
-        Its address alone would do so only as long as it lives. The object that a weak reference
-        is to is no other one's while there is such a reference, and keeps no memory of tensors.
+        The address of the memory identifies a storage only as long as that lives. The address of
+        the C++ object is given to no other one while a weak reference to it is held, and a weak
+        reference keeps no memory of tensors.
         """
         if not is_dense(tensor):
             return 0
@@ -202,7 +206,8 @@ class BirthLog:
         return key
 
     def _gradients_there_are(self) -> list[LoggedGradient]:
-        """Return the gradients as the last backward has left them."""
+        """Return the gradients that the last backward has left."""
+        # Once per backward: clipping has an op for every gradient, each of which would list all.
         if self._gradients is None:
             self._gradients = [
                 LoggedGradient(name, self._key(p.grad), p.grad.shape)
@@ -212,11 +217,13 @@ class BirthLog:
         return self._gradients
 
     def end(self) -> None:
-        """The iteration is over: send what was measured."""
+        """Send the measurements of the iteration on their way."""
         with self._lock:
-            log, self._log = self._log, None
+            log = self._log
+            self._log = None
             if log is None:
                 return
+            # ``_complete`` measures as well, so it has to come before the sending.
             if len(self._flying) >= MAX_FLIGHTS or not self._complete(log):
                 self.dropped += 1
             else:
@@ -225,7 +232,7 @@ class BirthLog:
             self._clear()
 
     def _complete(self, log: OpLog) -> bool:
-        """Measure what is there at the end; return whether there was room for it."""
+        """Measure gradients, scale and loss at the end; return whether there was room for them."""
         try:
             log.gradients = [
                 (name, self._operand(p.grad.detach(), self._key(p.grad)))
@@ -233,7 +240,8 @@ class BirthLog:
                 if p.grad is not None
             ]
             log.loss_on_host, loss = self._around.loss_parts
-            log.scale, log.loss = self._scalar(self._around.scale), self._scalar(loss)
+            log.scale = self._scalar(self._around.scale)
+            log.loss = self._scalar(loss)
         except _NoRoomError:
             return False
         return True
@@ -251,11 +259,12 @@ class BirthLog:
             if flight is None or not flight.has_arrived():
                 return
             self._flying.popleft()
+            # The models may have been changed since; one table for each log is enough.
             self._owners = None
             self._around.deliver(replayed(log, self._owner, is_finite=flight.land()))
 
     def _owner(self, key: int) -> tuple[Origin, str]:
-        """Return whose storage it is, as the models are now."""
+        """Return the owner of a storage, in the models of now."""
         if self._owners is None:
             self._owners = {
                 **{_identity(b): (Origin.BUFFER, name) for name, b in self._names.buffers()},
@@ -269,11 +278,12 @@ class _NoRoomError(Exception):
 
 
 def _view(tensor: Tensor) -> Hashable:
-    """Return what tells views of one storage apart that have other elements."""
-    shape, stride = tensor.shape, tensor.stride()
+    """Return a key that differs for views of one storage that hold different elements."""
+    shape = tensor.shape
+    stride = tensor.stride()
     span = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     if span == tensor.numel():
-        # All of a stretch of memory, in whatever order.
+        # The view covers a stretch of memory without gaps: in any order the same elements.
         return tensor.dtype, tensor.storage_offset(), span
     return tensor.dtype, tensor.storage_offset(), shape, stride
 
@@ -281,5 +291,5 @@ def _view(tensor: Tensor) -> Hashable:
 def _identity(tensor: Tensor) -> int:
     if not is_dense(tensor):
         return 0
-    identity: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - as of the keys
+    identity: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - what StorageWeakRef compares
     return identity

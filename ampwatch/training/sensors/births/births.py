@@ -1,6 +1,6 @@
-"""Where values stop being finite, and what becomes of them, in iterations whose ops are watched.
+"""Births of non-finite values in host memory, and their ways through the ops of an iteration.
 
-This is for values in host memory, which are read at once; those on a device `birth_log.py` follows.
+Values are read at once. Values on a device are followed by `birth_log.py`.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 class BirthListener:
     """Follows non-finite values in host memory.
 
-    The output of each op is added up, which is one pass over it; only what does not add up to a
-    finite number is looked at more closely, and only then its inputs. What is not finite is
-    known by the storage that it lies in. Nothing is kept but numbers.
+    The output of each op is added up, which is one pass over it. Only an output that does not add
+    up to a finite number is examined more closely, and only then the inputs are. Tensors that are
+    not finite are known by their storage. Nothing is kept but numbers.
 
     Args:
-        around: What there is besides the ops.
+        around: Facts of the training besides the ops.
 
     Attributes:
         meets_device: Whether an op has left its output on a device. Nothing there is read, and
-            nothing is said of that iteration.
+            nothing is reported of that iteration.
 
     Cost:
         3 to 4 us an op besides reading its output once.
@@ -67,23 +67,24 @@ class BirthListener:
         self._count = 0
 
     def begin(self, step: int) -> None:
-        """Iteration ``step`` begins."""
+        """Begin to follow iteration ``step``."""
         self._clear(step)
 
     def end(self) -> None:
-        """The iteration is over: see which gradients are not finite, and deliver."""
+        """Note which gradients are not finite at the end of the iteration, and deliver."""
         scale = self._around.scale
         known = scale is not None and scale.device.type == "cpu"
         trace = self._lineage.finish(
             self._gradients(), host_scalar(scale) if scale is not None and known else math.nan
         )
         trace.num_ops = self._count
+        # With a part of the values unread, a birth would be blamed on an op that came after it.
         if not self.meets_device:
             self._around.deliver_known(trace)
         self._clear(trace.step)
 
     def note(self, call: OpCall, place: OpPlace) -> None:
-        """An op has returned."""
+        """Take in an op that has returned."""
         self._count += 1
         outputs = made_by(call)
         bad: list[int] = []
@@ -91,6 +92,7 @@ class BirthListener:
             dtype = tensor.dtype
             if not tensor.is_cpu and not tensor.is_meta:
                 self.meets_device = True
+            # A finite sum proves finite elements; any other sum may be an overflow of its own.
             elif dtype in FLOATS and not _adds_up(tensor):
                 bad.append(index)
         if place.phase is Phase.BACKWARD:
@@ -101,7 +103,7 @@ class BirthListener:
     def _observe(
         self, call: OpCall, place: OpPlace, outputs: list[_HostOperand], doubtful: list[int]
     ) -> None:
-        """Some outputs may not be finite, or some inputs are not."""
+        """Examine an op of which some outputs may not be finite, or some inputs are not."""
         values = {index: outputs[index].values() for index in doubtful}
         bad = {index: known for index, known in values.items() if not known.is_finite}
         if not bad and self._lineage.is_clean:
@@ -128,6 +130,7 @@ class BirthListener:
         scale = self._around.scale
         if scale is None:
             return False
+        # By storage: the op may read the scale through a view.
         key = _storage(scale)
         return any(_storage(tensor) == key for tensor in read)
 
@@ -147,15 +150,17 @@ class BirthListener:
         if place.is_inside or place.phase is not Phase.OPTIMIZER:
             return ""
         read = read_by(call)
-        keys, shapes = {_storage(t) for t in read}, {t.shape for t in read if t.ndim}
+        keys = {_storage(t) for t in read}
+        shapes = {t.shape for t in read if t.ndim}
         with_gradient = [(n, p.grad) for n, p in self._names.parameters() if p.grad is not None]
         for name, gradient in with_gradient:
             if _storage(gradient) in keys:
                 return name
+        # By shape where no storage is the same: the gradient may have been cast before.
         return next((name for name, gradient in with_gradient if gradient.shape in shapes), "")
 
     def _owner(self, key: int) -> tuple[Origin, str]:
-        """Return whose storage it is."""
+        """Return the owner of a storage."""
         if self._own is None:
             self._own = {
                 **{_storage(b): (Origin.BUFFER, name) for name, b in self._names.buffers()},
@@ -170,7 +175,7 @@ class BirthListener:
 
 
 class _HostOperand:
-    """A tensor in host memory. Lives no longer than the call that it is made in."""
+    """A tensor in host memory; lives no longer than the call that it is made in."""
 
     __slots__ = ("_tensor", "key")
 
@@ -199,10 +204,12 @@ class _HostOperand:
 
 @torch.no_grad()
 def values_of(tensor: Tensor) -> Values:
-    """Return what there is to know of the values of a tensor. Cost: some passes over it."""
-    dtype, numel = name_of(tensor.dtype), tensor.numel()
+    """Describe the values of a tensor. Cost: some passes over it."""
+    dtype = name_of(tensor.dtype)
+    numel = tensor.numel()
     if not _is_readable(tensor):
         return Values(dtype, numel)
+    # One pass for both ends; a NaN comes out at both, so finite ends prove finite elements.
     low, high = map(host_scalar, torch.aminmax(tensor.detach()))
     if math.isfinite(low) and math.isfinite(high):
         amin = host_scalar(tensor.detach().abs().amin())
@@ -228,6 +235,7 @@ def _adds_up(tensor: Tensor) -> bool:
     if not _is_readable(tensor):
         return True
     total = host_scalar(tensor.sum() if tensor.ndim else tensor)
+    # x - x is zero for finite x alone.
     return bool(total - total == 0.0)
 
 
@@ -236,7 +244,7 @@ def _is_readable(tensor: Tensor) -> bool:
 
 
 def _storage(tensor: Tensor) -> int:
-    """Return where a tensor lies, whatever view of this it is; 0 if it has no one place."""
+    """Return the address of a tensor's storage, common to all views; 0 without a single one."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return 0
     return tensor.untyped_storage().data_ptr()

@@ -1,4 +1,4 @@
-"""Births of non-finite values, followed as it has to be done where the values lie."""
+"""Births of non-finite values, followed on the host or on a device, wherever the values lie."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class BirthSensor(Sensor):
-    """Reads values at once as long as all of them are in host memory, and later from then on.
+    """Reads values at once as long as all are in host memory; from the first on a device, later.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
     """
 
     name = "births"
@@ -41,12 +41,12 @@ class BirthSensor(Sensor):
 
     @property
     def in_flight(self) -> int:
-        """How many iterations that were followed are on their way to the host."""
+        """Number of followed iterations that are on their way to the host."""
         return self._later.in_flight
 
     @property
     def dropped(self) -> int:
-        """Iterations that were to be followed, and could not be."""
+        """Number of iterations that were to be followed, and could not be."""
         return self._later.dropped
 
     def ops_began(self, event: OpsBegan) -> None:
@@ -58,34 +58,34 @@ class BirthSensor(Sensor):
             self._active.begin(event.step)
 
     def op(self, event: Op) -> None:
-        """Follow what an op has read and written."""
+        """Follow the operands of an op."""
         if not self._is_following:
             return
         if self._is_host or self._active is self._later:
             self._active.note(event.call, event.place)
             if self._at_once.meets_device and self._is_host:
-                # What was read so far is not in the log: this iteration is lost.
+                # Ops that were read at once are not in the log: this iteration is lost.
                 self._is_host = False
                 self._later.give_up()
 
     def ops_ended(self, _event: OpsEnded) -> None:
-        """Hand on what was seen, or send it on its way."""
+        """Hand on the trace of the iteration, or send it on its way."""
         if self._is_following:
             self._is_following = False
             self._active.end()
         self.is_dormant = not self._later.in_flight
 
     def iteration_closed(self, _event: IterationClosed) -> None:
-        """Take in what has reached the host of earlier iterations."""
+        """Take in the values of earlier iterations that have reached the host."""
         self.poll()
 
     def poll(self) -> None:
-        """Take in what has reached the host. Never waits."""
+        """Take in the values that have reached the host. Never waits."""
         if self._later.in_flight:
             self._later.poll()
             self.is_dormant = not self._is_following and not self._later.in_flight
 
 
 def is_host(device: torch.device | None) -> bool:
-    """Whether what is on a device can be read at once; so it is assumed where none is known."""
+    """Whether values on a device can be read at once; assumed where no device is known."""
     return device is None or device.type == "cpu"

@@ -1,4 +1,4 @@
-"""What is logged of the ops of one iteration, and how it is gone through when its values arrive."""
+"""Log of the ops of one iteration, and its replay when their values arrive."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class LoggedOperand(NamedTuple):
     """A tensor that an op has read or written, without the tensor.
 
     Attributes:
-        key: What identifies its storage.
-        dtype: Its dtype.
-        numel: Number of its elements.
-        row: What will be known of its values; ``None`` if they are not measured.
+        key: Identity of the storage.
+        dtype: Dtype of the tensor.
+        numel: Number of elements.
+        row: Measurement that is on its way; ``None`` if the values are not measured.
     """
 
     key: int
@@ -38,34 +38,43 @@ class LoggedOperand(NamedTuple):
 
     @property
     def is_float(self) -> bool:
-        """Whether it can hold values that are not finite."""
+        """Whether the dtype can hold values that are not finite."""
         return self.dtype in FLOATS
 
     @property
     def dtype_name(self) -> str:
-        """Name of its dtype."""
+        """Name of the dtype."""
         return name_of(self.dtype)
 
     def is_finite(self) -> bool:
-        """Whether all of its values are finite, as far as they were measured."""
+        """Whether all values are finite, as far as they were measured."""
         return self.row is None or self.row.is_finite
 
     def values(self) -> Values:
-        """Return what is known of its values, now that they have arrived."""
-        row, dtype = self.row, name_of(self.dtype)
+        """Describe the values, now that they have arrived."""
+        row = self.row
+        dtype = name_of(self.dtype)
         if row is None:
             return Values(dtype, self.numel)
-        low, high = row.low, row.high
+        low = row.low
+        high = row.high
         if row.is_finite:
-            # Both on one side of zero, the magnitudes lie between theirs.
+            # With both ends on one side of zero, the end closer to it has the least magnitude.
             least = low if low >= 0.0 else -high if high <= 0.0 else row.least
             return Values(dtype, self.numel, amax=max(-low, high), amin=least)
+        # Both ends are NaN if any element is; infinities beside it cannot be known then.
         nans = math.isnan(low) or math.isnan(high)
         return Values(dtype, self.numel, nans, high == math.inf, low == -math.inf)
 
 
 class LoggedGradient(NamedTuple):
-    """What there was of a gradient: of which parameter, where, and in which shape."""
+    """A gradient at the time of an op, without the tensor.
+
+    Attributes:
+        name: Name of the parameter.
+        key: Identity of the storage.
+        shape: Shape of the gradient.
+    """
 
     name: str
     key: int
@@ -73,15 +82,15 @@ class LoggedGradient(NamedTuple):
 
 
 class LoggedOp(NamedTuple):
-    """One op of the log; the fields without a word are those of ``OpFacts`` and ``SeenOp``.
+    """An op of the log; other fields than these are of ``OpFacts`` and ``SeenOp``.
 
     Attributes:
         func: The overload.
-        inputs: What it has read.
-        outputs: What it has returned, or written if it has returned nothing.
-        written: Keys of all that it has written.
-        shapes: Of what it has read, if it may be a gradient.
-        gradients: The gradients that there were, if it may have read one.
+        inputs: Operands that it has read.
+        outputs: Tensors that it has returned, or written if it has returned nothing.
+        written: Keys of all storages that it has written to.
+        shapes: Shapes of the inputs, if one of them may be a gradient.
+        gradients: Gradients at the time, if it may have read one.
     """
 
     func: Any
@@ -100,7 +109,7 @@ class LoggedOp(NamedTuple):
     gradients: Sequence[LoggedGradient]
 
     def facts(self) -> OpFacts:
-        """Return what a birth tells of the op. While an optimizer steps, nothing is noted."""
+        """Return the facts of the op that a birth reports. No op of a stepping optimizer is one."""
         return OpFacts(
             overload=str(self.func),
             needs_grad=self.needs_grad,
@@ -120,18 +129,18 @@ class LoggedOp(NamedTuple):
 
 @dataclass(slots=True)
 class OpLog:
-    """What was noted of one iteration.
+    """Log of one iteration.
 
     Attributes:
         step: The iteration.
-        ops: What ran; of what ran while an optimizer stepped, only the keys that were written.
-        num_ops: How many ops were seen.
+        ops: Ops in the order in which they ran; of a stepping optimizer's only the written keys.
+        num_ops: Number of ops that were seen.
         gradients: The gradients at the end, with the names of their parameters.
         scale: The loss scale.
         loss: The loss; ``None`` if there was none.
         loss_on_host: The part of the loss that the host knows.
         has_trained: Whether gradients were computed.
-        flight: The rows, on their way.
+        flight: Rows on their way to the host.
     """
 
     step: int
@@ -146,12 +155,12 @@ class OpLog:
 
 
 def replayed(log: OpLog, owner: Callable[[int], tuple[Origin, str]], *, is_finite: bool) -> OpTrace:
-    """Return what reading each value at once would have told.
+    """Return the trace that reading each value at once would have given.
 
     Args:
         log: A log whose values have arrived.
-        owner: Says whose values lie at a key that no op was seen to write.
-        is_finite: Whether all of its values are finite: then there is nothing to go through.
+        owner: Returns the owner of a key that no op was seen to write.
+        is_finite: Whether all values are finite: then the log is not gone through.
     """
     lineage = Lineage(log.step, owner)
     for op in () if is_finite else log.ops:
@@ -169,7 +178,7 @@ def replayed(log: OpLog, owner: Callable[[int], tuple[Origin, str]], *, is_finit
 
 
 def _replay(noted: LoggedOp, lineage: Lineage) -> None:
-    """Tell of one op as if its values had been read when it ran."""
+    """Add one op to the lineage, as if its values had been read when it ran."""
     bad = {
         index: output.values()
         for index, output in enumerate(noted.outputs)

@@ -1,4 +1,4 @@
-"""What those who follow non-finite values have to know of the training besides its ops."""
+"""Facts of the training besides its ops, for those who follow non-finite values."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Surroundings:
-    """The scale, the losses and the steps around the ops; and where a trace goes.
+    """Gives the scale, the losses and the steps around the ops, and takes traces.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
 
     Attributes:
         names: Names of parameters and buffers.
@@ -36,27 +36,27 @@ class Surroundings:
     def scale(self) -> Tensor | None:
         """The scaler's scale, ``None`` without one.
 
-        A loss that is not finite only because it was multiplied by that is none of an op's doing.
+        A loss that the scale alone has made non-finite is not the fault of an op.
         """
         scale: Tensor | None = getattr(self._context.bus.scaler, "_scale", None)
         return scale
 
     @property
     def loss_parts(self) -> tuple[float | None, Tensor | None]:
-        """The losses of the open iteration.
+        """The losses of the open iteration: the sum on the host, and the sum on a device.
 
-        The sum of those on the host, ``None`` if there are no losses, and of those on a device.
+        The first is ``None`` if there are no losses, the second if none is on a device.
         """
         losses = self._context.losses
         return losses.on_host if losses.num_losses else None, losses.on_device
 
     def deliver_known(self, trace: OpTrace) -> None:
-        """Hand on what was seen of the open iteration, all of it on the host."""
+        """Hand on the trace of the open iteration, all of it on the host."""
         loss = self._context.losses.known()
         trace.loss_nonfinite = None if loss is None else not math.isfinite(loss)
         self.deliver(trace)
 
     def deliver(self, trace: OpTrace) -> None:
-        """Hand on what was seen of an iteration."""
+        """Hand on the trace of an iteration."""
         trace.is_scaled = self._context.is_scaled
         self._context.observe(trace)

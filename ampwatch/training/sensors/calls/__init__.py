@@ -1,1 +1,1 @@
-"""How AMP is used: backward, clipping, steps around the scaler, exceptions."""
+"""Use of AMP: backward, clipping, steps around the scaler, exceptions."""

@@ -13,7 +13,7 @@ from ampwatch.training.hooks.regions import is_in_autocast
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.dtypes import name_of
-from ampwatch.training.sensors.calls.gradient_contents import GradContents, Seen
+from ampwatch.training.sensors.calls.gradient_contents import GradContents, GradientBefore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from ampwatch.training.iteration.context import Context
 
 HELD = 2
-"""Iterations that end inside of a region from which it is held from one to the next."""
+"""Iterations that end inside of a region, from which on it counts as held across iterations."""
 
 
 class AutocastBackwardSensor(Sensor):
-    """Tells of every backward under autocast that fills gradients of this training.
+    """Reports every backward under autocast that fills gradients of this training.
 
-    The usual slip is a ``backward()`` that stands in the block of the forward pass, which is
-    entered anew each time; a region around a whole epoch is something else. Which it was is known
-    when the region is left, and told then, or in the iteration that shows that it goes on.
+    The usual slip is a ``backward()`` in the block of the forward pass, which is entered anew each
+    time; a region around a whole epoch is something else. It is known which of the two it was, and
+    reported, when the region is left, or in the iteration that shows that it goes on.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
 
     Cost:
-        A question about autocast a call, and one each time a region is entered or left; a look at
-        every gradient before and after in the first calls that are under autocast, until one has
-        filled any.
+        One question about autocast a call, and one each time a region is entered or left. In the
+        first calls under autocast, until one has filled a gradient, identity and version of every
+        gradient before and after.
     """
 
     name = "autocast_backward"
@@ -56,7 +56,7 @@ class AutocastBackwardSensor(Sensor):
         self._is_ours = False
 
     def installed(self) -> None:
-        """Count the iterations of regions that are entered already from here."""
+        """Note the iteration from which regions that are entered already are counted."""
         self._since = self._iteration.step
 
     def removed(self) -> None:
@@ -70,7 +70,7 @@ class AutocastBackwardSensor(Sensor):
             self._entered[get_ident()] = self._iteration.step
 
     def autocast_left(self, _event: AutocastLeft) -> None:
-        """Report what was seen in the outermost region of this thread, which is over."""
+        """Report a backward in the outermost region of this thread, which is over."""
         if not is_in_autocast():
             seen = self._pending.pop(get_ident(), None)
             self.is_dormant = not self._pending
@@ -85,13 +85,15 @@ class AutocastBackwardSensor(Sensor):
         if not is_in_autocast():
             return None
         dtype = _dtype_of_region(call.tensors[0] if call.tensors else None)
+        # While another thread is in a backward, its gradients would be taken for this one's.
         if not (dtype and call.is_alone and (self._is_ours or self._trained.thread == get_ident())):
             return None
         seen = [] if self._is_ours else GradContents().before(self._trained.parameters())
         return partial(self._backward_ended, dtype, seen)
 
-    def _backward_ended(self, dtype: str, before: Sequence[Seen]) -> None:
+    def _backward_ended(self, dtype: str, before: Sequence[GradientBefore]) -> None:
         if not self._is_ours:
+            # Without a known parameter there is nothing to compare, and the backward counts.
             self._is_ours = not before or GradContents().after(before, frozenset()) > 0
         if not self._is_ours:
             return
@@ -105,7 +107,7 @@ class AutocastBackwardSensor(Sensor):
 
 
 def _dtype_of_region(root: object) -> str:
-    """Return what autocast around here asks for, for the device of ``root``; empty if nothing."""
+    """Return the dtype that autocast asks for on the device of ``root``; empty without one."""
     if not isinstance(root, torch.Tensor):
         return ""
     device = root.device.type

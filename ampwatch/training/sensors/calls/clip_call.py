@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_WITNESSES = 64
-"""Gradients by which it is told whether what was clipped is still there; of more every k-th."""
+"""Gradients of a call that are remembered, to see later whether they are still there; of a longer
+list every k-th is."""
 
-
-BY_NORM, BY_VALUE = "clip_grad_norm_", "clip_grad_value_"
+BY_NORM = "clip_grad_norm_"
+BY_VALUE = "clip_grad_value_"
 
 
 @dataclass(slots=True, eq=False)
@@ -28,16 +29,18 @@ class ClipCall:
     """One call of a clipping function.
 
     Attributes:
-        function: Its name.
+        function: Name of the function.
         limit: ``max_norm`` or ``clip_value``; NaN where that is a tensor.
-        gradients: By identity the gradients, and their versions before the call.
-        changes: How many operations in place the call may take.
+        gradients: Gradients by identity, with their versions before the call.
+        changes: Number of operations in place that the call may take.
         scale: The scale, NaN unless it lies in host memory.
         source: ``file:line`` of the call.
         norm: The norm, NaN where it cannot be read, ``None`` while it is on its way.
-        broken: Name of the parameter whose gradient was not finite, and how many of its elements.
-        scaled_for: Optimizers, by number, whose gradients were unscaled after it, and when.
-        stepped_by: The optimizer that stepped with the gradients, and when.
+        broken: Name of the parameter whose gradient was not finite, and the number of non-finite
+            elements.
+        scaled_for: Numbers of optimizers whose gradients were unscaled after the call, and the
+            iterations in which they were.
+        stepped_by: Number of the optimizer that stepped with the gradients, and the iteration.
     """
 
     function: str
@@ -60,10 +63,12 @@ class ClipCall:
         return any(self._is_unchanged(key) for key in mine & self.gradients.keys())
 
     def is_unscaled_with(self, mine: set[int]) -> bool:
-        """Whether some of ``mine``, by identity, were clipped; another loss may be on top."""
+        """Whether some of ``mine``, by identity, were clipped; losses may have been added since."""
         return any(self.gradients[key][0]() is not None for key in mine & self.gradients.keys())
 
     def _is_unchanged(self, key: int) -> bool:
+        # An identity is given away again once its owner is freed; the reference proves whose it is.
+        # Every operation in place raises the version, and those of the call itself are allowed.
         reference, version = self.gradients[key]
         gradient = reference()
         if gradient is None:
@@ -71,7 +76,7 @@ class ClipCall:
         return version <= gradient._version <= version + self.changes  # noqa: SLF001 - documented in PyTorch's notes on autograd
 
     def is_repaired(self) -> bool:
-        """Whether a norm broke gradients in host memory, and they are finite all the same."""
+        """Whether gradients in host memory are finite again, although their norm was not."""
         if self.norm is None or math.isfinite(self.norm):
             return False
         gradients = [reference() for reference, _ in self.gradients.values()]
@@ -81,8 +86,9 @@ class ClipCall:
 
 def witnesses(gradients: Sequence[Tensor]) -> dict[int, tuple[weakref.ref[Tensor], int]]:
     """Return gradients, or some of them, by identity, with their versions."""
+    # Rounded up, so that no more than MAX_WITNESSES are left; 1 for an empty list.
     some = gradients[:: -(-len(gradients) // MAX_WITNESSES) or 1]
-    return {id(g): (weakref.ref(g), g._version) for g in some}  # noqa: SLF001 - as above
+    return {id(g): (weakref.ref(g), g._version) for g in some}  # noqa: SLF001 - documented in PyTorch's notes on autograd
 
 
 def num_nonfinite(gradient: Tensor) -> int:

@@ -48,17 +48,18 @@ MAX_CALLS = 16
 
 
 class ClippingSensor(Sensor):
-    """Hears of ``clip_grad_norm_``, ``clip_grad_value_`` and ``clip_grads_with_norm_``.
+    """Observes ``clip_grad_norm_``, ``clip_grad_value_`` and ``clip_grads_with_norm_``.
 
-    Also where they were imported by name: what is listened to is what they look up when they are
-    called. A call is remembered only while it may be a mistake: until its gradients are gone.
+    Calls by an imported name are observed as well: the functions that these three call are
+    replaced, not they themselves. A call is remembered only while it may be a mistake, until its
+    gradients are gone.
 
     Args:
-        context: What is shared.
-        link: How norms travel to the host.
+        context: Shared parts of the training.
+        link: Way of norms to the host.
 
     Cost:
-        2 us a call on a CPU; on a device a copy of 4 bytes and an event in addition.
+        2 us a call on a CPU; on a device also a copy of 4 bytes and an event.
     """
 
     name = "clipping"
@@ -76,11 +77,11 @@ class ClippingSensor(Sensor):
         self._calls: list[ClipCall] = []
 
     def removed(self) -> None:
-        """Forget all."""
+        """Forget all calls."""
         self._keep([])
 
     def _keep(self, calls: list[ClipCall]) -> None:
-        # Nearly always nothing was clipped that matters, and no other event does either.
+        # Nearly always no call is suspicious, and then no other event matters either.
         self._calls = calls
         self.is_dormant = not calls
 
@@ -92,7 +93,7 @@ class ClippingSensor(Sensor):
         if isinstance(parameters, torch.Tensor):
             parameters = [parameters]
         if not isinstance(parameters, (list, tuple)):
-            return  # an iterator can be gone through only once
+            return  # an iterator can be gone through only once, and PyTorch still needs it
         self._take_arrived()
         if not isinstance(norm, torch.Tensor) or not is_plain_scalar(norm) or is_capturing(norm):
             if self._is_suspicious():
@@ -102,7 +103,7 @@ class ClippingSensor(Sensor):
         elif not math.isfinite(value := host_scalar(norm)):
             call = self._remember(BY_NORM, limit, _all_of(parameters), 1)
             call.norm = value
-            if self._scaler is None:  # which would skip the step, as it should
+            if self._scaler is None:  # a scaler skips the step, as it should
                 call.broken = self._first_broken(parameters)
         elif self._is_suspicious():
             self._remember(BY_NORM, limit, _all_of(parameters), 1).norm = value
@@ -110,7 +111,7 @@ class ClippingSensor(Sensor):
     def clipping_by_value(self, event: ClippingByValue) -> None:
         """Remember a call that may be a mistake: gradients are about to be limited one by one."""
         if self._is_suspicious():
-            # With foreach in two operations, else in one.
+            # The foreach implementation takes two operations in place, the other one.
             self._remember(BY_VALUE, event.limit, event.gradients, 2)
 
     def _is_suspicious(self) -> bool:
@@ -138,7 +139,7 @@ class ClippingSensor(Sensor):
         row = self._readback.open()
         if row is not None:
             call.norm = None
-            # What comes from a device lands in float32.
+            # The landing place is float32: a copy that has to convert is not a plain one.
             self._readback.put(row, 0, norm if norm.dtype is torch.float32 else norm.float())
             self._readback.seal(row, call)
 
@@ -150,8 +151,8 @@ class ClippingSensor(Sensor):
     def _first_broken(self, parameters: Sequence[Tensor]) -> tuple[str, int]:
         """Return the parameter at which backward met the first non-finite gradient.
 
-        Backward goes from the last layers to the first and takes what is not finite along, so it
-        is looked for in the last module that has any. Only done for a norm that is not finite.
+        Backward goes from the last layers to the first and takes non-finite values along, so the
+        first one is in the last module that has any. Only done for a norm that is not finite.
         """
         counts = {id(p): num_nonfinite(p.grad) for p in parameters if p.grad is not None}
         broken = [(name, counts.get(id(p), 0)) for name, p in self._names.parameters()]
@@ -164,11 +165,11 @@ class ClippingSensor(Sensor):
     # What becomes of the gradients.
 
     def unscaling(self, event: Unscaling) -> None:
-        """The user has the scaler divide the gradients of an optimizer by the scale."""
+        """Note that the user has the gradients of an optimizer divided by the scale."""
         self._unscale(event.scaler, event.optimizer)
 
     def step_began(self, event: StepBegan) -> None:
-        """The scaler does so itself, where the user has not had it done."""
+        """Note that the scaler divides the gradients itself, unless the user has had it done."""
         self._unscale(event.scaler, event.optimizer)
 
     def _unscale(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
@@ -181,18 +182,18 @@ class ClippingSensor(Sensor):
                 self._report(call)
 
     def step_ended(self, event: StepEnded) -> None:
-        """Forget what was clipped: the scaler has used these gradients."""
+        """Forget the calls whose gradients the scaler has used."""
         if event.scaler is self._scaler:
             mine = _gradients_of(event.optimizer)
             self._keep([c for c in self._calls if mine.isdisjoint(c.gradients)])
 
     def updated(self, event: Updated) -> None:
-        """Forget everything: the scale may be another one."""
+        """Forget all calls: the scale may be another one."""
         if event.scaler is self._scaler:
             self._keep([])
 
     def optimizer_stepped(self, event: OptimizerStepped) -> None:
-        """Report what a step that the scaler did not call has done with clipped gradients."""
+        """Report a step with clipped gradients that the scaler did not call."""
         index = None if event.by_scaler else self._registry.index_of(event.optimizer)
         if index is None:
             return

@@ -1,4 +1,4 @@
-"""What can be said of an exception that has ended a training, from its traceback."""
+"""Description of an exception that has ended a training, from its traceback."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from ampwatch.training.model.optimizers import OptimizerRegistry
 
 MAX_FRAMES = 400
-"""Frames of a traceback that are looked at, the innermost."""
+"""Innermost frames of a traceback that are examined."""
 
 MAX_CAUSES = 4
-"""Exceptions of a chain (``raise ... from``) that are looked at."""
+"""Exceptions of a chain (``raise ... from``) that are examined."""
 
 BETWEEN = ("ampwatch.", "torch.utils._", "torch._", "torch.overrides")
-"""Modules whose frames call ops for others."""
+"""Beginnings of the names of modules whose frames call ops for others."""
 
 OPERATORS = {
     ast.MatMult: "matmul",
@@ -38,13 +38,13 @@ OPERATORS = {
     ast.Div: "div",
     ast.Pow: "pow",
 }
-"""What Python's operators are called by PyTorch."""
+"""PyTorch's names of Python's operators."""
 
 
 def describe(
     error: BaseException, step: int, names: Names, registry: OptimizerRegistry
 ) -> Iterator[Raised]:
-    """Yield what is known of an exception and of those that it was raised from.
+    """Yield a description of an exception, and of each that it was raised from.
 
     Args:
         error: The exception. Neither it nor its frames are kept.
@@ -101,6 +101,7 @@ def _trail(traceback: TracebackType | None) -> list[TracebackType]:
 
 
 def _module_of(frame: FrameType, modules: dict[int, str]) -> nn.Module | None:
+    # f_locals copies the values of the frame's variables: nothing of the user's runs.
     owner = frame.f_locals.get("self")
     return owner if isinstance(owner, nn.Module) and id(owner) in modules else None
 
@@ -121,7 +122,7 @@ def _goes_back(frame: FrameType) -> bool:
 def _without_gradient(
     optimizer: Optimizer, index: int, names: Names
 ) -> tuple[tuple[tuple[str, tuple[str, ...]], ...], int]:
-    """Return the parameters without a gradient by reason, and how many there are of any kind."""
+    """Return the parameters without a gradient by reason, and the number of all parameters."""
     named = names.of_optimizer(optimizer, index)
     frozen = tuple(name for name, p in named if not p.requires_grad)
     unused = tuple(name for name, p in named if p.requires_grad and p.grad is None)
@@ -158,13 +159,17 @@ def _name_of(tree: ast.AST) -> str:
 def _text_of(link: TracebackType) -> str:
     """Return the expression that a frame was computing; before Python 3.11 its whole line."""
     code: Any = link.tb_frame.f_code
-    name, line = code.co_filename, link.tb_lineno
+    name = code.co_filename
+    line = link.tb_lineno
     if not hasattr(code, "co_positions"):
         return linecache.getline(name, line).strip().removeprefix("return ")
+    # tb_lasti counts bytes; positions are listed per code unit of two bytes.
     position = next(islice(code.co_positions(), link.tb_lasti // 2, None), None)
     if position is None or None in position:
         return ""
     first, last, begin, end = position
+    # Columns are offsets into UTF-8, so the lines are cut as bytes; the last one first, as it may
+    # be the first as well.
     lines = [linecache.getline(name, number).encode() for number in range(first, last + 1)]
     if not any(lines):
         return ""

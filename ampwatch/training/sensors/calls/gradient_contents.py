@@ -1,4 +1,4 @@
-"""What the gradients of parameters are made of: which losses have been added up in them."""
+"""Contents of the gradients of parameters: the losses that have been added up in them."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 MAX_BYTES = 4096
-"""Bytes of a gradient that are looked at to see whether it was set to zero."""
+"""Bytes of a gradient that are read to see whether it was set to zero."""
 
 FIRST_BYTES = 64
-"""Those that are looked at first: nearly every gradient that is not zero is not zero there."""
+"""Bytes that are read first: nearly every gradient that is not zero is not zero there."""
 
 NOTHING: Kinds = frozenset()
 _UNKNOWN: Kinds = frozenset({UNKNOWN})
 
 
 class _Content(NamedTuple):
-    """What is known of one gradient.
+    """Knowledge of one gradient.
 
     Attributes:
-        parameter: Whose gradient it is.
-        gradient: Identity of the tensor.
-        version: Its version when it was last looked at.
-        slack: By how much the version may have risen without other content.
-        kinds: What it is made of.
+        parameter: The parameter that it belongs to.
+        gradient: Identity of the gradient.
+        version: Version of the gradient when it was last checked.
+        slack: Amount that the version may have risen by without other content.
+        kinds: Kinds of losses in it.
     """
 
     parameter: weakref.ref[Tensor]
@@ -47,14 +47,14 @@ class _Content(NamedTuple):
     kinds: Kinds
 
 
-class Seen(NamedTuple):
+class GradientBefore(NamedTuple):
     """A gradient before backward.
 
     Attributes:
         parameter: The parameter.
-        gradient: Identity of its gradient, 0 if there is none.
-        version: The gradient's version.
-        kinds: What it is made of.
+        gradient: Identity of the gradient, 0 if there is none.
+        version: Version of the gradient.
+        kinds: Kinds of losses in it.
     """
 
     parameter: Tensor
@@ -66,11 +66,11 @@ class Seen(NamedTuple):
 class GradContents:
     """Follows gradients by identity and version: every op in place raises the version.
 
-    A gradient that was changed by something that is not known here is of unknown content, unless
-    it lies in host memory and is zero.
+    A gradient that was changed by something unknown is of unknown content, unless it lies in host
+    memory and is zero.
 
     Attributes:
-        known: What is known, by identity of the parameter; empty where nothing is followed.
+        known: Knowledge by identity of the parameter; empty where nothing is followed.
     """
 
     def __init__(self) -> None:
@@ -80,17 +80,17 @@ class GradContents:
         """Forget everything."""
         self.known.clear()
 
-    def before(self, parameters: Iterable[Tensor]) -> list[Seen]:
+    def before(self, parameters: Iterable[Tensor]) -> list[GradientBefore]:
         """Return the gradients as they are before backward. Cost: 0.3 us a parameter."""
         seen = []
         for parameter in parameters:
             gradient = parameter.grad
             if gradient is None:
-                seen.append(Seen(parameter, 0, 0, NOTHING))
+                seen.append(GradientBefore(parameter, 0, 0, NOTHING))
             else:
                 version = _version(gradient)
                 kinds = self._kinds_before(parameter, gradient)
-                seen.append(Seen(parameter, id(gradient), version, kinds))
+                seen.append(GradientBefore(parameter, id(gradient), version, kinds))
         return seen
 
     def _kinds_before(self, parameter: Tensor, gradient: Tensor) -> Kinds:
@@ -98,17 +98,18 @@ class GradContents:
         known = content is not None and _still(content, parameter, gradient)
         if content is not None and known and not content.kinds:
             return NOTHING
-        # Also where it seems unchanged: ``grad.data.zero_()`` leaves the version as it is.
+        # Checked also where it seems unchanged: ``grad.data.zero_()`` does not raise the version,
+        # since ``.data`` is a tensor with a counter of its own.
         if _is_zero_on_host(gradient):
             return NOTHING
         return content.kinds if content is not None and known else _UNKNOWN
 
-    def after(self, seen: Sequence[Seen], added: dict[int, Kinds] | Kinds) -> int:
+    def after(self, seen: Sequence[GradientBefore], added: dict[int, Kinds] | Kinds) -> int:
         """Take in the gradients as backward has left them; return how many it has changed.
 
         Args:
-            seen: As they were before.
-            added: What backward has added, to all of them or by identity of the parameter.
+            seen: Gradients from before.
+            added: Kinds that backward has added, to all of them or by identity of the parameter.
         """
         changed = 0
         for parameter, identity, version, kinds in seen:
@@ -129,7 +130,7 @@ class GradContents:
         )
 
     def of(self, parameters: Iterable[Tensor]) -> list[tuple[Tensor, Kinds]]:
-        """Return those whose gradients' content is known, and the content."""
+        """Return the parameters whose gradients' content is known, with the content."""
         found = []
         for parameter in parameters:
             content = self.known.get(id(parameter))
@@ -141,18 +142,18 @@ class GradContents:
         return found
 
     def set(self, parameters: Iterable[Tensor], kinds: Kinds) -> None:
-        """The gradients there are have this content now."""
+        """Set the content of the gradients of these parameters, where there are any."""
         for parameter in parameters:
             if parameter.grad is not None:
                 self._put(parameter, parameter.grad, kinds)
 
     def forget(self, parameters: Iterable[Tensor]) -> None:
-        """Nothing is known any more of the gradients of these."""
+        """Forget the content of the gradients of these parameters."""
         for parameter in parameters:
             self.known.pop(id(parameter), None)
 
-    def bear(self, gradients: Iterable[int], changes: int) -> None:
-        """These gradients, by identity, are about to be changed in place and keep their content."""
+    def allow_changes(self, gradients: Iterable[int], changes: int) -> None:
+        """Let gradients, by identity, be changed in place this many times and keep their content."""
         identities = set(gradients)
         for key, content in self.known.items():
             if content.gradient in identities:
@@ -175,7 +176,7 @@ def _version(tensor: Tensor) -> int:
 
 
 def _is_zero_on_host(gradient: Tensor) -> bool:
-    """Whether a gradient in host memory is zero, as far as it is looked at. No op, no sync."""
+    """Whether a gradient in host memory is zero in the bytes that are read. No op, no sync."""
     if (
         type(gradient) not in _PLAIN_TYPES
         or gradient.device.type != "cpu"
@@ -184,6 +185,7 @@ def _is_zero_on_host(gradient: Tensor) -> bool:
         or not gradient.numel()
     ):
         return False
+    # Read where it lies: an op would show up in the user's profiles and dispatch modes.
     count = min(gradient.numel() * gradient.element_size(), MAX_BYTES)
     address = gradient.data_ptr()
     if ctypes.string_at(address, min(count, FIRST_BYTES)).strip(b"\0"):

@@ -1,4 +1,4 @@
-"""How the gradients of scaled losses are used: what backward adds up, what is stepped with it."""
+"""Use of the gradients of scaled losses: which ones backward adds up, and which steps use them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.names import parameters_of
 from ampwatch.training.model.scaler import READY, STEPPED, UNSCALED, scale_on_host, stage_of, stages
-from ampwatch.training.sensors.calls.gradient_contents import GradContents, Seen
+from ampwatch.training.sensors.calls.gradient_contents import GradContents, GradientBefore
 from ampwatch.training.sensors.calls.scale_doubts import Doubt, Doubts
 from ampwatch.training.sensors.calls.scaled_roots import PLAIN, Branch, ScaledRoots
 from ampwatch.training.transfer.scale_log import ScaleLog
@@ -47,21 +47,24 @@ if TYPE_CHECKING:
 FOLLOWED = 24
 """Calls of backward that are followed after something was out of the ordinary, and at the start."""
 
-LOOK_AGAIN = 64
-"""Where unscaled losses are the order of the day, one in so many calls of backward begins another
-``FOLLOWED``: a loss may begin to reach the parameters of another optimizer later."""
+FOLLOW_AGAIN_EVERY = 64
+"""Calls of backward after which another ``FOLLOWED`` are followed where unscaled losses are usual:
+a loss may begin to reach the parameters of another optimizer later."""
+
+MAX_SHAPES = 64
+"""Combinations of unscaled losses that are told apart."""
 
 
 class GradientUseSensor(Sensor):
-    """Follows what is in ``.grad`` from ``backward`` to the step.
+    """Follows the content of ``.grad`` from ``backward`` to the step.
 
-    Following costs two looks at every gradient per call of ``backward``. It is done for the first
+    Following costs two checks of every gradient per call of ``backward``. It is done for the first
     ``FOLLOWED`` calls, and after that only while something is out of the ordinary: a loss that was
     not scaled although others are, a step around the scaler, a backward after ``unscale_``, an
     update that leaves gradients of another optimizer waiting.
 
     Args:
-        context: What is shared, with an enabled scaler.
+        context: Shared parts of the training, with an enabled scaler.
     """
 
     name = "gradient_use"
@@ -82,20 +85,21 @@ class GradientUseSensor(Sensor):
         self._calls = 0
         self._since_update: set[int] = set()
         self._follow_until = FOLLOWED
-        self._waits = self._may_be_unscaled = False
+        self._waits = False
+        self._may_be_unscaled = False
         self._direct: set[int] = set()
         self._judged: set[int] = set()
         self._unscaling: set[int] = set()
 
     def removed(self) -> None:
-        """Forget all."""
+        """Forget all gradients."""
         self._contents.clear()
         self._doubts.clear()
 
     # Backward.
 
     def backward_began(self, call: BackwardBegan) -> Callable[[], None] | None:
-        """See which losses a backward begins at; return what is called when it has ended."""
+        """Find the losses that a backward begins at; return what to call when it has ended."""
         if not (call.is_alone and self._trained.thread == get_ident()):
             return None
         self._calls += 1
@@ -108,7 +112,11 @@ class GradientUseSensor(Sensor):
             is_plain |= branch.kind == PLAIN
         if is_plain and self._roots.any_scaled:
             self._follow_new_shape(branches)
-        if self._is_followed():
+        if (
+            self._calls <= self._follow_until
+            or self._waits
+            or (self._may_be_unscaled and UNSCALED in stages(self._scaler))
+        ):
             seen = self._contents.before(self._trained.parameters())
             return partial(self._backward_ended, branches, seen)
         if self._contents.known:
@@ -116,35 +124,29 @@ class GradientUseSensor(Sensor):
         return None
 
     def _follow_new_shape(self, branches: Sequence[Branch]) -> None:
-        """Follow for a while if a kind of loss is not scaled that was not met before."""
+        """Follow for a while if losses are not scaled that were not met before."""
         plain = tuple(b.node.name() for b in branches if b.kind == PLAIN)
-        if plain not in self._shapes and len(self._shapes) < LOOK_AGAIN:
+        if plain not in self._shapes and len(self._shapes) < MAX_SHAPES:
             self._shapes.add(plain)
             self._follow()
-        elif self._calls % LOOK_AGAIN == 0:
+        elif self._calls % FOLLOW_AGAIN_EVERY == 0:
             self._follow()
 
     def _follow(self) -> None:
         self._follow_until = self._calls + FOLLOWED
 
-    def _is_followed(self) -> bool:
-        return (
-            self._calls <= self._follow_until
-            or self._waits
-            or (self._may_be_unscaled and UNSCALED in stages(self._scaler))
-        )
-
-    def _backward_ended(self, branches: Sequence[Branch], seen: Sequence[Seen]) -> None:
+    def _backward_ended(self, branches: Sequence[Branch], seen: Sequence[GradientBefore]) -> None:
         self._contents.after(seen, self._roots.reach(branches))
         kinds = {branch.kind for branch in branches}
-        # Scaled losses are the many; the line of one matters only after ``unscale_``.
+        # Nearly all losses are scaled, and finding the user's line walks the stack: the line of a
+        # scaled loss matters only after ``unscale_``.
         if PLAIN in kinds or UNSCALED in stages(self._scaler):
             self._sources.update(dict.fromkeys(kinds, user_source()))
 
     # The scaler.
 
     def scaled(self, event: Scaled) -> None:
-        """Remember which node of a graph multiplies the loss by the scale."""
+        """Remember the node of the graph that multiplies the loss by the scale."""
         if event.scaler is not self._scaler:
             return
         self._trained.thread = get_ident()
@@ -160,7 +162,7 @@ class GradientUseSensor(Sensor):
         self._roots.asked = True
 
     def unscaling(self, event: Unscaling) -> None:
-        """Judge what the user is about to have unscaled."""
+        """Judge the gradients that the user is about to have unscaled."""
         self._may_be_unscaled = True
         self._judge_known(event.scaler, event.optimizer)
 
@@ -168,14 +170,15 @@ class GradientUseSensor(Sensor):
         """Take note that the user has had gradients divided by the scale."""
         if not self._contents.known or event.scaler is not self._scaler:
             return
-        # What was of known content before is so no more for following its version.
+        # ``_judge`` has noted which gradients were of known content before: unscaling has raised
+        # their versions, so that ``of`` would not find them now.
         mine = [p for p in parameters_of(event.optimizer) if id(p) in self._unscaling]
         self._contents.set(mine, frozenset({PLAIN}))
         self._unscaling.clear()
 
     def step_began(self, event: StepBegan) -> None:
-        """Judge what the scaler is about to unscale and to step with."""
-        # Until it has returned: one that raises leaves what it has unscaled.
+        """Judge the gradients that the scaler is about to unscale and to step with."""
+        # Set before the step: one that raises may have unscaled its gradients already.
         self._may_be_unscaled = True
         self._judge_known(event.scaler, event.optimizer)
 
@@ -188,13 +191,13 @@ class GradientUseSensor(Sensor):
     def step_ended(self, event: StepEnded) -> None:
         """Forget the content of the gradients that the scaler has stepped with.
 
-        What is left in ``.grad`` after a step is not to be added to: nobody knows what it is.
+        Whatever is left in ``.grad`` after a step is of unknown content.
         """
         if self._contents.known and event.scaler is self._scaler:
             self._contents.forget(parameters_of(event.optimizer))
 
     def updating(self, event: Updating) -> None:
-        """See whether gradients are waiting that the scale, which changes, would not fit."""
+        """Check whether gradients are waiting that the scale, which changes, will not fit."""
         if event.scaler is not self._scaler:
             return
         states = self._scaler._per_optimizer_states  # noqa: SLF001 - no public name for it
@@ -203,12 +206,12 @@ class GradientUseSensor(Sensor):
             if state["stage"].name == STEPPED:
                 stepped.add(key)
         is_used = bool(states or self._direct)
-        # As a rule all have stepped, and there are no others.
+        # As a rule all have stepped, and no parameter has to be asked for a gradient.
         all_stepped = self._trained.met.keys() <= stepped
         others = [] if all_stepped else self._trained.others(frozenset(stepped))
         self._waits = bool(others) and any(p.grad is not None for p in others)
         if self._waits and not is_used and self._since_update == {self._roots.number}:
-            # Nobody has unscaled or stepped what was scaled by this scale; it is all there.
+            # No gradient that was scaled by this scale was unscaled or stepped with: all wait.
             if not self._contents.known:
                 self._contents.set(others, frozenset({self._roots.number}))
             self._scales.note(self._roots.number, self._scaler)
@@ -225,10 +228,10 @@ class GradientUseSensor(Sensor):
         if self._doubts.pending:
             self._doubts.settle()
 
-    # What is in the gradients when they are used.
+    # Contents of the gradients when they are used.
 
     def _judge(self, optimizer: Optimizer) -> None:
-        """Judge what is about to be unscaled, or, after ``unscale_``, stepped."""
+        """Judge the gradients that are about to be unscaled, or, after ``unscale_``, stepped."""
         self._trained.meet(optimizer)
         stage = stage_of(self._scaler, optimizer)
         if not self._contents.known or stage not in (READY, UNSCALED):
@@ -260,7 +263,7 @@ class GradientUseSensor(Sensor):
     ) -> None:
         index = self._registry.admit(optimizer)
         names = {id(p): name for name, p in self._names.of_optimizer(optimizer, index)}
-        # As long as it lasts it is counted.
+        # Following goes on for as long as the mistake does: findings count how often it is made.
         self._follow()
         self._observe(
             MixedGradients(
@@ -296,21 +299,22 @@ class GradientUseSensor(Sensor):
         if event.by_scaler or is_traced():
             return
         optimizer = event.optimizer
-        scaler, roots = self._scaler, self._roots
+        scaler = self._scaler
+        roots = self._roots
         index = self._registry.index_of(optimizer)
         if index is None:
             return
         self._trained.meet(optimizer)
         self._direct.add(id(optimizer))
         if not self._contents.known:
-            # Which gradients it had is not known; of the next ones it will be.
+            # The content of its gradients is not known; that of the next ones will be.
             if roots.num_scaled and stage_of(scaler, optimizer) == READY:
                 self._follow()
             return
         parameters = [p for p in parameters_of(optimizer) if id(p) not in self._judged]
         found = [p for p, kinds in self._contents.of(parameters) if _is_scaled(kinds)]
         self._judged.update(id(p) for p in parameters)
-        # Who asks for the scale after backward may have divided by it.
+        # A user who has asked for the scale after backward may have divided by it.
         if found and not roots.asked:
             self._follow()
             self._observe(
@@ -322,7 +326,7 @@ class GradientUseSensor(Sensor):
 
     def zeroed(self, event: Zeroed) -> None:
         """Take note that gradients were set to zero or to ``None``."""
-        # Where nothing follows, nobody asks what is left.
+        # While no gradient is followed, its content is not asked for.
         if self._waits or self._calls < self._follow_until or self._contents.known:
             owner = event.owner
             owned = owner.parameters() if isinstance(owner, nn.Module) else parameters_of(owner)
@@ -333,12 +337,12 @@ class GradientUseSensor(Sensor):
         parameters = event.parameters
         if self._contents.known and isinstance(parameters, (torch.Tensor, list, tuple)):
             each = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-            self._contents.bear([id(p.grad) for p in each if p.grad is not None], 1)
+            self._contents.allow_changes([id(p.grad) for p in each if p.grad is not None], 1)
 
     def clipping_by_value(self, event: ClippingByValue) -> None:
         """Take note that gradients are about to be changed by two operations in place."""
         if self._contents.known:
-            self._contents.bear([id(g) for g in event.gradients], 2)
+            self._contents.allow_changes([id(g) for g in event.gradients], 2)
 
 
 def _is_scaled(kinds: frozenset[int]) -> bool:

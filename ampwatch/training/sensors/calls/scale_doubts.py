@@ -1,4 +1,4 @@
-"""Gradients of which it is not known yet whether one scale made them."""
+"""Doubts whether the gradients of a step were all made by one scale."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MAX_DOUBTS = 16
 
 
 class Doubt(NamedTuple):
-    """Gradients whose scales have to be known before anything can be said of them.
+    """Gradients whose scales have to be known before anything can be reported of them.
 
     Attributes:
         numbers: Numbers of the scales they were multiplied by, and of the newest.
-        newest: Number of the one they are divided by.
-        observed: What there is to say, but for the scales.
+        newest: Number of the scale they are divided by.
+        observed: Evidence that lacks only the scales.
     """
 
     numbers: frozenset[int]
@@ -33,11 +33,11 @@ class Doubts:
     """Waits for scales that are on their way from a device.
 
     Args:
-        scales: Where they arrive.
-        observe: Told of gradients that were made by another scale than they are divided by.
+        scales: Log in which the scales arrive.
+        observe: Called with gradients that were made by another scale than they are divided by.
 
     Attributes:
-        pending: Those that wait.
+        pending: Doubts that wait.
     """
 
     def __init__(self, scales: ScaleLog, observe: Callable[[object], None]) -> None:
@@ -51,11 +51,11 @@ class Doubts:
         self.settle()
 
     def clear(self) -> None:
-        """Forget them."""
+        """Forget all doubts."""
         self.pending.clear()
 
     def settle(self) -> None:
-        """Say what is known by now. Never waits."""
+        """Report the doubts whose scales are known by now. Never waits."""
         if not self.pending:
             return
         self._scales.take_arrived()
@@ -66,7 +66,7 @@ class Doubts:
         newest = self._scales.of(doubt.newest)
         if None in scales or newest is None:
             return False
-        # One that was never taken is NaN.
+        # A scale that was never taken is NaN, and compares as false.
         known = [scale for scale in scales if scale is not None and scale > 0.0]
         if known and newest > 0.0:
             other = max(known, key=lambda scale: abs(math.log2(scale / newest)))

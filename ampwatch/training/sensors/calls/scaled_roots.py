@@ -1,4 +1,4 @@
-"""Which tensors that backward begins at are losses multiplied by the loss scale."""
+"""Roots of backward: which of them are losses multiplied by the loss scale."""
 
 from __future__ import annotations
 
@@ -13,33 +13,59 @@ from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-PLAIN, UNKNOWN = -1, -2
-"""Beside the numbers of scales: of a loss that was not scaled, and of nobody knows what."""
+PLAIN = -1
+"""Kind of a loss that was not scaled; kinds of scaled losses are numbers of scales, from 0."""
+
+UNKNOWN = -2
+"""Kind of a tensor of which it is not known whether it was scaled."""
 
 MAX_NUMBERS = 4096
 """Scaled losses remembered between two updates of the scaler."""
 
 MAX_NODES = 256
-"""Nodes looked at to find out what one root is made of."""
+"""Nodes that are visited to find the losses that one root is the sum of."""
 
 MAX_TO_LEAVES = 20_000
-"""Nodes looked at to find the parameters that a part of a root leads to."""
+"""Nodes that are visited to find the parameters that a part of a root leads to."""
 
 MAX_LEAF_WALKS = 8
 """Roots that are sums of scaled and unscaled losses whose graphs are walked through."""
 
 LIKELY_SCALES = 128.0
-"""A power of two from here on that a loss is multiplied by is taken for a scale; see
+"""Smallest power of two that is taken for a scale where a loss is multiplied by it; see
 ``ScaledRoots``."""
 
 LINEAR = frozenset(
     {
-        *("Add", "Sub", "Rsub", "Sum", "Mean", "Div", "Mul", "Neg", "Stack", "Cat", "View"),
-        *("Reshape", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "Index", "ToCopy"),
-        *("Clone", "Alias", "Expand", "Unbind", "Slice", "UnsafeView", "Permute", "T"),
+        "Add",
+        "Sub",
+        "Rsub",
+        "Sum",
+        "Mean",
+        "Div",
+        "Mul",
+        "Neg",
+        "Stack",
+        "Cat",
+        "View",
+        "Reshape",
+        "ReshapeAlias",
+        "Squeeze",
+        "Unsqueeze",
+        "Select",
+        "Index",
+        "ToCopy",
+        "Clone",
+        "Alias",
+        "Expand",
+        "Unbind",
+        "Slice",
+        "UnsafeView",
+        "Permute",
+        "T",
     }
 )
-"""Nodes that add up, weigh and arrange losses."""
+"""Names of nodes that add up, weigh and arrange losses, without ``Backward`` and a number."""
 
 
 class Branch(NamedTuple):
@@ -47,7 +73,7 @@ class Branch(NamedTuple):
 
     Attributes:
         kind: Number of the scale it was multiplied by, ``PLAIN`` or ``UNKNOWN``.
-        node: Its node in the graph.
+        node: Node of the loss in the graph.
     """
 
     kind: int
@@ -55,20 +81,20 @@ class Branch(NamedTuple):
 
 
 class ScaledRoots:
-    """Remembers what ``scaler.scale`` has returned, by the numbers of the nodes it has made.
+    """Remembers the results of ``scaler.scale`` by the numbers of their nodes.
 
     Autograd numbers the nodes of a thread in the order in which they are made. No tensor and no
-    node is held, so no graph lives longer than it would.
+    node is held, so no graph lives longer than without ampwatch.
 
-    A user may scale a loss by hand, with ``scaler.get_scale()``. Such a loss counts as
-    ``UNKNOWN``: where that was called, or a factor is the scale or looks like one.
+    A user may scale a loss by hand, with ``scaler.get_scale()``. A product counts as ``UNKNOWN``
+    where that was called, or where a factor equals the scale or is a likely one.
 
     Args:
         scaler: An enabled scaler.
 
     Attributes:
-        number: Number of the scale: how often it was updated.
-        asked: ``get_scale`` was called since the last update or backward.
+        number: Number of the scale: updates so far.
+        asked: Whether ``get_scale`` was called since the last update or backward.
         num_scaled: Losses scaled since the last update.
         any_scaled: Whether a loss was ever scaled.
     """
@@ -85,7 +111,7 @@ class ScaledRoots:
         self.any_scaled = False
 
     def scaled(self, result: object) -> None:
-        """Take what ``scaler.scale`` has returned."""
+        """Remember the result of ``scaler.scale``."""
         if isinstance(result, torch.Tensor):
             self.num_scaled += 1
             self.any_scaled = True
@@ -98,7 +124,7 @@ class ScaledRoots:
                 self.scaled(one)
 
     def updated(self) -> None:
-        """The scale may be another one from now on."""
+        """Begin with another scale."""
         self.number += 1
         self.num_scaled = 0
         self.asked = False
@@ -108,8 +134,8 @@ class ScaledRoots:
         """Return the losses that backward begins at.
 
         Args:
-            tensors: As handed to ``torch.autograd.backward``.
-            gradients: Likewise. What is given by hand may carry a scale.
+            tensors: Tensors, as handed to ``torch.autograd.backward``.
+            gradients: Gradients, as handed to it. One that is given by hand may carry a scale.
 
         Cost: about 1 us for a scaled loss, up to 0.2 ms for one that is not.
         """
@@ -119,7 +145,7 @@ class ScaledRoots:
             if node is None:
                 found.append(Branch(UNKNOWN, None))
                 continue
-            # Nearly always it is what scaler.scale has returned.
+            # Nearly always the root is the result of scaler.scale.
             number = self._numbers.get(node._sequence_nr())  # noqa: SLF001 - no public name for it
             if number is not None:
                 found.append(Branch(number, node))
@@ -130,7 +156,7 @@ class ScaledRoots:
         return found
 
     def reach(self, branches: Sequence[Branch]) -> dict[int, frozenset[int]] | frozenset[int]:
-        """Return the kinds that backward adds: to every parameter, or by identity to each.
+        """Return the kinds that backward adds to every parameter, or by identity to each.
 
         The graph is walked through only where scaled and plain losses are added up in one root.
         """
@@ -144,7 +170,7 @@ class ScaledRoots:
         return added
 
     def _leaves_of(self, kind: int, branches: Sequence[Branch]) -> set[int] | None:
-        """Return what the losses of a kind lead to; of a sum met before, what they led to then."""
+        """Return the leaves of the losses of a kind; of a sum met before, the leaves of then."""
         shape = (str(min(kind, 0)), *(b.node.name() for b in branches if b.node is not None))
         if self._walks < MAX_LEAF_WALKS:
             self._walks += 1
@@ -152,7 +178,8 @@ class ScaledRoots:
         return self._leaves.get(shape)
 
     def _branches_of(self, root: Any) -> Iterator[Branch]:
-        stack, left = [root], MAX_NODES
+        stack = [root]
+        left = MAX_NODES
         while stack:
             node = stack.pop()
             left -= 1
@@ -190,8 +217,11 @@ class ScaledRoots:
 
     def _leads_to_scaled(self, node: Any) -> bool:
         """Whether a scaled loss is among what ``node`` was computed from, or may be."""
-        stack, seen, left = [node], {node}, MAX_NODES
-        # What was made before the first scaled loss was not computed from it.
+        stack = [node]
+        seen = {node}
+        left = MAX_NODES
+        # Numbers ascend, so a node with a smaller number than the first scaled loss was not
+        # computed from it, and neither was anything below: most of the graph is never visited.
         while stack and self._numbers:
             left -= 1
             if left <= 0:
@@ -208,14 +238,19 @@ class ScaledRoots:
         return False
 
     def _factor(self, node: Any) -> float | None:
-        """Return the constant of a product if it is zero, or is or looks like a scale."""
+        """Return the constant of a product if it is zero, the scale or a likely scale.
+
+        1.0 stands for the scale itself and for a constant that cannot be read; ``None`` for any
+        other constant.
+        """
         mine = self._scaler._scale  # noqa: SLF001 - no public name for it
         try:
-            # Of the two the one that is needed to go back to the other is saved.
-            constant = node._saved_other  # noqa: SLF001 - likewise
-            constant = node._saved_self if constant is None else constant  # noqa: SLF001 - likewise
+            # The derivative by one factor is the other: a factor is saved if the other one has a
+            # gradient, so of a loss and a constant only the constant is.
+            constant = node._saved_other  # noqa: SLF001 - no public name for it
+            constant = node._saved_self if constant is None else constant  # noqa: SLF001 - no public name for it
         except (RuntimeError, AttributeError):
-            # Freed, or changed in place meanwhile: backward itself will say so.
+            # Freed, or changed in place meanwhile: backward itself will raise.
             return 1.0
         if constant is None or not is_plain_scalar(constant):
             return None
@@ -230,12 +265,13 @@ class ScaledRoots:
 
 
 def leaves_of(nodes: Iterable[Any]) -> set[int] | None:
-    """Return the identities of the leaves that nodes lead to; ``None`` if there is too much to see.
+    """Return the identities of the leaves that nodes lead to; ``None`` if the graph is too large.
 
     Cost: about 1 us a node of the graph.
     """
     stack = [node for node in nodes if node is not None]
-    seen, leaves = set(stack), set()
+    seen = set(stack)
+    leaves = set()
     while stack:
         if len(seen) > MAX_TO_LEAVES:
             return None

@@ -1,1 +1,1 @@
-"""Which ops ran in which dtype, and why."""
+"""Ops: the dtype that each ran in, and why."""

@@ -16,7 +16,7 @@ from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.training.hooks.compiling import ForcedEager, may_compile
 from ampwatch.training.hooks.events import AlteredCalled, ForwardBegan, ForwardEnded
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.iteration.governor import Look
+from ampwatch.training.iteration.governor import Observation
 from ampwatch.training.model.module_stack import ModuleStack
 from ampwatch.training.ops.call import OpCall, OpCounts, tensors_among
 from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from ampwatch.training.iteration.context import Context
 
 MAX_OPS = 200_000
-"""Ops counted in one iteration. One that has more (an evaluation of a whole epoch that no update
-of the scaler ends) is cut there."""
+"""Ops counted in one iteration. A longer one (an evaluation of a whole epoch that no update of the
+scaler ends) is cut there."""
 
 HIGHER_ORDER = OpInfo(
     "", OpKind.OTHER, None, (), (), is_ignored=True, is_own=True, has_fp32_policy=bool
 )
-"""A higher-order op. They are for compiled code; what runs inside one is not seen."""
+"""Info of a higher-order op. Compiled code is made of them; ops inside are not seen."""
 
 MAX_CALLS = 10_000
-"""Calls of modules in one iteration without an op that is counted, after which nobody waits for
-one any more: an evaluation, or a model that only answers."""
+"""Calls of modules in one iteration without an op that is counted, after which observing ends: it
+is an evaluation, or a model that only answers."""
 
 ALTERED = frozenset({"_linalg_svd", "_linalg_eigh", "linalg_pinv", "_efficientzerotensor"})
 """Ops that PyTorch computes otherwise while any dispatch mode is on, with other last bits:
@@ -60,31 +60,31 @@ called by. And the zeros that forward-mode AD makes without memory: with a mode 
 number to them raises."""
 
 ALTERED_BACKWARD = frozenset({"prod", "linalg_lstsq"})
-"""Ops whose backward it computes otherwise."""
+"""Ops whose backward PyTorch computes otherwise while any dispatch mode is on."""
 
 REGION_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
-"""Reasons that say by themselves that autocast is used."""
+"""Reasons that prove by themselves that autocast is used."""
 
 
 class OpCensusSensor(Sensor):
-    """Counts ops in the iterations it is told to, and tells listeners of them.
+    """Counts ops in the iterations that are planned, and emits them to other sensors.
 
     A ``TorchDispatchMode`` sees every op of the thread that trains, backward included, and of
     other threads while they run watched modules. To count, it is on from the first forward of a
     watched module that records gradients to the end of the iteration; for listeners, from its
     beginning. A process that is forked meanwhile inherits it, silent from its first op on.
-    PyTorch's global module hooks and its global optimizer hooks say where an op belongs. The hook
+    PyTorch's global hooks on modules and optimizers show where an op belongs. The hook
     before modules is in place only in counted iterations. The one after them stays, unless
     something is compiled: PyTorch walks over these in place where a module has raised, and one
     that came or went meanwhile, in any thread, would replace the user's exception.
 
-    Nothing is counted as soon as ``torch.compile`` was called in the process: compiled code
-    would run otherwise than without; unless the user allows that. Nor once an op was met that
-    would (``ALTERED``, where ``altered.py`` has not heard of it before it was called), nor while
-    a CUDA graph is captured, nor what ampwatch itself does.
+    Nothing is counted as soon as ``torch.compile`` was called in the process, unless the user
+    allows that: compiled code would run otherwise than without a mode. Nothing is counted once an
+    op of ``ALTERED_BACKWARD`` was met that ``places.py`` has not noticed before the call. Nothing
+    is counted while a CUDA graph is captured, and no op of ampwatch itself ever is.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
 
     Attributes:
         altered: Name of the op because of which nothing is seen any more; empty without.
@@ -112,8 +112,9 @@ class OpCensusSensor(Sensor):
         self._governor = context.governor
         self._traces_all = settings.level == "deep"
         self._may_force_eager = settings.compiled_census == "force_eager"
-        self._op, self._ops_ended = bus.channel(Op), bus.channel(OpsEnded)
-        self._tells = False
+        self._op = bus.channel(Op)
+        self._ops_ended = bus.channel(OpsEnded)
+        self._notifies = False
         self._may_count = True
         self._is_observing = False
         self._forced: ForcedEager | None = None
@@ -126,13 +127,15 @@ class OpCensusSensor(Sensor):
         self._counts = OpCounts(self._fallbacks.why)
         self._mode: OpMode | None = None
         self._thread = 0
-        self.altered = self.uncounted = ""
+        self.altered = ""
+        self.uncounted = ""
         self._clear()
 
     def _clear(self) -> None:
         self._counts.clear()
         self._stack.clear()
-        self._num_ops = self._num_calls = 0
+        self._num_ops = 0
+        self._num_calls = 0
         self._is_counting = False
         self._was_forced = False
         self._newest: Phase | None = None
@@ -140,18 +143,17 @@ class OpCensusSensor(Sensor):
 
     def installed(self) -> None:
         """Begin with the open iteration."""
-        # To stay, unlike the hook before modules: PyTorch walks over the hooks after them in
-        # place where a module has raised, and one that came or went would break that.
+        # Placed once and for all, unlike the hook before modules: see the class.
         if self._may_force_eager or not may_compile():
             self._bus.listen(self, ForwardEnded)
         self.guard.run(self._begin_planned, self._iteration.step, Attention())
 
     def failed(self) -> None:
-        """See nothing any more: nothing of the iteration in which it has failed is to stay on."""
+        """Take off the mode and the hooks of the iteration in which it has failed."""
         self.stop()
 
     def removed(self) -> None:
-        """See no op any more."""
+        """Take off everything, and forget the counts."""
         self.stop()
         self._clear()
         self._bus.ignore(self, ForwardEnded)
@@ -163,7 +165,7 @@ class OpCensusSensor(Sensor):
     def _begin_planned(self, step: int, attention: Attention) -> None:
         governor = self._governor
         one_by_one = governor.counts_one_by_one
-        counts = one_by_one and Look.OPS in governor.wanted
+        counts = one_by_one and Observation.OPS in governor.wanted
         follows = (
             self._traces_all or attention.trace or counts or (one_by_one and governor.is_opening)
         )
@@ -172,27 +174,27 @@ class OpCensusSensor(Sensor):
             self.is_dormant = not self._is_observing
 
     def iteration_closed(self, event: IterationClosed) -> None:
-        """Add to the iteration that has ended what was counted in it."""
+        """Add the counts to the iteration that has ended."""
         if self._is_observing:
             self._is_observing = False
             iteration = event.iteration
             iteration.census = self.end(iteration.step, iteration.duration_s)
 
     def unfinished(self, step: int) -> OpCensus | None:
-        """Return what was counted in the open iteration, which will not end."""
+        """Return the counts of the open iteration, which will not end."""
         if not self._is_observing:
             return None
         self._is_observing = False
         return self.end(step, math.nan)
 
     def begin(self, step: int = 0, *, count: bool = True, follow: bool | None = None) -> bool:
-        """Iteration ``step`` begins, whose ops are to be seen; return whether they will be.
+        """Begin to observe the ops of iteration ``step``; return whether they will be seen.
 
         Args:
-            step: Its index.
-            count: Whether they are counted, from the first forward on.
-            follow: Whether sensors are told of each, and are to follow non-finite values;
-                ``None`` tells them nothing.
+            step: Index of the iteration.
+            count: Whether ops are counted, from the first forward on.
+            follow: Whether sensors that get each op are to follow non-finite values; with
+                ``None`` they get none.
         """
         self.stop()
         self._clear()
@@ -201,25 +203,26 @@ class OpCensusSensor(Sensor):
         # Compiled code is run eagerly to be counted, and for nothing else.
         if is_compiled and not (count and self._may_force_eager):
             return False
-        tells = follow is not None and bool(self._op.subscribers)
-        if self.altered or not (count or tells):
+        notifies = follow is not None and bool(self._op.subscribers)
+        if self.altered or not (count or notifies):
             return False
         self._forced = ForcedEager() if is_compiled else None
         self._was_forced = is_compiled
         self._bus.listen(self, AlteredCalled)
         self.is_dormant = False
         ignored = [func for func, info in self._infos.items() if info.is_ignored]
-        self._mode, self._thread = OpMode(self._note, ignored, self._is_altered), get_ident()
-        # Each time anew: modules are added and replaced while a training runs.
+        self._mode = OpMode(self._note, ignored, self._is_altered)
+        self._thread = get_ident()
+        # Collected each time: modules are added and replaced while a training runs.
         self._modules = {id(m): (name, weakref.ref(m)) for name, m in self._names.modules()}
         self._bus.listen(self, ForwardBegan)
         if is_compiled and not _captures():
-            # What torch.compile has wrapped leaves the thread's dispatch state as it was before:
-            # a mode that is put on inside is forgotten outside.
+            # Functions that torch.compile has wrapped restore the thread's dispatch state: a mode
+            # that is put on inside is forgotten outside.
             self._mode.put_on()
         self._may_count = count
-        if tells and not is_compiled:
-            self._tells = True
+        if notifies and not is_compiled:
+            self._notifies = True
             self._bus.emit(OpsBegan(step, bool(follow)))
             # Averages of weights, metrics and gradients are updated outside of modules.
             if not _captures():
@@ -227,14 +230,15 @@ class OpCensusSensor(Sensor):
         return True
 
     def end(self, step: int, duration_s: float) -> OpCensus | None:
-        """The iteration has ended; return what was counted, ``None`` if nothing was.
+        """End the iteration; return the counts, ``None`` if there are none.
 
         Args:
-            step: Its index.
-            duration_s: Its wall time; NaN if unknown. Unit: s.
+            step: Index of the iteration.
+            duration_s: Wall time of the iteration; NaN if unknown. Unit: s.
         """
         self.stop()
-        counts, census = self._counts, None
+        counts = self._counts
+        census = None
         tallies = counts.tallies
         if (tallies or self._lone) and not (self.altered or self.uncounted):
             census = OpCensus(
@@ -252,7 +256,7 @@ class OpCensusSensor(Sensor):
         return census
 
     def _judged(self, tallies: dict[OpKey, OpTally]) -> dict[OpKey, OpTally]:
-        """Return the tallies; where autocast was never seen nothing is a fallback from it."""
+        """Return the tallies, without fallbacks where autocast was never seen."""
         if self._fallbacks.autocast_dtypes:
             return tallies
         judged: dict[OpKey, OpTally] = {}
@@ -262,18 +266,19 @@ class OpCensusSensor(Sensor):
         return judged
 
     def stop(self) -> None:
-        """See nothing any more until the next iteration that is counted begins."""
+        """Observe nothing until the next planned iteration begins."""
         self.is_dormant = not self._is_observing
         self._bus.ignore(self, ForwardBegan)
         self._bus.ignore(self, AlteredCalled)
-        if self._tells:
-            self._tells = False
+        if self._notifies:
+            self._notifies = False
             self._ops_ended.emit(OpsEnded())
         if self._mode is not None:
             self._mode.silence()
             self._former.append(self._mode)
             self._mode = None
-        # Autograd has put those back that were taken off inside of backward.
+        # A mode that is taken off inside of backward comes back: autograd restores the state that
+        # its thread had when backward began. So it is silenced, and taken off again later.
         for mode in self._former:
             mode.take_off()
         self._former = [mode for mode in self._former if mode.threads]
@@ -289,7 +294,7 @@ class OpCensusSensor(Sensor):
             self._bus.ignore(self, ForwardEnded)
 
     def altered_called(self, event: AlteredCalled) -> None:
-        """See no op of this iteration any more, and count none later."""
+        """Stop observing this iteration, and count none later."""
         if self._mode is not None:
             self.uncounted = self._governor.uncountable = event.name
             self.stop()
@@ -309,11 +314,11 @@ class OpCensusSensor(Sensor):
         if known is None or known[1]() is not module:
             return
         self._num_calls += 1
-        is_idle = not self._num_ops and self._num_calls > MAX_CALLS and not self._tells
+        is_idle = not self._num_ops and self._num_calls > MAX_CALLS and not self._notifies
         if is_idle or self._num_ops >= MAX_OPS or (self._mode and self._mode.is_inherited):
             self.stop()
             return
-        self._bus.is_optimizer_stepping = False  # one that has raised does not say that it ended
+        self._bus.is_optimizer_stepping = False  # a step that has raised did not end
         if self._stack.enter(id(module), known[0]):
             self._regions.update()
             if torch.is_grad_enabled():
@@ -333,39 +338,42 @@ class OpCensusSensor(Sensor):
             or not self._stack.leave(id(module))
         ):
             return
-        me, mode = get_ident(), self._mode
-        # A thread of autograd has it from the thread that called backward.
+        me = get_ident()
+        mode = self._mode
+        # In other threads than the one that trains the mode is on for modules only. Threads of
+        # autograd inherit it from the thread that called backward, and are not in ``threads``.
         if mode is not None and me != self._thread and me in mode.threads:
             mode.take_off()
 
     def _put_on(self) -> None:
-        """See the ops of this thread, if they may be seen."""
+        """Put the mode on in this thread, if its ops may be seen."""
         if self._mode is not None and torch.is_grad_enabled() and not _captures():
             self._is_counting = self._may_count
             self._mode.put_on()
 
     def note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-        """``func(*args, **kwargs)`` has returned ``out``."""
+        """Take in an op: ``func(*args, **kwargs)`` has returned ``out``."""
         info = self._infos.get(func)
         if info is None:
             info = self._learn(func)
         if info.is_ignored or self._num_ops >= MAX_OPS:
             return
         if _captures():
-            # What looks at values would be captured along with the user's own.
+            # Ops that read values would be captured along with the user's own.
             self.stop()
             return
         self._num_ops += 1
         if self._num_ops == MAX_OPS and self._mode is not None:
             self._mode.silence()
         phase = self._phase(info.name, args)
-        call, module = OpCall(func, info, args, kwargs, out), self._module(phase)
-        # Data is prepared, and other models may be run, before the model itself.
+        call = OpCall(func, info, args, kwargs, out)
+        module = self._module(phase)
+        # Not before the first forward: until then data is prepared, and other models may run.
         if self._is_counting:
             device_type = self._counts.count(call, phase, module)
             if device_type and phase is Phase.FORWARD:
                 self._fallbacks.see(device_type)
-        if self._tells:
+        if self._notifies:
             self._op.emit(Op(call, OpPlace(phase, module, self._stack.is_inside())))
 
     def _learn(self, func: Any) -> OpInfo:
@@ -384,6 +392,7 @@ class OpCensusSensor(Sensor):
         return bool(self.altered)
 
     def _phase(self, op: str, args: Sequence[Any]) -> Phase:
+        # The id of the running backward, in whichever thread it runs this node; -1 outside of one.
         if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - no public name for it
             self._newest = Phase.BACKWARD
             return Phase.BACKWARD

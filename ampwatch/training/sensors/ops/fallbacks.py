@@ -1,4 +1,4 @@
-"""Why an op ran in float32 although the training uses autocast."""
+"""Reasons why an op ran in float32 although the training uses autocast."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from ampwatch.training.hooks.regions import Region, Regions
+    from ampwatch.training.hooks.regions import AutocastRegion, Regions
     from ampwatch.training.ops.info import OpInfo
 
 
 class Fallbacks:
-    """Holds ops against the autocast regions that they run in.
+    """Compares ops with the autocast regions that they run in.
 
     Args:
         regions: The regions that every thread is in.
@@ -32,16 +32,16 @@ class Fallbacks:
         self._regions = regions
 
     def see(self, device_type: str) -> None:
-        """An op of the forward pass has run on a type of device."""
+        """Note the region of an op of the forward pass that has run on a type of device."""
         region = _region_for(device_type, self._regions.here())
         if region is not None and region.enabled and region.dtype not in self.autocast_dtypes:
             self.autocast_dtypes.append(region.dtype)
 
     def why(self, info: OpInfo, inputs: Sequence[str], device_type: str) -> Fallback:
-        """Return why an op of the forward pass ran in float32.
+        """Return the reason why an op of the forward pass ran in float32.
 
         Args:
-            info: What is known of the op.
+            info: Info of the op.
             inputs: Names of the dtypes of its floating-point inputs.
             device_type: Type of the device it ran on.
         """
@@ -56,20 +56,22 @@ class Fallbacks:
             return Fallback.CUSTOM_FUNCTION if region.by_function else Fallback.DISABLED_REGION
         return _inside(info, inputs, device_type)
 
-    def why_lone(self, module: nn.Module) -> tuple[Fallback, Region] | None:
-        """Return why a module is called without the autocast that is expected, and which.
+    def why_lone(self, module: nn.Module) -> tuple[Fallback, AutocastRegion] | None:
+        """Return the reason why a module is called without the expected autocast, and that region.
 
-        ``None`` if nothing is amiss: it is called inside a region for its device, enabled or
-        not, or to evaluate, or nobody uses autocast.
+        ``None`` if nothing is amiss: the module is called inside a region for its device, enabled
+        or not, or to evaluate, or nobody uses autocast.
         """
         parameter = next(module.parameters(), None)
         if parameter is None or not parameter.is_floating_point() or not torch.is_grad_enabled():
             return None
-        device_type, here = parameter.device.type, self._regions.here()
+        device_type = parameter.device.type
+        here = self._regions.here()
         if any(region.device_type == device_type for region in here):
             return None
         if here:
-            # One for CUDA is switched off by PyTorch where there is none, else by the user.
+            # A region for CUDA that is off was switched off by PyTorch if this machine has no
+            # CUDA, and by the user otherwise.
             is_meant = here[-1].enabled or not torch.cuda.is_available()
             return (Fallback.DEVICE_TYPE, here[-1]) if is_meant else None
         elsewhere = self._regions.elsewhere(device_type)
@@ -77,7 +79,7 @@ class Fallbacks:
 
 
 def _inside(info: OpInfo, inputs: Sequence[str], device_type: str) -> Fallback:
-    """Return why an op ran in float32 inside an enabled region."""
+    """Return the reason why an op ran in float32 inside an enabled region."""
     if not info.is_own:
         return Fallback.CUSTOM_FUNCTION
     if len(inputs) > 1:
@@ -86,6 +88,6 @@ def _inside(info: OpInfo, inputs: Sequence[str], device_type: str) -> Fallback:
     return Fallback.FP32_LIST if is_listed else Fallback.NOT_LISTED
 
 
-def _region_for(device_type: str, regions: Sequence[Region]) -> Region | None:
+def _region_for(device_type: str, regions: Sequence[AutocastRegion]) -> AutocastRegion | None:
     """Return the innermost region for a type of device."""
     return next((r for r in reversed(regions) if r.device_type == device_type), None)

@@ -1,4 +1,4 @@
-"""Whether what a model is given is finite."""
+"""Inputs of the watched models: whether they are finite."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class InputSensor(Sensor):
-    """Adds up the positional inputs of the watched models, in the iterations it is told to.
+    """Checks the positional inputs of the watched models, in the iterations that are planned.
 
-    A bad batch is gone when the next iteration is traced op by op: this is the one look at values
+    A bad batch is gone when the next iteration is traced op by op: this is the one check of values
     that has to come before anything is known to be wrong. Negative infinity alone is a mask.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
 
     Cost:
         One pass over the inputs, no sync; 0.5 us a call of any module while it is on.
@@ -47,7 +47,7 @@ class InputSensor(Sensor):
         self._governor = context.governor
         self._deferred = context.deferred
         self._observe = context.observe
-        # Where ops are followed one by one, so are the inputs.
+        # At deep every op is followed, and with the ops their inputs.
         self._is_needed = context.settings.level != "deep"
         self._step = 0
         self._models: dict[int, weakref.ref[nn.Module]] = {}
@@ -61,7 +61,7 @@ class InputSensor(Sensor):
         self._end()
 
     def iteration_planned(self, event: IterationPlanned) -> None:
-        """Have the calls of the models told, or no more."""
+        """Begin to observe calls of the models, or end it."""
         self._begin(event.step, wanted=self._governor.is_opening or event.attention.inputs)
 
     def _begin(self, step: int, *, wanted: bool) -> None:
@@ -78,21 +78,23 @@ class InputSensor(Sensor):
             self._bus.ignore(self, ForwardBegan)
 
     def compile_called(self, _event: CompileCalled) -> None:
-        """Have the hook taken out: PyTorch warns of those that are there when something compiled runs."""
+        """Have the hook taken out: PyTorch warns if one is there when compiled code runs."""
         self._end()
 
     def forward_began(self, event: ForwardBegan) -> None:
-        """Add up what a watched model is given."""
+        """Check the inputs of a watched model."""
         known = self._models.get(id(event.module))
         if known is None or known() is not event.module:
             return
         args = event.args
-        # What has a node was computed by a model: by another one that is watched, for one.
+        # A tensor with a node was computed by a model, maybe by another one that is watched.
         given = [t for t in tensors_in(args) if t.dtype in FLOATS and _is_plain(t)]
         tensors = [t for t in given if t.grad_fn is None]
         if not tensors or not torch.is_grad_enabled() or any(map(is_capturing, tensors)):
             return
-        step, source, numel = self._step, user_source(), sum(t.numel() for t in tensors)
+        step = self._step
+        source = user_source()
+        numel = sum(t.numel() for t in tensors)
 
         def judge(read: list[float]) -> None:
             (value,) = read
@@ -108,7 +110,7 @@ class InputSensor(Sensor):
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether it has values that can be read here, unlike fake tensors and those of ``vmap``."""
+    """Whether a tensor has values that can be read, unlike fake tensors and those of ``vmap``."""
     return (
         is_dense(tensor)
         and tensor.numel() > 0

@@ -20,17 +20,20 @@ if TYPE_CHECKING:
     from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
 
 REFUSED = "binary_cross_entropy"
+"""Name of the op that autocast refuses."""
+
 CAST = "_to_copy"
+"""Name of the op that autocast casts with."""
 
 
 class RefusedOps(Sensor):
-    """Sees the loss of a probability that was rounded to half precision, under autocast.
+    """Detects the loss of a probability that was rounded to half precision, under autocast.
 
-    Autocast on a CPU casts the probability to float32 first, which brings nothing back: the
-    cast right before the loss is what tells it from a probability that was computed in float32.
+    Autocast on a CPU casts the probability to float32 first, which brings no bit back. The cast
+    right before the loss distinguishes it from a probability that was computed in float32.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
 
     Cost:
         Less than 1 us an op.
@@ -46,33 +49,36 @@ class RefusedOps(Sensor):
         self._cast: dict[int, str] = {}
 
     def ops_began(self, event: OpsBegan) -> None:
-        """Iteration ``step`` begins."""
+        """Begin an iteration without a remembered cast."""
         self._step = event.step
         self._cast.clear()
 
     def op(self, event: Op) -> None:
-        """Compare what an op has read and written."""
+        """Remember a cast; check a loss that follows casts."""
         call, place = event
         name = call.info.name
         if name == CAST:
             self._remember(call)
             return
         if name == REFUSED and self._cast and place.phase is Phase.FORWARD:
-            self._look(call, place)
+            self._check(call, place)
+        # Only casts right before the loss count, so any other op ends what is remembered: by then
+        # an address may be another tensor's.
         if self._cast:
             self._cast.clear()
 
     def ops_ended(self, _event: OpsEnded) -> None:
-        """The iteration is over."""
+        """Forget the casts."""
         self._cast.clear()
 
     def _remember(self, call: OpCall) -> None:
-        """Keep where the casts right before an op have put their results."""
-        given, out = call.args[0], call.out
+        """Remember the address of the result of a cast from half precision to float32."""
+        given = call.args[0]
+        out = call.out
         if is_plain(given) and is_plain(out) and given.dtype in HALF and out.dtype == torch.float32:
             self._cast[out.data_ptr()] = name_of(given.dtype)
 
-    def _look(self, call: OpCall, place: OpPlace) -> None:
+    def _check(self, call: OpCall, place: OpPlace) -> None:
         probability = call.args[0]
         dtype = self._cast.get(probability.data_ptr()) if is_plain(probability) else None
         if dtype is None or not self._is_in_region(probability.device.type):

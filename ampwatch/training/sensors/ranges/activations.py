@@ -28,16 +28,17 @@ MAX_ELEMENTS = 16384
 0.16 % (two standard errors), and amax and non-finite elements are exact all the same."""
 
 MODULES = frozenset({Topic.ACTIVATION, Topic.ACTIVATION_GRADIENT})
+"""Topics that need the hook on modules."""
 
 OUTPUT = How(most=MAX_ELEMENTS)
 OUTPUT_GRADIENT = How(scaled=True, most=MAX_ELEMENTS)
 
 
 class ActivationSensor(Sensor):
-    """Measures what leaf modules return and the gradients with respect to it.
+    """Measures the outputs of leaf modules, and the gradients with respect to them.
 
     PyTorch's global forward hook is in place only during iterations that sample modules. It
-    leaves no trace in a module that is copied, sees outputs before the hooks of the user may
+    leaves no trace in a module that is copied, gets outputs before the hooks of the user may
     replace them, and returns ``None``. Gradients are seen by a hook on the node of the graph
     that made the output, so views, in-place operations and the tensors themselves are left
     alone. A forward that is repeated in backward (activation checkpointing) is not counted
@@ -45,14 +46,16 @@ class ActivationSensor(Sensor):
     called in the process nothing is sampled, because hooks would have its code compiled again.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
     """
 
     name = "activations"
 
     def __init__(self, context: Context) -> None:
         self._bus = context.bus
-        self.guard = self._guard = context.bus.guard(self.name)
+        # A guard of its own: hooks on nodes of the graph run in backward, begun by no event.
+        self._guard = context.bus.guard(self.name)
+        self.guard = self._guard
         self._names = context.names
         self._governor = context.governor
         self._measuring = context.measuring
@@ -71,7 +74,7 @@ class ActivationSensor(Sensor):
         self._end()
 
     def iteration_planned(self, event: IterationPlanned) -> None:
-        """Have outputs of modules told, or no more."""
+        """Begin to observe outputs of modules, or end it."""
         self._begin(event.attention.focus)
 
     def _begin(self, focus: AbstractSet[str]) -> None:
@@ -81,7 +84,7 @@ class ActivationSensor(Sensor):
         if not wanted:
             self._end()
             return
-        # Each time anew: modules are added and replaced while a training runs.
+        # Collected each time: modules are added and replaced while a training runs.
         self._leaves = {
             id(module): (number, name, weakref.ref(module))
             for number, (name, module) in enumerate(self._names.leaf_modules())
@@ -96,11 +99,11 @@ class ActivationSensor(Sensor):
         self._leaves.clear()
 
     def compile_called(self, _event: CompileCalled) -> None:
-        """Have the hook taken out: with it the code would be compiled twice, and PyTorch warns."""
+        """Have the hook taken out: PyTorch would warn of it, and compile the code twice."""
         self._end()
 
     def forward_returned(self, event: ForwardReturned) -> None:
-        """Measure what a leaf module has returned, or what comes back to it."""
+        """Measure the output of a leaf module, or have its gradient measured."""
         leaf = self._leaves.get(id(event.module))
         if leaf is not None and leaf[2]() is event.module:
             self._measure(leaf[0], leaf[1], event.output)
@@ -121,9 +124,9 @@ class ActivationSensor(Sensor):
                 self._listen(name, tensor)
 
     def _is_repeated(self, name: str) -> bool:
-        """Whether this forward runs inside a backward that has it for the second time.
+        """Whether this forward runs inside a backward that repeats it.
 
-        With reentrant checkpointing the first time was without gradients and not seen.
+        With reentrant checkpointing the first run was without gradients and not seen.
         """
         in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public name
         if in_backward:
@@ -132,26 +135,29 @@ class ActivationSensor(Sensor):
         return False
 
     def _listen(self, name: str, tensor: torch.Tensor) -> None:
-        node, number = tensor.grad_fn, tensor.output_nr
+        node = tensor.grad_fn
+        number = tensor.output_nr
         if node is None:
             return
-        step, sensor = self._governor.step, weakref.ref(self)
+        step = self._governor.step
+        sensor = weakref.ref(self)
 
         def prehook(gradients: Any) -> None:
-            # The user may keep the graph for longer than it is observed.
+            # Weak, and by number: the user may keep the graph, and with it this function, for
+            # longer than the training is observed, and the node may return fewer gradients.
             me = sensor()
             gradient = gradients[number] if number < len(gradients) else None
             if me is not None and gradient is not None:
-                me._hear(step, name, gradient)  # noqa: SLF001 - itself
+                me._gradient_arrived(step, name, gradient)  # noqa: SLF001 - itself
 
         before_node(node, prehook)
 
-    def _hear(self, step: int, name: str, gradient: torch.Tensor) -> None:
+    def _gradient_arrived(self, step: int, name: str, gradient: torch.Tensor) -> None:
         if self._is_observing and self._governor.step == step:
             self._guard.run(self._measure_gradient, name, gradient)
 
     def _measure_gradient(self, name: str, gradient: torch.Tensor) -> None:
-        """``gradient`` has come back to an output of the module called ``name``."""
+        """Measure a gradient that has come back to an output of the module called ``name``."""
         self._measuring.measure(
             Topic.ACTIVATION_GRADIENT, [Item(name, name, gradient)], self._gradient
         )

@@ -1,4 +1,4 @@
-"""The gradients of parameters, as they stand before they are unscaled."""
+"""Gradients of parameters, as they stand before they are unscaled."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SCALED = How(scaled=True)
 
 
 @dataclass(slots=True)
-class _Open:
-    """What has happened in the open iteration, by identity of the optimizer.
+class _Handled:
+    """Optimizers that were handled in the open iteration, by identity.
 
     Attributes:
         step: Index of the iteration.
-        stay_scaled: Those whose gradients are unscaled by their own step only, so not on a skip.
-        skipped: Those whose gradients are known not to be finite.
-        measured: On which devices their gradients were; ``None`` stands for all.
+        stay_scaled: Optimizers that unscale gradients in their own step, so not on a skip.
+        skipped: Optimizers whose gradients are known not to be finite.
+        measured: Devices on which gradients were measured; ``None`` stands for all.
     """
 
     step: int = -1
@@ -51,7 +51,7 @@ class _Gradients(Sensor):
     """Measures the gradients of an optimizer, once per iteration and device.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
     """
 
     name = "gradients"
@@ -61,20 +61,21 @@ class _Gradients(Sensor):
         self._names = context.names
         self._governor = context.governor
         self._measuring = context.measuring
-        self._last = _Open()
+        self._last = _Handled()
 
     def removed(self) -> None:
         """Forget the open iteration."""
-        self._last = _Open()
+        self._last = _Handled()
 
     @property
-    def _open(self) -> _Open:
+    def _open(self) -> _Handled:
         if self._last.step != self._governor.step:
-            self._last = _Open(self._governor.step)
+            self._last = _Handled(self._governor.step)
         return self._last
 
     def _measure(self, optimizer: Optimizer, how: How) -> None:
-        # Once per iteration: steps may be nested. Verdicts are one per device.
+        # Steps may be nested, and would measure twice. The scaler has a verdict per device, which
+        # is the gate of the gradients there: those of another device are measured behind theirs.
         devices = self._open.measured.setdefault(id(optimizer), set())
         device = None if how.gate is None else how.gate.device
         if devices.isdisjoint({None, device}):
@@ -91,26 +92,26 @@ class _Gradients(Sensor):
 class ScaledGradientSensor(_Gradients):
     """Measures ``.grad`` of the parameters of each optimizer that steps through the scaler.
 
-    In sampled iterations: once per optimizer, before ``unscale_``, or before the ``step`` of an
-    optimizer that unscales by itself, so the values are multiplied by the loss scale. Also in any
-    iteration in which the scaler has found a non-finite gradient, after ``unscale_`` or after the
-    step, unless the verdict is on a device and no step was skipped lately.
+    Measures in sampled iterations, once per optimizer, before ``unscale_``, or before the ``step``
+    of an optimizer that unscales by itself: the values are multiplied by the loss scale. Measures
+    also in any iteration in which the scaler has found a non-finite gradient, after ``unscale_``
+    or after the step, unless the verdict is on a device and no step was skipped lately.
     """
 
     def unscaling(self, event: Unscaling) -> None:
-        """Measure what the user is about to have unscaled."""
+        """Measure the gradients that the user is about to have unscaled."""
         if Topic.GRADIENT in self._governor.wanted:
             self._measure_scaled(event.scaler, event.optimizer)
 
     def unscaled(self, event: Unscaled) -> None:
-        """Measure what the scaler objects to, before the user may change it.
+        """Measure gradients that the scaler objects to, before the user may change them.
 
-        Clipping by a norm that is NaN leaves nothing else.
+        Clipping by a norm that is NaN makes every element NaN.
         """
         self._observe_skips(event.scaler, event.optimizer)
 
     def step_began(self, event: StepBegan) -> None:
-        """Measure what the scaler is about to unscale, or an optimizer that does so itself."""
+        """Measure the gradients that the scaler, or the optimizer itself, is about to unscale."""
         scaler, optimizer = event
         is_fused = getattr(optimizer, "_step_supports_amp_scaling", False)
         if is_fused and stage_of(scaler, optimizer) == READY:
@@ -119,7 +120,7 @@ class ScaledGradientSensor(_Gradients):
             self._measure_scaled(scaler, optimizer)
 
     def step_ended(self, event: StepEnded) -> None:
-        """Measure what the scaler objects to, while it is there."""
+        """Measure gradients that the scaler objects to, while they are there."""
         self._observe_skips(event.scaler, event.optimizer)
 
     def _measure_scaled(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
@@ -131,12 +132,14 @@ class ScaledGradientSensor(_Gradients):
         if state is None or not self._governor.observes_skips:
             return
         for found_inf in state["found_inf_per_device"].values():
+            # Reading a verdict on a device would be a sync: the kernel reads it, as its gate.
             if found_inf.device.type != "cpu":
                 if self._governor.is_alert:
                     stays = id(optimizer) in self._open.stay_scaled
                     self._measure(optimizer, How(stays, gate=found_inf))
             elif host_scalar(found_inf) and id(optimizer) not in self._open.skipped:
                 self._open.skipped.add(id(optimizer))
+                # Reading the verdict was free, measuring is not: the governor limits a streak.
                 if self._governor.takes_skip():
                     self._measure(optimizer, How(id(optimizer) in self._open.stay_scaled))
 
@@ -144,8 +147,8 @@ class ScaledGradientSensor(_Gradients):
 class DirectGradientSensor(_Gradients):
     """Measures ``.grad`` of the parameters of each optimizer that steps without a scaler.
 
-    In sampled iterations, at the optimizer's own pre-step hook; an optimizer that calls a closure
-    (LBFGS) has the gradients of its previous step there.
+    Measures in sampled iterations, at the optimizer's own pre-step hook. An optimizer that calls a
+    closure (LBFGS) has the gradients of the previous step there.
     """
 
     def optimizer_stepping(self, event: OptimizerStepping) -> None:

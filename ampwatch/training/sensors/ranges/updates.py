@@ -1,4 +1,4 @@
-"""What an optimizer step changed, as a share of the weights."""
+"""Updates: changes of an optimizer step, as a share of the weights."""
 
 from __future__ import annotations
 
@@ -35,16 +35,23 @@ SPAN = 8
 a weight: what one step loses, all of them lose."""
 
 LONG_SPAN = 512
-"""The same for other optimizers. They may round stochastically, or keep float32 weights of their
-own: then a weight in bfloat16 moves seldom, but it moves."""
+"""Iterations over which other optimizers must not have moved a weight. They may round
+stochastically, or keep float32 weights of their own: then a weight in bfloat16 moves seldom, but
+it moves."""
 
 TINY = 2.0**-100
-"""What a weight that is zero counts as, so that a change of it has a ratio; dividing the
-largest float32 update by it still gives a finite number for updates below 2^27."""
+"""Smallest magnitude that a weight counts with, so that a change of a zero has a ratio. Dividing by
+it gives a finite float32 number for updates below 2^27."""
 
 
 class _Group(NamedTuple):
-    """Some elements of the parameters of one device and dtype, in a row."""
+    """Some elements of the parameters of one device and dtype, in a row.
+
+    Attributes:
+        names: Names of the parameters.
+        sizes: Number of elements of each.
+        values: The elements, joined; float64 if they are, else float32.
+    """
 
     names: list[str]
     sizes: list[int]
@@ -53,7 +60,12 @@ class _Group(NamedTuple):
 
 @dataclass(slots=True)
 class _Snapshot:
-    """Some elements of the parameters of one optimizer."""
+    """Some elements of the parameters of one optimizer.
+
+    Attributes:
+        groups: The elements, by device and dtype.
+        step: Iteration in which they were taken.
+    """
 
     groups: list[_Group]
     step: int
@@ -65,13 +77,13 @@ class _Snapshot:
 
 
 @dataclass(slots=True)
-class _History:
+class _SnapshotHistory:
     """The snapshots of one optimizer.
 
     Attributes:
-        before: From before the step that is running.
-        parts: Of how many parts those in ``kept`` are.
-        kept: By part.
+        before: Snapshot from before the step that is running.
+        parts: Number of parts that those in ``kept`` are of.
+        kept: Snapshots that wait for later ones, by part.
     """
 
     before: _Snapshot | None = None
@@ -82,13 +94,13 @@ class _History:
 class UpdateSensor(Sensor):
     """Compares parameters before and after the step of an optimizer, in iterations that sample state.
 
-    Two comparisons: over this one step, and over the many iterations since a
-    snapshot that is kept: rounding that loses each update loses their sum as well.
+    Compares over this one step, and over the many iterations since a snapshot that is kept:
+    rounding that loses each update loses their sum as well.
 
     Parameters whose group has a learning rate of 0 are left out: they are not meant to move.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
     """
 
     name = "updates"
@@ -101,7 +113,7 @@ class UpdateSensor(Sensor):
         self._governor = context.governor
         self._measuring = context.measuring
         # Weak, so that an optimizer that is gone takes its snapshots along.
-        self._histories: WeakKeyDictionary[Optimizer, _History] = WeakKeyDictionary()
+        self._histories: WeakKeyDictionary[Optimizer, _SnapshotHistory] = WeakKeyDictionary()
 
     def removed(self) -> None:
         """Forget the snapshots."""
@@ -119,16 +131,16 @@ class UpdateSensor(Sensor):
             return
         history = self._histories.get(optimizer)
         if history is None:
-            history = self._histories[optimizer] = _History()
+            history = self._histories[optimizer] = _SnapshotHistory()
             self._check_eps(optimizer, index)
         if history.before is not None and history.before.step == self._governor.step:
-            return  # a step within a step, of a wrapper or of super().step()
+            return  # a step within a step: of a wrapper, or of super().step()
         history.before = self._snapshot(optimizer, index)
         if history.before is not None:
             self._compare_with_kept(history, history.before, _span_of(optimizer))
 
-    def _compare_with_kept(self, history: _History, now: _Snapshot, span: int) -> None:
-        """Compare with the snapshot that is kept, if that is old enough."""
+    def _compare_with_kept(self, history: _SnapshotHistory, now: _Snapshot, span: int) -> None:
+        """Compare with the kept snapshot, if that is old enough."""
         part, parts = self._governor.part
         if history.parts != parts:
             history.parts = parts
@@ -143,10 +155,12 @@ class UpdateSensor(Sensor):
     def optimizer_stepped(self, event: OptimizerStepped) -> None:
         """Compare with the snapshot from before the step."""
         optimizer = event.optimizer
-        history, index = self._histories.get(optimizer), self._registry.index_of(optimizer)
+        history = self._histories.get(optimizer)
+        index = self._registry.index_of(optimizer)
         if history is None or index is None:
             return
-        before, history.before = history.before, None
+        before = history.before
+        history.before = None
         # A step that raised has left its snapshot behind.
         if before is None or before.step != self._governor.step:
             return
@@ -173,7 +187,7 @@ class UpdateSensor(Sensor):
         return _Snapshot([_joined(*group) for group in groups.values()], self._governor.step)
 
     def _compare(self, before: _Snapshot, after: _Snapshot) -> None:
-        """Measure what lies between two snapshots; an element that did not change is a zero."""
+        """Measure the change between two snapshots; an element that did not change is a zero."""
         items: list[Item] = []
         for old, new in zip(before.groups, after.groups, strict=True):
             with torch.no_grad():
@@ -206,14 +220,15 @@ def sample_of(parameter: Tensor, most: int = MAX_ELEMENTS) -> Tensor | None:
     pieces, _ = admit(parameter.detach())
     if not pieces:
         return None
-    # The elements of a piece lie one after another in memory, whatever its shape.
+    # The elements of a piece lie one after another in memory, in whatever shape: so a view with
+    # one dimension and a stride reaches every k-th.
     apart = -(-pieces[0].numel() // most)
     return pieces[0].as_strided((-(-pieces[0].numel() // apart),), (apart,))
 
 
 @torch.no_grad()
 def _joined(names: list[str], samples: list[Tensor]) -> _Group:
-    # float8 can be neither joined nor subtracted.
+    # PyTorch neither joins nor subtracts float8.
     wide = samples if samples[0].dtype.itemsize > 1 else [s.float() for s in samples]
     values = torch.cat(wide)
     if values.dtype is not torch.float64:
@@ -222,7 +237,7 @@ def _joined(names: list[str], samples: list[Tensor]) -> _Group:
 
 
 def _span_of(optimizer: Optimizer) -> int:
-    """Return over how many iterations an optimizer must not have moved a weight."""
+    """Return the iterations over which an optimizer must not have moved a weight."""
     own = type(optimizer).__module__.startswith("torch.optim")
     return SPAN if own else LONG_SPAN
 
@@ -234,5 +249,5 @@ def _is_capturing(optimizer: Optimizer) -> bool:
 
 
 def _is_zero(rate: object) -> bool:
-    # A learning rate that is a tensor may be on a device and is not asked for.
+    # A learning rate that is a tensor may be on a device, where reading it would be a sync.
     return isinstance(rate, (int, float)) and rate == 0

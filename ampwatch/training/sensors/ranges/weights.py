@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ampwatch.training.iteration.context import Context
 
 MAX_ELEMENTS = 65536
-"""Elements of one tensor that are binned on a CPU; its amax and its non-finite elements are
-those of all of it."""
+"""Elements of one tensor that are binned on a CPU; amax and non-finite elements are found among all
+of them."""
 
 STATE = How(most=MAX_ELEMENTS)
 
@@ -27,11 +27,11 @@ STATE = How(most=MAX_ELEMENTS)
 class WeightSensor(Sensor):
     """Measures trained parameters and floating-point buffers in iterations that sample state.
 
-    Also at the end of an iteration in which something was not finite: that is how the running
-    statistics of a BatchNorm are poisoned, by a forward whose step is then skipped.
+    Measures also at the end of an iteration in which something was not finite: a forward whose step
+    is then skipped poisons the running statistics of a BatchNorm.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
     """
 
     name = "weights"
@@ -44,14 +44,14 @@ class WeightSensor(Sensor):
     def iteration_closing(self, event: IterationClosing) -> None:
         """Measure state where it is planned, and at once where something is not finite."""
         governor = self._governor
-        if event.has_nonfinite and governor.observes_skips and governor.takes_first_look():
+        if event.has_nonfinite and governor.observes_skips and governor.takes_first_check():
             self._measure(0, 1)
         elif Topic.WEIGHT in governor.wanted:
             self._measure(*governor.part)
 
     def _measure(self, part: int, parts: int) -> None:
         """Measure one of ``parts`` parts of the trained parameters, and the buffers."""
-        # What is frozen cannot be broken by a step, and may be a mask.
+        # A frozen parameter cannot be broken by a step, and may be a mask of infinities.
         trained = [(name, p) for name, p in self._names.parameters() if p.requires_grad]
         parameters = trained[part::parts]
         self._measuring.measure(Topic.WEIGHT, list(_items(parameters)), STATE)

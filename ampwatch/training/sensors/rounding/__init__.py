@@ -1,1 +1,1 @@
-"""What rounds away: casts, sums, averages and accumulated gradients."""
+"""Rounding losses: casts, sums, averages and accumulated gradients."""

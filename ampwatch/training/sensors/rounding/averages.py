@@ -29,6 +29,7 @@ MAX_PARTS = 4096
 """Tensors computed of parameters that are followed at a time."""
 
 MAX_AVERAGES = 4096
+"""Averages that are remembered."""
 
 DECAYS = 0.5, 1.0
 """Factors between which a tensor may be an average that decays."""
@@ -40,18 +41,18 @@ STUCK_SHARE = 0.95
 """Share of the elements that differ from the parameter which must stay as they are."""
 
 OP = "lerp_"
-"""What an update is called that is written as anything else: ``mul_`` and ``add_`` are a ``lerp_``."""
+"""Name that every update is reported by: a ``mul_`` and an ``add_`` are a ``lerp_`` as well."""
 
 
 class _Part(NamedTuple):
-    """What a tensor has of a parameter.
+    """Share of a parameter in a tensor.
 
     Attributes:
         tensor: The tensor.
         name: Name of the parameter.
         parameter: The parameter.
-        factor: What it is multiplied by.
-        copy: Where the tensor is whose difference to the parameter this is; 0 if it is none.
+        factor: Factor of the parameter in the tensor.
+        copy: Address of the tensor whose difference to the parameter this is; 0 if it is none.
         is_value: Whether this is a whole new value of an average.
     """
 
@@ -64,10 +65,10 @@ class _Part(NamedTuple):
 
 
 class _Average:
-    """A moving average of a parameter; its elements as they were after the last update.
+    """A moving average of a parameter.
 
     Attributes:
-        elements: Some of them; a copy.
+        elements: A copy of some elements after the last update.
         updates: Updates in a row after which nothing had changed.
     """
 
@@ -79,15 +80,15 @@ class _Average:
 
 
 class WeightAverages(Sensor):
-    """Looks at what is written to half tensors out of watched parameters, outside optimizers.
+    """Follows what is written to half tensors out of watched parameters, outside of optimizers.
 
     An update may be a ``lerp_``, a ``mul_`` and an ``add_``, a difference that is added, a new
-    value that is copied or takes the place of the old one, for one tensor or for lists: what
-    counts is which share of which parameter goes into it. Whether anything has changed is seen
-    by comparing with elements that were remembered from the update before.
+    value that is copied or takes the place of the old one, for one tensor or for lists. Each is
+    known by the parameter that goes into it, and by its share. Elements that are remembered from
+    the update before show whether anything has changed.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
 
     Cost:
         Less than 1 us for an op that is no multiplication, addition or cast, or that
@@ -130,11 +131,11 @@ class WeightAverages(Sensor):
         }
 
     def ops_began(self, event: OpsBegan) -> None:
-        """Iteration ``step`` begins. Averages live longer than iterations."""
+        """Begin an iteration; averages live longer than iterations."""
         self._step = event.step
         self._deferred.poll()
         self._forget()
-        # Each time anew: optimizers and wrappers replace parameters and their memory.
+        # Collected each time: optimizers and wrappers replace parameters and their memory.
         self._parameters = {
             p.data_ptr(): (name, weakref.ref(p))
             for name, p in self._names.parameters()
@@ -142,7 +143,7 @@ class WeightAverages(Sensor):
         }
 
     def op(self, event: Op) -> None:
-        """Compare what an op has read and written."""
+        """Follow an op that may be part of an update."""
         call, place = event
         handler = self._handlers.get(call.info.name)
         if handler is None or place.phase is Phase.BACKWARD or has_grad(*call.args[:2]):
@@ -150,7 +151,7 @@ class WeightAverages(Sensor):
         handler(call)
 
     def ops_ended(self, _event: OpsEnded) -> None:
-        """The iteration is over."""
+        """Forget the tensors and parameters of the iteration."""
         self._deferred.poll()
         self._forget()
         self._parameters.clear()
@@ -187,7 +188,8 @@ class WeightAverages(Sensor):
         is_division = call.info.name == "div"
         factor = _number(given)
         if factor is None and not is_division:
-            factor, first = _number(first), given
+            factor = _number(first)
+            first = given
         if not factor:
             return
         factor = 1.0 / factor if is_division else factor
@@ -208,17 +210,22 @@ class WeightAverages(Sensor):
             if not is_plain(second) or first.shape != second.shape:
                 continue
             mine = self._part(second)
-            part, other, sign = mine, first, -alpha if "sub" in name else alpha
+            part = mine
+            other = first
+            sign = -alpha if "sub" in name else alpha
             theirs = None if in_place else self._part(first)
+            # Of two shares the smaller one is the parameter's, the other one is the average's.
             if theirs is not None and (mine is None or theirs.factor < mine.factor):
-                part, other, sign = theirs, second, 1.0
+                part = theirs
+                other = second
+                sign = 1.0
             if part is not None:
                 self._combine(part, other, out, part.factor * sign, in_place=in_place)
 
     def _combine(
         self, part: _Part, other: torch.Tensor, out: torch.Tensor, share: float, *, in_place: bool
     ) -> None:
-        """A share of a parameter, or of its difference to something, was added to ``other``."""
+        """Take in a share of a parameter, or of a difference to it, that was added to ``other``."""
         address = other.data_ptr()
         decayed = self._part(other)
         is_decayed = self._decayed.get(address) == other.shape or (
@@ -239,7 +246,7 @@ class WeightAverages(Sensor):
         for out, source in _rows(call, 0, 1):
             part = self._followed(source)
             if part is not None and part.is_value and source.dtype is not out.dtype:
-                # In the same dtype it was looked at when it was computed.
+                # A copy in the same dtype rounds nothing: it was compared when it was computed.
                 self._update(out, part, in_place=True)
 
     def _pass_on(self, call: OpCall) -> None:
@@ -250,14 +257,14 @@ class WeightAverages(Sensor):
                 self._update(call.out, part, in_place=False)
 
     def _followed(self, tensor: Any) -> _Part | None:
-        """Return what is known of what was computed, seen through a view or not."""
+        """Return the share in a tensor that was computed, or in a view of one."""
         part = self._parts.get(tensor.data_ptr()) if is_plain(tensor) else None
         known = None if part is None else part.tensor()
-        # Who lives holds its memory: nobody else is there.
+        # A tensor that lives holds its memory, so no other one is at this address.
         return part if known is not None and known.shape == tensor.shape else None
 
     def _part(self, tensor: Any) -> _Part | None:
-        """Return what a tensor has of a parameter, ``None`` if nothing."""
+        """Return the share of a parameter in a tensor, ``None`` if there is none."""
         if not is_plain(tensor):
             return None
         part = self._followed(tensor)
@@ -274,14 +281,22 @@ class WeightAverages(Sensor):
             self._parts[out.data_ptr()] = part._replace(tensor=weakref.ref(out))
 
     def _update(self, out: torch.Tensor, part: _Part, *, in_place: bool, op: str = OP) -> None:
-        """``out`` is the new value of an average, a share ``part.factor`` of it the parameter."""
+        """Compare an average before and after an update.
+
+        Args:
+            out: New value of the average; a share ``part.factor`` of it is the parameter.
+            part: The share.
+            in_place: Whether the new value lies where the old one was.
+            op: Name of the op.
+        """
         parameter = part.parameter()
         if out.dtype not in HALF or parameter is None or is_in_optimizer():
             return
         if parameter.device != out.device or parameter.shape != out.shape:
             return  # an average on the host cannot be compared without waiting for the device
-        # One that is replaced in each update is known by its parameter alone.
+        # An average that is replaced in each update is known by its parameter alone.
         key = part.name, out.data_ptr() if in_place else 0
+        # Cloned: ``thinned`` may return a view, which the next update would change.
         elements = thinned(out.detach(), SAMPLED).clone()
         average = self._averages.get(key)
         if average is None or average.elements.shape != elements.shape:
@@ -295,11 +310,12 @@ class WeightAverages(Sensor):
         relative = distance / elements.float().abs().mean().clamp(min=1e-30)
         finite = elements.isfinite().all()
         average.elements = elements
-        # The average itself, where it is watched as well.
+        # Named after itself, where the average is a watched parameter as well.
         own = self._parameters.get(out.data_ptr())
         name = part.name if own is None else own[0]
         site = OpSite(self._step, f"param:{name}", op, "optimizer", user_source())
-        dtype, compared = name_of(out.dtype), len(elements)
+        dtype = name_of(out.dtype)
+        compared = len(elements)
 
         def judge(read: list[float]) -> None:
             differing, unchanged, distance, is_finite = read
@@ -339,7 +355,10 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def _rows(call: OpCall, *places: int) -> list[tuple[Any, ...]]:
-    """Return the tensors of an op, one row for each of the lists; with a second, the result last."""
+    """Return the tensors of an op in rows, one for each place in its lists.
+
+    With a second list the result comes last in a row; of a copy it is the first already.
+    """
     columns = [_listed(call.args[place]) for place in places]
     if len(places) > 1 and call.info.name not in ("copy_", "_foreach_copy_"):
         in_place = call.info.name.endswith("_")

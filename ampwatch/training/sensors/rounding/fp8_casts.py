@@ -1,4 +1,4 @@
-"""Casts to FP8 formats: what is clipped, what is flushed to zero, and scales that are not finite."""
+"""Casts to FP8 formats: elements that are clipped or flushed, and scales that are not finite."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
 
 FP8 = {dtype: FORMATS[name] for dtype, name in NAMES.items() if name in FP8_DTYPES}
-"""The formats numbers are cast to; ``float8_e8m0fnu`` is one of scales."""
+"""Formats that numbers are cast to; ``float8_e8m0fnu`` is one of scales."""
 
 LIMITS = frozenset(fmt.max for fmt in FP8.values())
+"""Largest numbers of the formats."""
 
 CLAMPS = ("clamp", "hardtanh", "clamp_max")
-"""Ops that clip. What was clipped in place cannot be told from what was there."""
+"""Ops that clip. An element that was clipped in place leaves nothing to compare with."""
 
 DIVISIONS = ("reciprocal", "reciprocal_", "div", "div_", "true_divide")
 """Ops that make a scale out of the largest magnitude."""
@@ -39,20 +40,21 @@ LARGEST_SCALE = 4096
 """Elements of a tensor of scales, one per row or block, at most."""
 
 PATIENCE = 2
-"""Iterations in which divisions are looked at although nothing has been cast yet."""
+"""Iterations in which divisions are checked although nothing has been cast yet."""
 
 MAX_PLACES = 4096
+"""Places in the model and lines of code that are remembered."""
 
 MAX_SCALES = 16
-"""Newest divisions that a broken scale is looked for among."""
+"""Newest divisions among which a broken scale is searched for."""
 
 
 class _Division(NamedTuple):
     """A division that may have made a scale.
 
     Attributes:
-        site: Where.
-        is_broken: A device scalar: whether it made something infinite of finite numbers.
+        site: Place of the division.
+        is_broken: Device scalar: whether it made something infinite of finite numbers.
     """
 
     site: OpSite
@@ -60,14 +62,14 @@ class _Division(NamedTuple):
 
 
 class Fp8Casts(Sensor):
-    """Looks at every cast of a tensor to an FP8 format.
+    """Checks every cast of a tensor to an FP8 format.
 
-    What is clamped to the limits of a format before it is cast is counted as clipped there. Of
-    formats that live in custom ops (Transformer Engine's kernels) nothing is seen, nor of
+    Elements that are clamped to the limits of a format before they are cast count as clipped
+    there. Formats inside custom ops (Transformer Engine's kernels) are not seen, and neither are
     the insides of tensor subclasses; torchao scales, clamps and casts with plain ops.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
 
     Cost:
         Less than 1 us for other ops; two passes over a small tensor that is divided; six over
@@ -95,35 +97,35 @@ class Fp8Casts(Sensor):
         }
 
     def ops_began(self, event: OpsBegan) -> None:
-        """Iteration ``step`` begins. Scales of the one before may be used in this one."""
+        """Begin an iteration; scales of the one before may be used in this one."""
         self._step = event.step
         self._num_iterations += 1
         self._clamped.clear()
         self._deferred.poll()
 
     def op(self, event: Op) -> None:
-        """Compare what an op has read and written."""
+        """Check an op that casts, clips or divides."""
         call, place = event
         handler = self._handlers.get(call.info.name)
         if handler is not None:
             handler(call, place)
 
     def ops_ended(self, _event: OpsEnded) -> None:
-        """The iteration is over."""
+        """Forget what was clipped in the iteration."""
         self._clamped.clear()
         self._deferred.poll()
 
     def _cast(self, call: OpCall, place: OpPlace) -> None:
-        self._look(call, place, call.args[0], call.out)
+        self._measure(call, place, call.args[0], call.out)
 
     def _copy(self, call: OpCall, place: OpPlace) -> None:
-        self._look(call, place, call.args[1], call.args[0])
+        self._measure(call, place, call.args[1], call.args[0])
 
-    def _look(self, call: OpCall, place: OpPlace, source: Any, out: Any) -> None:
+    def _measure(self, call: OpCall, place: OpPlace, source: Any, out: Any) -> None:
         fmt = FP8.get(getattr(out, "dtype", None))  # type: ignore[arg-type]
         if fmt is None:
             if self._clamped and id(source) in self._clamped and is_plain(out):
-                # To another format on the way.
+                # A cast to another format on the way: the count goes along with the result.
                 reference, beyond = self._clamped.pop(id(source))
                 if reference() is source:
                     self._clamped[id(out)] = weakref.ref(out), beyond
@@ -147,6 +149,8 @@ class Fp8Casts(Sensor):
             torch.where(finite, magnitude, 0.0).max(),
             (~finite).sum(),
         )
+        # A copy: other threads may add to the deque meanwhile, and scalars of several devices
+        # cannot be stacked.
         divisions = [d for d in list(self._divisions) if d.is_broken.device == values.device]
         flags = torch.stack([d.is_broken for d in divisions]) if divisions else columns[0][None][:0]
         read = torch.stack([column.to(torch.float32) for column in columns])
@@ -171,7 +175,7 @@ class Fp8Casts(Sensor):
     ) -> None:
         count, clipped, flushed, largest, nonfinite = read
         if nonfinite and broken:
-            # The one of the module that casts, else the newest.
+            # The newest in the module that casts, else the newest of all.
             own = [b for b in broken if b.where == site.where] or broken
             born = own[-1]._replace(step=site.step)
             self._observe(BrokenScale(born, dtype, site.where, int(nonfinite)))
@@ -181,8 +185,9 @@ class Fp8Casts(Sensor):
             )
 
     def _clamp(self, call: OpCall, _place: OpPlace) -> None:
-        """Count what is clipped on purpose, if it is to the largest number of a format."""
-        values, limit = call.args[0], _upper(call)
+        """Count elements that are clipped on purpose to the largest number of a format."""
+        values = call.args[0]
+        limit = _upper(call)
         if limit not in LIMITS or not is_plain(values) or not is_plain(call.out):
             return
         fmt = next(fmt for fmt in FP8.values() if fmt.max == limit)
@@ -201,7 +206,7 @@ class Fp8Casts(Sensor):
             return
         divisor: Any = call.args[-1] if call.info.name.startswith("reciprocal") else call.args[1]
         if divisor is out:
-            divisor = None  # its old value is gone
+            divisor = None  # the divisor was overwritten
         elif not isinstance(divisor, torch.Tensor):
             return  # a number
         on_host = out.device.type == "cpu"

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 SAMPLED = 1024
 """Elements of a gradient that are added up beside it in float32."""
 
-TOLD_EVERY = 8
+COMPARE_EVERY = 8
 """Additions after which the two sums are compared."""
 
 
 class _Beside:
-    """A float32 sum of what is added up in a gradient.
+    """A float32 sum beside a gradient.
 
     Attributes:
         gradient: The gradient.
-        total: The sum of some of its elements.
-        additions: How many gradients are in it.
+        total: Sum of some of the elements.
+        additions: Number of gradients in the sum.
     """
 
     __slots__ = ("additions", "gradient", "total")
@@ -44,12 +44,12 @@ class _Beside:
 
 
 class GradientSums(Sensor):
-    """Adds up in float32, for some elements, what autograd adds up in a half ``.grad``.
+    """Adds up in float32, for some elements, the gradients that autograd adds up in half precision.
 
-    Only what is added in one iteration counts: an optimizer's step begins a new sum.
+    Only gradients of one iteration count: an optimizer's step begins a new sum.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
 
     Cost:
         Less than 1 us for an op outside of backward; 15 us for a gradient that is added.
@@ -68,29 +68,31 @@ class GradientSums(Sensor):
         self._newest: dict[str, GradientSum] = {}
 
     def ops_began(self, event: OpsBegan) -> None:
-        """Iteration ``step`` begins, and with it each sum."""
+        """Begin an iteration, and with it every sum."""
         self._step = event.step
         self._deferred.poll()
         self._sums.clear()
         self._known = {id(p): name for name, p in self._names.parameters() if p.dtype in HALF}
 
     def op(self, event: Op) -> None:
-        """Compare what an op has read and written."""
+        """Add up a gradient that autograd adds to the one of a parameter."""
         call, place = event
         if place.phase is not Phase.BACKWARD or call.info.name != "add_" or not self._known:
             return
         gradient = call.args[0]
         if gradient.dtype not in HALF:
             return
+        # Only the node that accumulates the gradient of a leaf has a ``variable``.
         node = torch._C._current_autograd_node()  # noqa: SLF001 - no public name for it
         name = self._known.get(id(getattr(node, "variable", None)))
         if name is not None and is_plain(gradient) and is_plain(call.args[1]):
             self._add(name, gradient, call.args[1])
 
     def ops_ended(self, _event: OpsEnded) -> None:
-        """The iteration is over: say in the order of the parameters what became of them."""
+        """Report the sums of the iteration, in the order of the parameters."""
         self._deferred.poll()
-        newest, self._newest = self._newest, {}
+        newest = self._newest
+        self._newest = {}
         for name in self._known.values():
             if name in newest:
                 self._observe(newest[name])
@@ -105,10 +107,11 @@ class GradientSums(Sensor):
             self._sums[id(gradient)] = _Beside(gradient, now)
             return
         beside.additions += 1
-        # A gradient that was set to zero begins anew.
+        # Equal to the addend, the gradient was zero before: it was set to zero, and begins anew.
+        # Decided on the device, as reading it would be a sync.
         begins = (now == added).all()
         beside.total = torch.where(begins, added, beside.total + added)
-        if beside.additions % TOLD_EVERY:
+        if beside.additions % COMPARE_EVERY:
             return
         # Where nothing has changed, adding once more changes nothing either.
         lost = (now + added).to(gradient.dtype).float() == now
@@ -116,7 +119,8 @@ class GradientSums(Sensor):
         error = (now - beside.total).norm() / beside.total.norm().clamp(min=1e-30)
         columns = error, (lost & nonzero).sum(), nonzero.sum(), now.isfinite().all()
         site = OpSite(self._step, f"param:{name}", "add_", "backward", user_source())
-        dtype, additions = name_of(gradient.dtype), beside.additions
+        dtype = name_of(gradient.dtype)
+        additions = beside.additions
 
         def judge(read: list[float]) -> None:
             error, lost, nonzero, is_finite = read

@@ -1,4 +1,4 @@
-"""Integers that become numbers of a format that cannot tell all of them apart."""
+"""Integers that become numbers of a format in which several of them are equal."""
 
 from __future__ import annotations
 
@@ -29,33 +29,38 @@ if TYPE_CHECKING:
 MANTISSA_BITS = {dtype: MEASURED[dtype].mantissa_bits for dtype in FLOATS}
 
 LARGEST_INTEGER = {dtype: 2 ** (MANTISSA_BITS[dtype] + 1) for dtype in FLOATS - {torch.float64}}
-"""Up to here a format holds every integer. In float64 that is beyond what anybody counts."""
+"""Integers up to here are all numbers of a format. In float64 that is beyond what anybody counts."""
 
 INTEGERS = frozenset({torch.int16, torch.int32, torch.int64})
 """Dtypes of integers that can be too large for a format; int8 and uint8 fit into all."""
 
-TELLING_BITS = 4
-"""A float32 of 2**23 and more is an integer whatever it is about. Only a number that could have
-so many bits behind the point tells something by having none."""
+EVIDENCE_BITS = 4
+"""Bits behind the point that a number could have, for it to be evidence of counting that it has
+none: a float32 of 2**23 and more is an integer, whatever it is about."""
 
-MIN_TELLING = 8
+MIN_EVIDENCE = 8
+"""Elements that have to be evidence of counting."""
 
-FEWEST = 8
-"""Numbers below which nothing can be said about all of them."""
+MIN_VALUES = 8
+"""Elements below which a tensor proves nothing."""
 
-FIRST_LOOK = 64
-"""Elements of floating-point tensors that are looked at first: most are no integers."""
+FIRST_SAMPLED = 64
+"""Elements of floating-point tensors that are checked first: most are no integers."""
 
 MAX_COMPARED = 65536
+"""Elements of one tensor that are compared."""
 
 MAX_REJECTIONS = 3
-"""Casts alike that are looked at in vain, after which they are looked at rarely."""
+"""Casts alike that are checked in vain, after which they are checked rarely."""
 
 RARELY = 16
-"""Unit: iterations."""
+"""Iterations of which one checks casts that were checked in vain."""
 
 MAX_SIGNATURES = 4096
+"""Kinds of casts that are told apart."""
+
 MAX_HELD = 16
+"""Casts outside of modules that wait for their use."""
 
 ORDERED_SHARE = 0.9
 """Share of the steps between neighbours that must go the same way."""
@@ -64,13 +69,20 @@ LOST_SHARE = 0.05
 """Share of the distinct integers that must become equal to others."""
 
 MIN_LOST = 4
+"""Distinct integers that must become equal to others, however few there are."""
 
 ROUNDED_SHARE = 0.25
 """Share of the elements of an integer dtype that must be rounded, where none become equal."""
 
 
 class _Held(NamedTuple):
-    """A cast outside of modules whose result nobody has used yet."""
+    """A cast outside of modules whose result was not used yet.
+
+    Attributes:
+        result: Result of the cast.
+        address: Address of the storage of the result.
+        cast: Evidence of the cast.
+    """
 
     result: weakref.ref[torch.Tensor]
     address: int
@@ -78,13 +90,13 @@ class _Held(NamedTuple):
 
 
 class LossyCasts(Sensor):
-    """Looks at casts to formats with few bits, in the forward pass.
+    """Checks casts to formats with few bits, in the forward pass.
 
-    What is cast outside of the model counts once an op of the model, or one that gradients flow
-    through, reads it.
+    A cast outside of the model counts once an op of the model, or one that gradients flow through,
+    reads the result.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
 
     Cost:
         Less than 1 us for an op that casts nothing; 10 us a cast on a CPU until it is known to be
@@ -110,12 +122,12 @@ class LossyCasts(Sensor):
         }
 
     def ops_began(self, event: OpsBegan) -> None:
-        """Iteration ``step`` begins."""
+        """Begin an iteration."""
         self._step = event.step
         self._deferred.poll()
 
     def op(self, event: Op) -> None:
-        """Compare what an op has read and written."""
+        """Check an op that casts, and follow the results of earlier casts."""
         call, place = event
         if self._held:
             self._follow(call, place)
@@ -124,7 +136,7 @@ class LossyCasts(Sensor):
             handler(call, place)
 
     def ops_ended(self, _event: OpsEnded) -> None:
-        """The iteration is over."""
+        """Take in the values that have reached the host."""
         self._deferred.poll()
 
     def _cast(self, call: OpCall, place: OpPlace) -> None:
@@ -134,7 +146,7 @@ class LossyCasts(Sensor):
         self._compare(call, place, call.args[1], call.args[0])
 
     def _promote(self, call: OpCall, place: OpPlace) -> None:
-        """An op on tensors of different dtypes casts one of them without saying so."""
+        """Check an op on tensors of different dtypes: it casts one of them implicitly."""
         if getattr(call.out, "dtype", None) not in HALF:
             return
         for value in call.args[:2]:
@@ -142,16 +154,18 @@ class LossyCasts(Sensor):
                 self._compare(call, place, value, call.out)
 
     def _range(self, call: OpCall, place: OpPlace) -> None:
-        """``arange`` in half precision rounds as a cast of the integers would."""
+        """Check an ``arange`` in half precision, which rounds as a cast of the integers would."""
         out = call.out
         numbers = [float(x) for x in call.args if isinstance(x, (int, float))]
         if not is_plain(out) or out.dtype not in HALF or not all(map(float.is_integer, numbers)):
             return
         largest = max(map(abs, numbers), default=0.0)
         values = head(out, MAX_COMPARED)
-        if largest <= LARGEST_INTEGER[out.dtype] or len(values) < FEWEST:
+        if largest <= LARGEST_INTEGER[out.dtype] or len(values) < MIN_VALUES:
             return
-        count, site, dtype = len(values), self._site(call, place), name_of(out.dtype)
+        count = len(values)
+        site = self._site(call, place)
+        dtype = name_of(out.dtype)
         result = weakref.ref(out), _address(out)
 
         def judge(read: list[float]) -> None:
@@ -160,13 +174,14 @@ class LossyCasts(Sensor):
                 cast = LossyCast(
                     site, dtype, count, count, kept, count - kept, largest, is_ordered=True
                 )
-                self._tell(cast, result, place)
+                self._report(cast, result, place)
 
         self._deferred.read((values[1:] != values[:-1]).sum(), judge)
 
     def _count_up(self, call: OpCall, place: OpPlace) -> None:
-        """A running count in half precision stands still where a one is nothing any more."""
-        given, out = call.args[0], call.out
+        """Check a running count in half precision: it stands still where adding a one rounds away."""
+        given = call.args[0]
+        out = call.out
         if not (is_plain(given) and is_plain(out)) or out.dtype not in HALF:
             return
         limit = LARGEST_INTEGER[out.dtype]
@@ -179,9 +194,12 @@ class LossyCasts(Sensor):
             (one == one.round()).all() if one.is_floating_point() else one.new_ones(()),
             counted.abs().max(),
             (one[1:] != 0).sum() + 1,
+            # Where a zero is added the count stands still rightly.
             ((counted[1:] != counted[:-1]) & (one[1:] != 0)).sum() + 1,
         )
-        count, site, dtype = len(one), self._site(call, place), name_of(out.dtype)
+        count = len(one)
+        site = self._site(call, place)
+        dtype = name_of(out.dtype)
         result = weakref.ref(out), _address(out)
 
         def judge(read: list[float]) -> None:
@@ -189,7 +207,7 @@ class LossyCasts(Sensor):
             if whole and largest >= limit and distinct - kept >= LOST_SHARE * count:
                 numbers = int(distinct), int(kept), int(distinct - kept)
                 cast = LossyCast(site, dtype, count, *numbers, largest, is_ordered=True)
-                self._tell(cast, result, place)
+                self._report(cast, result, place)
 
         self._deferred.read(torch.stack([c.to(torch.float32) for c in columns]), judge)
 
@@ -198,18 +216,20 @@ class LossyCasts(Sensor):
             return
         limit = LARGEST_INTEGER.get(out.dtype)
         is_integer = source.dtype in INTEGERS
-        if limit is None or source.numel() < FEWEST or isinstance(source, torch.nn.Parameter):
+        if limit is None or source.numel() < MIN_VALUES or isinstance(source, torch.nn.Parameter):
             return
         bits = MANTISSA_BITS.get(source.dtype, 0)
-        # What is cast to a wider format, or to float32 from one, loses nothing.
+        # A cast to a wider format loses nothing. One of float64 to float32 loses only what is beyond
+        # any usual count.
         if not is_integer and (bits <= MANTISSA_BITS[out.dtype] or out.dtype is torch.float32):
             return
         signature = place.module, source.dtype, out.dtype, source.shape
         rejections = self._rejections.get(signature, 0)
         if rejections >= MAX_REJECTIONS and self._step % RARELY:
             return
+        # In host memory reading is no sync, so most casts are rejected here, before any sort.
         if not is_integer and source.device.type == "cpu":
-            first = thinned(source.detach(), FIRST_LOOK).tolist()
+            first = thinned(source.detach(), FIRST_SAMPLED).tolist()
             if not all(map(float.is_integer, first)):
                 self._reject(signature)
                 return
@@ -247,15 +267,16 @@ class LossyCasts(Sensor):
         signature: Hashable,
         read: list[float],
     ) -> None:
-        whole, largest, distinct, kept, rounded, telling, ups, downs = read
-        is_whole = is_integer or (whole == count and telling >= MIN_TELLING)
+        whole, largest, distinct, kept, rounded, evidence, ups, downs = read
+        is_whole = is_integer or (whole == count and evidence >= MIN_EVIDENCE)
         if not (is_whole and math.isfinite(largest) and largest > LARGEST_INTEGER[dtype]):
             self._reject(signature)
             return
         lost = distinct - kept
         collides = lost >= max(MIN_LOST, LOST_SHARE * distinct)
+        # Large ids and times may keep apart and still be rounded; small excess is left alone.
         is_far = largest > 2 * LARGEST_INTEGER[dtype] and dtype in HALF
-        is_varied = is_integer and distinct >= FEWEST
+        is_varied = is_integer and distinct >= MIN_VALUES
         rounds = is_varied and is_far and rounded >= ROUNDED_SHARE * count
         if not (collides or rounds):
             self._reject(signature)
@@ -271,9 +292,9 @@ class LossyCasts(Sensor):
             largest,
             is_ordered=is_ordered,
         )
-        self._tell(cast, result, place)
+        self._report(cast, result, place)
 
-    def _tell(
+    def _report(
         self, cast: LossyCast, result: tuple[weakref.ref[torch.Tensor], int], place: OpPlace
     ) -> None:
         if place.is_inside:
@@ -284,8 +305,8 @@ class LossyCasts(Sensor):
             self._held.append(_Held(reference, address, cast))
 
     def _follow(self, call: OpCall, place: OpPlace) -> None:
-        """See whether an op reads what was cast outside of the model."""
-        # Who lives holds its memory: an address that is met again is that of a view.
+        """Check whether an op reads the result of a cast outside of the model."""
+        # A tensor that lives holds its memory: whatever is at its address is a view of it.
         self._held = [held for held in self._held if held.result() is not None]
         if not self._held:
             return
@@ -295,7 +316,7 @@ class LossyCasts(Sensor):
         if not used:
             return
         if place.is_inside or has_grad(*tensors):
-            # By identity: weak references compare what they refer to.
+            # By identity: weak references compare their objects, and tensors compare by element.
             done = {id(held) for held in used}
             self._held = [held for held in self._held if id(held) not in done]
             for held in used:
@@ -304,7 +325,7 @@ class LossyCasts(Sensor):
             self._inherit(used, call.out)
 
     def _inherit(self, used: Sequence[_Held], out: torch.Tensor) -> None:
-        """What is computed of it elsewhere stands for it, unless it is only a summary."""
+        """Hold a result that was computed from held ones, unless it is only a summary of them."""
         for held in used:
             if out.numel() >= held.cast.num_values and len(self._held) < MAX_HELD:
                 self._held.append(_Held(weakref.ref(out), _address(out), held.cast))
@@ -315,23 +336,24 @@ class LossyCasts(Sensor):
 
 
 def _compared(values: torch.Tensor, dtype: torch.dtype, bits: int) -> torch.Tensor:
-    """Return what ``_judge`` reads: one pass each, and a sort; no sync."""
+    """Return the columns that ``_judge`` reads. Cost: one pass each, and a sort; no sync."""
     in_order = values.sort().values
     cast = in_order.to(dtype)
     magnitude = values.abs()
     steps = values[1:] - values[:-1]
     if values.is_floating_point():
         whole = (values == values.round()).sum()
-        telling = ((magnitude > 0) & (magnitude < 2 ** (bits - TELLING_BITS))).sum()
+        evidence = ((magnitude > 0) & (magnitude < 2 ** (bits - EVIDENCE_BITS))).sum()
     else:
-        whole = telling = values.new_zeros(())
+        whole = evidence = values.new_zeros(())
     columns = (
         whole,
         magnitude.max(),
+        # In order, distinct numbers are as many as neighbours that differ, and one.
         (in_order[1:] != in_order[:-1]).sum() + 1,
         (cast[1:] != cast[:-1]).sum() + 1,
         (cast.to(values.dtype) != in_order).sum(),
-        telling,
+        evidence,
         (steps > 0).sum(),
         (steps < 0).sum(),
     )

@@ -21,41 +21,43 @@ if TYPE_CHECKING:
     from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
 
 LARGEST_SUM = 1024
-"""Elements of a running sum outside of modules; what is longer is something else."""
+"""Elements of a running sum outside of modules; a longer tensor is something else."""
 
 LARGEST_INSIDE = 64
-"""Elements of one inside of modules, that is added to in place."""
+"""Elements of a running sum inside of modules, which is added to in place."""
 
 MAX_SUMS = 64
+"""Sums that are followed at a time."""
 
 
 class _Sum:
     """A running sum.
 
     Attributes:
-        tensor: The tensor that holds it now.
-        additions: How many in a row had no effect.
-        grown: How many had one.
-        source: The line that adds.
+        tensor: Tensor that holds the sum now.
+        additions: Additions in a row that had no effect.
+        grown: Additions that had one.
+        source: ``file:line`` that adds.
     """
 
     __slots__ = ("additions", "grown", "source", "tensor")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = weakref.ref(tensor)
-        self.additions = self.grown = 0
+        self.additions = 0
+        self.grown = 0
         self.source = ""
 
 
 class MetricSums(Sensor):
     """Follows small tensors that something is added to again and again without a gradient.
 
-    A sum is known by its tensor, or, where each addition makes a new one, by being what the next
-    addition adds to. Inside of modules only one that is added to in place, and scalars, are
-    sums: others are more likely a residual stream.
+    A sum is known by its tensor; where each addition makes a new one, the next addition adds to
+    that. Inside of modules only scalars, and tensors that are added to in place, are sums: others
+    are more likely a residual stream.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
 
     Cost:
         Less than 1 us for an op that adds nothing in half precision; 20 us for one that does
@@ -72,16 +74,16 @@ class MetricSums(Sensor):
         self._sums: dict[int, _Sum] = {}
 
     def ops_began(self, event: OpsBegan) -> None:
-        """Iteration ``step`` begins. Sums live longer than iterations."""
+        """Begin an iteration; sums live longer than iterations."""
         self._step = event.step
         self._deferred.poll()
 
     def op(self, event: Op) -> None:
-        """Compare what an op has read and written."""
+        """Follow an addition, and forget a sum that is written to otherwise."""
         call, place = event
         name = call.info.name
         if name not in ("add_", "add"):
-            # What is scaled, filled or overwritten in between is no sum, or begins anew.
+            # A tensor that is scaled, filled or overwritten is no sum, or begins anew.
             if self._sums and name[-1:] == "_" and call.args:
                 self._sums.pop(id(call.args[0]), None)
             return
@@ -97,11 +99,12 @@ class MetricSums(Sensor):
             self._add(call, place, in_place=in_place)
 
     def ops_ended(self, _event: OpsEnded) -> None:
-        """The iteration is over."""
+        """Take in the values that have reached the host."""
         self._deferred.poll()
 
     def _add(self, call: OpCall, place: OpPlace, *, in_place: bool) -> None:
-        out, addend = call.out, call.args[1]
+        out = call.out
+        addend = call.args[1]
         before = call.args[0]
         if has_grad(before, addend) or before.requires_grad:
             return
@@ -117,7 +120,7 @@ class MetricSums(Sensor):
             self._sums.pop(id(before), None)
             known.tensor = weakref.ref(out)
             self._sums[id(out)] = known
-        self._look(call, place, known, addend)
+        self._compare(call, place, known, addend)
 
     def _known(self, tensor: torch.Tensor) -> _Sum | None:
         known = self._sums.get(id(tensor))
@@ -130,12 +133,13 @@ class MetricSums(Sensor):
             self._sums[id(out)] = _Sum(out)
             self._observe(SumSeen(self._step))
 
-    def _look(self, call: OpCall, place: OpPlace, known: _Sum, addend: Any) -> None:
+    def _compare(self, call: OpCall, place: OpPlace, known: _Sum, addend: Any) -> None:
         if not isinstance(addend, (torch.Tensor, int, float)) or is_in_optimizer():
             return
         out = call.out.detach()
         alpha = call.kwargs.get("alpha", 1)
         if isinstance(addend, torch.Tensor) and addend.device != out.device:
+            # A scalar in host memory can be added to a tensor on a device; reading it is no sync.
             addend = (
                 addend.detach().tolist()
                 if addend.ndim == 0 and addend.device.type == "cpu"
@@ -144,7 +148,7 @@ class MetricSums(Sensor):
         if isinstance(addend, torch.Tensor):
             given = addend.detach().expand(out.shape) * alpha
         elif isinstance(addend, (int, float)):
-            # ``torch.as_tensor`` would wait for the device.
+            # Filled by a kernel: ``torch.as_tensor`` would copy from the host, and wait.
             given = torch.full_like(out, addend * alpha, dtype=torch.float32)
         else:
             return

@@ -1,4 +1,4 @@
-"""The losses of a training without a scaler."""
+"""Losses of a training without a scaler."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class RootLosses(Sensor):
-    """Takes what backward begins at for losses, where no scaler multiplies them.
+    """Takes the roots of backward for losses, where no scaler multiplies them.
 
-    With a watched scaler, enabled or not, the ledger takes what is handed to ``scaler.scale``. A
-    scaler that nobody watches says that what goes back from here on is no loss, but a multiple.
+    With a watched scaler, enabled or not, the ledger takes the losses that are handed to
+    ``scaler.scale``. Once a scaler that is not watched is used, roots are multiples of losses.
 
     Args:
-        context: What is shared, without a scaler.
+        context: Shared parts of the training, without a scaler.
     """
 
     name = "losses"
@@ -28,7 +28,7 @@ class RootLosses(Sensor):
         self._losses = context.losses
 
     def scaled(self, event: Scaled) -> None:
-        """Take note of a scaler that nobody watches."""
+        """Take note of a scaler that is not watched."""
         self.is_dormant = event.scaler.is_enabled()
 
     def backward_began(self, event: BackwardBegan) -> None:

@@ -1,9 +1,9 @@
 """Replicas of the watched training in this process: models that train in lockstep.
 
 Data parallelism without a process group: several copies of a model, in a loop or in threads, each
-with an optimizer and a scaler of its own. Nobody says that they are replicas. They are taken for
-such as long as they are: the same optimizer with the same settings over parameters of the same
-shapes and values, before each step.
+with an optimizer and a scaler of its own. Nothing declares them as replicas. They are taken for
+replicas as long as they agree: in optimizer, settings, and the shapes and values of parameters,
+before each step.
 """
 
 from __future__ import annotations
@@ -37,26 +37,27 @@ MIN_VALUES = 3
 """Different bytes that parameters must hold: two models of zeros are no replicas yet."""
 
 MAX_REPLICAS = 16
+"""Scalers that are compared."""
 
 MAX_PARAMETERS = 4096
 """Parameters of an optimizer up to which its values are compared before each step."""
 
 REMEMBERED = 4
-"""Newest steps of each replica that are held against those of the others."""
+"""Newest steps of each replica that are compared with those of the others."""
 
 STEPS_ALONE = 4
-"""Steps of the watched optimizer without any other replica, after which nobody looks any more."""
+"""Steps of the watched optimizer without any other replica, after which comparing ends."""
 
 
 class _Step(NamedTuple):
     """One step of one replica.
 
     Attributes:
-        number: How many it had taken before.
-        weights: Sample of its parameters before the step.
-        scale: The scale of its scaler.
-        found_inf: The verdict.
-        iteration: The iteration that was open.
+        number: Steps that the replica had taken before.
+        weights: Sample of the parameters before the step.
+        scale: Scale of the scaler.
+        found_inf: Verdict of the scaler.
+        iteration: Iteration that was open.
     """
 
     number: int
@@ -70,10 +71,11 @@ class _Replica:
     """One scaler with one optimizer.
 
     Attributes:
-        kind: What must be the same for two of them to be replicas.
+        optimizer: The optimizer, held weakly.
+        kind: Optimizer, shapes and settings, which are equal for replicas.
         first: Sample of the parameters before the first step.
         pending: Sample of the parameters before the open step; ``None`` without one.
-        steps: The newest steps.
+        steps: Newest steps.
         count: Steps so far.
     """
 
@@ -93,11 +95,11 @@ class ReplicaSensor(Sensor):
 
     Two replicas disagree if one skips a step that the other takes, with the same weights and the
     same scale before it, after steps that have changed the weights of both alike. Models that
-    only began alike, or are alike by chance, are told apart by the first step. CPU only:
-    elsewhere comparing would be a sync.
+    only began alike, or are alike by chance, differ after the first step. CPU only: elsewhere
+    comparing would be a sync.
 
     Args:
-        context: What is shared, with a scaler: the one that is compared with all others.
+        context: Shared parts of the training, with a scaler: it is compared with all others.
     """
 
     name = "replicas"
@@ -110,15 +112,16 @@ class ReplicaSensor(Sensor):
         self._registry = context.registry
         self._observe = context.observe
         self._lock = Lock()
-        # By scaler; one that steps several optimizers is no such replica.
+        # By scaler; ``None`` for one that steps several optimizers, which is no replica.
         self._replicas: weakref.WeakKeyDictionary[torch.amp.GradScaler, _Replica | None] = (
             weakref.WeakKeyDictionary()
         )
         self._pending: ReplicaVerdicts | None = None
 
     def removed(self) -> None:
-        """Report what was held back; forget all."""
-        pending, self._pending = self._pending, None
+        """Report a disagreement that was held back; forget all replicas."""
+        pending = self._pending
+        self._pending = None
         if pending is not None:
             self._observe(pending)
         self._replicas.clear()
@@ -212,14 +215,17 @@ class ReplicaSensor(Sensor):
         # Findings are made in the thread that trains the watched replica, and without the lock:
         # what the user does with one may step a scaler.
         if self._pending is not None and get_ident() == self._iteration.thread:
-            pending, self._pending = self._pending, None
+            pending = self._pending
+            self._pending = None
             self._observe(pending)
 
 
 def _step_of(scaler: torch.amp.GradScaler, replica: _Replica, iteration: int) -> _Step | None:
     """Return the step that is about to end; ``None`` if its values are not on the host."""
-    scale, optimizer = scaler._scale, replica.optimizer()  # noqa: SLF001 - no public way to it
-    states = scaler._per_optimizer_states  # noqa: SLF001
+    scale = scaler._scale  # noqa: SLF001 - no public way to it
+    optimizer = replica.optimizer()
+    # A defaultdict: asked with ``in``, since reading would create an entry.
+    states = scaler._per_optimizer_states  # noqa: SLF001 - no public name for it
     if scale is None or scale.device.type != "cpu" or id(optimizer) not in states:
         return None
     verdicts = list(states[id(optimizer)]["found_inf_per_device"].values())
@@ -234,7 +240,7 @@ def _is_on_host(parameter: torch.Tensor) -> bool:
 
 
 def _bytes(parameter: torch.Tensor) -> bytes:
-    # Read where they lie: an op would show up in the user's profiles and dispatch modes.
+    # Read in place: an op would show up in the user's profiles and dispatch modes.
     size = parameter.numel() * parameter.element_size()
     address = parameter.data_ptr()
     if not size or not address:

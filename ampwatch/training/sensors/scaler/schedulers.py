@@ -1,7 +1,7 @@
 """Steps of learning-rate schedulers, read off the schedulers themselves.
 
 Nothing is patched: a scheduler counts its own steps in ``last_epoch``. It knows
-its optimizer, but not the other way round, so it is looked for among the
+its optimizer, but not the other way round, so it is searched for among the
 objects of the garbage collector: when the sensor goes on, and again when a
 learning rate moves that no known scheduler has moved.
 """
@@ -28,10 +28,10 @@ MAX_SEARCHES = 8
 
 
 class SchedulerSensor(Sensor):
-    """Tells whether a scheduler of an optimizer was stepped since that stepped last.
+    """Reports a scheduler that was stepped since its optimizer stepped last.
 
     Args:
-        context: What is shared.
+        context: Shared parts of the training.
 
     Cost:
         At set-up one pass over the collector's objects, ~0.3 us each. A step through the scaler:
@@ -49,7 +49,7 @@ class SchedulerSensor(Sensor):
         self._searches = 0
 
     def installed(self) -> None:
-        """Find the schedulers there are."""
+        """Find the schedulers that exist."""
         self._search()
 
     def removed(self) -> None:
@@ -59,7 +59,7 @@ class SchedulerSensor(Sensor):
         self._rates.clear()
 
     def step_began(self, event: StepBegan) -> None:
-        """Compare the counts of the schedulers of ``optimizer`` with those of the last time."""
+        """Compare the counts of the schedulers of an optimizer with those of its last step."""
         if event.scaler.is_enabled() and self._has_moved(event.optimizer):
             self._bus.emit(SchedulerStepped(event.optimizer))
 
@@ -90,9 +90,9 @@ class SchedulerSensor(Sensor):
 
     def _any_advanced(self, optimizer: Optimizer) -> bool:
         any_advanced = False
-        # All of them are compared, also after the first that has moved: it is for the next time.
+        # All counts are noted, also after the first that has moved: the next step needs them.
         for scheduler in self._of(optimizer):
-            # A ChainedScheduler has no count; those it chains are found by themselves.
+            # A ChainedScheduler has no count; the schedulers it chains are found by themselves.
             count = getattr(scheduler, "last_epoch", 0)
             before = self._counts.get(id(scheduler))
             self._counts[id(scheduler)] = count

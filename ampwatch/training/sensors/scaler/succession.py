@@ -1,4 +1,4 @@
-"""Which GradScaler a training uses: a resumed one may go on with another object or state."""
+"""Succession of GradScalers: a resumed training may go on with another object or state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ScalerSuccession(Sensor):
     purpose, and it is the older one that is watched from there on.
 
     Args:
-        context: What is shared, with a scaler.
+        context: Shared parts of the training, with a scaler.
     """
 
     name = "succession"
@@ -60,7 +60,7 @@ class ScalerSuccession(Sensor):
         self._restored.add(event.optimizer)
 
     def step_began(self, event: StepBegan) -> None:
-        """See whether the scaler that steps is the watched one, or its successor."""
+        """Check whether the scaler that steps is the watched one, or a successor."""
         scaler, optimizer = event
         if scaler is self._bus.scaler:
             # Nearly always the same scaler steps the same optimizer once more.
@@ -69,7 +69,7 @@ class ScalerSuccession(Sensor):
                 self._meet(optimizer)
         elif not self._is_settled and scaler.is_enabled():
             if scaler is self._first:
-                # The older one goes on: the other was not its successor.
+                # The older scaler goes on: the other one is no successor.
                 self._is_settled = True
                 self._bus.follow(scaler)
             elif optimizer not in self._strangers and self._is_ours(optimizer):
@@ -93,7 +93,7 @@ class ScalerSuccession(Sensor):
             self._parameters.update({id(p): weakref.ref(p) for p in group["params"]})
 
     def _is_ours(self, optimizer: Optimizer) -> bool:
-        """Whether it is an optimizer of this training, or holds parameters of one."""
+        """Whether an optimizer is of this training, or holds parameters of one that is."""
         if optimizer in self._optimizers:
             return True
         ours = any(
@@ -108,5 +108,6 @@ class ScalerSuccession(Sensor):
 
 def _is_new(scaler: torch.amp.GradScaler) -> bool:
     """Whether a scaler has neither been used nor been given a state."""
+    # The tensor of the scale is made by the first call of ``scale``.
     untouched = scaler._scale is None  # noqa: SLF001 - no public name for it
     return untouched and not scaler._init_growth_tracker  # noqa: SLF001

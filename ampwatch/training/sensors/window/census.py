@@ -1,9 +1,9 @@
-"""The op census of an iteration, made from the events of a profiler window.
+"""Op census of an iteration, made from the events of a profiler window.
 
-This is how ops are counted where nothing may stand between the training and the dispatcher: at
-``standard``, and where code is compiled. What the profiler does not record is not there: the
-module, why an op ran in float32, the bytes that it wrote. Ops that were fused into compiled
-kernels are no ops any more.
+Ops are counted in this way where nothing may stand between the training and the dispatcher: at
+``standard``, and where code is compiled. The profiler does not record the module, the reason why
+an op ran in float32 and the bytes that it wrote. Ops that were fused into compiled kernels are no
+ops any more.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from ampwatch.numerics.units.ops import ALIGNMENT, TENSOR_DTYPES, Fallback, OpKi
 from ampwatch.training.kernels.dtypes import dtypes_of
 from ampwatch.training.model.dtypes import NAMES, promoted
 from ampwatch.training.ops.info import op_info
-from ampwatch.training.sensors.window.event_flops import flops_of_shapes
 from ampwatch.wire.records import CensusSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.training.sensors.window.events import Node
+
+    Shape = Sequence[int]
 
 _DTYPES = {
     fmt.profiler_name or f"c10::{fmt.torch_name}": dtype
@@ -37,7 +38,8 @@ _DTYPES = {
 _CODES = {5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloat16}
 """Codes of dtypes among the arguments of casts (``c10::ScalarType``)."""
 
-_TO_COPY, _COPY = "_to_copy", "copy_"
+_TO_COPY = "_to_copy"
+_COPY = "copy_"
 
 _COMPOSITE = "CompositeImplicitAutograd"
 """The dispatch key of ops that are made of others."""
@@ -46,8 +48,8 @@ _BACKWARD = "autograd::engine::evaluate_function"
 _OPTIMIZER = "Optimizer."
 
 
-class _Op(NamedTuple):
-    """What is known of an op by its name."""
+class _NamedOp(NamedTuple):
+    """An op, by the name of an event."""
 
     name: str
     kind: OpKind
@@ -61,8 +63,8 @@ def census_of(
     Args:
         nodes: The events on the CPU, each after the one that called it.
         step: First profiled iteration.
-        iterations: How many there were.
-        duration_s: Their wall time. Unit: s.
+        iterations: Number of profiled iterations.
+        duration_s: Wall time of all. Unit: s.
         device_type: Type of the device that the model is on.
     """
     tallies: dict[OpKey, OpTally] = {}
@@ -88,18 +90,18 @@ def census_of(
 
 
 @lru_cache(maxsize=4096)
-def _op_of(event_name: str) -> _Op | None:
+def _op_of(event_name: str) -> _NamedOp | None:
     """Return the op that an event stands for; ``None`` for one that only calls others."""
     space, _, name = event_name.partition("::")
     packet = getattr(getattr(torch.ops, space, None), name, None) if name.isidentifier() else None
     if not isinstance(packet, torch._ops.OpOverloadPacket):  # noqa: SLF001 - no public name for it
         return None
-    # Events do not tell the overload; those of one op are of one kind.
+    # Events do not name the overload; all overloads of an op are of one kind.
     overloads: list[str] = packet.overloads()  # type: ignore[no-untyped-call]
     info = op_info(getattr(packet, overloads[0]))
     if info.is_ignored or _is_composite(event_name, overloads):
         return None
-    return _Op(info.name, info.kind)
+    return _NamedOp(info.name, info.kind)
 
 
 def _is_composite(name: str, overloads: Sequence[str]) -> bool:
@@ -108,26 +110,30 @@ def _is_composite(name: str, overloads: Sequence[str]) -> bool:
         full = name if overload == "default" else f"{name}.{overload}"
         try:
             return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, _COMPOSITE))  # noqa: SLF001 - no public name for it
-        except RuntimeError:  # one of TorchScript's alone
+        except RuntimeError:  # an overload of TorchScript's, without a kernel
             continue
     return False
 
 
-def _count(tallies: dict[OpKey, OpTally], op: _Op, node: Node) -> None:
+def _count(tallies: dict[OpKey, OpTally], op: _NamedOp, node: Node) -> None:
     event = node.event
     dtypes = [_DTYPES.get(text.lower()) for text in event.dtypes()]
     shapes = event.shapes()
     inputs, dtype = promoted(tuple(d for d in dtypes if d is not None))
-    kind, out_dtype, moved = op.kind, dtype, _bytes(dtypes, shapes)
+    kind = op.kind
+    out_dtype = dtype
+    moved = _bytes(dtypes, shapes)
     if kind.has_flops and (narrow := _narrowest(inputs)):
-        # The logarithms of sums that attention comes with, and the scales of float8, are float32.
+        # Attention also reads logarithms of sums, and float8 products read scales: those are
+        # float32, and not the dtype that is multiplied.
         dtype = narrow
     if kind is OpKind.CAST:
         source, target = _cast(op.name, dtypes, event)
         is_cast = source is not None and target is not None and source is not target
         kind = OpKind.CAST if is_cast else OpKind.COPY
         if source is not None and target is not None:
-            dtype, out_dtype = NAMES[source], NAMES[target]
+            dtype = NAMES[source]
+            out_dtype = NAMES[target]
             moved = prod(shapes[0]) * (source.itemsize + target.itemsize)
     phase = _phase(node)
     key = OpKey(op.name, kind, "", phase, inputs, dtype, out_dtype, Fallback.NONE)
@@ -145,16 +151,54 @@ def _narrowest(inputs: Sequence[str]) -> str:
 
 
 def _flops(node: Node) -> int:
-    """Return the FLOPs of an op; those of a convolution are told by what has called it."""
+    """Return the FLOPs of an op; for a convolution the events that have called it know them."""
     found = int(node.event.flops())
     above = node.parent
     while not found and above is not None and above.name.startswith("aten::conv"):
-        found, above = int(above.event.flops()), above.parent
+        found = int(above.event.flops())
+        above = above.parent
     return found
 
 
-def _matmul(op: _Op, shapes: Sequence[Any]) -> tuple[int, int, int, int] | None:
-    """Return ``(B, M, N, K)``, ``None`` for what is no product of two matrices."""
+def flops_of_shapes(name: str, kind: OpKind, shapes: Sequence[Shape]) -> int:
+    """Return the floating-point operations of attention, and of the backward of convolutions.
+
+    Args:
+        name: Base name of the op.
+        kind: Kind of the op.
+        shapes: Shapes of the inputs, in their order; empty for an input that is no tensor.
+
+    Returns:
+        The FLOPs, 2 for a multiplication with an addition; 0 for other ops, and for shapes that
+        do not fit the op.
+    """
+    is_backward = name.endswith("backward")
+    tensors = [shape for shape in shapes if shape]
+    if kind is OpKind.ATTENTION and len(tensors) > 2 + is_backward:
+        return _attention(name, tensors[is_backward:], is_backward=is_backward)
+    if kind is OpKind.CONVOLUTION and is_backward and len(tensors) > 2:
+        gradient, _, weight = tensors[:3]
+        # One product for the gradient of the image, one for that of the weight.
+        return 2 * 2 * prod(gradient) * prod(weight[1:])
+    return 0
+
+
+def _attention(name: str, tensors: Sequence[Shape], *, is_backward: bool) -> int:
+    query, key, value = tensors[:3]
+    if min(map(len, (query, key, value))) < 3:
+        return 0
+    # (B, H, T, D), or (B, T, H, D) in the ops below.
+    time = -2 if name.startswith("_scaled_dot_product") else -3
+    pairs = prod(query[:-1]) * key[time]
+    features = query[-1]
+    outputs = value[-1]
+    # Forward: queries by keys, and their result by values. Backward does the first again, and has
+    # a product for each of four gradients: of queries, keys, values and their weights.
+    return 2 * pairs * (3 * features + 2 * outputs if is_backward else features + outputs)
+
+
+def _matmul(op: _NamedOp, shapes: Sequence[Any]) -> tuple[int, int, int, int] | None:
+    """Return ``(B, M, N, K)``, ``None`` for an op that is no product of two matrices."""
     operands = [shape for shape in shapes if len(shape) >= 2][-2:]
     if op.kind is not OpKind.MATMUL or len(operands) < 2:
         return None
@@ -170,7 +214,8 @@ def _add_flops(
         return
     _, m, n, k = shape
     unit = ALIGNMENT.get(dtype, 1)
-    # Which of the operands is transposed is not recorded.
+    # It is not recorded which of the operands is transposed, so either of M and K may be the
+    # dimension whose elements are adjacent.
     if n % unit == 0 and (k % unit == 0 or m % unit == 0):
         tally.tensor_flops += flops
     else:
@@ -181,7 +226,7 @@ def _add_flops(
 def _cast(
     name: str, dtypes: Sequence[torch.dtype | None], event: Any
 ) -> tuple[torch.dtype | None, torch.dtype | None]:
-    """Return from which dtype an op that may cast does so, and to which."""
+    """Return the dtypes from which and to which an op casts, if it may cast."""
     if name == _COPY and len(dtypes) > 1:
         return dtypes[1], dtypes[0]
     if name == _TO_COPY and dtypes:

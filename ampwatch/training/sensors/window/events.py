@@ -1,7 +1,7 @@
-"""The raw events of a recording, walked once and added up.
+"""Raw events of a recording, walked once and added up.
 
 ``events()`` of the profiler object and ``key_averages()`` make an object of each event and cost
-ten times as much. Of an event only methods are called that torch 2.6 has already.
+ten times as much. Only methods of events are called that torch 2.6 has already.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 COMPILED = ("Torch-Compiled Region", "CompiledFunction")
-"""How the events begin that stand for compiled code, whose ops are not recorded one by one."""
+"""Beginnings of the names of events for compiled code, whose ops are not recorded one by one."""
 
 NOT_OPS = ("autograd::", "torch::autograd::")
+"""Beginnings of the names of events with a namespace that stand for no op."""
 
-# Asked by number: the names of pybind's enumerations are looked up one by one.
+# By number: pybind searches its enumerations one by one for a name.
 ON_CPU = DeviceType.CPU.value
 DEVICES = (DeviceType.CUDA.value, DeviceType.HIP.value)
 
@@ -28,11 +29,11 @@ LAUNCH = "LaunchKernel"
 GRAPH_LAUNCH = "GraphLaunch"
 """Parts of the names of the calls of CUDA's and HIP's runtime that start kernels."""
 
-ENOUGH = 0.9
-"""Share of the kernels that were launched that a recording has to have."""
+MIN_RECORDED = 0.9
+"""Share of the launched kernels that a recording must have."""
 
-LINKED = 0.5
-"""Share of the kernels whose op has to be known, where no CUDA graph is replayed."""
+MIN_LINKED = 0.5
+"""Share of the kernels whose op must be known, where no CUDA graph is replayed."""
 
 Inputs = tuple[str, ...]
 
@@ -42,25 +43,25 @@ class Spent:
     """Runs of one kernel or op.
 
     Attributes:
-        calls: How many.
-        nanoseconds: Their time; of ops without that of the ops they call. Unit: ns.
+        calls: Number of runs.
+        nanoseconds: Time of all; for ops without the time of the ops they call. Unit: ns.
     """
 
     calls: int = 0
     nanoseconds: int = 0
 
     def add(self, nanoseconds: int) -> None:
-        """Count one more."""
+        """Count one more run."""
         self.calls += 1
         self.nanoseconds += nanoseconds
 
 
-class Launch(NamedTuple):
-    """What runs of a kernel have in common.
+class KernelLaunch(NamedTuple):
+    """A kernel as launched by an op; its runs are added up.
 
     Attributes:
-        name: Of the kernel, demangled.
-        op: The innermost op that launched it (``aten::mm``); empty if it is not known.
+        name: Name of the kernel, demangled.
+        op: Innermost op that launched it (``aten::mm``); empty if it is not known.
         inputs: Dtypes of that op's inputs, as the profiler writes them (``c10::Half``).
     """
 
@@ -71,18 +72,18 @@ class Launch(NamedTuple):
 
 @dataclass(slots=True)
 class DeviceWork:
-    """What a recording has of the device.
+    """Work of GPUs in a recording.
 
     Attributes:
-        kernels: The kernels, copies and fills.
-        runs: How many there were, each run counted.
-        linked: Of those, runs whose op is known.
+        kernels: Kernels, copies and fills.
+        runs: Number of their runs.
+        linked: Number of runs whose op is known.
         launches: Calls of the runtime that launch a kernel.
-        graphs: Calls that launch a graph of them, whose ops are not known.
-        busy_ns: Time in which at least one of them ran, on the watched device. Unit: ns.
+        graphs: Calls that launch a graph of kernels, whose ops are not known.
+        busy_ns: Time in which at least one kernel ran, on the watched device. Unit: ns.
     """
 
-    kernels: dict[Launch, Spent] = field(default_factory=dict)
+    kernels: dict[KernelLaunch, Spent] = field(default_factory=dict)
     runs: int = 0
     linked: int = 0
     launches: int = 0
@@ -91,22 +92,25 @@ class DeviceWork:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing of it was lost, as far as can be told."""
-        linked = self.graphs or self.linked >= LINKED * self.runs
-        return bool(self.runs and linked and self.runs >= ENOUGH * self.launches)
+        """Whether nothing was lost, as far as the counts show."""
+        linked = self.graphs or self.linked >= MIN_LINKED * self.runs
+        return bool(self.runs and linked and self.runs >= MIN_RECORDED * self.launches)
 
 
 def device_work(events: Iterable[Any], device_index: int) -> DeviceWork:
-    """Add up what ran on GPUs.
+    """Add up the work of GPUs.
 
     Args:
         events: The raw events.
-        device_index: Of which device the busy time is.
+        device_index: Index of the device whose busy time is taken.
     """
-    work, ops, on_device = DeviceWork(), {}, []
+    work = DeviceWork()
+    ops: dict[int, Any] = {}
+    on_device: list[Any] = []
     for event in events:
         if event.device_type().value in DEVICES:
-            # An annotation of the user's is repeated here for as long as its kernels ran.
+            # A user's annotation is repeated on the device for as long as its kernels ran; it would
+            # count as work.
             if not event.is_user_annotation():
                 on_device.append(event)
             continue
@@ -125,7 +129,7 @@ def device_work(events: Iterable[Any], device_index: int) -> DeviceWork:
             names[link] = ("", ()) if op is None else (op.name(), tuple(op.dtypes()))
         work.runs += 1
         work.linked += bool(names[link][0])
-        launch = Launch(event.name(), *names[link])
+        launch = KernelLaunch(event.name(), *names[link])
         work.kernels.setdefault(launch, Spent()).add(max(event.duration_ns(), 0))
     work.busy_ns = _union(
         (event.start_ns(), event.start_ns() + event.duration_ns())
@@ -136,7 +140,7 @@ def device_work(events: Iterable[Any], device_index: int) -> DeviceWork:
 
 
 def _union(intervals: Iterable[tuple[int, int]]) -> int:
-    """Return how much time is in at least one of the intervals."""
+    """Return the time that is in at least one of the intervals."""
     total = until = 0
     for start, end in sorted(intervals):
         total += max(0, end - max(start, until))
@@ -145,13 +149,13 @@ def _union(intervals: Iterable[tuple[int, int]]) -> int:
 
 
 class Node:
-    """An event on the CPU, and where in the calls of its thread it is.
+    """An event on the CPU, and its place among the calls of its thread.
 
     Attributes:
         event: The raw event.
-        name: Its name.
-        parent: The event it was called from, ``None`` for the outermost.
-        self_ns: Its time without that of the events it called. Unit: ns.
+        name: Name of the event.
+        parent: Event that it was called from, ``None`` for the outermost.
+        self_ns: Time without that of the events it called. Unit: ns.
     """
 
     __slots__ = ("end_ns", "event", "name", "parent", "self_ns")
@@ -165,7 +169,7 @@ class Node:
 
     @property
     def ancestors(self) -> Iterator[Node]:
-        """The events it was called from, the innermost first."""
+        """The events that it was called from, the innermost first."""
         node = self.parent
         while node is not None:
             yield node
@@ -182,6 +186,7 @@ def call_tree(events: Iterable[Any]) -> list[Node]:
             threads.setdefault(event.start_thread_id(), []).append(row)
     nodes: list[Node] = []
     for rows in threads.values():
+        # By start, the longer one first: it is the caller where both start at once.
         rows.sort(key=itemgetter(0, 1))
         parent: Node | None = None
         for start, minus_duration, event in rows:
@@ -190,7 +195,7 @@ def call_tree(events: Iterable[Any]) -> list[Node]:
             node = Node(event, parent, start, -minus_duration)
             if parent is not None:
                 parent.self_ns -= -minus_duration
-            if minus_duration:  # what takes no time calls nothing
+            if minus_duration:  # an event that takes no time calls nothing
                 parent = node
             nodes.append(node)
     return nodes

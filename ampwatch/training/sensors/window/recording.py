@@ -1,11 +1,11 @@
-"""One recording of torch.profiler. Nothing else touches what is private of it.
+"""Recording of torch.profiler; no other module touches its private parts.
 
 ``torch.autograd.profiler.profile`` is what ``torch.profiler.profile`` drives itself; taken
 directly it does not import TorchInductor, which is a second and 70 MB.
 
 A recording belongs to the thread that began it, and only that thread can end it. Two at a time
 in one process end in a segmentation fault, whoever began the second (torch 2.13): hence
-``OtherProfilers``. One that is still open when the interpreter ends does as well.
+``OtherProfilers``. A recording that is still open when the interpreter ends crashes it as well.
 """
 
 from __future__ import annotations
@@ -33,19 +33,22 @@ if TYPE_CHECKING:
     from ampwatch.training.hooks.places import Handle
 
 LOG_LEVEL = "KINETO_LOG_LEVEL"
+"""Environment variable from which Kineto reads its log level."""
+
 SILENT = "99"
+"""Level above all messages."""
 
 
 class Recording:
     """Events of the thread that makes it, from ``begin`` to ``close``.
 
     Args:
-        cuda: Whether kernels are recorded, too.
+        cuda: Whether kernels are recorded as well.
 
     Attributes:
         profile: PyTorch's object.
-        thread: Identity of the thread it belongs to.
-        is_stolen: Somebody in another thread has begun a recording meanwhile.
+        thread: Identity of the thread that it belongs to.
+        is_stolen: Whether another thread has begun a recording meanwhile.
     """
 
     def __init__(self, *, cuda: bool) -> None:
@@ -56,7 +59,8 @@ class Recording:
             with_flops=True,
         )
         self._cuda = cuda
-        self._is_prepared = self._has_begun = False
+        self._is_prepared = False
+        self._has_begun = False
         self._pid = os.getpid()
         self.thread = get_ident()
         self.is_stolen = False
@@ -74,7 +78,7 @@ class Recording:
         self._has_begun = True
 
     def wait(self) -> None:
-        """Wait until the device has done what it was asked for, if kernels are recorded."""
+        """Wait until the device has done all its work, if kernels are recorded."""
         if self._cuda:
             torch.cuda.synchronize()
 
@@ -86,18 +90,20 @@ class Recording:
         return self._cuda and bool(stopped())
 
     def close(self) -> None:
-        """Record no more. Waits for the device if kernels are recorded; again: nothing.
+        """End the recording. Waits for the device if kernels are recorded. Idempotent.
 
-        What has not begun must not be ended: the process would crash, or somebody else's
-        recording would be. Nor must what was begun before a fork, by the child.
+        A recording that has not begun must not be ended: the process would crash, or somebody
+        else's recording would end. A child must not end one that was begun before the fork.
         """
         if os.getpid() != self._pid:
             return
         if self.is_stolen:
-            # Kineto has no session of ours any more, and crashes without any.
+            # The other recording has ended ours in Kineto, which crashes if there is none to end:
+            # so it gets a new one.
             session: Any = profiler.profile(use_kineto=True)
             session._prepare_trace()  # noqa: SLF001 - as torch.profiler calls it
         elif self._is_prepared:
+            # Only a recording that has begun can be ended.
             self.begin()
         if self._has_begun:
             self._has_begun = False
@@ -110,7 +116,7 @@ class Recording:
         return () if results is None else results.events()
 
     def save(self, path: Path) -> None:
-        """Write the Chrome trace; once only.
+        """Write the Chrome trace; works only once.
 
         Raises:
             OSError: If it cannot be written.
@@ -125,14 +131,14 @@ class Recording:
 def close_soon(recording: Recording, guard: Guard) -> None:
     """Have the thread that began a recording close it, as no other thread can.
 
-    It does so at its next call of a module, else when the program ends; while compiled code is
-    about, only then, as hooks would have it compiled again.
+    The thread does so at its next call of a module, else when the program ends. Where code is
+    compiled it does so only at the end, as hooks would have the code compiled again.
 
     Args:
-        recording: It is open, in the main thread.
-        guard: Keeps its faults from the call of the module.
+        recording: An open recording of the main thread.
+        guard: Keeps faults of closing from the call of the module.
     """
-    # Open at its end it crashes the process.
+    # A recording that is open when the interpreter ends crashes the process.
     atexit.register(recording.close)
     if may_compile():
         return
@@ -142,7 +148,7 @@ def close_soon(recording: Recording, guard: Guard) -> None:
             guard.run(end)
 
     def end() -> None:
-        # PyTorch goes through a copy of the hooks: one may remove itself.
+        # PyTorch walks over a copy of the hooks before modules: one may remove itself.
         for handle in handles:
             handle.remove()
         if not recording.is_stolen:
@@ -155,7 +161,7 @@ def close_soon(recording: Recording, guard: Guard) -> None:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether the current stream is being captured into a CUDA graph; nothing may wait there."""
+    """Whether the current stream is being captured into a CUDA graph, where nothing may wait."""
     return (
         device.type == "cuda"
         and torch.cuda.is_available()
@@ -170,7 +176,7 @@ _loaded = False
 def _silence() -> Iterator[None]:
     """Keep Kineto from writing lines on stderr for every recording, unless the user asks for them.
 
-    It reads its level once, when it is used for the first time. The environment belongs to the
+    Kineto reads the level once, when it is used for the first time. The environment belongs to the
     whole process: it is changed for that moment only, and by the main thread only.
     """
     global _loaded  # noqa: PLW0603 - as long as the library in the process

@@ -1,4 +1,4 @@
-"""The requests for a trace that ``ampwatch trace`` puts beside the ring."""
+"""Requests for a trace, which ``ampwatch trace`` puts beside the ring."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from ampwatch.training.iteration.context import WayOut
 
 INTERVAL_NS = 250_000_000
-"""How often the request is looked for, at most: a system call. Unit: ns."""
+"""Least time between two checks for a request: each is a system call. Unit: ns."""
 
 
 class TraceRequests:
-    """Sees requests and answers them.
+    """Finds requests and answers them.
 
     Args:
-        out: Knows the ring file, where there is one.
+        out: Way out of the records; it knows the ring file, where there is one.
     """
 
     def __init__(self, out: WayOut) -> None:
@@ -42,7 +42,7 @@ class TraceRequests:
     def newest(self, now_ns: int) -> TraceRequest | None:
         """Return a request that is not answered yet, if there is one.
 
-        One that is not to be believed is passed over: its writer is not one of ours.
+        A file that is no valid request is passed over: ``ampwatch trace`` has not written it.
 
         Cost: a ``stat`` four times a second.
         """
@@ -67,7 +67,7 @@ class TraceRequests:
         return request
 
     def is_withdrawn(self, request: TraceRequest) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether the answer is not waited for any more."""
         ring = self._out.ring_path
         try:
             return ring is None or read_request(ring).token != request.token
@@ -75,7 +75,7 @@ class TraceRequests:
             return True
 
     def refuse(self, request: TraceRequest, why_not: str) -> None:
-        """Say why there is no trace."""
+        """Answer with the reason why there is no trace."""
         self.answer(TraceAnswer(request.token, why_not))
 
     def answer(self, answer: TraceAnswer) -> None:
@@ -84,12 +84,12 @@ class TraceRequests:
         if ring is None:
             return
         self._token = answer.token
-        # A full or vanished directory: whoever waits has a time-out.
+        # The directory may be full or gone: the command that waits has a time-out.
         with suppress(OSError):
             write_answer(ring, answer)
 
     def remove(self) -> None:
-        """Tell who still waits that the run is over; else leave no file behind."""
+        """Answer a request that still waits that the run is over; else leave no file behind."""
         ring = self._out.ring_path
         if ring is None or os.getpid() != self._pid:
             return
@@ -97,11 +97,12 @@ class TraceRequests:
             request = read_request(ring)
             if request.token != self._token:
                 self.refuse(request, "the training has ended")
-            return  # who waits takes both files away
+            return  # the command that waits removes both files
         withdraw(ring)
 
 
 def _may_be_replaced(path: Path) -> bool:
+    # Not following links: the trace is written by this user over whatever lies at the path.
     try:
         status = path.lstat()
     except OSError:

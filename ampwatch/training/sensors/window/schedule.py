@@ -1,6 +1,10 @@
-"""When the next profiler window may open by itself."""
+"""Schedule of the profiler windows that open by themselves, and step times around them."""
 
 from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
 
 from ampwatch.wire.records import WindowSkip
 
@@ -8,16 +12,22 @@ SHARE_OF_BUDGET = 0.25
 """Share of the overhead budget that windows may take."""
 
 RETRY_SECONDS = 30.0
-"""How long a window that was in somebody's way waits."""
+"""Wait of a window that was in somebody's way. Unit: s."""
 
 DRAGS = 1.05
-"""From here on steps after a window count as slower than those before."""
+"""Ratio from which on steps after a window count as slower than steps before it."""
 
 MAX_PATIENCE = 64
-"""How many times longer than usual the gap can become."""
+"""Factor by which the gap can become longer than usual."""
 
 MEMORY_LIMIT = 256 << 20
-"""What windows may make the process grow by, before there are fewer of them. Unit: bytes."""
+"""Growth of the process by windows, beyond which they come less often. Unit: bytes."""
+
+STEPS = 16
+"""Steps on either side of a window that are compared."""
+
+MIN_STEPS = 4
+"""Steps that have a usual time."""
 
 
 class WindowSchedule:
@@ -26,7 +36,8 @@ class WindowSchedule:
     Each time that a window is due and held back is counted once.
 
     Args:
-        gap_s: From the end of one window to the next, at least; 0: none opens by itself. Unit: s.
+        gap_s: Least time from the end of one window to the next; with 0 none opens by itself.
+            Unit: s.
         budget: Share of the step time that ampwatch may cost.
 
     Attributes:
@@ -36,7 +47,9 @@ class WindowSchedule:
     def __init__(self, gap_s: float, budget: float) -> None:
         self._gap_s = gap_s
         self._share = budget * SHARE_OF_BUDGET
-        self._due_s = self._paid_s = self._rested_s = 0.0
+        self._due_s = 0.0
+        self._paid_s = 0.0
+        self._rested_s = 0.0
         self._patience = 1
         self._was_dragging = False
         self.skipped = [0] * len(WindowSkip)
@@ -46,7 +59,7 @@ class WindowSchedule:
 
         Args:
             now_s: Monotonic time. Unit: s.
-            grown: What windows have made the process grow by. Unit: bytes.
+            grown: Growth of the process by windows. Unit: bytes.
         """
         if not self._gap_s or now_s < self._due_s:
             return False
@@ -61,7 +74,7 @@ class WindowSchedule:
         return False
 
     def give_way(self, reason: WindowSkip, now_s: float) -> None:
-        """Somebody else has the right of way."""
+        """Count a window that gives way to somebody else, and try again later."""
         self.skipped[reason] += 1
         self.put_off(now_s)
 
@@ -70,28 +83,29 @@ class WindowSchedule:
         self._due_s = now_s + min(RETRY_SECONDS, self._gap_s)
 
     def postpone(self, reason: WindowSkip, until_s: float) -> None:
-        """A window that was due is not opened."""
+        """Count a window that is held back, and wait."""
         self.skipped[reason] += 1
         self._due_s = until_s
 
     def ended(self, now_s: float, cost_ns: int) -> None:
-        """A window has ended.
+        """Wait after a window that has ended.
 
         Args:
             now_s: Monotonic time. Unit: s.
-            cost_ns: What it has cost. Unit: ns.
+            cost_ns: Cost of the window. Unit: ns.
         """
         self._due_s = now_s + self._gap_s
         self._paid_s = now_s + cost_ns / 1e9 / self._share
         self._rested_s = now_s + self._patience * self._gap_s
 
     def dragged(self, ratio: float, now_s: float) -> None:
-        """It is known how fast steps are after a window.
+        """Take in how fast steps are after a window.
 
-        The second time in a row that they stay slower, the gap doubles; it recovers likewise.
+        The second time in a row that they stay slower the gap doubles; each time that they do not
+        it halves again.
 
         Args:
-            ratio: Usual step time after it over the one before.
+            ratio: Usual step time after the window over the one before.
             now_s: Monotonic time. Unit: s.
         """
         drags = ratio > DRAGS
@@ -101,3 +115,55 @@ class WindowSchedule:
         elif not drags:
             self._patience = max(self._patience // 2, 1)
         self._was_dragging = drags
+
+
+class StepTimes:
+    """Remembers the durations of the newest steps without a window.
+
+    Args:
+        all_alike: Whether sampled steps count like others, since every step is sampled.
+    """
+
+    def __init__(self, *, all_alike: bool) -> None:
+        self._all_alike = all_alike
+        self._plain: deque[float] = deque(maxlen=STEPS)
+        self._any: deque[float] = deque(maxlen=STEPS)
+        self._before = math.nan
+
+    def add(self, duration_s: float, *, sampled: bool) -> None:
+        """Take in a step that was not profiled.
+
+        Args:
+            duration_s: Wall time; NaN is left out. Unit: s.
+            sampled: Whether something was measured in it.
+        """
+        if math.isnan(duration_s):
+            return
+        self._any.append(duration_s)
+        if self._all_alike or not sampled:
+            self._plain.append(duration_s)
+
+    @property
+    def usual_s(self) -> float:
+        """The median time; of sampled steps if there are hardly others, NaN if there are none."""
+        for steps in (self._plain, self._any):
+            if len(steps) >= MIN_STEPS:
+                return median(steps)
+        return math.nan
+
+    def window_ended(self) -> None:
+        """Begin to compare the steps that follow with those before the window."""
+        self._before = self.usual_s if len(self._plain) >= MIN_STEPS else math.nan
+        self._plain.clear()
+        self._any.clear()
+
+    def drag(self) -> float | None:
+        """Return the usual step time since the last window over the one before it, once.
+
+        ``None`` while it is not known, and once it was returned.
+        """
+        if math.isnan(self._before) or len(self._plain) < STEPS:
+            return None
+        before = self._before
+        self._before = math.nan
+        return median(self._plain) / before if before else None

@@ -1,11 +1,11 @@
-"""The profiler window: now and then torch.profiler looks at a few iterations.
+"""Profiler windows: now and then torch.profiler records a few iterations.
 
-One iteration to warm up, then one to three that are recorded, all from one step boundary to
-another. The raw events are walked once, added up and dropped. A window is the one thing of
+A window is one iteration to warm up, then one to three that are recorded, all from one step
+boundary to another. The raw events are walked once, added up and dropped. A window is the one thing of
 ampwatch that waits for the device: twice, at its beginning and at its end.
 
 A window gives way: to the user's profiler, before it begins; to the capture of a CUDA graph; to
-an evaluation, whose many forward passes it is not about; and to a fork, whose child would
+an evaluation, whose forward passes are not what it is for; and to a fork, whose child would
 inherit the recording.
 """
 
@@ -40,8 +40,7 @@ from ampwatch.training.sensors.window.recording import (
     is_capturing,
 )
 from ampwatch.training.sensors.window.requests import TraceRequests
-from ampwatch.training.sensors.window.schedule import WindowSchedule
-from ampwatch.training.sensors.window.step_times import StepTimes
+from ampwatch.training.sensors.window.schedule import StepTimes, WindowSchedule
 from ampwatch.training.sensors.window.totals import (
     Found,
     WindowTotals,
@@ -63,27 +62,35 @@ if TYPE_CHECKING:
     from ampwatch.wire.ring.requests import TraceRequest
 
 BY_ITSELF_SECONDS = 600.0
-"""What ``window_seconds`` is by itself."""
+"""Value of ``window_seconds`` where the user has set none. Unit: s."""
 
 TOGETHER = 32
-"""Windows begin at multiples of so many iterations: ranks wait for one another in every step,
-so that one that is profiled while the others are not would delay them all."""
+"""Iterations at whose multiples windows begin, on all ranks alike: they wait for one another in
+every step, so a rank that is profiled while the others are not would delay them all."""
 
 UNUSUAL = 4
-"""A profiled iteration that takes so many times longer than usual was not one alone."""
+"""Factor over the usual time that a profiled iteration is charged with at most: one that takes
+longer was not one alone."""
 
 MAX_GIVEN_WAY = 3
-"""How often in a row a window makes room for evaluation: some trainings evaluate in each step."""
+"""Times in a row that a window makes room for evaluation: some trainings evaluate in each step."""
 
 ELSEWHERE = "this training runs in a thread that is not the main one; only that is profiled"
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenWindow:
     """The open window.
 
-    ``began_ns`` is 0 while the profiler warms up, ``step`` the first recorded iteration, ``seen``
-    the recorded iterations that have ended.
+    Attributes:
+        request: Request that it answers, ``None`` if it opened by itself.
+        wanted: Iterations to record.
+        usual_ns: Usual time of a step before it; NaN if unknown. Unit: ns.
+        memory: Memory of the process before it. Unit: bytes.
+        start_ns: Cost of warming up and beginning. Unit: ns.
+        began_ns: Time at which recording began; 0 while the profiler warms up. Unit: ns.
+        step: First recorded iteration.
+        seen: Recorded iterations that have ended.
     """
 
     request: TraceRequest | None
@@ -99,12 +106,12 @@ class _Open:
 class WindowSensor(Sensor):
     """Opens and closes profiler windows.
 
-    Nothing in here raises. All of it runs on the training thread. By themselves, windows open on
-    a CPU only where something was compiled.
+    Everything runs on the training thread. On a CPU windows open by themselves only where
+    something was compiled.
 
     Args:
-        context: What is shared, with a device.
-        device: Where the model is.
+        context: Shared parts of the training, with a device.
+        device: Device of the model.
     """
 
     name = "window"
@@ -118,9 +125,8 @@ class WindowSensor(Sensor):
         self._device = device
         # An account of its own: the first start of a profiler takes a second; as a debt it would
         # end all sampling.
-        self.guard = self._guard = context.bus.guard(
-            self.name, account=Account(), sweep=self.failed
-        )
+        self._guard = context.bus.guard(self.name, account=Account(), sweep=self.failed)
+        self.guard = self._guard
         self._out = context.out
         self._clock = context.clock
         self._governor = context.governor
@@ -134,14 +140,15 @@ class WindowSensor(Sensor):
         self._schedule = WindowSchedule(gap_s, settings.overhead_budget)
         self._times = StepTimes(all_alike=settings.level == "deep")
         self._totals = WindowTotals()
-        self._open: _Open | None = None
+        self._open: _OpenWindow | None = None
         self._recording: Recording | None = None
         self._pending: TraceRequest | None = None
         self._is_installed = False
         self._was_busy = True
         self._pid = os.getpid()
         self._given_way = 0
-        self._forked = self._forked_in_a_row = 0
+        self._forked = 0
+        self._forked_in_a_row = 0
         self._grown_from = 0
         self._is_elsewhere = False
         self._reported_skips = 0
@@ -151,12 +158,12 @@ class WindowSensor(Sensor):
         self._step = 0
 
     def installed(self) -> None:
-        """Listen for other profilers; from here on boundaries count."""
+        """Begin to observe other profilers and boundaries."""
         self._others.install()
         self._is_installed = True
 
     def failed(self) -> None:
-        """Let the others measure again."""
+        """Let other sensors measure again."""
         self._governor.is_held = False
 
     def removed(self) -> None:
@@ -167,8 +174,9 @@ class WindowSensor(Sensor):
         self._requests.remove()
 
     def iteration_closed(self, event: IterationClosed) -> None:
-        """Open or close a window, and add to the iteration what one has seen."""
-        iteration, was_open = event.iteration, self._open is not None
+        """Open or close a window, and add the results of one to the iteration."""
+        iteration = event.iteration
+        was_open = self._open is not None
         sampled = bool(self._governor.wanted)
         self.boundary(iteration.step + 1, iteration.duration_s, sampled=sampled)
         if was_open or self._open is not None:
@@ -181,7 +189,7 @@ class WindowSensor(Sensor):
 
     @property
     def _wants_census(self) -> bool:
-        """Whether ops are counted from windows, since they are not one by one."""
+        """Whether ops are counted from windows, since they are not counted one by one."""
         is_compiled = may_compile() and not self._forces_eager
         return (
             not self._governor.counts_one_by_one or is_compiled or bool(self._governor.uncountable)
@@ -189,28 +197,30 @@ class WindowSensor(Sensor):
 
     @property
     def is_open(self) -> bool:
-        """Whether the profiler is on: nothing else is measured in such an iteration."""
+        """Whether the profiler is on: while it is, nothing else is measured."""
         return self._open is not None
 
     @property
     def cost_ns(self) -> int:
-        """What windows have cost so far; the first start is not counted. Unit: ns."""
+        """Cost of windows so far, without the first start. Unit: ns."""
         return self._totals.cost_ns
 
     def boundary(self, step: int, duration_s: float, *, sampled: bool) -> None:
-        """An iteration has ended, the next one begins.
+        """Open, advance or close a window between two iterations.
 
         Does nothing unless installed, and nothing in a forked child.
 
         Args:
-            step: Index of the one that begins.
-            duration_s: Wall time of the one that has ended; NaN for the first. Unit: s.
-            sampled: Whether ranges or ops were looked at in the one that has ended.
+            step: Index of the iteration that begins.
+            duration_s: Wall time of the iteration that has ended; NaN for the first. Unit: s.
+            sampled: Whether ranges or ops were observed in the iteration that has ended.
         """
         if not self._is_installed or os.getpid() != self._pid:
             return
         self._step = step
-        window, recording, was_busy = self._open, self._recording, self._was_busy
+        window = self._open
+        recording = self._recording
+        was_busy = self._was_busy
         self._was_busy = window is not None
         try:
             if window is None or recording is None:
@@ -222,6 +232,7 @@ class WindowSensor(Sensor):
             elif recording.thread == get_ident():
                 self._advance(window, recording)
         except BaseException:
+            # A recording that nobody closes crashes the process at its end.
             self._abandon()
             raise
 
@@ -229,22 +240,22 @@ class WindowSensor(Sensor):
         """Return the kernels of a window that had ended with iteration ``step``, once."""
         if self._evidence is None or self._ended_with > step:
             return None
-        window, self._evidence = self._evidence, None
+        window = self._evidence
+        self._evidence = None
         return window
 
     def census(self, step: int) -> OpCensus | None:
-        """Return the ops of a window that had ended with iteration ``step``, once.
-
-        Only where it is wanted.
-        """
+        """Return the ops of a window that had ended with iteration ``step``, once, if any."""
         if self._census is None or self._ended_with > step:
             return None
-        census, self._census = self._census, None
+        census = self._census
+        self._census = None
         return census
 
     def not_seen(self) -> list[str]:
-        """Return, in sentences, what could not be seen."""
-        sentences, skipped = [], self._schedule.skipped
+        """Return, in sentences, which windows are missing and why."""
+        sentences: list[str] = []
+        skipped = self._schedule.skipped
         if self._totals.invalid:
             sentences.append(
                 f"{self._totals.invalid} of {self._totals.windows} profiler windows lost data and"
@@ -279,7 +290,8 @@ class WindowSensor(Sensor):
             self._report(self._step)
 
     def _consider(self, step: int) -> None:
-        request, self._pending = self._pending, None
+        request = self._pending
+        self._pending = None
         if request is None:
             request = self._requests.newest(self._clock.monotonic_ns())
         if request is None and not self._is_due(step):
@@ -319,23 +331,25 @@ class WindowSensor(Sensor):
 
     def _start(self, request: TraceRequest | None) -> None:
         began_ns = self._clock.monotonic_ns()
-        usual_ns, memory = self._times.usual_s * 1e9, resident_bytes()
+        usual_ns = self._times.usual_s * 1e9
+        memory = resident_bytes()
         wanted = self._iterations if request is None else request.iterations
         self._was_busy = True
-        self._open = window = _Open(request, wanted, usual_ns, memory)
+        self._open = window = _OpenWindow(request, wanted, usual_ns, memory)
         self._recording = recording = Recording(cuda=self._device.type == "cuda")
         self._others.hold(recording.profile)
+        # From here on a fork would hand the open recording to the child.
         fork.hold(self._forking)
         recording.prepare()
         window.start_ns = self._clock.monotonic_ns() - began_ns
 
-    def _advance(self, window: _Open, recording: Recording) -> None:
+    def _advance(self, window: _OpenWindow, recording: Recording) -> None:
         if recording.is_stolen:
-            # Ended while theirs is open, ours would take theirs along.
+            # Kineto has one session for all threads: ending ours now would end theirs.
             if not self._others.have_begun:
                 self._give_up(window, WindowSkip.PROFILER)
             return
-        # While a graph is captured nothing may wait: all takes an iteration longer.
+        # While a graph is captured nothing may wait: the window goes on for an iteration more.
         is_late = is_capturing(self._device)
         if window.began_ns:
             window.seen += 1
@@ -344,15 +358,20 @@ class WindowSensor(Sensor):
         elif not is_late:
             self._begin(window, recording)
 
-    def _begin(self, window: _Open, recording: Recording) -> None:
+    def _begin(self, window: _OpenWindow, recording: Recording) -> None:
         entered_ns = self._clock.monotonic_ns()
+        # Kernels of the iterations before would be recorded without the ops that launched them.
         recording.wait()
         recording.begin()
-        window.step, window.began_ns = self._step, self._clock.monotonic_ns()
+        window.step = self._step
+        window.began_ns = self._clock.monotonic_ns()
         window.start_ns += window.began_ns - entered_ns
 
-    def _finish(self, window: _Open, recording: Recording) -> None:
-        now, totals, spent_ns = self._clock.monotonic_ns, self._totals, self._totals.cost_ns
+    def _finish(self, window: _OpenWindow, recording: Recording) -> None:
+        now = self._clock.monotonic_ns
+        totals = self._totals
+        spent_ns = totals.cost_ns
+        # Kernels of the last iteration that still run would be missing.
         recording.wait()
         wall_ns = now() - window.began_ns
         self._charge(window, wall_ns)
@@ -370,20 +389,23 @@ class WindowSensor(Sensor):
         self._answer(window, recording, found, wall_ns)
         self._ended_with = self._step - 1
         if found is not None and found.times:
-            seconds = wall_ns / 1e9, found.busy_ns / 1e9
-            self._evidence = Window(window.step, window.seen, *seconds, found.times)
+            self._evidence = Window(
+                window.step, window.seen, wall_ns / 1e9, found.busy_ns / 1e9, found.times
+            )
         totals.walk_ns += now() - walk_ns
         self._grown_from = window.memory
-        self._given_way = self._forked_in_a_row = 0
+        self._given_way = 0
+        self._forked_in_a_row = 0
         self._times.window_ended()
         self._schedule.ended(self._now_s, totals.cost_ns - spent_ns)
         self._report(window.step)
 
-    def _walk(self, window: _Open, recording: Recording, wall_ns: int) -> Found | None:
-        """Return what the window has found; ``None`` if it has lost data."""
-        events, on_cpu = recording.events, self._device.type != "cuda"
+    def _walk(self, window: _OpenWindow, recording: Recording, wall_ns: int) -> Found | None:
+        """Return the kernels or ops of the window; ``None`` if it has lost data."""
+        events = recording.events
+        on_cpu = self._device.type != "cuda"
         wants_census = self._wants_census
-        # The order of calls takes longer to find out than all the rest.
+        # Building the tree of calls takes longer than all the rest.
         nodes = call_tree(events) if on_cpu or wants_census else []
         found = self._ops(nodes) if on_cpu else self._kernels(events)
         if wants_census and found is not None:
@@ -413,9 +435,10 @@ class WindowSensor(Sensor):
         )
 
     def _answer(
-        self, window: _Open, recording: Recording, found: Found | None, wall_ns: int
+        self, window: _OpenWindow, recording: Recording, found: Found | None, wall_ns: int
     ) -> None:
-        requests, request = self._requests, window.request
+        requests = self._requests
+        request = window.request
         if request is None or requests.is_withdrawn(request):
             return
         try:
@@ -429,7 +452,7 @@ class WindowSensor(Sensor):
             TraceAnswer(request.token, "", window.step, window.seen, wall_ns, busy_ns, totals)
         )
 
-    def _charge(self, window: _Open, wall_ns: int) -> None:
+    def _charge(self, window: _OpenWindow, wall_ns: int) -> None:
         totals = self._totals
         if totals.first_ns:
             totals.start_ns += window.start_ns
@@ -440,9 +463,10 @@ class WindowSensor(Sensor):
             totals.run_ns += max(0, min(wall_ns, UNUSUAL * usual_ns) - usual_ns)
 
     def _weigh(self) -> None:
-        """See what the process has grown by, now that the events of the last window are gone."""
-        before, self._grown_from = self._grown_from, 0
-        # The first one has loaded the profiler.
+        """Weigh the growth of the process, now that the events of the last window are gone."""
+        before = self._grown_from
+        self._grown_from = 0
+        # The first window has loaded the profiler, which is no growth by windows.
         if not before or self._totals.windows < 2:
             return
         grown = resident_bytes() - before
@@ -452,8 +476,9 @@ class WindowSensor(Sensor):
         self._guard.run(self.give_way, reason)
 
     def give_way(self, reason: WindowSkip | None) -> None:
-        """Somebody is about to profile, to capture a graph, or (``None``) to evaluate."""
-        window, recording = self._open, self._recording
+        """Give way to somebody about to profile, to capture a graph, or (``None``) to evaluate."""
+        window = self._open
+        recording = self._recording
         if window is None or recording is None:
             return
         if recording.thread != get_ident():
@@ -465,7 +490,7 @@ class WindowSensor(Sensor):
                 return
         self._give_up(window, reason)
 
-    def _give_up(self, window: _Open, reason: WindowSkip | None) -> None:
+    def _give_up(self, window: _OpenWindow, reason: WindowSkip | None) -> None:
         began_ns = self._clock.monotonic_ns()
         self._abandon()
         self._charge(window, 0)
@@ -482,9 +507,10 @@ class WindowSensor(Sensor):
         self._guard.run(self.give_way_to_fork)
 
     def give_way_to_fork(self) -> None:
-        """The process is about to be forked."""
-        window, recording = self._open, self._recording
-        # Recorded is one thread; a child that another one forks has nothing of it.
+        """Give way to a fork that is about to happen."""
+        window = self._open
+        recording = self._recording
+        # A child has only the thread that forked: another thread's recording does not reach it.
         if window is None or recording is None or recording.thread != get_ident():
             return
         if recording.is_stolen and self._others.have_begun:
@@ -511,7 +537,8 @@ class WindowSensor(Sensor):
             close_soon(recording, self._guard)
 
     def _abandon(self) -> None:
-        recording, self._open = self._recording, None
+        recording = self._recording
+        self._open = None
         self._was_busy = True
         if recording is not None and not (recording.is_stolen and self._others.have_begun):
             self._end(recording)
@@ -539,7 +566,7 @@ class WindowSensor(Sensor):
 
 
 def resident_bytes() -> int:
-    """Return what the process holds in memory; 0 where the kernel does not say. Unit: bytes."""
+    """Return the memory of the process; 0 where the kernel does not show it. Unit: bytes."""
     try:
         pages = Path("/proc/self/statm").read_text().split()[1]
     except OSError:
@@ -548,7 +575,7 @@ def resident_bytes() -> int:
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:
-    """Return the compute capability of an NVIDIA GPU, ``None`` of anything else."""
+    """Return the compute capability of an NVIDIA GPU, ``None`` for anything else."""
     if device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
         return None
     major, minor = torch.cuda.get_device_capability(device)

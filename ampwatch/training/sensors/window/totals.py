@@ -1,4 +1,4 @@
-"""What profiler windows have found and cost so far, and the record of it."""
+"""Totals of profiler windows: kernels and costs so far, and the record of them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ampwatch.numerics.units.kernels.kernel_name import KernelName
-    from ampwatch.training.sensors.window.events import Inputs, Launch, Spent
+    from ampwatch.training.sensors.window.events import Inputs, KernelLaunch, Spent
 
 MAX_ROWS = 48
 """Kernels in a record."""
 
 LONGEST_NAME = 200
+"""Characters of a name in a record."""
 
 COPIES = ("Memcpy", "Memset")
-"""How the names of what is no kernel begin."""
+"""Beginnings of the names of copies and fills, which are no kernels."""
 
 CPU = "cpu"
+"""Unit of ops on a CPU."""
 
 
 @dataclass(slots=True)
@@ -35,8 +37,8 @@ class Found:
     """The kernels of one window, on a CPU the ops.
 
     Attributes:
-        rows: The longest first.
-        times: The same for the diagnosis; empty on a CPU.
+        rows: Kernels for the record, the longest first.
+        times: Kernels for the diagnosis, the longest first; empty on a CPU.
         totals: Time by unit and dtype.
         misaligned_ns: Time of kernels that assume less than full alignment. Unit: ns.
         lagging_ns: Time of kernels made for an older architecture. Unit: ns.
@@ -54,7 +56,7 @@ class Found:
 
 
 def kernels_found(
-    kernels: Mapping[Launch, Spent],
+    kernels: Mapping[KernelLaunch, Spent],
     *,
     busy_ns: int,
     capability: tuple[int, int] | None,
@@ -65,14 +67,16 @@ def kernels_found(
     tally = KernelTally(capability=capability, tf32_allowed=tf32_allowed, classify=classify)
     found = Found()
     for launch, spent in sorted(kernels.items(), key=_longest_first):
-        # A matmul may copy as well, and that copy is no matmul.
+        # An op that multiplies may launch copies as well, and they are no products.
         op = "" if launch.name.startswith(COPIES) else launch.op
         kernel = tally.add(launch.name, spent.nanoseconds, launch.inputs, op)
         found.rows.append(_row(launch, spent, kernel))
         found.times.append(_time(launch, spent, kernel, capability))
     found.totals = {(unit.value, dtype): ns for (unit, dtype), ns in tally.by_unit.items()}
-    told = ("full", "unsaid")
-    found.misaligned_ns = sum(ns for name, ns in tally.by_alignment.items() if name not in told)
+    not_misaligned = ("full", "unsaid")
+    found.misaligned_ns = sum(
+        ns for name, ns in tally.by_alignment.items() if name not in not_misaligned
+    )
     found.lagging_ns = tally.lagging_ns
     found.gemv_ns = tally.low_precision_gemv_ns
     found.busy_ns = busy_ns
@@ -86,7 +90,7 @@ def ops_found(ops: Mapping[tuple[str, Inputs], Spent]) -> Found:
     for (name, inputs), spent in ops.items():
         key = (name, multiplied_dtype(inputs))
         calls, ns = grouped.get(key, (0, 0))
-        grouped[key] = calls + spent.calls, ns + spent.nanoseconds
+        grouped[key] = (calls + spent.calls, ns + spent.nanoseconds)
     for (name, dtype), (calls, ns) in grouped.items():
         short = name[:LONGEST_NAME]
         found.rows.append(KernelRow(short, short, CPU, dtype, "", "", 0, 0, calls, ns))
@@ -95,7 +99,7 @@ def ops_found(ops: Mapping[tuple[str, Inputs], Spent]) -> Found:
     return found
 
 
-def _longest_first(item: tuple[Launch, Spent]) -> tuple[int, Launch]:
+def _longest_first(item: tuple[KernelLaunch, Spent]) -> tuple[int, KernelLaunch]:
     return -item[1].nanoseconds, item[0]
 
 
@@ -103,7 +107,7 @@ def _base(op: str) -> str:
     return op.rpartition("::")[2][:LONGEST_NAME]
 
 
-def _row(launch: Launch, spent: Spent, kernel: KernelName) -> KernelRow:
+def _row(launch: KernelLaunch, spent: Spent, kernel: KernelName) -> KernelRow:
     return KernelRow(
         name=launch.name[:LONGEST_NAME],
         op=_base(launch.op),
@@ -119,7 +123,7 @@ def _row(launch: Launch, spent: Spent, kernel: KernelName) -> KernelRow:
 
 
 def _time(
-    launch: Launch, spent: Spent, kernel: KernelName, capability: tuple[int, int] | None
+    launch: KernelLaunch, spent: Spent, kernel: KernelName, capability: tuple[int, int] | None
 ) -> KernelTime:
     return KernelTime(
         name=launch.name,
@@ -136,7 +140,7 @@ def _time(
 
 @dataclass(slots=True)
 class WindowTotals:
-    """The totals of ``WindowRecord``; its docstring says what they are."""
+    """Totals of all windows; ``WindowRecord`` documents each."""
 
     windows: int = 0
     invalid: int = 0
@@ -158,11 +162,11 @@ class WindowTotals:
 
     @property
     def cost_ns(self) -> int:
-        """What windows have cost so far, the first start excluded. Unit: ns."""
+        """Cost of windows so far, without the first start. Unit: ns."""
         return self.start_ns + self.run_ns + self.stop_ns + self.walk_ns
 
     def add(self, found: Found, iterations: int, wall_ns: int) -> None:
-        """Add a window that is valid."""
+        """Add a valid window."""
         self.iterations += iterations
         self.wall_ns += wall_ns
         self.busy_ns += found.busy_ns
@@ -174,7 +178,7 @@ class WindowTotals:
         self.rows = found.rows
 
     def record(self, step: int, time_ns: int, skipped: Iterable[int]) -> WindowRecord:
-        """Return the record of it all."""
+        """Return the record of all windows."""
         first, second, third, fourth, fifth = skipped
         return WindowRecord(
             step=step,

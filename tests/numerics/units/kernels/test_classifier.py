@@ -23,7 +23,7 @@ PIECES = ["sm80_", "xmma_", "gemm", "_ffma_", "s16816", "void ", "<", ">", "(", 
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.name[:60])
-def test_published_names_are_told_in_full(golden: Golden) -> None:
+def test_published_names_are_reported_in_full(golden: Golden) -> None:
     """Unit, dtype, architecture, alignment and kind of every family known."""
     kernel = classify(golden.name)
 
@@ -95,7 +95,7 @@ def test_what_lists_of_words_miss(name: str) -> None:
 
 @pytest.mark.parametrize("word", ["wmma", "wgmma", "tcgen05", "hgmma", "qgmma", "igmma"])
 def test_the_name_of_an_mma_instruction_makes_a_tensor_core_kernel(word: str) -> None:
-    """As a word of its own, and not as a part of another."""
+    """The name counts as a word of its own, and not as a part of another."""
     assert classify(f"my_{word}_fp16_v2").unit is Unit.TENSOR
     assert classify(f"my_{word}kle_fp16_v2").unit is not Unit.TENSOR
 
@@ -129,7 +129,7 @@ def test_amd_names_are_tensor_only_with_a_matrix_instruction_in_them() -> None:
 
 
 def test_return_type_namespaces_and_arguments_do_not_matter() -> None:
-    """The same function says the same, however it is written."""
+    """A function has one class, however it is written."""
     plain = classify("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_tn")
     dressed = classify("void ns::ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_tn(float*, half) [clone .kd]")  # fmt: skip
 
@@ -164,7 +164,7 @@ def test_names_are_remembered_up_to_a_limit() -> None:
 
 
 def test_a_users_own_patterns_come_first() -> None:
-    """They know their kernels, and may correct the rules."""
+    """Users know their kernels, and may correct the rules."""
     classifier = NameClassifier(parse_patterns("^my_.*=tensor:bfloat16; sgemm=other"))
 
     assert classifier.classify("my_mixer_sm90_v2") == KernelName(

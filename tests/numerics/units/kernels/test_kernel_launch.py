@@ -46,14 +46,14 @@ def test_the_narrowest_input_is_what_is_multiplied(inputs: list[str], dtype: str
 def test_an_unknown_kernel_is_judged_by_its_inputs(
     inputs: list[str], *, tf32_allowed: bool, unit: Unit, likely: str
 ) -> None:
-    """It stays unknown, but for float32 without TF32: no tensor core multiplies that."""
+    """An unknown kernel stays unknown, but for float32 without TF32: no tensor core multiplies that."""
     kernel = with_inputs(TEMPLATE, inputs, tf32_allowed=tf32_allowed)
 
     assert (kernel.unit, kernel.likely) == (unit, likely)
 
 
 def test_amd_multiplies_float32_on_matrix_cores() -> None:
-    """So float32 inputs say nothing there, and are no TF32."""
+    """Float32 inputs decide nothing there, and are no TF32."""
     unknown = classify("Cijk_Ailk_Bljk_SB_MT64x64x8_SE_K1_TT4_4")
     tensor = classify("Cijk_Ailk_Bljk_SB_MT64x64x8_MI16x16x1_SN")
 
@@ -94,7 +94,7 @@ def test_a_kernel_nobody_knows_is_unknown_if_a_matmul_launched_it(op: str) -> No
     "op", ["", "aten::add_", "aten::native_layer_norm", "aten::_foreach_addcmul_", "aten::comm"]
 )
 def test_a_kernel_nobody_knows_is_no_matmul_otherwise(op: str) -> None:
-    """Nor is one that is known, whatever launched it."""
+    """A kernel that a rule knows stays what it is, whatever launched it."""
     assert launched_by(classify("zorp_128x64_v3"), op).unit is Unit.OTHER
     assert launched_by(classify("splitKreduce_kernel"), "aten::mm").unit is Unit.OTHER
 

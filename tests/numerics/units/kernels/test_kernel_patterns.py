@@ -10,7 +10,7 @@ from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
 
 
 def test_patterns_come_as_one_string_or_several() -> None:
-    """As from an environment variable, and as from Python."""
+    """One string comes from an environment variable, several from Python."""
     text = " a.*=tensor:float16 ;\n(?=b)x{1,2}=cuda;"
 
     parsed = parse_patterns(text)

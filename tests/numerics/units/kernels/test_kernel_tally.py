@@ -69,7 +69,7 @@ def test_nothing_has_no_share() -> None:
     assert tallied([(ADD, 5, (), "")]).matmul_share is None
 
 
-def test_alignment_and_lag_of_tensor_core_kernels_are_told() -> None:
+def test_alignment_and_lag_of_tensor_core_kernels_are_reported() -> None:
     """Four elements of four bytes are full; what says no alignment is no misalignment."""
     tally = tallied(RUNS)
 
@@ -77,7 +77,7 @@ def test_alignment_and_lag_of_tensor_core_kernels_are_told() -> None:
     assert tally.lagging_ns == 300 + 200 + 50
 
 
-def test_vectors_in_low_precision_are_told_apart() -> None:
+def test_vectors_in_low_precision_are_kept_apart() -> None:
     """Autocast did its part there, and the shape prevents tensor cores."""
     assert tallied(RUNS).low_precision_gemv_ns == 30
 
@@ -101,7 +101,7 @@ def test_float32_without_tf32_is_not_unknown() -> None:
 
 @pytest.mark.parametrize("cut", range(len(RUNS) + 1))
 def test_parts_merge_to_the_whole(cut: int) -> None:
-    """As windows do, and ranks."""
+    """Windows are merged in this way, and ranks."""
     merged = tallied(RUNS[:cut])
     merged.merge(tallied(RUNS[cut:]))
 

@@ -1,4 +1,4 @@
-"""What a kernel is called is found in what a profiler writes."""
+"""The name of a kernel's function is found in the text that a profiler writes."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ from ampwatch.numerics.units.kernels.symbols import Symbol, parse
         ("", Symbol("", "")),
     ],
 )
-def test_the_function_is_told_from_its_return_type_and_arguments(name: str, symbol: Symbol) -> None:
+def test_the_function_is_distinguished_from_its_return_type_and_arguments(
+    name: str, symbol: Symbol
+) -> None:
     """Template arguments are kept apart; what a wrapper wraps is named with it."""
     assert parse(name) == symbol

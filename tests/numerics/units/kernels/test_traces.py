@@ -72,7 +72,7 @@ def test_float32_training_on_a_v100_has_no_tensor_core_kernel() -> None:
     assert {dtype for unit, dtype in tally.by_unit if unit is Unit.CUDA} == {"float32"}
 
 
-def test_tf32_and_float32_are_told_apart_on_an_a100() -> None:
+def test_tf32_and_float32_are_kept_apart_on_an_a100() -> None:
     """Convolutions in TF32 beside sgemm, in one program."""
     tally = tallied("a100-alexnet-tf32")
 
@@ -111,7 +111,7 @@ def test_on_amd_only_named_matrix_instructions_count(name: str) -> None:
 
 
 def test_generated_pointwise_kernels_are_no_matmul() -> None:
-    """What TorchInductor generates for a norm or an activation is neither unit."""
+    """Kernels that TorchInductor generates for a norm or an activation are of neither unit."""
     tally = tallied("compile-triton")
 
     triton_ns = sum(ns for kernel, ns in tally.by_name.items() if kernel.startswith("triton_"))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 X = torch.ones(2, 8)
 
 
-def told(program: Callable[[nn.Module], None]) -> list[Finding]:
+def findings_of(program: Callable[[nn.Module], None]) -> list[Finding]:
     """Run a program in which no loss goes back; return what is said of stale casts."""
     model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
     with ampwatch.monitor(model, level="deep", serve=False) as watch:
@@ -42,7 +42,7 @@ def test_a_weight_that_is_written_to_between_two_forwards_is_named(with_grad: bo
                 model[1].weight.mul_(2.0)
             assert torch.equal(model(X), first)
 
-    (finding,) = told(program)
+    (finding,) = findings_of(program)
     assert (finding.where, finding.dtype, finding.phase) == (
         "param:1.weight",
         "bfloat16",
@@ -101,4 +101,4 @@ def test_what_is_not_from_before_the_change_is_not_stale(
     program: Callable[[nn.Module], None],
 ) -> None:
     """Cleared, never kept, forgotten with the region, the user's own copies, a graph of its own."""
-    assert told(program) == []
+    assert findings_of(program) == []

@@ -1,4 +1,4 @@
-"""Which dtypes autocast regions ask for."""
+"""Dtypes that autocast regions ask for."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ class Watched:
     def __init__(self) -> None:
         self.bench = Bench()
         self.changes: list[list[str]] = []
-        told = Heard()
-        told.facts_changed = lambda _: self.changes.append(list(self.bench.context.autocast_dtypes))
-        self.bench.install(AutocastSensor(self.bench.context), told)
+        heard = Heard()
+        heard.facts_changed = lambda _: self.changes.append(
+            list(self.bench.context.autocast_dtypes)
+        )
+        self.bench.install(AutocastSensor(self.bench.context), heard)
 
     def __enter__(self) -> Self:
         return self
@@ -33,7 +35,7 @@ def _region(dtype: torch.dtype, *, enabled: bool = True) -> None:
         pass
 
 
-def test_each_dtype_is_told_once_when_it_is_first_asked_for() -> None:
+def test_each_dtype_is_reported_once_when_it_is_first_asked_for() -> None:
     """A region per step is not news; another dtype is."""
     with Watched() as watched:
         for dtype in (torch.float16, torch.float16, torch.bfloat16, torch.float16):

@@ -31,7 +31,7 @@ def stale(*, model: nn.Module, steps: int = 3, level: str = "light", **how: Any)
 
 
 @pytest.mark.parametrize("level", ["light", "standard", "deep"])
-def test_the_second_forward_in_one_region_is_told_at_once(level: str) -> None:
+def test_the_second_forward_in_one_region_is_reported_at_once(level: str) -> None:
     """At every level; which weight, and that the cast was to bfloat16."""
     (finding,) = stale(model=nn.Linear(8, 2), level=level)
 

@@ -1,4 +1,4 @@
-"""What a log of ops tells, once its values have arrived, is what reading each value would have told."""
+"""A log of ops gives, once its values have arrived, the trace that reading each value gives."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class Following:
     def set_loss(self, on_host: float | None, on_device: float | None) -> None:
         """Set the losses of the open iteration."""
         losses = self.listening.bench.context.losses
-        losses.num_losses, losses.on_host = int(on_host is not None), on_host or 0.0
+        losses.num_losses = int(on_host is not None)
+        losses.on_host = on_host or 0.0
         losses.on_device = None if on_device is None else torch.tensor(on_device)
 
     def follow(self, work: Callable[[], Any]) -> None:
@@ -92,7 +93,7 @@ class Following:
             work()
 
     def arrive(self) -> OpTrace:
-        """Let all that is on its way arrive, and return what was told last."""
+        """Let everything on its way arrive, and return the newest trace."""
         self.device.done = self.device.recorded
         self.log.poll()
         return self.traces[-1]
@@ -186,10 +187,10 @@ def _model() -> nn.Module:
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.phase.name)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_the_log_tells_what_reading_at_once_tells(
+def test_the_log_gives_what_reading_at_once_gives(
     program: Callable[[nn.Module], None], place: Any
 ) -> None:
-    """The same births of the same ops, made of the same ones, with the same end."""
+    """Both give the same births, ops, origins and ends."""
     model = _model()
     expected = _at_once(lambda: program(model), model, place)
     model.zero_grad()
@@ -204,7 +205,8 @@ def test_the_log_tells_what_reading_at_once_tells(
 
 def test_nothing_waits_while_ops_are_followed() -> None:
     """No scalar is read, no copy blocks: neither in an op, nor at the end, nor while it flies."""
-    model, waits = _model(), Waits()
+    model = _model()
+    waits = Waits()
 
     class Counting(Told):
         """Is told as the log is, inside of a mode that counts."""
@@ -231,7 +233,7 @@ def test_nothing_waits_while_ops_are_followed() -> None:
 
 
 def test_scale_and_loss_come_with_the_rest() -> None:
-    """So that a trace is judged on its own."""
+    """A trace is judged on its own, so it needs both."""
     following = Following()
     following.set_scale(torch.tensor(64.0))
     for on_host, on_device in [(1.0, 2.0), (1.0, math.nan), (math.inf, 2.0), (None, math.inf)]:
@@ -247,7 +249,7 @@ def test_scale_and_loss_come_with_the_rest() -> None:
 
 
 def test_what_is_multiplied_by_the_scale_is_none_of_an_ops_doing() -> None:
-    """As at once."""
+    """The log agrees with reading at once."""
     following = Following()
     scale = following.set_scale(torch.tensor(1e30))
     following.follow(lambda: torch.tensor(1e30) * scale)
@@ -256,7 +258,7 @@ def test_what_is_multiplied_by_the_scale_is_none_of_an_ops_doing() -> None:
 
 
 def test_what_an_optimizer_writes_is_not_measured() -> None:
-    """It costs nothing, and nobody is blamed for it; what was known before does not stand."""
+    """Writes of an optimizer cost nothing and are blamed on no op; earlier rows of the storage are dropped."""
     following = Following()
     weight = torch.ones(3)
 
@@ -290,7 +292,7 @@ def test_memory_that_is_used_again_is_another_tensor() -> None:
 
 
 def test_no_tensor_is_kept() -> None:
-    """Neither it nor its memory, while the iteration lasts or its log is on its way."""
+    """Tensors and their memory go while the iteration lasts, and while the log is on its way."""
     following = Following()
 
     def work() -> None:
@@ -308,8 +310,8 @@ def test_no_tensor_is_kept() -> None:
     assert following.arrive().num_ops == 2
 
 
-def test_an_iteration_for_which_there_is_no_room_is_counted_and_not_told() -> None:
-    """Half of it would tell of births that were none."""
+def test_an_iteration_for_which_there_is_no_room_is_counted_and_not_reported() -> None:
+    """Half of an iteration would show births that were none."""
     following = Following(most=3)
     following.follow(lambda: [torch.ones(1) + 1.0 for _ in range(5)])
     following.follow(lambda: torch.ones(1) + 1.0)
@@ -320,7 +322,7 @@ def test_an_iteration_for_which_there_is_no_room_is_counted_and_not_told() -> No
 
 
 def test_a_log_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is longer is dropped and counted."""
+    """A longer iteration is dropped and counted."""
     monkeypatch.setattr(birth_log, "MAX_OPS", 4)
     following = Following()
     following.follow(lambda: [torch.ones(1) for _ in range(6)])
@@ -329,7 +331,7 @@ def test_a_log_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_host_that_falls_behind_drops_the_newest_and_counts_it() -> None:
-    """It never waits, and tells the others in their order."""
+    """The log never waits, and delivers the others in their order."""
     following = Following()
     for _ in range(MAX_FLIGHTS + 3):
         following.follow(lambda: torch.ones(1) + 1.0)
@@ -342,7 +344,7 @@ def test_a_host_that_falls_behind_drops_the_newest_and_counts_it() -> None:
 
 
 def test_a_captured_graph_is_not_followed() -> None:
-    """Nor is anything of the iteration that it is captured in told."""
+    """Nothing is reported of the iteration in which it is captured."""
     following = Following()
 
     def work() -> None:
@@ -371,7 +373,8 @@ def test_from_the_first_tensor_on_a_device_values_are_read_later() -> None:
 
     def sensor(context: Context, log: BirthLog) -> Sensor:
         made = BirthSensor(context)
-        made._at_once, made._later = _Elsewhere(Surroundings(context)), log
+        made._at_once = _Elsewhere(Surroundings(context))
+        made._later = log
         return made
 
     following = Following(sensor=sensor)

@@ -171,8 +171,8 @@ WITHOUT = {meta, constants, finite, sums_that_overflow}
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
-def test_births_are_those_that_a_slow_look_at_each_op_sees(program: Callable[[], None]) -> None:
-    """The same ops and outputs, in the same order."""
+def test_births_are_those_that_a_slow_check_of_each_op_finds(program: Callable[[], None]) -> None:
+    """Both find the same ops and outputs, in the same order."""
     with Naive() as naive:
         program()
     with Traced() as traced:
@@ -185,7 +185,7 @@ def test_births_are_those_that_a_slow_look_at_each_op_sees(program: Callable[[],
 
 @pytest.mark.parametrize("program", [finite, sums_that_overflow, meta])
 def test_finite_programs_have_no_births_at_all(program: Callable[[], None]) -> None:
-    """Not of any origin, also where the sum of finite elements is infinite."""
+    """No birth has any origin, also where the sum of finite elements is infinite."""
     with Traced() as traced:
         program()
 
@@ -194,7 +194,7 @@ def test_finite_programs_have_no_births_at_all(program: Callable[[], None]) -> N
     assert traced.traces[0].bad_gradients == {}
 
 
-def test_a_birth_tells_of_the_op_its_place_and_its_values() -> None:
+def test_a_birth_names_the_op_its_place_and_its_values() -> None:
     """Module, phase, dtype, line of code, and the range of what went in."""
     model = nn.Sequential(nn.Identity(), Calling(lambda x: x.half() * 3e4))
     with Traced(model) as traced:
@@ -219,7 +219,7 @@ def test_a_birth_tells_of_the_op_its_place_and_its_values() -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16, torch.float32, torch.float64])
-def test_values_are_told_apart(values: list[float], expected: Any, dtype: torch.dtype) -> None:
+def test_values_are_distinguished(values: list[float], expected: Any, dtype: torch.dtype) -> None:
     """NaN, either infinity, and the range of what is finite."""
     known = values_of(torch.tensor(values, dtype=dtype))
 
@@ -245,7 +245,7 @@ def test_an_op_that_makes_finite_numbers_of_them_has_absorbed_them() -> None:
 
 
 def test_what_is_written_over_is_not_followed_any_further() -> None:
-    """Its storage holds something else now."""
+    """The storage holds something else now."""
     with Traced() as traced:
         x = zeros(4).log()
         x.fill_(2.0)
@@ -311,7 +311,7 @@ def test_gradients_that_are_not_finite_at_the_end_name_their_births() -> None:
 
 
 def test_gradients_that_became_finite_again_are_not_bad() -> None:
-    """What counts is what the optimizer would use."""
+    """Gradients count as the optimizer would use them."""
     model = Calling(torch.sqrt)
     with Traced(model) as traced:
         model(torch.zeros(4)).sum().backward()
@@ -345,7 +345,7 @@ def test_what_no_op_has_made_has_another_origin(kind: str) -> None:
 
 
 def test_an_overflow_of_the_loss_scale_is_no_ops_doing() -> None:
-    """The same product without a scaler is."""
+    """Without a scaler the same product is a birth."""
     scale = torch.tensor(2.0**100)
     loss = torch.tensor(2.0**60)
     with Traced(scale=scale) as traced:
@@ -361,7 +361,7 @@ def test_an_overflow_of_the_loss_scale_is_no_ops_doing() -> None:
     )
 
 
-def test_very_many_births_are_not_told_apart() -> None:
+def test_very_many_births_are_not_distinguished() -> None:
     """The first ones are; one more stands for all the others."""
     x = zeros(2)
     with Traced() as traced:
@@ -386,7 +386,7 @@ def test_the_next_iteration_begins_at_nothing() -> None:
 
 
 def test_no_tensor_is_kept_alive() -> None:
-    """Neither what was born nor what it was made of, while the iteration goes on."""
+    """Outputs and inputs of a birth go while the iteration goes on."""
     with Traced() as traced:
         given = zeros(4)
         made = given.log()
@@ -400,7 +400,7 @@ def test_no_tensor_is_kept_alive() -> None:
 
 
 def test_what_an_optimizer_makes_is_marked() -> None:
-    """Its state is not what a forward pass has computed."""
+    """The state of an optimizer is not computed by a forward pass."""
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.full((2,), 1e30)
     optimizer = torch.optim.Adam([parameter], foreach=False)
@@ -427,8 +427,8 @@ def _in_half(parameter: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("in_a_hook", [False, True])
-def test_a_hook_of_a_gradient_is_told_from_a_node(in_a_hook: bool) -> None:  # noqa: FBT001 - a case
-    """What a hook computes is no part of the graph."""
+def test_a_hook_of_a_gradient_is_distinguished_from_a_node(in_a_hook: bool) -> None:  # noqa: FBT001 - a case
+    """Ops of a hook are no part of the graph."""
     model = Calling(torch.sqrt)
     if in_a_hook:
         model.weight.register_post_accumulate_grad_hook(_in_half)

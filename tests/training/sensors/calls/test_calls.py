@@ -1,4 +1,4 @@
-"""What is observed of programs that use AMP's calls in every way there is, right and wrong."""
+"""Observations of programs that use AMP's calls in every way there is, right and wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-X, Y = torch.linspace(-1, 1, 64).reshape(8, 8), torch.linspace(0, 1, 8).reshape(8, 1)
+X = torch.linspace(-1, 1, 64).reshape(8, 8)
+Y = torch.linspace(0, 1, 8).reshape(8, 1)
 STEPS = 40
 
 
@@ -224,7 +225,8 @@ def attacks_its_inputs(t: Training) -> None:
 @right
 def has_several_scaled_losses(t: Training) -> None:
     t.optimizer.zero_grad()
-    one, two = t.loss(), t.loss()
+    one = t.loss()
+    two = t.loss()
     if t.step % 4 == 0:
         first, second = t.scaler.scale([one, two])
         first.backward()
@@ -291,7 +293,7 @@ def repairs_what_clipping_broke(t: Training) -> None:
 
 @pytest.mark.parametrize("program", RIGHT, ids=lambda p: p.__name__)
 def test_a_program_that_is_right_is_left_alone(program: Callable[[Training], None]) -> None:
-    """Whatever it looks like; a limit beyond the scale is left to the diagnosis."""
+    """Whatever it searches like; a limit beyond the scale is left to the diagnosis."""
     seen = observations(program)
 
     assert [o for o in seen if not (isinstance(o, ScaledClip) and o.limit >= o.scale)] == []
@@ -439,7 +441,7 @@ def test_an_unscaled_loss_beside_a_scaled_one_is_seen_in_either_order() -> None:
             assert (seen[-1].parameter, seen[-1].any_scaled) == ("0.0.weight", True)
 
 
-def test_the_parts_of_a_sum_are_told_apart_by_the_optimizers_they_reach() -> None:
+def test_the_parts_of_a_sum_are_distinguished_by_the_optimizers_they_reach() -> None:
     """A sum of a scaled loss and a plain one of another optimizer, outside the scaler, is right."""
 
     def program(mixed: bool) -> Callable[[Training], None]:  # noqa: FBT001 - two cases
@@ -474,7 +476,7 @@ def test_backward_under_autocast_is_seen_and_checkpointing_is_not() -> None:
     ]
 
 
-def test_a_region_that_is_held_from_step_to_step_is_told_apart() -> None:
+def test_a_region_that_is_held_from_step_to_step_is_reported_as_held() -> None:
     """The first of its backwards may be the usual slip, and is told with the others or not at all."""
 
     def program(t: Training) -> None:
@@ -507,7 +509,7 @@ def test_a_nonfinite_norm_names_the_parameter_where_backward_met_it() -> None:
 
 
 def test_a_training_of_another_thread_is_not_mixed_with_ours() -> None:
-    """Its backward begins and ends while ours runs; its losses are not scaled."""
+    """The other backward begins and ends while ours runs; the losses there are not scaled."""
     aside = nn.Linear(8, 1)
 
     class Meanwhile(torch.autograd.Function):
@@ -551,15 +553,15 @@ def test_a_backward_that_raised_does_not_end_the_watch() -> None:
     assert [type(o) for o in observations(program, steps=2)] == [ScaledStep] * 2
 
 
-def test_parameters_that_no_optimizer_holds_are_not_looked_at_for_ever(
+def test_parameters_that_no_optimizer_holds_are_not_searched_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only the head is trained, and nobody has frozen the rest: its gradients stay for ever."""
-    looks: list[int] = []
+    searches: list[int] = []
     before = GradContents.before
 
     def counted(self: GradContents, parameters: Any) -> Any:
-        looks.append(1)
+        searches.append(1)
         return before(self, parameters)
 
     monkeypatch.setattr(GradContents, "before", counted)
@@ -572,4 +574,4 @@ def test_parameters_that_no_optimizer_holds_are_not_looked_at_for_ever(
         t.optimizer.zero_grad()
 
     assert observations(program, training, steps=3 * FOLLOWED) == []
-    assert len(looks) <= FOLLOWED + 1
+    assert len(searches) <= FOLLOWED + 1

@@ -51,7 +51,7 @@ def scaler() -> torch.amp.GradScaler:
     return made
 
 
-def test_a_norm_on_a_device_is_told_when_it_has_arrived() -> None:
+def test_a_norm_on_a_device_is_reported_when_it_has_arrived() -> None:
     """Steps later, with the iteration in which it was stepped with; nobody waits for it."""
     device = FakeDevice()
     with Case(link=device) as case:
@@ -83,9 +83,10 @@ def test_a_skipped_step_is_right_also_when_the_norm_arrives_late() -> None:
     assert case.seen == []
 
 
-def test_a_clip_before_unscale_on_a_device_is_told_late_and_once() -> None:
+def test_a_clip_before_unscale_on_a_device_is_reported_late_and_once() -> None:
     """The optimizer is known at its step, the norm some iterations after."""
-    device, made = FakeDevice(), scaler()
+    device = FakeDevice()
+    made = scaler()
     with Case(scaler=made, link=device) as case:
         case.clip(limit=0.5)
         made.step(case.optimizer)
@@ -127,7 +128,7 @@ def test_gradients_given_one_by_one_are_clipped_as_well() -> None:
 
 
 def test_no_gradient_outlives_its_iteration_for_being_clipped() -> None:
-    """What is remembered of a call holds no tensor."""
+    """A remembered call holds no tensor."""
     import weakref  # noqa: PLC0415 - only this test asks
 
     made = scaler()

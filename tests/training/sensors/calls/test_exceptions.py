@@ -107,7 +107,8 @@ def test_an_optimizer_without_gradients_is_named_with_its_parameters(level: str)
 
 def _twice(call: str) -> None:
     model = nn.Linear(4, 1)
-    optimizer, made = torch.optim.SGD(model.parameters(), lr=0.1), scaler()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = scaler()
 
     def loop() -> None:
         made.scale(model(torch.randn(2, 4)).mean()).backward()
@@ -131,7 +132,8 @@ def test_a_call_out_of_order_is_that_of_its_optimizer(call: str) -> None:
 def test_half_parameters_are_those_of_their_optimizer() -> None:
     """Gradients in float16 cannot be unscaled."""
     model = nn.Linear(4, 1).half()
-    optimizer, made = torch.optim.SGD(model.parameters(), lr=0.1), scaler()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = scaler()
 
     def loop() -> None:
         made.scale(model(torch.randn(2, 4).half()).float().mean()).backward()
@@ -159,7 +161,8 @@ def test_a_layer_outside_autocast_that_is_fed_half_is_named() -> None:
 def test_an_update_without_a_step_and_a_scaler_that_never_scaled_are_explained() -> None:
     """Both are what gradient accumulation and a forgotten scale() look like."""
     model = nn.Linear(4, 1)
-    optimizer, made = torch.optim.SGD(model.parameters(), lr=0.1), scaler()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = scaler()
 
     def too_often() -> None:
         made.scale(model(torch.randn(2, 4)).mean()).backward()
@@ -225,7 +228,8 @@ def test_what_is_not_known_is_passed_on_without_a_word(error: Exception) -> None
 def test_what_the_user_has_caught_is_no_finding() -> None:
     """A program that goes on has no error to explain; nor has one that is interrupted."""
     model = nn.Linear(4, 1)
-    optimizer, made = torch.optim.SGD(model.parameters(), lr=0.1), scaler()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = scaler()
     with ampwatch.monitor(model, made, serve=False) as watch:
         made.scale(model(torch.randn(2, 4)).mean()).backward()
         made.step(optimizer)
@@ -252,7 +256,7 @@ scaler.update()
 """
 
 
-def test_a_program_that_dies_of_it_is_told_beside_its_traceback(tmp_path: Path) -> None:
+def test_a_program_that_dies_of_it_is_explained_beside_its_traceback(tmp_path: Path) -> None:
     """Without a with-block: the interpreter ends, the traceback is as always."""
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
@@ -267,14 +271,14 @@ def test_a_program_that_dies_of_it_is_told_beside_its_traceback(tmp_path: Path) 
 
 
 class MuteError(RuntimeError):
-    """An exception that cannot say its text."""
+    """An exception that raises when it is asked for its text."""
 
     def __str__(self) -> str:
         raise ValueError
 
 
-def test_an_exception_that_cannot_say_its_text_reaches_the_user_and_no_sensor_fails() -> None:
-    """Its class is known; the exception that goes on is the user's own."""
+def test_an_exception_without_a_text_reaches_the_user_and_no_sensor_fails() -> None:
+    """The class is known; the exception that goes on is the user's own."""
     seen = MuteError()
     with (
         pytest.raises(MuteError) as info,

@@ -1,4 +1,4 @@
-"""What is known of what is in a gradient."""
+"""Contents of gradients, as far as they are known."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def kinds(contents: GradContents, w: torch.Tensor) -> set[int] | None:
 
 def test_what_is_added_up_is_known_together() -> None:
     """Two losses in one gradient."""
-    contents, w = GradContents(), torch.ones(2, requires_grad=True)
+    contents = GradContents()
+    w = torch.ones(2, requires_grad=True)
     changed = [backward(contents, w, 3), backward(contents, w, 4)]
 
     assert changed == [1, 1]
@@ -36,7 +37,8 @@ def test_what_is_added_up_is_known_together() -> None:
 
 def test_a_gradient_that_backward_did_not_reach_keeps_its_content() -> None:
     """Another parameter's loss changes nothing."""
-    contents, w = GradContents(), torch.ones(2, requires_grad=True)
+    contents = GradContents()
+    w = torch.ones(2, requires_grad=True)
     other = torch.ones(2, requires_grad=True)
     backward(contents, w, 3)
     seen = contents.before([w])
@@ -56,7 +58,8 @@ EMPTIED: list[Callable[[torch.Tensor], object]] = [
 @pytest.mark.parametrize("empty", EMPTIED)
 def test_what_was_set_to_zero_is_gone(empty: Callable[[torch.Tensor], object]) -> None:
     """Whichever way: also one that leaves no trace in the version."""
-    contents, w = GradContents(), torch.ones(2, requires_grad=True)
+    contents = GradContents()
+    w = torch.ones(2, requires_grad=True)
     backward(contents, w, 3)
     empty(w)
     backward(contents, w, 4)
@@ -66,7 +69,8 @@ def test_what_was_set_to_zero_is_gone(empty: Callable[[torch.Tensor], object]) -
 
 def test_what_something_else_has_changed_is_not_known() -> None:
     """A division by hand may have been the unscaling."""
-    contents, w = GradContents(), torch.ones(2, requires_grad=True)
+    contents = GradContents()
+    w = torch.ones(2, requires_grad=True)
     backward(contents, w, 3)
     w.grad.div_(2.0)
     changed = kinds(contents, w)
@@ -78,10 +82,11 @@ def test_what_something_else_has_changed_is_not_known() -> None:
 
 
 def test_clipping_leaves_the_content() -> None:
-    """As many changes in place as it takes, and not one more."""
-    contents, w = GradContents(), torch.ones(2, requires_grad=True)
+    """Clipping may take its changes in place, and not one more."""
+    contents = GradContents()
+    w = torch.ones(2, requires_grad=True)
     backward(contents, w, 3)
-    contents.bear([id(w.grad)], 1)
+    contents.allow_changes([id(w.grad)], 1)
     w.grad.mul_(0.5)
     clipped = kinds(contents, w)
     w.grad.mul_(0.5)
@@ -92,7 +97,8 @@ def test_clipping_leaves_the_content() -> None:
 
 def test_a_gradient_that_was_there_before_is_not_known() -> None:
     """Following may begin in the middle of an accumulation."""
-    contents, w = GradContents(), torch.ones(2, requires_grad=True)
+    contents = GradContents()
+    w = torch.ones(2, requires_grad=True)
     w.sum().backward()
     backward(contents, w, 4)
 

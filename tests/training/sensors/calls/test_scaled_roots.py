@@ -1,4 +1,4 @@
-"""What backward begins at."""
+"""Roots of backward."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Case:
 def test_what_the_scaler_returned_is_scaled_by_the_current_scale() -> None:
     """Alone, weighed, summed, stacked, and after an update by the next number."""
     case = Case()
-    one, two = case.scale(case.w.sum()), case.scale([case.v.sum()])[0]
+    one = case.scale(case.w.sum())
+    two = case.scale([case.v.sum()])[0]
     before = [case.kinds(r) for r in (one, one / 4, one + two, torch.stack([one, two]).mean())]
     case.roots.updated()
     after = case.kinds(case.scale(case.w.sum()))
@@ -42,9 +43,10 @@ def test_what_the_scaler_returned_is_scaled_by_the_current_scale() -> None:
 
 
 def test_what_it_did_not_is_plain() -> None:
-    """Also beside a scaled one, in one sum or in one call."""
+    """A plain loss is found also beside a scaled one, in one sum or in one call."""
     case = Case()
-    scaled, plain = case.scale(case.w.sum()), 0.1 * case.v.square().sum()
+    scaled = case.scale(case.w.sum())
+    plain = 0.1 * case.v.square().sum()
 
     assert case.kinds(plain) == [PLAIN]
     assert case.kinds(scaled + plain) == [PLAIN, 0]
@@ -84,7 +86,8 @@ def test_after_asking_for_the_scale_any_factor_may_hold_it() -> None:
 def test_a_gradient_given_by_hand_may_hold_the_scale() -> None:
     """Of a loss that was scaled anyway it is known."""
     case = Case()
-    scaled, plain = case.scale(case.w.sum()), case.v.sum()
+    scaled = case.scale(case.w.sum())
+    plain = case.v.sum()
     one = torch.ones(())
 
     assert case.kinds(scaled, plain, gradients=(one, one)) == [UNKNOWN, 0]
@@ -100,7 +103,8 @@ def test_what_is_multiplied_by_zero_is_nothing() -> None:
 def test_a_scaled_loss_below_another_op_is_not_called_plain() -> None:
     """A learnt weight, a clamp, a where."""
     case = Case()
-    scaled, learnt = case.scale(case.w.sum()), torch.tensor(0.5, requires_grad=True)
+    scaled = case.scale(case.w.sum())
+    learnt = torch.tensor(0.5, requires_grad=True)
 
     assert case.kinds(scaled * learnt.exp()) == [0]
     assert case.kinds(scaled.clamp(max=10.0)) == [UNKNOWN]

@@ -43,7 +43,7 @@ def test_an_iteration_without_a_forward_has_no_census() -> None:
 
 
 def test_step_and_duration_are_those_of_the_iteration() -> None:
-    """As they are handed over."""
+    """Both are handed over when the iteration ends."""
     model = nn.Linear(8, 8)
     with Counted(model) as counted:
         model(x())
@@ -95,12 +95,13 @@ def test_what_runs_without_gradients_is_evaluation(without: Callable[[], Any]) -
 
 
 def test_a_frozen_part_of_a_model_is_forward_all_the_same() -> None:
-    """Its caller records gradients."""
+    """The caller of a frozen part records gradients."""
 
     class Frozen(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.backbone, self.head = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.backbone = nn.Linear(8, 8)
+            self.head = nn.Linear(8, 8)
 
         def forward(self, y: torch.Tensor) -> torch.Tensor:
             with torch.no_grad():
@@ -115,7 +116,7 @@ def test_a_frozen_part_of_a_model_is_forward_all_the_same() -> None:
 
 
 def test_a_closure_runs_forward_and_backward_inside_the_step() -> None:
-    """As Lightning and LBFGS do."""
+    """Lightning and LBFGS do this."""
     model = Net()
     optimizer = sgd(model, momentum=0.9, foreach=True)
 
@@ -186,8 +187,10 @@ def test_micro_batches_of_an_iteration_add_up() -> None:
 
 def test_several_models_are_named_by_their_number() -> None:
     """A GAN: two optimizers, one iteration."""
-    generator, critic = nn.Linear(8, 8), nn.Linear(8, 1)
-    first, second = sgd(generator), sgd(critic)
+    generator = nn.Linear(8, 8)
+    critic = nn.Linear(8, 1)
+    first = sgd(generator)
+    second = sgd(critic)
     with Counted(generator, critic) as counted:
         critic(generator(x()).detach()).mean().backward()
         second.step()
@@ -201,7 +204,8 @@ def test_several_models_are_named_by_their_number() -> None:
 
 def test_modules_that_are_not_watched_belong_to_the_one_around_them() -> None:
     """Added after the iteration began, or somebody else's."""
-    model, other = nn.Sequential(nn.Linear(8, 8)), nn.Linear(8, 8)
+    model = nn.Sequential(nn.Linear(8, 8))
+    other = nn.Linear(8, 8)
     with Counted(model) as counted:
         model.append(nn.Linear(8, 8))
         other(model(x()))
@@ -258,7 +262,7 @@ def test_all_ops_of_all_threads_are_counted() -> None:
 
 
 def test_a_thread_of_the_user_has_no_mode_left_when_its_module_has_run() -> None:
-    """Also while the iteration goes on."""
+    """The mode is gone while the iteration still goes on."""
     model = nn.Linear(8, 8)
     depths = []
 
@@ -284,7 +288,8 @@ class Passing(TorchDispatchMode):
 
 def test_a_mode_of_the_user_may_outlive_the_iteration() -> None:
     """Entered inside, left in the next one."""
-    model, mode = nn.Linear(8, 8), Passing()
+    model = nn.Linear(8, 8)
+    mode = Passing()
     with Counted(model) as counted:
         model(x())
         mode.__enter__()
@@ -394,7 +399,8 @@ def test_a_hook_that_goes_meanwhile_does_not_replace_the_users_exception() -> No
             msg = f"the user's own, after {y.prod()}"
             raise ValueError(msg)
 
-    model, other = Raising(), nn.Linear(8, 8)
+    model = Raising()
+    other = nn.Linear(8, 8)
     with Counted(other), Counted(model):
         handle = torch_module.register_module_forward_hook(lambda *_: None, always_call=True)
         with pytest.raises(ValueError, match="the user's own"):
@@ -463,7 +469,7 @@ def test_what_another_monitor_does_is_not_counted() -> None:
 
 
 def test_a_step_that_raised_is_over_with_the_next_forward() -> None:
-    """What is computed with gradients after the backward that follows is no optimizer's."""
+    """Ops with gradients after the backward that follows are no optimizer's."""
     model = nn.Linear(8, 8)
     optimizer = sgd(model)
 
@@ -533,7 +539,7 @@ def test_the_iteration_after_begins_at_nothing() -> None:
 
 
 def test_removing_in_the_middle_of_a_forward_takes_everything_off() -> None:
-    """What closes a monitor may run anywhere."""
+    """A monitor may be closed from anywhere."""
     hooks = len(torch_module._global_forward_hooks), len(torch_module._global_forward_pre_hooks)
 
     class Closing(nn.Module):
@@ -555,7 +561,7 @@ def test_removing_in_the_middle_of_a_forward_takes_everything_off() -> None:
 
 
 def test_no_tensor_is_kept_alive() -> None:
-    """Neither while the iteration goes on nor after it."""
+    """Tensors go while the iteration goes on, and after it."""
     model = nn.Linear(8, 8)
     with Counted(model) as counted:
         out = model(x())
@@ -571,7 +577,7 @@ def test_no_tensor_is_kept_alive() -> None:
 
 
 def test_a_watched_model_may_die() -> None:
-    """It is held weakly."""
+    """Models are held weakly."""
     model = nn.Linear(8, 8)
     counted = Counted(model)
     with counted:
@@ -590,7 +596,7 @@ def _objects() -> int:
 
 @pytest.mark.usefixtures("one_thread")
 def test_two_hundred_censuses_leave_no_more_objects_than_ten() -> None:
-    """What is remembered is bounded by the ops there are."""
+    """Memory is bounded by the number of different ops."""
     model = Net()
     optimizer = sgd(model)
     counted = Counted(model)

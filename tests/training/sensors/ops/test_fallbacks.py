@@ -46,7 +46,7 @@ def reasons(counted: Counted, op: str) -> set[Fallback]:
 
 
 def test_ops_in_low_precision_are_no_fallbacks() -> None:
-    """Nor are casts, copies, and what runs in float32 backward."""
+    """Casts, copies and ops of a float32 backward are none either."""
     model = Program(lambda h: h.relu() * 2)
     with Counted(model) as counted:
         with region():
@@ -65,7 +65,7 @@ def test_an_op_on_the_list_says_so() -> None:
 
 
 def test_an_op_that_autocast_leaves_alone_says_so() -> None:
-    """Its input was float32."""
+    """The input of the op was float32."""
     counted = in_region(lambda h: F.gelu(h.float()))
 
     assert reasons(counted, "gelu") == {Fallback.NOT_LISTED}
@@ -95,8 +95,9 @@ def test_a_disabled_region_inside_an_enabled_one_is_the_reason() -> None:
 
 
 def test_what_runs_outside_of_every_region_says_so() -> None:
-    """Where the same iteration has one."""
-    model, other = Program(lambda h: h), nn.Linear(8, 8)
+    """A region elsewhere in the iteration shows that autocast is used."""
+    model = Program(lambda h: h)
+    other = nn.Linear(8, 8)
     with Counted(model, other) as counted:
         with region():
             h = model(torch.randn(4, 8))
@@ -158,7 +159,7 @@ def test_a_region_for_a_device_that_is_not_there() -> None:
 
 
 class InFloat32(torch.autograd.Function):
-    """What a loss that needs the range does."""
+    """A function that switches autocast off, as a loss does that needs the range."""
 
     @staticmethod
     @custom_fwd(device_type="cpu", cast_inputs=torch.float32)

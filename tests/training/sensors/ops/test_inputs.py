@@ -45,7 +45,7 @@ class Watching:
 
 @dataclass
 class Batch:
-    """What loaders hand over."""
+    """A batch, as loaders hand it over."""
 
     image: torch.Tensor
     label: int = 0
@@ -68,7 +68,7 @@ def batch(value: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tenso
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
 )
 @pytest.mark.parametrize("value", [1.0, 0.0, -1e4, math.inf, math.nan, -math.inf])
-def test_a_bad_batch_is_told_with_step_size_and_line(value: float, dtype: torch.dtype) -> None:
+def test_a_bad_batch_is_reported_with_step_size_and_line(value: float, dtype: torch.dtype) -> None:
     """NaN and infinity are bad; minus infinity alone is a mask."""
     model = Taking()
     with Watching(model) as watching:
@@ -120,7 +120,7 @@ def test_what_holds_no_numbers_is_passed_over() -> None:
 
 
 def test_only_watched_models_are_observed_and_no_parts_of_them() -> None:
-    """What one layer hands to the next is no input."""
+    """Outputs of one layer are no inputs of the model."""
 
     class Breaking(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -137,7 +137,7 @@ def test_only_watched_models_are_observed_and_no_parts_of_them() -> None:
 
 
 def test_an_evaluation_is_not_observed() -> None:
-    """Its batches break no training."""
+    """Batches of an evaluation break no training."""
     model = Taking()
     with Watching(model) as watching:
         with torch.no_grad():
@@ -214,7 +214,7 @@ def test_the_hook_is_in_place_only_while_it_is_wanted() -> None:
 
 
 def test_where_something_may_be_compiled_it_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It warns whoever has hooks on all modules."""
+    """PyTorch warns of hooks on all modules."""
     monkeypatch.setattr(inputs, "may_compile", lambda: True)
     model = Taking()
     with Watching(model) as watching:

@@ -58,7 +58,7 @@ def _once(censuses: list[OpCensus]) -> dict[int, OpCensus]:
 def test_at_deep_each_iteration_has_the_census_it_would_have_alone(
     recipe: str, censuses: list[OpCensus]
 ) -> None:
-    """What ampwatch itself runs, ranges and readback, is not among it."""
+    """Ops of ampwatch itself, for ranges and readback, are not counted."""
     run = build(recipe)
     run.steps = 4
     with ampwatch.monitor(run.models, run.scaler, level="deep", serve=False):
@@ -113,7 +113,8 @@ def test_standard_counts_now_and_then_where_it_is_allowed(censuses: list[OpCensu
 
 def test_there_is_no_mode_where_the_user_wants_none(censuses: list[OpCensus]) -> None:
     """With ``op_census="window"``, as long as nothing is wrong."""
-    run, depths = build("bf16-without-scaler"), set()
+    run = build("bf16-without-scaler")
+    depths = set()
     run.after_step = lambda _: depths.add(torch._C._len_torch_dispatch_stack())
     model = run.models[0]
     forward = model.forward
@@ -126,7 +127,7 @@ def test_there_is_no_mode_where_the_user_wants_none(censuses: list[OpCensus]) ->
 
 
 def test_light_counts_nothing(censuses: list[OpCensus]) -> None:
-    """It has no op more than the training."""
+    """The process has no op more than the training."""
     run = build("fp16-foreach")
     with ampwatch.monitor(run.models, run.scaler, level="light", serve=False):
         run.loop()
@@ -135,8 +136,8 @@ def test_light_counts_nothing(censuses: list[OpCensus]) -> None:
     assert censuses == []
 
 
-def test_what_never_ends_is_told_at_the_end(censuses: list[OpCensus]) -> None:
-    """Where no update ever comes, what was counted until ``close``; its length is not known."""
+def test_what_never_ends_is_counted_at_the_end(censuses: list[OpCensus]) -> None:
+    """Without an update the ops until ``close`` are counted; the duration is not known."""
     model = nn.Linear(4, 4)
     with ampwatch.monitor(model, torch.amp.GradScaler("cpu"), level="deep", serve=False):
         model(torch.randn(2, 4)).sum().backward()

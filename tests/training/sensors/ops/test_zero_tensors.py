@@ -63,7 +63,7 @@ def test_a_number_can_be_added_to_a_missing_tangent(
 
 
 def test_the_report_says_that_ops_are_counted_no_more() -> None:
-    """And because of what."""
+    """The report names the op because of which it is."""
     _, watch = trained("deep")
 
     assert watch is not None

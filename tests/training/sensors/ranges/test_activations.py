@@ -69,7 +69,7 @@ def mlp() -> nn.Sequential:
 
 
 def test_outputs_and_their_gradients_are_those_that_autograd_has(watch: Any) -> None:
-    """Also where the next module overwrites the output in place."""
+    """They are right also where the next module overwrites the output in place."""
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     bench = watch(model)
     x = torch.randn(3, 4)
@@ -98,7 +98,7 @@ def test_an_output_is_measured_before_the_next_module_overwrites_it(watch: Any) 
 
 
 def test_the_users_hooks_see_what_they_would_have_seen(watch: Any) -> None:
-    """And may replace the output after it was measured."""
+    """Hooks may replace the output after it was measured."""
     bench = watch(mlp())
     seen = []
     bench.model[0].register_forward_hook(lambda _m, _a, out: seen.append(out) or out * 0)
@@ -123,7 +123,7 @@ def test_a_forward_that_checkpointing_repeats_is_counted_once(
 
 
 def test_every_call_of_a_module_counts(watch: Any) -> None:
-    """As in a recurrent model, or with gradient accumulation."""
+    """Modules are called several times in a recurrent model, or with gradient accumulation."""
     linear = nn.Linear(4, 4)
     bench = watch(linear)
     linear(linear(torch.randn(2, 4))).sum().backward()
@@ -133,7 +133,7 @@ def test_every_call_of_a_module_counts(watch: Any) -> None:
 
 
 def test_validation_without_gradients_is_not_measured(watch: Any) -> None:
-    """It is not the training."""
+    """Validation is not the training."""
     bench = watch(mlp())
     with torch.no_grad():
         bench.model(torch.randn(2, 4))
@@ -175,7 +175,7 @@ def test_tensors_are_found_in_whatever_a_module_returns(watch: Any, wrap: Any) -
 
 
 def test_what_refers_to_itself_does_not_hang(watch: Any) -> None:
-    """Outputs are looked into only so deep."""
+    """Nested outputs are searched down to a limit."""
     circle: list[Any] = [torch.ones(1)]
     circle.append(circle)
 
@@ -183,7 +183,7 @@ def test_what_refers_to_itself_does_not_hang(watch: Any) -> None:
 
 
 def test_integer_outputs_are_left_out(watch: Any) -> None:
-    """They have no exponent."""
+    """Integers have no exponent."""
 
     class Indices(nn.Module):
         def forward(self, x: torch.Tensor) -> Any:
@@ -196,7 +196,7 @@ def test_integer_outputs_are_left_out(watch: Any) -> None:
 
 
 def test_the_hook_is_there_only_while_modules_are_sampled(watch: Any) -> None:
-    """It is PyTorch's global one, so a copy of the model has no trace of it."""
+    """The hook is PyTorch's global one, so a copy of the model has no trace of it."""
     bench = watch(mlp(), OUTPUTS)
     during = len(torch_module._global_forward_hooks)
     copied = copy.deepcopy(bench.model)
@@ -210,7 +210,7 @@ def test_the_hook_is_there_only_while_modules_are_sampled(watch: Any) -> None:
 
 
 def test_a_copy_is_not_measured(watch: Any) -> None:
-    """Nor any other module of the process."""
+    """Only watched modules are measured."""
     bench = watch(mlp(), OUTPUTS)
     copy.deepcopy(bench.model)(torch.randn(2, 4))
     nn.Linear(4, 4)(torch.randn(2, 4))
@@ -219,7 +219,7 @@ def test_a_copy_is_not_measured(watch: Any) -> None:
 
 
 def test_a_graph_that_outlives_its_iteration_is_not_measured_later(watch: Any) -> None:
-    """Nor after the end."""
+    """The graph is not measured after the end of the training either."""
     bench = watch(mlp(), GRADIENTS)
     late = bench.model(torch.randn(2, 4)).sum()
     bench.next(GRADIENTS)
@@ -231,7 +231,7 @@ def test_a_graph_that_outlives_its_iteration_is_not_measured_later(watch: Any) -
 
 
 def test_modules_in_focus_are_measured_whatever_is_sampled(watch: Any) -> None:
-    """And only those."""
+    """Modules out of focus are not measured."""
     bench = watch(mlp(), OUTPUTS)
     bench.next(Topic.GRADIENT, focus=frozenset({"2"}))
     bench.model(torch.randn(2, 4)).sum().backward()
@@ -291,7 +291,7 @@ def test_the_graph_is_freed_as_without_ampwatch(watch: Any) -> None:
 
 
 def test_the_hook_goes_as_soon_as_something_is_compiled(watch: Any) -> None:
-    """Also in the middle of an iteration: with it there, it would be compiled twice."""
+    """The hook goes even in the middle of an iteration: with it, code would be compiled twice."""
     bench = watch(mlp(), OUTPUTS)
     assert torch_module._global_forward_hooks
 

@@ -107,7 +107,7 @@ def test_without_a_scaler_they_are_measured_when_the_optimizer_is_about_to_step(
 
 
 def test_a_disabled_scaler_is_none(benches: Any) -> None:
-    """It steps the optimizer itself, and there is no scale."""
+    """A disabled scaler steps the optimizer itself, and there is no scale."""
     bench = benches(torch.amp.GradScaler("cpu", enabled=False))
     bench.backward()
     bench.end()
@@ -116,10 +116,10 @@ def test_a_disabled_scaler_is_none(benches: Any) -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_skipped_step_has_its_gradients_looked_at_on_the_spot(
+def test_a_skipped_step_has_its_gradients_measured_on_the_spot(
     benches: Any, *, fused: bool
 ) -> None:
-    """Also in an iteration that is not sampled: which ones, how many, inf or NaN."""
+    """Names, counts, inf and NaN are found also in an iteration that is not sampled."""
     bench = benches(scaler(), fused=fused)
     bench.parts.governor.wanted = frozenset()
     bench.backward()
@@ -134,7 +134,7 @@ def test_a_skipped_step_has_its_gradients_looked_at_on_the_spot(
 
 
 def test_a_sampled_iteration_is_not_measured_again_when_it_is_skipped(benches: Any) -> None:
-    """It has been, and before the unscaling at that."""
+    """The sample was taken already, before the unscaling."""
     bench = benches(scaler())
     bench.backward(factor=float("inf"))
     bench.end()
@@ -153,7 +153,7 @@ def test_an_iteration_that_is_not_sampled_is_left_alone(benches: Any) -> None:
         assert bench.notes == []
 
 
-def test_looking_does_not_change_what_the_scaler_knows(benches: Any) -> None:
+def test_reading_does_not_change_what_the_scaler_knows(benches: Any) -> None:
     """An optimizer that was never stepped has no entry, and must not get one."""
     bench = benches(scaler())
     bench.sensor.unscaling(Unscaling(bench.scaler, bench.optimizer))
@@ -187,7 +187,7 @@ def test_a_parameter_of_no_watched_model_is_called_by_its_place() -> None:
 
 
 def test_a_step_within_a_step_is_measured_once(benches: Any) -> None:
-    """As in a class that calls ``super().step()``, hooked twice."""
+    """A class that calls ``super().step()`` is hooked twice."""
     bench = benches()
     bench.backward()
     bench.sensor.optimizer_stepping(OptimizerStepping(bench.optimizer))
@@ -196,7 +196,7 @@ def test_a_step_within_a_step_is_measured_once(benches: Any) -> None:
     assert len(bench.notes) == 2
 
 
-def test_a_skip_is_looked_at_before_the_user_clips(benches: Any) -> None:
+def test_a_skip_is_measured_before_the_user_clips(benches: Any) -> None:
     """Clipping by a norm that is NaN leaves nothing but NaN, whoever brought it."""
     bench = benches(scaler())
     bench.parts.governor.wanted = frozenset()

@@ -1,4 +1,4 @@
-"""What an optimizer step changed, as a share of the weights."""
+"""Updates: changes of an optimizer step, as a share of the weights."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_weight_of_zero_has_a_ratio_too(bench: Any) -> None:
 
 @pytest.mark.parametrize("rate", [0, 0.0])
 def test_parameters_with_a_learning_rate_of_zero_are_left_out(bench: Any, rate: float) -> None:
-    """They are not meant to move."""
+    """Those parameters are not meant to move."""
     watched = bench(torch.ones(2), lr=rate)
     watched.step(1.0)
 
@@ -101,7 +101,7 @@ def test_parameters_with_a_learning_rate_of_zero_are_left_out(bench: Any, rate: 
 
 
 def test_parameters_without_a_gradient_are_left_out(bench: Any) -> None:
-    """Nor are these."""
+    """Parameters without a gradient are not meant to move either."""
     watched = bench(torch.ones(2), torch.ones(3))
     watched.model[0].grad = torch.ones(2)
     watched.optimizer.step()
@@ -172,7 +172,7 @@ def test_a_step_that_raised_does_not_end_the_comparisons(bench: Any) -> None:
 
 
 def test_parameters_of_several_dtypes_are_compared(bench: Any) -> None:
-    """What cannot be joined is compared apart."""
+    """Dtypes that cannot be joined are compared apart."""
     watched = bench(
         torch.ones(2), torch.ones(3, dtype=torch.bfloat16), torch.ones(4, dtype=torch.float64)
     )
@@ -186,7 +186,7 @@ def test_parameters_of_several_dtypes_are_compared(bench: Any) -> None:
 
 
 def test_optimizers_that_are_gone_leave_no_snapshot() -> None:
-    """Nor does a change of the number of parts."""
+    """A change of the number of parts leaves no snapshot either."""
     model = nn.ParameterList([nn.Parameter(torch.ones(4)) for _ in range(8)])
     parts = Parts([model], Topic.UPDATE)
     sensor = UpdateSensor(parts.context)
@@ -212,7 +212,7 @@ def test_optimizers_that_are_gone_leave_no_snapshot() -> None:
 
 
 def test_an_optimizer_of_others_is_given_more_time(bench: Any) -> None:
-    """It may round stochastically, or keep float32 weights of its own."""
+    """An optimizer of others may round stochastically, or keep float32 weights of its own."""
 
     class Own(torch.optim.SGD):
         pass

@@ -33,20 +33,20 @@ def test_all_parameters_and_floating_buffers_are_measured() -> None:
     )
 
 
-@pytest.mark.parametrize(("nonfinite", "first", "looked"), [(0, 1, 0), (1, 1, 1), (1, 0, 0)])
-def test_something_non_finite_is_a_reason_to_look_at_once(
-    nonfinite: int, first: int, looked: int
+@pytest.mark.parametrize(("nonfinite", "first", "measured"), [(0, 1, 0), (1, 1, 1), (1, 0, 0)])
+def test_something_non_finite_is_a_reason_to_measure_at_once(
+    nonfinite: int, first: int, measured: int
 ) -> None:
     """In an iteration that is not sampled, and once in a row of them."""
     _, parts = watched()
-    parts.governor.first_look = bool(first)
+    parts.governor.first_check = bool(first)
     parts.bus.emit(IterationClosing(has_nonfinite=bool(nonfinite)))
 
-    assert bool(parts.notes.notes) is bool(looked)
+    assert bool(parts.notes.notes) is bool(measured)
 
 
-def test_light_does_not_look_even_then() -> None:
-    """It watches scaler and steps."""
+def test_light_does_not_measure_even_then() -> None:
+    """Light watches scaler and steps."""
     _, parts = watched()
     parts.governor.observes_skips = False
     parts.bus.emit(IterationClosing(has_nonfinite=True))

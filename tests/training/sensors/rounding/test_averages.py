@@ -128,13 +128,13 @@ def test_an_average_in_bfloat16_that_does_not_move_is_seen(
 
 @pytest.mark.parametrize("update", WAYS, ids=lambda update: update.__name__)
 def test_an_average_in_float32_moves(update: Callable[[Any, Any], Any]) -> None:
-    """The same program in the right dtype."""
+    """This is the stuck program in the right dtype."""
     assert _updated(update, torch.float32) == []
 
 
 @pytest.mark.parametrize("update", WAYS, ids=lambda update: update.__name__)
 def test_an_average_that_has_arrived_need_not_move(update: Callable[[Any, Any], Any]) -> None:
-    """Where nothing differs nothing can be lost."""
+    """An average that equals the parameter can lose nothing."""
     assert _updated(update, torch.bfloat16, change=1.0) == []
 
 
@@ -144,7 +144,7 @@ def test_an_average_that_takes_a_fifth_moves() -> None:
 
 
 def test_weight_decay_is_no_average() -> None:
-    """Neither where an optimizer decays weights, nor where it adds them to gradients."""
+    """Decaying weights is none, and adding them to gradients is none."""
     model = nn.Linear(8, 8).bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, weight_decay=0.01, momentum=0.9)
     listening = Listening(WeightAverages, model)

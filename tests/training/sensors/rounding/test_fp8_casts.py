@@ -48,7 +48,7 @@ def test_what_a_cast_loses_is_what_a_scalar_loop_counts(
 
 
 def test_what_is_clamped_before_the_cast_counts_as_clipped(listening: Listening) -> None:
-    """Also if another format is between the two."""
+    """Another format may be between the two."""
     values = torch.linspace(-1000, 1000, 101)
     with listening:
         values.clamp(-448.0, 448.0).to(E4M3)
@@ -84,7 +84,7 @@ ZEROS = torch.zeros(8, 16)
 def test_the_division_by_zero_that_made_the_scale_is_named(
     listening: Listening, op: str, quantize: Any
 ) -> None:
-    """Not the product that became NaN of it, nor the cast."""
+    """The product that became NaN, and the cast, are not named."""
     with listening:
         quantize(ZEROS).to(E4M3)
 
@@ -115,7 +115,7 @@ def test_a_scale_from_the_iteration_before_is_remembered(listening: Listening) -
 def test_a_bound_or_a_nan_from_elsewhere_is_no_broken_scale(
     listening: Listening, quantize: Any
 ) -> None:
-    """What is infinite and not used harms nobody; what was NaN before has another cause."""
+    """An infinite number that is not used does no harm; an earlier NaN has another cause."""
     with listening:
         quantize(ZEROS).to(E4M3)
 
@@ -123,7 +123,7 @@ def test_a_bound_or_a_nan_from_elsewhere_is_no_broken_scale(
 
 
 def test_other_casts_are_nobodys_business(listening: Listening) -> None:
-    """Nor scales of blocks, nor casts back."""
+    """Scales of blocks, and casts back, are left alone as well."""
     with listening:
         torch.randn(64).to(torch.bfloat16)
         torch.ones(64).to(E4M3).to(torch.float32)

@@ -56,7 +56,7 @@ def test_a_gradient_that_is_zeroed_begins_anew(*, set_to_none: bool) -> None:
 
 
 def test_gradients_in_float32_are_nobodys_business() -> None:
-    """They lose nothing that matters."""
+    """Sums in float32 lose nothing that matters."""
     assert _summed(torch.float32, 64)[1].seen == []
 
 

@@ -1,4 +1,4 @@
-"""Integers cast to formats that cannot tell them apart."""
+"""Integers cast to formats in which several of them are equal."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def test_what_loses_nothing_or_is_no_integer_is_left_alone(
     assert listening.seen == []
 
 
-def test_ids_without_an_order_are_told_as_such(listening: Listening) -> None:
-    """They may be measurements as well."""
+def test_ids_without_an_order_are_reported_without_one(listening: Listening) -> None:
+    """Ids without an order may be measurements as well."""
     with listening:
         torch.randint(0, 50000, (256,)).to(torch.float16)
 
@@ -128,7 +128,7 @@ def test_what_is_cast_outside_counts_once_the_model_reads_it(listening: Listenin
 
 
 def test_what_is_cast_outside_and_dropped_is_nobodys_business(listening: Listening) -> None:
-    """Its memory is used again by what the model reads."""
+    """Memory of the dropped result is used again by an input of the model."""
     listening.place = OUTSIDE
     with listening:
         torch.arange(1000).to(torch.bfloat16).unique().numel()

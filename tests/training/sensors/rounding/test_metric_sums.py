@@ -36,7 +36,8 @@ def test_each_addition_without_effect_is_seen(
     listening: Listening, add: Any, dtype: torch.dtype, limit: int
 ) -> None:
     """From the limit of the integers on: there the next one would have none."""
-    total, one = torch.tensor(limit - 4.0, dtype=dtype), torch.ones((), dtype=dtype)
+    total = torch.tensor(limit - 4.0, dtype=dtype)
+    one = torch.ones((), dtype=dtype)
     for _ in range(10):
         with listening:
             total = add(total, one)
@@ -49,7 +50,7 @@ def test_each_addition_without_effect_is_seen(
     }
 
 
-def test_what_may_become_a_sum_is_told_of_once(listening: Listening) -> None:
+def test_what_may_become_a_sum_is_reported_once(listening: Listening) -> None:
     """With the first addition in half precision, long before anything is lost; not in float32."""
     total = torch.zeros((), dtype=torch.bfloat16)
     for dtype in (torch.float32, torch.bfloat16, torch.bfloat16):
@@ -101,7 +102,7 @@ def test_a_sum_that_is_emptied_begins_anew(listening: Listening) -> None:
 
 
 def test_additions_that_gradients_flow_through_are_no_sums(listening: Listening) -> None:
-    """Nor a residual stream without them, nor what is done in backward."""
+    """A residual stream without gradients, and additions in backward, are none either."""
     x = torch.full((8,), 256.0, dtype=torch.bfloat16, requires_grad=True)
     with listening:
         y = x
@@ -119,7 +120,7 @@ def test_additions_that_gradients_flow_through_are_no_sums(listening: Listening)
 
 
 def test_averages_and_optimizers_are_left_to_others(listening: Listening) -> None:
-    """What decays in between is no sum; what an optimizer adds is its own."""
+    """A tensor that decays in between is no sum; an optimizer's additions are left to others."""
     weight = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
     average = weight.detach().clone()
     optimizer = torch.optim.SGD([weight], lr=1e-6, momentum=0.9, foreach=False)
@@ -134,7 +135,7 @@ def test_averages_and_optimizers_are_left_to_others(listening: Listening) -> Non
 
 
 def test_sums_in_float32_grow(listening: Listening) -> None:
-    """As they should."""
+    """A sum in float32 is not reported."""
     total = torch.tensor(256.0)
     with listening:
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""Replicas in one process, told from models that only look alike."""
+"""Replicas in one process, and models that are only alike."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def copies(count: int, **options: Any) -> list[Replica]:
 
 @pytest.mark.parametrize("train", [in_a_loop, in_threads])
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_replica_that_skips_alone_is_told(
+def test_a_replica_that_skips_alone_is_reported(
     count: int, train: Callable[[list[Replica]], None]
 ) -> None:
     """With the step, and how many do not skip it."""

@@ -39,7 +39,7 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 
 
 class Watched:
-    """The sensor, and whether it tells of a scheduler when an optimizer is about to step."""
+    """The sensor, and whether it reports a scheduler when an optimizer is about to step."""
 
     def __init__(self) -> None:
         self._scaler = torch.amp.GradScaler("cpu")
@@ -123,7 +123,8 @@ def test_a_scheduler_made_later_is_found_by_the_mark_it_leaves(
 
 def test_a_scheduler_of_another_optimizer_is_not_ours(watch: Callable[[], Watched]) -> None:
     """Each optimizer has its own schedule."""
-    mine, other = _optimizer(), _optimizer()
+    mine = _optimizer()
+    other = _optimizer()
     scheduler = lrs.LinearLR(other)
     watched = watch()
     watched.moved(mine)

@@ -1,4 +1,4 @@
-"""Which scaler a training goes on with."""
+"""Succession of scalers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def step(model: nn.Module, scaler: torch.amp.GradScaler, optimizer: torch.optim.
 
 
 def test_the_iterations_of_a_scaler_that_takes_over_are_seen() -> None:
-    """Its scale is the one that is reported, from its first step on."""
+    """The scale of the new scaler is reported, from the first step on."""
     model = nn.Linear(8, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    first, second = gradscaler(64.0), gradscaler(32.0)
+    first = gradscaler(64.0)
+    second = gradscaler(32.0)
     with ampwatch.monitor(model, first, serve=False) as watch:
         for scaler in (first, first, second, second, second):
             step(model, scaler, optimizer)
@@ -36,7 +37,8 @@ def test_an_older_scaler_that_goes_on_is_the_watched_one_again() -> None:
     """Both are in use: what the second does is not part of the training that is watched."""
     model = nn.Linear(8, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    first, second = gradscaler(64.0), gradscaler(2.0**30)
+    first = gradscaler(64.0)
+    second = gradscaler(2.0**30)
     with ampwatch.monitor(model, first, serve=False) as watch:
         for scaler in (first, second, first, second, first, second, first):
             step(model, scaler, optimizer)
@@ -47,7 +49,7 @@ def test_an_older_scaler_that_goes_on_is_the_watched_one_again() -> None:
 
 
 def test_the_scaler_of_another_model_is_left_alone() -> None:
-    """It neither steps the optimizer nor holds the parameters that are watched."""
+    """That scaler steps neither the watched optimizer nor watched parameters."""
     models = nn.Linear(8, 2), nn.Linear(8, 2)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
     scalers = gradscaler(64.0), gradscaler(32.0)

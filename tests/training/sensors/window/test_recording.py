@@ -15,7 +15,7 @@ from ampwatch.numerics.units.ops import OpKind, Phase
 from ampwatch.training.hooks.profilers import OtherProfilers
 from ampwatch.training.sensors.window.census import census_of
 from ampwatch.training.sensors.window.events import (
-    Launch,
+    KernelLaunch,
     call_tree,
     cpu_work,
     device_work,
@@ -49,8 +49,9 @@ def record(work: Callable[[], Any]) -> Recording:
 
 
 def test_a_recording_has_the_ops_and_their_dtypes() -> None:
-    """What ran between begin and close, by name and dtypes of inputs."""
-    a, b = torch.ones(4, 4, dtype=torch.bfloat16), torch.ones(4, 4)
+    """Ops between begin and close are found, by name and dtypes of inputs."""
+    a = torch.ones(4, 4, dtype=torch.bfloat16)
+    b = torch.ones(4, 4)
 
     work = cpu_work(call_tree(record(lambda: (a @ a, b + b)).events))
 
@@ -69,7 +70,7 @@ def test_one_that_never_began_is_closed_all_the_same() -> None:
 
 
 def test_nothing_is_complained_about() -> None:
-    """Neither by the first one of a process, given up in warm-up, nor by the next."""
+    """The first recording, given up in warm-up, writes nothing, and the next one neither."""
     code = """
 import torch
 from ampwatch.training.sensors.window.recording import Recording
@@ -109,7 +110,7 @@ print({LOG_LEVEL!r} in os.environ)
 
 @pytest.mark.parametrize("level", [None, "0"])
 def test_nothing_is_written_on_stderr_unless_the_user_asks(level: str | None) -> None:
-    """Kineto tells when it begins and when it ends; the environment is as before."""
+    """Kineto writes when it begins and when it ends; the environment is as before."""
     environment = {k: v for k, v in os.environ.items() if k != LOG_LEVEL}
     environment |= {} if level is None else {LOG_LEVEL: level}
     done = subprocess.run(
@@ -125,7 +126,7 @@ def test_nothing_is_written_on_stderr_unless_the_user_asks(level: str | None) ->
     assert ("USDT" in done.stderr or "STAGE" in done.stderr) is (level is not None)
 
 
-class Told:
+class Observed:
     """Hears what other profilers are about to do."""
 
     def __init__(self) -> None:
@@ -135,71 +136,71 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Iterator[Told]:
-    told = Told()
-    yield told
-    told.others.remove()
+def observed() -> Iterator[Observed]:
+    observed = Observed()
+    yield observed
+    observed.others.remove()
 
 
-def test_a_profiler_of_the_users_is_seen_from_prepare_to_exit(told: Told) -> None:
-    """Also while it only warms up, when PyTorch itself says that nobody profiles."""
+def test_a_profiler_of_the_users_is_seen_from_prepare_to_exit(observed: Observed) -> None:
+    """The profiler is seen while it only warms up, when PyTorch itself shows none."""
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
     with torch.profiler.profile(schedule=schedule) as theirs:
         assert not torch.autograd._profiler_enabled()
-        assert told.others.are_active
+        assert observed.others.are_active
         theirs.step()
-        assert told.others.are_active
-    assert told.reasons == [WindowSkip.PROFILER]
-    assert not told.others.are_active
+        assert observed.others.are_active
+    assert observed.reasons == [WindowSkip.PROFILER]
+    assert not observed.others.are_active
 
 
 @pytest.mark.parametrize("variable", ["KINETO_USE_DAEMON", "NSYS_PROFILING_SESSION_ID"])
 def test_a_profiler_outside_of_the_process_is_seen(
-    told: Told, variable: str, monkeypatch: pytest.MonkeyPatch
+    observed: Observed, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The variables of dynolog and Nsight Systems say so."""
-    assert not told.others.are_active
+    """The variables of dynolog and Nsight Systems show it."""
+    assert not observed.others.are_active
     monkeypatch.setenv(variable, "1")
-    assert told.others.are_active
+    assert observed.others.are_active
 
 
-def test_a_forgotten_profiler_of_the_users_is_not_waited_for_for_ever(told: Told) -> None:
+def test_a_forgotten_profiler_of_the_users_is_not_waited_for_for_ever(observed: Observed) -> None:
     """Prepared, never started, and gone."""
     theirs = torch.autograd.profiler.profile(use_kineto=True)
     theirs._prepare_trace()
-    assert told.others.are_active
+    assert observed.others.are_active
     del theirs
-    assert not told.others.are_active
+    assert not observed.others.are_active
 
 
 def test_evaluation_and_capture_are_only_listened_for_while_a_recording_is_open(
-    told: Told,
+    observed: Observed,
 ) -> None:
     """``train()`` is no evaluation, ``eval()`` is."""
     model = nn.Linear(2, 2)
     methods = nn.Module.train, torch.cuda.CUDAGraph.capture_begin
     model.eval()
-    assert told.reasons == []
+    assert observed.reasons == []
 
-    told.others.hold(object())
+    observed.others.hold(object())
     model.train()
-    assert told.reasons == []
+    assert observed.reasons == []
     model.eval()
-    assert told.reasons == [None]
+    assert observed.reasons == [None]
 
-    told.others.let_go()
+    observed.others.let_go()
     assert (nn.Module.train, torch.cuda.CUDAGraph.capture_begin) == methods
 
 
-def test_kernels_are_told_by_the_ops_that_launched_them() -> None:
+def test_kernels_are_linked_to_the_ops_that_launched_them() -> None:
     """Name, op and dtypes of its inputs; the time in which any of them ran counts once."""
     work = device_work(steps_of_a_gpu(), 0)
 
     halves, singles = ("c10::Half",) * 2, ("float",) * 3
     assert {key: spent.nanoseconds for key, spent in work.kernels.items()} == {
-        Launch(TENSOR_KERNEL, "aten::mm", halves): 50,
-        Launch(FP32_KERNEL, "aten::addmm", singles): 60,
-        Launch("Memcpy HtoD (Pinned -> Device)", "aten::addmm", singles): 20,
+        KernelLaunch(TENSOR_KERNEL, "aten::mm", halves): 50,
+        KernelLaunch(FP32_KERNEL, "aten::addmm", singles): 60,
+        KernelLaunch("Memcpy HtoD (Pinned -> Device)", "aten::addmm", singles): 20,
     }
     assert work.busy_ns == (180 - 100) + 20
     assert work.is_whole

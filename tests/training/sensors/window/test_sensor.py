@@ -1,4 +1,4 @@
-"""The profiler window: when it opens, what it tells, and whom it gives way to."""
+"""Profiler windows: when they open, what they find, and what they give way to."""
 
 from __future__ import annotations
 
@@ -23,9 +23,13 @@ from ampwatch.training.iteration.ledger import Clock
 from ampwatch.training.sensors.window import recording as kineto
 from ampwatch.training.sensors.window import sensor as window
 from ampwatch.training.sensors.window.requests import TraceRequests
-from ampwatch.training.sensors.window.schedule import MEMORY_LIMIT, WindowSchedule
+from ampwatch.training.sensors.window.schedule import (
+    MEMORY_LIMIT,
+    STEPS,
+    StepTimes,
+    WindowSchedule,
+)
 from ampwatch.training.sensors.window.sensor import MAX_GIVEN_WAY, TOGETHER, WindowSensor
-from ampwatch.training.sensors.window.step_times import STEPS, StepTimes
 from ampwatch.wire.records import CensusSource, WindowSkip
 from ampwatch.wire.ring.requests import (
     TraceRequest,
@@ -51,12 +55,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda", 0)
 STEP_S = 0.125
 
 
 class Time:
-    """A clock that only moves when it is told to."""
+    """A clock that moves only when it is set."""
 
     def __init__(self) -> None:
         self.ns = 1_000_000_000
@@ -241,7 +246,7 @@ def test_by_itself_it_opens_on_a_gpu_and_where_code_is_compiled(
 
 
 def test_windows_are_as_far_apart_as_the_setting_says(made_up: Any) -> None:
-    """And begin at multiples, so that the ranks of a job are profiled together."""
+    """Windows begin at multiples, so that the ranks of a job are profiled together."""
     one = made_up(steps_of_a_gpu(), window_seconds=60.0)
     opened = []
     for _ in range(2000):
@@ -289,7 +294,7 @@ def test_profiled_iterations_are_charged_with_what_they_take_longer(made_up: Any
 
 
 def test_steps_that_stay_slower_make_windows_rarer(made_up: Any) -> None:
-    """The second time in a row; the ratio is told each time."""
+    """The gap grows the second time in a row; the ratio is reported each time."""
     one = made_up(steps_of_a_gpu(), window_seconds=20.0)
     for _ in range(2):
         one.run(STEPS + 1)
@@ -334,7 +339,7 @@ def test_a_process_that_has_grown_gets_fewer_windows() -> None:
 
 
 def test_a_sensor_that_is_not_installed_opens_nothing(made_up: Any) -> None:
-    """As at level light, and after it was removed."""
+    """A sensor is not installed at level light, and after it was removed."""
     one = made_up(steps_of_a_gpu())
     one.remove()
     one.run(200)
@@ -421,8 +426,9 @@ def test_a_window_whose_buffers_were_full_is_invalid(made_up: Any) -> None:
 def test_the_census_comes_from_the_window_where_it_is_wanted(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And says so; where it is not there is none, compiled or not."""
-    wanted, plain = bench(op_census="window"), bench(compiled_census="force_eager")
+    """The census names the window as its source; without a wish there is none, compiled or not."""
+    wanted = bench(op_census="window")
+    plain = bench(compiled_census="force_eager")
     monkeypatch.setattr(window, "may_compile", lambda: True)
     for one in (wanted, plain):
         one.until_open()
@@ -491,7 +497,7 @@ def test_a_profiler_that_the_user_starts_meanwhile_has_all_it_asked_for(
 
 
 def test_emit_nvtx_and_the_old_profiler_go_first_as_well(bench: Any) -> None:
-    """They would raise where a profiler is open."""
+    """Both would raise where a profiler is open."""
     one = bench()
     one.until_open()
     one.run(1)
@@ -504,7 +510,9 @@ def test_a_profiler_in_another_thread_is_not_broken(bench: Any) -> None:
     one = bench(window_iterations=1)
     one.until_open()
     one.run(1, matmuls)
-    begun, go_on, counted = threading.Event(), threading.Event(), []
+    begun = threading.Event()
+    go_on = threading.Event()
+    counted = []
 
     def profile() -> None:
         with torch.autograd.profiler.profile(use_kineto=True) as theirs:
@@ -530,7 +538,8 @@ def test_a_profiler_in_another_thread_is_not_broken(bench: Any) -> None:
 
 def test_evaluation_is_not_profiled(bench: Any) -> None:
     """Unless it happens in every step."""
-    one, model = bench(), nn.Linear(2, 2)
+    one = bench()
+    model = nn.Linear(2, 2)
     for _ in range(MAX_GIVEN_WAY):
         one.until_open()
         one.run(1)
@@ -553,7 +562,7 @@ def is_profiled_in_a_child() -> bool:
 
 @pytest.mark.parametrize("iterations_in", [0, 1])
 def test_a_child_that_is_forked_does_not_inherit_a_window(bench: Any, iterations_in: int) -> None:
-    """It is given up, said so, and tried again half a minute later."""
+    """The window is given up, reported, and tried again half a minute later."""
     one = bench(window_seconds=60.0)
     one.until_open()
     one.run(iterations_in)
@@ -580,7 +589,7 @@ def test_without_a_window_a_fork_is_nobodys_business(bench: Any) -> None:
 
 
 def test_a_forked_child_opens_no_window(bench: Any) -> None:
-    """Its training is not the one that is watched; the profiler may hang in it."""
+    """A child's training is not the watched one; the profiler may hang in it."""
     one = bench()
     pid = os.fork()
     if not pid:
@@ -616,7 +625,7 @@ print(len(recording.events) > 0)
 
 
 def test_a_child_ends_no_recording_of_its_parent() -> None:
-    """It would hang or be aborted; the parent's goes on."""
+    """The child would hang or be aborted; the parent's recording goes on."""
     done = subprocess.run(
         [sys.executable, "-c", IN_A_CHILD],
         cwd=ROOT,
@@ -693,7 +702,8 @@ def test_training_is_bit_for_bit_the_same_with_a_window_in_it(one_thread: None) 
     bare = build("fp16-fused")
     bare.loop()
 
-    watched, one = build("fp16-fused"), Windows()
+    watched = build("fp16-fused")
+    one = Windows()
     one.until_open()
     watched.after_step = lambda _step: one.run()
     watched.loop()
@@ -757,7 +767,8 @@ def removed_elsewhere(one: Windows) -> None:
 
 def test_removed_by_another_thread_the_window_is_closed_at_the_next_call_of_a_module() -> None:
     """Of the thread that began it: no other can. The hook is gone then."""
-    one, model = Windows(), nn.Linear(2, 2)
+    one = Windows()
+    model = nn.Linear(2, 2)
     hooks = dict(torch.nn.modules.module._global_forward_pre_hooks)
     removed_elsewhere(one)
     thread = threading.Thread(target=model, args=(torch.ones(2),))
@@ -815,7 +826,7 @@ def test_a_request_opens_a_window_and_is_answered(bench: Any, ring: Path, tmp_pa
     assert one.records[-1].windows == 1  # answered once
 
 
-def test_a_request_is_looked_for_four_times_a_second(ring: Path, tmp_path: Path) -> None:
+def test_a_request_is_checked_for_four_times_a_second(ring: Path, tmp_path: Path) -> None:
     """However short the steps are."""
     asked = []
 
@@ -849,7 +860,7 @@ def test_a_request_that_is_taken_back_writes_nothing(
     assert not answer_path(ring).exists()
 
 
-def test_a_request_that_meets_another_profiler_is_told_why(
+def test_a_request_that_meets_another_profiler_is_refused_with_the_reason(
     bench: Any, ring: Path, tmp_path: Path
 ) -> None:
     """Before it has begun and after."""
@@ -870,7 +881,7 @@ def test_a_request_that_meets_another_profiler_is_told_why(
 def test_a_request_that_meets_an_evaluation_comes_after_it(
     bench: Any, ring: Path, tmp_path: Path
 ) -> None:
-    """It is not forgotten."""
+    """The request is not forgotten."""
     one = bench(window_seconds=0.0, ring=ring)
     ask(ring, tmp_path / "x.json")
     one.run(1)
@@ -885,7 +896,7 @@ def test_a_request_that_meets_an_evaluation_comes_after_it(
 def test_a_request_is_refused_where_forks_never_let_a_window_end(
     bench: Any, ring: Path, tmp_path: Path
 ) -> None:
-    """It is tried a few times, at once each time."""
+    """The window is tried a few times, at once each time."""
     one = bench(window_seconds=0.0, ring=ring)
     ask(ring, tmp_path / "x.json")
     for _ in range(MAX_GIVEN_WAY + 1):
@@ -899,7 +910,7 @@ def test_a_request_is_refused_where_forks_never_let_a_window_end(
     assert not one.sensor.is_open
 
 
-def test_the_end_of_training_is_told_and_leaves_no_file(
+def test_the_end_of_training_is_answered_and_leaves_no_file(
     bench: Any, ring: Path, tmp_path: Path
 ) -> None:
     """Who waits takes the files away; without anybody there are none."""
@@ -946,7 +957,7 @@ def test_a_request_that_is_not_to_be_believed_is_passed_over(
 def test_only_an_empty_file_of_the_user_is_replaced(
     bench: Any, ring: Path, tmp_path: Path, kind: str
 ) -> None:
-    """What is there already, and links to it, are refused."""
+    """Files with content, and links to them, are refused."""
     target = tmp_path / "x.json"
     ask(ring, target)
     target.unlink()
@@ -962,7 +973,7 @@ def test_only_an_empty_file_of_the_user_is_replaced(
     assert "expected an empty file" in read_answer(ring).why_not
 
 
-def test_a_file_that_vanished_meanwhile_is_told(
+def test_a_file_that_vanished_meanwhile_is_reported(
     made_up: Any, ring: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk, for instance."""

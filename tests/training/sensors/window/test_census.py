@@ -10,8 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ampwatch.numerics.units.ops import OpKind, Phase
-from ampwatch.training.sensors.window.census import census_of
-from ampwatch.training.sensors.window.event_flops import flops_of_shapes
+from ampwatch.training.sensors.window.census import census_of, flops_of_shapes
 from ampwatch.training.sensors.window.events import call_tree
 
 if TYPE_CHECKING:

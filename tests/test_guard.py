@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,8 @@ from ampwatch.guard import Account, Channel, Guard, Subscriber
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    Reach = Callable[["Part", Account], Callable[[Any], object]]
 
 
 def _fail(*_: Any) -> None:
@@ -27,22 +30,6 @@ def test_a_working_sensor_is_called_with_its_arguments() -> None:
     guard.run(lambda *a: seen.append(a), 1, "two")
 
     assert (seen, guard.errors, guard.off) == ([(1, "two")], 0, False)
-
-
-def test_the_first_error_switches_the_sensor_off_and_is_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """After an error nothing is called any more; the log has the traceback, once."""
-    seen: list[int] = []
-    guard = Guard("ranges")
-    with caplog.at_level(logging.WARNING):
-        guard.run(_fail)
-        guard.run(_fail)
-        guard.run(seen.append, 1)
-
-    assert (guard.errors, guard.off, seen) == (1, True, [])
-    assert [r.args for r in caplog.records] == [("ranges",)]
-    assert caplog.records[0].exc_info is not None
 
 
 def test_a_call_from_within_a_call_is_ignored() -> None:
@@ -67,21 +54,6 @@ def test_time_is_counted_also_when_the_work_fails() -> None:
     assert guard.spent_ns > 0
 
 
-def test_an_interrupt_passes_and_the_sensor_goes_on() -> None:
-    """Ctrl-C is not an error of the sensor."""
-    guard = Guard("s")
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        guard.run(interrupted)
-    seen: list[int] = []
-    guard.run(seen.append, 1)
-
-    assert seen == [1]
-
-
 def test_a_log_handler_that_raises_is_kept_from_training_too() -> None:
     """The user's logging configuration cannot break a step either."""
 
@@ -99,28 +71,6 @@ def test_a_log_handler_that_raises_is_kept_from_training_too() -> None:
         logger.removeHandler(handler)
 
 
-def test_guards_of_one_account_count_nested_calls_once() -> None:
-    """A call of another thread meanwhile is part of the outermost."""
-    account = Account()
-    outer, inner = Guard("outer", account), Guard("inner", account)
-    seen = []
-
-    def work() -> None:
-        inner.run(lambda: None)
-        thread = threading.Thread(target=inner.run, args=(lambda: None,))
-        thread.start()
-        thread.join()
-        seen.append(account.spent_ns)
-
-    began = time.perf_counter_ns()
-    outer.run(work)
-    took = time.perf_counter_ns() - began
-    rested = account.spent_ns
-
-    assert 0 < seen[0] <= outer.spent_ns == inner.spent_ns <= took
-    assert account.spent_ns == rested
-
-
 def test_a_guard_returns_what_the_work_returns_and_none_once_it_is_off() -> None:
     """Callers need no place of their own for a result."""
     guard = Guard("s")
@@ -128,43 +78,6 @@ def test_a_guard_returns_what_the_work_returns_and_none_once_it_is_off() -> None
     assert guard.run(lambda a, b: a + b, 2, 3) == 5
     assert guard.run(_fail) is None
     assert guard.run(lambda: 5) is None
-
-
-def test_a_thread_safe_sensor_is_at_work_in_several_threads_at_a_time() -> None:
-    """In each of them once: what it does itself is not observed by it there either."""
-    guard = Guard("s", is_thread_safe=True)
-    both = threading.Barrier(2)
-    seen = []
-
-    def work() -> None:
-        both.wait(10)
-        guard.run(seen.append, "from within")
-        seen.append(threading.get_ident())
-        both.wait(10)
-
-    threads = [threading.Thread(target=guard.run, args=(work,)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert sorted(seen) == sorted(t.ident for t in threads)
-    assert (guard.missed, guard.errors) == (0, 0)
-
-
-def test_any_other_sensor_is_at_work_in_one_thread_and_counts_what_it_missed() -> None:
-    """The state of a sensor is not made for more."""
-    guard = Guard("s")
-    seen: list[int] = []
-
-    def work() -> None:
-        thread = threading.Thread(target=guard.run, args=(seen.append, 1))
-        thread.start()
-        thread.join()
-
-    guard.run(work)
-
-    assert (guard.missed, seen) == (1, [])
 
 
 def test_what_runs_within_a_guarded_call_is_ours_in_each_thread_on_its_own() -> None:
@@ -199,7 +112,8 @@ class Part:
         handle: What it does with the event.
         is_dormant: Whether it is.
         wakes: Whether the event wakes it.
-        options: Those of its guard.
+        account: That of its guard.
+        options: The others of its guard.
     """
 
     def __init__(
@@ -208,10 +122,11 @@ class Part:
         *,
         is_dormant: bool = False,
         wakes: bool = False,
+        account: Account | None = None,
         **options: Any,
     ) -> None:
         self.is_dormant = is_dormant
-        self.guard = Guard("part", **options)
+        self.guard = Guard("part", account, **options)
         self.subscriber = Subscriber(self, self.guard, handle, wakes)
 
 
@@ -227,30 +142,135 @@ def in_a_thread(work: Callable[..., object], *arguments: object) -> None:
     thread.join()
 
 
+def by_call(part: Part, account: Account) -> Callable[[Any], object]:
+    return partial(part.guard.run, part.subscriber.handle)
+
+
+def by_event(part: Part, account: Account) -> Callable[[Any], object]:
+    return channel(part, account=account).emit
+
+
+WAYS = (by_call, by_event)
+either_way = pytest.mark.parametrize("reach", WAYS)
+"""A sensor is called through its guard, or told of an event behind a channel."""
+
+
+@either_way
+def test_the_first_error_switches_the_sensor_off_and_is_logged_once(
+    reach: Reach, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After an error nothing is called any more; the log has the traceback, once."""
+    seen: list[int] = []
+
+    def fail(event: int) -> None:
+        seen.append(event)
+        _fail()
+
+    part = Part(fail)
+    call = reach(part, Account())
+    with caplog.at_level(logging.WARNING):
+        call(1)
+        call(2)
+
+    assert (part.guard.errors, part.guard.off, seen) == (1, True, [1])
+    assert [r.args for r in caplog.records] == [("part",)]
+    assert caplog.records[0].exc_info is not None
+
+
+@either_way
+def test_a_failure_is_handed_on_once(reach: Reach) -> None:
+    """The guard and the exception arrive; an error there does no harm."""
+    seen: list[tuple[Guard, Exception]] = []
+
+    def failed(guard: Guard, error: Exception) -> None:
+        seen.append((guard, error))
+        _fail()
+
+    part = Part(_fail, failed=failed)
+    call = reach(part, Account())
+    call(1)
+    call(2)
+
+    ((guard, error),) = seen
+    assert (guard, str(error), part.guard.errors) == (part.guard, "broken", 1)
+
+
+@either_way
+@pytest.mark.parametrize("is_thread_safe", [False, True])
+def test_an_interrupt_passes_and_the_sensor_goes_on(reach: Reach, *, is_thread_safe: bool) -> None:
+    """Ctrl-C is not an error of the sensor, and nothing counts as running after it."""
+    account = Account()
+    seen: list[str] = []
+
+    def interrupted(event: str) -> None:
+        if event == "first":
+            raise KeyboardInterrupt
+        seen.append(event)
+
+    call = reach(Part(interrupted, account=account, is_thread_safe=is_thread_safe), account)
+    with pytest.raises(KeyboardInterrupt):
+        call("first")
+    rested = account.spent_ns
+    assert not account.is_mine
+    assert account.spent_ns == rested  # nothing is running any more
+    call("second")
+
+    assert seen == ["second"]
+
+
+@either_way
+@pytest.mark.parametrize("is_thread_safe", [False, True])
+def test_only_a_sensor_that_is_thread_safe_is_at_work_in_two_threads(
+    reach: Reach, *, is_thread_safe: bool
+) -> None:
+    """The state of any other is made for one, and it counts what it missed."""
+    seen: list[str] = []
+
+    def work(event: str) -> None:
+        if event == "mine":
+            in_a_thread(call, "of another")
+        seen.append(event)
+
+    part = Part(work, is_thread_safe=is_thread_safe)
+    call = reach(part, Account())
+    call("mine")
+    call("after")
+
+    assert seen == ["of another", "mine", "after"][0 if is_thread_safe else 1 :]
+    assert (part.guard.missed, part.guard.errors) == (0 if is_thread_safe else 1, 0)
+
+
+@either_way
+def test_the_account_counts_nested_calls_once(reach: Reach) -> None:
+    """Calls of another thread meanwhile are part of the outermost."""
+    account = Account()
+    inner = [reach_inner(Part(time.sleep, account=account), account) for reach_inner in WAYS]
+    mine: list[bool] = []
+
+    def work(_event: object) -> None:
+        for call in inner:
+            call(0.01)
+        in_a_thread(inner[1], 0.01)
+        mine.append(account.is_mine)
+
+    began = time.perf_counter_ns()
+    reach(Part(work, account=account), account)(1)
+    took = time.perf_counter_ns() - began
+    rested = account.spent_ns
+
+    assert mine == [True]
+    assert 30_000_000 <= account.spent_ns <= took
+    assert (account.spent_ns, account.is_mine) == (rested, False)
+
+
 def test_all_subscribers_are_notified_of_an_event_in_order() -> None:
-    """Each once, with the event itself."""
+    """Each once, with the event itself, also behind one that fails."""
     seen: list[Any] = []
     parts = [Part(lambda event, n=n: seen.append((n, event))) for n in range(3)]
     event = object()
 
-    assert list(channel(*parts).emit(event)) == []
+    assert list(channel(parts[0], Part(_fail), *parts[1:]).emit(event)) == []
     assert seen == [(0, event), (1, event), (2, event)]
-
-
-def test_a_subscriber_that_fails_is_off_and_the_others_are_notified(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """It is logged once, and not called again."""
-    seen: list[Any] = []
-    broken, well = Part(_fail), Part(seen.append)
-    events = channel(broken, well)
-    with caplog.at_level(logging.WARNING):
-        events.emit(1)
-        events.emit(2)
-
-    assert seen == [1, 2]
-    assert (broken.guard.errors, well.guard.errors) == (1, 0)
-    assert [r.args for r in caplog.records] == [("part",)]
 
 
 def test_a_subscriber_that_failed_elsewhere_is_not_called_either() -> None:
@@ -322,22 +342,6 @@ def test_an_event_of_another_thread_is_missed_by_one_that_is_at_work() -> None:
     assert (plain.guard.missed, safe.guard.missed) == (1, 0)
 
 
-def test_a_subscriber_that_is_safe_in_threads_is_at_work_in_two_of_them() -> None:
-    """At the same time."""
-    seen: list[Any] = []
-
-    def work(event: str) -> None:
-        if event == "mine":
-            in_a_thread(events.emit, "of another")
-        seen.append(event)
-
-    events = channel(Part(work, is_thread_safe=True))
-    events.emit("mine")
-    events.emit("after")
-
-    assert seen == ["of another", "mine", "after"]
-
-
 def test_what_is_to_be_called_at_the_end_comes_with_its_guard() -> None:
     """Of those who want it, in order; one that fails then is off like any other."""
     seen: list[Any] = []
@@ -351,68 +355,3 @@ def test_what_is_to_be_called_at_the_end_comes_with_its_guard() -> None:
     assert [guard for guard, _ in ends] == [wants.guard, fails.guard]
     assert seen == [7]
     assert (wants.guard.off, fails.guard.off) == (False, True)
-
-
-def test_a_failure_is_swept_up_once() -> None:
-    """Behind a channel and behind ``run``; a broom that breaks does no harm."""
-    swept: list[int] = []
-
-    def sweep() -> None:
-        swept.append(1)
-        _fail()
-
-    by_event, by_call = Part(_fail, sweep=sweep), Part(_fail, sweep=sweep)
-    for _ in range(2):
-        channel(by_event).emit(1)
-        by_call.guard.run(_fail)
-
-    assert len(swept) == 2
-    assert (by_event.guard.errors, by_call.guard.errors) == (1, 1)
-
-
-def test_an_interrupt_within_an_event_passes_and_all_go_on() -> None:
-    """Nobody is off, and nothing counts as running."""
-    account = Account()
-    seen: list[Any] = []
-
-    def interrupted(event: str) -> None:
-        if event == "first":
-            raise KeyboardInterrupt
-        seen.append(event)
-
-    parts = Part(interrupted), Part(interrupted, is_thread_safe=True)
-    events = channel(*parts, account=account)
-    for part in parts:
-        events.subscribers = (part.subscriber,)
-        with pytest.raises(KeyboardInterrupt):
-            events.emit("first")
-        assert not account.is_mine
-    rested = account.spent_ns
-    assert account.spent_ns == rested  # nothing is running any more
-    events.subscribers = tuple(part.subscriber for part in parts)
-    events.emit("second")
-
-    assert seen == ["second", "second"]
-
-
-def test_the_account_counts_an_event_within_an_event_once() -> None:
-    """Time of guards of the same account inside, and of another thread meanwhile, counts once."""
-    account = Account()
-    inner = channel(Part(lambda _event: time.sleep(0.01)), account=account)
-    guard = Guard("guard", account)
-    mine: list[bool] = []
-
-    def work(_event: object) -> None:
-        inner.emit(1)
-        guard.run(time.sleep, 0.01)
-        in_a_thread(inner.emit, 1)
-        mine.append(account.is_mine)
-
-    began = time.perf_counter_ns()
-    channel(Part(work), account=account).emit(1)
-    took = time.perf_counter_ns() - began
-    rested = account.spent_ns
-
-    assert mine == [True]
-    assert 30_000_000 <= account.spent_ns <= took
-    assert (account.spent_ns, account.is_mine) == (rested, False)

@@ -107,31 +107,6 @@ def test_the_options_set_the_course(arguments: list[str], expected: DemoCourse) 
     assert course_of(make_parser().parse_args(["demo", *arguments])) == expected
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--steps", "0"], "expected a whole number of steps >= 1, got '0'"),
-        (["--steps", "abc"], "expected a whole number of steps >= 1, got 'abc'"),
-        (["--fault-after-steps", "2.5"], "expected a whole number of steps >= 1, got '2.5'"),
-        (["--seconds", "-1"], "expected a number of seconds > 0, got '-1'"),
-        (["--seconds", "nan"], "expected a number of seconds > 0, got 'nan'"),
-        (["--fault-after", "soon"], "expected a number of seconds > 0, got 'soon'"),
-        (["--healthy", "--fault-after", "3"], "not allowed with"),
-    ],
-)
-def test_options_that_make_no_sense_are_usage_errors(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Before anything is trained; it is told what was expected and what was given."""
-    with pytest.raises(SystemExit) as exit_:
-        main(["demo", *arguments])
-
-    said = capsys.readouterr().err
-    assert exit_.value.code == 2
-    assert arguments[0] in said
-    assert told in said
-
-
 def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     """The text names what will happen, how long it takes, where the example is."""
     with pytest.raises(SystemExit):

@@ -84,15 +84,35 @@ def test_the_version_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"ampwatch {__version__}\n"
 
 
-def test_a_command_that_does_not_exist_is_a_usage_error(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("dance", "'daemon'"),
+        ("demo --steps 0", "--steps: expected a whole number of steps >= 1, got '0'"),
+        ("demo --steps abc", "--steps: expected a whole number of steps >= 1, got 'abc'"),
+        (
+            "demo --fault-after-steps 2.5",
+            "--fault-after-steps: expected a whole number of steps >= 1, got '2.5'",
+        ),
+        ("demo --seconds -1", "--seconds: expected a number of seconds > 0, got '-1'"),
+        ("demo --seconds nan", "--seconds: expected a number of seconds > 0, got 'nan'"),
+        ("demo --fault-after soon", "--fault-after: expected a number of seconds > 0, got 'soon'"),
+        ("demo --healthy --fault-after 3", "not allowed with argument --healthy"),
+        ("trace trace.txt", "expected FILE.json or FILE.json.gz, got 'trace.txt'"),
+        ("trace --iterations 4 x.json", "invalid choice: 4"),
+        ("trace --timeout 0 x.json", "expected a number of seconds > 0, got '0'"),
+        ("trace", "OUTPUT"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(
+    line: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With those that do."""
+    """Words say what was expected and what was given, before anything is done."""
     with pytest.raises(SystemExit) as exit_:
-        main(["dance"])
+        main(line.split())
 
     assert exit_.value.code == 2
-    assert "daemon" in capsys.readouterr().err
+    assert told in capsys.readouterr().err
 
 
 def test_the_help_of_the_daemon_teaches(capsys: pytest.CaptureFixture[str]) -> None:

@@ -309,26 +309,6 @@ def test_a_directory_that_is_not_there_is_reported(
     assert "expected a directory" in refused(capsys, str(tmp_path / "no" / "x.json"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["trace.txt"], "expected FILE.json or FILE.json.gz, got 'trace.txt'"),
-        (["--iterations", "4", "x.json"], "invalid choice: 4"),
-        (["--timeout", "0", "x.json"], "expected a number of seconds > 0, got '0'"),
-        ([], "OUTPUT"),
-    ],
-)
-def test_options_that_make_no_sense_are_usage_errors(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Before anybody is asked."""
-    with pytest.raises(SystemExit) as exit_:
-        main(["trace", *arguments])
-
-    assert exit_.value.code == 2
-    assert told in capsys.readouterr().err
-
-
 def test_the_summary_of_a_gpu_says_how_busy_it_was() -> None:
     """Units and dtypes with their share, the longest first as they come."""
     from ampwatch.cli.trace import summary  # noqa: PLC0415 - next to its only use

@@ -61,10 +61,15 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(directory: Path, config: str) -> Iterator[Prometheus]:
-    """Run one with its data in ``directory / "data"``."""
+def prometheus(directory: Path, config: str, history: str = "") -> Iterator[Prometheus]:
+    """Run one with its data in ``directory / "data"``, that of a text in OpenMetrics to begin with."""
     file, port = directory / "prometheus.yml", free_port()
     file.write_text(config)
+    if history:
+        text = directory / "history.txt"
+        text.write_text(history, encoding="utf-8")
+        command = [require("promtool"), "tsdb", "create-blocks-from", "openmetrics", str(text)]
+        subprocess.run([*command, str(directory / "data")], check=True, capture_output=True)
     process = subprocess.Popen(
         [
             require("prometheus"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -66,13 +65,10 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     """Has seen everything that can be exported, and an alert fires."""
     require("prometheus")
     directory, now = tmp_path_factory.mktemp("prometheus"), time.time()
-    file = directory / "history.txt"
-    file.write_text(openmetrics(RANKS, now), encoding="utf-8")
-    command = [require("promtool"), "tsdb", "create-blocks-from", "openmetrics"]
-    subprocess.run([*command, str(file), str(directory / "data")], check=True, capture_output=True)
     rules = directory / "impatient.rules.yml"
     rules.write_text(yaml.safe_dump(impatient_rules()), encoding="utf-8")
-    with run_prometheus(directory, CONFIG.format(rules=rules)) as server:
+    config, history = CONFIG.format(rules=rules), openmetrics(RANKS, now)
+    with run_prometheus(directory, config, history) as server:
         eventually(lambda: server.query("ALERTS"), "an alert", 30)
         yield server
 

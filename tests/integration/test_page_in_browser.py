@@ -16,8 +16,6 @@ from tests.integration.browsing import Page, Trainer
 from tests.workshop.records import finding
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from selenium.webdriver.chrome.webdriver import WebDriver
 
     from tests.host.daemon.parts import Place
@@ -190,23 +188,6 @@ def test_when_the_daemon_is_gone_the_page_says_so_and_comes_back_with_it(
         page.says("#connection", "live")
         page.says("#run h1", "step 34")
         assert page.text("#gone") == ""
-        browser.get("about:blank")
-
-
-def test_without_plotly_the_words_and_tables_work(
-    place: Place, browser: WebDriver, trainer: Trainer, tmp_path: Path
-) -> None:
-    """Plotly is an extra; its absence is said with the command that mends it."""
-    hidden = tmp_path / "hidden" / "plotly"
-    hidden.mkdir(parents=True)
-    (hidden / "__init__.py").touch()
-    trainer.train(30)
-
-    with place.daemon(PYTHONPATH=str(hidden.parent)) as daemon:
-        page = Page(browser, daemon)
-        page.says("#run h1", "healthy")
-        page.says("#no-plotly", 'pip install "ampwatch[ui]"')
-        assert "65 536" in page.text("#figures")
         browser.get("about:blank")
 
 

@@ -17,7 +17,6 @@ from tests.workshop.records import H100, census, kernel, op_row, window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from selenium.webdriver.chrome.webdriver import WebDriver
 
@@ -307,26 +306,3 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(rank: Trainer, page: Page) 
     eventually(lambda: page.run(fits) == [], "sections as wide as the window")
     assert page.run("return document.documentElement.scrollWidth <= innerWidth")
     page.browser.set_window_size(**size)
-
-
-def test_without_plotly_and_nvml_the_answers_are_all_there(
-    browser: WebDriver, tmp_path: Path
-) -> None:
-    """Bars are no pictures; and why there is no GPU is said."""
-    hidden = tmp_path / "hidden" / "plotly"
-    hidden.mkdir(parents=True)
-    (hidden / "__init__.py").touch()
-    place = Place(tmp_path)
-    trainer = Trainer(place)
-    trainer.train(2)
-    for record in PRECISION:
-        trainer.write(record)
-
-    with place.daemon(PYTHONPATH=str(hidden.parent), AMPWATCH_GPU="off") as daemon:
-        page = Page(browser, daemon)
-        page.says("#mix-key", "float16 75 %")
-        page.says("#kernels", "gemm")
-        page.says("#gpus-sentence", "No GPU is read here: the settings switch it off.")
-        assert not shown(page, "#gpus-box")
-        browser.get("about:blank")
-    trainer.finish()

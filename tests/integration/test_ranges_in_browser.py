@@ -21,6 +21,7 @@ from ampwatch.report.words import percent, power_of_two
 from ampwatch.wire.records import ALL_MODULES, Topic
 from tests.host.daemon.parts import Place, eventually
 from tests.integration.browsing import Page, Trainer
+from tests.workshop.fleets import PRECISION
 from tests.workshop.records import FACTS, histogram, ranges, sampling
 
 if TYPE_CHECKING:
@@ -435,22 +436,32 @@ def test_five_hundred_modules_stay_quick(sampled: Sampled, page: Page) -> None:
     assert took < 500  # ms; 50 where nothing else runs
 
 
-def test_without_plotly_numbers_and_table_work(browser: WebDriver, tmp_path: Path) -> None:
-    """The pictures are an extra, the answers are not."""
+def test_without_plotly_and_nvml_words_numbers_and_tables_work(
+    browser: WebDriver, tmp_path: Path
+) -> None:
+    """The pictures are an extra, the answers are not; why there are none and no GPU is said."""
     hidden = tmp_path / "hidden" / "plotly"
     hidden.mkdir(parents=True)
     (hidden / "__init__.py").touch()
     place = Place(tmp_path)
     trainer = Sampled(place)
     trainer.sample(modules={"fc": histogram(-20, 5)})
+    for record in PRECISION:
+        trainer.write(record)
 
-    with place.daemon(PYTHONPATH=str(hidden.parent)) as daemon:
+    with place.daemon(PYTHONPATH=str(hidden.parent), AMPWATCH_GPU="off") as daemon:
         page = Page(browser, daemon)
+        page.says("#run h1", "healthy")
+        page.says("#mix-key", "float16 75 %")
+        page.says("#kernels", "gemm")
+        page.says("#gpus-sentence", "No GPU is read here: the settings switch it off.")
+        assert "65 536" in page.text("#figures")
         page.says("#modules", "fc")
         dial(page).send_keys(Keys.ARROW_LEFT)
         page.says("#whatif-outcome", "at scale 2¹⁵")
-        page.says("#no-plotly", "pip install")
-        assert not browser.find_element(By.ID, "heatmap").is_displayed()
+        page.says("#no-plotly", 'pip install "ampwatch[ui]"')
+        for part in ("heatmap", "gpus-box"):
+            assert not browser.find_element(By.ID, part).is_displayed()
         browser.get("about:blank")
     trainer.finish()
 

@@ -92,22 +92,6 @@ def test_an_error_of_its_own_switches_it_off_and_nothing_else(
     assert json.loads(watch.report(format="json"))["ranks"][0]["findings"]
 
 
-def test_the_exception_of_the_user_passes_and_is_in_the_report(own_places: Path) -> None:
-    """The very object, with its own traceback."""
-    run = build(COLLAPSE)
-    mine = ValueError("batch 3 is empty")
-    with (
-        pytest.raises(ValueError, match="batch 3") as caught,
-        ampwatch.monitor(run.models, run.scaler, serve=False, report_dir=str(own_places / "here")),
-    ):
-        raise mine
-
-    assert caught.value is mine
-    ((box,),) = map(files.read, reports(own_places / "here"))
-    assert (box.state, box.reason) == (RunState.FAILED, "ValueError: batch 3 is empty")
-    assert "raise mine" in box.traceback
-
-
 def test_a_training_that_could_not_be_watched_leaves_none(
     own_places: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.nn.utils import clip_grad_norm_
 
 from tests.stories.stage import Program, Stories, brain, gradscaler, half
 
@@ -45,34 +45,6 @@ def each_micro_batch_is_clipped_at_once(*, sick: bool) -> Program:
     return Program([model], [optimizer], iterate, scaler)
 
 
-@STORIES.tell("clip_before_unscale", "optimizer:1", "optimizer")
-def one_of_two_optimizers_is_limited_by_value_too_early(*, sick: bool) -> Program:
-    """The other one is right, and the twin is as well."""
-    first, second = mlp(), mlp(8)
-    optimizers = [
-        torch.optim.SGD(first.parameters(), lr=1e-3),
-        torch.optim.Adam(second.parameters(), lr=1e-3, foreach=False),
-    ]
-    scaler = gradscaler(2.0**12)
-
-    def iterate(_step: int) -> torch.Tensor:
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=False)
-        loss = loss_of(first) + loss_of(second)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizers[0])
-        clip_grad_norm_(first.parameters(), 1.0, foreach=False)
-        if not sick:
-            scaler.unscale_(optimizers[1])
-        clip_grad_value_(second.parameters(), 0.25)
-        for optimizer in optimizers:
-            scaler.step(optimizer)
-        scaler.update()
-        return loss
-
-    return Program([first, second], optimizers, iterate, scaler)
-
-
 @STORIES.tell("unscaled_step", "optimizer:0", "optimizer")
 def the_scaler_only_scales(*, sick: bool) -> Program:
     """Clipping hides it: the step has the right size. The scaler is never updated."""
@@ -93,31 +65,6 @@ def the_scaler_only_scales(*, sick: bool) -> Program:
         return loss
 
     return Program([model], [optimizer], iterate, scaler)
-
-
-@STORIES.tell("unscaled_step", "optimizer:1", "optimizer")
-def the_second_optimizer_was_forgotten(*, sick: bool) -> Program:
-    """One steps through the scaler and one does not; the twin's unscales itself before."""
-    body, head = mlp(), nn.Linear(4, 4)
-    optimizers = [
-        torch.optim.AdamW(body.parameters(), lr=1e-4),
-        torch.optim.SGD(head.parameters(), lr=1e-7),
-    ]
-    scaler = gradscaler(2.0**10)
-
-    def iterate(_step: int) -> torch.Tensor:
-        for module in (body, head):
-            module.zero_grad()
-        loss = loss_of(nn.Sequential(body, head))
-        scaler.scale(loss).backward()
-        scaler.step(optimizers[0])
-        if not sick:
-            scaler.unscale_(optimizers[1])
-        optimizers[1].step()
-        scaler.update()
-        return loss
-
-    return Program([body, head], optimizers, iterate, scaler)
 
 
 @STORIES.tell("mixed_scaled_backward", "optimizer:0", "backward")
@@ -189,51 +136,6 @@ def the_slow_optimizer_accumulates_over_updates(*, sick: bool) -> Program:
     return Program([fast, slow], optimizers, iterate, scaler, steps=32)
 
 
-@STORIES.tell("scale_changed_mid_accumulation", "optimizer:0", "backward")
-def the_scale_is_set_by_hand_between_micro_batches(*, sick: bool) -> Program:
-    """Lowered by a schedule, in the middle of a batch; the twin's schedule knows batches."""
-    model = mlp()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scaler = gradscaler(2.0**13)
-
-    def iterate(step: int) -> torch.Tensor:
-        for micro in range(2):
-            loss = loss_of(model) / 2
-            scaler.scale(loss).backward()
-            if sick and step % 8 == 5 and micro == 0:
-                scaler.update(2.0**12 if step % 16 == 5 else 2.0**13)
-        scaler.step(optimizer)
-        scaler.update(2.0**12 if not sick and step == 5 else None)
-        optimizer.zero_grad()
-        return loss
-
-    return Program([model], [optimizer], iterate, scaler)
-
-
-def _broken(loss: torch.Tensor, *, now: bool) -> torch.Tensor:
-    return loss * float("inf") if now else loss
-
-
-@STORIES.tell("clip_nonfinite_norm", "param:2.weight", "optimizer")
-def an_infinite_loss_is_clipped_and_stepped(*, sick: bool) -> Program:
-    """bfloat16, no scaler; the twin looks at the norm first."""
-    model = mlp()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def iterate(step: int) -> torch.Tensor:
-        optimizer.zero_grad()
-        with brain():
-            out = model(torch.randn(16, 12))
-        loss = (out.float() - 1.0).square().mean()
-        _broken(loss, now=step == 6).backward()
-        norm = clip_grad_norm_(model.parameters(), 1.0, foreach=False)
-        if sick or torch.isfinite(norm):
-            optimizer.step()
-        return loss
-
-    return Program([model], [optimizer], iterate, steps=10)
-
-
 @STORIES.tell("clip_nonfinite_norm", "param:0.table.weight", "optimizer")
 def one_row_of_an_embedding_overflows(*, sick: bool) -> Program:
     """A single element, in one of two models; the twin has it raised, and drops the batch."""
@@ -257,28 +159,6 @@ def one_row_of_an_embedding_overflows(*, sick: bool) -> Program:
         return loss
 
     return Program([tokens, head], [optimizer], iterate, steps=10)
-
-
-@STORIES.tell("backward_under_autocast", "api", "backward")
-def backward_is_one_line_too_far_to_the_right(*, sick: bool) -> Program:
-    """The loop of a tutorial, with everything inside the block."""
-    model = mlp()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scaler = gradscaler(2.0**10)
-
-    def iterate(_step: int) -> torch.Tensor:
-        optimizer.zero_grad()
-        with half():
-            loss = (model(torch.randn(16, 12)).float() - 1.0).square().mean()
-            if sick:
-                scaler.scale(loss).backward()
-        if not sick:
-            scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss
-
-    return Program([model], [optimizer], iterate, scaler)
 
 
 @STORIES.tell("backward_under_autocast", "api", "backward")

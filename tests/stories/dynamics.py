@@ -71,43 +71,31 @@ def a_fresh_state_loaded_into_the_scaler(*, sick: bool) -> Program:
     return loop([front, back], optimizers, loss_of, scaler, clip=1.0, steps=40)
 
 
-def _lazy_term(*, sick: bool, every: int, growth_interval: int, alone: bool) -> Program:
+@STORIES.tell("periodic_skip", "optimizer:0", "backward")
+def a_penalty_with_a_backward_of_its_own(*, sick: bool) -> Program:
+    """No growth in between: the scale is halved each time."""
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    scaler = gradscaler(1024.0, growth_interval=growth_interval)
+    scaler = gradscaler(1024.0, growth_interval=2000)
 
     def loss_of(step: int) -> torch.Tensor:
         x = torch.randn(32, 16)
         with half():
             loss = (model(x).float() - 1.0).square().mean()
-        if step % every == every - 1:
+        if step % 9 == 8:
             with half():
                 term = (1e9 if sick else 1e-2) * model(x).float().square().mean()
-            if alone:
-                backward(scaler, term)
-            else:
-                loss = loss + term
+            backward(scaler, term)
         return loss
 
-    return loop([model], [optimizer], loss_of, scaler, steps=(10 if alone else 5) * every)
+    return loop([model], [optimizer], loss_of, scaler, steps=90)
 
 
-@STORIES.tell("periodic_skip", "optimizer:0", "backward")
-def a_regularisation_every_16_steps(*, sick: bool) -> Program:
-    """The scale recovers in between, and meets it again."""
-    return _lazy_term(sick=sick, every=16, growth_interval=10, alone=False)
-
-
-@STORIES.tell("periodic_skip", "optimizer:0", "backward")
-def a_penalty_with_a_backward_of_its_own(*, sick: bool) -> Program:
-    """No growth in between: the scale is halved each time."""
-    return _lazy_term(sick=sick, every=9, growth_interval=2000, alone=True)
-
-
-def _players(*, sick: bool, together: bool, adam: bool) -> Program:
+@STORIES.tell("shared_scaler_desync", "optimizer:1", "optimizer")
+def two_updates_of_one_scaler(*, sick: bool) -> Program:
+    """Each player has an update of its own, of the same scaler."""
     maker, judge = nn.Linear(8, 16), nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
-    kind: Any = torch.optim.Adam if adam else torch.optim.SGD
-    optimizers = [kind(judge.parameters(), lr=1e-5), kind(maker.parameters(), lr=1e-5)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-5) for m in (judge, maker)]
     scaler = gradscaler(4096.0)
     loud = nn.functional.softplus
 
@@ -118,8 +106,7 @@ def _players(*, sick: bool, together: bool, adam: bool) -> Program:
             real = judge(torch.randn(16, 16)).float()
             loss = loud(-real).mean() + loud(judge(fake.detach()).float()).mean()
         backward(scaler, loss)
-        if not together:
-            update(scaler, optimizers[0])
+        update(scaler, optimizers[0])
         judge.requires_grad_(requires_grad=False)
         with half():
             made = loud(-judge(maker(noise)).float()).mean()
@@ -127,29 +114,18 @@ def _players(*, sick: bool, together: bool, adam: bool) -> Program:
             made = made * 1e12
         backward(scaler, made)
         judge.requires_grad_(requires_grad=True)
-        update(scaler, *(optimizers if together else optimizers[1:]))
+        update(scaler, optimizers[1])
         return loss
 
     return Program([judge, maker], optimizers, iterate, scaler, steps=24)
 
 
-@STORIES.tell("shared_scaler_desync", "optimizer:1", "optimizer")
-def a_generator_that_is_skipped_while_its_judge_learns(*, sick: bool) -> Program:
-    """One update for both."""
-    return _players(sick=sick, together=True, adam=True)
-
-
-@STORIES.tell("shared_scaler_desync", "optimizer:1", "optimizer")
-def two_updates_of_one_scaler(*, sick: bool) -> Program:
-    """Each player has an update of its own, of the same scaler."""
-    return _players(sick=sick, together=False, adam=False)
-
-
-def _copies(*, sick: bool, count: int, adam: bool) -> Program:
+@STORIES.tell("rank_found_inf_mismatch", "optimizer:0", "optimizer")
+def one_of_four_copies_that_skips(*, sick: bool) -> Program:
+    """Nothing is watched of the one that skips."""
     first = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 2))
-    models = [first, *(copy.deepcopy(first) for _ in range(count - 1))]
-    kind: Any = torch.optim.AdamW if adam else torch.optim.SGD
-    optimizers = [kind(m.parameters(), lr=1e-2) for m in models]
+    models = [first, *(copy.deepcopy(first) for _ in range(3))]
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in models]
     scalers = [gradscaler(256.0) for _ in models]
 
     def iterate(step: int) -> torch.Tensor:
@@ -160,25 +136,13 @@ def _copies(*, sick: bool, count: int, adam: bool) -> Program:
             with half():
                 out = model(batch)
             loss = out.float().square().mean()
-            bad = sick and step == 6 and number == count - 1
+            bad = sick and step == 6 and number == 3
             backward(scaler, loss * 1e12 if bad else loss)
             update(scaler, optimizer)
             total += loss.detach()
         return total
 
     return Program(models, optimizers, iterate, scalers[0], steps=10, watched=first)
-
-
-@STORIES.tell("rank_found_inf_mismatch", "optimizer:0", "optimizer")
-def a_copy_that_skips_alone(*, sick: bool) -> Program:
-    """Two copies of a model, one batch."""
-    return _copies(sick=sick, count=2, adam=False)
-
-
-@STORIES.tell("rank_found_inf_mismatch", "optimizer:0", "optimizer")
-def one_of_four_copies_that_skips(*, sick: bool) -> Program:
-    """Nothing is watched of the one that skips."""
-    return _copies(sick=sick, count=4, adam=True)
 
 
 @STORIES.tell("divergence", "loss", "forward")
@@ -194,62 +158,31 @@ def a_rate_that_is_too_high_in_float32(*, sick: bool) -> Program:
     return loop([model], [optimizer], loss_of, steps=24)
 
 
-@STORIES.tell("divergence", "loss", "forward")
-def a_rate_that_is_too_high_under_autocast(*, sick: bool) -> Program:
-    """Step by step the weights grow, until the activations leave float16."""
-    model = nn.Linear(16, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.16 if sick else 0.01)
-    scaler = gradscaler(64.0)
-    x, y = torch.randn(64, 16), torch.randn(64, 1)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        with half():
-            out = model(2.0 * x)
-        return (out.float() - y).square().mean()
-
-    return loop([model], [optimizer], loss_of, scaler, steps=60)
-
-
-def _one_region(model: nn.Module, optimizer: Any, scaler: Any, *, how: str) -> Program:
-    x, y = torch.randn(16, 8), torch.randn(16, 1)
-
-    def several(_step: int) -> torch.Tensor:
-        kept = torch.autocast("cpu", dtype=torch.float16, cache_enabled=how != "no cache")
-        with kept:
-            for _ in range(4):
-                loss = (model(x).float() - y).square().mean()
-                backward(scaler, loss)
-                update(scaler, optimizer)
-                if how == "cleared":
-                    torch.clear_autocast_cache()
-        return loss
-
-    return Program([model], [optimizer], several, scaler, steps=3)
-
-
-@STORIES.tell("stale_autocast_cache", "param:weight", "forward")
-def an_epoch_in_one_region(*, sick: bool) -> Program:
-    """The twin clears the cache after each step."""
-    model = nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    return _one_region(model, optimizer, gradscaler(64.0), how="stale" if sick else "cleared")
-
-
 @STORIES.tell("stale_autocast_cache", "param:0.weight", "forward")
 def an_epoch_of_a_deeper_model_in_one_region(*, sick: bool) -> Program:
     """Without a scaler, a fused optimizer; the twin does not let autocast keep casts."""
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
-    return _one_region(model, optimizer, None, how="stale" if sick else "no cache")
+    x, y = torch.randn(16, 8), torch.randn(16, 1)
+
+    def several(_step: int) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.float16, cache_enabled=sick):
+            for _ in range(4):
+                loss = (model(x).float() - y).square().mean()
+                backward(None, loss)
+                update(None, optimizer)
+        return loss
+
+    return Program([model], [optimizer], several, steps=3)
 
 
 class Protected(nn.Module):
     """A body under autocast, and a head that is kept out of it."""
 
-    def __init__(self, *, bias: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.body = nn.Linear(8, 8)
-        self.head = nn.Linear(8, 2, bias=bias)
+        self.head = nn.Linear(8, 2, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.relu(self.body(x))
@@ -257,8 +190,10 @@ class Protected(nn.Module):
             return self.head(hidden.float())
 
 
-def _compiled(*, sick: bool, bias: bool, steps: int) -> Program:
-    model = Protected(bias=bias)
+@STORIES.tell("compile_backward_autocast", "param:head.weight", "backward")
+def a_head_without_a_bias(*, sick: bool) -> Program:
+    """Nothing but a backward; some of its weights get a gradient that fits."""
+    model = Protected()
     with torch.no_grad():
         model.body.weight.fill_(0.5)
         model.body.weight[4:].fill_(1e-3)
@@ -268,7 +203,7 @@ def _compiled(*, sick: bool, bias: bool, steps: int) -> Program:
     def iterate(_step: int) -> torch.Tensor:
         torch._dynamo.reset()
         with torch._functorch.config.patch(
-            backward_pass_autocast="off" if sick is False else "same_as_forward"
+            backward_pass_autocast="same_as_forward" if sick else "off"
         ):
             compiled = torch.compile(model, backend="aot_eager")
             with half():
@@ -277,16 +212,4 @@ def _compiled(*, sick: bool, bias: bool, steps: int) -> Program:
             loss.backward()
         return loss
 
-    return Program([model], [optimizer], iterate, None, steps=steps)
-
-
-@STORIES.tell("compile_backward_autocast", "param:head.weight", "backward")
-def a_compiled_model_with_a_head_in_float32(*, sick: bool) -> Program:
-    """Nothing but a backward."""
-    return _compiled(sick=sick, bias=True, steps=1)
-
-
-@STORIES.tell("compile_backward_autocast", "param:head.weight", "backward")
-def a_head_without_a_bias(*, sick: bool) -> Program:
-    """Some of its weights get a gradient that fits."""
-    return _compiled(sick=sick, bias=False, steps=2)
+    return Program([model], [optimizer], iterate, None, steps=2)

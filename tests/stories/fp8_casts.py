@@ -98,31 +98,8 @@ def an_outlier_channel_that_sets_the_scale(*, sick: bool) -> Program:
     return trained(Quantized((32, 8), current if sick else by_channel), sample)
 
 
-@STORIES.tell("fp8_underflow", "fp8", "forward")
-def small_values_that_nobody_scales(*, sick: bool) -> Program:
-    """A cast of what is about 1e-4, as it is."""
-    layer = Quantized((32, 8), (lambda _x: torch.ones(())) if sick else current)
-    return trained(layer, lambda _step: torch.randn(64, 32) * 1e-4)
-
-
 @STORIES.tell("fp8_scale_nonfinite", "fp8", "forward")
 def a_batch_of_zeros(*, sick: bool) -> Program:
     """448 divided by the largest magnitude of nothing."""
     layer = Quantized((32, 8), (lambda x: 448.0 / x.abs().max()) if sick else current)
     return trained(layer, lambda step: torch.randn(64, 32) * float(step != 3), steps=5)
-
-
-@STORIES.tell("fp8_scale_nonfinite", "fp8", "forward")
-def rows_of_padding(*, sick: bool) -> Program:
-    """Each row is divided by its own scale, which is zero for rows of padding."""
-
-    def quantize(x: torch.Tensor) -> torch.Tensor:
-        scale = x.abs().amax(1, keepdim=True) / 448.0
-        return (x / (scale if sick else scale + 1e-12)).to(E4M3)
-
-    def sample(_step: int) -> torch.Tensor:
-        x = torch.randn(64, 32)
-        x[60:] = 0.0
-        return x
-
-    return trained(Quantized((32, 8), lambda _x: torch.ones(()), quantize), sample, steps=2)

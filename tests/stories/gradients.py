@@ -5,25 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, loop, update
+from tests.stories.stage import Program, Stories, backward, gradscaler, half, loop, update
 
 STORIES = Stories()
-
-
-@STORIES.tell("grad_underflow", "param:2.weight", "backward")
-def regression_on_tiny_targets_with_a_scale_of_one(*, sick: bool) -> Program:
-    """A loss averaged over many outputs, and a scaler told to begin where others end."""
-    model = nn.Sequential(nn.Linear(24, 48), nn.Tanh(), nn.Linear(48, 512), nn.Linear(512, 8))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    scaler = gradscaler(1.0 if sick else 65536.0, growth_interval=5000)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        x = 0.01 * torch.randn(16, 24)
-        with half():
-            out = model(x)
-        return 1e-4 * (out.float() - 0.02).square().mean()
-
-    return loop([model], [optimizer], loss_of, scaler)
 
 
 class _Tied(nn.Module):
@@ -82,22 +66,6 @@ def an_expert_in_a_list_of_models_whose_gate_is_almost_shut(*, sick: bool) -> Pr
     return loop([stem, net], optimizers, loss_of, scaler)
 
 
-@STORIES.tell("fp16_without_scaler", "param:body.0.weight", "backward")
-def float16_with_the_scaler_forgotten(*, sick: bool) -> Program:
-    """The classic: autocast was copied from the example, GradScaler was not."""
-    model = nn.Module()
-    model.body = nn.Sequential(nn.Linear(40, 128), nn.GELU(), nn.Linear(128, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        x = torch.randn(64, 40)
-        with half() if sick else brain():
-            out = model.body(x)
-        return 1e-6 * out.float().square().mean()
-
-    return loop([model], [optimizer], loss_of)
-
-
 @STORIES.tell("fp16_without_scaler", "param:0.weight", "backward")
 def float16_with_the_scaler_switched_off(*, sick: bool) -> Program:
     """``enabled=False`` was left over from a test; two optimizers, micro-batches, clipping."""
@@ -131,26 +99,6 @@ def float16_without_a_scaler_once_the_loss_has_fallen(*, sick: bool) -> Program:
         return 4.0**-step * out.float().square().mean()
 
     return loop([model], [optimizer], loss_of, scaler, steps=14 if sick else 10)
-
-
-@STORIES.tell("range_too_wide", "param:boxes.weight", "backward")
-def a_summed_box_loss_beside_an_averaged_mask_loss(*, sick: bool) -> Program:
-    """One head caps the scale near 8, where nothing is left of the other head's gradient."""
-    model = nn.Module()
-    model.boxes = nn.Linear(20, 16)
-    model.masks = nn.Linear(20, 64)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    scaler = gradscaler()
-    of_boxes, of_masks = (4e1, 1e-7) if sick else (1e-3, 1e-3)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        x = torch.randn(48, 20)
-        with half():
-            boxes, masks = model.boxes(x), model.masks(x)
-        loss = of_boxes * (boxes.float() - 9.0).square().sum()
-        return loss + of_masks * masks.float().square().mean()
-
-    return loop([model], [optimizer], loss_of, scaler, steps=40)
 
 
 @STORIES.tell("range_too_wide", "param:0.value.weight", "backward")

@@ -10,18 +10,23 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.stories.stage import PAID, Program, backward, brain, gradscaler, half, loop, update
+from tests.stories.stage import (
+    PAID,
+    Controls,
+    Program,
+    backward,
+    brain,
+    full,
+    gradscaler,
+    half,
+    loop,
+    update,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CONTROLS: list[Callable[[], Program]] = []
-
-
-def control(build: Callable[[], Program]) -> Callable[[], Program]:
-    """Collect a program."""
-    CONTROLS.append(build)
-    return build
+CONTROLS = Controls()
 
 
 def adamw(*modules: nn.Module, lr: float = 1e-3, **options: Any) -> torch.optim.AdamW:
@@ -47,7 +52,7 @@ def simple(
     return loop([model], [optimizer or adamw(model)], loss_of, scaler, steps=steps, **options)
 
 
-@control
+@CONTROLS.add
 def dead_relus_and_parameters_that_are_not_used() -> Program:
     """Their gradients are zero in any precision, or not there at all."""
     model = nn.ModuleDict(
@@ -64,24 +69,12 @@ def dead_relus_and_parameters_that_are_not_used() -> Program:
     return simple(model, forward, scaler=gradscaler())
 
 
-@control
+@CONTROLS.add
 def layers_that_are_all_dead() -> Program:
     """Nothing reaches the first layer; only the bias of the last one learns."""
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 8))
     with torch.no_grad():
         model[0].bias.fill_(-100.0)
-
-    def forward() -> torch.Tensor:
-        return (model(torch.randn(32, 16)).float() - 1.0).square().mean()
-
-    return simple(model, forward, scaler=gradscaler())
-
-
-@control
-def frozen_layers() -> Program:
-    """No gradient where none is wanted."""
-    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 8))
-    model[0].requires_grad_(requires_grad=False)
 
     def forward() -> torch.Tensor:
         return (model(torch.randn(32, 16)).float() - 1.0).square().mean()
@@ -100,19 +93,19 @@ def _embedding(*, sparse: bool) -> Program:
     return simple(model, forward, scaler=gradscaler(2.0**15), optimizer=optimizer)
 
 
-@control
+@CONTROLS.add
 def an_embedding_whose_rows_are_mostly_untouched() -> Program:
     """99 of 100 elements of its gradient are zero, because their tokens did not occur."""
     return _embedding(sparse=False)
 
 
-@control
+@CONTROLS.add
 def a_sparse_embedding() -> Program:
     """The gradient holds only the rows that occurred."""
     return _embedding(sparse=True)
 
 
-@control
+@CONTROLS.add
 def a_rare_expert() -> Program:
     """Most batches leave it out; then its gradient is zero, and was not before."""
     model = nn.ModuleDict({"often": nn.Linear(16, 8), "rare": nn.Linear(16, 256)})
@@ -127,7 +120,7 @@ def a_rare_expert() -> Program:
     return simple(model, forward, scaler=gradscaler(), settings=PAID)
 
 
-@control
+@CONTROLS.add
 def attention_with_a_bias_in_its_keys() -> Program:
     """A softmax does not see it: its true gradient is zero, and rounding noise what is measured."""
 
@@ -150,7 +143,7 @@ def attention_with_a_bias_in_its_keys() -> Program:
     return simple(model, forward, scaler=gradscaler(256.0))
 
 
-@control
+@CONTROLS.add
 def labels_that_are_mostly_masked() -> Program:
     """In some batches all of them are: then the loss has no gradient."""
     model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50))
@@ -167,7 +160,7 @@ def labels_that_are_mostly_masked() -> Program:
     return simple(model, forward, scaler=gradscaler())
 
 
-@control
+@CONTROLS.add
 def a_warm_up_of_bfloat16_weights_from_nothing() -> Program:
     """For the first steps the learning rate is too small to move anything; then it is not."""
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4)).bfloat16()
@@ -185,7 +178,7 @@ def a_warm_up_of_bfloat16_weights_from_nothing() -> Program:
     return Program([model], [optimizer], iterate, steps=40)
 
 
-@control
+@CONTROLS.add
 def a_warm_up_from_almost_nothing() -> Program:
     """Float32 weights under float16 autocast, with a rate that begins at 1e-12."""
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4))
@@ -205,7 +198,7 @@ def a_warm_up_from_almost_nothing() -> Program:
     return Program([model], [optimizer], iterate, scaler, steps=40)
 
 
-@control
+@CONTROLS.add
 def groups_with_a_rate_of_zero() -> Program:
     """Half of a bfloat16 model is held still on purpose."""
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4)).bfloat16()
@@ -218,7 +211,7 @@ def groups_with_a_rate_of_zero() -> Program:
     return simple(model, forward, scaler=None, context=brain, optimizer=optimizer)
 
 
-@control
+@CONTROLS.add
 def a_mask_of_minus_infinities() -> Program:
     """A buffer that is full of infinities because it has to be."""
 
@@ -240,7 +233,7 @@ def a_mask_of_minus_infinities() -> Program:
     return simple(model, forward, scaler=gradscaler(1024.0))
 
 
-@control
+@CONTROLS.add
 def outputs_that_are_large_and_only_vary() -> Program:
     """They come to half of float16's range in every batch, now here, now there."""
     model = nn.Linear(16, 32)
@@ -254,7 +247,7 @@ def outputs_that_are_large_and_only_vary() -> Program:
     return simple(model, forward, scaler=gradscaler(), steps=160, settings=PAID)
 
 
-@control
+@CONTROLS.add
 def outputs_that_grow_far_from_the_limit() -> Program:
     """Doubling every ten steps, to a hundredth of what float16 holds."""
     model = nn.Linear(16, 32)
@@ -266,7 +259,7 @@ def outputs_that_grow_far_from_the_limit() -> Program:
     return simple(model, forward, scaler=gradscaler(1024.0), optimizer=optimizer, settings=PAID)
 
 
-@control
+@CONTROLS.add
 def two_bad_batches_and_a_quick_recovery() -> Program:
     """Two skips, and a scaler that grows every ten steps."""
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
@@ -280,7 +273,7 @@ def two_bad_batches_and_a_quick_recovery() -> Program:
     return simple(model, forward, scaler=scaler, steps=60, settings=PAID)
 
 
-@control
+@CONTROLS.add
 def a_scale_set_by_hand() -> Program:
     """The user knows better, up and down."""
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
@@ -300,7 +293,7 @@ def a_scale_set_by_hand() -> Program:
     return Program([model], [optimizer], iterate, scaler, steps=50, settings=PAID)
 
 
-@control
+@CONTROLS.add
 def a_scale_that_calibrates_from_2_to_the_24() -> Program:
     """A dozen skips at the start are how the scale finds its place."""
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
@@ -311,7 +304,7 @@ def a_scale_that_calibrates_from_2_to_the_24() -> Program:
     return simple(model, forward, scaler=gradscaler(2.0**24))
 
 
-@control
+@CONTROLS.add
 def a_batchnorm_that_calibrates() -> Program:
     """One step is skipped again and again; what the forward writes is finite."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
@@ -322,20 +315,7 @@ def a_batchnorm_that_calibrates() -> Program:
     return simple(model, forward, scaler=gradscaler(2.0**26))
 
 
-@control
-def weights_in_bfloat16_with_a_rate_that_fits() -> Program:
-    """Pure bfloat16 is not wrong by itself."""
-    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4)).bfloat16()
-
-    def forward() -> torch.Tensor:
-        x = torch.randn(32, 16).bfloat16()
-        return (model(x).float() - x.float()[:, :4]).square().mean()
-
-    optimizer = adamw(model, lr=1e-2, foreach=True)
-    return simple(model, forward, scaler=None, context=brain, optimizer=optimizer)
-
-
-@control
+@CONTROLS.add
 def a_gradient_penalty() -> Program:
     """Backward goes through backward; the first one is unscaled by hand, as documented."""
     model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
@@ -355,7 +335,7 @@ def a_gradient_penalty() -> Program:
     return loop([model], [optimizer], loss_of, scaler, steps=32)
 
 
-@control
+@CONTROLS.add
 def two_players_with_an_optimizer_each() -> Program:
     """Generator and discriminator, one scaler, one update at the end."""
     maker = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 8))
@@ -385,7 +365,7 @@ def two_players_with_an_optimizer_each() -> Program:
     return Program([maker, judge], optimizers, iterate, scaler, steps=32)
 
 
-@control
+@CONTROLS.add
 def copies_made_in_the_middle() -> Program:
     """A moving average begins as a deep copy of the watched model, and validates each ten steps."""
     model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
@@ -415,7 +395,7 @@ def copies_made_in_the_middle() -> Program:
     return Program([model], [optimizer], iterate, scaler, steps=40)
 
 
-@control
+@CONTROLS.add
 def activations_that_are_computed_again() -> Program:
     """Checkpointing, of both kinds."""
     first = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
@@ -431,7 +411,7 @@ def activations_that_are_computed_again() -> Program:
     return simple(model, forward, scaler=gradscaler())
 
 
-@control
+@CONTROLS.add
 def a_forward_in_two_threads() -> Program:
     """Each half of the batch in a thread of its own, one after the other, as replicas do it."""
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
@@ -453,7 +433,7 @@ def a_forward_in_two_threads() -> Program:
     return simple(model, forward, scaler=gradscaler())
 
 
-@control
+@CONTROLS.add
 def gradients_that_vanish_as_the_model_converges() -> Program:
     """True gradients come down to 1e-7 and less; at a scale of 65536 that is well within."""
     model = nn.Linear(8, 8)
@@ -469,7 +449,7 @@ def gradients_that_vanish_as_the_model_converges() -> Program:
     )
 
 
-@control
+@CONTROLS.add
 def a_loss_that_reaches_zero() -> Program:
     """The hinge is met: nothing is left to learn, and all gradients are truly zero."""
     model = nn.Linear(8, 1)
@@ -482,7 +462,7 @@ def a_loss_that_reaches_zero() -> Program:
     return simple(model, forward, scaler=gradscaler(), optimizer=optimizer, steps=60, settings=PAID)
 
 
-@control
+@CONTROLS.add
 def outputs_that_rise_and_stay() -> Program:
     """To a fifth of float16's range within the first steps, and not beyond."""
     model = nn.Linear(16, 32)
@@ -502,7 +482,7 @@ def outputs_that_rise_and_stay() -> Program:
     )
 
 
-@control
+@CONTROLS.add
 def extremes_that_begin_at_infinity() -> Program:
     """An observer for quantization: nothing was seen yet."""
 
@@ -530,7 +510,7 @@ def extremes_that_begin_at_infinity() -> Program:
     return simple(model, forward, scaler=gradscaler())
 
 
-@control
+@CONTROLS.add
 def three_micro_batches_and_a_start_that_is_skipped() -> Program:
     """Nothing moves while the scale is looked for; that is not rounding."""
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4))
@@ -545,27 +525,7 @@ def three_micro_batches_and_a_start_that_is_skipped() -> Program:
     return loop([model], [optimizer], loss_of, scaler, clip=1.0, micro_batches=3, steps=40)
 
 
-@control
-def a_checkpoint_with_everything_in_it() -> Program:
-    """A new scaler that was given the state of the old one."""
-    model = nn.Linear(16, 4)
-    held: dict[str, Any] = {"optimizer": adamw(model), "scaler": gradscaler(2.0**20)}
-
-    def iterate(step: int) -> torch.Tensor:
-        if step == 30:
-            state = held["scaler"].state_dict()
-            held["scaler"] = gradscaler(2.0**20)
-            held["scaler"].load_state_dict(state)
-        with half():
-            loss = 50.0 * model(torch.randn(8, 16)).float().square().sum()
-        backward(held["scaler"], loss)
-        update(held["scaler"], held["optimizer"])
-        return loss
-
-    return Program([model], [held["optimizer"]], iterate, held["scaler"], steps=50)
-
-
-@control
+@CONTROLS.add
 def two_scalers_one_for_each_player() -> Program:
     """From the beginning; each calibrates by itself."""
     first, second = nn.Linear(8, 8), nn.Linear(8, 8)
@@ -585,7 +545,7 @@ def two_scalers_one_for_each_player() -> Program:
     return Program([first, second], optimizers, iterate, scalers[0], steps=40)
 
 
-@control
+@CONTROLS.add
 def an_ensemble_that_began_alike() -> Program:
     """Copies of one model, each with batches of its own: that one of them skips is its own affair."""
     first = nn.Linear(8, 4)
@@ -606,7 +566,7 @@ def an_ensemble_that_began_alike() -> Program:
     return Program(models, optimizers, iterate, scalers[0], steps=60, watched=first)
 
 
-@control
+@CONTROLS.add
 def probes_that_lock_to_the_order_of_the_batches() -> Program:
     """Five batches in the same order, one of them with larger gradients than the others."""
     model = nn.Linear(8, 4)
@@ -621,7 +581,7 @@ def probes_that_lock_to_the_order_of_the_batches() -> Program:
     return simple(model, forward, scaler=scaler, steps=150)
 
 
-@control
+@CONTROLS.add
 def two_optimizers_of_which_one_is_louder() -> Program:
     """The probes are all those of one optimizer: one step in a growth interval."""
     loud, quiet = nn.Linear(8, 8), nn.Linear(8, 2)
@@ -636,7 +596,7 @@ def two_optimizers_of_which_one_is_louder() -> Program:
     return loop([loud, quiet], optimizers, loss_of, scaler, steps=120)
 
 
-@control
+@CONTROLS.add
 def a_loss_that_leaps_and_comes_back() -> Program:
     """A few steps with too high a rate, and clipping that holds it."""
     model = nn.Linear(16, 1)
@@ -651,7 +611,7 @@ def a_loss_that_leaps_and_comes_back() -> Program:
     return loop([model], [optimizer], loss_of, steps=80)
 
 
-@control
+@CONTROLS.add
 def a_step_inside_of_a_region_that_is_left() -> Program:
     """Forward, backward and step in one block, which is entered anew each time."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
@@ -660,7 +620,7 @@ def a_step_inside_of_a_region_that_is_left() -> Program:
     def iterate(_step: int) -> torch.Tensor:
         with brain():
             loss = model(torch.randn(8, 8)).float().square().mean()
-            with torch.autocast("cpu", enabled=False):
+            with full():
                 backward(None, loss)
             update(None, optimizer)
         return loss
@@ -668,7 +628,7 @@ def a_step_inside_of_a_region_that_is_left() -> Program:
     return Program([model], [optimizer], iterate, None, steps=24)
 
 
-@control
+@CONTROLS.add
 def two_losses_whose_forwards_come_first() -> Program:
     """In one region: casts from before the first step, but forwards from before it as well."""
     first, second = nn.Linear(8, 4), nn.Linear(8, 4)
@@ -679,10 +639,10 @@ def two_losses_whose_forwards_come_first() -> Program:
         with brain():
             one = first(x).float().square().mean()
             two = (first(x) + second(x)).float().square().mean()
-            with torch.autocast("cpu", enabled=False):
+            with full():
                 backward(None, one)
             optimizers[1].step()
-            with torch.autocast("cpu", enabled=False):
+            with full():
                 backward(None, two)
             optimizers[0].step()
         for optimizer in optimizers:

@@ -41,18 +41,3 @@ def a_float16_loss_whose_scale_grows_to_65536_later(*, sick: bool) -> Program:
         return loss if sick else loss.float()
 
     return loop([model], [optimizer], loss_of, scaler, steps=36)
-
-
-@STORIES.tell("fp16_loss_caps_scale", "loss", "backward")
-def a_generator_that_is_judged_in_float16(*, sick: bool) -> Program:
-    """A hinge loss is a mean of logits; two models, fused, in three micro-batches."""
-    maker, judge = nn.Linear(6, 12), nn.Linear(12, 1)
-    optimizer = torch.optim.Adam([*maker.parameters(), *judge.parameters()], lr=1e-3, fused=True)
-    scaler = gradscaler(2.0**17)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        with half():
-            verdict = judge(maker(torch.randn(32, 6)))
-            return torch.relu(1.0 - (verdict if sick else verdict.float())).mean() / 3
-
-    return loop([maker, judge], [optimizer], loss_of, scaler, micro_batches=3)

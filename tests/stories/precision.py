@@ -12,9 +12,11 @@ from torch import nn
 
 from tests.stories.stage import (
     PAID,
+    Controls,
     Program,
     Stories,
     brain,
+    full,
     gradscaler,
     half,
     loop,
@@ -24,20 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STORIES = Stories()
-CONTROLS: list[Callable[[], Program]] = []
+CONTROLS = Controls()
 
 WIDE = 64
-
-
-def control(build: Callable[[], Program]) -> Callable[[], Program]:
-    """Collect a program that has nothing to be named."""
-    CONTROLS.append(build)
-    return build
-
-
-def full() -> torch.autocast:
-    """Return the context in which autocast is off."""
-    return torch.autocast("cpu", enabled=False)
 
 
 def train(
@@ -319,14 +310,14 @@ def a_training_of_few_positions(*, sick: bool) -> Program:
     )
 
 
-@control
+@CONTROLS.add
 def a_plain_stack_and_a_large_batch() -> Program:
     """Two casts a layer, and that is as it should be."""
     model = mlp(64, 64, 64, 64)
     return train(model, lambda: mean_square(model(torch.randn(1024, 64))))
 
 
-@control
+@CONTROLS.add
 def a_transformer_under_float16() -> Program:
     """Attention, norms, residuals, micro-batches, a scaler."""
     layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
@@ -369,7 +360,7 @@ class Block(nn.Module):
         return x + self.down(nn.functional.silu(self.up(self.norms[1](x))))
 
 
-@control
+@CONTROLS.add
 def a_language_model_in_bfloat16() -> Program:
     """Norms and softmax in float32, as everybody writes them."""
     model = nn.Sequential(Block(32), Block(32), Block(32)).bfloat16()
@@ -378,14 +369,14 @@ def a_language_model_in_bfloat16() -> Program:
     )
 
 
-@control
+@CONTROLS.add
 def a_language_model_under_autocast() -> Program:
     """The language model with weights in float32."""
     model = nn.Sequential(Block(32), Block(32))
     return train(model, lambda: mean_square(model(torch.randn(16, 32, 32))))
 
 
-@control
+@CONTROLS.add
 def a_small_part_that_has_to_be_float32() -> Program:
     """A router of a hundredth of the FLOPs, and a loss that multiplies matrices."""
     model = Pair(mlp(64, 256, 64), nn.Linear(64, 8), full)
@@ -398,7 +389,7 @@ def a_small_part_that_has_to_be_float32() -> Program:
     return train(model, forward)
 
 
-@control
+@CONTROLS.add
 def float32_with_a_scaler_that_is_off() -> Program:
     """A script in which mixed precision is an option, and was not chosen."""
     model = mlp(32, 64, 8)
@@ -410,7 +401,7 @@ def float32_with_a_scaler_that_is_off() -> Program:
     )
 
 
-@control
+@CONTROLS.add
 def an_evaluation_in_float32_between_steps() -> Program:
     """More FLOPs than the training step, and none of it is training."""
     model = mlp(64, 64, 64)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.stories.stage import Program, Stories, backward, loop, update
+from tests.stories.stage import Program, Stories, backward, update
 
 STORIES = Stories()
 
@@ -139,18 +139,6 @@ def a_target_network_that_is_copied_now_and_then() -> Program:
     return Program([online, target], [optimizer], iterate, steps=32)
 
 
-def eight_micro_batches_in_bfloat16() -> Program:
-    """Equal summands, and few of them."""
-    model = nn.Linear(16, 4).bfloat16()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        x = torch.rand(16, 16).bfloat16()
-        return (model(x).float() - 3.0).square().mean() / 8
-
-    return loop([model], [optimizer], loss_of, micro_batches=8)
-
-
 def an_average_that_has_arrived() -> Program:
     """The weights are frozen, and the bfloat16 average is equal to them."""
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 2))
@@ -174,6 +162,5 @@ def an_average_that_has_arrived() -> Program:
 
 CONTROLS = (
     a_target_network_that_is_copied_now_and_then,
-    eight_micro_batches_in_bfloat16,
     an_average_that_has_arrived,
 )

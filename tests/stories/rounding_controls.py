@@ -9,18 +9,12 @@ import torch
 from torch import nn
 
 from tests.stories.fp8_casts import E4M3, Quantized, current, trained
-from tests.stories.stage import Program, backward, brain, update
+from tests.stories.stage import Controls, Program, backward, brain, update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CONTROLS: list[Callable[[], Program]] = []
-
-
-def control(build: Callable[[], Program]) -> Callable[[], Program]:
-    """Collect a program."""
-    CONTROLS.append(build)
-    return build
+CONTROLS = Controls()
 
 
 def looped(
@@ -43,7 +37,7 @@ def looped(
     return Program([model], [optimizer], iterate, steps=steps)
 
 
-@control
+@CONTROLS.add
 def pictures_masks_and_labels_in_bfloat16() -> Program:
     """Integers up to 255 fit; so do zeros and ones, one-hot labels, and a constant of 65504."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10))
@@ -60,7 +54,7 @@ def pictures_masks_and_labels_in_bfloat16() -> Program:
     return looped(model, loss_of)
 
 
-@control
+@CONTROLS.add
 def huge_values_that_happen_to_be_integers() -> Program:
     """A float32 of more than 2**23 is always an integer, and is rounded like any other number."""
     model = nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 4))
@@ -74,7 +68,7 @@ def huge_values_that_happen_to_be_integers() -> Program:
     return looped(model, loss_of)
 
 
-@control
+@CONTROLS.add
 def measurements_of_sixteen_bits() -> Program:
     """A detector counts up to 4095; bfloat16 keeps them to 0.4 %, which is what they are worth."""
     model = nn.Linear(64, 4)
@@ -87,7 +81,7 @@ def measurements_of_sixteen_bits() -> Program:
     return looped(model, loss_of, lr=1e-5)
 
 
-@control
+@CONTROLS.add
 def positions_that_stay_in_float32() -> Program:
     """They are integers up to 4095, and so they remain."""
     model = nn.Linear(16, 4)
@@ -101,7 +95,7 @@ def positions_that_stay_in_float32() -> Program:
     return looped(model, loss_of, steps=6)
 
 
-@control
+@CONTROLS.add
 def a_small_branch_in_a_residual_stream() -> Program:
     """Adding next to nothing again and again is what such a network begins with."""
 
@@ -125,7 +119,7 @@ def a_small_branch_in_a_residual_stream() -> Program:
     return looped(model, loss_of, lr=0.05)
 
 
-@control
+@CONTROLS.add
 def averages_that_move_or_have_arrived() -> Program:
     """One in float32, one that takes a fifth each time, one of weights that do not change."""
     model = nn.ModuleDict({"live": nn.Linear(8, 8), "still": nn.Linear(8, 8)}).bfloat16()
@@ -149,7 +143,7 @@ def averages_that_move_or_have_arrived() -> Program:
     return looped(model, loss_of, after, lr=0.05)
 
 
-@control
+@CONTROLS.add
 def sums_in_bfloat16_that_are_begun_anew() -> Program:
     """A running loss of an epoch, a counter that is given zeros, an epsilon that is too small."""
     model = nn.Linear(8, 2)
@@ -174,7 +168,7 @@ def sums_in_bfloat16_that_are_begun_anew() -> Program:
     return looped(model, loss_of, after, steps=40)
 
 
-@control
+@CONTROLS.add
 def a_few_micro_batches_in_bfloat16() -> Program:
     """Sixteen backward passes a step lose next to nothing."""
     model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 2)).bfloat16()
@@ -188,14 +182,14 @@ def a_few_micro_batches_in_bfloat16() -> Program:
     return looped(model, loss_of, steps=4, lr=0.02)
 
 
-@control
+@CONTROLS.add
 def float8_with_the_scale_of_this_very_tensor() -> Program:
     """The largest element is at the end of the format; ReLUs give zeros, a batch is all zeros."""
     layer = Quantized((32, 8), current)
     return trained(layer, lambda step: torch.randn(64, 32).relu() * float(step != 3))
 
 
-@control
+@CONTROLS.add
 def float8_that_clips_an_outlier_in_a_thousand_on_purpose() -> Program:
     """The scale is that of the 99.9th percentile."""
 
@@ -206,7 +200,7 @@ def float8_that_clips_an_outlier_in_a_thousand_on_purpose() -> Program:
     return trained(layer, lambda _step: torch.randn(256, 64))
 
 
-@control
+@CONTROLS.add
 def float8_in_blocks_with_scales_that_are_powers_of_two() -> Program:
     """Casts to MXFP8, which clip a part of the largest elements of their blocks."""
 

@@ -6,39 +6,10 @@ import copy
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests.stories.stage import Program, Stories, backward, brain, loop, update
 
 STORIES = Stories()
-
-
-class Timestep(nn.Module):
-    """Sines of a time that is counted in steps of a simulation."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-        self.register_buffer("rate", 1.0 / 10000 ** torch.linspace(0, 1, 8))
-
-    def forward(self, ticks: torch.Tensor) -> torch.Tensor:
-        angle = ticks.to(self.dtype)[:, None] * self.rate.to(self.dtype)
-        return torch.cat((angle.sin().float(), angle.cos().float()), 1)
-
-
-@STORIES.tell("lossy_integer_cast", "embed.time", "forward")
-def ticks_of_a_clock_in_float16(*, sick: bool) -> Program:
-    """A float16 tells every tick up to 2048 apart; the recording has 6000."""
-    time = Timestep(torch.float16 if sick else torch.float32)
-    model = nn.ModuleDict({"embed": nn.ModuleDict({"time": time}), "head": nn.Linear(16, 4)})
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    ticks = torch.arange(2000, 8000, 3, dtype=torch.int64)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        with brain():
-            return model["head"](time(ticks)).float().square().mean()
-
-    return loop([model], [optimizer], loss_of, steps=6)
 
 
 @STORIES.tell("lossy_integer_cast", "bias", "forward")
@@ -124,25 +95,6 @@ def a_counter_of_batches_in_a_model_of_float16(*, sick: bool) -> Program:
     return loop([model], [optimizer], loss_of, steps=24)
 
 
-@STORIES.tell("ema_rounding", "param:0.weight", "optimizer")
-def an_averaged_model_of_bfloat16_weights(*, sick: bool) -> Program:
-    """PyTorch's own average, of lists, in the dtype of the weights."""
-    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    model.to(torch.bfloat16 if sick else torch.float32)
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
-
-    def iterate(_step: int) -> torch.Tensor:
-        x = torch.randn(32, 16, dtype=model[0].weight.dtype)
-        loss = (model(x).float() - 1.0).square().mean()
-        backward(None, loss)
-        update(None, optimizer)
-        average.update_parameters(model)
-        return loss
-
-    return Program([model], [optimizer], iterate, steps=24)
-
-
 @STORIES.tell("ema_rounding", "param:weight", "optimizer")
 def a_target_network_that_is_written_out_by_hand(*, sick: bool) -> Program:
     """``target = tau * online + (1 - tau) * target``, copied into float16 weights."""
@@ -163,8 +115,10 @@ def a_target_network_that_is_written_out_by_hand(*, sick: bool) -> Program:
     return Program([online], [optimizer], iterate, steps=24)
 
 
-def _summed(dtype: torch.dtype, micro_batches: int, first: float) -> Program:
-    """Train with many small backward passes for each step."""
+@STORIES.tell("grad_accum_rounding", "param:0.weight", "backward")
+def a_large_gradient_before_many_small_ones(*, sick: bool) -> Program:
+    """The first loss weighs 300 times as much: what follows is nothing beside it."""
+    dtype = torch.bfloat16 if sick else torch.float32
     model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.ReLU(), nn.Linear(16, 1)).to(dtype)
     with torch.no_grad():
         for p in model.parameters():
@@ -173,9 +127,9 @@ def _summed(dtype: torch.dtype, micro_batches: int, first: float) -> Program:
 
     def iterate(_step: int) -> torch.Tensor:
         total = torch.zeros(())
-        for number in range(micro_batches):
+        for number in range(120):
             x = torch.rand(4, 8).to(dtype)
-            scale = first if number == 0 else 1.0
+            scale = 300.0 if number == 0 else 1.0
             loss = scale * model(x).float().mean()
             backward(None, loss)
             total += loss.detach()
@@ -183,15 +137,3 @@ def _summed(dtype: torch.dtype, micro_batches: int, first: float) -> Program:
         return total
 
     return Program([model], [optimizer], iterate, steps=2)
-
-
-@STORIES.tell("grad_accum_rounding", "param:0.weight", "backward")
-def hundreds_of_micro_batches_in_bfloat16(*, sick: bool) -> Program:
-    """Addends are rounded to the spacing of the sum, the more the larger it is."""
-    return _summed(torch.bfloat16 if sick else torch.float32, 320, 1.0)
-
-
-@STORIES.tell("grad_accum_rounding", "param:0.weight", "backward")
-def a_large_gradient_before_many_small_ones(*, sick: bool) -> Program:
-    """The first loss weighs 200 times as much: what follows is nothing beside it."""
-    return _summed(torch.bfloat16 if sick else torch.float32, 120, 300.0)

@@ -136,6 +136,15 @@ class Stories(list[Story]):
         return collect
 
 
+class Controls(list["Callable[[], Program]"]):
+    """Collects programs that are well."""
+
+    def add(self, build: Callable[[], Program]) -> Callable[[], Program]:
+        """Collect the decorated program."""
+        self.append(build)
+        return build
+
+
 def watch(build: Callable[[], Program], level: str, **settings: object) -> tuple[Program, Monitor]:
     """Run a program under ``ampwatch.monitor``."""
     seed()
@@ -190,6 +199,11 @@ def half() -> torch.autocast:
 def brain() -> torch.autocast:
     """Return the context of bfloat16 autocast."""
     return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def full() -> torch.autocast:
+    """Return the context in which autocast is off."""
+    return torch.autocast("cpu", enabled=False)
 
 
 def update(scaler: Any, *optimizers: torch.optim.Optimizer, clip: float = 0.0) -> None:

@@ -93,24 +93,6 @@ def a_checkpoint_with_a_nan_in_it(*, sick: bool) -> Program:
     return loop([model], [optimizer], loss_of, scaler, clip=1.0, steps=30)
 
 
-@STORIES.tell("buffer_nonfinite", "buffer:stem.1.running_mean", "forward")
-def a_batch_that_overflows_before_a_batchnorm(*, sick: bool) -> Program:
-    """The step is skipped, the training goes on, and evaluation is NaN for good."""
-    model = nn.Module()
-    model.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
-    model.head = nn.Linear(8, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, foreach=True)
-    scaler = gradscaler(1024.0)
-
-    def loss_of(step: int) -> torch.Tensor:
-        x = torch.randn(8, 3, 8, 8) * (1e6 if step == 26 else 1.0)
-        with half():
-            out = model.head(model.stem(x if sick else x.clamp(-9.0, 9.0)).mean((2, 3)))
-        return out.float().square().mean()
-
-    return loop([model], [optimizer], loss_of, scaler, steps=40)
-
-
 @STORIES.tell("buffer_nonfinite", "buffer:0.norm.running_mean", "forward")
 def one_of_four_micro_batches_overflows(*, sick: bool) -> Program:
     """Two models, one optimizer; the poisoned micro-batch is not the last one."""

@@ -89,12 +89,6 @@ def adam_of_float16_weights(*, sick: bool) -> Program:
 
 
 @STORIES.tell("optimizer_eps_underflow", "param:0.weight", "optimizer")
-def adamw_of_float16_weights(*, sick: bool) -> Program:
-    """One parameter after the other instead of all at once."""
-    return _pure_float16(torch.optim.AdamW, sick=sick, amplitude=0.3, foreach=False)
-
-
-@STORIES.tell("optimizer_eps_underflow", "param:0.weight", "optimizer")
 def rmsprop_of_float16_weights(*, sick: bool) -> Program:
     """A dead unit is enough: its gradient of zero is divided by zero."""
     return _pure_float16(torch.optim.RMSprop, sick=sick, amplitude=1.0)

@@ -31,58 +31,34 @@ def test_an_address_is_understood(url: str, url_told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("environment", "options", "told"),
     [
-        ("localhost:3000", "begins with http:// or https://"),
-        ("grafana.example.com", "begins with http:// or https://"),
-        ("ftp://grafana", "begins with http:// or https://"),
-        ("http://grafana:port", "cannot be read"),
-        ("http://grafana/?orgId=1", "without what follows `?`"),
-        ("http://admin:hunter2@grafana", "without a user and a password"),
+        ({}, {"url": "localhost:3000"}, "begins with http:// or https://"),
+        ({}, {"url": "grafana.example.com"}, "begins with http:// or https://"),
+        ({}, {"url": "ftp://grafana"}, "begins with http:// or https://"),
+        ({}, {"url": "http://grafana:port"}, "cannot be read"),
+        ({}, {"url": "http://grafana/?orgId=1"}, "without what follows `?`"),
+        ({}, {"url": "http://admin:hunter2@grafana"}, "without a user and a password"),
+        ({"GRAFANA_URL": ""}, {}, "set GRAFANA_URL or give --url"),
+        ({"GRAFANA_TOKEN": ""}, {}, "Service accounts, and put it into GRAFANA_TOKEN"),
+        ({"GRAFANA_TOKEN": "Bearer glsa_x"}, {}, "in one line and nothing else in GRAFANA_TOKEN"),
+        ({}, {"timeout_s": 0.0}, "`--timeout`: expected seconds above 0"),
+        ({}, {"timeout_s": float("nan")}, "`--timeout`: expected seconds above 0"),
+        ({}, {"org_id": 0}, "`--org-id`: expected the number of an organization"),
+        ({}, {"ca_file": "/nowhere/ca.pem"}, "found no file '/nowhere/ca.pem'"),
+        ({}, {"token_file": "/nowhere/token"}, "No such file or directory: '/nowhere/token'"),
     ],
 )
-def test_what_is_no_address_is_reported(url: str, told: str) -> None:
-    """A password in it is not repeated."""
+def test_what_is_not_usable_is_reported(
+    environment: dict[str, str], options: dict[str, Any], told: str
+) -> None:
+    """Words name it and where to get it; a secret in it is not repeated."""
     with pytest.raises(SettingsError, match="expected") as caught:
-        find_place(THERE, url=url)
+        find_place(THERE | environment, **options)
 
     assert told in str(caught.value)
     assert "hunter2" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"GRAFANA_URL": ""}, "set GRAFANA_URL or give --url"),
-        ({"GRAFANA_TOKEN": ""}, "Service accounts, and put it into GRAFANA_TOKEN"),
-        ({"GRAFANA_TOKEN": "Bearer glsa_x"}, "in one line and nothing else in GRAFANA_TOKEN"),
-    ],
-)
-def test_what_the_environment_lacks_is_reported(changes: dict[str, str], told: str) -> None:
-    """Where to get it as well, and never what was in it."""
-    with pytest.raises(SettingsError, match="expected") as caught:
-        find_place(THERE | changes)
-
-    assert told in str(caught.value)
     assert "glsa_x" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"timeout_s": 0.0}, "`--timeout`: expected seconds above 0"),
-        ({"timeout_s": float("nan")}, "`--timeout`: expected seconds above 0"),
-        ({"org_id": 0}, "`--org-id`: expected the number of an organization"),
-        ({"ca_file": "/nowhere/ca.pem"}, "found no file '/nowhere/ca.pem'"),
-        ({"token_file": "/nowhere/token"}, "No such file or directory: '/nowhere/token'"),
-    ],
-)
-def test_an_option_that_is_not_usable_is_reported(options: dict[str, Any], told: str) -> None:
-    """By its name."""
-    with pytest.raises(SettingsError, match="expected") as caught:
-        find_place(THERE, **options)
-
-    assert told in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"glsa_a\nglsa_b\n", "glsa_\u00fc".encode()])

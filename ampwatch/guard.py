@@ -73,9 +73,12 @@ class Account:
         else:
             del self._depths[me]
         if outermost:
-            self._ended_ns += perf_counter_ns() - self._began_ns
-            self._counted = 0
-            self._running.release()
+            # An interrupt may come after any call; an account that stayed open would count for ever.
+            try:
+                self._ended_ns += perf_counter_ns() - self._began_ns
+            finally:
+                self._counted = 0
+                self._running.release()
 
 
 class Guard:
@@ -153,23 +156,26 @@ class Guard:
         if self._is_thread_safe:
             if me in self._holders:
                 return None
-            self._holders.add(me)
         elif not self._lock.acquire(False):  # noqa: FBT003 - half the time that a keyword takes
             self.missed += self._thread != me
             return None
         self._thread = me
-        outermost = self._account.enter(me)
         try:
-            return work(*arguments)
-        except Exception as error:  # noqa: BLE001 - the fail-open boundary
-            self.switch_off(error)
-            return None
+            if self._is_thread_safe:
+                self._holders.add(me)
+            outermost = self._account.enter(me)
+            try:
+                return work(*arguments)
+            except Exception as error:  # noqa: BLE001 - the fail-open boundary
+                self.switch_off(error)
+                return None
+            finally:
+                self._account.leave(me, outermost)
         finally:
             if self._is_thread_safe:
                 self._holders.discard(me)
             else:
                 self._lock.release()
-            self._account.leave(me, outermost)
 
     def switch_off(self, error: Exception) -> None:
         """Count an exception that was kept from training, report it, and log it."""
@@ -231,7 +237,7 @@ class Channel:
         self._account = account
         self.subscribers: tuple[Subscriber, ...] = ()
 
-    def emit(  # noqa: C901, PLR0912 - in line on purpose, see below
+    def emit(  # noqa: C901, PLR0912, PLR0915 - in line on purpose, see below
         self, event: object
     ) -> Sequence[tuple[Guard, Callable[[], object]]]:
         """Hand ``event`` to all subscribers that are neither off, dormant nor at work already.
@@ -244,7 +250,9 @@ class Channel:
         that is dormant. Thread: the caller's.
         """
         # This runs a dozen times in each step: what Guard.run, Account.enter and Account.leave do
-        # stands here in line, since calling them would cost more than what they do.
+        # stands here in line, since calling them would cost more than what they do. Python raises
+        # KeyboardInterrupt after a call, never between two assignments: ``me`` says that there is
+        # a depth to take back, so nothing is called between storing the one and the other.
         account, me = self._account, 0
         depths, outermost = account._depths, False  # noqa: SLF001 - of this module
         ends: list[tuple[Guard, Callable[[], object]]] | None = None
@@ -253,8 +261,9 @@ class Channel:
                 if guard.errors or (sensor.is_dormant and not wakes):
                     continue
                 if not me:
-                    me = get_ident()
-                    depths[me] = depths.get(me, 0) + 1
+                    thread = get_ident()
+                    depths[thread] = depths.get(thread, 0) + 1
+                    me = thread
                     if account._counted != me and account._running.acquire(False):  # noqa: FBT003, SLF001
                         outermost = True
                         account._counted = me  # noqa: SLF001
@@ -262,13 +271,14 @@ class Channel:
                 if guard._is_thread_safe:  # noqa: SLF001
                     if me in guard._holders:  # noqa: SLF001
                         continue
-                    guard._holders.add(me)  # noqa: SLF001
                 elif guard._lock.acquire(False):  # noqa: FBT003, SLF001
                     guard._thread = me  # noqa: SLF001
                 else:
                     guard.missed += guard._thread != me  # noqa: SLF001
                     continue
                 try:
+                    if guard._is_thread_safe:  # noqa: SLF001
+                        guard._holders.add(me)  # noqa: SLF001
                     end = handle(event)
                     if end is not None:
                         ends = ends or []
@@ -287,7 +297,9 @@ class Channel:
                 else:
                     del depths[me]
                 if outermost:
-                    account._ended_ns += perf_counter_ns() - account._began_ns  # noqa: SLF001
-                    account._counted = 0  # noqa: SLF001
-                    account._running.release()  # noqa: SLF001
+                    try:
+                        account._ended_ns += perf_counter_ns() - account._began_ns  # noqa: SLF001
+                    finally:
+                        account._counted = 0  # noqa: SLF001
+                        account._running.release()  # noqa: SLF001
         return ends or ()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dis
+import itertools
 import logging
+import sys
 import threading
 import time
 from functools import partial
@@ -14,6 +17,7 @@ from ampwatch.guard import Account, Channel, Guard, Subscriber
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import CodeType, FrameType
 
     Reach = Callable[["Part", Account], Callable[[Any], object]]
 
@@ -261,6 +265,50 @@ def test_the_account_counts_nested_calls_once(reach: Reach) -> None:
     assert mine == [True]
     assert 30_000_000 <= account.spent_ns <= took
     assert (account.spent_ns, account.is_mine) == (rested, False)
+
+
+def after_calls(code: CodeType) -> set[int]:
+    """Return where Python may raise an interrupt in ``code``: at what follows a call."""
+    instructions = list(dis.get_instructions(code))
+    pairs = itertools.pairwise(instructions)
+    return {later.offset for earlier, later in pairs if earlier.opname.startswith("CALL")}
+
+
+@pytest.mark.parametrize("is_thread_safe", [False, True])
+def test_an_interrupt_between_any_two_calls_of_a_channel_is_that_interrupt(
+    *, is_thread_safe: bool
+) -> None:
+    """Ctrl-C may come while the channel itself is at work, and is still ``KeyboardInterrupt``."""
+    code = Channel.emit.__code__
+    places = after_calls(code)
+    account = Account()
+
+    def interrupt_at(place: int) -> Callable[..., Any]:
+        def trace(frame: FrameType, event: str, _argument: object) -> Callable[..., Any] | None:
+            if frame.f_code is not code:
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode" and frame.f_lasti == place:
+                met.append(place)
+                raise KeyboardInterrupt
+            return trace
+
+        return trace
+
+    met: list[int] = []
+    for place in sorted(places):
+        part = Part(lambda _event: None, account=account, is_thread_safe=is_thread_safe)
+        emit = channel(part, account=account).emit
+        before, num_met = sys.gettrace(), len(met)
+        sys.settrace(interrupt_at(place))
+        try:
+            emit("event")
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        assert not account.is_mine, (place, num_met)
+    assert len(met) > 4
 
 
 def test_all_subscribers_are_notified_of_an_event_in_order() -> None:

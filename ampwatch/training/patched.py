@@ -7,6 +7,7 @@ docs/what-is-patched.md``), and from the few places that are not the bus's.
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -114,17 +115,18 @@ class _NoOutlet:
         """Take a finding."""
 
 
-def sensors_of(level: str) -> list[Sensor]:
+@cache
+def sensors_of(level: str) -> tuple[Sensor, ...]:
     """Return the sensors of a level, of trainings with and without a GradScaler."""
     scaler = torch.amp.GradScaler("cpu")
     model = torch.nn.Linear(1, 1)
     outlet: Any = _NoOutlet()
     settings = Settings(level=level)
-    return [
+    return tuple(
         sensor
         for given in (scaler, None)
         for sensor in Session(Targets((model,), given, ()), settings, outlet).bus.sensors
-    ]
+    )
 
 
 def markdown() -> str:

@@ -205,9 +205,11 @@ class Session:
             samples=samples,
             clock=context.clock,
         )
-        self._births = BirthSensor(context)
-        self._census = OpCensusSensor(context)
-        self._window = None if self._device is None else WindowSensor(context, self._device)
+        self._births = BirthSensor(context) if self._samples else None
+        self._census = OpCensusSensor(context) if self._samples else None
+        self._window = None
+        if self._samples and self._device is not None:
+            self._window = WindowSensor(context, self._device)
         for sensor in self._sensors(samples):
             bus.add(sensor)
         self._attachments: list[Attachment] = []
@@ -230,8 +232,7 @@ class Session:
             yield UpdateSensor(context)
             yield context.regions
             yield InputSensor(context)
-            yield self._census
-            yield self._births
+            yield from (sensor for sensor in (self._census, self._births) if sensor is not None)
             yield LossyCasts(context)
             yield Fp8Casts(context)
             yield MetricSums(context)
@@ -302,21 +303,25 @@ class Session:
             time.sleep(0.001)
             guard.run(self._ledger.deliver_arrived)
         # What ran after the last update, or all there was, where no update ever came.
-        census = self._census.guard.run(self._census.unfinished, self._iteration.step)
+        census = None
+        if self._census is not None:
+            census = self._census.guard.run(self._census.unfinished, self._iteration.step)
         self._poll()
         if census is not None:
             self.diagnosis.observe_census(census, time.time_ns())
         births = self._births
-        while births.in_flight and not births.guard.off and time.monotonic() < end:
-            time.sleep(0.001)
-            self._poll()
+        if births is not None:
+            while births.in_flight and not births.guard.off and time.monotonic() < end:
+                time.sleep(0.001)
+                self._poll()
         self.diagnosis.end()
         self._diagnosing.run(self.diagnosis.ops.flush, time.time_ns())
         self._diagnosing.run(self.diagnosis.book.report_changes)
 
     def _poll(self) -> None:
         self._diagnosing.run(self._context.deferred.poll)
-        self._births.guard.run(self._births.poll)
+        if self._births is not None:
+            self._births.guard.run(self._births.poll)
 
     def ended_by(self, error: BaseException) -> None:
         """Explain the exception that has ended the training, if it is a known one. Never raises."""
@@ -356,8 +361,12 @@ class Session:
         for guard in self.bus.guards:
             errors += guard.errors
             missed += guard.missed
-        dropped = self._readback.dropped + self._births.dropped + missed
+        dropped = self._readback.dropped + self._births_dropped + missed
         return SelfCost(self._account.spent_ns, errors, dropped)
+
+    @property
+    def _births_dropped(self) -> int:
+        return 0 if self._births is None else self._births.dropped
 
     def sampling_cost(self) -> SamplingCost:
         """Return what sampling has cost and missed so far."""
@@ -402,9 +411,9 @@ class Session:
 
     def _not_counted(self) -> list[str]:
         governor, sentences = self._context.governor, []
-        if self._births.dropped:
+        if self._births_dropped:
             sentences.append(
-                f"in {self._births.dropped} iterations non-finite values were not followed from op"
+                f"in {self._births_dropped} iterations non-finite values were not followed from op"
                 " to op: a CUDA graph was captured, there were too many ops, or the host fell"
                 " behind"
             )

@@ -103,6 +103,28 @@ def test_nothing_is_left_after_close(recipe: str, level: str) -> None:
     assert _residue(run) == before
 
 
+@pytest.mark.parametrize("level", ["light", "standard", "deep"])
+def test_nothing_is_left_if_a_callback_closes_in_the_middle_of_a_step(level: str) -> None:
+    """What was going on when the callback came goes on, and begins nothing anew."""
+    run = build("fp16-foreach")
+    run.scaler._init_scale = 2.0**40
+    before = _residue(run)
+    watch = ampwatch.monitor(run.models, run.scaler, level=level, serve=False)
+    closed: list[str] = []
+
+    def close(finding: ampwatch.Finding) -> None:
+        watch.close()
+        closed.append(finding.kind)
+
+    watch.on_finding(close)
+    run.loop()
+    run.loop()
+
+    assert closed
+    assert _residue(run)["modes"] == before["modes"] == 0
+    assert _residue(run) == before
+
+
 def test_nothing_is_left_with_a_ring_and_without_a_daemon(serving: Path) -> None:
     """The ring file goes with the monitor when no daemon is there to take it."""
     run = build("fp16-foreach")

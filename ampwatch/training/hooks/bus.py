@@ -109,7 +109,15 @@ class Bus:
         return made
 
     def add(self, sensor: Sensor) -> None:
-        """Have a sensor told of the events it has methods for, after those that were added before."""
+        """Have a sensor told of the events it has methods for, after those that were added before.
+
+        Raises:
+            ValueError: If what is to wake the sensor is no event.
+        """
+        unknown = sensor.waking - self._events.keys()
+        if unknown:
+            msg = f"`waking` of sensor {sensor.name!r}: expected names of events, got {sorted(unknown)}"
+            raise ValueError(msg)
         guard = sensor.guard or self.guard(
             sensor.name, is_thread_safe=sensor.is_thread_safe, sweep=sensor.failed
         )
@@ -181,12 +189,20 @@ class Bus:
             raise
 
     def remove(self) -> None:
-        """Take everything off. Idempotent."""
+        """Take everything off; no sensor is told of anything any more. Idempotent.
+
+        Never raises: a sensor that fails at its end is logged like one that fails in a step.
+        """
         self._is_installed = False
+        # A callback may close the monitor in the middle of an iteration. The code that called it
+        # goes on afterwards, and what it emits must not have a sensor place something again.
+        for channel in (*self._channels.values(), *self._others.values()):
+            channel.subscribers = ()
         for place in tuple(self._placed):
             self._take_off(place)
         for sensor, _ in reversed(self._sensors):
-            sensor.removed()
+            # Its own guard is off after a failure, or held where a sensor's callback closes.
+            Guard(sensor.name, self.account).run(sensor.removed)
         self.at_boundary = ()
         self.is_stepping = self.is_optimizer_stepping = False
 

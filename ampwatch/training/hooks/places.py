@@ -128,6 +128,11 @@ def before_node(node: Any, call: Callable[..., Any]) -> Handle:
     return handle
 
 
+def _optimizer(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the optimizer that a method of a scaler is called with; ``None`` is the user's error."""
+    return args[0] if args else kwargs.get("optimizer")
+
+
 def _definer(kind: type, name: str) -> type:
     return next(c for c in kind.__mro__ if name in c.__dict__)
 
@@ -205,12 +210,13 @@ def _unscale(bus: Bus, handles: list[Any]) -> None:
 
     # scaler.step unscales as well; then the step is what sensors are told of.
     def before(scaler: GradScaler, args: Any, kwargs: Any) -> None:
-        if scaler is bus.scaler and not bus.is_stepping:
-            unscaling.emit(Unscaling(scaler, args[0] if args else kwargs.get("optimizer")))
+        optimizer = _optimizer(args, kwargs)
+        if scaler is bus.scaler and not bus.is_stepping and optimizer is not None:
+            unscaling.emit(Unscaling(scaler, optimizer))
 
     def after(scaler: GradScaler, args: Any, kwargs: Any) -> None:
         if scaler is bus.scaler and not bus.is_stepping:
-            unscaled.emit(Unscaled(scaler, args[0] if args else kwargs.get("optimizer")))
+            unscaled.emit(Unscaled(scaler, _optimizer(args, kwargs)))
 
     _on_scaler(bus, handles, "unscale_", before=before, after=after)
 
@@ -220,17 +226,21 @@ def _step(bus: Bus, handles: list[Any]) -> None:
     others_began, others_ended = bus.of_other_scalers(StepBegan), bus.of_other_scalers(StepEnded)
 
     def before(scaler: GradScaler, args: Any, kwargs: Any) -> None:
-        event = StepBegan(scaler, args[0] if args else kwargs.get("optimizer"))
+        optimizer = _optimizer(args, kwargs)
+        if optimizer is None:
+            return  # the call is about to raise
+        event = StepBegan(scaler, optimizer)
         if scaler is not bus.scaler:
             others_began.emit(event)
             # It may have taken over with this very step.
             if scaler is not bus.scaler:
                 return
         began.emit(event)
-        bus.is_stepping = scaler.is_enabled()
+        # What step() itself reads: a method of the user's may raise, and not because of the user.
+        bus.is_stepping = getattr(scaler, "_enabled", True)
 
     def after(scaler: GradScaler, args: Any, kwargs: Any) -> None:
-        event = StepEnded(scaler, args[0] if args else kwargs.get("optimizer"))
+        event = StepEnded(scaler, _optimizer(args, kwargs))
         if scaler is bus.scaler:
             bus.is_stepping = False
             ended.emit(event)
@@ -350,7 +360,7 @@ def _clip(bus: Bus, handles: list[Any]) -> None:
     def before_grouping(args: tuple[Any, ...], _kwargs: Any) -> None:
         # All of them group gradients; clipping by value has no function of its own to call.
         caller = sys._getframe(2)  # noqa: SLF001 - behind the tap; the only way
-        if caller.f_code.co_name == BY_VALUE and tracing_state() is None:
+        if args and caller.f_code.co_name == BY_VALUE and tracing_state() is None:
             by_value.emit(ClippingByValue(args[0][0], caller.f_locals.get("clip_value")))
 
     if hasattr(clip_grad, "_clip_grads_with_norm_"):
@@ -440,7 +450,8 @@ def _capture(bus: Bus, handles: list[Any]) -> None:
     captured = bus.channel(GraphCaptured)
 
     def before(_backend: Any, args: Any, _kwargs: Any) -> None:
-        captured.emit(GraphCaptured(*args[:2]))
+        if len(args) > 1:  # PyTorch passes both by position
+            captured.emit(GraphCaptured(*args[:2]))
 
     handles += [
         listen(backend, "__call__", before=before, in_compiler=True) for backend in _backends()

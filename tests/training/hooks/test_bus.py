@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizer_state
 
 from ampwatch.training.hooks import events
-from ampwatch.training.hooks.bus import TORCH_EVENTS
+from ampwatch.training.hooks.bus import TORCH_EVENTS, handler_name
 from ampwatch.training.hooks.events import (
     BackwardBegan,
     ForwardBegan,
@@ -32,6 +33,8 @@ from ampwatch.training.hooks.events import (
 )
 from ampwatch.training.hooks.places import ON_DEMAND, PLACES
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.ops.events import OP_EVENTS
+from ampwatch.training.patched import sensors_of
 from tests.training.bench import Bench, Heard
 
 if TYPE_CHECKING:
@@ -175,7 +178,7 @@ def test_every_event_that_has_a_place_has_one_place() -> None:
     assert len(placed) == len(set(placed))
     assert {event.__name__ for event in set(TORCH_EVENTS) - set(placed)} == {
         name for name in vars(events) if name.startswith("Iteration") and name != "Iteration"
-    } | {"SchedulerStepped", "FactsChanged"}
+    } | {"SchedulerStepped", "FactsChanged", "SensorFailed"}
 
 
 def test_the_events_of_a_step_come_in_the_order_of_the_calls(bench: Callable[..., Bench]) -> None:
@@ -311,6 +314,40 @@ def test_a_scaler_that_takes_over_with_a_step_is_heard_from_that_step_on(
 
     assert kinds(heard) == [StepBegan, StepEnded, Updating, Updated]
     assert not one.bus.is_stepping
+
+
+class Moody(GradScaler):
+    """Cannot say whether it is enabled; the steps of PyTorch's scaler never ask."""
+
+    def is_enabled(self) -> bool:
+        msg = "not now"
+        raise RuntimeError(msg)
+
+
+def test_a_scaler_is_asked_nothing_that_its_own_step_does_not_ask(
+    bench: Callable[..., Bench],
+) -> None:
+    """A method of the user's that raises would raise in the user's step."""
+    mine = Training()
+    heard = Heard(StepBegan, StepEnded)
+    bench(mine.scaler, heard)
+    mine.scaler.__class__ = Moody  # after the set-up, which asks
+    mine.scaler.scale(mine.weight.sum()).backward()
+    mine.scaler.step(mine.optimizer)
+
+    assert kinds(heard) == [StepBegan, StepEnded]
+
+
+def test_a_call_without_an_optimizer_is_no_event(bench: Callable[..., Bench]) -> None:
+    """PyTorch raises what the user sees; no sensor fails over it."""
+    mine = Training()
+    heard = Heard(StepBegan, StepEnded, Unscaling, Unscaled)
+    bench(mine.scaler, heard)
+    for call in (mine.scaler.step, mine.scaler.unscale_):
+        with pytest.raises(TypeError, match="optimizer"):
+            call()
+
+    assert heard.events == []
 
 
 class Closes(Sensor):
@@ -481,6 +518,66 @@ def test_nothing_is_left_in_torch_after_the_removal() -> None:
     assert sum(during[name] != value for name, value in before.items()) > len(PLACES)
     assert in_torch() == before
     assert everything.removals == 2
+
+
+class CannotEnd(Heard):
+    """Fails when it is to forget everything."""
+
+    def removed(self) -> None:
+        msg = "at the end"
+        raise ValueError(msg)
+
+
+def test_a_sensor_that_fails_at_its_end_is_logged_and_takes_no_other_one_with_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The others are told that it is over, and nothing is left."""
+    before = in_torch()
+    one = Bench(scaler=GradScaler("cpu"))
+    first, last = Everything(one.bus), Everything(one.bus)
+    one.install(first, CannotEnd(StepBegan), last)
+    one.remove()
+
+    assert (first.removals, last.removals) == (1, 1)
+    assert [record.exc_info[1].args for record in caplog.records if record.exc_info] == [  # type: ignore[union-attr]
+        ("at the end",)
+    ]
+    assert in_torch() == before
+
+
+def test_nobody_is_told_of_anything_after_the_removal(bench: Callable[..., Bench]) -> None:
+    """Code that a callback has interrupted with the removal goes on and emits."""
+    heard = Heard(IterationClosed)
+    one = bench(None, heard)
+    one.remove()
+    one.bus.emit(IterationClosed(None))  # type: ignore[arg-type] # nobody reads it
+
+    assert heard.events == []
+
+
+def test_what_is_to_wake_a_sensor_must_be_an_event(bench: Callable[..., Bench]) -> None:
+    """A word that is misspelt would let it sleep for ever."""
+    sensor = Heard(StepBegan)
+    sensor.waking = frozenset({"step_began", "step_begun"})  # type: ignore[misc]
+    with pytest.raises(ValueError, match=r"expected names of events, got \['step_begun'\]"):
+        bench(None, sensor)
+
+
+@pytest.mark.parametrize("level", ["light", "deep"])
+def test_methods_that_take_an_event_have_its_name(level: str) -> None:
+    """One of another name would never be called, and nobody would notice."""
+    names = {kind.__name__: handler_name(kind) for kind in (*TORCH_EVENTS, *OP_EVENTS)}
+    methods = [
+        (names[kind], name)
+        for sensor in sensors_of(level)
+        for name, method in inspect.getmembers(type(sensor), inspect.isfunction)
+        if not name.startswith("_")
+        for kind in [method.__annotations__.get("event") or method.__annotations__.get("_event")]
+        if kind in names
+    ]
+
+    assert len(methods) > len(sensors_of(level))
+    assert [(expected, name) for expected, name in methods if expected != name] == []
 
 
 def test_a_sensor_that_cannot_begin_leaves_nothing(bench: Callable[..., Bench]) -> None:

@@ -29,6 +29,7 @@ class RootLosses(Sensor):
 
     def scaled(self, event: Scaled) -> None:
         """Take note of a scaler that is not watched."""
+        # Nothing wakes this sensor again: the scaler may be used in any later iteration.
         self.is_dormant = event.scaler.is_enabled()
 
     def backward_began(self, event: BackwardBegan) -> None:

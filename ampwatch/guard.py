@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from threading import Lock, get_ident
+from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -34,15 +34,20 @@ class Account:
 
     A call within a guarded call is part of it. So is one of another thread at the same time
     (autograd runs hooks in a thread per device): the outermost call counts, the others do not.
+
+    Nothing here is a lock. An interrupt may come after any call, also after that which takes a
+    lock, and a lock that nobody knows to be taken stays so. Python switches between threads and
+    raises interrupts at calls only, so assignments without a call between them are one step; and
+    what an interrupt leaves behind in a thread is known for that when ampwatch begins there anew.
     """
 
     _depths: ClassVar[dict[int, int]] = {}
 
-    __slots__ = ("_began_ns", "_counted", "_ended_ns", "_running")
+    __slots__ = ("_began_ns", "_counted", "_depth", "_ended_ns")
 
     def __init__(self) -> None:
-        self._running = Lock()
-        self._counted = 0
+        # The thread whose outermost call is counted, 0 without one, and its depth before that.
+        self._counted = self._depth = 0
         self._began_ns = self._ended_ns = 0
 
     @property
@@ -53,32 +58,23 @@ class Account:
     @property
     def spent_ns(self) -> int:
         """Time spent so far, the call that is running included. Unit: ns."""
-        running = perf_counter_ns() - self._began_ns if self._running.locked() else 0
+        running = perf_counter_ns() - self._began_ns if self._counted else 0
         return self._ended_ns + running
 
-    def enter(self, me: int) -> bool:
-        """A guarded call of thread ``me`` begins; return whether it is the outermost of all."""
-        self._depths[me] = self._depths.get(me, 0) + 1
-        if self._counted == me or not self._running.acquire(False):  # noqa: FBT003 - half the time
-            return False
-        self._counted = me
-        self._began_ns = perf_counter_ns()
-        return True
+    def begin(self, me: int, depth: int) -> None:
+        """Begin to count, unless an outer call or one of another thread is counted."""
+        # At depth 0 nothing of ampwatch runs in this thread: an interrupt has left its mark there.
+        began = perf_counter_ns()
+        if not self._counted or (self._counted == me and not depth):
+            self._began_ns = began
+            self._depth = depth
+            self._counted = me
 
-    def leave(self, me: int, outermost: bool) -> None:  # noqa: FBT001 - likewise
-        """A guarded call of thread ``me`` ends."""
-        depth = self._depths[me] - 1
-        if depth:
-            self._depths[me] = depth
-        else:
-            del self._depths[me]
-        if outermost:
-            # An interrupt may come after any call; an account that stayed open would count for ever.
-            try:
-                self._ended_ns += perf_counter_ns() - self._began_ns
-            finally:
-                self._counted = 0
-                self._running.release()
+    def end(self, me: int, depth: int) -> None:
+        """End what ``begin`` has begun with the same arguments, if it has."""
+        if self._counted == me and self._depth == depth:
+            self._ended_ns += perf_counter_ns() - self._began_ns
+            self._counted = 0
 
 
 class Guard:
@@ -101,8 +97,6 @@ class Guard:
         "_failed",
         "_holders",
         "_is_thread_safe",
-        "_lock",
-        "_thread",
         "errors",
         "missed",
         "name",
@@ -122,10 +116,9 @@ class Guard:
         self._account = account or Account()
         self.missed = 0
         self._is_thread_safe = is_thread_safe
-        # Of a thread-safe sensor each thread may be in one call at a time.
-        self._holders: set[int] = set()
-        self._lock = Lock()
-        self._thread = 0
+        # Threads at work in the sensor: of a thread-safe one each may be in one call at a time,
+        # under a key of its own; of others only one.
+        self._holders: dict[int, int] = {}
 
     @property
     def spent_ns(self) -> int:
@@ -152,30 +145,37 @@ class Guard:
         """
         if self.errors:
             return None
-        me = get_ident()
-        if self._is_thread_safe:
-            if me in self._holders:
-                return None
-        elif not self._lock.acquire(False):  # noqa: FBT003 - half the time that a keyword takes
-            self.missed += self._thread != me
+        account, me = self._account, get_ident()
+        depths = account._depths  # noqa: SLF001 - of this module
+        depth = depths.get(me, 0)
+        if not self._takes(me, depth):
             return None
-        self._thread = me
+        depths[me] = depth + 1
         try:
-            if self._is_thread_safe:
-                self._holders.add(me)
-            outermost = self._account.enter(me)
-            try:
-                return work(*arguments)
-            except Exception as error:  # noqa: BLE001 - the fail-open boundary
-                self.switch_off(error)
-                return None
-            finally:
-                self._account.leave(me, outermost)
+            account.begin(me, depth)
+            return work(*arguments)
+        except Exception as error:  # noqa: BLE001 - the fail-open boundary
+            self.switch_off(error)
+            return None
         finally:
-            if self._is_thread_safe:
-                self._holders.discard(me)
+            if depth:
+                depths[me] = depth
             else:
-                self._lock.release()
+                del depths[me]
+            self._holders.pop(me if self._is_thread_safe else 0, None)
+            account.end(me, depth)
+
+    def _takes(self, me: int, depth: int) -> bool:
+        """Return whether thread ``me`` may be at work in the sensor, and have it so from now on."""
+        holders, key = self._holders, me if self._is_thread_safe else 0
+        # At depth 0 nothing of ampwatch runs in this thread: an interrupt has left its mark there.
+        if key in holders and (depth or holders.get(key) != me):
+            self.missed += holders.get(key, 0) != me
+            return False
+        if holders.setdefault(key, me) != me:
+            self.missed += 1
+            return False
+        return True
 
     def switch_off(self, error: Exception) -> None:
         """Count an exception that was kept from training, report it, and log it."""
@@ -237,7 +237,7 @@ class Channel:
         self._account = account
         self.subscribers: tuple[Subscriber, ...] = ()
 
-    def emit(  # noqa: C901, PLR0912, PLR0915 - in line on purpose, see below
+    def emit(  # noqa: C901, PLR0912 - in line on purpose, see below
         self, event: object
     ) -> Sequence[tuple[Guard, Callable[[], object]]]:
         """Hand ``event`` to all subscribers that are neither off, dormant nor at work already.
@@ -249,12 +249,12 @@ class Channel:
         Cost: two clock reads for all of them together, 0.2 us a subscriber, a comparison for one
         that is dormant. Thread: the caller's.
         """
-        # This runs a dozen times in each step: what Guard.run, Account.enter and Account.leave do
-        # stands here in line, since calling them would cost more than what they do. Python raises
-        # KeyboardInterrupt after a call, never between two assignments: ``me`` says that there is
-        # a depth to take back, so nothing is called between storing the one and the other.
-        account, me = self._account, 0
-        depths, outermost = account._depths, False  # noqa: SLF001 - of this module
+        # This runs a dozen times in each step: what Guard.run and Account do stands here in line,
+        # since calling them would cost more than what they do. Python raises KeyboardInterrupt
+        # after a call, never between two assignments: ``me`` says that there is a depth to take
+        # back, so nothing is called between storing the one and the other.
+        account, me, depth = self._account, 0, 0
+        depths = account._depths  # noqa: SLF001 - of this module
         ends: list[tuple[Guard, Callable[[], object]]] | None = None
         try:
             for sensor, guard, handle, wakes in self.subscribers:
@@ -262,23 +262,22 @@ class Channel:
                     continue
                 if not me:
                     thread = get_ident()
-                    depths[thread] = depths.get(thread, 0) + 1
+                    depth = depths.get(thread, 0)
+                    began = perf_counter_ns()
+                    depths[thread] = depth + 1
                     me = thread
-                    if account._counted != me and account._running.acquire(False):  # noqa: FBT003, SLF001
-                        outermost = True
+                    if not account._counted or (account._counted == me and not depth):  # noqa: SLF001
+                        account._began_ns = began  # noqa: SLF001
+                        account._depth = depth  # noqa: SLF001
                         account._counted = me  # noqa: SLF001
-                        account._began_ns = perf_counter_ns()  # noqa: SLF001
-                if guard._is_thread_safe:  # noqa: SLF001
-                    if me in guard._holders:  # noqa: SLF001
-                        continue
-                elif guard._lock.acquire(False):  # noqa: FBT003, SLF001
-                    guard._thread = me  # noqa: SLF001
-                else:
-                    guard.missed += guard._thread != me  # noqa: SLF001
+                holders, key = guard._holders, me if guard._is_thread_safe else 0  # noqa: SLF001
+                if key in holders and (depth or holders.get(key) != me):
+                    guard.missed += holders.get(key, 0) != me
+                    continue
+                if holders.setdefault(key, me) != me:
+                    guard.missed += 1
                     continue
                 try:
-                    if guard._is_thread_safe:  # noqa: SLF001
-                        guard._holders.add(me)  # noqa: SLF001
                     end = handle(event)
                     if end is not None:
                         ends = ends or []
@@ -286,20 +285,14 @@ class Channel:
                 except Exception as error:  # noqa: BLE001 - the fail-open boundary
                     guard.switch_off(error)
                 finally:
-                    if guard._is_thread_safe:  # noqa: SLF001
-                        guard._holders.discard(me)  # noqa: SLF001
-                    else:
-                        guard._lock.release()  # noqa: SLF001
+                    holders.pop(key, None)
         finally:
             if me:
-                if depths[me] > 1:
-                    depths[me] -= 1
+                if depth:
+                    depths[me] = depth
                 else:
                     del depths[me]
-                if outermost:
-                    try:
-                        account._ended_ns += perf_counter_ns() - account._began_ns  # noqa: SLF001
-                    finally:
-                        account._counted = 0  # noqa: SLF001
-                        account._running.release()  # noqa: SLF001
+                if account._counted == me and account._depth == depth:  # noqa: SLF001
+                    account._ended_ns += perf_counter_ns() - account._began_ns  # noqa: SLF001
+                    account._counted = 0  # noqa: SLF001
         return ends or ()

@@ -77,7 +77,7 @@ class Bus:
         self._channels: dict[type, Channel] = {}
         self._others: dict[type, Channel] = {}
         self._placed: dict[Place, list[Handle]] = {}
-        self._is_installed = False
+        self._is_installed = self._is_removed = False
 
     def guard(
         self,
@@ -122,6 +122,9 @@ class Bus:
             sensor.name, is_thread_safe=sensor.is_thread_safe, sweep=sensor.failed
         )
         self._sensors.append((sensor, guard))
+        self._subscribe_to_all(sensor, guard)
+
+    def _subscribe_to_all(self, sensor: Sensor, guard: Guard) -> None:
         for name, event in self._events.items():
             if event not in ON_DEMAND and hasattr(sensor, name):
                 self._subscribe(sensor, guard, event)
@@ -180,7 +183,10 @@ class Bus:
             Exception: What a sensor raises at set-up.
         """
         try:
-            self._is_installed = True
+            if self._is_removed:
+                for sensor, guard in self._sensors:
+                    self._subscribe_to_all(sensor, guard)
+            self._is_installed, self._is_removed = True, False
             self._place()
             for sensor, _ in self._sensors:
                 sensor.installed()
@@ -193,7 +199,7 @@ class Bus:
 
         Never raises: a sensor that fails at its end is logged like one that fails in a step.
         """
-        self._is_installed = False
+        self._is_installed, self._is_removed = False, True
         # A callback may close the monitor in the middle of an iteration. The code that called it
         # goes on afterwards, and what it emits must not have a sensor place something again.
         for channel in (*self._channels.values(), *self._others.values()):

@@ -156,12 +156,12 @@ def test_a_sensor_that_fails_is_off_and_leaves_the_others(failing: str) -> None:
     model = nn.Linear(4, 4)
     counted = Listened(model, listeners=[before, bad, after])
     bad_guard = counted.bench.bus.guards[-2]
-    counted.bench.install()
     for _ in range(2):
+        counted.bench.install()
         assert counted.sensor.begin(3, follow=True)
         model(torch.ones(2, 4)).exp().log()
         counted.census = counted.sensor.end(3, 0.5)
-    counted.bench.bus.remove()
+        counted.bench.bus.remove()
 
     assert [guard for guard in counted.bench.bus.guards if guard.off] == [bad_guard]
     assert bad_guard.errors == 1

@@ -7,6 +7,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -15,10 +16,16 @@ if TYPE_CHECKING:
 
 
 def pytest_configure() -> None:
-    """Have Ctrl-C end what tests start, also where a shell runs the tests in the background.
+    """Have no test fail for being slow, and Ctrl-C end what tests start.
 
-    Such a shell has them ignore it, and what they start would inherit that.
+    A shell that runs the tests in the background has them ignore Ctrl-C, and what they start would
+    inherit that.
     """
+    too_slow = hypothesis.HealthCheck.too_slow
+    hypothesis.settings.register_profile(
+        "any speed", deadline=None, suppress_health_check=[too_slow]
+    )
+    hypothesis.settings.load_profile("any speed")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

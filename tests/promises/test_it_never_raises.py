@@ -69,7 +69,7 @@ from ampwatch.training.sensors.scaler.losses import RootLosses
 from ampwatch.training.sensors.scaler.replicas import ReplicaSensor
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
 from ampwatch.training.sensors.scaler.succession import ScalerSuccession
-from ampwatch.training.session import Facts
+from ampwatch.training.session import Notices
 from ampwatch.training.transfer.losses import LossSum
 from ampwatch.training.transfer.measuring import Measuring
 from ampwatch.training.transfer.readback import Readback
@@ -83,7 +83,7 @@ pytestmark = ahead
 
 IN_STEP = [
     (AutocastSensor, "autocast_entering"),
-    (Facts, "facts_changed"),
+    (Notices, "facts_changed"),
     (SchedulerSensor, "step_began"),
     (OptimizerRegistry, "admit"),
     (LossSum, "add"),

@@ -349,12 +349,13 @@ class IterationLedger(Sensor):
             row.values[LOSS] = 0.0
             if losses.on_device is not None:
                 self._readback.put(row, LOSS, losses.on_device)
+            # Let go of before it is sealed: after an interrupt in between it would be sealed twice.
+            self._row = None
             has_room = self._readback.seal(row, _Parcel(frame, draft.found_inf_of, sample))
         elif sample is not None and self._samples is not None:
             self._samples.discard(sample)
         losses.reset()
         self._note_verdict(draft)
-        self._row = None
         self._draft = _Draft()
         self._ended_ns = now
         self._iteration.step += 1

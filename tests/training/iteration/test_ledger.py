@@ -26,7 +26,7 @@ from ampwatch.training.hooks.events import (
 )
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.ledger import MAX_FOUND_INF, ROW_WIDTH, Clock, IterationLedger
-from ampwatch.training.transfer.readback import Readback
+from ampwatch.training.transfer.readback import Readback, Row
 from ampwatch.wire.records import Topic
 from tests.training.bench import Bench, Heard
 from tests.training.sensors.late import FakeDevice
@@ -304,6 +304,27 @@ def test_an_update_that_raised_does_not_lose_the_row() -> None:
 
     assert watched.readback.dropped == 0
     assert watched.iterations[0].found_inf == {0: False}
+
+
+def test_an_interrupt_while_a_row_is_sealed_does_not_send_it_twice() -> None:
+    """The user catches Ctrl-C and goes on, and the ledger as well."""
+    watched = Watched()
+    seal = watched.readback.seal
+
+    def interrupted(row: Row, payload: object) -> bool:
+        seal(row, payload)
+        watched.readback.seal = seal  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    watched.readback.seal = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        watched.update([(0, 0.0)])
+    for _ in range(8):
+        watched.update([(0, 0.0)])
+
+    assert len(watched.iterations) == 9
+    assert watched.readback.dropped == 0
+    assert not watched.ledger.guard.off
 
 
 def test_iterations_without_news_are_judged_together() -> None:

@@ -36,9 +36,11 @@ class Account:
     (autograd runs hooks in a thread per device): the outermost call counts, the others do not.
 
     Nothing here is a lock. An interrupt may come after any call, also after that which takes a
-    lock, and a lock that nobody knows to be taken stays so. Python switches between threads and
-    raises interrupts at calls only, so assignments without a call between them are one step; and
-    what an interrupt leaves behind in a thread is known for that when ampwatch begins there anew.
+    lock, and a lock that nobody knows to be taken stays so. With the GIL, Python switches between
+    threads and raises interrupts at calls and at the turns of a loop only, so assignments without
+    a call between them are one step; without the GIL, the time of two threads may be counted
+    wrongly, and nothing else rests on it. What an interrupt leaves behind in a thread is known for
+    that when ampwatch begins there anew.
     """
 
     _depths: ClassVar[dict[int, int]] = {}
@@ -251,7 +253,7 @@ class Channel:
         """
         # This runs a dozen times in each step: what Guard.run and Account do stands here in line,
         # since calling them would cost more than what they do. Python raises KeyboardInterrupt
-        # after a call, never between two assignments: ``me`` says that there is a depth to take
+        # after a call or at the turn of a loop, never between two assignments: ``me`` says that there is a depth to take
         # back, so nothing is called between storing the one and the other.
         account, me, depth = self._account, 0, 0
         depths = account._depths  # noqa: SLF001 - of this module

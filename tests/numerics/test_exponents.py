@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import chain
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ampwatch.numerics.exponents import ExponentHistogram, merged, times_power_of_two
@@ -48,7 +48,6 @@ def test_it_is_a_subsample_as_soon_as_a_finite_element_is_in_no_bin() -> None:
     assert replace(whole, numel=whole.numel + 1).is_subsample
 
 
-@settings(deadline=None)
 @given(float32_values, shifts)
 def test_at_most_counts_the_elements_up_to_and_including_a_power_of_two(
     values: list[float], exponent: int
@@ -59,14 +58,12 @@ def test_at_most_counts_the_elements_up_to_and_including_a_power_of_two(
     assert histogram_of(values).at_most(exponent) == expected
 
 
-@settings(deadline=None)
 @given(float32_values, shifts)
 def test_shifting_is_the_histogram_of_the_scaled_values(values: list[float], shift: int) -> None:
     """In float64 the scaling of float32 values is exact, so nothing may differ at all."""
     assert histogram_of(values).shifted(shift) == histogram_of([v * 2.0**shift for v in values])
 
 
-@settings(deadline=None)
 @given(float32_values, shifts)
 def test_shifting_back_gives_the_same_histogram(values: list[float], shift: int) -> None:
     """No information is lost by a shift."""
@@ -82,7 +79,6 @@ def test_a_shift_out_of_float64_keeps_the_counts_and_does_not_raise() -> None:
     assert (up.amax, down.amin) == (math.inf, 0.0)
 
 
-@settings(deadline=None)
 @given(st.lists(float32_values, max_size=5))
 def test_merging_is_the_histogram_of_all_values_together(lists: list[list[float]]) -> None:
     """Ranks, modules and steps may be merged in any grouping."""
@@ -110,7 +106,6 @@ def test_a_subsample_stays_one_when_merged() -> None:
     assert (together.amax, together.numel, together.binned) == (77.0, 1002, 4)
 
 
-@settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(-3000, 3000))
 def test_a_power_of_two_times_a_value_is_rounded_once_and_infinite_beyond_float64(
     value: float, exponent: int

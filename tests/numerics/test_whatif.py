@@ -84,7 +84,7 @@ def test_casting_every_16_bit_number_does_what_was_foretold(values: list[float],
         check_against_cast(histogram, magnitudes * 2.0**shift, FORMATS[name], shift)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(float32_values, formats, st.integers(-40, 40))
 def test_any_float32_numbers_round_as_was_foretold(
     values: list[float], fmt: FloatFormat, shift: int
@@ -100,7 +100,7 @@ def test_any_float32_numbers_round_as_was_foretold(
     assert outcome.overflow_low <= overflowed <= outcome.overflow_high
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(float32_values, formats, st.integers(-40, 40))
 def test_any_float32_numbers_are_cast_as_was_foretold(
     values: list[float], fmt: FloatFormat, shift: int
@@ -160,7 +160,6 @@ def test_shares_are_of_the_non_zero_elements() -> None:
     assert shares == (0.25, 0.25, 0.25)
 
 
-@settings(deadline=None)
 @given(float32_values, formats, st.integers(-40, 40))
 def test_a_shift_is_the_same_as_casting_the_shifted_histogram(
     values: list[float], fmt: FloatFormat, shift: int
@@ -238,7 +237,7 @@ class Tried:
         return Fit.FITS if 0 in both else Fit.FITS_SCALED if both else Fit.TOO_WIDE
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(sixteen_bit_values, st.sampled_from(BELOW_FLOAT64), st.sampled_from([0.0, 1e-3, 0.1, 0.5]))
 def test_the_scale_window_is_what_trying_each_scale_finds(
     values: list[float], name: str, epsilon: float
@@ -298,7 +297,6 @@ def test_an_epsilon_that_is_no_share_below_one_is_refused(epsilon: float) -> Non
         scale_window(histogram_of([1.0]), FLOAT16, epsilon)
 
 
-@settings(deadline=None)
 @given(float32_values, st.sampled_from(FP8), st.integers(0, 4))
 def test_the_fp8_scale_is_the_largest_that_fits_with_its_margin(
     values: list[float], name: str, margin: int

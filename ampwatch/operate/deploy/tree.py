@@ -24,7 +24,6 @@ SCRAPE_TIMEOUT_SECONDS = 10
 TARGETS = "deploy/prometheus/targets/ampwatch.yml"
 ALERTMANAGER = "deploy/alertmanager/alertmanager.yml"
 ALERTS = "dashboards/alerts/"
-CODE = "ampwatch/"
 
 STAMP = "# ampwatch "
 """First words of a rule file that was written here; its version follows."""

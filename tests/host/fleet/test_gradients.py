@@ -72,7 +72,7 @@ samples: st.SearchStrategy[dict[str, Any]] = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(samples, max_size=700))
 def test_columns_are_the_sum_of_their_samples(drawn: list[dict[str, Any]]) -> None:
     """However often it was thinned: no sample is forgotten, none is counted twice."""

@@ -272,7 +272,7 @@ def test_a_sample_of_nothing_finite_has_no_largest_gradient() -> None:
     assert after.scaled_amax_max((START + 180) * SECOND) is None
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_no_record_that_the_ring_lets_through_breaks_anything(data: st.DataObject) -> None:
     """Tensors of float64, scales from the end of the numbers: every answer is still given."""

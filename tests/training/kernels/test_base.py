@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from ampwatch.training.kernels.base import Kernel
 
 # The kernel keeps nothing from one example to the next.
-patterns = settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+patterns = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LENGTHS = (1, 15, 16, 33, 64, 1000, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7, 40 * BLOCK + 1)
 
 

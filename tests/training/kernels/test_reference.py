@@ -20,7 +20,7 @@ def test_every_pattern_is_counted_as_in_plain_python(dtype: str) -> None:
     assert reference.histogram(tensor) == oracle.histogram(oracle.values(tensor))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(PATTERNS_32, max_size=40))
 def test_float32_is_counted_as_in_plain_python(patterns: list[int]) -> None:
     """Any bits: subnormal numbers, boundaries, NaN, infinities."""
@@ -29,7 +29,7 @@ def test_float32_is_counted_as_in_plain_python(patterns: list[int]) -> None:
     assert reference.histogram(tensor) == oracle.histogram(oracle.values(tensor))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(PATTERNS_64, max_size=40))
 def test_float64_is_counted_as_in_plain_python(patterns: list[int]) -> None:
     """Any bits; what is beyond the axis is counted at its ends."""

@@ -35,7 +35,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hostile") / "ring"
 
 
-@settings(deadline=None)
 @given(
     data=st.binary(max_size=200)
     | st.binary(max_size=200).map(lambda tail: layout.MAGIC + tail)
@@ -49,7 +48,6 @@ def test_garbage_is_refused_with_a_ring_error(data: bytes, shared: Path) -> None
         RingReader(shared)
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_a_damaged_header_is_refused_or_read_and_never_crashes(
     data: st.DataObject, shared: Path
@@ -68,7 +66,6 @@ def test_a_damaged_header_is_refused_or_read_and_never_crashes(
     reader.close()
 
 
-@settings(deadline=None)
 @given(
     heads=st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 200), min_size=1, max_size=4),
     slots=st.lists(
@@ -224,7 +221,7 @@ def test_a_refused_file_leaves_no_descriptor_open(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     damage=st.lists(
         st.tuples(st.integers(4096, 4096 + 20 * 256 - 1), st.integers(0, 255)), max_size=8

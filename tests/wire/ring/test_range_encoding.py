@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import msgpack
 
@@ -62,7 +62,6 @@ records = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(records)
 def test_ranges_come_back_as_they_were(record: RangeRecord) -> None:
     """Every topic, every alphabet, the smallest and the largest number."""
@@ -210,7 +209,6 @@ def test_counts_of_another_number_or_size_are_refused(counts: object) -> None:
         decode(RecordKind.RANGE, msgpack.encode(payload))
 
 
-@settings(deadline=None)
 @given(records, st.data())
 def test_no_bytes_make_decoding_raise_anything_but_value_error(
     record: RangeRecord, data: st.DataObject

@@ -97,7 +97,7 @@ def test_a_late_reader_does_not_count_the_rest_of_a_message_that_was_overwritten
     assert reader.lost == 0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     bursts=st.lists(st.lists(st.integers(1, 8), max_size=60), max_size=8),
 )

@@ -86,7 +86,7 @@ def _lasting(records: list[Record]) -> dict[object, Record]:
     return newest
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 12), max_size=400), st.sampled_from([64, 128, 512]))
 def test_no_remembered_message_is_ever_overwritten(chunks: list[int], slots: int) -> None:
     """Whatever is put: the newest copy of what is remembered lies within the ring."""

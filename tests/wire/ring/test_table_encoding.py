@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import msgpack
 
@@ -112,7 +112,6 @@ def round_trip(record: CensusRecord | WindowRecord, limit: int = LIMIT) -> Any:
     return decode(kind, payload)
 
 
-@settings(deadline=None)
 @given(censuses)
 def test_a_census_comes_back_as_it_was(record: CensusRecord) -> None:
     """Every kind, every alphabet, FLOPs of more than 64 bits; only rows may be missing."""
@@ -121,7 +120,6 @@ def test_a_census_comes_back_as_it_was(record: CensusRecord) -> None:
     assert read == record
 
 
-@settings(deadline=None)
 @given(windows)
 def test_a_window_comes_back_as_it_was(record: WindowRecord) -> None:
     """With and without a drag that is known."""
@@ -130,7 +128,6 @@ def test_a_window_comes_back_as_it_was(record: WindowRecord) -> None:
     assert repr(read) == repr(record)
 
 
-@settings(deadline=None)
 @given(censuses, st.integers(8, 1000))
 def test_rows_that_do_not_fit_are_cut_from_the_tail_and_counted(
     record: CensusRecord, limit: int
@@ -369,7 +366,6 @@ def test_what_is_not_of_the_form_is_refused(place: int, value: object) -> None:
         decode(kind, zlib.compress(json.dumps(values).encode()))
 
 
-@settings(deadline=None)
 @given(censuses | windows, st.data())
 def test_no_bytes_make_decoding_raise_anything_but_value_error(
     record: CensusRecord | WindowRecord, data: st.DataObject
@@ -389,7 +385,6 @@ def test_no_bytes_make_decoding_raise_anything_but_value_error(
     assert all(text.isprintable() and len(text) <= MAX_NAME for text in texts)
 
 
-@settings(deadline=None)
 @given(st.sampled_from([RecordKind.CENSUS, RecordKind.WINDOW]), st.binary(max_size=400))
 def test_garbage_is_refused_or_read_and_never_crashes(kind: RecordKind, payload: bytes) -> None:
     """Whatever somebody writes into a ring."""

@@ -86,8 +86,7 @@ class Bench:
         self.requests: Any = OnDemand()
         self.records: list[WindowRecord] = []
         context = context_of(self.training, window_seconds=0.0)
-        where = next(self.training.model.parameters()).device
-        self.sensor = WindowSensor(replace(context, out=self), where)
+        self.sensor = WindowSensor(replace(context, out=self))
         self.sensor._requests = self.requests
         self.bus = context.bus
         self.bus.add(self.sensor)

@@ -175,9 +175,8 @@ class Diagnosis:
         self._updates = UpdatePrecision(self.book)
         self._ranges = RangeRecorder(settings, put, sampling_cost, known.autocast_dtypes)
         self.ops = OpRecorder(settings, put)
-        self._performance = Performance(
-            self.book, settings, known.machine, known.layers, known.autocast_dtypes
-        )
+        self._settings = settings
+        self.move(known.machine, known.layers)
         self.focus = self._forward.focus
         self._culprit_ops = culprit_ops = CulpritOps(self.book)
         self._escalation = Escalation(self._skips, culprit_ops)
@@ -245,6 +244,12 @@ class Diagnosis:
     def end(self) -> None:
         """Say what was held back: nothing more will come."""
         self._run_guarded(self._api.flush)
+
+    def move(self, machine: Machine, layers: Sequence[LayerShape]) -> None:
+        """Judge by another machine from now on: the training has moved there."""
+        self._performance = Performance(
+            self.book, self._settings, machine, layers, self._autocast_dtypes
+        )
 
     def check_layers(self) -> None:
         """Check the model before anything has run."""

@@ -35,7 +35,7 @@ ELSEWHERE: tuple[tuple[str, str, str], ...] = (
         "at standard and deep: a profiler window gives way to the user's own profiler",
     ),
     (
-        "torch.cuda.CUDAGraph.capture_begin, torch.nn.Module.train",
+        "torch.cuda.CUDAGraph.capture_begin, torch.xpu.XPUGraph.capture_begin, torch.nn.Module.train",
         REPLACED,
         "while a profiler window is open, which gives way to a capture and to an evaluation",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from threading import get_ident
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 from ampwatch.diagnosis.evidence.iteration import SamplingCost
 from ampwatch.diagnosis.pipeline import Diagnosis, Known, LastStep, SelfCost
 from ampwatch.guard import Account
+from ampwatch.training.devices import HOST, is_readable
 from ampwatch.training.hooks.bus import Bus
 from ampwatch.training.hooks.compiling import may_compile
+from ampwatch.training.hooks.events import DeviceChanged, FactsChanged
 from ampwatch.training.hooks.open_iteration import OpenIteration
 from ampwatch.training.hooks.regions import Regions
 from ampwatch.training.hooks.sensor import Sensor
@@ -21,10 +24,10 @@ from ampwatch.training.iteration.ledger import ROW_WIDTH, Clock, IterationLedger
 from ampwatch.training.iteration.samples import DeferredReads, Planner, RangeSamples
 from ampwatch.training.kernels.choice import KernelSelector
 from ampwatch.training.model.facts import layer_shapes, run_facts
+from ampwatch.training.model.home import Home
 from ampwatch.training.model.machine import machine_of
 from ampwatch.training.model.names import Names
 from ampwatch.training.model.optimizers import OptimizerRegistry
-from ampwatch.training.model.scaler import DEVICES
 from ampwatch.training.model.trained import Trained
 from ampwatch.training.ops.events import OP_EVENTS
 from ampwatch.training.sensors.autocast.aged_casts import AgedCasts
@@ -67,11 +70,14 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ampwatch.guard import Guard
     from ampwatch.settings import Settings
-    from ampwatch.training.hooks.events import FactsChanged, SensorFailed
+    from ampwatch.training.hooks.events import IterationClosed, SensorFailed
     from ampwatch.training.outlet import Outlet
     from ampwatch.training.targets import Targets
     from ampwatch.wire.records import CensusRecord, WindowRecord
+
+logger = logging.getLogger("ampwatch")
 
 SAMPLED_LEVELS = ("standard", "deep")
 """Levels at which values are measured and ops are observed, now and then or always."""
@@ -127,10 +133,56 @@ class Notices(Sensor):
     def record_facts(self) -> None:
         """Record the facts as they are now."""
         context = self._context
-        facts = run_facts(context.scaler, context.autocast_dtypes, context.device)
+        facts = run_facts(context.scaler, context.autocast_dtypes, context.home.device)
         if context.settings.peak_flops:
             facts["peak_flops"] = context.settings.peak_flops
         context.out.put(FactsRecord(facts))
+
+
+class Whereabouts(Sensor):
+    """Notices at the end of the first iteration that a training is not where it was at set-up.
+
+    Args:
+        context: What is shared.
+        diagnosis: Judges by the machine that the training runs on.
+        readback: Brings values from devices.
+    """
+
+    name = "device"
+
+    def __init__(self, context: Context, diagnosis: Diagnosis, readback: Readback) -> None:
+        self.guard: Guard = context.bus.guard(self.name)
+        self._context = context
+        self._diagnosis = diagnosis
+        self._readback = readback
+
+    def installed(self) -> None:
+        """Pin memory for the values of devices: slow, so it is done at set-up."""
+        self.guard.run(self._prepare)
+
+    def _prepare(self) -> None:
+        if any(device.type != HOST for device in self._context.home.devices):
+            self._readback.prepare()
+
+    def iteration_closed(self, _event: IterationClosed) -> None:
+        """Look once: by now all parameters are where they are going to be."""
+        self.is_dormant = True
+        context = self._context
+        before = context.home.device
+        if not context.home.update():
+            return
+        if before is not None:
+            logger.warning(
+                "the model has moved from %s to %s since ampwatch.monitor(): what is done at set-up"
+                " otherwise took place in its first iteration; call monitor() after model.to()",
+                before,
+                context.home.device,
+            )
+        machine = machine_of(context.home.device, context.settings)
+        self._prepare()
+        self._diagnosis.move(machine, layer_shapes(context.names))
+        context.bus.emit(DeviceChanged())
+        context.bus.emit(FactsChanged())
 
 
 class Session:
@@ -150,7 +202,6 @@ class Session:
     def __init__(
         self, targets: Targets, settings: Settings, outlet: Outlet, *, first_step: int = 0
     ) -> None:
-        self._samples = settings.level in SAMPLED_LEVELS
         self._first_step = first_step
         self._account = account = Account()
         self._iteration = OpenIteration(first_step)
@@ -159,8 +210,12 @@ class Session:
         self._diagnosing, self._ending = bus.guard("diagnosis"), bus.guard("exceptions")
         names, dtypes, lost_eps = Names(targets.models), list[str](), dict[str, float]()
         measuring = Measuring(KernelSelector(settings).of, _device_rows(names))
-        self._device = targets.device
-        machine = machine_of(self._device, settings)
+        trained = Trained(names, targets.optimizers)
+        self._home = home = Home(names, trained)
+        # Where values cannot be read without waiting, steps are counted and nothing is measured.
+        readable = all(is_readable(device.type) for device in home.devices)
+        self._samples = settings.level in SAMPLED_LEVELS and readable
+        machine = machine_of(home.device, settings)
         layers = layer_shapes(names) if self._samples else ()
         self.diagnosis = Diagnosis(
             settings,
@@ -176,9 +231,9 @@ class Session:
         self._context = context = Context(
             settings=settings,
             scaler=targets.scaler,
-            device=self._device,
+            home=home,
             names=names,
-            trained=Trained(names, targets.optimizers),
+            trained=trained,
             registry=OptimizerRegistry(targets.optimizers, targets.models, scaled=scaled),
             autocast_dtypes=dtypes,
             lost_eps=lost_eps,
@@ -193,7 +248,7 @@ class Session:
             observe=self.diagnosis.observe,
             out=outlet,
         )
-        samples = RangeSamples(context.governor, measuring, bus) if self._samples else None
+        samples = RangeSamples(context.governor, measuring, home, bus) if self._samples else None
         self._notices = Notices(context)
         self._ledger = IterationLedger(
             bus=bus,
@@ -207,9 +262,7 @@ class Session:
         )
         self._births = BirthSensor(context) if self._samples else None
         self._census = OpCensusSensor(context) if self._samples else None
-        self._window = None
-        if self._samples and self._device is not None:
-            self._window = WindowSensor(context, self._device)
+        self._window = WindowSensor(context) if self._samples else None
         for sensor in self._sensors(samples):
             bus.add(sensor)
         self._attachments: list[Attachment] = []
@@ -217,6 +270,7 @@ class Session:
     def _sensors(self, samples: RangeSamples | None) -> Iterator[Sensor]:
         """Yield the sensors of the level, in the order in which they are told of an event."""
         context = self._context
+        yield Whereabouts(context, self.diagnosis, self._readback)
         yield AutocastBackwardSensor(context)
         yield ClippingSensor(context)
         if context.is_scaled:
@@ -260,10 +314,6 @@ class Session:
         """Place the hooks; if one cannot be placed, none stays."""
         try:
             self._notices.record_facts()
-            if self._device is not None and self._device.type in DEVICES[1:]:
-                self._readback.prepare()
-            if self._device is not None and self._samples:
-                self._context.measuring.prepare(self._device)
             self.bus.install()
             self.diagnosis.check_layers()
         except BaseException:
@@ -378,6 +428,12 @@ class Session:
     def not_seen(self) -> list[str]:
         """Return, in sentences, what was not observed."""
         sentences = [
+            f"values on {device} are not read: PyTorch's backend for it has no streams and events,"
+            " and reading would wait for the device"
+            for device in self._home.devices
+            if not is_readable(device.type)
+        ]
+        sentences += [
             f"sensor {guard.name} failed and was switched off"
             for guard in self.bus.guards
             if guard.off
@@ -385,7 +441,7 @@ class Session:
         if self._iteration.step == self._first_step:
             sentences.append(
                 "no step has been seen: neither scaler.update() nor, without a scaler, a step of"
-                " an optimizer of this model, outside of compiled functions"
+                " an optimizer of this model, outside of compiled functions and captured graphs"
             )
         if self._readback.dropped:
             sentences.append(f"{self._readback.dropped} iterations were not observed")
@@ -396,11 +452,12 @@ class Session:
         return sentences
 
     def _not_measured(self) -> list[str]:
-        sentences = []
-        if self._context.measuring.dropped:
+        measuring = self._context.measuring
+        sentences = list(measuring.not_measured.values())
+        if measuring.dropped:
             sentences.append(
-                f"{self._context.measuring.dropped} measurements of ranges were given up: the"
-                " device was too far behind, or there is no kernel for it"
+                f"{measuring.dropped} measurements of ranges were given up: the device was too far"
+                " behind, or had no memory to spare"
             )
         if may_compile():
             sentences.append(

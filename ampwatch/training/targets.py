@@ -27,13 +27,6 @@ class Targets:
     scaler: torch.amp.GradScaler | None
     optimizers: tuple[Optimizer, ...]
 
-    @property
-    def device(self) -> torch.device | None:
-        """The device of the first parameter; ``None`` without one."""
-        parameters = (p for model in self.models for p in model.parameters())
-        first = next(parameters, None)
-        return None if first is None else first.device
-
 
 def check_targets(model: object, scaler: object, optimizer: object) -> Targets:
     """Return the objects to watch.

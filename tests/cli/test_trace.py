@@ -48,7 +48,7 @@ ring = RingWriter.create([Path(rings)], who, slots=64)
 device = torch.device("cpu")
 bench = Bench(device=device)
 bench.out.ring_path = ring.path
-sensor = WindowSensor(bench.context, device)
+sensor = WindowSensor(bench.context)
 bench.install(sensor)
 training = build("bf16-without-scaler")
 training.steps = 1

@@ -296,6 +296,7 @@ def test_a_fault_at_any_call_leaves_training_as_it_was(
 
 
 SCALED = (
+    "device",
     "steps",
     "autocast",
     "notices",

@@ -14,6 +14,7 @@ from ampwatch.training.iteration.context import Context
 from ampwatch.training.iteration.governor import Governor
 from ampwatch.training.iteration.ledger import Clock
 from ampwatch.training.kernels.choice import KernelSelector
+from ampwatch.training.model.home import Home
 from ampwatch.training.model.names import Names
 from ampwatch.training.model.optimizers import OptimizerRegistry
 from ampwatch.training.model.trained import Trained
@@ -68,7 +69,7 @@ class Bench:
         models: The watched models.
         scaler: The watched scaler or ``None``.
         optimizers: Those named by the user.
-        device: Where the model is; ``None`` as without a model.
+        device: Where the model is, instead of where it really is.
         parts: Parts of the context by name, instead of the real ones.
         settings: Settings by name.
     """
@@ -90,13 +91,17 @@ class Bench:
         self.bus = Bus(self.account, scaler, self.iteration, OP_EVENTS)
         checked = Settings(**settings)
         names = Names(models)
+        trained = Trained(names, optimizers)
+        home = Home(names, trained)
+        if device is not None:
+            home.device, home.devices = device, (device,)
         scaled = scaler is not None and scaler.is_enabled()
         made: dict[str, Any] = {
             "settings": checked,
             "scaler": scaler,
-            "device": device,
+            "home": home,
             "names": names,
-            "trained": Trained(names, optimizers),
+            "trained": trained,
             "registry": OptimizerRegistry(optimizers, models, scaled=scaled),
             "autocast_dtypes": [],
             "lost_eps": {},

@@ -6,6 +6,8 @@ import sys
 
 import torch
 
+from ampwatch.training.devices import is_capturing
+
 BACKENDS = ("_TorchCompileInductorWrapper", "_TorchCompileWrapper")
 """Names of the classes in ``torch`` of which ``torch.compile`` makes one object at each call."""
 
@@ -35,8 +37,15 @@ def may_compile() -> bool:
 
 
 def is_traced() -> bool:
-    """Whether a compiler or ``torch.jit.trace`` is writing down what this thread does."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None  # noqa: SLF001 - no public name for it
+    """Whether what this thread does is written down, and not done.
+
+    By a compiler, by ``torch.jit.trace``, or by the capture of a graph.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None  # noqa: SLF001 - no public name for it
+        or is_capturing()
+    )
 
 
 class ForcedEager:

@@ -237,6 +237,10 @@ class FactsChanged(NamedTuple):
     """Something that is recorded once is new: a dtype of autocast, the settings of the scaler."""
 
 
+class DeviceChanged(NamedTuple):
+    """The training is on other devices than it was at set-up; ``Context.home`` knows which."""
+
+
 class SensorFailed(NamedTuple):
     """A sensor has failed and is switched off.
 

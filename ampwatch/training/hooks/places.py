@@ -303,8 +303,8 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
 
     def before(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         nonlocal outermost
-        # A step that is being compiled must not get our code into its graph.
-        if is_compiling():
+        # A step that is being compiled or captured must not get our code into its graph.
+        if is_traced():
             return
         if outermost is None or id(optimizer) in begun:
             # A step that raised never returned: what begins again is not inside of it.
@@ -317,7 +317,7 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
 
     def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         nonlocal outermost
-        if is_compiling():
+        if is_traced():
             return
         is_outermost = outermost == id(optimizer)
         if is_outermost:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.autograd import profiler, profiler_legacy
 
+from ampwatch.training.devices import graph_classes
 from ampwatch.training.hooks.taps import listen
 from ampwatch.wire.records import WindowSkip
 
@@ -68,7 +69,7 @@ class OtherProfilers:
         """
         self._mine = mine
         self._while_open = [
-            listen(torch.cuda.CUDAGraph, "capture_begin", before=self._capturing),
+            *(listen(kind, "capture_begin", before=self._capturing) for kind in graph_classes()),
             listen(nn.Module, "train", before=self._turning),
         ]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ampwatch.training.devices import autocast_types
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.dtypes import NAMES, OTHER, name_of
 
@@ -21,12 +22,8 @@ CALLERS = 8
 """Callers that are searched for ``custom_fwd``; between it and here are five frames of ours."""
 
 
-DEVICES = ("cpu", "cuda", "xpu")
-"""Types of devices for which there may be regions that nobody saw being entered."""
-
-
 def _is_any_enabled() -> bool:
-    return any(torch.is_autocast_enabled(device) for device in DEVICES)
+    return any(torch.is_autocast_enabled(device) for device in autocast_types())
 
 
 is_in_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", _is_any_enabled)  # noqa: SLF001 - one call, not three
@@ -104,7 +101,7 @@ class Regions(Sensor):
             AutocastRegion(
                 device, name_of(torch.get_autocast_dtype(device)), enabled=True, by_function=False
             )
-            for device in DEVICES
+            for device in autocast_types()
             if torch.is_autocast_enabled(device)
         ]
         self._of_thread.pop(me, None)

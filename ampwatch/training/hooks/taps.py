@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.jit import _builtins
 
+from ampwatch.training.devices import is_capturing
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
@@ -90,7 +92,9 @@ class _Tap:
         def wrapper(instance: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: C901 - in line: it runs in each step
             # A call that is being compiled must not get our code into its graph. Dynamo takes
             # is_compiling() for the constant True, so the rest of the wrapper is not even traced.
-            if not in_compiler and torch.compiler.is_compiling():
+            # What is captured into a graph of an accelerator is not done now either: whatever a
+            # listener computed would be done again at each replay.
+            if not in_compiler and (torch.compiler.is_compiling() or is_capturing()):
                 return original(instance, *args, **kwargs)
             # Read once: who comes during the call must not get an `after` without its `before`.
             listeners = self._listeners
@@ -158,7 +162,7 @@ class _FunctionTap(_Tap):
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or is_capturing():
                 return original(*args, **kwargs)
             listeners = self._listeners
             for listener in listeners:

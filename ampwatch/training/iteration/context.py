@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ampwatch.training.hooks.regions import Regions
     from ampwatch.training.iteration.governor import Governor
     from ampwatch.training.iteration.ledger import Clock
+    from ampwatch.training.model.home import Home
     from ampwatch.training.model.names import Names
     from ampwatch.training.model.optimizers import OptimizerRegistry
     from ampwatch.training.model.trained import Trained
@@ -47,7 +48,7 @@ class Context:
         settings: The checked settings.
         scaler: The scaler that the user has handed in, or ``None``. The one that is watched now
             is ``bus.scaler``.
-        device: Where the first parameter is; ``None`` without a model.
+        home: Where the training is.
         names: Names of parameters, buffers and modules.
         trained: The parameters that get gradients.
         registry: Numbers the optimizers.
@@ -68,7 +69,7 @@ class Context:
 
     settings: Settings
     scaler: torch.amp.GradScaler | None
-    device: torch.device | None
+    home: Home
     names: Names
     trained: Trained
     registry: OptimizerRegistry

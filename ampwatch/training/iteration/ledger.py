@@ -24,7 +24,6 @@ from ampwatch.training.hooks.events import (
 )
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.scaler import STEPPED
-from ampwatch.training.transfer.losses import is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -266,8 +265,7 @@ class IterationLedger(Sensor):
             for found_inf in state["found_inf_per_device"].values():
                 verdicts.append(found_inf)
                 draft.found_inf_of.append(index)
-        # In the capture of a CUDA graph a copy would become part of the graph, and not arrive now.
-        if row is None and not (scale.is_cuda and is_capturing(scale)):
+        if row is None:
             row = self._row = self._readback.open()
         if row is not None and len(verdicts) > MAX_FOUND_INF:
             self._readback.give_up(row)

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import TensorRange
     from ampwatch.training.hooks.bus import Bus
     from ampwatch.training.hooks.events import (
+        DeviceChanged,
         IterationArrived,
         IterationClosed,
         IterationOpened,
     )
     from ampwatch.training.iteration.governor import Governor
+    from ampwatch.training.model.home import Home
     from ampwatch.training.transfer.deferred import Deferred
     from ampwatch.training.transfer.measuring import Measuring, Sample
 
@@ -93,15 +95,26 @@ class RangeSamples(Sensor):
     Args:
         governor: Plans what is measured.
         measuring: Measures.
+        home: Where the training is.
         bus: Makes the guard.
     """
 
     name = "ranges"
 
-    def __init__(self, governor: Governor, measuring: Measuring, bus: Bus) -> None:
+    def __init__(self, governor: Governor, measuring: Measuring, home: Home, bus: Bus) -> None:
         self._governor = governor
         self._measuring = measuring
+        self._home = home
         self.guard = self._guard = bus.guard(self.name, sweep=self.failed)
+
+    def installed(self) -> None:
+        """Choose kernels, allocate and compile: slow, so it is done at set-up."""
+        for device in self._home.devices:
+            self._measuring.prepare(device)
+
+    def device_changed(self, _event: DeviceChanged) -> None:
+        """Do it for devices that were not known at set-up."""
+        self.installed()
 
     def failed(self) -> None:
         """Have no ranges measured any more: nobody would take them in."""

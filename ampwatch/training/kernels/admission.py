@@ -92,9 +92,9 @@ def _admit(tensor: Tensor) -> tuple[list[Tensor], str]:
     # The negative bit of a view is not in memory: kernels would read the signs the other way round.
     if tensor.is_neg():
         tensor = tensor.detach().resolve_neg()
-    if not is_contiguous and not _is_dense(tensor):
+    if not is_contiguous and not is_gapless(tensor):
         tensor = _made_dense(tensor.detach())
-        if not _is_dense(tensor):
+        if not is_gapless(tensor):
             return [], "gaps"
     return _cut(tensor), ""
 
@@ -111,17 +111,30 @@ def _cut(tensor: Tensor) -> list[Tensor]:
 
 def _made_dense(tensor: Tensor) -> Tensor:
     """Return what is stored of an expanded tensor; a copy of what has gaps, if it is small."""
-    tensor = _without_repeats(tensor)
+    tensor = stored(tensor)
     small = tensor.numel() * tensor.element_size() <= MAX_COPIED
-    return tensor.contiguous() if small and not _is_dense(tensor) else tensor
+    return tensor.contiguous() if small and not is_gapless(tensor) else tensor
 
 
-def _without_repeats(tensor: Tensor) -> Tensor:
-    """Return the tensor that an expanded one was expanded from."""
+def stored(tensor: Tensor) -> Tensor:
+    """Return the elements of a dense tensor once each, contiguous if no gaps are between them.
+
+    Reductions of PyTorch copy a tensor that is expanded or transposed first, as large as it seems
+    to be: 8.6 GB for a mask of 32x32x2048x2048 in bfloat16 of which 8 MB are stored.
+
+    Args:
+        tensor: With strides, and at least one element.
+
+    Cost: 1 us for one that is contiguous; no copy.
+    """
+    if tensor.is_contiguous():
+        return tensor
     for dimension in reversed(range(tensor.dim())):
         if tensor.stride(dimension) == 0:
             tensor = tensor.select(dimension, 0)
-    return tensor
+    if tensor.is_contiguous() or not is_gapless(tensor):
+        return tensor
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _refusal(tensor: Tensor) -> str:
@@ -164,7 +177,7 @@ def _is_in_storage(tensor: Tensor, extent: int) -> bool:
     return end <= tensor.untyped_storage().nbytes()
 
 
-def _is_dense(tensor: Tensor) -> bool:
+def is_gapless(tensor: Tensor) -> bool:
     """Whether the elements lie one after another, whatever the order of the dimensions."""
     expected = 1
     strided = sorted(zip(tensor.stride(), tensor.shape, strict=True))

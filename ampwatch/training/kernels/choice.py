@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from ampwatch.errors import StateError
 from ampwatch.training.kernels.eager import EagerKernel
 from ampwatch.training.kernels.native import load
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from ampwatch.settings import Settings
     from ampwatch.training.kernels.base import Kernel
 
-logger = logging.getLogger("ampwatch")
-
 _native = cache(load)
 """Compiled once per process."""
+
+
+def _triton() -> Kernel:
+    if find_spec("triton") is None:
+        msg = "expected Triton, which comes with PyTorch's own builds for GPUs, to be installed"
+        raise StateError(msg)
+    # Triton is heavy, and not there on machines without a GPU.
+    from ampwatch.training.kernels.fused import TritonKernel  # noqa: PLC0415
+
+    return TritonKernel()
+
+
+KERNELS: dict[str, Callable[[], Kernel]] = {"cuda": _triton}
+"""Makers of the kernels of accelerators, by type of device. ROCm's devices are of type ``cuda``."""
 
 
 class KernelSelector:
@@ -27,7 +41,7 @@ class KernelSelector:
 
     On a CPU the C kernel where the machine has a compiler, else the one in PyTorch. On CUDA
     and ROCm the Triton kernel where Triton is installed, as it is with PyTorch's own wheels.
-    On other devices, and without Triton, none: PyTorch's ``bincount`` waits for the device.
+    On other accelerators, and without Triton, none: PyTorch's ``bincount`` waits for the device.
 
     Args:
         settings: ``cpu_kernel``.
@@ -35,10 +49,13 @@ class KernelSelector:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._chosen: dict[str, Kernel | None] = {}
+        self._chosen: dict[str, Kernel] = {}
 
-    def of(self, device: torch.device) -> Kernel | None:
-        """Return the kernel for a device, ``None`` if there is none.
+    def of(self, device: torch.device) -> Kernel:
+        """Return the kernel for a device.
+
+        Raises:
+            StateError: If there is none for this type of device, or Triton is not installed.
 
         Cost: the first time on a CPU up to a second, when the C kernel is compiled.
         """
@@ -46,16 +63,12 @@ class KernelSelector:
             self._chosen[device.type] = self._choose(device)
         return self._chosen[device.type]
 
-    def _choose(self, device: torch.device) -> Kernel | None:
+    def _choose(self, device: torch.device) -> Kernel:
         if device.type == "cpu":
             native = _native() if self._settings.cpu_kernel == "auto" else None
             return native or EagerKernel()
-        if device.type == "cuda" and find_spec("triton") is not None:
-            # Triton is heavy, and not there on machines without a GPU.
-            from ampwatch.training.kernels.fused import TritonKernel  # noqa: PLC0415
-
-            return TritonKernel()
-        logger.warning(
-            "ranges are not measured on %s: expected CUDA or ROCm with Triton installed", device
-        )
-        return None
+        kernel = KERNELS.get(device.type)
+        if kernel is None:
+            msg = f"expected a device of CUDA or ROCm, got one of {device.type}"
+            raise StateError(msg)
+        return kernel()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ampwatch.errors import AttachError
+from ampwatch.training.devices import HOST, autocast_types, is_readable
 from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ _STATE = (
     "_growth_interval",
 )
 
-DEVICES = ("cpu", "cuda", "xpu")
-"""Backends whose streams and events allow values to be read back without waiting."""
-
 
 def check_scaler(scaler: object) -> torch.amp.GradScaler:
     """Return ``scaler`` if it is a GradScaler whose state is where it is expected.
@@ -41,10 +39,12 @@ def check_scaler(scaler: object) -> torch.amp.GradScaler:
             f" steps without it"
         )
         raise AttachError(msg)
-    if scaler.is_enabled() and scaler._device not in DEVICES:  # noqa: SLF001 - no public name
+    device_type = scaler._device if scaler.is_enabled() else HOST  # noqa: SLF001 - no public name
+    if not is_readable(device_type):
         msg = (
-            f"`scaler`: expected a GradScaler for one of {', '.join(DEVICES)}, got one for"
-            f" {scaler._device!r}; pass scaler=None to watch the steps without it"  # noqa: SLF001
+            f"`scaler`: expected a GradScaler for one of {', '.join(autocast_types())}, whose values"
+            f" can be read without waiting, got one for {device_type!r}; pass scaler=None to watch"
+            " the steps without it"
         )
         raise AttachError(msg)
     missing = [name for name in _STATE if not hasattr(scaler, name)]

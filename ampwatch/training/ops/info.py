@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from ampwatch.numerics.units.ops import OpKind
+from ampwatch.training.devices import autocast_types
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -67,10 +68,6 @@ _ALIASES = {
     "_fused_rms_norm": "rms_norm",
 }
 """Names under which autocast knows what the dispatcher calls otherwise further down."""
-
-
-AUTOCAST_DEVICES = ("cpu", "cuda", "xpu")
-"""Types of devices for which autocast is followed."""
 
 
 class OpInfo(NamedTuple):
@@ -190,10 +187,10 @@ def lets_autocast_through(func: Any) -> tuple[str, ...]:
         return ()
     space, _, name = func._schema.name.partition("::")  # noqa: SLF001 - no public name for it
     if space != "aten":
-        return AUTOCAST_DEVICES
+        return autocast_types()
     if torch.Tag.pointwise in func.tags or name in _IGNORED or name in _CASTS or _is_view(func):
         return ()
-    return tuple(device for device in AUTOCAST_DEVICES if not _autocast_knows(name, device))
+    return tuple(device for device in autocast_types() if not _autocast_knows(name, device))
 
 
 class Dims(NamedTuple):

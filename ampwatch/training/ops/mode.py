@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
+from ampwatch.training.devices import autocast_key
 from ampwatch.training.hooks.places import before_any_forward
 from ampwatch.training.ops.info import lets_autocast_through
 
@@ -200,10 +201,7 @@ class _Leaving:
 
 
 def _keys_of(device_types: Iterable[str]) -> tuple[Any, ...]:
-    return tuple(
-        getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}")  # noqa: SLF001 - no public name for it
-        for device_type in device_types
-    )
+    return tuple(autocast_key(device_type) for device_type in device_types)
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...]) -> Any:

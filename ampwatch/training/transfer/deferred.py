@@ -6,14 +6,14 @@ from collections import deque
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ampwatch.training.transfer.readback import Link
+from ampwatch.training.devices import Link
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from ampwatch.training.transfer.readback import Event
+    from ampwatch.training.devices import Event
 
     Then = Callable[[list[float]], None]
 
@@ -95,7 +95,7 @@ class Deferred:
         if len(values) > self._width:
             msg = f"expected at most {self._width} values, got {len(values)}; read them in parts"
             raise ValueError(msg)
-        if self._link.on_host(values):
+        if self._link.is_host(values.device):
             then([float(value) for value in values.tolist()])
             return
         slot = self._slot(values.device)

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ampwatch.training.transfer.readback import Link, host_scalar
+from ampwatch.training.devices import Link
+from ampwatch.training.kernels.admission import is_gapless, stored
+from ampwatch.training.transfer.readback import host_scalar
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
     from torch import Tensor
 
-    from ampwatch.training.transfer.readback import Event
+    from ampwatch.training.devices import Event
 
 ROWS = 512
 """Rows that are allocated at a time."""
@@ -28,6 +30,10 @@ MAX_ROWS = 65536
 MAX_STREAMS = 16
 """Streams whose tensors are measured. Each has rows of its own, which are written and copied in
 the order of that stream."""
+
+MAX_AT_ONCE = 2**31 - 1
+"""Elements up to which the two ends are found in one pass. Beyond that PyTorch's kernels index in
+parts, which of two results at a time it does nowhere else."""
 
 BYTES = 8
 """Size of the largest number in a row; narrower dtypes leave a part of the landing place unused."""
@@ -183,8 +189,9 @@ class Measures:
         if self._count >= self._most or not self.link.may_ask((device,)):
             return None
         self._count += 1
+        tensor = stored(tensor)
         row = Extremes(has_least=least)
-        if self.link.on_host(tensor):
+        if self.link.is_host(device):
             self._read(tensor, row)
             return row
         # Rows are per stream: kernels of two streams on one chunk, and its copy, would race.
@@ -196,15 +203,15 @@ class Measures:
             lane = self._lanes[device, stream] = _Lane(device, stream)
         chunk = lane.free(tensor.dtype)
         low, high, smallest = chunk.cells[len(chunk.used)]
-        # ``out`` with a view writes into the row: no allocation and no copy of two numbers.
-        torch.aminmax(tensor, out=(low, high))
+        _find_ends(tensor, low, high)
         if least:
             torch.linalg.vector_norm(tensor, -math.inf, out=smallest)
         chunk.used.append(row)
         return row
 
     def _read(self, tensor: Tensor, row: Extremes) -> None:
-        low, high = torch.aminmax(tensor)
+        low, high = torch.empty((2,), dtype=tensor.dtype, device=tensor.device).unbind()
+        _find_ends(tensor, low, high)
         row.low = host_scalar(low)
         row.high = host_scalar(high)
         if row.has_least:
@@ -261,6 +268,17 @@ class Measures:
     def _event(self, device: torch.device) -> Event:
         held = self._events.get(device)
         return held.popleft() if held else self.link.make_event(device)
+
+
+def _find_ends(tensor: Tensor, low: Tensor, high: Tensor) -> None:
+    """Write the smallest and the largest element of a tensor into two cells."""
+    # ``out`` with a view writes into the row: no allocation and no copy of two numbers.
+    if is_gapless(tensor) and tensor.numel() <= MAX_AT_ONCE:
+        torch.aminmax(tensor, out=(low, high))
+    else:
+        # Of a view with gaps aminmax makes a copy as large as that; these two do not.
+        torch.amin(tensor, (), out=low)
+        torch.amax(tensor, (), out=high)
 
 
 def _cells(place: Tensor, dtype: torch.dtype, count: int) -> Tensor:

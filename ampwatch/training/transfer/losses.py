@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from ampwatch.training.devices import is_readable
 from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 
 
@@ -54,10 +53,10 @@ class LossSum:
             return
         if outputs.device.type == "cpu":
             self.on_host += host_scalar(outputs)
-        elif is_capturing(outputs):
-            return
-        else:
+        elif is_readable(outputs.device.type):
             self._add_on_device(outputs.detach().reshape(()))
+        else:
+            return
         self.num_losses += 1
         if self.dtype != "float16":
             self.dtype = str(outputs.dtype).removeprefix("torch.")
@@ -73,8 +72,3 @@ class LossSum:
                 self._buffers[loss.device] = buffer
             # Converts to float32 on the way: a sum in float16 could overflow.
             self.on_device = buffer.copy_(loss)
-
-
-def is_capturing(value: Any) -> bool:
-    """Whether the stream is being captured into a CUDA graph, where nothing may be added."""
-    return bool(value.is_cuda) and torch.cuda.is_current_stream_capturing()

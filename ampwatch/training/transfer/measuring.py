@@ -8,15 +8,15 @@ rows are copied into pinned memory behind an event and read some iterations late
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ampwatch.training.devices import Link, is_capturing
 from ampwatch.training.kernels.admission import admit
 from ampwatch.training.kernels.rows import ROW_WORDS
-from ampwatch.training.transfer.losses import is_capturing
-from ampwatch.training.transfer.readback import Link
 from ampwatch.training.transfer.slabs import Landing, RowLabel, Slab
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import TensorRange
     from ampwatch.training.kernels.base import Kernel
     from ampwatch.wire.records import Topic
+
+logger = logging.getLogger("ampwatch")
 
 SLABS = 3
 """Samples of one device that may be on their way at a time."""
@@ -114,7 +116,7 @@ class Measuring:
     """Measures tensors wherever they are.
 
     Args:
-        kernel_for: Returns the kernel of a device, ``None`` where there is none.
+        kernel_for: Returns the kernel of a device; raises where there is none.
         device_rows: Tensors of one iteration that can be measured on a device.
         link: Way of rows to the host.
 
@@ -122,18 +124,20 @@ class Measuring:
         dropped: Measurements given up: too many were on their way, or the iteration had more
             tensors than a slab has rows.
         refused: Tensors of the newest sample that cannot be measured.
+        not_measured: Sentences about devices on which nothing is measured, and why.
         device_ns: Time that measuring has taken on devices so far. Unit: ns.
         open: Sample of the open iteration so far.
     """
 
     def __init__(
         self,
-        kernel_for: Callable[[torch.device], Kernel | None],
+        kernel_for: Callable[[torch.device], Kernel],
         device_rows: int,
         link: Link | None = None,
     ) -> None:
         self.dropped = 0
         self.refused = self._refusing = 0
+        self.not_measured: dict[torch.device, str] = {}
         self.device_ns = 0
         self._kernel_for = kernel_for
         self._device_rows = device_rows
@@ -144,11 +148,27 @@ class Measuring:
         self.open = Sample()
 
     def prepare(self, device: torch.device) -> None:
-        """Choose the kernel of a device, allocate and compile: slow, so done at set-up."""
-        kernel = self._kernels[device] = self._kernel_for(device)
-        if device.type != "cpu" and kernel is not None:
-            self._make_slabs(device)
-            self._free[device][0].warm_up(kernel)
+        """Choose the kernel of a device, allocate and compile: slow, so done at set-up. Idempotent.
+
+        Where that fails nothing is measured on the device, and ``not_measured`` says why. No
+        exception leaves it: a machine without a compiler, without memory to spare or with a GPU
+        that the kernel does not run on is no reason for a training not to start.
+        """
+        if device in self._kernels:
+            return
+        self._kernels[device] = None
+        try:
+            kernel = self._kernel_for(device)
+            if not self._link.is_host(device):
+                self._free[device] = [
+                    Slab(device, self._device_rows, self._link) for _ in range(SLABS)
+                ]
+                self._free[device][0].warm_up(kernel)
+            self._kernels[device] = kernel
+        except Exception as error:  # noqa: BLE001 - compilers and drivers raise what they like
+            self._free.pop(device, None)
+            self.not_measured[device] = why = _why(device, error)
+            logger.warning("%s", why)
 
     def measure(self, topic: Topic, items: Sequence[Item], how: How = WHOLE) -> None:
         """Measure ``items`` as they are *now*, in stream order.
@@ -160,12 +180,29 @@ class Measuring:
             launch per device and dtype; no sync, no allocation after the first sample, but
             for a copy of a tensor whose elements have gaps between them.
         """
+        # A hook on a tensor of before may run in a capture: a kernel that is launched there would
+        # be replayed with the user's graph for ever.
+        if is_capturing():
+            return
         self.open.topics.add(topic)
+        try:
+            for device, pieces in self._admitted(items, how).items():
+                self.prepare(device)
+                kernel = self._kernels[device]
+                if kernel is None:
+                    continue
+                if self._link.is_host(device):
+                    self._measure_on_host(kernel, topic, pieces, how)
+                else:
+                    self._measure_on_device(kernel, topic, pieces, how)
+        except torch.OutOfMemoryError:
+            # What is left of the device's memory is the training's. The next sample may fit.
+            self.dropped += 1
+
+    def _admitted(self, items: Sequence[Item], how: How) -> dict[torch.device, list[_Piece]]:
+        """Return the pieces of the items that can be measured, by device."""
         by_device: dict[torch.device, list[_Piece]] = {}
         for number, item in enumerate(items):
-            # A kernel that is launched now would be replayed with the user's graph for ever.
-            if is_capturing(item.tensor):
-                return
             pieces, reason = admit(item.tensor)
             self._refusing += bool(reason)
             for piece in pieces:
@@ -173,16 +210,7 @@ class Measuring:
                     continue
                 dtype = str(piece.dtype).removeprefix("torch.")
                 by_device.setdefault(piece.device, []).append(_Piece(number, item, piece, dtype))
-        for device, found in by_device.items():
-            if device not in self._kernels:
-                self._kernels[device] = self._kernel_for(device)
-            kernel = self._kernels[device]
-            if kernel is None:
-                self.dropped += 1
-            elif device.type == "cpu":
-                self._measure_on_host(kernel, topic, found, how)
-            else:
-                self._measure_on_device(kernel, topic, found, how)
+        return by_device
 
     def _measure_on_host(
         self, kernel: Kernel, topic: Topic, pieces: Sequence[_Piece], how: How
@@ -216,14 +244,9 @@ class Measuring:
         """Return the open slab of a device, ``None`` if all are on their way."""
         if device in self.open.slabs:
             return self.open.slabs[device]
-        if device not in self._free:
-            self._make_slabs(device)
         if not self._free[device]:
             return None
         return self.open.slabs.setdefault(device, self._free[device].pop())
-
-    def _make_slabs(self, device: torch.device) -> None:
-        self._free[device] = [Slab(device, self._device_rows, self._link) for _ in range(SLABS)]
 
     def seal(self) -> Sample | None:
         """Send off the measurements of the open iteration; ``None`` if there are none."""
@@ -252,6 +275,15 @@ class Measuring:
             slab.clear()
             self._free[device].append(slab)
         sample.slabs.clear()
+
+
+def _why(device: torch.device, error: Exception) -> str:
+    """Return in a sentence why nothing is measured on a device."""
+    first = str(error).strip().partition("\n")[0] or type(error).__name__
+    return (
+        f"ranges of tensors are not measured on {device}: {first.rstrip('.')}. Training is not"
+        " affected; `ampwatch doctor` says what the measurement needs"
+    )
 
 
 def _landing(topic: Topic, how: How, pieces: Sequence[_Piece]) -> Landing:

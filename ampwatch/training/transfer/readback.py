@@ -11,35 +11,18 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
+from ampwatch.training.devices import Link
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator
+
+    from ampwatch.training.devices import Event
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-class Event(Protocol):
-    """The two calls of ``torch.cuda.Event`` that are used; neither waits."""
-
-    def record(self, stream: Any) -> None:
-        """Mark the current position of ``stream``."""
-
-    def query(self) -> bool:
-        """Whether everything before the mark has run."""
-
-
-class Timer(Protocol):
-    """The two calls of a timing ``torch.cuda.Event`` that are used; neither waits here."""
-
-    def record(self, stream: Any) -> None:
-        """Mark the current position of ``stream``."""
-
-    def elapsed_time(self, end: Any) -> float:
-        """Return the time to ``end``, another timer; both must have passed. Unit: ms."""
 
 
 def is_plain_scalar(value: object) -> TypeGuard[torch.Tensor]:
@@ -172,9 +155,9 @@ class Readback:
             CPU tensor: one read. Device tensor: one asynchronous copy of 4 bytes into
             pinned memory, on the current stream of its device.
         """
-        reads_in_place = self._link.reads_in_place
+        is_host = self._link.is_host
         for number, value in enumerate(values, column):
-            if reads_in_place and value.device.type == "cpu":
+            if is_host(value.device):
                 row.values[number] = host_scalar(value)
             else:
                 self._send(row, number, value)
@@ -192,7 +175,12 @@ class Readback:
             row.marked.append(value.device)
 
     def prepare(self) -> None:
-        """Allocate the pinned memory, in one block: pinning is slow and may stop the device."""
+        """Allocate the pinned memory, in one block: pinning is slow and may stop the device.
+
+        Does nothing where it is done already.
+        """
+        if self._rows[0].cells:
+            return
         block = self._link.landing_place(len(self._rows) * self._width)
         cells = block.unbind()
         for number, row in enumerate(self._rows):
@@ -250,47 +238,3 @@ class Readback:
         row.landing.clear()
         row.marked.clear()
         self._free.append(row)
-
-
-class Link:
-    """Way of a value from its device to the host.
-
-    Attributes:
-        reads_in_place: Whether values in host memory are read where they lie; tests play a
-            device in host memory.
-    """
-
-    reads_in_place = True
-
-    def on_host(self, value: torch.Tensor) -> bool:
-        """Whether ``value`` can be read in place."""
-        return self.reads_in_place and value.device.type == "cpu"
-
-    def may_ask(self, devices: Sequence[torch.device]) -> bool:
-        """Whether events may be asked now: asking one breaks the capture of a CUDA graph."""
-        # The question is one to CUDA, and is not put where no value comes from there.
-        on_cuda = any(device.type == "cuda" for device in devices)
-        return not (on_cuda and torch.cuda.is_current_stream_capturing())
-
-    def landing_place(self, numel: int) -> torch.Tensor:
-        """Return pinned float32 memory of ``numel`` elements."""
-        return torch.zeros(numel, dtype=torch.float32, device="cpu", pin_memory=True)
-
-    def make_event(self, device: torch.device) -> Event:
-        """Return an event of the backend that ``device`` belongs to."""
-        event: Event = torch.get_device_module(device).Event()
-        return event
-
-    def make_timer(self, device: torch.device) -> Timer:
-        """Return an event that also takes the time."""
-        timer: Timer = torch.get_device_module(device).Event(enable_timing=True)
-        return timer
-
-    def stream(self, device: torch.device) -> Any:
-        """Return the stream that the training currently uses on ``device``."""
-        return torch.get_device_module(device).current_stream(device)
-
-    def using(self, device: torch.device, stream: Any) -> AbstractContextManager[Any]:
-        """Return a context in which kernels and copies run on ``stream``."""
-        context: AbstractContextManager[Any] = torch.get_device_module(device).stream(stream)
-        return context

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.training.transfer.losses import is_capturing
 from ampwatch.training.transfer.readback import Readback, is_plain_scalar
 
 if TYPE_CHECKING:
     import torch
 
-    from ampwatch.training.transfer.readback import Link
+    from ampwatch.training.devices import Link
 
 SLOTS = 16
 """Scales that may be on their way from the device at a time."""
@@ -42,7 +41,7 @@ class ScaleLog:
         if len(self._scales) >= KEPT:
             self._scales.pop(next(iter(self._scales)))
         self._scales[number] = math.nan
-        if not is_plain_scalar(scale) or is_capturing(scale):
+        if not is_plain_scalar(scale):
             return
         row = self._readback.open()
         if row is None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ampwatch.numerics.exponents import ExponentHistogram
+    from ampwatch.training.devices import Event, Link
     from ampwatch.training.kernels.base import Kernel
-    from ampwatch.training.transfer.readback import Event, Link
     from ampwatch.wire.records import Topic
 
 TIMED_CALLS = 16

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampwatch.training.transfer.readback import Link
+from ampwatch.training.devices import Link
 
 if TYPE_CHECKING:
     import pytest

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from ampwatch.training.devices import Link
 from ampwatch.training.transfer.extremes import MAX_STREAMS, ROWS, Extremes, Measures
-from ampwatch.training.transfer.readback import Link
 from tests.training.sensors.late import FakeDevice, Waits
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -6,6 +6,7 @@ from collections import deque
 from threading import Lock
 from typing import TYPE_CHECKING
 
+import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampwatch.diagnosis.evidence.births import Origin
@@ -118,7 +119,7 @@ class BirthLog:
                 return
             try:
                 noted = self._noted(call, place, outputs)
-            except _NoRoomError:
+            except NO_ROOM:
                 self.give_up()
                 return
             log.ops.append(noted)
@@ -242,7 +243,7 @@ class BirthLog:
             log.loss_on_host, loss = self._around.loss_parts
             log.scale = self._scalar(self._around.scale)
             log.loss = self._scalar(loss)
-        except _NoRoomError:
+        except NO_ROOM:
             return False
         return True
 
@@ -275,6 +276,11 @@ class BirthLog:
 
 class _NoRoomError(Exception):
     """The values of an iteration do not fit, or cannot be measured now."""
+
+
+NO_ROOM = (_NoRoomError, torch.OutOfMemoryError)
+"""What ends the log of one iteration, and of no other: what is left of a device's memory is the
+training's."""
 
 
 def _view(tensor: Tensor) -> Hashable:

@@ -14,6 +14,7 @@ from ampwatch.diagnosis.evidence.births import Origin, Values
 from ampwatch.diagnosis.evidence.lineage import Lineage, OpFacts, SeenOp
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sources import user_source
+from ampwatch.training.kernels.admission import stored
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.operands import (
     FLOATS,
@@ -210,12 +211,13 @@ def values_of(tensor: Tensor) -> Values:
     if not _is_readable(tensor):
         return Values(dtype, numel)
     # One pass for both ends; a NaN comes out at both, so finite ends prove finite elements.
-    low, high = map(host_scalar, torch.aminmax(tensor.detach()))
+    tensor = stored(tensor.detach())
+    low, high = map(host_scalar, torch.aminmax(tensor))
     if math.isfinite(low) and math.isfinite(high):
-        amin = host_scalar(tensor.detach().abs().amin())
+        amin = host_scalar(tensor.abs().amin())
         return Values(dtype, numel, amax=max(-low, high), amin=amin)
     finite = torch.isfinite(tensor)
-    magnitudes = torch.where(finite, tensor.detach().abs(), torch.zeros_like(tensor))
+    magnitudes = torch.where(finite, tensor.abs(), torch.zeros_like(tensor))
     return Values(
         dtype,
         numel,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.training.devices import is_capturing
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.sensors.births.birth_log import BirthLog
 from ampwatch.training.sensors.births.births import BirthListener
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from ampwatch.guard import Guard
-    from ampwatch.training.hooks.events import IterationClosed
+    from ampwatch.training.hooks.events import DeviceChanged, IterationClosed
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
 
@@ -35,7 +36,8 @@ class BirthSensor(Sensor):
         around = Surroundings(context)
         self._at_once = BirthListener(around)
         self._later = BirthLog(around)
-        self._is_host = is_host(context.device)
+        self._home = context.home
+        self._is_host = is_host(context.home.device)
         self._is_following = False
         self._active: BirthListener | BirthLog = self._at_once if self._is_host else self._later
 
@@ -68,11 +70,19 @@ class BirthSensor(Sensor):
                 self._is_host = False
                 self._later.give_up()
 
+    def device_changed(self, _event: DeviceChanged) -> None:
+        """Follow values on another device from the next iteration on."""
+        self._is_host = is_host(self._home.device)
+
     def ops_ended(self, _event: OpsEnded) -> None:
         """Hand on the trace of the iteration, or send it on its way."""
         if self._is_following:
             self._is_following = False
-            self._active.end()
+            if self._active is self._later and is_capturing():
+                # The graph of an accelerator is being captured: sending would be part of it.
+                self._later.give_up()
+            else:
+                self._active.end()
         self.is_dormant = not self._later.in_flight
 
     def iteration_closed(self, _event: IterationClosed) -> None:

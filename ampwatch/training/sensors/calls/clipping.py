@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ampwatch.diagnosis.evidence.calls import NonfiniteClip, ScaledClip
+from ampwatch.training.devices import Link
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.names import module_of, parameters_of
@@ -19,8 +20,7 @@ from ampwatch.training.sensors.calls.clip_call import (
     num_nonfinite,
     witnesses,
 )
-from ampwatch.training.transfer.losses import is_capturing
-from ampwatch.training.transfer.readback import Link, Readback, host_scalar, is_plain_scalar
+from ampwatch.training.transfer.readback import Readback, host_scalar, is_plain_scalar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,10 +95,10 @@ class ClippingSensor(Sensor):
         if not isinstance(parameters, (list, tuple)):
             return  # an iterator can be gone through only once, and PyTorch still needs it
         self._take_arrived()
-        if not isinstance(norm, torch.Tensor) or not is_plain_scalar(norm) or is_capturing(norm):
+        if not isinstance(norm, torch.Tensor) or not is_plain_scalar(norm):
             if self._is_suspicious():
                 self._remember(BY_NORM, limit, _all_of(parameters), 1)
-        elif not self._link.on_host(norm):
+        elif not self._link.is_host(norm.device):
             self._send(self._remember(BY_NORM, limit, _all_of(parameters), 1), norm)
         elif not math.isfinite(value := host_scalar(norm)):
             call = self._remember(BY_NORM, limit, _all_of(parameters), 1)

@@ -13,6 +13,7 @@ import torch
 from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.diagnosis.evidence.ops import LoneForward, OpCensus, OpKey, OpTally
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
+from ampwatch.training.devices import is_capturing
 from ampwatch.training.hooks.compiling import ForcedEager, may_compile
 from ampwatch.training.hooks.events import AlteredCalled, ForwardBegan, ForwardEnded
 from ampwatch.training.hooks.sensor import Sensor
@@ -216,7 +217,7 @@ class OpCensusSensor(Sensor):
         # Collected each time: modules are added and replaced while a training runs.
         self._modules = {id(m): (name, weakref.ref(m)) for name, m in self._names.modules()}
         self._bus.listen(self, ForwardBegan)
-        if is_compiled and not _captures():
+        if is_compiled and not is_capturing():
             # Functions that torch.compile has wrapped restore the thread's dispatch state: a mode
             # that is put on inside is forgotten outside.
             self._mode.put_on()
@@ -225,7 +226,7 @@ class OpCensusSensor(Sensor):
             self._notifies = True
             self._bus.emit(OpsBegan(step, bool(follow)))
             # Averages of weights, metrics and gradients are updated outside of modules.
-            if not _captures():
+            if not is_capturing():
                 self._mode.put_on()
         return True
 
@@ -347,7 +348,7 @@ class OpCensusSensor(Sensor):
 
     def _put_on(self) -> None:
         """Put the mode on in this thread, if its ops may be seen."""
-        if self._mode is not None and torch.is_grad_enabled() and not _captures():
+        if self._mode is not None and torch.is_grad_enabled() and not is_capturing():
             self._is_counting = self._may_count
             self._mode.put_on()
 
@@ -358,7 +359,7 @@ class OpCensusSensor(Sensor):
             info = self._learn(func)
         if info.is_ignored or self._num_ops >= MAX_OPS:
             return
-        if _captures():
+        if is_capturing():
             # Ops that read values would be captured along with the user's own.
             self.stop()
             return
@@ -416,8 +417,3 @@ class OpCensusSensor(Sensor):
         if not name and phase is Phase.BACKWARD:
             return self._stack.name_of_node(self._thread)
         return name
-
-
-def _captures() -> bool:
-    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call] # PyTorch's is not typed
-    return is_used and torch.cuda.is_current_stream_capturing()

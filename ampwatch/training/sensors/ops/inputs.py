@@ -15,7 +15,6 @@ from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.ops.operands import FLOATS, is_dense
-from ampwatch.training.transfer.losses import is_capturing
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -90,7 +89,7 @@ class InputSensor(Sensor):
         # A tensor with a node was computed by a model, maybe by another one that is watched.
         given = [t for t in tensors_in(args) if t.dtype in FLOATS and _is_plain(t)]
         tensors = [t for t in given if t.grad_fn is None]
-        if not tensors or not torch.is_grad_enabled() or any(map(is_capturing, tensors)):
+        if not tensors or not torch.is_grad_enabled():
             return
         step = self._step
         source = user_source()

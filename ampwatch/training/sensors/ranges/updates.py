@@ -12,7 +12,6 @@ from ampwatch.numerics.formats import FORMATS, HALF
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.admission import admit
 from ampwatch.training.model.names import module_of
-from ampwatch.training.transfer.losses import is_capturing
 from ampwatch.training.transfer.measuring import How, Item
 from ampwatch.wire.records import Topic
 
@@ -127,7 +126,7 @@ class UpdateSensor(Sensor):
         """Take a snapshot before the step."""
         optimizer = event.optimizer
         index = self._registry.index_of(optimizer)
-        if index is None or _is_capturing(optimizer):
+        if index is None:
             return
         history = self._histories.get(optimizer)
         if history is None:
@@ -240,12 +239,6 @@ def _span_of(optimizer: Optimizer) -> int:
     """Return the iterations over which an optimizer must not have moved a weight."""
     own = type(optimizer).__module__.startswith("torch.optim")
     return SPAN if own else LONG_SPAN
-
-
-def _is_capturing(optimizer: Optimizer) -> bool:
-    """Whether the step is being captured into a CUDA graph, where nothing may be added."""
-    first = next((p for group in optimizer.param_groups for p in group["params"]), None)
-    return first is not None and is_capturing(first)
 
 
 def _is_zero(rate: object) -> bool:

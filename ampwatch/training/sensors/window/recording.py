@@ -43,7 +43,7 @@ class Recording:
     """Events of the thread that makes it, from ``begin`` to ``close``.
 
     Args:
-        cuda: Whether kernels are recorded as well.
+        gpu: Device of CUDA or ROCm whose kernels are recorded as well; ``None`` records the host.
 
     Attributes:
         profile: PyTorch's object.
@@ -51,14 +51,14 @@ class Recording:
         is_stolen: Whether another thread has begun a recording meanwhile.
     """
 
-    def __init__(self, *, cuda: bool) -> None:
+    def __init__(self, gpu: torch.device | None = None) -> None:
         self.profile: Any = profiler.profile(
             use_kineto=True,
-            use_device="cuda" if cuda else None,
+            use_device=None if gpu is None else gpu.type,
             record_shapes=True,  # without it events have no dtypes either
             with_flops=True,
         )
-        self._cuda = cuda
+        self._gpu = gpu
         self._is_prepared = False
         self._has_begun = False
         self._pid = os.getpid()
@@ -79,15 +79,15 @@ class Recording:
 
     def wait(self) -> None:
         """Wait until the device has done all its work, if kernels are recorded."""
-        if self._cuda:
-            torch.cuda.synchronize()
+        if self._gpu is not None:
+            torch.cuda.synchronize(self._gpu)
 
     @property
     def has_stopped_early(self) -> bool:
         """Whether the buffers of the device were full before the end."""
         # Not in torch 2.6; there a window that is too long lacks kernels.
         stopped = getattr(torch.autograd, "_is_kineto_stopped", bool)
-        return self._cuda and bool(stopped())
+        return self._gpu is not None and bool(stopped())
 
     def close(self) -> None:
         """End the recording. Waits for the device if kernels are recorded. Idempotent.
@@ -158,15 +158,6 @@ def close_soon(recording: Recording, guard: Guard) -> None:
     # A call of a module may come before the handle is there: then the next one removes it.
     handles: list[Handle] = []
     handles.append(before_any_forward(close))
-
-
-def is_capturing(device: torch.device) -> bool:
-    """Whether the current stream is being captured into a CUDA graph, where nothing may wait."""
-    return (
-        device.type == "cuda"
-        and torch.cuda.is_available()
-        and torch.cuda.is_current_stream_capturing()
-    )
 
 
 _loaded = False

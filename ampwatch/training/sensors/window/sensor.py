@@ -26,6 +26,7 @@ from ampwatch.guard import Account
 from ampwatch.numerics.units.kernels.classifier import NameClassifier
 from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
 from ampwatch.numerics.units.ops import OpKind
+from ampwatch.training.devices import is_capturing
 from ampwatch.training.hooks import fork
 from ampwatch.training.hooks.compiling import may_compile
 from ampwatch.training.hooks.profilers import OtherProfilers
@@ -34,11 +35,7 @@ from ampwatch.training.iteration.governor import OPENING
 from ampwatch.training.model.tf32 import allows_tf32
 from ampwatch.training.sensors.window.census import census_of
 from ampwatch.training.sensors.window.events import call_tree, cpu_work, device_work
-from ampwatch.training.sensors.window.recording import (
-    Recording,
-    close_soon,
-    is_capturing,
-)
+from ampwatch.training.sensors.window.recording import Recording, close_soon
 from ampwatch.training.sensors.window.requests import TraceRequests
 from ampwatch.training.sensors.window.schedule import StepTimes, WindowSchedule
 from ampwatch.training.sensors.window.totals import (
@@ -110,19 +107,18 @@ class WindowSensor(Sensor):
     something was compiled.
 
     Args:
-        context: Shared parts of the training, with a device.
-        device: Device of the model.
+        context: Shared parts of the training.
     """
 
     name = "window"
 
-    def __init__(self, context: Context, device: torch.device) -> None:
+    def __init__(self, context: Context) -> None:
         settings = context.settings
         gap_s = settings.window_seconds
         self._is_automatic = gap_s < 0
         self._iterations = settings.window_iterations
         self._classify = NameClassifier(parse_patterns(settings.kernel_patterns)).classify
-        self._device = device
+        self._home = context.home
         # An account of its own: the first start of a profiler takes a second; as a debt it would
         # end all sampling.
         self._guard = context.bus.guard(self.name, account=Account(), sweep=self.failed)
@@ -186,6 +182,12 @@ class WindowSensor(Sensor):
         if self._census is not None or self._evidence is not None:
             iteration.census = iteration.census or self.census(iteration.step)
             iteration.window = self.take(iteration.step)
+
+    @property
+    def _gpu(self) -> torch.device | None:
+        """The device whose kernels are recorded; ``None`` where only ops of the host are."""
+        device = self._home.device
+        return device if device is not None and device.type == "cuda" else None
 
     @property
     def _wants_census(self) -> bool:
@@ -303,7 +305,7 @@ class WindowSensor(Sensor):
                 self._refuse(request, ELSEWHERE)
         elif self._others.are_active:
             self._hold_back(WindowSkip.PROFILER, request)
-        elif is_capturing(self._device):
+        elif is_capturing():
             self._hold_back(WindowSkip.CAPTURE, request)
         else:
             self._start(request)
@@ -311,7 +313,7 @@ class WindowSensor(Sensor):
     def _is_due(self, step: int) -> bool:
         if step < OPENING or step % TOGETHER or math.isnan(self._times.usual_s):
             return False
-        if self._is_automatic and self._device.type == "cpu" and not may_compile():
+        if self._is_automatic and self._gpu is None and not may_compile():
             return False
         is_due = self._schedule.is_due(self._now_s, self._totals.memory_bytes)
         self._report_skips()
@@ -336,7 +338,7 @@ class WindowSensor(Sensor):
         wanted = self._iterations if request is None else request.iterations
         self._was_busy = True
         self._open = window = _OpenWindow(request, wanted, usual_ns, memory)
-        self._recording = recording = Recording(cuda=self._device.type == "cuda")
+        self._recording = recording = Recording(self._gpu)
         self._others.hold(recording.profile)
         # From here on a fork would hand the open recording to the child.
         fork.hold(self._forking)
@@ -350,7 +352,7 @@ class WindowSensor(Sensor):
                 self._give_up(window, WindowSkip.PROFILER)
             return
         # While a graph is captured nothing may wait: the window goes on for an iteration more.
-        is_late = is_capturing(self._device)
+        is_late = is_capturing()
         if window.began_ns:
             window.seen += 1
             if window.seen >= window.wanted and not is_late:
@@ -403,18 +405,18 @@ class WindowSensor(Sensor):
     def _walk(self, window: _OpenWindow, recording: Recording, wall_ns: int) -> Found | None:
         """Return the kernels or ops of the window; ``None`` if it has lost data."""
         events = recording.events
-        on_cpu = self._device.type != "cuda"
+        gpu = self._gpu
         wants_census = self._wants_census
         # Building the tree of calls takes longer than all the rest.
-        nodes = call_tree(events) if on_cpu or wants_census else []
-        found = self._ops(nodes) if on_cpu else self._kernels(events)
+        nodes = call_tree(events) if gpu is None or wants_census else []
+        found = self._ops(nodes) if gpu is None else self._kernels(events, gpu)
         if wants_census and found is not None:
             self._census = census_of(
                 nodes,
                 step=window.step,
                 iterations=window.seen,
                 duration_s=wall_ns / 1e9,
-                device_type=self._device.type,
+                device_type="cpu" if self._home.device is None else self._home.device.type,
             )
         return found
 
@@ -422,14 +424,14 @@ class WindowSensor(Sensor):
         ops = cpu_work(nodes)
         return ops_found(ops) if ops else None
 
-    def _kernels(self, events: Sequence[Any]) -> Found | None:
-        work = device_work(events, self._device.index or 0)
+    def _kernels(self, events: Sequence[Any], gpu: torch.device) -> Found | None:
+        work = device_work(events, gpu.index or 0)
         if not work.is_whole:
             return None
         return kernels_found(
             work.kernels,
             busy_ns=work.busy_ns,
-            capability=capability_of(self._device),
+            capability=capability_of(gpu),
             tf32_allowed=allows_tf32(OpKind.MATMUL),
             classify=self._classify,
         )

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def record(work: Callable[[], Any]) -> Recording:
-    recording = Recording(cuda=False)
+    recording = Recording()
     recording.prepare()
     recording.begin()
     work()
@@ -62,7 +62,7 @@ def test_a_recording_has_the_ops_and_their_dtypes() -> None:
 
 def test_one_that_never_began_is_closed_all_the_same() -> None:
     """Prepared and given up: the next one works."""
-    recording = Recording(cuda=False)
+    recording = Recording()
     recording.prepare()
     recording.close()
 
@@ -75,7 +75,7 @@ def test_nothing_is_complained_about() -> None:
 import torch
 from ampwatch.training.sensors.window.recording import Recording
 for begins in (False, True):
-    recording = Recording(cuda=False)
+    recording = Recording()
     recording.prepare()
     if begins:
         recording.begin()
@@ -100,7 +100,7 @@ SILENT = f"""
 import os
 from ampwatch.training.sensors.window.recording import Recording
 for _ in range(2):
-    recording = Recording(cuda=False)
+    recording = Recording()
     recording.prepare()
     recording.begin()
     recording.close()

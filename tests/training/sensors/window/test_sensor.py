@@ -79,8 +79,8 @@ class MadeUp:
     has_stopped_early = False
     costs_ns = 0
 
-    def __init__(self, *, cuda: bool) -> None:
-        self.log.append(f"made cuda={cuda}")
+    def __init__(self, gpu: torch.device | None) -> None:
+        self.log.append(f"made for {gpu}")
         self.profile = object()
         self.thread = get_ident()
         self.is_stolen = False
@@ -111,10 +111,10 @@ class Windows(Bench):
     def __init__(self, device: torch.device = CPU, ring: Path | None = None, **more: Any) -> None:
         self.time = Time()
         clock = Clock(self.time, lambda: 7)
-        super().__init__(parts={"clock": clock}, **({"window_seconds": 60.0} | more))
+        super().__init__(device=device, parts={"clock": clock}, **({"window_seconds": 60.0} | more))
         self.out.ring_path = ring
         self.records: list[Any] = self.out.records
-        self.sensor = WindowSensor(self.context, device)
+        self.sensor = WindowSensor(self.context)
         self.install(self.sensor)
         self.step = 0
 
@@ -373,7 +373,7 @@ def test_kernels_of_a_window_are_recorded_and_handed_to_the_diagnosis(made_up: A
     assert evidence.busy_s == 100e-9
     assert one.sensor.take(one.step) is None
     assert one.recording.log == [
-        "made cuda=True",
+        "made for cuda:0",
         "prepare",
         "wait",
         "begin",
@@ -604,7 +604,7 @@ import os, threading
 import torch
 from ampwatch.training.sensors.window.recording import Recording
 
-recording = Recording(cuda=False)
+recording = Recording()
 recording.prepare()
 recording.begin()
 
@@ -643,7 +643,7 @@ def test_a_graph_that_is_captured_puts_a_window_off(
 ) -> None:
     """Before it is counted; at its end the window waits for the next boundary."""
     capturing = [True]
-    monkeypatch.setattr(window, "is_capturing", lambda _device: capturing[0])
+    monkeypatch.setattr(window, "is_capturing", lambda: capturing[0])
     one = made_up(steps_of_a_gpu(), window_seconds=5.0, window_iterations=1)
     one.run(OPENING)
     assert one.recording.log == []

@@ -110,6 +110,11 @@ def graph_classes() -> tuple[type, ...]:
     return tuple({kind for kind in named if isinstance(kind, type)})
 
 
+def current_stream(device: torch.device) -> Any:
+    """Return the stream that this thread uses on a device; equal and of equal hash if the same."""
+    return torch.get_device_module(device).current_stream(device)
+
+
 def on(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which a device is the current one of its type."""
     context: AbstractContextManager[Any] = torch.get_device_module(device).device(device)
@@ -165,7 +170,7 @@ class Link:
 
     def stream(self, device: torch.device) -> Any:
         """Return the stream that the training currently uses on ``device``."""
-        return torch.get_device_module(device).current_stream(device)
+        return current_stream(device)
 
     def using(self, device: torch.device, stream: Any) -> AbstractContextManager[Any]:
         """Return a context in which kernels and copies run on ``stream``."""

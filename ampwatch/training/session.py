@@ -14,7 +14,7 @@ from ampwatch.guard import Account
 from ampwatch.training.devices import HOST, is_readable
 from ampwatch.training.hooks.bus import Bus
 from ampwatch.training.hooks.compiling import may_compile
-from ampwatch.training.hooks.events import DeviceChanged, FactsChanged
+from ampwatch.training.hooks.events import DevicesKnown, FactsChanged
 from ampwatch.training.hooks.open_iteration import OpenIteration
 from ampwatch.training.hooks.regions import Regions
 from ampwatch.training.hooks.sensor import Sensor
@@ -70,7 +70,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ampwatch.guard import Guard
     from ampwatch.settings import Settings
     from ampwatch.training.hooks.events import IterationClosed, SensorFailed
     from ampwatch.training.outlet import Outlet
@@ -145,24 +144,18 @@ class Whereabouts(Sensor):
     Args:
         context: What is shared.
         diagnosis: Judges by the machine that the training runs on.
-        readback: Brings values from devices.
     """
 
     name = "device"
 
-    def __init__(self, context: Context, diagnosis: Diagnosis, readback: Readback) -> None:
-        self.guard: Guard = context.bus.guard(self.name)
+    def __init__(self, context: Context, diagnosis: Diagnosis) -> None:
         self._context = context
         self._diagnosis = diagnosis
-        self._readback = readback
 
     def installed(self) -> None:
-        """Pin memory for the values of devices: slow, so it is done at set-up."""
-        self.guard.run(self._prepare)
-
-    def _prepare(self) -> None:
+        """Have sensors do at set-up what is slow."""
         if any(device.type != HOST for device in self._context.home.devices):
-            self._readback.prepare()
+            self._context.bus.emit(DevicesKnown())
 
     def iteration_closed(self, _event: IterationClosed) -> None:
         """Look once: by now all parameters are where they are going to be."""
@@ -179,9 +172,8 @@ class Whereabouts(Sensor):
                 context.home.device,
             )
         machine = machine_of(context.home.device, context.settings)
-        self._prepare()
         self._diagnosis.move(machine, layer_shapes(context.names))
-        context.bus.emit(DeviceChanged())
+        self.installed()
         context.bus.emit(FactsChanged())
 
 
@@ -270,7 +262,7 @@ class Session:
     def _sensors(self, samples: RangeSamples | None) -> Iterator[Sensor]:
         """Yield the sensors of the level, in the order in which they are told of an event."""
         context = self._context
-        yield Whereabouts(context, self.diagnosis, self._readback)
+        yield Whereabouts(context, self.diagnosis)
         yield AutocastBackwardSensor(context)
         yield ClippingSensor(context)
         if context.is_scaled:

@@ -237,8 +237,11 @@ class FactsChanged(NamedTuple):
     """Something that is recorded once is new: a dtype of autocast, the settings of the scaler."""
 
 
-class DeviceChanged(NamedTuple):
-    """The training is on other devices than it was at set-up; ``Context.home`` knows which."""
+class DevicesKnown(NamedTuple):
+    """It is known on which accelerators the training is (``Context.home``), or they have changed.
+
+    At set-up, and again where the model has moved since: the time to pin memory and to compile.
+    """
 
 
 class SensorFailed(NamedTuple):

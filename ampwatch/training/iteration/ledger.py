@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ampwatch.guard import Guard
     from ampwatch.training.hooks.bus import Bus
     from ampwatch.training.hooks.events import (
+        DevicesKnown,
         OptimizerStepped,
         Scaled,
         SchedulerStepped,
@@ -195,6 +196,10 @@ class IterationLedger(Sensor):
         self._ended_ns = 0
         self._delivered_ns = 0
         self._alarming = False
+
+    def devices_known(self, _event: DevicesKnown) -> None:
+        """Pin memory."""
+        self._readback.prepare()
 
     def scaled(self, event: Scaled) -> None:
         """Take the loss as it was before it was scaled."""

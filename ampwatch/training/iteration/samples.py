@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import TensorRange
     from ampwatch.training.hooks.bus import Bus
     from ampwatch.training.hooks.events import (
-        DeviceChanged,
+        DevicesKnown,
         IterationArrived,
         IterationClosed,
         IterationOpened,
@@ -36,6 +36,10 @@ class DeferredReads(Sensor):
 
     def __init__(self, deferred: Deferred) -> None:
         self._deferred = deferred
+
+    def devices_known(self, _event: DevicesKnown) -> None:
+        """Pin memory."""
+        self._deferred.prepare()
 
     def iteration_closed(self, _event: IterationClosed) -> None:
         """Hand over what has arrived. Never waits."""
@@ -107,14 +111,10 @@ class RangeSamples(Sensor):
         self._home = home
         self.guard = self._guard = bus.guard(self.name, sweep=self.failed)
 
-    def installed(self) -> None:
-        """Choose kernels, allocate and compile: slow, so it is done at set-up."""
+    def devices_known(self, _event: DevicesKnown) -> None:
+        """Choose kernels, allocate and compile."""
         for device in self._home.devices:
             self._measuring.prepare(device)
-
-    def device_changed(self, _event: DeviceChanged) -> None:
-        """Do it for devices that were not known at set-up."""
-        self.installed()
 
     def failed(self) -> None:
         """Have no ranges measured any more: nobody would take them in."""

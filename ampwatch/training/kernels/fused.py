@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from ampwatch.numerics.encodings import ENCODINGS
+from ampwatch.training import devices
 from ampwatch.training.kernels import fused_device
 from ampwatch.training.kernels.work_units import WorkUnits
 
@@ -57,7 +56,7 @@ class TritonKernel:
         # Triton wants a pointer in any case; without GATED it is not read.
         gate = rows if gate is None else gate
         # Triton launches on the current device, whatever the tensors are on.
-        with torch.cuda.device(rows.get_device()):
+        with devices.on(rows.device):
             launches = self._units.of(pieces, rows.device)
             fused_device.prepare[len(pieces),](rows, gate, GATED=gated, num_warps=_WARPS)
             for dtype, aligned, units in launches:

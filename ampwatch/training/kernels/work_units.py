@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ampwatch.errors import StateError
+from ampwatch.training.devices import HOST, current_stream, is_capturing, processors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from torch import Tensor
 
@@ -50,7 +51,7 @@ class WorkUnits:
     def __init__(self, step: int, per_processor: int) -> None:
         self._step = step
         self._per_processor = per_processor
-        self._known: dict[tuple[int, Fingerprint], list[LaunchTable]] = {}
+        self._known: dict[tuple[Hashable, Fingerprint], list[LaunchTable]] = {}
         self._captured: list[list[LaunchTable]] = []
 
     def of(self, pieces: Sequence[Tensor], device: torch.device) -> list[LaunchTable]:
@@ -65,11 +66,10 @@ class WorkUnits:
         # Gradients of an iteration mostly lie where those of the last one did: the caching allocator
         # gives equal requests in equal order equal addresses.
         fingerprint = tuple([(p.data_ptr(), p.numel(), p.dtype) for p in pieces])
-        on_cuda = device.type == "cuda"
-        if on_cuda and torch.cuda.is_current_stream_capturing():
+        if is_capturing():
             return self._for_graph(fingerprint)
         # Per stream: another stream might still read a table that is given back on this one.
-        stream = torch.cuda.current_stream(device).cuda_stream if on_cuda else 0
+        stream = None if device.type == HOST else current_stream(device)
         launches = self._known.pop((stream, fingerprint), None)
         if launches is None:
             launches = self._cut(fingerprint, device)
@@ -109,7 +109,7 @@ class WorkUnits:
         self, pieces: list[tuple[int, int, int]], itemsize: int, device: torch.device
     ) -> list[tuple[int, int, int]]:
         total = sum(numel for _, numel, _ in pieces)
-        wanted = self._per_processor * _processors(device)
+        wanted = self._per_processor * processors(device)
         length = -(-total // (wanted * self._step)) * self._step
         return [
             (address + first * itemsize, min(length, numel - first), row)
@@ -118,12 +118,6 @@ class WorkUnits:
         ]
 
 
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def _upload(rows: list[tuple[int, int, int]], device: torch.device) -> Tensor:
-    pinned = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+    pinned = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=device.type != HOST)
     return pinned.to(device, non_blocking=True)

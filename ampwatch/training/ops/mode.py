@@ -17,7 +17,6 @@ from ampwatch.training.ops.info import lets_autocast_through
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from types import FrameType
 
     from ampwatch.training.hooks.places import Handle
 
@@ -226,7 +225,9 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...]) ->
 
 def _is_in_other_mode() -> bool:
     """Whether an op comes from a mode of the user, in which autocast is excluded anyway."""
-    frame: FrameType | None = sys._getframe(3)  # noqa: SLF001 - documented, and the only way
+    # By f_back: in a thread of autograd nothing of Python is below the mode's own frames, and a
+    # depth that is not there raises.
+    frame = sys._getframe(2).f_back  # noqa: SLF001 - documented, and the only way
     while frame is not None:
         code = frame.f_code
         if code.co_name == "__torch_dispatch__" and code is not OpMode.__torch_dispatch__.__code__:

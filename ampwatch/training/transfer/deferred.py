@@ -71,7 +71,12 @@ class Deferred:
         self._lock = Lock()
 
     def prepare(self) -> None:
-        """Allocate the pinned memory: pinning is slow and may stop the device."""
+        """Allocate the pinned memory: pinning is slow and may stop the device.
+
+        Does nothing where it is done already.
+        """
+        if self._free is not None:
+            return
         block = self._link.landing_place(self._num_slots * self._width)
         rows = block.view(self._num_slots, self._width).unbind()
         self._free = deque(_LandingSlot(row) for row in rows)

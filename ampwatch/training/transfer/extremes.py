@@ -27,6 +27,9 @@ COLUMNS = 3
 MAX_ROWS = 65536
 """Tensors that are measured between two sendings. A row of one takes up to 24 bytes."""
 
+PREPARED = 64
+"""Landing places that are pinned at set-up, 12 kB each; more are if an iteration needs them."""
+
 MAX_STREAMS = 16
 """Streams whose tensors are measured. Each has rows of its own, which are written and copied in
 the order of that stream."""
@@ -37,6 +40,10 @@ parts, which of two results at a time it does nowhere else."""
 
 BYTES = 8
 """Size of the largest number in a row; narrower dtypes leave a part of the landing place unused."""
+
+
+PLACE = ROWS * COLUMNS * BYTES // torch.float32.itemsize
+"""Elements of a landing place."""
 
 
 class Extremes:
@@ -165,11 +172,22 @@ class Measures:
     def __init__(self, link: Link | None = None, most: int = MAX_ROWS) -> None:
         self.link = link or Link()
         self._is_finite = True
+        self._is_prepared = False
         self._most = most
         self._count = 0
         self._lanes: dict[Hashable, _Lane] = {}
         self._places: deque[Tensor] = deque()
         self._events: dict[torch.device, deque[Event]] = {}
+
+    def prepare(self) -> None:
+        """Pin landing places, in one block: pinning is slow and may stop the device.
+
+        Does nothing where it is done already.
+        """
+        if not self._is_prepared:
+            self._is_prepared = True
+            block = self.link.landing_place(PREPARED * PLACE)
+            self._places.extend(block.view(PREPARED, PLACE).unbind())
 
     def measure(self, tensor: Tensor, *, least: bool = False) -> Extremes | None:
         """Measure a tensor as it is now, in stream order.
@@ -263,7 +281,7 @@ class Measures:
     def _place(self) -> Tensor:
         if self._places:
             return self._places.popleft()
-        return self.link.landing_place(ROWS * COLUMNS * BYTES // torch.float32.itemsize)
+        return self.link.landing_place(PLACE)
 
     def _event(self, device: torch.device) -> Event:
         held = self._events.get(device)

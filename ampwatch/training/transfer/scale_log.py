@@ -30,6 +30,10 @@ class ScaleLog:
         self._readback = Readback(SLOTS, 1, link)
         self._scales: dict[int, float | None] = {}
 
+    def prepare(self) -> None:
+        """Allocate the pinned memory: pinning is slow and may stop the device."""
+        self._readback.prepare()
+
     def note(self, number: int, scaler: torch.amp.GradScaler) -> None:
         """Take the scale as it is now, in stream order, if it was not taken yet.
 

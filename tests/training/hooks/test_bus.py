@@ -178,7 +178,7 @@ def test_every_event_that_has_a_place_has_one_place() -> None:
     assert len(placed) == len(set(placed))
     assert {event.__name__ for event in set(TORCH_EVENTS) - set(placed)} == {
         name for name in vars(events) if name.startswith("Iteration") and name != "Iteration"
-    } | {"SchedulerStepped", "FactsChanged", "DeviceChanged", "SensorFailed"}
+    } | {"SchedulerStepped", "FactsChanged", "DevicesKnown", "SensorFailed"}
 
 
 def test_the_events_of_a_step_come_in_the_order_of_the_calls(bench: Callable[..., Bench]) -> None:

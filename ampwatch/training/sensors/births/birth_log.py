@@ -92,6 +92,10 @@ class BirthLog:
         self._rows: dict[int, dict[Hashable, Extremes]] = {}
         self._gradients: list[LoggedGradient] | None = None
 
+    def prepare(self) -> None:
+        """Allocate the pinned memory: pinning is slow and may stop the device."""
+        self._measures.prepare()
+
     def begin(self, step: int) -> None:
         """Begin the log of iteration ``step``."""
         self._measures.clear()

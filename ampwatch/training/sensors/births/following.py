@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from ampwatch.guard import Guard
-    from ampwatch.training.hooks.events import DeviceChanged, IterationClosed
+    from ampwatch.training.hooks.events import DevicesKnown, IterationClosed
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
 
@@ -28,7 +28,7 @@ class BirthSensor(Sensor):
 
     name = "births"
     is_thread_safe = True
-    waking = frozenset({"ops_began"})
+    waking = frozenset({"ops_began", "devices_known"})
     is_dormant = True
 
     def __init__(self, context: Context) -> None:
@@ -70,9 +70,10 @@ class BirthSensor(Sensor):
                 self._is_host = False
                 self._later.give_up()
 
-    def device_changed(self, _event: DeviceChanged) -> None:
-        """Follow values on another device from the next iteration on."""
+    def devices_known(self, _event: DevicesKnown) -> None:
+        """Pin memory, and follow values where they are from the next iteration on."""
         self._is_host = is_host(self._home.device)
+        self._later.prepare()
 
     def ops_ended(self, _event: OpsEnded) -> None:
         """Hand on the trace of the iteration, or send it on its way."""

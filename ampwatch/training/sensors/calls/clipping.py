@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ampwatch.training.hooks.events import (
         ClippingByNorm,
         ClippingByValue,
+        DevicesKnown,
         OptimizerStepped,
         StepBegan,
         StepEnded,
@@ -63,7 +64,7 @@ class ClippingSensor(Sensor):
     """
 
     name = "clipping"
-    waking = frozenset({"clipping_by_norm", "clipping_by_value"})
+    waking = frozenset({"clipping_by_norm", "clipping_by_value", "devices_known"})
     is_dormant = True
 
     def __init__(self, context: Context, link: Link | None = None) -> None:
@@ -75,6 +76,10 @@ class ClippingSensor(Sensor):
         self._link = link or Link()
         self._readback = Readback(SLOTS, 1, self._link)
         self._calls: list[ClipCall] = []
+
+    def devices_known(self, _event: DevicesKnown) -> None:
+        """Pin memory."""
+        self._readback.prepare()
 
     def removed(self) -> None:
         """Forget all calls."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         BackwardBegan,
         ClippingByNorm,
         ClippingByValue,
+        DevicesKnown,
         OptimizerStepped,
         Scaled,
         ScaleRead,
@@ -90,6 +91,10 @@ class GradientUseSensor(Sensor):
         self._direct: set[int] = set()
         self._judged: set[int] = set()
         self._unscaling: set[int] = set()
+
+    def devices_known(self, _event: DevicesKnown) -> None:
+        """Pin memory."""
+        self._scales.prepare()
 
     def removed(self) -> None:
         """Forget all gradients."""

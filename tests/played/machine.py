@@ -1,0 +1,450 @@
+"""Two devices that work late: their queues, their memory, and what they punish.
+
+Whatever is given to a device waits in the queue of its stream. It runs when the device gets there:
+some time after it was given, in the order of its stream, and never because the host reads memory.
+The host learns of it by events alone. What a real device answers with garbage, a crash or a
+broken capture is raised here, and kept in ``faults``, since a library that swallows exceptions
+would hide it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import sys
+import threading
+import traceback
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import ampwatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import FrameType
+
+DEVICES = 2
+
+LAG = 400
+"""Entries that a device is behind the host while that goes on."""
+
+PER_QUESTION = 4
+"""Entries that a device gets done between two questions of the host whether it is done."""
+
+GRAIN = 512
+"""Allocations are multiples of as many bytes."""
+
+POISON = 0xFF
+"""Byte of memory that holds nothing: NaN in every format."""
+
+PASSED_THROUGH = ("ops/mode.py", "hooks/taps.py")
+"""Ends of the names of files of ampwatch from which what the user has called is called."""
+
+OURS = str(ampwatch.__path__[0])
+
+StreamKey = tuple[int, int]
+"""Device and number of a stream."""
+
+
+class PlayedError(RuntimeError):
+    """The host did what a real device punishes."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A synchronisation: the host waited for the device.
+
+    Attributes:
+        name: Name of what waited.
+        is_ours: Whether ampwatch waited.
+        where: Innermost lines of Python.
+    """
+
+    name: str
+    is_ours: bool
+    where: str
+
+
+@dataclass
+class Block:
+    """A stretch of device memory, from its allocation until it is given back."""
+
+    address: int
+    nbytes: int
+    stream: StreamKey
+    is_of_graph: bool = False
+
+
+@dataclass
+class Entry:
+    """Something that a stream does in its turn.
+
+    Attributes:
+        name: What it is, for faults.
+        run: Does it.
+        blocks: Memory that it uses.
+        waits_for: An event and its version that have to pass first.
+    """
+
+    name: str
+    run: Callable[[], Any] = lambda: None
+    blocks: tuple[Block, ...] = ()
+    waits_for: tuple[int, int] | None = None
+
+
+@dataclass
+class Graph:
+    """What was captured of a stream, and can be replayed.
+
+    Attributes:
+        entries: The work.
+        stream: Stream that is captured.
+        nodes: Names of the work, in order.
+    """
+
+    stream: StreamKey = (0, 0)
+    entries: list[Entry] = field(default_factory=list)
+
+    @property
+    def nodes(self) -> list[str]:
+        """The names of what was captured."""
+        return [entry.name for entry in self.entries]
+
+    def capture_begin(self) -> None:
+        """Capture the current stream from now on."""
+        self.stream = machine.current_stream()
+        machine.captures[self.stream] = self
+
+    def capture_end(self) -> None:
+        """Let the stream run again."""
+        del machine.captures[self.stream]
+
+    def replay(self) -> None:
+        """Do once more what was captured."""
+        for entry in self.entries:
+            machine.put(entry)
+
+
+class Machine:
+    """The devices and the host's side of them.
+
+    Attributes:
+        faults: What was punished so far, in words.
+        waits: Synchronisations so far.
+        is_error_to_wait: Whether a synchronisation raises, as with ``set_sync_debug_mode``.
+        is_hanging: Whether the devices do nothing any more.
+        is_stepping: Whether the training is at work, and no memory is to be pinned.
+        refuses: Says of an allocation of so many bytes whether there is no memory for it.
+        captures: Graphs that are being captured, by stream.
+        lag: Entries that a device may be behind.
+    """
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+        self.waits: list[Wait] = []
+        self.is_error_to_wait = False
+        self.is_hanging = False
+        self.is_stepping = False
+        self.refuses: Callable[[int], bool] = lambda _nbytes: False
+        self.refuses_to_pin: Callable[[int], bool] = lambda _nbytes: False
+        self.captures: dict[StreamKey, Graph] = {}
+        self.lag = LAG
+        self.library: Any = None
+        self.allocated = 0
+        self.peak = 0
+        self._streams: dict[StreamKey, deque[Entry]] = {}
+        self._blocks: dict[int, Block] = {}
+        self._live: dict[int, Block] = {}
+        self._free: dict[tuple[StreamKey, int], list[int]] = {}
+        self._memory: dict[int, Any] = {}
+        self._pinned: dict[int, tuple[Any, int]] = {}
+        self._next_event = 1
+        self._next_stream = 1
+        self._recorded: dict[int, int] = {}
+        self._passed: dict[int, int] = {}
+        self._turn = threading.Lock()
+        self._worker = Worker()
+
+    # Devices and streams of the calling thread.
+
+    def current_device(self) -> int:
+        """Return the device of the calling thread."""
+        return int(self.library.played_device())
+
+    def current_stream(self, device: int = -1) -> StreamKey:
+        """Return the stream of the calling thread on a device, the current one if not said."""
+        index = self.current_device() if device < 0 else device
+        return index, int(self.library.played_stream(index))
+
+    def new_stream(self, device: int) -> StreamKey:
+        """Return a stream that nobody has used."""
+        self._next_stream += 1
+        return device, self._next_stream
+
+    # Work.
+
+    def put(self, entry: Entry, stream: StreamKey | None = None) -> None:
+        """Give a stream something to do; the device gets on a little."""
+        key = stream or self.current_stream()
+        self._take_back()
+        self._give(entry, key)
+
+    def _give(self, entry: Entry, key: StreamKey) -> None:
+        graph = self.captures.get(key)
+        if graph is not None:
+            graph.entries.append(entry)
+            return
+        self._streams.setdefault(key, deque()).append(entry)
+        if self._behind > self.lag:
+            self._work(until=3 * self.lag // 4)
+
+    @property
+    def _behind(self) -> int:
+        return sum(map(len, self._streams.values()))
+
+    def _work(self, until: int) -> None:
+        """Have the devices work until they are this many entries behind."""
+        # Whoever finds the turn taken leaves: the device is at work already.
+        if self.is_hanging or not self._turn.acquire(blocking=False):
+            return
+        try:
+            self._worker.run(lambda: self._run(until))
+        finally:
+            self._turn.release()
+
+    def _run(self, until: int) -> None:
+        while self._behind > until and self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Run the next entry of a stream that is not blocked; return whether there was one."""
+        # The newest stream first: what does not wait for another one runs too early, and shows.
+        for key in sorted(self._streams, key=lambda key: -key[1]):
+            entries = self._streams[key]
+            if entries and self._may_run(entries[0]):
+                self._execute(entries.popleft(), key)
+                return True
+        return False
+
+    def _may_run(self, entry: Entry) -> bool:
+        if entry.waits_for is None:
+            return True
+        event, version = entry.waits_for
+        return self._passed.get(event, 0) >= version
+
+    def _execute(self, entry: Entry, key: StreamKey) -> None:
+        for block in entry.blocks:
+            if self._live.get(block.address) is not block:
+                self.faults.append(
+                    f"{entry.name} on stream {key} used {block.nbytes} bytes that had been given back,"
+                    " or were not its own yet"
+                )
+        try:
+            entry.run()
+        except BaseException:
+            self.faults.append(f"{entry.name} failed on the device: {traceback.format_exc()}")
+
+    # Events.
+
+    def record(self, event: int, stream: StreamKey) -> int:
+        """Mark the position of a stream by an event, a new one if 0; return its number."""
+        if event == 0:
+            event, self._next_event = self._next_event, self._next_event + 1
+        if stream in self.captures and is_ours():
+            self.punish("an event was recorded in a capture")
+        version = self._recorded[event] = self._recorded.get(event, 0) + 1
+
+        def passed() -> None:
+            self._passed[event] = version
+
+        self.put(Entry("event", passed), stream)
+        return event
+
+    def block(self, event: int, stream: StreamKey) -> None:
+        """Have a stream wait for the newest mark of an event."""
+        self.put(Entry("wait", waits_for=(event, self._recorded.get(event, 0))), stream)
+
+    def query(self, event: int) -> bool:
+        """Return whether an event has passed; time goes on a little."""
+        if self.captures:
+            self.punish("an event was asked in a capture")
+        self._work(until=max(self._behind - PER_QUESTION, 0))
+        return self._passed.get(event, 0) >= self._recorded.get(event, 0)
+
+    def wait(self, name: str) -> None:
+        """Have the host wait for everything, which is an error if so set."""
+        self.waits.append(Wait(name, is_ours(), "".join(traceback.format_stack(limit=12))))
+        if self.captures:
+            self.punish(f"{name} waited in a capture")
+        if self.is_error_to_wait:
+            self.punish(f"{name} waited for the device")
+        if self.is_hanging:
+            self.punish(f"{name} would have waited for ever for a device that hangs")
+        self.finish()
+
+    def finish(self) -> None:
+        """Have the devices do all that they were given."""
+        with self._turn:
+            self._worker.run(lambda: self._run(until=0))
+        left = [entry.name for entries in self._streams.values() for entry in entries]
+        if left:
+            self.punish(f"streams wait for what never comes: {left[:5]}")
+
+    # Memory.
+
+    def allocate(self, nbytes: int, device: int, stream: int) -> int:
+        """Return the address of device memory, 0 if there is none."""
+        key = (device, stream)
+        self._take_back()
+        if is_ours() and key in self.captures:
+            self.faults.append(f"{nbytes} bytes were allocated in a capture\n{_where()}")
+        if self.refuses(nbytes):
+            return 0
+        size = -(-nbytes // GRAIN) * GRAIN
+        held = self._free.get((key, size))
+        address = held.pop() if held else self._memory_of(size)
+        block = Block(address, size, key, is_of_graph=key in self.captures)
+        self._blocks[address] = block
+        self.allocated += size
+        self.peak = max(self.peak, self.allocated)
+        if block.is_of_graph:
+            self._live[address] = block
+        else:
+            self.put(Entry("allocation", lambda: self._live.update({address: block})), key)
+        return address
+
+    def _memory_of(self, nbytes: int) -> int:
+        memory = (ctypes.c_uint8 * (nbytes + GRAIN))()
+        address = -(-ctypes.addressof(memory) // GRAIN) * GRAIN
+        self._memory[address] = memory
+        return address
+
+    def _take_back(self) -> None:
+        """Take back the memory that was given back since the last time."""
+        while address := int(self.library.played_returned()):
+            if address in self._pinned:
+                del self._pinned[address]  # what is being copied keeps it for as long
+            else:
+                self._release(address)
+
+    def _release(self, address: int) -> None:
+        # Others get it at once, in the order of its stream.
+        block = self._blocks.get(address)
+        if block is None or block.is_of_graph:
+            return
+        self.allocated -= block.nbytes
+
+        def give_away() -> None:
+            if self._live.get(address) is block:
+                del self._live[address]
+            ctypes.memset(address, POISON, block.nbytes)
+
+        self._give(Entry("release", give_away), block.stream)
+        self._free.setdefault((block.stream, block.nbytes), []).append(address)
+
+    def block_of(self, address: int) -> Block:
+        """Return the block that an address lies in, as the host knows it."""
+        for begin in range(address // GRAIN * GRAIN, 0, -GRAIN):
+            block = self._blocks.get(begin)
+            if block is not None:
+                assert address < begin + block.nbytes, "an address of nobody's"
+                return block
+        msg = f"expected an address of the device, got {address:#x}"
+        raise AssertionError(msg)
+
+    def pin(self, nbytes: int) -> int:
+        """Return the address of pinned host memory, 0 if it is refused."""
+        if self.captures:
+            self.faults.append(f"{nbytes} bytes were pinned in a capture\n{_where()}")
+            return 0
+        if self.is_stepping and is_ours():
+            self.faults.append(f"{nbytes} bytes were pinned in a step\n{_where()}")
+        if self.refuses_to_pin(nbytes):
+            return 0
+        self._take_back()
+        memory = (ctypes.c_uint8 * nbytes)()
+        address = ctypes.addressof(memory)
+        self._pinned[address] = (memory, nbytes)
+        return address
+
+    def pinned(self, address: int) -> Any:
+        """Return the pinned memory that an address lies in, ``None`` if it is pageable."""
+        for begin, (memory, nbytes) in self._pinned.items():
+            if begin <= address < begin + nbytes:
+                return memory
+        return None
+
+    # Faults.
+
+    def punish(self, what: str) -> None:
+        """Raise, and keep it.
+
+        Raises:
+            PlayedError: Always.
+        """
+        self.faults.append(f"{what}\n{_where()}")
+        raise PlayedError(what)
+
+    def reset(self) -> None:
+        """Begin a new test: nothing is running, nothing was wrong."""
+        self.is_hanging = self.is_error_to_wait = self.is_stepping = False
+        self.refuses = self.refuses_to_pin = lambda _nbytes: False
+        self.captures.clear()
+        self.lag = LAG
+        self.finish()
+        self.faults.clear()
+        self.waits.clear()
+        self.peak = self.allocated
+
+
+class Worker:
+    """A thread in which the devices compute: no mode, no autocast and no gradients of the host's."""
+
+    def __init__(self) -> None:
+        self._given: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, what: Callable[[], None]) -> None:
+        """Run it there and come back when it is done."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="played device", daemon=True)
+            self._thread.start()
+        self._given.put(what)
+        self._done.get()
+
+    def _loop(self) -> None:
+        while True:
+            self._given.get()()
+            self._done.put(None)
+
+
+def is_ours() -> bool:
+    """Whether ampwatch asks, and not the user's op that it lets through."""
+    for frame in _frames():
+        name = frame.f_code.co_filename
+        if name.startswith(OURS):
+            return not name.endswith(PASSED_THROUGH)
+        if "/torch/" not in name and not name.startswith(str(__file__).rpartition("/")[0]):
+            return False
+    return False
+
+
+def _frames() -> Iterable[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _where() -> str:
+    return "".join(traceback.format_stack(limit=14))
+
+
+def blocks_of(addresses: Sequence[int]) -> tuple[Block, ...]:
+    """Return the blocks of device memory that addresses lie in."""
+    return tuple({id(b): b for b in (machine.block_of(a) for a in addresses)}.values())
+
+
+machine = Machine()

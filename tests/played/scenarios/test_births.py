@@ -1,0 +1,113 @@
+"""What breaks on a device is named as it is named on the host, although it is known later."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import ampwatch
+from tests.played.trainings import DEVICE
+
+if TYPE_CHECKING:
+    from ampwatch import Finding
+    from tests.played.machine import Machine
+
+STEPS = 30
+BREAKS_AT = 12
+
+
+class Hot(nn.Module):
+    """Multiplies beyond float16, from some step on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.half() * self.factor).float()
+
+
+class Log(nn.Module):
+    """Takes the logarithm of what may be zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log(torch.relu(x) + (1.0 if self.factor == 1.0 else 0.0)) * 0.1
+
+
+class Root(nn.Module):
+    """Has a gradient that is infinite at zero, and finite values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sqrt(x.square() + 1.0 if self.factor == 1.0 else x.square() * 0.0)
+
+
+class _Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.factor = factor
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient / (0.0 if ctx.factor != 1.0 else 1.0), None
+
+
+class Custom(nn.Module):
+    """Has a backward of its own, which divides by zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = _Broken.apply(x, self.factor)  # type: ignore[no-untyped-call]
+        return out
+
+
+def found_on(device: str, culprit: nn.Module, level: str) -> list[Finding]:
+    """Train until it breaks and a while longer, and return the findings."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), culprit, nn.Linear(16, 4)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    scaler = torch.amp.GradScaler(device, init_scale=1024.0)
+    batch = torch.randn(4, 8).to(device)
+    with ampwatch.monitor(model, scaler, level=level, serve=False) as watch:
+        for step in range(STEPS):
+            culprit.factor = 1.0 if step < BREAKS_AT else 1e7
+            with torch.autocast(device, dtype=torch.float16):
+                loss = model(batch).float().square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    return watch.findings
+
+
+def _told(findings: list[Finding]) -> list[tuple[str, str, str, int]]:
+    return sorted((f.kind, f.where, f.op, f.first_step) for f in findings)
+
+
+@pytest.mark.parametrize("level", ["standard", "deep"])
+@pytest.mark.parametrize("culprit", [Hot, Log, Root, Custom])
+def test_findings_on_a_device_are_those_on_the_host(
+    device: Machine, culprit: type[nn.Module], level: str
+) -> None:
+    """Kind, module, op and step; backward runs in a thread of its own there."""
+    on_host = found_on("cpu", culprit(), level)
+    device.waits.clear()
+    on_device = found_on(DEVICE, culprit(), level)
+
+    assert [wait for wait in device.waits if wait.is_ours] == []
+    assert _told(on_device) == _told(on_host)
+    assert any(f.severity == "critical" for f in on_host)

@@ -1,0 +1,221 @@
+"""Where a training is: on two devices, on one that comes later, on one without a kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import ampwatch
+from ampwatch.diagnosis.records.range_records import RangeRecorder
+from ampwatch.wire.records import Topic
+from tests.played.kernel import PlayedKernel
+from tests.played.machine import PlayedError
+from tests.played.trainings import BREAKS, DEVICE, Training
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.evidence.iteration import Iteration
+    from tests.played.machine import Machine
+
+LEVELS = ("light", "standard", "deep")
+
+
+class Halves(nn.Module):
+    """A model of which each half is on a device of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(16, 32).to(f"{DEVICE}:0")
+        self.second = nn.Linear(32, 8).to(f"{DEVICE}:1")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.second(torch.relu(self.first(x)).to(f"{DEVICE}:1"))
+        return out
+
+
+def on_two_devices(flavour: str) -> Training:
+    training = Training(flavour)
+    training.model = Halves()
+    chosen = {"fused": flavour == "fused", "foreach": flavour == "foreach"}
+    training.optimizer = torch.optim.AdamW(training.model.parameters(), lr=1e-3, **chosen)
+    return training
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Iteration]:
+    """The iterations whose ranges have arrived."""
+    seen: list[Iteration] = []
+    monkeypatch.setattr(RangeRecorder, "record", lambda _self, iteration: seen.append(iteration))
+    return seen
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_model_on_two_devices_is_watched_on_both(
+    device: Machine, level: str, measured: list[Iteration]
+) -> None:
+    """Autograd has a thread for each; what is slow is done for both at set-up."""
+    bits = []
+    for watched in (False, True):
+        training = on_two_devices("fused")
+        if not watched:
+            training.run()
+        else:
+            with ampwatch.monitor(training.model, training.scaler, level=level, serve=False) as w:
+                device.is_stepping = True
+                training.run()
+                device.is_stepping = False
+            assert w.last_step.step == len(BREAKS) - 1
+            assert "switched off" not in w.report()
+        bits.append(training.bits())
+
+    assert bits[1] == bits[0]
+    names = {r.name for i in measured for r in i.ranges if r.topic is Topic.GRADIENT}
+    assert level == "light" or names >= {"first.weight", "second.weight"}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_model_that_moves_after_set_up_is_found_again(
+    level: str, measured: list[Iteration], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning; facts, ranges and births are those of the device it is on."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8))
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=16.0)
+    training = Training("foreach")
+    with ampwatch.monitor(model, scaler, level=level, serve=False) as watch:
+        training.model = model.to(DEVICE)
+        training.scaler = scaler
+        training.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+        training.run([1.0] * 40)
+    session: Any = watch._session
+
+    moved = [r.getMessage() for r in caplog.records if "has moved from" in r.getMessage()]
+    assert len(moved) == 1
+    assert "from cpu to played:0" in moved[0]
+    assert str(session._home.device) == "played:0"
+    assert "switched off" not in watch.report()
+    if level != "light":
+        assert {r.topic for i in measured for r in i.ranges} >= {Topic.GRADIENT, Topic.WEIGHT}
+        assert not session._births._is_host
+
+
+def test_a_training_without_a_model_is_found_by_its_optimizer() -> None:
+    """The first that steps says where the training is, and nobody is warned of a move."""
+    training = Training("foreach")
+    with ampwatch.monitor(None, training.scaler, serve=False) as watch:
+        training.run([1.0] * 5)
+
+    assert str(watch._session._home.device) == "played:0"
+
+
+def test_what_is_slow_is_done_at_set_up(device: Machine) -> None:
+    """No memory is pinned in a step, which would stop the device."""
+    training = Training("fused")
+    for level in LEVELS:
+        with ampwatch.monitor(training.model, training.scaler, level=level, serve=False):
+            device.is_stepping = True
+            training.run()
+            device.is_stepping = False
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_kernel_that_cannot_be_compiled_stops_no_training(
+    level: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning and one sentence of the report; everything else is watched."""
+    monkeypatch.setattr(PlayedKernel, "is_broken", RuntimeError("Failed to find C compiler."))
+    training = Training("fused")
+    with ampwatch.monitor(training.model, training.scaler, level=level, serve=False) as watch:
+        training.run()
+    report = " ".join(watch.report().split())
+    told = [r.getMessage() for r in caplog.records if "not measured" in r.getMessage()]
+
+    assert watch.last_step.step == len(BREAKS) - 1
+    assert "switched off" not in report
+    if level != "light":
+        (sentence,) = told
+        assert "ranges of tensors are not measured on played:0: Failed to find C compiler" in report
+        assert sentence in report
+
+
+def test_a_device_that_pins_nothing_stops_no_training(device: Machine) -> None:
+    """What has to be pinned is little; where even that fails nothing is observed."""
+    training = Training("fused")
+    device.refuses_to_pin = lambda _nbytes: True
+    with ampwatch.monitor(training.model, training.scaler, serve=False) as watch:
+        training.run()
+    report = watch.report()
+
+    assert "not measured" in report
+    assert device.waits == []
+
+
+@pytest.mark.parametrize("level", ["standard", "deep"])
+def test_memory_that_is_short_costs_samples_and_nothing_else(device: Machine, level: str) -> None:
+    """Each allocation of ours fails for a while: the training has the same bits, and is seen again."""
+    from tests.played.machine import is_ours  # noqa: PLC0415
+
+    bits = []
+    for watched in (False, True):
+        training = Training("fused")
+        if not watched:
+            training.run([1.0] * 40)
+        else:
+            with ampwatch.monitor(training.model, training.scaler, level=level, serve=False) as w:
+                training.run([1.0] * 5)
+                device.refuses = lambda _nbytes: is_ours()
+                training.run([1.0] * 15)
+                device.refuses = lambda _nbytes: False
+                training.run([1.0] * 20)
+            off = [g.name for g in w._session.bus.guards if g.off]
+            assert not {"births", "ranges", "gradients", "activations", "steps"} & set(off)
+        bits.append(training.bits())
+
+    assert bits[1] == bits[0]
+
+
+@pytest.mark.parametrize("level", ["standard", "deep"])
+def test_what_is_expanded_is_not_copied(device: Machine, level: str) -> None:
+    """A mask of which one row is stored seems to have a million elements."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = torch.zeros(1, 8, device=DEVICE).expand(128, 1024, 8)
+            return self.layer(x) + mask.amin((0, 1)) + mask.transpose(0, 2).amin((1, 2))[:, None][0]
+
+    peaks = []
+    for watched in (False, True):
+        training = Training("fused")
+        training.model = Masked().to(DEVICE)
+        training.optimizer = torch.optim.AdamW(training.model.parameters(), fused=True)
+        if not watched:
+            device.peak = device.allocated
+            training.run([1.0] * 3)
+            peaks.append(device.peak - device.allocated)
+        else:
+            with ampwatch.monitor(training.model, training.scaler, level=level, serve=False):
+                training.run([1.0])
+                device.peak = device.allocated
+                training.run([1.0] * 3)
+                peaks.append(device.peak - device.allocated)
+    seeming = 128 * 1024 * 8 * 4
+
+    assert peaks[0] < seeming / 8
+    assert peaks[1] < seeming / 8
+
+
+def test_the_device_punishes_a_wait() -> None:
+    """Else nothing here would prove anything."""
+    machine: Any = __import__("tests.played.machine", fromlist=["machine"]).machine
+    machine.is_error_to_wait = True
+    with pytest.raises(PlayedError, match="_local_scalar_dense waited"):
+        torch.ones(1, device=DEVICE).item()
+    machine.is_error_to_wait = False
+    machine.faults.clear()

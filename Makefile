@@ -91,6 +91,11 @@ dashboards: $(INSTALLED) ## Write the dashboards again, from dashboards/source; 
 bench: $(INSTALLED) ## Measure what watching costs; wants a quiet machine, takes some five minutes
 	$(BIN)/python benchmarks/overhead.py $(ARGS)
 
+# With the Python that is there, for a machine with a GPU may have no network to make .venv from.
+.PHONY: gpu
+gpu: ## Check and measure on this machine's GPU, without a .venv; ten minutes (ARGS="--only syncs")
+	$(PYTHON) -m benchmarks.gpu $(ARGS)
+
 .PHONY: clean
 clean: ## Remove .venv and everything the tools have left
 	rm -rf $(VENV) $(GRAFANA_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

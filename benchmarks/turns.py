@@ -22,7 +22,7 @@ from workloads import WORKLOADS, Training
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from multiprocessing.connection import Connection
 
     from companions import Companion
@@ -99,12 +99,15 @@ class Stopwatch:
 
 
 def take_turns(
-    workload: str, device: str, companions: Mapping[str, Companion], plan: Plan
+    workload: str | Callable[[str], Any],
+    device: str,
+    companions: Mapping[str, Companion],
+    plan: Plan,
 ) -> Turns:
     """Let the variants of one workload take turns.
 
     Args:
-        workload: Which training.
+        workload: Which training, or what makes another one for a device.
         device: Where.
         companions: What accompanies it, by variant.
         plan: For how long.
@@ -151,11 +154,19 @@ def _rounds(
 
 
 def _live(
-    connection: Connection, workload: str, device: str, companion: Companion, settle: int
+    connection: Connection,
+    workload: str | Callable[[str], Any],
+    device: str,
+    companion: Companion,
+    settle: int,
 ) -> None:
     """Train in turns of as many steps as are asked for, until the other end hangs up."""
     torch.set_num_threads(1)
-    training = Training(WORKLOADS[device][workload], device)
+    training = (
+        Training(WORKLOADS[device][workload], device)
+        if isinstance(workload, str)
+        else workload(device)
+    )
     for _ in range(WARM_UP_STEPS):
         training.step()
     stopwatch = Stopwatch()

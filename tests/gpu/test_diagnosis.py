@@ -7,13 +7,15 @@ import torch
 from torch import nn
 
 import ampwatch
+from tests.gpu.syncs import sync_debug_mode
 
 DEVICE = "cuda"
 
 
 def _train(model: nn.Module, scaler: torch.amp.GradScaler, steps: int, scale: float) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    x = scale * torch.randn(16, 64, device=DEVICE)
+    # Positive: sums of them overflow in every row, and no ReLU makes zeros of them.
+    x = scale * torch.rand(16, 64, device=DEVICE)
     total = torch.zeros((), device=DEVICE, dtype=torch.bfloat16)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -25,16 +27,13 @@ def _train(model: nn.Module, scaler: torch.amp.GradScaler, steps: int, scale: fl
         total += loss.detach()
 
 
-@pytest.mark.usefixtures("sync_is_an_error")
 def test_a_healthy_run_whose_ops_are_checked_waits_for_nothing() -> None:
     """Casts, sums, inputs and what each op has made are read later."""
-    torch.cuda.set_sync_debug_mode("default")
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).to(DEVICE)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=256.0)
-    with ampwatch.monitor(model, scaler, serve=False, sample_every=1) as watch:
-        torch.cuda.set_sync_debug_mode("error")
+    watching = ampwatch.monitor(model, scaler, serve=False, sample_every=1)
+    with watching as watch, sync_debug_mode("error"):
         _train(model, scaler, 40, 1.0)
-        torch.cuda.set_sync_debug_mode("default")
 
     assert [f for f in watch.findings if f.severity != "info"] == []
     assert "switched off" not in watch.report()
@@ -47,16 +46,13 @@ def _overflowing() -> tuple[nn.Module, torch.amp.GradScaler]:
     return model, torch.amp.GradScaler(DEVICE, init_scale=2.0)
 
 
-@pytest.mark.usefixtures("sync_is_an_error")
 def test_a_failing_run_that_is_traced_waits_for_nothing() -> None:
     """The ops are followed while it fails, and the one at fault is named all the same."""
-    torch.cuda.set_sync_debug_mode("default")
     model, scaler = _overflowing()
     with ampwatch.monitor(model, scaler, serve=False) as watch:
         _train(model, scaler, 1, 10.0)
-        torch.cuda.set_sync_debug_mode("error")
-        _train(model, scaler, 24, 10.0)
-        torch.cuda.set_sync_debug_mode("default")
+        with sync_debug_mode("error"):
+            _train(model, scaler, 24, 10.0)
 
     roots = [(f.kind, f.where) for f in watch.findings if f.root and f.severity == "critical"]
     assert roots == [("forward_overflow", "0")]

@@ -14,11 +14,22 @@ import ampwatch
 from ampwatch.diagnosis.records.range_records import RangeRecorder
 from ampwatch.training.kernels import reference
 from ampwatch.wire.records import SkipClass, Topic
+from tests.gpu.syncs import sync_debug_mode
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration
 
 DEVICE = "cuda"
+
+LOADED = 8
+"""Steps after which every kernel of a step has been compiled and loaded, which may wait."""
+
+STORM = 6
+"""Skips in a row: from two growths above the lowest scale that worked to far below it."""
+
+
+# A warm-up in another stream than the steps before: from 2.10 on PyTorch warns of it.
+other_stream = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
 
 
 def _training(
@@ -44,21 +55,18 @@ def _training(
 
 
 def _factors() -> list[float]:
-    return [1.0] * 12 + [math.inf] * 4 + [1.0] * 8
+    return [1.0] * 12 + [math.inf] * STORM + [1.0] * 8
 
 
 @pytest.mark.parametrize("level", ["light", "standard"])
-@pytest.mark.usefixtures("sync_is_an_error")
 def test_a_watched_step_with_a_fused_optimizer_never_waits(level: str) -> None:
     """PyTorch itself would raise at the first synchronisation."""
-    torch.cuda.set_sync_debug_mode("default")
     model, _, scaler, step = _training("fused")
     with ampwatch.monitor(model, scaler, level=level, serve=False) as watch:
         step()
-        torch.cuda.set_sync_debug_mode("error")
-        for factor in _factors():
-            step(factor)
-        torch.cuda.set_sync_debug_mode("default")
+        with sync_debug_mode("error"):
+            for factor in _factors():
+                step(factor)
         torch.cuda.synchronize()
 
     assert watch.last_step.step == len(_factors())
@@ -71,12 +79,10 @@ def test_a_watched_step_with_foreach_waits_as_often_as_without() -> None:
         model, _, scaler, step = _training("foreach")
         watch = ampwatch.monitor(model, scaler, serve=False) if watched else None
         step()
-        torch.cuda.set_sync_debug_mode("warn")
-        with warnings.catch_warnings(record=True) as caught:
+        with sync_debug_mode("warn"), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for factor in _factors():
                 step(factor)
-        torch.cuda.set_sync_debug_mode("default")
         counts.append(sum("synchroniz" in str(w.message) for w in caught))
         if watch is not None:
             watch.close()
@@ -116,9 +122,9 @@ def test_what_arrives_is_what_happened(flavour: str) -> None:
             skipped += scales[-1] < before
     totals = watch._diagnosis.totals
 
-    assert sum(totals.skipped[0]) == skipped > 4
+    assert sum(totals.skipped[0]) == skipped > STORM
     assert totals.steps[0] == len(_factors())
-    assert totals.nonfinite_losses == 4
+    assert totals.nonfinite_losses == STORM
     assert watch.last_step.loss_scale == scales[-1]
     assert "scale_collapse" in [f.kind for f in watch.findings]
 
@@ -137,7 +143,8 @@ def test_with_a_fused_optimizer_the_verdict_is_unknown_until_the_device_has_got_
     """``None`` lets a schedule go on as without ampwatch, whatever the timing."""
     model, _, scaler, step = _training("fused", init_scale=1024.0)
     with ampwatch.monitor(model, scaler, serve=False) as watch:
-        step()
+        for _ in range(LOADED):
+            step()
         torch.cuda.synchronize()
         torch.cuda._sleep(2_000_000_000)
         step(math.inf)
@@ -145,15 +152,16 @@ def test_with_a_fused_optimizer_the_verdict_is_unknown_until_the_device_has_got_
         torch.cuda.synchronize()
         late = watch.last_step
 
-    assert (early.step, early.skipped) == (1, None)
-    assert (late.step, late.skipped) == (1, True)
+    assert (early.step, early.skipped) == (LOADED, None)
+    assert (late.step, late.skipped) == (LOADED, True)
 
 
 def test_a_device_far_behind_drops_observations_and_never_waits() -> None:
     """With the stream blocked the readback fills up, counts, and recovers."""
     model, _, scaler, step = _training("fused", init_scale=1024.0)
     with ampwatch.monitor(model, scaler, serve=False, readback_slots=4) as watch:
-        step()
+        for _ in range(LOADED):
+            step()
         torch.cuda.synchronize()
         torch.cuda._sleep(2_000_000_000)
         for _ in range(10):
@@ -164,9 +172,10 @@ def test_a_device_far_behind_drops_observations_and_never_waits() -> None:
         torch.cuda.synchronize()
 
     assert dropped >= 6
-    assert watch.last_step.step == 11
+    assert watch.last_step.step == LOADED + 10
 
 
+@other_stream
 def test_a_captured_step_replays_without_ampwatch_in_its_graph() -> None:
     """Nothing is added to a CUDA graph, and the eager steps around it are seen."""
     model, _, scaler, step = _training("fused", init_scale=1024.0)
@@ -193,6 +202,7 @@ def test_a_captured_step_replays_without_ampwatch_in_its_graph() -> None:
     assert watch.last_step.step > before
 
 
+@other_stream
 def test_an_update_inside_a_capture_does_not_break_it() -> None:
     """Asking an event would end the capture of the user's graph."""
     model, optimizer, scaler, step = _training("fused", init_scale=1024.0)
@@ -210,7 +220,6 @@ def test_an_update_inside_a_capture_does_not_break_it() -> None:
         graph.replay()
         torch.cuda.synchronize()
 
-    assert watch._session.cost().sensor_errors == 0
     assert watch._session.cost().sensor_errors == 0
 
 
@@ -252,7 +261,7 @@ def test_skips_on_a_device_are_classified_as_on_the_cpu() -> None:
             step(factor)
     skipped = dict(zip(SkipClass, [0, *watch._diagnosis.totals.skipped[0]], strict=True))
 
-    assert skipped[SkipClass.STORM] == 3
+    assert skipped[SkipClass.STORM] == STORM - 1
     assert skipped[SkipClass.CALIBRATING] == 0
 
 
@@ -269,12 +278,9 @@ def test_ranges_reach_the_host_and_nothing_waits_for_them(
         step()
         torch.cuda.synchronize()
         weight = reference.histogram(model[0].weight)
-        torch.cuda.set_sync_debug_mode("error" if flavour == "fused" else "default")
-        try:
+        with sync_debug_mode("error" if flavour == "fused" else "default"):
             for _ in range(40):
                 step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         torch.cuda.synchronize()
         watch.last_step  # noqa: B018 - takes in what has arrived
 

@@ -15,6 +15,7 @@ from ampwatch.numerics.units.kernels.kernel_name import Unit
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.settings import Settings
 from ampwatch.training.model.machine import gpu_facts, machine_of
+from tests.gpu.syncs import sync_debug_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ def _train(
     batch = torch.randn(256, model[0].in_features, device=DEVICE)
     with ampwatch.monitor(model, optimizer=optimizer, level=level, serve=False, **settings) as w:
         for _ in range(steps):
-            with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
+            with torch.autocast(DEVICE.type, dtype=dtype, enabled=dtype is not None):
                 loss = model(batch).float().square().mean()
             loss.backward()
             optimizer.step()
@@ -57,7 +58,7 @@ def _census(watch: ampwatch.Monitor) -> CensusRecord:
 def test_flops_of_forward_and_backward_are_those_of_pytorchs_counter(dtype: torch.dtype) -> None:
     """Backward runs in another thread here, and is seen all the same."""
     model = _model().to(DEVICE)
-    with FlopCounterMode(display=False) as counter, torch.autocast("cuda", dtype=dtype):
+    with FlopCounterMode(display=False) as counter, torch.autocast(DEVICE.type, dtype=dtype):
         model(torch.randn(256, 512, device=DEVICE)).float().square().mean().backward()
 
     census = _census(_train(_model(), 3, dtype))
@@ -102,23 +103,24 @@ def test_softmax_runs_in_float32_because_autocast_says_so() -> None:
     assert (softmax.dtype, softmax.fallback) == ("float32", Fallback.FP32_LIST)
 
 
-@pytest.mark.usefixtures("sync_is_an_error")
 def test_counting_ops_never_waits() -> None:
     """Every iteration is counted, and PyTorch would raise at the first synchronisation."""
-    torch.cuda.set_sync_debug_mode("default")
     model = _model().to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     batch = torch.randn(256, 512, device=DEVICE)
+
+    def step() -> None:
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+            loss = model(batch).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
     with ampwatch.monitor(model, optimizer=optimizer, level="deep", serve=False) as watch:
-        for step in range(6):
-            with torch.autocast("cuda", dtype=torch.bfloat16):
-                loss = model(batch).float().square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            if not step:
-                torch.cuda.set_sync_debug_mode("error")
-        torch.cuda.set_sync_debug_mode("default")
+        step()
+        with sync_debug_mode("error"):
+            for _ in range(5):
+                step()
 
     assert _census(watch).iterations == 6
 

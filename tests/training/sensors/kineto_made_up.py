@@ -66,12 +66,27 @@ class Event:
         return self.annotation
 
 
+@dataclass
+class EventOfAKind(Event):
+    """One event of a PyTorch that says what sort of event it is, as those after 2.6 do."""
+
+    kind: str = ""
+
+    def activity_type(self) -> str:
+        return self.kind
+
+
 def kernel(name: str, start: int, duration: int, link: int = 0, **more: Any) -> Event:
     return Event(name, start, duration, device="CUDA", link=link, **more)
 
 
 def op(name: str, correlation: int, *inputs: str, **more: Any) -> Event:
     return Event(name, correlation=correlation, inputs=inputs, **more)
+
+
+def call(name: str, correlation: int, link: int = 0, **more: Any) -> Event:
+    """A call of CUDA's runtime; without a link it was made outside of all ops."""
+    return Event(name, correlation=correlation, link=link, **more)
 
 
 def launch(count: int = 1, name: str = "cudaLaunchKernel") -> list[Event]:

@@ -25,9 +25,12 @@ NOT_OPS = ("autograd::", "torch::autograd::")
 ON_CPU = DeviceType.CPU.value
 DEVICES = (DeviceType.CUDA.value, DeviceType.HIP.value)
 
-LAUNCH = "LaunchKernel"
+LAUNCHES = ("LaunchKernel", "LaunchCooperativeKernel")
 GRAPH_LAUNCH = "GraphLaunch"
-"""Parts of the names of the calls of CUDA's and HIP's runtime that start kernels."""
+"""Parts of the names of the calls of CUDA's and HIP's runtime and driver that start kernels."""
+
+CALLS = ("_runtime", "_driver")
+"""Ends of the kinds that Kineto gives to calls of a device's library (``cuda_runtime``)."""
 
 MIN_RECORDED = 0.9
 """Share of the launched kernels that a recording must have."""
@@ -105,7 +108,7 @@ def device_work(events: Iterable[Any], device_index: int) -> DeviceWork:
         device_index: Index of the device whose busy time is taken.
     """
     work = DeviceWork()
-    ops: dict[int, Any] = {}
+    host = _HostSide()
     on_device: list[Any] = []
     for event in events:
         if event.device_type().value in DEVICES:
@@ -117,15 +120,17 @@ def device_work(events: Iterable[Any], device_index: int) -> DeviceWork:
         name = event.name()
         if GRAPH_LAUNCH in name:
             work.graphs += 1
-        elif "::" not in name and LAUNCH in name:
+        elif "::" not in name and any(part in name for part in LAUNCHES):
             work.launches += 1
+            if event.linked_correlation_id():  # else it is in no op, and might be taken for one
+                host.add(event)
         else:
-            ops[event.correlation_id()] = event
+            host.add(event)
     names: dict[int, tuple[str, Inputs]] = {}
     for event in on_device:
         link = event.linked_correlation_id()
         if link not in names:
-            op = ops.get(link)
+            op = host.op_of(event)
             names[link] = ("", ()) if op is None else (op.name(), tuple(op.dtypes()))
         work.runs += 1
         work.linked += bool(names[link][0])
@@ -137,6 +142,63 @@ def device_work(events: Iterable[Any], device_index: int) -> DeviceWork:
         if event.device_index() == device_index
     )
     return work
+
+
+class _HostSide:
+    """Events on the CPU by their numbers: ops, and calls of the device's library.
+
+    PyTorch numbers ops and CUPTI numbers calls, both from one on, so that an op and a call may have
+    the same number. What tells them apart is that a call made in an op has a link to that op, and
+    an op has none. A call made outside of all ops has no link either: it is told by its kind
+    where this PyTorch says kinds, else by when it was made.
+
+    Cost: of most events only the number is asked for; the rest is for those that kernels link to.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[int, Any] = {}
+        self._all: dict[int, list[Any]] = {}
+
+    def add(self, event: Any) -> None:
+        """Take in an op or a call."""
+        number = event.correlation_id()
+        first = self._first.setdefault(number, event)
+        if first is not event:
+            self._all.setdefault(number, [first]).append(event)
+
+    def op_of(self, kernel: Any) -> Any:
+        """Return the op that launched a kernel, ``None`` if it is not known for certain."""
+        link = kernel.linked_correlation_id()
+        if not link:  # events without a number, of Kineto itself, have 0
+            return None
+        ops = [event for event in self._of(link) if not _is_call(event)]
+        if len(ops) > 1:
+            # A kernel has the number of the call that launched it, and its op went on meanwhile.
+            number = kernel.correlation_id()
+            calls = [event for event in self._of(number) if event.linked_correlation_id() == link]
+            ops = [event for event in ops if any(_encloses(event, call) for call in calls)]
+        return ops[0] if len(ops) == 1 else None
+
+    def _of(self, number: int) -> list[Any]:
+        if number in self._all:
+            return self._all[number]
+        return [self._first[number]] if number in self._first else []
+
+
+def _is_call(event: Any) -> bool:
+    return bool(event.linked_correlation_id()) or _kind(event).endswith(CALLS)
+
+
+def _kind(event: Any) -> str:
+    """Return what Kineto calls this sort of event; empty where PyTorch does not say (2.6)."""
+    kind = getattr(event, "activity_type", None)
+    return "" if kind is None else kind()
+
+
+def _encloses(event: Any, call: Any) -> bool:
+    start: int = event.start_ns()
+    is_meanwhile: bool = start <= call.start_ns() <= start + event.duration_ns()
+    return is_meanwhile and bool(event.start_thread_id() == call.start_thread_id())
 
 
 def _union(intervals: Iterable[tuple[int, int]]) -> int:

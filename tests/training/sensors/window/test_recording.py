@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,6 +31,8 @@ from tests.training.sensors.kineto_made_up import (
     FP32_KERNEL,
     TENSOR_KERNEL,
     Event,
+    EventOfAKind,
+    call,
     kernel,
     launch,
     op,
@@ -233,6 +238,143 @@ def test_annotations_and_other_devices_are_not_busy_time() -> None:
 def test_a_recording_that_has_lost_data_is_noticed(events: list[Event], *, is_whole: bool) -> None:
     """Kernels that were launched and are not there; ops that are not known, but for graphs."""
     assert device_work(events, 0).is_whole is is_whole
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("link", [3, 0], ids=["made in another op", "made outside of ops"])
+def test_a_call_of_the_runtime_with_the_number_of_an_op_is_not_taken_for_it(
+    link: int, *, reverse: bool
+) -> None:
+    """CUPTI and PyTorch count each for itself; whichever event comes first."""
+    events = [
+        op("aten::mm", 5, "c10::Half", "c10::Half", _start=10, _duration=30),
+        call("cudaStreamIsCapturing", 5, link, _start=1),
+        call("cudaLaunchKernel", 6, 5, _start=20),
+        kernel("some_kernel", 30, 100, link=5, correlation=6),
+    ]
+
+    work = device_work(reversed(events) if reverse else events, 0)
+
+    assert list(work.kernels) == [
+        KernelLaunch("some_kernel", "aten::mm", ("c10::Half", "c10::Half"))
+    ]
+    assert work.is_whole
+
+
+def test_where_pytorch_says_kinds_a_call_outside_of_ops_is_told_by_them() -> None:
+    """Even where nothing says when the kernel was launched."""
+    events = [
+        EventOfAKind("cudaMemcpyAsync", correlation=5, kind="cuda_runtime"),
+        EventOfAKind("aten::mm", correlation=5, kind="cpu_op"),
+        kernel("some_kernel", 30, 100, link=5, correlation=6),
+    ]
+
+    assert [launch.op for launch in device_work(events, 0).kernels] == ["aten::mm"]
+
+
+def test_of_two_that_may_be_the_op_neither_is_named() -> None:
+    """Unknown is better than wrong, and counts as not linked."""
+    events = [
+        op("aten::mm", 5, "c10::Half"),
+        call("cudaMemcpyAsync", 5),
+        kernel("some_kernel", 30, 100, link=5, correlation=6),
+    ]
+
+    work = device_work(events, 0)
+
+    assert list(work.kernels) == [KernelLaunch("some_kernel", "", ())]
+    assert work.linked == 0
+
+
+def test_a_kernel_without_a_link_has_no_op() -> None:
+    """Zero is no number: Kineto's own events have it."""
+    events = [Event("Activity Buffer Request"), kernel("some_kernel", 30, 100)]
+
+    assert [launch.op for launch in device_work(events, 0).kernels] == [""]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cudaLaunchKernel",
+        "cudaLaunchKernelExC",
+        "cuLaunchKernelEx",
+        "hipModuleLaunchKernel",
+        "cudaLaunchCooperativeKernel",
+        "hipLaunchCooperativeKernel",
+    ],
+)
+def test_every_call_that_launches_a_kernel_counts(name: str) -> None:
+    """A kernel that is missing is noticed by the call that launched it."""
+    assert device_work(launch(3, name), 0).launches == 3
+
+
+TRACES = ROOT.parent / "shared" / "traces"
+
+
+def events_of_a_trace(name: str, *, says_kinds: bool) -> tuple[list[Event], Counter[str]]:
+    """Return a Chrome trace as raw events, and how often its ops launched something."""
+    with gzip.open(TRACES / f"{name}.json.gz", "rt", encoding="utf-8") as file:
+        trace = json.load(file)["traceEvents"]
+    found: list[Event] = []
+    ops: dict[int, str] = {}
+    links: list[int] = []
+    for entry in trace:
+        kind = entry.get("cat", "").lower().replace("operator", "cpu_op")
+        arguments = {key.lower(): value for key, value in entry.get("args", {}).items()}
+        number, link = arguments.get("correlation", 0), arguments.get("external id", 0)
+        more: dict[str, Any] = {}
+        if kind in ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"):
+            links.append(link)
+            more = {"device": "CUDA"}
+        elif kind == "cpu_op":
+            ops[link] = entry["name"]
+            number, link = link, 0
+        elif kind.removeprefix("cuda_") not in ("runtime", "driver"):
+            continue
+        # The thread of a call is that of its op in raw events; here all are of one.
+        more |= {"kind": f"cuda_{kind}".replace("cuda_cuda", "cuda")} if says_kinds else {}
+        event = (EventOfAKind if says_kinds else Event)(
+            entry["name"],
+            round(1000 * entry["ts"]),
+            round(1000 * entry["dur"]),
+            correlation=number,
+            link=link,
+            **more,
+        )
+        found.append(event)
+    return found, Counter(ops.get(link, "") for link in links)
+
+
+@pytest.mark.skipif(
+    not TRACES.is_dir(), reason="the traces of real GPUs are not beside this repository"
+)
+@pytest.mark.parametrize("says_kinds", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a100-alexnet-tf32",
+        "compile-triton",
+        "h100-bert-small-bf16",
+        "h100-vit-bf16",
+        "mi300-bert-small-bf16",
+        "v100-resnet50-fp32",
+    ],
+)
+def test_kernels_of_real_gpus_have_the_ops_that_their_traces_name(
+    name: str, *, says_kinds: bool
+) -> None:
+    """In the trace a number of an op and one of a call have different names."""
+    events, expected = events_of_a_trace(name, says_kinds=says_kinds)
+
+    work = device_work(events, 0)
+
+    found: Counter[str] = Counter()
+    for launched, spent in work.kernels.items():
+        found[launched.op] += spent.calls
+    assert found == expected
+    assert set(expected) - {""}
+    assert work.runs >= work.launches > 0
 
 
 def test_the_time_of_an_op_is_without_that_of_the_ops_it_calls() -> None:

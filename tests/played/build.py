@@ -41,9 +41,11 @@ def _compiled() -> Path:
         include = [f"-I{path}" for path in cpp_extension.include_paths()]
         folder = [f"-L{path}" for path in cpp_extension.library_paths()]
         subprocess.run(
-            [compiler, "-std=c++20", "-O1", "-w", "-fPIC", "-shared", str(SOURCE), "-o", str(own)]
-            + [*include, *folder, "-ltorch_cpu", "-lc10"]
-            + [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"],
+            [
+                *(compiler, "-std=c++20", "-O1", "-w", "-fPIC", "-shared", str(SOURCE)),
+                *("-o", str(own), *include, *folder, "-ltorch_cpu", "-lc10"),
+                f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+            ],
             check=True,
         )
         own.rename(library)

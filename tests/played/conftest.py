@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PLAYED = "PLAYED_DEVICE"
 """Environment variable of a process in which the device is played: there, and only there, the
@@ -14,8 +18,6 @@ IS_PLAYED = bool(os.environ.get(PLAYED))
 collect_ignore = ["test_scenarios.py"] if IS_PLAYED else ["scenarios"]
 
 if IS_PLAYED:
-    from collections.abc import Iterator
-
     from tests.played import kernel, module
     from tests.played.machine import Machine, machine
 

@@ -42,7 +42,7 @@ class PlayedKernel:
         pieces: Sequence[Tensor],
         rows: Tensor,
         *,
-        stride: Sequence[int] | None = None,  # noqa: ARG002 - part of the contract
+        stride: Sequence[int] | None = None,
         gate: Tensor | None = None,
     ) -> None:
         """Launch."""

@@ -10,6 +10,7 @@ would hide it.
 from __future__ import annotations
 
 import ctypes
+import gc
 import queue
 import sys
 import threading
@@ -134,7 +135,7 @@ class Machine:
         waits: Synchronisations so far.
         is_error_to_wait: Whether a synchronisation raises, as with ``set_sync_debug_mode``.
         is_hanging: Whether the devices do nothing any more.
-        is_stepping: Whether the training is at work, and no memory is to be pinned.
+        pinned_by: For each time that new memory was pinned, the lines that asked for it.
         refuses: Says of an allocation of so many bytes whether there is no memory for it.
         captures: Graphs that are being captured, by stream.
         lag: Entries that a device may be behind.
@@ -145,7 +146,10 @@ class Machine:
         self.waits: list[Wait] = []
         self.is_error_to_wait = False
         self.is_hanging = False
-        self.is_stepping = False
+        self.pinned_by: list[str] = []
+        self._free_pinned: dict[int, list[Any]] = {}
+        self._copying: dict[int, int] = {}
+        self._unpinned: dict[int, tuple[Any, int]] = {}
         self.refuses: Callable[[int], bool] = lambda _nbytes: False
         self.refuses_to_pin: Callable[[int], bool] = lambda _nbytes: False
         self.captures: dict[StreamKey, Graph] = {}
@@ -194,7 +198,10 @@ class Machine:
         graph = self.captures.get(key)
         if graph is not None:
             graph.entries.append(entry)
-            return
+        else:
+            self._queue(entry, key)
+
+    def _queue(self, entry: Entry, key: StreamKey) -> None:
         self._streams.setdefault(key, deque()).append(entry)
         if self._behind > self.lag:
             self._work(until=3 * self.lag // 4)
@@ -242,7 +249,7 @@ class Machine:
                 )
         try:
             entry.run()
-        except BaseException:
+        except Exception:  # noqa: BLE001 - a device raises nothing, and goes on
             self.faults.append(f"{entry.name} failed on the device: {traceback.format_exc()}")
 
     # Events.
@@ -324,9 +331,25 @@ class Machine:
         """Take back the memory that was given back since the last time."""
         while address := int(self.library.played_returned()):
             if address in self._pinned:
-                del self._pinned[address]  # what is being copied keeps it for as long
+                self._release_pinned(address)
             else:
                 self._release(address)
+
+    def _release_pinned(self, address: int) -> None:
+        memory, size = self._pinned.pop(address)
+        # Others get it when the copies that were asked for before have been made.
+        if self._copying.get(address):
+            self._unpinned[address] = (memory, size)
+        else:
+            self._free_pinned.setdefault(size, []).append(memory)
+
+    def copying(self, memory: Any, count: int) -> None:
+        """Count a copy from or to pinned memory that was asked for (1) or has been made (-1)."""
+        address = ctypes.addressof(memory)
+        self._copying[address] = self._copying.get(address, 0) + count
+        if not self._copying[address] and address in self._unpinned:
+            held, size = self._unpinned.pop(address)
+            self._free_pinned.setdefault(size, []).append(held)
 
     def _release(self, address: int) -> None:
         # Others get it at once, in the order of its stream.
@@ -340,7 +363,8 @@ class Machine:
                 del self._live[address]
             ctypes.memset(address, POISON, block.nbytes)
 
-        self._give(Entry("release", give_away), block.stream)
+        # Not part of a graph that is captured: what is freed meanwhile is freed now.
+        self._queue(Entry("release", give_away), block.stream)
         self._free.setdefault((block.stream, block.nbytes), []).append(address)
 
     def block_of(self, address: int) -> Block:
@@ -358,14 +382,19 @@ class Machine:
         if self.captures:
             self.faults.append(f"{nbytes} bytes were pinned in a capture\n{_where()}")
             return 0
-        if self.is_stepping and is_ours():
-            self.faults.append(f"{nbytes} bytes were pinned in a step\n{_where()}")
         if self.refuses_to_pin(nbytes):
             return 0
         self._take_back()
-        memory = (ctypes.c_uint8 * nbytes)()
+        # As PyTorch does: rounded up to a power of two, and kept when it is given back.
+        size = 1 << (nbytes - 1).bit_length()
+        held = self._free_pinned.get(size)
+        if held:
+            memory = held.pop()
+        else:
+            self.pinned_by.append(_where())
+            memory = (ctypes.c_uint8 * size)()
         address = ctypes.addressof(memory)
-        self._pinned[address] = (memory, nbytes)
+        self._pinned[address] = (memory, size)
         return address
 
     def pinned(self, address: int) -> Any:
@@ -386,13 +415,28 @@ class Machine:
         self.faults.append(f"{what}\n{_where()}")
         raise PlayedError(what)
 
+    def start_peak(self) -> int:
+        """Measure the peak of device memory from now on; return what is allocated now."""
+        self._take_back()
+        self.peak = self.allocated
+        return self.allocated
+
+    def abandon(self) -> None:
+        """Forget what was not done, and what was punished: a test that was to fail has failed."""
+        self.captures.clear()
+        self._streams.clear()
+        self.reset()
+
     def reset(self) -> None:
         """Begin a new test: nothing is running, nothing was wrong."""
-        self.is_hanging = self.is_error_to_wait = self.is_stepping = False
+        self.is_hanging = self.is_error_to_wait = False
         self.refuses = self.refuses_to_pin = lambda _nbytes: False
         self.captures.clear()
         self.lag = LAG
+        gc.collect()
+        self._take_back()
         self.finish()
+        self._free_pinned.clear()  # else the next test would find pinned what it has to pin
         self.faults.clear()
         self.waits.clear()
         self.peak = self.allocated

@@ -56,8 +56,9 @@ class Event:
 
     def elapsed_time(self, end: Event) -> float:
         """Return some time. Unit: ms."""
-        assert self._is_timing and end._is_timing, "expected events that take the time"
-        assert machine.query(self._number) and machine.query(end._number), "not passed yet"
+        for event in (self, end):
+            assert event._is_timing, "expected an event that takes the time"
+            assert machine.query(event._number), "expected an event that has passed"
         return 0.01
 
 

@@ -187,10 +187,15 @@ def _to_device(source: Tensor, target: Tensor, *, non_blocking: bool) -> None:
     if pinned is None:
         read = was
 
-    def run(_pinned: Any = pinned) -> None:
+    if pinned is not None:
+        machine.copying(pinned, 1)
+
+    def run() -> None:
         if not torch.equal(read.view(-1).view(torch.uint8), was.view(-1).view(torch.uint8)):
             machine.faults.append("pinned memory was overwritten before the device had read it")
         write.copy_(read)
+        if pinned is not None:
+            machine.copying(pinned, -1)
 
     memory = [target.untyped_storage().data_ptr()]
     machine.put(Entry("copy to the device", run, blocks_of(memory)), _stream_of(target))
@@ -207,9 +212,11 @@ def _to_host(source: Tensor, target: Tensor, *, non_blocking: bool) -> None:
     write = at(target.untyped_storage().data_ptr(), target.untyped_storage().nbytes(), target)
     # Nobody may read it before the event has passed.
     write.view(-1).view(torch.uint8).fill_(POISON)
+    machine.copying(pinned, 1)
 
-    def run(_pinned: Any = pinned) -> None:
+    def run() -> None:
         write.copy_(read)
+        machine.copying(pinned, -1)
 
     memory = [source.untyped_storage().data_ptr()]
     machine.put(Entry("copy to the host", run, blocks_of(memory)), _stream_of(source))

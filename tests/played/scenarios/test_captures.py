@@ -25,7 +25,7 @@ LEVELS = ("light", "standard", "deep")
 played: Any = getattr(torch, DEVICE)
 
 
-def graphed(training: Training) -> list[Graph]:
+def graphed(training: Training, *, on_one_stream: bool = False) -> list[Graph]:
     """As ``torch.cuda.make_graphed_callables`` does: warm up, capture forward and backward."""
     parameters = list(training.model.parameters())
     side = played.Stream()
@@ -36,11 +36,17 @@ def graphed(training: Training) -> list[Graph]:
             torch.autograd.grad(outputs.sum(), parameters)
     played.current_stream().wait_stream(side)
     forward, backward = Graph(), Graph()
-    with played.graph(forward):
+    on = side if on_one_stream else None
+    with played.graph(forward, on=on):
         outputs = training.model(training.batch)
-    with played.graph(backward):
+    with played.graph(backward, on=on):
         torch.autograd.grad(outputs.sum(), parameters)
     return [forward, backward]
+
+
+def graphed_where_it_warmed_up(training: Training) -> list[Graph]:
+    """On the stream whose ops were traced just before."""
+    return graphed(training, on_one_stream=True)
 
 
 def whole(training: Training) -> list[Graph]:
@@ -71,7 +77,7 @@ def unscaled(training: Training) -> list[Graph]:
     return [graph]
 
 
-CAPTURES = (graphed, whole, unscaled)
+CAPTURES = (graphed, graphed_where_it_warmed_up, whole, unscaled)
 
 
 @pytest.mark.parametrize("has_stepped", [False, True])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Fingerprint = tuple[tuple[int, int, torch.dtype], ...]
 
 ALIGNMENT = 16
-"""Bytes that one thread reads at once, where the first element of a piece allows it."""
+"""Bytes that one thread reads at once; a unit begins at a multiple of them."""
 
 _KEPT = 8
 
@@ -26,12 +26,12 @@ class LaunchTable(NamedTuple):
 
     Attributes:
         dtype: Of all of them, without ``torch.``.
-        aligned: Whether all of them begin at a multiple of ``ALIGNMENT`` bytes.
-        units: int64 on the device, a unit in each row: address, elements, number of the piece.
+        units: int64 on the device, a unit in each row: an address that is a multiple of
+            ``ALIGNMENT``, the first element from there that counts, the one after the last, and
+            the number of the piece.
     """
 
     dtype: str
-    aligned: bool
     units: Tensor
 
 
@@ -54,7 +54,7 @@ class WorkUnits:
         self._captured: list[list[LaunchTable]] = []
 
     def of(self, pieces: Sequence[Tensor], device: torch.device) -> list[LaunchTable]:
-        """Return the launches that measure ``pieces``: one or two for each dtype.
+        """Return the launches that measure ``pieces``, one for each dtype.
 
         Raises:
             StateError: In the capture of a CUDA graph, if the pieces are not known already.
@@ -91,31 +91,40 @@ class WorkUnits:
         raise StateError(message)
 
     def _cut(self, fingerprint: Fingerprint, device: torch.device) -> list[LaunchTable]:
-        groups: dict[tuple[torch.dtype, bool], list[tuple[int, int, int]]] = {}
+        groups: dict[torch.dtype, list[tuple[int, int, int]]] = {}
         for row, (address, numel, dtype) in enumerate(fingerprint):
             if numel:
-                aligned = address % ALIGNMENT == 0
-                groups.setdefault((dtype, aligned), []).append((address, numel, row))
+                groups.setdefault(dtype, []).append((address, numel, row))
         return [
             LaunchTable(
                 str(dtype).removeprefix("torch."),
-                aligned,
                 _upload(self._rows(pieces, dtype.itemsize, device), device),
             )
-            for (dtype, aligned), pieces in groups.items()
+            for dtype, pieces in groups.items()
         ]
 
     def _rows(
         self, pieces: list[tuple[int, int, int]], itemsize: int, device: torch.device
-    ) -> list[tuple[int, int, int]]:
+    ) -> list[tuple[int, int, int, int]]:
         total = sum(numel for _, numel, _ in pieces)
         wanted = self._per_processor * _processors(device)
         length = -(-total // (wanted * self._step)) * self._step
-        return [
-            (address + first * itemsize, min(length, numel - first), row)
-            for address, numel, row in pieces
-            for first in range(0, numel, length)
-        ]
+        rows = []
+        for first, numel, row in pieces:
+            # A piece off the beat is read from the multiple before it on. Its first step is a unit of
+            # its own, in which the kernel leaves out what is not of the piece; the others are aligned.
+            # The alternative, a variant of the kernel for these pieces, was compiled when the first of
+            # them came: for seconds, in the middle of a step.
+            begin = first % ALIGNMENT // itemsize
+            address = first - begin * itemsize
+            end = begin + numel
+            if begin:
+                rows.append((address, begin, min(self._step, end), row))
+            rows += [
+                (address + here * itemsize, 0, min(length, end - here), row)
+                for here in range(self._step if begin else 0, end, length)
+            ]
+        return rows
 
 
 def _processors(device: torch.device) -> int:
@@ -124,6 +133,6 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _upload(rows: list[tuple[int, int, int]], device: torch.device) -> Tensor:
+def _upload(rows: list[tuple[int, int, int, int]], device: torch.device) -> Tensor:
     pinned = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
     return pinned.to(device, non_blocking=True)

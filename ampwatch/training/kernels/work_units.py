@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 ALIGNMENT = 16
 """Bytes that one thread reads at once; a unit begins at a multiple of them."""
 
-_KEPT = 8
+MAX_KEPT_BYTES = 2**24
+"""Memory that remembered lists may take, on the device and on the host together. A turn of
+activations has a list for each module, and those of the next turn mostly have the same addresses:
+on 132 multiprocessors there is room for 480 lists of one large tensor. Unit: bytes."""
+
+_LIST_BYTES = 512
+"""What a list takes besides its units and pieces: PyTorch's allocator gives no less."""
+
+_PIECE_BYTES = 200
+"""What a piece takes on the host, as part of a fingerprint: a tuple and two integers."""
 
 
 class LaunchTable(NamedTuple):
@@ -36,7 +45,7 @@ class LaunchTable(NamedTuple):
 
 
 class WorkUnits:
-    """Cuts lists of pieces into units of about the same length, and remembers the newest lists.
+    """Cuts lists of pieces into units of about the same length, and remembers lists.
 
     The tables are uploaded through pinned memory, which PyTorch's allocator does not give to
     others before the copy is done. A table is made, used and given back on one stream, so the
@@ -51,6 +60,7 @@ class WorkUnits:
         self._step = step
         self._per_processor = per_processor
         self._known: dict[tuple[int, Fingerprint], list[LaunchTable]] = {}
+        self._kept_bytes = 0
         self._captured: list[list[LaunchTable]] = []
 
     def of(self, pieces: Sequence[Tensor], device: torch.device) -> list[LaunchTable]:
@@ -73,10 +83,16 @@ class WorkUnits:
         launches = self._known.pop((stream, fingerprint), None)
         if launches is None:
             launches = self._cut(fingerprint, device)
-            while len(self._known) >= _KEPT:
-                del self._known[next(iter(self._known))]
+            self._make_room(_bytes_of(fingerprint, launches))
         self._known[stream, fingerprint] = launches  # the newest is the last
         return launches
+
+    def _make_room(self, wanted: int) -> None:
+        """Forget the lists that were asked for longest ago, until there is room for another."""
+        self._kept_bytes += wanted
+        while self._kept_bytes > MAX_KEPT_BYTES and self._known:
+            oldest = next(iter(self._known))
+            self._kept_bytes -= _bytes_of(oldest[1], self._known.pop(oldest))
 
     def _for_graph(self, fingerprint: Fingerprint) -> list[LaunchTable]:
         """Return launches uploaded before, and keep them for as long as a graph may replay."""
@@ -125,6 +141,11 @@ class WorkUnits:
                 for here in range(self._step if begin else 0, end, length)
             ]
         return rows
+
+
+def _bytes_of(fingerprint: Fingerprint, launches: list[LaunchTable]) -> int:
+    tables = sum(launch.units.nbytes for launch in launches)
+    return _LIST_BYTES + _PIECE_BYTES * len(fingerprint) + tables
 
 
 def _processors(device: torch.device) -> int:

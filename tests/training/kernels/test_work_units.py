@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ampwatch.training.kernels.work_units import ALIGNMENT, LaunchTable, WorkUnits
+from ampwatch.training.kernels.work_units import ALIGNMENT, MAX_KEPT_BYTES, LaunchTable, WorkUnits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,11 +97,38 @@ def test_the_table_is_made_again_only_when_an_address_a_length_or_a_dtype_change
     assert units.of([memory[:100].view(torch.float16)[:100]], CPU) is not first
 
 
-def test_what_is_remembered_is_bounded() -> None:
-    """A training whose addresses change with every step does not fill the device."""
-    units = _units()
-    memory = torch.zeros(1000)
-    recent = [units.of([memory[i:]], CPU) for i in range(100)][-1]
+def test_the_lists_of_a_whole_turn_of_modules_are_remembered() -> None:
+    """A list for each of 400 modules, in turn again and again: the tables are made once."""
+    units = _units(per_processor=1056)  # eight for each of 132 multiprocessors
+    memory = torch.zeros(1_000_000)
+    first = [units.of([memory[4 * i :]], CPU) for i in range(400)]
 
-    assert len(units._known) == 8
-    assert units.of([memory[99:]], CPU) is recent
+    for _ in range(2):
+        assert all(units.of([memory[4 * i :]], CPU) is known for i, known in enumerate(first))
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    """A training whose addresses change with every step does not fill the device, nor the host."""
+    for per_processor, pieces in ((1000, 1), (1, 500)):
+        units = _units(per_processor)
+        memory = torch.zeros(100_000)
+        for i in range(1000):
+            recent = units.of([memory[i:]] * pieces, CPU)
+
+        tables = sum(launch.units.nbytes for known in units._known.values() for launch in known)
+        fingerprints = sum(len(fingerprint) for _, fingerprint in units._known)
+        assert tables + 200 * fingerprints < MAX_KEPT_BYTES
+        assert len(units._known) > 50
+        assert units.of([memory[999:]] * pieces, CPU) is recent
+
+
+def test_a_list_that_alone_is_more_than_the_bound_is_measured_all_the_same() -> None:
+    """And remembered until another comes."""
+    units = _units(per_processor=1)
+    memory = torch.zeros(MAX_KEPT_BYTES // 200 + 1)
+    huge = list(memory.split(1))
+    table = units.of(huge, CPU)
+
+    assert units.of(huge, CPU) is table
+    units.of([memory], CPU)
+    assert units.of(huge, CPU) is not table

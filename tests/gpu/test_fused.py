@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from ampwatch.errors import StateError
 from ampwatch.numerics.encodings import DTYPES
 from ampwatch.training.kernels.reference import histogram
 from ampwatch.training.kernels.rows import MAX_NUMEL, ROW_WORDS, decode
@@ -266,34 +265,3 @@ def test_gradients_of_a_replayed_graph_are_measured_between_replays(kernel: Kern
             gradient.zero_()
         graph.replay()
         _check(kernel, gradients)
-
-
-def test_in_a_graph_known_pieces_are_measured_anew_at_every_replay(kernel: Kernel) -> None:
-    """The table that was captured stays, whatever is measured in between."""
-    piece = torch.zeros(5000, device=DEVICE)
-    rows = _rows(1)
-    kernel.measure([piece], rows)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kernel.measure([piece], rows)
-    for exponent in range(20):
-        for length in range(1, 12):  # pushes the table out of what is remembered
-            kernel.measure([torch.ones(length, device=DEVICE)], _rows(1))
-        piece.fill_(2.0**exponent)
-        graph.replay()
-        assert _decoded([piece], rows)[0].by_exponent() == {exponent: 5000}
-
-
-def test_in_a_graph_unknown_pieces_are_refused_and_the_capture_goes_on(kernel: Kernel) -> None:
-    """An upload in a graph would read host memory that others have by then."""
-    piece = torch.zeros(777, device=DEVICE)
-    rows = _rows(1)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        piece.add_(1)
-        with pytest.raises(StateError, match="measure the same tensors once, then capture"):
-            kernel.measure([piece], rows)
-    graph.replay()
-
-    assert piece.eq(1).all()

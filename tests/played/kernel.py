@@ -54,7 +54,7 @@ class PlayedKernel:
             launches = self._units.of(pieces, rows.device)
             known = [] if gate is None else [gate]
             _launch("prepare", [rows, *known], _Prepare(len(pieces), rows, gate))
-            for dtype, _aligned, units in launches:
+            for dtype, units in launches:
                 used = [rows, units, *known, *(p for p in pieces if p.numel())]
                 _launch("measure", used, _Measure(getattr(torch, dtype), units, rows, gate))
 
@@ -92,8 +92,10 @@ class _Measure:
     def __call__(self) -> None:
         if _is_closed(self.gate):
             return
-        for address, numel, row in self.units.tolist():
-            memory = at(address, numel * self.dtype.itemsize, torch.empty(numel, dtype=self.dtype))
+        for address, begin, end, row in self.units.tolist():
+            size = self.dtype.itemsize
+            like = torch.empty(end - begin, dtype=self.dtype)
+            memory = at(address + begin * size, like.nbytes, like)
             found = torch.empty((1, ROW_WORDS), dtype=torch.int32)
             EagerKernel().measure([memory], found)
             _add(self.rows[row], found[0])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from ampwatch.numerics.encodings import ENCODINGS
 from ampwatch.training import devices
 from ampwatch.training.kernels import fused_device
@@ -16,8 +18,18 @@ if TYPE_CHECKING:
 
     from ampwatch.numerics.encodings import Encoding
 
-_WARPS = 4
 _UNITS_PER_PROCESSOR = 8
+
+_THREADS = 128
+"""Of a block: one for each of ``fused_device.LANES``."""
+
+_MAX_REGISTERS = 128
+"""Registers of a thread that ptxas may use, so that a multiprocessor holds four blocks, half of
+its units. No dtype of training needs more; what ptxas takes without a limit depends on the
+version of Triton."""
+
+_MAX_REGISTERS_64 = 168
+"""The same for float64, whose keys take two registers each: three blocks."""
 
 
 class TritonKernel:
@@ -26,13 +38,13 @@ class TritonKernel:
     Neither the host nor another stream is waited for. What belongs to the current stream, or
     is ordered with it, may be given back as soon as ``measure`` returns.
 
-    ``stride`` has no effect: all blocks count. In the capture of a CUDA graph only pieces
-    are accepted that were measured before; the graph measures what is at their addresses when
-    it is replayed.
+    ``stride`` has no effect: all blocks count. Not to be called while a graph is captured:
+    the upload of a table would be part of it.
 
     Cost:
-        One small launch to clear the rows, and one or two for each dtype. The first
-        call for a dtype compiles for seconds; Triton keeps the result on disk.
+        One small launch to clear the rows, and one for each dtype. The first call for a
+        dtype compiles for a second or two, and so does the first with a gate for a tenth of that;
+        Triton keeps the result on disk. Nothing else of a call makes it compile again.
     """
 
     name = "triton"
@@ -55,14 +67,25 @@ class TritonKernel:
         gated = gate is not None
         # Triton wants a pointer in any case; without GATED it is not read.
         gate = rows if gate is None else gate
+        is_rocm = torch.version.hip is not None
         # Triton launches on the current device, whatever the tensors are on.
         with devices.on(rows.device):
             launches = self._units.of(pieces, rows.device)
-            fused_device.prepare[len(pieces),](rows, gate, GATED=gated, num_warps=_WARPS)
-            for dtype, aligned, units in launches:
+            fused_device.prepare[len(pieces),](rows, gate, GATED=gated, num_warps=4)
+            for dtype, units in launches:
                 fused_device.measure[len(units),](
-                    units, rows, gate, gated, aligned, **CONSTANTS[dtype], num_warps=_WARPS
+                    units, rows, **CONSTANTS[dtype], **options_of(dtype, is_rocm=is_rocm)
                 )
+
+
+def options_of(dtype: str, *, is_rocm: bool) -> dict[str, int]:
+    """Return how ``fused_device.measure`` is compiled for a dtype, besides ``CONSTANTS``."""
+    if is_rocm:  # 64 threads are a warp; and Triton knows no limit there, and raises KeyError
+        warps = _THREADS // 64
+        return {"WARPS": warps, "num_warps": warps}
+    warps = _THREADS // 32
+    limit = _MAX_REGISTERS_64 if dtype == "float64" else _MAX_REGISTERS
+    return {"WARPS": warps, "num_warps": warps, "maxnreg": limit}
 
 
 def _constants(name: str, encoding: Encoding) -> dict[str, str | int]:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ampwatch.errors import StateError
-from ampwatch.training.devices import HOST, current_stream, is_capturing, processors
+from ampwatch.training.devices import HOST, current_stream, processors
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -17,9 +16,18 @@ if TYPE_CHECKING:
     Fingerprint = tuple[tuple[int, int, torch.dtype], ...]
 
 ALIGNMENT = 16
-"""Bytes that one thread reads at once, where the first element of a piece allows it."""
+"""Bytes that one thread reads at once; a unit begins at a multiple of them."""
 
-_KEPT = 8
+MAX_KEPT_BYTES = 2**24
+"""Memory that remembered lists may take, on the device and on the host together. A turn of
+activations has a list for each module, and those of the next turn mostly have the same addresses:
+on 132 multiprocessors there is room for 480 lists of one large tensor. Unit: bytes."""
+
+_LIST_BYTES = 512
+"""What a list takes besides its units and pieces: PyTorch's allocator gives no less."""
+
+_PIECE_BYTES = 200
+"""What a piece takes on the host, as part of a fingerprint: a tuple and two integers."""
 
 
 class LaunchTable(NamedTuple):
@@ -27,17 +35,17 @@ class LaunchTable(NamedTuple):
 
     Attributes:
         dtype: Of all of them, without ``torch.``.
-        aligned: Whether all of them begin at a multiple of ``ALIGNMENT`` bytes.
-        units: int64 on the device, a unit in each row: address, elements, number of the piece.
+        units: int64 on the device, a unit in each row: an address that is a multiple of
+            ``ALIGNMENT``, the first element from there that counts, the one after the last, and
+            the number of the piece.
     """
 
     dtype: str
-    aligned: bool
     units: Tensor
 
 
 class WorkUnits:
-    """Cuts lists of pieces into units of about the same length, and remembers the newest lists.
+    """Cuts lists of pieces into units of about the same length, and remembers lists.
 
     The tables are uploaded through pinned memory, which PyTorch's allocator does not give to
     others before the copy is done. A table is made, used and given back on one stream, so the
@@ -52,13 +60,10 @@ class WorkUnits:
         self._step = step
         self._per_processor = per_processor
         self._known: dict[tuple[Hashable, Fingerprint], list[LaunchTable]] = {}
-        self._captured: list[list[LaunchTable]] = []
+        self._kept_bytes = 0
 
     def of(self, pieces: Sequence[Tensor], device: torch.device) -> list[LaunchTable]:
-        """Return the launches that measure ``pieces``: one or two for each dtype.
-
-        Raises:
-            StateError: In the capture of a CUDA graph, if the pieces are not known already.
+        """Return the launches that measure ``pieces``, one for each dtype.
 
         Cost:
             0.2 us a piece on the host; 1 us a unit and an upload when an address has changed.
@@ -66,58 +71,64 @@ class WorkUnits:
         # Gradients of an iteration mostly lie where those of the last one did: the caching allocator
         # gives equal requests in equal order equal addresses.
         fingerprint = tuple([(p.data_ptr(), p.numel(), p.dtype) for p in pieces])
-        if is_capturing():
-            return self._for_graph(fingerprint)
         # Per stream: another stream might still read a table that is given back on this one.
         stream = None if device.type == HOST else current_stream(device)
         launches = self._known.pop((stream, fingerprint), None)
         if launches is None:
             launches = self._cut(fingerprint, device)
-            while len(self._known) >= _KEPT:
-                del self._known[next(iter(self._known))]
+            self._make_room(_bytes_of(fingerprint, launches))
         self._known[stream, fingerprint] = launches  # the newest is the last
         return launches
 
-    def _for_graph(self, fingerprint: Fingerprint) -> list[LaunchTable]:
-        """Return launches uploaded before, and keep them for as long as a graph may replay."""
-        for (_, known), launches in self._known.items():
-            if known == fingerprint:
-                self._captured.append(launches)
-                return launches
-        message = (
-            "expected pieces that were measured before the capture of the CUDA graph, got "
-            f"{len(fingerprint)} others: measure the same tensors once, then capture"
-        )
-        raise StateError(message)
+    def _make_room(self, wanted: int) -> None:
+        """Forget the lists that were asked for longest ago, until there is room for another."""
+        self._kept_bytes += wanted
+        while self._kept_bytes > MAX_KEPT_BYTES and self._known:
+            oldest = next(iter(self._known))
+            self._kept_bytes -= _bytes_of(oldest[1], self._known.pop(oldest))
 
     def _cut(self, fingerprint: Fingerprint, device: torch.device) -> list[LaunchTable]:
-        groups: dict[tuple[torch.dtype, bool], list[tuple[int, int, int]]] = {}
+        groups: dict[torch.dtype, list[tuple[int, int, int]]] = {}
         for row, (address, numel, dtype) in enumerate(fingerprint):
             if numel:
-                aligned = address % ALIGNMENT == 0
-                groups.setdefault((dtype, aligned), []).append((address, numel, row))
+                groups.setdefault(dtype, []).append((address, numel, row))
         return [
             LaunchTable(
                 str(dtype).removeprefix("torch."),
-                aligned,
                 _upload(self._rows(pieces, dtype.itemsize, device), device),
             )
-            for (dtype, aligned), pieces in groups.items()
+            for dtype, pieces in groups.items()
         ]
 
     def _rows(
         self, pieces: list[tuple[int, int, int]], itemsize: int, device: torch.device
-    ) -> list[tuple[int, int, int]]:
+    ) -> list[tuple[int, int, int, int]]:
         total = sum(numel for _, numel, _ in pieces)
         wanted = self._per_processor * processors(device)
         length = -(-total // (wanted * self._step)) * self._step
-        return [
-            (address + first * itemsize, min(length, numel - first), row)
-            for address, numel, row in pieces
-            for first in range(0, numel, length)
-        ]
+        rows = []
+        for first, numel, row in pieces:
+            # A piece off the beat is read from the multiple before it on. Its first step is a unit of
+            # its own, in which the kernel leaves out what is not of the piece; the others are aligned.
+            # The alternative, a variant of the kernel for these pieces, was compiled when the first of
+            # them came: for seconds, in the middle of a step.
+            begin = first % ALIGNMENT // itemsize
+            address = first - begin * itemsize
+            end = begin + numel
+            if begin:
+                rows.append((address, begin, min(self._step, end), row))
+            rows += [
+                (address + here * itemsize, 0, min(length, end - here), row)
+                for here in range(self._step if begin else 0, end, length)
+            ]
+        return rows
 
 
-def _upload(rows: list[tuple[int, int, int]], device: torch.device) -> Tensor:
-    pinned = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=device.type != HOST)
+def _bytes_of(fingerprint: Fingerprint, launches: list[LaunchTable]) -> int:
+    tables = sum(launch.units.nbytes for launch in launches)
+    return _LIST_BYTES + _PIECE_BYTES * len(fingerprint) + tables
+
+
+def _upload(rows: list[tuple[int, int, int, int]], device: torch.device) -> Tensor:
+    pinned = torch.tensor(rows, dtype=torch.int64, device=HOST, pin_memory=device.type != HOST)
     return pinned.to(device, non_blocking=True)

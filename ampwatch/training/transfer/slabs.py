@@ -114,10 +114,13 @@ class Slab:
         self._landings: list[Landing] = []
 
     def warm_up(self, kernel: Kernel) -> None:
-        """Have the kernel compiled for the dtypes of mixed-precision training."""
+        """Have all compiled that mixed-precision training launches.
+
+        Cost: about a second for each of its dtypes, once on a machine.
+        """
         for dtype in dtypes_of(OF_TRAINING):
             kernel.measure([torch.zeros(16, dtype=dtype, device=self._device)], self._rows)
-        # Gradients are in float32, and those of a skipped step are measured behind a gate.
+        # Of a kernel for GPUs the part that reads a gate is the same for all dtypes.
         gate = torch.zeros(1, device=self._device)
         kernel.measure([torch.zeros(16, device=self._device)], self._rows, gate=gate)
 

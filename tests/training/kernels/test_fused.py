@@ -1,4 +1,4 @@
-"""The Triton kernel without a GPU: run by Triton's interpreter, and compiled for three GPUs.
+"""The Triton kernel without a GPU: run by Triton's interpreter, and compiled for four GPUs.
 
 Triton decides when it is imported whether it interprets. So the tests of values run in a
 process of their own, which ``test_all_values_agree_in_the_interpreter`` starts.
@@ -6,25 +6,28 @@ process of their own, which ``test_all_values_agree_in_the_interpreter`` starts.
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from ampwatch.training.kernels.reference import histogram
 from ampwatch.training.kernels.rows import ROW_WORDS, decode
+from ampwatch.training.transfer.readback import Link
+from ampwatch.training.transfer.slabs import Slab
+from tests.workshop.absent_gpus import TARGETS, AbsentDriver, compiled_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
+CPU = torch.device("cpu")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 pytestmark = [
@@ -40,8 +43,6 @@ interpreted = pytest.mark.skipif(
     not INTERPRETED, reason="runs inside test_all_values_agree_in_the_interpreter"
 )
 compiled = pytest.mark.skipif(INTERPRETED, reason="Triton interprets in this process")
-
-TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
 
 
 def _check(pieces: Sequence[Tensor], gate: Tensor | None = None) -> None:
@@ -60,25 +61,28 @@ def _set_lanes(lanes: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """The interpreter takes them one by one at the end of a section; return its length."""
     import triton.language as tl  # noqa: PLC0415
 
-    from ampwatch.training.kernels import fused_device  # noqa: PLC0415
+    from ampwatch.training.kernels import fused, fused_device  # noqa: PLC0415
 
-    monkeypatch.setattr(fused_device, "LANES", tl.constexpr(lanes))
-    monkeypatch.setattr(fused_device, "STEP", tl.constexpr(16 * lanes))
-    monkeypatch.setattr(fused_device, "SECTION", tl.constexpr(240 * lanes))
-    return 240 * lanes
+    assert fused_device.LANES.value == fused._THREADS
+    per_lane = {"LANES": 1, "READ": 4, "STEP": 32, "SECTION": 992}
+    wide = {name: each * fused_device.LANES.value for name, each in per_lane.items()}
+    assert {name: getattr(fused_device, name).value for name in per_lane} == wide
+    for name, each in per_lane.items():
+        monkeypatch.setattr(fused_device, name, tl.constexpr(each * lanes))
+    return 992 * lanes
 
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> int:
     """Few lanes, for many short pieces."""
-    return _set_lanes(16, monkeypatch)
+    return _set_lanes(4, monkeypatch)
 
 
 @pytest.fixture
 def one_unit(monkeypatch: pytest.MonkeyPatch) -> int:
     """Many lanes and one program, for a long piece."""
     monkeypatch.setattr("ampwatch.training.kernels.fused._UNITS_PER_PROCESSOR", 1)
-    return _set_lanes(256, monkeypatch)
+    return _set_lanes(64, monkeypatch)
 
 
 def _patterns(dtype: torch.dtype) -> Tensor:
@@ -166,11 +170,28 @@ def test_pieces_of_all_kinds_in_one_call_count_as_in_the_reference() -> None:
 
 
 @interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_what_lies_around_a_piece_does_not_count(
+    dtype: torch.dtype, narrow: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is read from a multiple of 16 bytes on, in which others may have their elements."""
+    monkeypatch.setattr("ampwatch.training.kernels.fused._UNITS_PER_PROCESSOR", 1)
+    memory = torch.full((2 * narrow,), math.nan, dtype=dtype)
+    pieces = [memory[100 * i + i : 100 * i + 100] for i in range(1, 9)]
+    pieces.append(memory[1001 : 1100 + narrow])
+    for piece in pieces:
+        piece.copy_(torch.ldexp(torch.ones(len(piece)), torch.arange(len(piece)) % 40 - 24))
+    memory[-5:-2] = torch.inf
+
+    _check([*pieces, memory[-5:-2], memory[-3:]])
+
+
+@interpreted
 def test_every_binary_digit_of_a_count_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the true width: a full section, whose counts have all 17 digits but one, and that one."""
     monkeypatch.setattr("ampwatch.training.kernels.fused._UNITS_PER_PROCESSOR", 1)
-    numbers = {1.0: 0b1_0101_0101_0101_0101, 4.0: 0b1000_1010_1010_1010, 8.0: 1}
-    assert sum(numbers.values()) == 240 * 512
+    numbers = {1.0: 0b1_0101_0101_0101_0101, 4.0: 0b1001_1010_1010_1010, 8.0: 1}
+    assert sum(numbers.values()) == 992 * 128
     section = torch.cat([torch.full((n,), value) for value, n in numbers.items()])
 
     _check([torch.cat([section, torch.full((1 << 13,), 2.0)])])
@@ -200,26 +221,70 @@ def test_a_gate_of_zero_leaves_words_of_zero_and_any_other_is_open() -> None:
         _check([x], gate=torch.full((1,), value))
 
 
+class _LinkToNowhere(Link):
+    """Rows stay where they are: host memory plays the GPU."""
+
+    def landing_place(self, numel: int) -> Tensor:
+        return torch.zeros(numel)
+
+    def make_event(self, device: torch.device) -> Any:
+        return None
+
+    def make_timer(self, device: torch.device) -> Any:
+        return None
+
+
+@pytest.fixture(params=["sm_90", "gfx942"])
+def variants(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return what Triton is asked to compile for a GPU that is not there; nothing is launched."""
+    knobs = pytest.importorskip(
+        "triton.knobs", reason="this Triton cannot be asked: it has no knobs"
+    )
+    from triton.runtime import driver  # noqa: PLC0415
+
+    asked: set[str] = set()
+
+    def ask(key: str, **_: object) -> bool:
+        asked.add(key)
+        return True  # as if it were done elsewhere
+
+    if TARGETS[request.param][0] == "hip":
+        monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(driver, "_active", AbsentDriver(request.param))
+    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", ask)
+    return asked
+
+
+@compiled
+def test_after_set_up_nothing_is_left_to_be_compiled_in_a_step(variants: set[str]) -> None:
+    """Whatever the alignment of pieces, rows and gates, for each dtype of training, gated or not."""
+    from ampwatch.training.kernels.fused import TritonKernel  # noqa: PLC0415
+
+    kernel = TritonKernel()
+    Slab(CPU, 8, _LinkToNowhere()).warm_up(kernel)
+    warm = set(variants)
+    memory = torch.zeros(40_000, dtype=torch.float64)
+    words = torch.zeros(9 * ROW_WORDS, dtype=torch.int32)
+    scalars = torch.ones(9)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        pieces = [memory.view(dtype)[i : i + n] for i in range(9) for n in (1, 5, 30_000)]
+        for i in range(9):
+            rows = words[i:].as_strided((8, ROW_WORDS), (ROW_WORDS, 1))
+            for gate in (None, scalars[i : i + 1], scalars[i]):
+                for begin in range(0, len(pieces), 8):
+                    kernel.measure(pieces[begin : begin + 8], rows, gate=gate)
+                    kernel.measure(pieces[begin : begin + 1], rows, gate=gate)
+
+    assert variants == warm
+    assert len(warm) == len(("float32", "float16", "bfloat16", "empty rows", "rows behind a gate"))
+
+
 @compiled
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "float8_e5m2fnuz"])
 def test_it_compiles_for_a_gpu_that_is_not_there(target: str, dtype: str) -> None:
     """To machine code; 4 elements are read at once, and nothing is indexed in local memory."""
-    import triton  # noqa: PLC0415
-    from triton.backends.compiler import GPUTarget  # noqa: PLC0415
-    from triton.compiler import ASTSource  # noqa: PLC0415
-
-    from ampwatch.training.kernels import fused_device  # noqa: PLC0415
-    from ampwatch.training.kernels.fused import CONSTANTS  # noqa: PLC0415
-
-    signature = {"units": "*i64", "rows": "*i32", "gate": "*fp32"}
-    constants = {"GATED": True, "ALIGNED": True, **CONSTANTS[dtype]}
-    if "constexprs" in inspect.signature(ASTSource).parameters:  # Triton 3.3
-        signature |= dict.fromkeys(constants, "constexpr")
-        source = ASTSource(fused_device.measure, signature, constexprs=constants)
-    else:
-        source = ASTSource(fused_device.measure, signature, constants=constants)
-    result = triton.compile(source, target=GPUTarget(*TARGETS[target]), options={"num_warps": 4})
+    result = compiled_for(target, dtype)
 
     if target == "gfx942":
         assert "ScratchSize: 0" in result.asm["amdgcn"]

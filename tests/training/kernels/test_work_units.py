@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ampwatch.training.kernels.work_units import LaunchTable, WorkUnits
+from ampwatch.training.kernels.work_units import ALIGNMENT, MAX_KEPT_BYTES, LaunchTable, WorkUnits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,19 +24,20 @@ def _units(per_processor: int = 4) -> WorkUnits:
 def _bytes_by_row(launches: Sequence[LaunchTable]) -> dict[int, list[int]]:
     """Every byte address that the units of a row cover, in order."""
     covered: dict[int, list[int]] = {}
-    for dtype, _, units in launches:
+    for dtype, units in launches:
         size = getattr(torch, dtype).itemsize
-        for address, numel, row in units.tolist():
-            covered.setdefault(row, []).extend(range(address, address + numel * size))
+        for address, begin, end, row in units.tolist():
+            covered.setdefault(row, []).extend(range(address + begin * size, address + end * size))
     return covered
 
 
 def test_units_cover_every_piece_once_and_nothing_else() -> None:
-    """Byte for byte, whatever the lengths and dtypes; empty pieces have no unit."""
+    """Byte for byte, whatever lengths, dtypes and alignments; empty pieces have no unit."""
     pieces: list[Tensor] = [
-        torch.empty(n, dtype=dtype)
+        torch.empty(n + off, dtype=dtype)[off:]
         for dtype in (torch.float32, torch.float16, torch.float64, torch.float8_e5m2)
         for n in (1, 63, 64, 65, 1000, 0)
+        for off in (0, 1, 3)
     ]
     covered = _bytes_by_row(_units().of(pieces, CPU))
 
@@ -47,19 +48,24 @@ def test_units_cover_every_piece_once_and_nothing_else() -> None:
     }
 
 
-def test_units_begin_at_multiples_of_a_step() -> None:
-    """A unit is aligned wherever its piece is."""
-    piece = torch.empty(10_000)
-    ((_, _, units),) = _units().of([piece], CPU)
+def test_units_are_read_from_multiples_of_16_bytes_on() -> None:
+    """Wherever the piece begins; only its first step has elements before it."""
+    memory = torch.empty(10_000, dtype=torch.bfloat16)
+    for off in range(9):
+        ((_, units),) = _units().of([memory[off:]], CPU)
 
-    assert len(units) > 1
-    assert all((a - piece.data_ptr()) % (STEP * 4) == 0 for a in units[:, 0].tolist())
+        assert len(units) > 1
+        assert all(address % ALIGNMENT == 0 for address in units[:, 0].tolist())
+        assert units[0, 1] == off % 8
+        assert units[1:, 1].eq(0).all()
+        if off % 8:
+            assert units[0, 2] <= STEP
 
 
 def test_the_number_of_units_does_not_grow_with_the_elements() -> None:
     """The units are as many as were asked for, and at most one more for each piece."""
     for numel in (1_000, 100_000, 3_000_000):
-        ((_, _, units),) = _units(per_processor=4).of([torch.empty(numel)], CPU)
+        ((_, units),) = _units(per_processor=4).of([torch.empty(numel)], CPU)
         assert 3 <= len(units) <= 4
 
 
@@ -70,12 +76,12 @@ def test_hundreds_of_small_tensors_are_one_launch() -> None:
     assert [(launch.dtype, len(launch.units)) for launch in launches] == [("float32", 300)]
 
 
-def test_pieces_that_cannot_be_read_16_bytes_at_a_time_have_a_launch_of_their_own() -> None:
-    """One odd view does not slow the others down."""
+def test_a_small_piece_is_one_unit_whatever_its_alignment() -> None:
+    """A bias that lies in a bucket costs no more than another."""
     whole = torch.empty(100, dtype=torch.bfloat16)
-    launches = _units(per_processor=1).of([whole, whole[1:], whole[8:]], CPU)
+    ((dtype, units),) = _units(per_processor=1).of([whole[:50], whole[1:50], whole[8:50]], CPU)
 
-    assert [(x.aligned, x.units[:, 2].tolist()) for x in launches] == [(True, [0, 2]), (False, [1])]
+    assert (dtype, units[:, 3].tolist()) == ("bfloat16", [0, 1, 2])
 
 
 def test_the_table_is_made_again_only_when_an_address_a_length_or_a_dtype_changes() -> None:
@@ -91,11 +97,38 @@ def test_the_table_is_made_again_only_when_an_address_a_length_or_a_dtype_change
     assert units.of([memory[:100].view(torch.float16)[:100]], CPU) is not first
 
 
-def test_what_is_remembered_is_bounded() -> None:
-    """A training whose addresses change with every step does not fill the device."""
-    units = _units()
-    memory = torch.zeros(1000)
-    recent = [units.of([memory[i:]], CPU) for i in range(100)][-1]
+def test_the_lists_of_a_whole_turn_of_modules_are_remembered() -> None:
+    """A list for each of 400 modules, in turn again and again: the tables are made once."""
+    units = _units(per_processor=1056)  # eight for each of 132 multiprocessors
+    memory = torch.zeros(1_000_000)
+    first = [units.of([memory[4 * i :]], CPU) for i in range(400)]
 
-    assert len(units._known) == 8
-    assert units.of([memory[99:]], CPU) is recent
+    for _ in range(2):
+        assert all(units.of([memory[4 * i :]], CPU) is known for i, known in enumerate(first))
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    """A training whose addresses change with every step does not fill the device, nor the host."""
+    for per_processor, pieces in ((1000, 1), (1, 500)):
+        units = _units(per_processor)
+        memory = torch.zeros(100_000)
+        for i in range(1000):
+            recent = units.of([memory[i:]] * pieces, CPU)
+
+        tables = sum(launch.units.nbytes for known in units._known.values() for launch in known)
+        fingerprints = sum(len(fingerprint) for _, fingerprint in units._known)
+        assert tables + 200 * fingerprints < MAX_KEPT_BYTES
+        assert len(units._known) > 50
+        assert units.of([memory[999:]] * pieces, CPU) is recent
+
+
+def test_a_list_that_alone_is_more_than_the_bound_is_measured_all_the_same() -> None:
+    """And remembered until another comes."""
+    units = _units(per_processor=1)
+    memory = torch.zeros(MAX_KEPT_BYTES // 200 + 1)
+    huge = list(memory.split(1))
+    table = units.of(huge, CPU)
+
+    assert units.of(huge, CPU) is table
+    units.of([memory], CPU)
+    assert units.of(huge, CPU) is not table

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ampwatch.doctor.check import Check, State
-from ampwatch.host.fleet.gpus import CAPABILITY_STATES, NOTHING_WRONG, Reason
+from ampwatch.host.fleet.gpus import CAPABILITY_STATES, NOTHING_WRONG, Pass, Reason
 from ampwatch.host.gpu.nvml import LIBRARY, open_nvml
 from ampwatch.host.gpu.source import NvmlSource
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ampwatch.doctor.check import Load
-    from ampwatch.host.fleet.gpus import Gpu, Pass
+    from ampwatch.host.fleet.gpus import Gpu
     from ampwatch.host.gpu.nvml import Nvml
 
 GPM_SECONDS = 0.2
@@ -23,18 +23,19 @@ GPM_SECONDS = 0.2
 
 REMEDIES = {
     Reason.LIBRARY_NOT_FOUND: "on a machine with a GPU, install the driver; in a container, start it with --gpus",
+    Reason.LIBRARY_UNUSABLE: "in a container, have `utility` in NVIDIA_DRIVER_CAPABILITIES, and no libnvidia-ml of its own in the image: an empty one is left there if it was built with GPUs",
     Reason.DRIVER_NOT_LOADED: "load it: modprobe nvidia; nvidia-smi should work then",
     Reason.BINDING_NOT_FOUND: "pip install nvidia-ml-py",
     Reason.NOT_IN_BINDING: "pip install --upgrade nvidia-ml-py",
     Reason.NOT_IN_DRIVER: "update the NVIDIA driver",
     Reason.NO_PERMISSION: "give access to /dev/nvidiactl and /dev/nvidia*",
     Reason.NO_DEVICES: "in a container, start it with --gpus",
-    Reason.VERSION_MISMATCH: "reboot, or reload the driver: it was updated while loaded",
+    Reason.VERSION_MISMATCH: "after an update of the driver, reload it or reboot; in a container, take the driver's libraries out of the image: those of the machine are mounted into it",
     Reason.RESET_REQUIRED: "nvidia-smi --gpu-reset, with nothing running on it",
     Reason.GPU_LOST: "look for its XID errors: dmesg | grep -i xid; it may need a reboot",
     Reason.SWITCHED_OFF: "AMPWATCH_GPU_LINK_THROUGHPUT=on measures it, which takes 40 ms a GPU",
     Reason.TIMEOUT: "nvidia-smi should hang as well; the machine may need a reboot",
-    Reason.ERROR: "nvidia-smi should say the same",
+    Reason.ERROR: "nvidia-smi should say the same; a container that has lost its GPUs gets them back when it is restarted",
 }
 
 OF_FEATURES = {
@@ -71,9 +72,8 @@ def gpus(
         Without a GPU nothing; with some, NVML is opened and all are read twice within a second.
     """
     nvml = open_nvml(load) if find is None else open_nvml(load, find)
-    if isinstance(nvml, Reason):
-        state = State.ABSENT if nvml in NOTHING_WRONG else State.PROBLEM
-        return [Check("NVML", state, nvml.text, REMEDIES.get(nvml, ""))]
+    if isinstance(nvml, Pass):
+        return [_of_host("NVML", nvml)]
     source = NvmlSource(nvml)
     try:
         source.read()
@@ -88,13 +88,17 @@ def _checks(nvml: Nvml, found: Pass) -> list[Check]:
     driver = f"{LIBRARY} answers" if isinstance(version, Reason) else f"driver {version}"
     checks = [Check("NVML", State.OK, driver)]
     if found.host is not Reason.OK:
-        state = State.ABSENT if found.host in NOTHING_WRONG else State.PROBLEM
-        checks.append(Check("GPUs", state, found.host.text, REMEDIES.get(found.host, "")))
+        checks.append(_of_host("GPUs", found))
     for index, reason in found.unnamed.items():
         checks.append(_problem(f"GPU {index}", reason))
     for gpu in found.gpus:
         checks += _of_gpu(gpu)
     return checks
+
+
+def _of_host(name: str, found: Pass) -> Check:
+    state = State.ABSENT if found.host in NOTHING_WRONG else State.PROBLEM
+    return Check(name, state, found.text, REMEDIES.get(found.host, ""))
 
 
 def _of_gpu(gpu: Gpu) -> list[Check]:

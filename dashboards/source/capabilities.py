@@ -49,6 +49,7 @@ GPU_REASONS = words(
         "no_permission": ("the daemon's user may not ask for it", WARN),
         "no_devices": ("NVML shows no GPU to the daemon: give it the devices", WARN),
         "library_not_found": ("there is no NVIDIA driver here", NEUTRAL),
+        "library_unusable": ("libnvidia-ml.so.1 cannot be loaded: see the daemon's log", BAD),
         "driver_not_loaded": ("the NVIDIA driver is not loaded", WARN),
         "binding_not_found": ("the package nvidia-ml-py is not installed", BAD),
         "version_mismatch": ("the driver was updated: restart the daemon", BAD),

@@ -25,6 +25,11 @@ def examine(waits: Callable[[float], None] = lambda _seconds: None) -> list[Chec
     return gpus(find=lambda _name: None, sleep=waits)
 
 
+def no_library(name: str) -> None:
+    message = f"{name}: cannot open shared object file: No such file or directory"
+    raise OSError(message)
+
+
 def test_the_driver_and_what_each_gpu_tells(driver: Standin) -> None:
     """By name and uuid, with the features that the daemon would read; NVML is closed again."""
     driver.plays(gpus=2)
@@ -81,11 +86,7 @@ def test_why_nvml_does_not_open(driver: Standin, code: int, state: State, words:
 
 def test_a_machine_without_its_library_says_so() -> None:
     """Nothing is wrong with that."""
-
-    def find(name: str) -> None:
-        raise OSError(name)
-
-    (check,) = gpus(find=find)
+    (check,) = gpus(find=no_library)
 
     assert check.state is State.ABSENT
     assert "libnvidia-ml.so.1" in check.why

@@ -28,6 +28,7 @@ class Reason(str, Enum):
     NO_PERMISSION = "no_permission"
     NO_DEVICES = "no_devices"
     LIBRARY_NOT_FOUND = "library_not_found"
+    LIBRARY_UNUSABLE = "library_unusable"
     DRIVER_NOT_LOADED = "driver_not_loaded"
     BINDING_NOT_FOUND = "binding_not_found"
     VERSION_MISMATCH = "version_mismatch"
@@ -79,7 +80,8 @@ _TEXTS = {
     Reason.NOT_IN_BINDING: "this release of nvidia-ml-py is too old for it",
     Reason.NO_PERMISSION: "this user may not ask the driver for it",
     Reason.NO_DEVICES: "the driver shows no GPU to this process",
-    Reason.LIBRARY_NOT_FOUND: "libnvidia-ml.so.1, a part of the NVIDIA driver, is not on this machine",
+    Reason.LIBRARY_NOT_FOUND: "there is no NVIDIA driver here",
+    Reason.LIBRARY_UNUSABLE: "the NVIDIA driver is here, and libnvidia-ml.so.1, by which it is asked, cannot be loaded",
     Reason.DRIVER_NOT_LOADED: "the library is there, but the NVIDIA driver is not loaded",
     Reason.BINDING_NOT_FOUND: "the package nvidia-ml-py, which ampwatch needs, cannot be imported",
     Reason.VERSION_MISMATCH: "the library and the loaded NVIDIA driver are of different versions",
@@ -243,11 +245,18 @@ class Pass:
         host: How NVML itself stands.
         gpus: Those that have a name.
         unnamed: Why not even the name of a GPU could be read, by its index.
+        detail: What more is known of ``host``: names of files, versions; empty if nothing is.
     """
 
     host: Reason
     gpus: list[Gpu] = field(default_factory=list)
     unnamed: dict[int, Reason] = field(default_factory=dict)
+    detail: str = ""
+
+    @property
+    def text(self) -> str:
+        """How NVML itself stands, for a reader."""
+        return f"{self.host.text}: {self.detail}" if self.detail else self.host.text
 
 
 @dataclass(slots=True)
@@ -284,13 +293,11 @@ class Gpus:
     A GPU that has gone stays, as one that is not there: an alert needs it.
 
     Attributes:
-        host: How NVML itself stands.
-        unnamed: Why the name of a GPU could not be read, by its index.
+        newest: The newest pass: how NVML itself stands.
     """
 
     def __init__(self) -> None:
-        self.host = Reason.WAITING
-        self.unnamed: dict[int, Reason] = {}
+        self.newest = Pass(Reason.WAITING)
         self._gpus: dict[str, Gpu] = {}
         self._xids: dict[str, Xids] = {}
 
@@ -308,7 +315,7 @@ class Gpus:
         Returns:
             Whether everything that ought to answer did.
         """
-        self.host, self.unnamed = found.host, found.unnamed
+        self.newest = found
         present = {gpu.uuid: gpu for gpu in found.gpus}
         # Where NVML itself fails nobody knows how they are; what it says is the reason then.
         why = Reason.GPU_LOST if found.host in (Reason.OK, Reason.NO_DEVICES) else found.host
@@ -322,7 +329,7 @@ class Gpus:
 
     def silence(self, reason: Reason) -> None:
         """Forget what was read: nobody knows whether it still holds."""
-        self.host = reason
+        self.newest = Pass(reason)
         self._lose(list(self._gpus), reason)
 
     def _lose(self, uuids: Iterable[str], reason: Reason) -> None:

@@ -62,9 +62,9 @@ def _info(gpu: Gpu) -> Table:
 
 
 def _capabilities(state: ScrapeState) -> Table:
-    gpus = state.fleet.gpus
-    yield ("", "", "nvml", gpus.host.state, gpus.host.value), 1
-    for index, reason in sorted(gpus.unnamed.items()):
+    newest = state.fleet.gpus.newest
+    yield ("", "", "nvml", newest.host.state, newest.host.value), 1
+    for index, reason in sorted(newest.unnamed.items()):
         yield (str(index), "", "uuid", reason.state, reason.value), 1
     for values, gpu in state.gpus:
         for feature, reason in gpu.capabilities():

@@ -47,7 +47,7 @@ def gpu_state(fleet: Fleet) -> State:
     for rank, gpu, used in users(fleet):
         on_gpu.setdefault(gpu.uuid, []).append([rank.run, rank.identity.rank, used])
     return {
-        "host": fleet.gpus.host.text,
+        "host": fleet.gpus.newest.text,
         "reasons": REASONS,
         "gpus": {
             encodable(gpu.uuid): _gpu(fleet, gpu, on_gpu.get(gpu.uuid, []))

@@ -7,6 +7,7 @@
  *   shown=8                    what a count says, if it is not the same
  *   gpm=1  cycles=1  mig=0  ecc=1   what they have
  *   lost=1,3                   which of them have fallen off the bus
+ *   lost_code=999              what is returned for those
  *   xids=0:79,1:31             errors that are still to be reported, in this order
  *   nvmlDeviceGetPowerUsage=4  a function that fails, with this return code
  *   field74=3  gpm8=3          a field or GPM metric that does
@@ -94,7 +95,7 @@ static int trouble(const char *function, const Device *device) {
     if (!initialised) return UNINITIALIZED;
     int code = number(function, SUCCESS);
     if (code) return code;
-    if (device && listed("lost", device->gpu)) return GPU_IS_LOST;
+    if (device && listed("lost", device->gpu)) return number("lost_code", GPU_IS_LOST);
     return SUCCESS;
 }
 

@@ -30,6 +30,7 @@ REMEDIES = {
     Reason.NOT_IN_DRIVER: "update the NVIDIA driver",
     Reason.NO_PERMISSION: "give access to /dev/nvidiactl and /dev/nvidia*",
     Reason.NO_DEVICES: "in a container, start it with --gpus",
+    Reason.NOT_SHOWN: "run the daemon where NVML shows it: on the machine itself, or in a container with NVIDIA_VISIBLE_DEVICES=all",
     Reason.VERSION_MISMATCH: "after an update of the driver, reload it or reboot; in a container, take the driver's libraries out of the image: those of the machine are mounted into it",
     Reason.RESET_REQUIRED: "nvidia-smi --gpu-reset, with nothing running on it",
     Reason.GPU_LOST: "look for its XID errors: dmesg | grep -i xid; it may need a reboot",

@@ -53,6 +53,7 @@ GPU_REASONS = words(
         "driver_not_loaded": ("the NVIDIA driver is not loaded", WARN),
         "binding_not_found": ("the package nvidia-ml-py is not installed", BAD),
         "version_mismatch": ("the driver was updated: restart the daemon", BAD),
+        "not_shown": ("a rank computes on it, and the daemon is not shown it", BAD),
         "gpu_lost": ("the GPU has fallen off the bus: restart the machine", BAD),
         "reset_required": ("the GPU wants to be reset", BAD),
         "timeout": ("the driver hangs", BAD),

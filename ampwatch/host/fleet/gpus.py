@@ -32,6 +32,7 @@ class Reason(str, Enum):
     DRIVER_NOT_LOADED = "driver_not_loaded"
     BINDING_NOT_FOUND = "binding_not_found"
     VERSION_MISMATCH = "version_mismatch"
+    NOT_SHOWN = "not_shown"
     GPU_LOST = "gpu_lost"
     RESET_REQUIRED = "reset_required"
     TIMEOUT = "timeout"
@@ -85,6 +86,7 @@ _TEXTS = {
     Reason.DRIVER_NOT_LOADED: "the library is there, but the NVIDIA driver is not loaded",
     Reason.BINDING_NOT_FOUND: "the package nvidia-ml-py, which ampwatch needs, cannot be imported",
     Reason.VERSION_MISMATCH: "the library and the loaded NVIDIA driver are of different versions",
+    Reason.NOT_SHOWN: "a training computes on it, and NVML does not show it here",
     Reason.GPU_LOST: "the GPU has fallen off the bus or cannot be reached",
     Reason.RESET_REQUIRED: "the GPU has to be reset before it can be used again",
     Reason.TIMEOUT: "the driver does not answer",
@@ -182,11 +184,13 @@ class Instance:
         number: Its id, which NVML uses again after a reconfiguration.
         devices: Its compute instances.
         answers: Its readings.
+        processes: As those of a GPU.
     """
 
     number: int
     devices: tuple[MigDevice, ...]
     answers: Answers = field(default_factory=dict)
+    processes: dict[int, int | None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -216,6 +220,17 @@ class Gpu:
     def is_up(self) -> bool:
         """True if it answered in the newest pass."""
         return self.gone is Reason.OK
+
+    def shows(self, uuid: str) -> bool:
+        """Return whether ``uuid`` names this GPU or one of its MIG devices."""
+        return _names(uuid, self.uuid) or self.instance_of(uuid) is not None
+
+    def instance_of(self, uuid: str) -> Instance | None:
+        """Return the GPU instance whose MIG device ``uuid`` names."""
+        return next(
+            (i for i in self.instances if any(_names(uuid, device.uuid) for device in i.devices)),
+            None,
+        )
 
     def number(self, feature: Feature, part: str = "") -> float | None:
         """Return a value that is known."""
@@ -337,6 +352,16 @@ class Gpus:
             # A new one without readings: values of before would be shown as those of now.
             gpu = self._gpus[uuid]
             self._gpus[uuid] = Gpu(gpu.index, uuid, gpu.facts, gone=reason)
+
+
+def _names(uuid: str, known: str) -> bool:
+    """Return whether a name that another program gives means the device that NVML calls ``known``."""
+    # CUDA tells 16 bytes and not whose they are, so the kinds before them may differ.
+    return bool(uuid) and _bare(uuid) == _bare(known)
+
+
+def _bare(uuid: str) -> str:
+    return uuid.removeprefix("MIG-").removeprefix("GPU-")
 
 
 def _reason(answer: Answer) -> Reason:

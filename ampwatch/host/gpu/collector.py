@@ -8,6 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ampwatch.host.fleet.gpu_users import unseen
 from ampwatch.host.fleet.gpus import NOTHING_WRONG, Pass, Reason
 from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.gpu.source import open_source
@@ -104,6 +105,7 @@ class GpuCollector:
             success = self._fleet.gpus.apply(found)
             self._passes[NAME] = CollectorPass(success, now - begin)
             gone = {gpu.uuid: gpu.gone for gpu in self._fleet.gpus.all() if not gpu.is_up}
+            gone |= unseen(self._fleet)
         self._plan(now, success=success and found.host in ANSWERS)
         self._report(found, gone)
 

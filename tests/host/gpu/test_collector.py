@@ -12,8 +12,10 @@ from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.gpus import Feature, Gpu, Pass, Reason
 from ampwatch.host.gpu.collector import GpuCollector, gpu_collector
 from ampwatch.settings import Settings
+from ampwatch.wire.records import FactsRecord
 from tests.host.daemon.parts import eventually
 from tests.workshop.clocks import Clock
+from tests.workshop.records import identity
 
 if TYPE_CHECKING:
     from ampwatch.host.fleet.passes import CollectorPass
@@ -221,6 +223,23 @@ def test_a_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         ("WARNING", "GPU-a: the GPU has fallen off the bus or cannot be reached"),
         ("INFO", "GPU-a is back"),
     ]
+
+
+def test_a_gpu_of_a_rank_that_nvml_does_not_show_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A daemon in a container of its own that was given other GPUs than the training."""
+    bench = Bench(Script(Pass(Reason.OK, [gpu("GPU-a")])))
+    facts = FactsRecord({"gpu_uuid": "GPU-b"})
+    bench.fleet.apply("/a.ring", identity(), [facts], alive=True, lost=0, dropped=0)
+
+    for _ in range(3):
+        bench.look(5)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "GPU-b: a training computes on it, and NVML does not show it here"
+    ]
+    assert bench.success
 
 
 def test_why_nvml_cannot_be_opened_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

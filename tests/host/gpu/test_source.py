@@ -286,6 +286,20 @@ def test_a_gpu_in_mig_mode_has_instances(driver: Standin) -> None:
     assert second.answers[Feature.SM_ACTIVE][""] == pytest.approx(0.02 + 200 * 0.00125)
 
 
+@pytest.mark.parametrize("unprivileged", [0, 1])
+def test_the_processes_of_an_instance_are_its_own(
+    driver: Standin, monkeypatch: pytest.MonkeyPatch, unprivileged: int
+) -> None:
+    """Also where the GPU itself names them to nobody but root."""
+    monkeypatch.setattr(pids, "is_of_the_host", lambda: True)
+    driver.plays(mig=1, pid=4711, in_instance=2, unprivileged=unprivileged)
+
+    (gpu,) = read(driver)
+
+    assert [instance.processes for instance in gpu.instances] == [{}, {4711: GIB}]
+    assert (gpu.answers[Feature.PROCESSES] == {"": Reason.NO_PERMISSION}) == bool(unprivileged)
+
+
 def test_instances_that_go_give_their_samples_back(driver: Standin) -> None:
     """A GPU taken out of MIG mode while it is watched."""
     driver.plays(mig=1)

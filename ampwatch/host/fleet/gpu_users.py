@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.host.fleet.gpus import NOTHING_WRONG, Reason
+from ampwatch.host.fleet.gpus import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -66,19 +67,10 @@ def users(fleet: Fleet) -> Iterator[Use]:
 
 
 def unseen(fleet: Fleet) -> dict[str, Reason]:
-    """Return the devices that ranks compute on and NVML does not show, with that as the reason.
-
-    Empty where NVML says itself why it shows none, or while one of its GPUs does not answer: the
-    device may be that one, or a part of it.
-    """
-    host, gpus = fleet.gpus.newest.host, fleet.gpus.all()
-    if host not in NOTHING_WRONG or host is Reason.SWITCHED_OFF:
-        return {}
-    if fleet.gpus.newest.unnamed or not all(gpu.is_up for gpu in gpus):
-        return {}
-    names = {_name(rank) for rank in fleet.ranks()} - {""}
-    hidden = (name for name in names if not any(gpu.shows(name) for gpu in gpus))
-    return dict.fromkeys(sorted(hidden), Reason.NOT_SHOWN)
+    """Return the devices that ranks compute on and NVML does not show, with that as the reason."""
+    known = replace(fleet.gpus.newest, gpus=fleet.gpus.all())
+    names = sorted({_name(rank) for rank in fleet.ranks()})
+    return {name: Reason.NOT_SHOWN for name in names if known.hides(name)}
 
 
 def _name(rank: RankView) -> str:

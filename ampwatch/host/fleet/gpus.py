@@ -192,6 +192,10 @@ class Instance:
     answers: Answers = field(default_factory=dict)
     processes: dict[int, int | None] = field(default_factory=dict)
 
+    def capabilities(self) -> Iterator[tuple[str, Reason]]:
+        """Yield what is read of it, as of a GPU."""
+        return _capabilities(self.answers)
+
 
 @dataclass(slots=True)
 class Gpu:
@@ -239,17 +243,8 @@ class Gpu:
 
     def capabilities(self) -> Iterator[tuple[str, Reason]]:
         """Yield features with how they stand: each as a whole, then parts that differ from it."""
-        for feature in Feature:
-            parts = self.answers.get(feature, {"": self.gone})
-            reasons = {part: _reason(answer) for part, answer in parts.items()}
-            # One part that can be read makes the feature readable; the others are named beside it.
-            whole = next(iter(reasons.values()))
-            if Reason.OK in reasons.values():
-                whole = Reason.OK
-            yield feature.value, whole
-            for part, reason in reasons.items():
-                if reason is not whole:
-                    yield f"{feature.value}_{part}", reason
+        absent: dict[str, Answer] = {"": self.gone}
+        return _capabilities({feature: self.answers.get(feature, absent) for feature in Feature})
 
 
 @dataclass(slots=True)
@@ -272,6 +267,16 @@ class Pass:
     def text(self) -> str:
         """How NVML itself stands, for a reader."""
         return f"{self.host.text}: {self.detail}" if self.detail else self.host.text
+
+    def hides(self, uuid: str) -> bool:
+        """Return whether it is certain that ``uuid`` names a device that NVML does not show.
+
+        It is not where NVML says itself why it shows none, nor while a GPU does not answer: the
+        device may be that one, or a part of it.
+        """
+        if self.host not in NOTHING_WRONG or self.host is Reason.SWITCHED_OFF or self.unnamed:
+            return False
+        return bool(uuid) and all(gpu.is_up and not gpu.shows(uuid) for gpu in self.gpus)
 
 
 @dataclass(slots=True)
@@ -352,6 +357,19 @@ class Gpus:
             # A new one without readings: values of before would be shown as those of now.
             gpu = self._gpus[uuid]
             self._gpus[uuid] = Gpu(gpu.index, uuid, gpu.facts, gone=reason)
+
+
+def _capabilities(answers: Answers) -> Iterator[tuple[str, Reason]]:
+    for feature, parts in answers.items():
+        reasons = {part: _reason(answer) for part, answer in parts.items()}
+        # One part that can be read makes the feature readable; the others are named beside it.
+        whole = next(iter(reasons.values()))
+        if Reason.OK in reasons.values():
+            whole = Reason.OK
+        yield feature.value, whole
+        for part, reason in reasons.items():
+            if reason is not whole:
+                yield f"{feature.value}_{part}", reason
 
 
 def _names(uuid: str, known: str) -> bool:

@@ -32,6 +32,9 @@ Source: CUDA C++ Programming Guide, table of features per compute capability.
 BUILDS = {"CUDA": "cuda", "ROCm": "hip", "XPU": "xpu"}
 """Kinds of devices that PyTorch is built for, and where it keeps the version of each."""
 
+NO_DRIVER = "Found no NVIDIA driver"
+"""Words of a PyTorch for CUDA on a machine without a GPU, where nothing is wrong."""
+
 UPDATE = "update the NVIDIA driver, or install a torch built for a CUDA that it knows"
 TROUBLE = {
     "driver on your system is too old": UPDATE,
@@ -236,11 +239,10 @@ def device_checks(found: Devices, environ: Mapping[str, str] = os.environ) -> li
         why += f", with CUDA_VISIBLE_DEVICES={environ['CUDA_VISIBLE_DEVICES']!r}"
     if found.trouble:
         why += f"; it says: {found.trouble}"
-    for words, remedy in TROUBLE.items():
-        if words in found.trouble:
-            return [Check(found.kind, State.PROBLEM, why, remedy)]
-    remedy = "see GPU below; look at CUDA_VISIBLE_DEVICES and, in a container, at --gpus"
-    return [Check(found.kind, State.ABSENT, why, remedy)]
+    is_absent = not found.trouble or NO_DRIVER in found.trouble
+    otherwise = "see GPU below; look at CUDA_VISIBLE_DEVICES and, in a container, at --gpus"
+    remedy = next((TROUBLE[words] for words in TROUBLE if words in found.trouble), otherwise)
+    return [Check(found.kind, State.ABSENT if is_absent else State.PROBLEM, why, remedy)]
 
 
 def _device(device: Shown, kind: str) -> Check:

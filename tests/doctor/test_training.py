@@ -211,6 +211,7 @@ OLD = "CUDA initialization: The NVIDIA driver on your system is too old (found v
             "cuda-compat",
         ),
         (Cuda(error=RuntimeError("Error 999: unknown error")), "nvidia-smi"),
+        (Cuda(error=AssertionError("something new")), "see GPU below"),
     ],
 )
 def test_cuda_that_ought_to_work_is_a_problem_with_its_remedy(cuda: Cuda, remedy: str) -> None:

@@ -12,11 +12,11 @@ import torch
 from ampwatch.diagnosis.evidence.ops import Machine
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import HALF_DTYPES, OpKind
-from ampwatch.numerics.units.peaks import parse_override, peak_flops
+from ampwatch.report.op_shares import peaks_of
 from ampwatch.training.model.tf32 import allows_tf32
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from ampwatch.settings import Settings
 
@@ -44,30 +44,23 @@ def machine_of(device: torch.device | None, settings: Settings, cpuinfo: Path = 
         settings: ``peak_flops`` is used.
         cpuinfo: File in which Linux describes the CPU.
 
-    Raises:
-        SettingsError: If the setting is not of its form.
-
     Cost:
         Reads a file of some kB; where the device is a GPU, asks PyTorch for its properties.
     """
     facts = gpu_facts(device)
-    name = facts.get("device", "")
-    peaks: Mapping[str, float] = {}
     capability = None
     if "gpu_capability" in facts:
         major, _, minor = facts["gpu_capability"].partition(".")
         capability = int(major), int(minor)
-        clock = float(facts.get("gpu_clock_hertz", 0.0))
-        peaks = peak_flops(capability, int(facts["gpu_sms"]), clock, name).flops
     return Machine(
         device_type="" if device is None else device.type,
-        device_name=name,
+        device_name=facts.get("device", ""),
         capability=capability,
         cpu_dtypes=cpu_dtypes(cpuinfo),
         matmul_tf32=allows_tf32(OpKind.MATMUL),
         convolution_tf32=allows_tf32(OpKind.CONVOLUTION),
         cudnn_benchmark=bool(torch.backends.cudnn.benchmark),
-        peak_flops={**peaks, **parse_override(settings.peak_flops)},
+        peak_flops=peaks_of(facts | {"peak_flops": settings.peak_flops}).flops,
         memory_bandwidth=float(facts.get("gpu_memory_bandwidth", 0.0)),
     )
 

@@ -31,7 +31,7 @@ REMEDIES = {
     Reason.BINDING_NOT_FOUND: "pip install nvidia-ml-py",
     Reason.NOT_IN_BINDING: "pip install --upgrade nvidia-ml-py",
     Reason.NOT_IN_DRIVER: "update the NVIDIA driver",
-    Reason.NO_PERMISSION: "give access to /dev/nvidiactl and /dev/nvidia*",
+    Reason.NO_PERMISSION: "give access to /dev/nvidiactl and /dev/nvidia*; a container that has lost them gets them back when it is restarted",
     Reason.NO_DEVICES: "in a container, start it with --gpus",
     Reason.NOT_SHOWN: "run the daemon where NVML shows it: on the machine itself, or in a container with NVIDIA_VISIBLE_DEVICES=all",
     Reason.VERSION_MISMATCH: "after an update of the driver, reload it or reboot; in a container, take the driver's libraries out of the image: those of the machine are mounted into it",
@@ -98,7 +98,7 @@ def gpus(
     if devices.kind == "CUDA":  # of other makers' devices NVML knows nothing
         hidden = [device for device in devices.shown if found.hides(device.uuid)]
         checks += [_problem(f"device {device.index}", Reason.NOT_SHOWN) for device in hidden]
-    return checks + (visible_devices(environ, found.gpus) if found.gpus else [])
+    return checks + visible_devices(environ, found)
 
 
 def _driver(nvml: Nvml) -> Check:

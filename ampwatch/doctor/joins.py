@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ampwatch.doctor.training import Devices
-    from ampwatch.host.fleet.gpus import Gpu
+    from ampwatch.host.fleet.gpus import Gpu, Pass
 
 VARIABLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
@@ -37,43 +37,41 @@ class Visible(NamedTuple):
     why: str = ""
 
 
-def visible(setting: str, gpus: Sequence[Gpu]) -> Visible:
+def visible(setting: str, found: Pass) -> Visible:
     """Return what CUDA makes of a value of ``CUDA_VISIBLE_DEVICES``.
 
     Args:
         setting: Its value.
-        gpus: The GPUs that NVML shows.
+        found: What NVML shows.
 
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables": numbers, uuids or the
     beginnings of uuids that fit one device only; what follows an entry that is none is ignored.
     """
     taken: dict[str, str] = {}
-    for entry in setting.split(","):
-        name, why = _device_of(entry.strip(), gpus)
+    for entry in map(str.strip, setting.split(",")):
+        name, why = _device_of(entry, found)
         if name in taken:
             return Visible((), entry, f"it is {taken[name]!r} once more, and CUDA shows none then")
         if why:
             return Visible(tuple(taken.values()), entry, why)
-        taken[name] = entry.strip()
+        taken[name] = entry
     return Visible(tuple(taken.values()))
 
 
-def _device_of(entry: str, gpus: Sequence[Gpu]) -> tuple[str, str]:
+def _device_of(entry: str, found: Pass) -> tuple[str, str]:
     """Return the device that an entry names and an empty sentence, or what is wrong with it."""
     if number := re.match(r"[+-]?\d+", entry):  # CUDA reads as far as there are digits
-        if 0 <= int(number[0]) < len(gpus):
+        count = len(found.gpus) + len(found.unnamed)
+        if 0 <= int(number[0]) < count:
             return str(int(number[0])), ""
-        return "", "a number below 0 ends the list" if int(number[0]) < 0 else _none(gpus)
+        is_below = int(number[0]) < 0
+        return "", "a number below 0 ends the list" if is_below else f"the last one is {count - 1}"
     if not entry.startswith(("GPU-", "MIG-")):
         return "", "it is no number, and no uuid with GPU- or MIG-" if entry else "it is empty"
-    found = [name for name in _names(gpus) if name.startswith(entry)]
-    if len(found) == 1:
-        return found[0], ""
-    return "", f"{len(found)} devices begin so" if found else "no device here begins so"
-
-
-def _none(gpus: Sequence[Gpu]) -> str:
-    return f"NVML shows {len(gpus)} GPUs, counted from 0"
+    fitting = [name for name in _names(found.gpus) if name.startswith(entry)]
+    if len(fitting) == 1:
+        return fitting[0], ""
+    return "", f"{len(fitting)} devices begin so" if fitting else "no device here begins so"
 
 
 def _names(gpus: Sequence[Gpu]) -> list[str]:
@@ -87,27 +85,26 @@ def _names(gpus: Sequence[Gpu]) -> list[str]:
     return names
 
 
-def visible_devices(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> list[Check]:
-    """Report what ``CUDA_VISIBLE_DEVICES`` does, if it is set.
+def visible_devices(environ: Mapping[str, str], found: Pass) -> list[Check]:
+    """Report what ``CUDA_VISIBLE_DEVICES`` does, if it is set and NVML shows a GPU.
 
     Args:
         environ: The environment.
-        gpus: The GPUs that NVML shows.
+        found: What NVML shows.
     """
-    if VARIABLE not in environ:
+    if VARIABLE not in environ or not found.gpus:
         return []
     setting = environ[VARIABLE]
-    found = visible(setting, gpus)
-    if not setting.strip() or (not found.names and setting.strip().startswith("-")):
+    left = visible(setting, found)
+    if not setting.strip() or (not left.names and setting.strip().startswith("-")):
         return [Check(VARIABLE, State.ABSENT, f"{setting!r} hides all GPUs from CUDA")]
-    if found.refused is not None:
-        left = f"CUDA is left with {', '.join(found.names)}" if found.names else "CUDA has none"
-        why = f"in {setting!r}, {found.refused.strip()!r} is no device: {found.why}; {left}"
+    why = f"CUDA is left with {', '.join(map(repr, left.names)) or 'nothing'}"
+    if left.refused is not None:
+        why = f"in {setting!r}, {left.refused!r} is no device: {left.why}; {why}"
         return [Check(VARIABLE, State.PROBLEM, why, "name devices as nvidia-smi -L lists them")]
-    why = f"{setting!r} leaves CUDA {len(found.names)} of {len(gpus)} GPUs"
-    counts = any(name[:1].isdigit() for name in found.names)
-    if counts and len(gpus) > 1 and environ.get(ORDER) != "PCI_BUS_ID":
-        why += f"; its numbers are CUDA's, the fastest GPU first: with {ORDER}=PCI_BUS_ID they are those of nvidia-smi"
+    counts = any(name[:1].isdigit() for name in left.names)
+    if counts and len(found.gpus) > 1 and environ.get(ORDER) != "PCI_BUS_ID":
+        why += f"; it counts the fastest GPU first: with {ORDER}=PCI_BUS_ID it counts as nvidia-smi does"
     return [Check(VARIABLE, State.OK, why)]
 
 

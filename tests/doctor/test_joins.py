@@ -7,7 +7,7 @@ import pytest
 from ampwatch.doctor.check import Check, State
 from ampwatch.doctor.joins import Visible, seen_by_pytorch, visible, visible_devices
 from ampwatch.doctor.training import Devices, Shown
-from ampwatch.host.fleet.gpus import Feature, Gpu, Instance, MigDevice
+from ampwatch.host.fleet.gpus import Feature, Gpu, Instance, MigDevice, Pass, Reason
 
 DRIVER = {"cuda_version": "12.2"}
 FIRST = Gpu(0, "GPU-8932f937", DRIVER)
@@ -23,7 +23,7 @@ CUT = Gpu(
     ],
 )
 UNCUT = Gpu(2, "GPU-cccccccc", DRIVER, {Feature.MIG: {"": 1.0}})
-GPUS = [FIRST, SECOND, CUT]
+ALL = Pass(Reason.OK, [FIRST, SECOND, CUT])
 
 
 def cuda(*uuids: str, version: str = "12.8") -> Devices:
@@ -51,13 +51,13 @@ def test_devices_are_named_by_number_or_by_the_beginning_of_a_uuid(
     setting: str, names: tuple[str, ...]
 ) -> None:
     """Of a GPU, or of an instance in either form that drivers have given its name."""
-    assert visible(setting, GPUS) == Visible(names)
+    assert visible(setting, ALL) == Visible(names)
 
 
 @pytest.mark.parametrize(
     ("setting", "names", "refused", "words"),
     [
-        ("0,7,1", ("0",), "7", "shows 3 GPUs"),
+        ("0,7,1", ("0",), "7", "the last one is 2"),
         ("1,-1,0", ("1",), "-1", "below 0"),
         ("GPU-89", (), "GPU-89", "2 devices begin so"),
         ("GPU-8932f937,GPU-dead", ("GPU-8932f937",), "GPU-dead", "no device here begins so"),
@@ -72,8 +72,8 @@ def test_cuda_stops_at_an_entry_that_is_no_device(
     setting: str, names: tuple[str, ...], refused: str, words: str
 ) -> None:
     """What follows it is ignored in silence; a device that comes twice leaves none."""
-    found = visible(setting, GPUS)
-    (check,) = visible_devices({"CUDA_VISIBLE_DEVICES": setting}, GPUS)
+    found = visible(setting, ALL)
+    (check,) = visible_devices({"CUDA_VISIBLE_DEVICES": setting}, ALL)
 
     assert (found.names, found.refused) == (names, refused)
     assert words in found.why
@@ -82,10 +82,18 @@ def test_cuda_stops_at_an_entry_that_is_no_device(
     assert check.remedy
 
 
+def test_a_gpu_that_is_lost_counts_and_has_no_name() -> None:
+    """NVML counts it, and cannot say what it is called."""
+    found = Pass(Reason.OK, [FIRST], {1: Reason.GPU_LOST})
+
+    assert visible("0,1", found) == Visible(("0", "1"))
+    assert visible("0,2", found).refused == "2"
+
+
 @pytest.mark.parametrize("setting", ["", " ", "-1"])
 def test_all_gpus_can_be_hidden_on_purpose(setting: str) -> None:
     """Nothing is wrong then."""
-    (check,) = visible_devices({"CUDA_VISIBLE_DEVICES": setting}, GPUS)
+    (check,) = visible_devices({"CUDA_VISIBLE_DEVICES": setting}, ALL)
 
     assert check.state is State.ABSENT
     assert "hides all GPUs" in check.why
@@ -94,17 +102,17 @@ def test_all_gpus_can_be_hidden_on_purpose(setting: str) -> None:
 def test_numbers_are_cudas_own_unless_the_order_is_that_of_the_bus() -> None:
     """Of one GPU, and of uuids, there is no order."""
 
-    def said(setting: str, gpus: list[Gpu], **environ: str) -> str:
-        (check,) = visible_devices({"CUDA_VISIBLE_DEVICES": setting, **environ}, gpus)
+    def said(setting: str, found: Pass, **environ: str) -> str:
+        (check,) = visible_devices({"CUDA_VISIBLE_DEVICES": setting, **environ}, found)
         assert check.state is State.OK
         return check.why
 
-    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in said("1", GPUS)
-    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in said("1", GPUS, CUDA_DEVICE_ORDER="nonsense")
-    assert "fastest" not in said("1", GPUS, CUDA_DEVICE_ORDER="PCI_BUS_ID")
-    assert "fastest" not in said("0", [FIRST])
-    assert "fastest" not in said("GPU-8932", GPUS)
-    assert visible_devices({}, GPUS) == []
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in said("1", ALL)
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in said("1", ALL, CUDA_DEVICE_ORDER="nonsense")
+    assert "fastest" not in said("1", ALL, CUDA_DEVICE_ORDER="PCI_BUS_ID")
+    assert "fastest" not in said("0", Pass(Reason.OK, [FIRST]))
+    assert "fastest" not in said("GPU-8932", ALL)
+    assert visible_devices({}, ALL) == []
 
 
 def test_a_gpu_is_found_in_pytorch_by_its_uuid_and_not_by_its_number() -> None:

@@ -136,7 +136,8 @@ def seen_by_pytorch(gpu: Gpu, found: Devices, environ: Mapping[str, str]) -> Che
 
 
 def _unseen(name: str, gpu: Gpu, found: Devices, environ: Mapping[str, str]) -> Check:
-    if gpu.number(Feature.MIG) and not gpu.instances:
+    # With a reason beside it, nobody knows whether there is an instance.
+    if gpu.answers.get(Feature.MIG) == {"": 1.0} and not gpu.instances:
         why = "it does not see it: it is in MIG mode and has no instance"
         return Check(name, State.PROBLEM, why, "nvidia-smi mig -cgi <profile> -C, or -mig 0")
     known = gpu.facts.get("cuda_version", "")

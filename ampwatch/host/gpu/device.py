@@ -11,7 +11,7 @@ from ampwatch.host.gpu import gpm, pids, readings
 from ampwatch.host.gpu.gpm import Gpm
 
 if TYPE_CHECKING:
-    from ampwatch.host.fleet.gpus import Answers
+    from ampwatch.host.fleet.gpus import Answer, Answers
     from ampwatch.host.gpu.nvml import Nvml
 
     InstanceKey = tuple[int, tuple[MigDevice, ...]]
@@ -129,9 +129,10 @@ class Device:
             gpu.answers[Feature.MIG] = {"": mode}
             return
         is_enabled = mode[0] == MIG_ENABLED
-        gpu.answers[Feature.MIG] = {"": float(is_enabled)}
+        parts: dict[str, Answer] = {"": float(is_enabled)}
+        gpu.answers[Feature.MIG] = parts
         known, self._instance_gpm = self._instance_gpm, {}
-        for key, handles in self._instances() if is_enabled else ():
+        for key, handles in self._instances(parts) if is_enabled else ():
             # An id that comes again with other devices is another instance.
             sampler = known.pop(key) if key in known else self._sampler_of(key[0])
             self._instance_gpm[key] = sampler
@@ -145,15 +146,24 @@ class Device:
         for sampler in known.values():
             sampler.close()
 
-    def _instances(self) -> list[tuple[InstanceKey, list[Any]]]:
-        """Return the GPU instances, each with the handles of its MIG devices."""
+    def _instances(self, parts: dict[str, Answer]) -> list[tuple[InstanceKey, list[Any]]]:
+        """Return the GPU instances, each with the handles of its MIG devices.
+
+        Args:
+            parts: Takes up, as ``devices``, why one of them cannot be looked at.
+        """
         found: dict[int, list[MigDevice]] = {}
         handles: dict[int, list[Any]] = {}
         count = self._nvml.call("nvmlDeviceGetMaxMigDeviceCount", self.handle)
-        for index in range(0 if isinstance(count, Reason) else count):
+        if isinstance(count, Reason):
+            parts["devices"] = count
+            return []
+        for index in range(count):
             handle = self._nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", self.handle, index)
             if isinstance(handle, Reason):
-                continue  # a place that is empty
+                if handle is not Reason.NO_DATA:  # which is a place that is empty
+                    parts["devices"] = handle
+                continue
             number = self._nvml.call("nvmlDeviceGetGpuInstanceId", handle)
             compute = self._nvml.call("nvmlDeviceGetComputeInstanceId", handle)
             if isinstance(number, Reason) or isinstance(compute, Reason):

@@ -135,8 +135,7 @@ def gpu_uuid(known: Any) -> str:
     uuid = str(getattr(known, "uuid", None) or "")
     if not uuid or uuid.startswith(("GPU-", "MIG-")):
         return uuid
-    # PyTorch prints 16 bytes without saying whose: in MIG mode they are those of the MIG device,
-    # whose name alone gives it away.
+    # PyTorch prints 16 bytes without saying whose; only the name of the product tells of MIG mode.
     return f"{'MIG' if ' MIG ' in known.name else 'GPU'}-{uuid}"
 
 

@@ -300,6 +300,19 @@ def test_the_processes_of_an_instance_are_its_own(
     assert (gpu.answers[Feature.PROCESSES] == {"": Reason.NO_PERMISSION}) == bool(unprivileged)
 
 
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"]
+)
+def test_instances_that_may_not_be_looked_at_have_a_reason(driver: Standin, function: str) -> None:
+    """Not the same as a GPU that has none."""
+    driver.plays(mig=1, **{function: 4})
+
+    (gpu,) = read(driver)
+
+    assert gpu.instances == []
+    assert absent(gpu)["mig_devices"] is Reason.NO_PERMISSION
+
+
 def test_instances_that_go_give_their_samples_back(driver: Standin) -> None:
     """A GPU taken out of MIG mode while it is watched."""
     driver.plays(mig=1)

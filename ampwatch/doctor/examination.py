@@ -6,14 +6,15 @@ torch here.
 
 from __future__ import annotations
 
-from functools import partial
+import threading
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from ampwatch.doctor.check import Check, State, installed_version
 from ampwatch.doctor.daemon import daemon
 from ampwatch.doctor.gpu import gpus
 from ampwatch.doctor.places import rings
-from ampwatch.doctor.training import training
+from ampwatch.doctor.training import shown_devices, training
 from ampwatch.host.daemon.assets import PLOTLY, find_assets
 
 if TYPE_CHECKING:
@@ -25,21 +26,32 @@ if TYPE_CHECKING:
     Probe = Callable[[], list[Check]]
 
 
+MAX_SECONDS = 120.0
+"""Time after which a probe is given up. Importing torch from a slow file system takes half of it.
+Unit: s."""
+
+
 def probes(settings: Settings) -> dict[str, Probe]:
     """Return the probes of this machine, by group."""
+    shown = cache(shown_devices)  # two groups want to know
     return {
-        "training": training,
+        "training": partial(training, shown=shown),
         "ring": partial(rings, settings),
         "daemon": partial(daemon, settings),
         "page": page,
-        "GPU": gpus,
+        "GPU": partial(gpus, shown=shown),
         "protection": web_config,
     }
 
 
-def examine(probes: Mapping[str, Probe]) -> dict[str, list[Check]]:
-    """Return the checks of every probe, by group; a probe that fails is a problem of its group."""
-    return {group: _tried(probe) for group, probe in probes.items()}
+def examine(probes: Mapping[str, Probe], seconds: float = MAX_SECONDS) -> dict[str, list[Check]]:
+    """Return the checks of every probe, by group; a probe that fails is a problem of its group.
+
+    Args:
+        probes: The probes.
+        seconds: How long each may take; one that hangs is left behind. Unit: s.
+    """
+    return {group: _tried(probe, seconds) for group, probe in probes.items()}
 
 
 def is_able(checks: Mapping[str, list[Check]]) -> bool:
@@ -47,12 +59,26 @@ def is_able(checks: Mapping[str, list[Check]]) -> bool:
     return not any(check.blocks for group in checks.values() for check in group)
 
 
-def _tried(probe: Probe) -> list[Check]:
-    try:
-        return probe()
-    except Exception as error:  # noqa: BLE001 - one probe that fails must not hide what the others found
-        why = f"this could not be examined: {type(error).__name__}: {error}"
-        return [Check("examination", State.PROBLEM, why, "report it, with this line")]
+def _tried(probe: Probe, seconds: float) -> list[Check]:
+    found: list[list[Check]] = []
+
+    def look() -> None:
+        try:
+            found.append(probe())
+        except Exception as error:  # noqa: BLE001 - one probe that fails must not hide what the others found
+            why = f"this could not be examined: {type(error).__name__}: {error}"
+            found.append([Check("examination", State.PROBLEM, why, "report it, with this line")])
+
+    # In a thread, for a driver that hangs ends no call; a daemon, for it must not keep the process.
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if found:
+        return found[0]
+    why = f"this did not end within {seconds:.0f} s: a driver or a file system hangs"
+    return [
+        Check("examination", State.PROBLEM, why, "nvidia-smi, or ls there, should hang as well")
+    ]
 
 
 def page(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import warnings
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ from ampwatch.errors import AttachError
 from ampwatch.numerics.formats import HALF
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ampwatch.doctor.check import Load
 
@@ -27,12 +29,92 @@ TENSOR_CORES, BFLOAT16_TENSOR_CORES = (7, 0), (8, 0)
 Source: CUDA C++ Programming Guide, table of features per compute capability.
 """
 
+BUILDS = {"CUDA": "cuda", "ROCm": "hip", "XPU": "xpu"}
+"""Kinds of devices that PyTorch is built for, and where it keeps the version of each."""
 
-def training(load: Load = import_module) -> list[Check]:
+NO_DRIVER = "Found no NVIDIA driver"
+"""Words of a PyTorch for CUDA on a machine without a GPU, where nothing is wrong."""
+
+UPDATE = "update the NVIDIA driver, or install a torch built for a CUDA that it knows"
+TROUBLE = {
+    "driver on your system is too old": UPDATE,
+    "driver version is insufficient": UPDATE,
+    "Error 802": "start nvidia-fabricmanager, without which these GPUs do not compute",
+    "Error 803": "have one libcuda of the driver's version: take cuda-compat, or the image's own driver, out of LD_LIBRARY_PATH",
+    "Error 804": "take cuda-compat out of LD_LIBRARY_PATH: this GPU does not support it; update the NVIDIA driver instead",
+    "Error 999": "nvidia-smi should say more; reload nvidia_uvm, or restart the container or the machine",
+}
+"""Remedies by what PyTorch says when CUDA ought to work and does not.
+
+Source: CUDA Runtime API, cudaError: 35, 802, 803, 804, 999.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A device that PyTorch shows to this process.
+
+    Attributes:
+        index: Number that PyTorch gives it.
+        name: Name of the product.
+        uuid: Name for life as the driver writes it; empty if PyTorch does not tell.
+        capability: CUDA compute capability, (0, 0) if it has none.
+        trouble: Why it cannot be described, in PyTorch's words; empty if it can.
+    """
+
+    index: int
+    name: str = ""
+    uuid: str = ""
+    capability: tuple[int, int] = (0, 0)
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """The devices that PyTorch shows to this process.
+
+    Attributes:
+        kind: What this PyTorch is built for, a key of ``BUILDS``; empty for the CPU only.
+        version: Version of that.
+        shown: The devices.
+        trouble: Why there is none, in PyTorch's words; empty if it says nothing.
+    """
+
+    kind: str = ""
+    version: str = ""
+    shown: tuple[Shown, ...] = ()
+    trouble: str = ""
+
+    @property
+    def build(self) -> str:
+        """What this PyTorch is built for, in words."""
+        return f"{self.kind} {self.version}" if self.kind else "the CPU only"
+
+
+def shown_devices(load: Load = import_module) -> Devices | None:
+    """Return what PyTorch shows of devices, ``None`` where there is no PyTorch.
+
+    Args:
+        load: Imports a module.
+
+    Cost:
+        Initialises CUDA, which takes up to some seconds and memory on each device.
+    """
+    try:
+        torch = load("torch")
+    except (ImportError, OSError):
+        return None
+    return devices_of(torch, load("ampwatch.training.model.machine"))
+
+
+def training(
+    load: Load = import_module, shown: Callable[[], Devices | None] = shown_devices
+) -> list[Check]:
     """Check what a training process needs.
 
     Args:
         load: Imports a module.
+        shown: Returns what PyTorch shows of devices.
 
     Cost:
         Imports torch, a second or two. On CUDA only properties are asked for.
@@ -45,13 +127,14 @@ def training(load: Load = import_module) -> list[Check]:
     except (ImportError, OSError) as error:
         why = f"it is installed, but cannot be imported: {error}"
         return [Check("torch", State.PROBLEM, why, "reinstall torch with the CUDA it asks for")]
+    found = shown() or Devices()
     return [
         torch_version(torch),
         grad_scaler(torch, load),
         *[cpu_autocast(torch, dtype) for dtype in HALF],
         cpu_kernel(load),
-        *cuda_devices(torch),
-        *device_kernel(torch),
+        *device_checks(found),
+        *device_kernel(found),
     ]
 
 
@@ -99,39 +182,86 @@ def cpu_autocast(torch: Any, dtype: str) -> Check:
     return Check(name, State.OK, "matrix products run in it")
 
 
-def cuda_devices(torch: Any) -> list[Check]:
-    """Report which CUDA or ROCm devices torch sees, or why it sees none."""
-    cuda = torch.version.cuda
-    hip = getattr(torch.version, "hip", None)
-    if cuda is None and hip is None:
+def devices_of(torch: Any, machine: Any) -> Devices:
+    """Ask ``torch`` for its devices, once; nothing that it says or raises gets past this.
+
+    Args:
+        torch: The module.
+        machine: ``ampwatch.training.model.machine``, which knows how PyTorch refuses.
+    """
+    versions = (getattr(torch.version, name, None) for name in BUILDS.values())
+    kind, version = next(
+        ((kind, version) for kind, version in zip(BUILDS, versions, strict=True) if version),
+        ("", ""),
+    )
+    backend = torch.xpu if kind == "XPU" else torch.cuda
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            count = backend.device_count() if kind and backend.is_available() else 0
+            trouble = ""
+        except machine.REFUSALS as error:
+            count, trouble = 0, _first_line(error)
+        devices = tuple(_shown(backend, index, machine) for index in range(count))
+    # A device that works has had its say by then: what PyTorch grumbles of is another story.
+    words = trouble or "; ".join(_first_line(warning.message) for warning in said)
+    return Devices(kind, str(version), devices, "" if devices else words)
+
+
+def _shown(backend: Any, index: int, machine: Any) -> Shown:
+    try:
+        known = backend.get_device_properties(index)
+    except machine.REFUSALS as error:
+        return Shown(index, trouble=_first_line(error))
+    capability = (getattr(known, "major", 0), getattr(known, "minor", 0))
+    return Shown(index, str(known.name), machine.gpu_uuid(known), capability)
+
+
+def _first_line(words: object) -> str:
+    return str(words).strip().partition("\n")[0]
+
+
+def device_checks(found: Devices, environ: Mapping[str, str] = os.environ) -> list[Check]:
+    """Report which devices PyTorch sees, or why it sees none.
+
+    Args:
+        found: What PyTorch shows.
+        environ: ``CUDA_VISIBLE_DEVICES`` is looked up.
+    """
+    if not found.kind:
         why = "this torch is built for the CPU only"
         remedy = "on a machine with a GPU, install a build for it: pytorch.org/get-started"
         return [Check("CUDA", State.ABSENT, why, remedy)]
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        available = torch.cuda.is_available()
-    if not available:
-        build = f"CUDA {cuda}" if cuda else f"ROCm {hip}"
-        why = f"this torch is built for {build} and finds no device"
-        why += "".join(f"; it says: {warning.message}" for warning in said)
-        remedy = "see NVML below; look at CUDA_VISIBLE_DEVICES and, in a container, at --gpus"
-        return [Check("CUDA", State.ABSENT, why, remedy)]
-    return [_device(torch, index, rocm=cuda is None) for index in range(torch.cuda.device_count())]
+    if found.shown:
+        return [_device(device, found.kind) for device in found.shown]
+    why = f"this torch is built for {found.build} and finds no device"
+    if "CUDA_VISIBLE_DEVICES" in environ:
+        why += f", with CUDA_VISIBLE_DEVICES={environ['CUDA_VISIBLE_DEVICES']!r}"
+    if found.trouble:
+        why += f"; it says: {found.trouble}"
+    is_absent = not found.trouble or NO_DRIVER in found.trouble
+    otherwise = "see GPU below; look at CUDA_VISIBLE_DEVICES and, in a container, at --gpus"
+    remedy = next((TROUBLE[words] for words in TROUBLE if words in found.trouble), otherwise)
+    return [Check(found.kind, State.ABSENT if is_absent else State.PROBLEM, why, remedy)]
 
 
-def _device(torch: Any, index: int, *, rocm: bool) -> Check:
-    name = torch.cuda.get_device_name(index)
-    if rocm:
-        return Check(f"device {index}", State.OK, f"{name}, through ROCm")
-    capability = torch.cuda.get_device_capability(index)
-    if capability >= BFLOAT16_TENSOR_CORES:
+def _device(device: Shown, kind: str) -> Check:
+    name = f"device {device.index}"
+    if device.trouble:
+        why = f"PyTorch counts it and cannot use it: {device.trouble}"
+        remedy = "see GPU below; dmesg | grep -i xid says whether it broke"
+        return Check(name, State.PROBLEM, why, remedy)
+    if kind != "CUDA":
+        why = f"{device.name}, through {kind}: its numbers are watched; what the daemon reads is of NVIDIA's GPUs only"
+        return Check(name, State.OK, why, "for shares of its peak, set peak_flops")
+    if device.capability >= BFLOAT16_TENSOR_CORES:
         cores = "tensor cores for float16 and bfloat16"
-    elif capability >= TENSOR_CORES:
+    elif device.capability >= TENSOR_CORES:
         cores = "tensor cores for float16, none for bfloat16"
     else:
         cores = "no tensor cores, so AMP saves memory at best"
-    why = f"{name}, compute capability {capability[0]}.{capability[1]}: {cores}"
-    return Check(f"device {index}", State.OK, why)
+    major, minor = device.capability
+    return Check(name, State.OK, f"{device.name}, compute capability {major}.{minor}: {cores}")
 
 
 def cpu_kernel(load: Load) -> Check:
@@ -143,9 +273,9 @@ def cpu_kernel(load: Load) -> Check:
     return Check("ranges, CPU", State.ABSENT, why, remedy)
 
 
-def device_kernel(torch: Any, find: Callable[[str], object] = find_spec) -> list[Check]:
-    """Return whether ranges can be measured on the devices that torch sees, if it sees any."""
-    if not torch.cuda.is_available():
+def device_kernel(found: Devices, find: Callable[[str], object] = find_spec) -> list[Check]:
+    """Return whether ranges can be measured on the devices that PyTorch sees, if it sees any."""
+    if not found.shown:
         return []
     if find("triton") is not None:
         return [Check("ranges, device", State.OK, "measured by Triton")]

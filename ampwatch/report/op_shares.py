@@ -148,8 +148,12 @@ NOT_NVIDIA = (
     " datasheet says."
 )
 NO_CLOCK = (
-    "The peak is not known: this version of PyTorch does not tell the clock of the GPU; set"
+    "The peak is not known: neither PyTorch nor the driver tells the clock of the GPU; set"
     " peak_flops to what its datasheet says."
+)
+NOT_DESCRIBED = (
+    "The peak is not known: PyTorch cannot describe the device ({}); set peak_flops to what its"
+    " datasheet says."
 )
 
 NO_GPU = ("", "cpu", "meta", "unknown")
@@ -173,6 +177,8 @@ def peaks_of(facts: Mapping[str, str]) -> Peaks:
 
 def _derived_peaks(facts: Mapping[str, str]) -> Peaks:
     device = facts.get("device", "")
+    if "gpu_unknown" in facts:
+        return Peaks(reason=NOT_DESCRIBED.format(facts["gpu_unknown"]))
     if "gpu_capability" not in facts:
         return Peaks(reason=NO_DEVICE if device in NO_GPU else NOT_NVIDIA.format(device))
     if "gpu_clock_hertz" not in facts:

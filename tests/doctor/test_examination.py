@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Event
+
 from ampwatch.doctor.check import Check, State
 from ampwatch.doctor.examination import examine, is_able, probes
 from ampwatch.settings import Settings
@@ -23,6 +25,23 @@ def test_a_probe_that_fails_does_not_hide_the_others() -> None:
     assert check.state is State.PROBLEM
     assert "LookupError: no such thing" in check.why
     assert is_able(found)
+
+
+def test_a_probe_that_hangs_does_not_hide_the_others() -> None:
+    """As one does that asks a driver which has died."""
+    answers = Event()
+
+    def hangs() -> list[Check]:
+        answers.wait()
+        return [GOOD]
+
+    found = examine({"first": hangs, "second": lambda: [GOOD]}, seconds=0.2)
+    answers.set()
+
+    assert found["second"] == [GOOD]
+    (check,) = found["first"]
+    assert check.state is State.PROBLEM
+    assert "did not end" in check.why
 
 
 def test_only_what_blocks_makes_it_unable() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from ampwatch.doctor.check import Check, State
 from ampwatch.doctor.gpu import REMEDIES, gpus
+from ampwatch.doctor.training import Devices, Shown
 from ampwatch.host.fleet.gpus import Reason
 from tests.host.gpu.standin import Standin
 
@@ -23,6 +24,21 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standin:
 
 def examine(waits: Callable[[float], None] = lambda _seconds: None) -> list[Check]:
     return gpus(find=lambda _name: None, sleep=waits)
+
+
+def joined(driver: Standin, *uuids: str, **environ: str) -> dict[str, Check]:
+    """Examine with devices of PyTorch that have these uuids; return the checks by name."""
+    devices = Devices("CUDA", "12.8", tuple(Shown(i, "H100", u) for i, u in enumerate(uuids)))
+    found = gpus(
+        find=lambda _name: None, sleep=lambda _s: None, shown=lambda: devices, environ=environ
+    )
+    assert driver.leftovers == (0, 0, 0)
+    return {check.name: check for check in found}
+
+
+def no_library(name: str) -> None:
+    message = f"{name}: cannot open shared object file: No such file or directory"
+    raise OSError(message)
 
 
 def test_the_driver_and_what_each_gpu_tells(driver: Standin) -> None:
@@ -81,11 +97,7 @@ def test_why_nvml_does_not_open(driver: Standin, code: int, state: State, words:
 
 def test_a_machine_without_its_library_says_so() -> None:
     """Nothing is wrong with that."""
-
-    def find(name: str) -> None:
-        raise OSError(name)
-
-    (check,) = gpus(find=find)
+    (check,) = gpus(find=no_library)
 
     assert check.state is State.ABSENT
     assert "libnvidia-ml.so.1" in check.why
@@ -113,6 +125,7 @@ def test_a_gpu_that_fell_off_the_bus_does_not_hide_the_others(driver: Standin) -
 
     assert (lost.name, lost.state, other.state) == ("GPU 0", State.PROBLEM, State.OK)
     assert (fine.state, gone.name, gone.state) == (State.OK, "GPU 1", State.PROBLEM)
+    assert gone.why.startswith("GPU-00000001: ")
 
 
 def test_a_driver_without_gpus_says_so(driver: Standin) -> None:
@@ -123,6 +136,52 @@ def test_a_driver_without_gpus_says_so(driver: Standin) -> None:
 
     assert check.state is State.ABSENT
     assert "--gpus" in check.remedy
+
+
+def test_each_gpu_says_which_side_sees_it(driver: Standin) -> None:
+    """Both, only NVML, only PyTorch; numbers differ and do not matter."""
+    driver.plays(gpus=2)
+
+    found = joined(driver, "GPU-00000001", "GPU-elsewhere", CUDA_VISIBLE_DEVICES="1")
+
+    assert found["GPU 1 in PyTorch"].why.startswith("device 0: ")
+    assert found["GPU 0 in PyTorch"].state is State.ABSENT
+    assert "CUDA_VISIBLE_DEVICES" in found["GPU 0 in PyTorch"].why
+    assert found["device 1"].why == Reason.NOT_SHOWN.text
+    assert found["device 1"].remedy == REMEDIES[Reason.NOT_SHOWN]
+    assert found["CUDA_VISIBLE_DEVICES"].state is State.OK
+
+
+def test_an_instance_says_what_it_tells_and_who_sees_it(driver: Standin) -> None:
+    """In MIG mode, where CUDA shows one instance, by the name that NVML has for it."""
+    driver.plays(mig=1)
+
+    found = joined(driver, "MIG-00000000-1")
+
+    assert "3g.40gb (MIG-00000000-0)" in found["GPU 0 instance 1"].why
+    assert "tensor_active" in found["GPU 0 instance 2"].why
+    assert found["GPU 0 in PyTorch"].why.startswith("device 0 (instance 2): ")
+    assert "device 0" not in found
+
+
+def test_a_gpu_that_does_not_answer_is_not_called_hidden_from_nvml(driver: Standin) -> None:
+    """The device of PyTorch may be that one."""
+    driver.plays(gpus=2, lost=1)
+
+    found = joined(driver, "GPU-00000001")
+
+    assert found["GPU 1"].state is State.PROBLEM
+    assert "device 0" not in found
+
+
+def test_without_nvml_the_devices_of_pytorch_are_named() -> None:
+    """A container without the library, and one whose library is the problem already."""
+    devices = Devices("CUDA", "12.8", (Shown(0, "H100", "GPU-1"),))
+
+    nvml, device = gpus(find=no_library, shown=lambda: devices, environ={})
+
+    assert (nvml.name, device.name) == ("NVML", "device 0")
+    assert device.why == Reason.NOT_SHOWN.text
 
 
 def test_every_reason_that_can_be_fixed_has_a_remedy() -> None:

@@ -11,40 +11,67 @@ from typing import Any
 import pytest
 import torch
 
-from ampwatch.doctor.check import State
+from ampwatch.doctor.check import Check, State
 from ampwatch.doctor.training import (
+    Devices,
     cpu_autocast,
-    cuda_devices,
+    device_checks,
+    devices_of,
     grad_scaler,
+    shown_devices,
     torch_version,
     training,
 )
+from ampwatch.training.model import machine
+
+H100 = {"name": "GPU model", "uuid": "1-2", "major": 9, "minor": 0}
 
 
 class Cuda:
-    """The part of torch that is asked for devices."""
+    """The part of torch that is asked for devices.
 
-    def __init__(self, capabilities: list[tuple[int, int]], warning: str = "") -> None:
-        self.capabilities = capabilities
+    Args:
+        devices: Properties of each, or what is raised when they are asked for.
+        warning: What is warned of when the devices are counted.
+        error: What is raised then.
+    """
+
+    def __init__(
+        self,
+        *devices: dict[str, Any] | Exception,
+        warning: str = "",
+        error: Exception | None = None,
+    ) -> None:
+        self.devices = devices
         self.warning = warning
+        self.error = error
 
     def is_available(self) -> bool:
         if self.warning:
             warnings.warn(self.warning, stacklevel=1)
-        return bool(self.capabilities)
+        return bool(self.device_count())
 
     def device_count(self) -> int:
-        return len(self.capabilities)
+        if self.error is not None:
+            raise self.error
+        return len(self.devices)
 
-    def get_device_name(self, index: int) -> str:
-        return f"GPU model {index}"
+    def get_device_properties(self, index: int) -> Any:
+        device = self.devices[index]
+        if isinstance(device, Exception):
+            raise device
+        return SimpleNamespace(**device)
 
-    def get_device_capability(self, index: int) -> tuple[int, int]:
-        return self.capabilities[index]
+
+def build(cuda: Cuda, /, **made_for: str | None) -> Any:
+    versions = {"cuda": None, "hip": None, "xpu": None} | (made_for or {"cuda": "12.8"})
+    return SimpleNamespace(cuda=cuda, xpu=cuda, version=SimpleNamespace(**versions))
 
 
-def build(cuda: Cuda, *, made_for: str | None = "12.8", hip: str | None = None) -> Any:
-    return SimpleNamespace(cuda=cuda, version=SimpleNamespace(cuda=made_for, hip=hip))
+def checks_of(
+    cuda: Cuda, environ: dict[str, str] | None = None, /, **made_for: str | None
+) -> list[Check]:
+    return device_checks(devices_of(build(cuda, **made_for), machine), environ or {})
 
 
 def fails(error: Exception) -> Any:
@@ -142,27 +169,90 @@ def test_a_device_is_reported_by_what_its_generation_has(
     capability: tuple[int, int], words: str
 ) -> None:
     """With its name and compute capability."""
-    first, second = cuda_devices(build(Cuda([(8, 0), capability])))
+    major, minor = capability
+    first, second = checks_of(Cuda(H100, H100 | {"major": major, "minor": minor}))
 
     assert (first.name, second.name) == ("device 0", "device 1")
-    assert second.why.startswith("GPU model 1, compute capability ")
-    assert "{}.{}".format(*capability) in second.why
+    assert second.why.startswith("GPU model, compute capability ")
+    assert f"{major}.{minor}" in second.why
     assert words in second.why
 
 
 def test_why_there_is_no_cuda() -> None:
     """A build without it, or a build with it and no device: that is not the same."""
-    (without,) = cuda_devices(build(Cuda([]), made_for=None))
-    (no_device,) = cuda_devices(build(Cuda([], "the driver is too old")))
+    (without,) = checks_of(Cuda(), cuda=None)
+    (no_device,) = checks_of(Cuda(warning="Found no NVIDIA driver on your system."))
 
     assert without.state is no_device.state is State.ABSENT
     assert "built for the CPU only" in without.why
     assert "built for CUDA 12.8 and finds no device" in no_device.why
-    assert "the driver is too old" in no_device.why
+    assert "Found no NVIDIA driver" in no_device.why
 
 
-def test_a_rocm_device_is_reported_by_its_name() -> None:
-    """The compute capability is not one of CUDA's."""
-    (check,) = cuda_devices(build(Cuda([(9, 4)]), made_for=None, hip="6.4"))
+OLD = "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)."
 
-    assert check.why == "GPU model 0, through ROCm"
+
+@pytest.mark.parametrize(
+    ("cuda", "remedy"),
+    [
+        (Cuda(warning=OLD), "update the NVIDIA driver"),
+        (Cuda(error=RuntimeError(OLD)), "update the NVIDIA driver"),
+        (
+            Cuda(error=RuntimeError("CUDA driver version is insufficient for CUDA runtime")),
+            "update the NVIDIA driver",
+        ),
+        (Cuda(warning="Error 802: system not yet initialized"), "fabricmanager"),
+        (
+            Cuda(warning="Error 803: system has unsupported display driver combination"),
+            "cuda-compat",
+        ),
+        (
+            Cuda(warning="Error 804: forward compatibility was attempted on non supported HW"),
+            "cuda-compat",
+        ),
+        (Cuda(error=RuntimeError("Error 999: unknown error")), "nvidia-smi"),
+        (Cuda(error=AssertionError("something new")), "see GPU below"),
+    ],
+)
+def test_cuda_that_ought_to_work_is_a_problem_with_its_remedy(cuda: Cuda, remedy: str) -> None:
+    """Whether PyTorch warns of it or raises, at once or when the devices are counted."""
+    (check,) = checks_of(cuda)
+
+    assert check.state is State.PROBLEM
+    assert (cuda.warning or str(cuda.error)) in check.why
+    assert remedy in check.remedy
+
+
+def test_what_hides_the_devices_is_said() -> None:
+    """An empty variable hides all, and looks like none."""
+    (check,) = checks_of(Cuda(), {"CUDA_VISIBLE_DEVICES": ""})
+
+    assert check.why.endswith("finds no device, with CUDA_VISIBLE_DEVICES=''")
+
+
+def test_a_device_that_died_does_not_hide_the_others() -> None:
+    """PyTorch counts it and cannot use it; the first line of its words is kept."""
+    dead = RuntimeError("CUDA error: unspecified launch failure\nCompile with DSA")
+    first, second = checks_of(Cuda(dead, H100))
+
+    assert (first.name, first.state) == ("device 0", State.PROBLEM)
+    assert first.why.endswith("cannot use it: CUDA error: unspecified launch failure")
+    assert second.state is State.OK
+
+
+@pytest.mark.parametrize(("kind", "version"), [("ROCm", "hip"), ("XPU", "xpu")])
+def test_a_device_of_another_maker_is_reported_by_its_name(kind: str, version: str) -> None:
+    """A compute capability would not be one of CUDA's; a build for it is no build for the CPU."""
+    (check,) = checks_of(Cuda({"name": "some GPU"}), **{version: "6.4"})
+    (none,) = checks_of(Cuda(), **{version: "6.4"})
+
+    assert check.state is State.OK
+    assert check.why.startswith(f"some GPU, through {kind}: ")
+    assert "peak_flops" in check.remedy
+    assert f"built for {kind} 6.4 and finds no device" in none.why
+
+
+def test_without_torch_no_device_is_asked_for() -> None:
+    """Not the same as a torch that shows none."""
+    assert shown_devices(fails(ModuleNotFoundError("No module named 'torch'"))) is None
+    assert shown_devices() == Devices()

@@ -6,15 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from ampwatch.doctor.check import State
-from ampwatch.doctor.training import cpu_kernel, device_kernel
+from ampwatch.doctor.training import Devices, Shown, cpu_kernel, device_kernel
+
+ONE_DEVICE = Devices("CUDA", "12.8", (Shown(0, "H100"),))
 
 
 def _native(kernel: object) -> Any:
     return lambda _name: SimpleNamespace(load=lambda: kernel)
-
-
-def _torch(*, available: bool) -> Any:
-    return SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: available))
 
 
 def test_a_kernel_that_can_be_compiled_is_fine_and_none_is_not_a_problem() -> None:
@@ -28,9 +26,9 @@ def test_a_kernel_that_can_be_compiled_is_fine_and_none_is_not_a_problem() -> No
 
 def test_a_device_needs_triton() -> None:
     """Without a device there is nothing to say."""
-    nothing = device_kernel(_torch(available=False))
-    (present,) = device_kernel(_torch(available=True), lambda _name: object())
-    (missing,) = device_kernel(_torch(available=True), lambda _name: None)
+    nothing = device_kernel(Devices())
+    (present,) = device_kernel(ONE_DEVICE, lambda _name: object())
+    (missing,) = device_kernel(ONE_DEVICE, lambda _name: None)
 
     assert nothing == []
     assert (present.state, missing.state) == (State.OK, State.ABSENT)

@@ -164,7 +164,11 @@ def test_a_device_that_is_not_known_has_no_ceiling(
         ({"device": "AMD Instinct MI300X"}, "this is AMD Instinct MI300X"),
         (
             {"device": "NVIDIA H100", "gpu_capability": "9.0", "gpu_sms": "132"},
-            "does not tell the clock",
+            "neither PyTorch nor the driver tells the clock",
+        ),
+        (
+            {"device": "cuda", "gpu_unknown": "the driver is too old"},
+            "cannot describe the device (the driver is too old)",
         ),
     ],
 )

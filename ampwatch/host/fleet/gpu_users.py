@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from ampwatch.host.fleet.gpus import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ampwatch.host.fleet.fleet import Fleet
-    from ampwatch.host.fleet.gpus import Gpu
+    from ampwatch.host.fleet.gpus import Gpu, Instance
     from ampwatch.host.fleet.rank import RankView
+
+
+class Use(NamedTuple):
+    """A watched rank on a GPU.
+
+    Attributes:
+        rank: The rank.
+        gpu: The GPU.
+        instance: The GPU instance (MIG) that it computes on; ``None`` if there is none, or if
+            nobody knows which.
+        memory: What it uses of the GPU's memory, ``None`` if that is not known. Unit: bytes.
+    """
+
+    rank: RankView
+    gpu: Gpu
+    instance: Instance | None
+    memory: int | None
 
 
 def gpu_of(rank: RankView, gpus: Iterable[Gpu]) -> Gpu | None:
@@ -19,29 +39,43 @@ def gpu_of(rank: RankView, gpus: Iterable[Gpu]) -> Gpu | None:
     synthetic GPU is nobody's: its readings say nothing of a training.
     """
     real = [gpu for gpu in gpus if not _is_synthetic(gpu)]
-    named = [gpu for gpu in real if _names(rank, gpu)]
+    named = [gpu for gpu in real if gpu.shows(_name(rank))]
     # The name first: in a container the daemon may know a pid that is another process's.
     found = named or [gpu for gpu in real if rank.pid and rank.pid in gpu.processes]
     return found[0] if len(found) == 1 else None
 
 
-def users(fleet: Fleet) -> Iterator[tuple[RankView, Gpu, int | None]]:
-    """Yield the watched ranks that compute on a GPU, and how much of its memory they have.
+def users(fleet: Fleet) -> Iterator[Use]:
+    """Yield the watched ranks that compute on a GPU.
 
-    They are matched by their pid as the daemon sees it, or by the GPU that PyTorch says the
+    They are matched by their pid as the daemon sees it, or by the device that PyTorch says the
     model is on; where neither is known, a rank is on no GPU. A synthetic GPU is given to the
-    ranks whose local rank is its number, so that the join can be tried. Unit: bytes.
+    ranks whose local rank is its number, so that the join can be tried.
     """
     for rank in fleet.ranks():
+        name = _name(rank)
         for gpu in fleet.gpus.all():
+            inside = [i for i in gpu.instances if rank.pid and rank.pid in i.processes]
+            for instance in inside:
+                yield Use(rank, gpu, instance, instance.processes[rank.pid])
+            if inside:
+                continue
             if rank.pid and rank.pid in gpu.processes:
-                yield rank, gpu, gpu.processes[rank.pid]
-            elif _names(rank, gpu) or _tries(rank, gpu):
-                yield rank, gpu, None
+                yield Use(rank, gpu, gpu.instance_of(name), gpu.processes[rank.pid])
+            elif gpu.shows(name) or _tries(rank, gpu):
+                yield Use(rank, gpu, gpu.instance_of(name), None)
 
 
-def _names(rank: RankView, gpu: Gpu) -> bool:
-    return not rank.ended and rank.facts.get("gpu_uuid") == gpu.uuid
+def unseen(fleet: Fleet) -> dict[str, Reason]:
+    """Return the devices that ranks compute on and NVML does not show, with that as the reason."""
+    known = replace(fleet.gpus.newest, gpus=fleet.gpus.all())
+    names = sorted({_name(rank) for rank in fleet.ranks()})
+    return {name: Reason.NOT_SHOWN for name in names if known.hides(name)}
+
+
+def _name(rank: RankView) -> str:
+    """Return the uuid of the device that PyTorch says the model is on; empty once the rank ended."""
+    return "" if rank.ended else rank.facts.get("gpu_uuid", "")
 
 
 def _tries(rank: RankView, gpu: Gpu) -> bool:

@@ -28,9 +28,11 @@ class Reason(str, Enum):
     NO_PERMISSION = "no_permission"
     NO_DEVICES = "no_devices"
     LIBRARY_NOT_FOUND = "library_not_found"
+    LIBRARY_UNUSABLE = "library_unusable"
     DRIVER_NOT_LOADED = "driver_not_loaded"
     BINDING_NOT_FOUND = "binding_not_found"
     VERSION_MISMATCH = "version_mismatch"
+    NOT_SHOWN = "not_shown"
     GPU_LOST = "gpu_lost"
     RESET_REQUIRED = "reset_required"
     TIMEOUT = "timeout"
@@ -79,10 +81,12 @@ _TEXTS = {
     Reason.NOT_IN_BINDING: "this release of nvidia-ml-py is too old for it",
     Reason.NO_PERMISSION: "this user may not ask the driver for it",
     Reason.NO_DEVICES: "the driver shows no GPU to this process",
-    Reason.LIBRARY_NOT_FOUND: "libnvidia-ml.so.1, a part of the NVIDIA driver, is not on this machine",
+    Reason.LIBRARY_NOT_FOUND: "there is no NVIDIA driver here",
+    Reason.LIBRARY_UNUSABLE: "the NVIDIA driver is here, and libnvidia-ml.so.1, by which it is asked, cannot be loaded",
     Reason.DRIVER_NOT_LOADED: "the library is there, but the NVIDIA driver is not loaded",
     Reason.BINDING_NOT_FOUND: "the package nvidia-ml-py, which ampwatch needs, cannot be imported",
     Reason.VERSION_MISMATCH: "the library and the loaded NVIDIA driver are of different versions",
+    Reason.NOT_SHOWN: "a training computes on it, and NVML does not show it here",
     Reason.GPU_LOST: "the GPU has fallen off the bus or cannot be reached",
     Reason.RESET_REQUIRED: "the GPU has to be reset before it can be used again",
     Reason.TIMEOUT: "the driver does not answer",
@@ -180,11 +184,17 @@ class Instance:
         number: Its id, which NVML uses again after a reconfiguration.
         devices: Its compute instances.
         answers: Its readings.
+        processes: As those of a GPU.
     """
 
     number: int
     devices: tuple[MigDevice, ...]
     answers: Answers = field(default_factory=dict)
+    processes: dict[int, int | None] = field(default_factory=dict)
+
+    def capabilities(self) -> Iterator[tuple[str, Reason]]:
+        """Yield what is read of it, as of a GPU."""
+        return _capabilities(self.answers)
 
 
 @dataclass(slots=True)
@@ -215,6 +225,17 @@ class Gpu:
         """True if it answered in the newest pass."""
         return self.gone is Reason.OK
 
+    def shows(self, uuid: str) -> bool:
+        """Return whether ``uuid`` names this GPU or one of its MIG devices."""
+        return _names(uuid, self.uuid) or self.instance_of(uuid) is not None
+
+    def instance_of(self, uuid: str) -> Instance | None:
+        """Return the GPU instance whose MIG device ``uuid`` names."""
+        return next(
+            (i for i in self.instances if any(_names(uuid, device.uuid) for device in i.devices)),
+            None,
+        )
+
     def number(self, feature: Feature, part: str = "") -> float | None:
         """Return a value that is known."""
         answer = self.answers.get(feature, {}).get(part)
@@ -222,17 +243,8 @@ class Gpu:
 
     def capabilities(self) -> Iterator[tuple[str, Reason]]:
         """Yield features with how they stand: each as a whole, then parts that differ from it."""
-        for feature in Feature:
-            parts = self.answers.get(feature, {"": self.gone})
-            reasons = {part: _reason(answer) for part, answer in parts.items()}
-            # One part that can be read makes the feature readable; the others are named beside it.
-            whole = next(iter(reasons.values()))
-            if Reason.OK in reasons.values():
-                whole = Reason.OK
-            yield feature.value, whole
-            for part, reason in reasons.items():
-                if reason is not whole:
-                    yield f"{feature.value}_{part}", reason
+        absent: dict[str, Answer] = {"": self.gone}
+        return _capabilities({feature: self.answers.get(feature, absent) for feature in Feature})
 
 
 @dataclass(slots=True)
@@ -243,11 +255,28 @@ class Pass:
         host: How NVML itself stands.
         gpus: Those that have a name.
         unnamed: Why not even the name of a GPU could be read, by its index.
+        detail: What more is known of ``host``: names of files, versions; empty if nothing is.
     """
 
     host: Reason
     gpus: list[Gpu] = field(default_factory=list)
     unnamed: dict[int, Reason] = field(default_factory=dict)
+    detail: str = ""
+
+    @property
+    def text(self) -> str:
+        """How NVML itself stands, for a reader."""
+        return f"{self.host.text}: {self.detail}" if self.detail else self.host.text
+
+    def hides(self, uuid: str) -> bool:
+        """Return whether it is certain that ``uuid`` names a device that NVML does not show.
+
+        It is not where NVML says itself why it shows none, nor while a GPU does not answer: the
+        device may be that one, or a part of it.
+        """
+        if self.host not in NOTHING_WRONG or self.host is Reason.SWITCHED_OFF or self.unnamed:
+            return False
+        return bool(uuid) and all(gpu.is_up and not gpu.shows(uuid) for gpu in self.gpus)
 
 
 @dataclass(slots=True)
@@ -284,13 +313,11 @@ class Gpus:
     A GPU that has gone stays, as one that is not there: an alert needs it.
 
     Attributes:
-        host: How NVML itself stands.
-        unnamed: Why the name of a GPU could not be read, by its index.
+        newest: The newest pass: how NVML itself stands.
     """
 
     def __init__(self) -> None:
-        self.host = Reason.WAITING
-        self.unnamed: dict[int, Reason] = {}
+        self.newest = Pass(Reason.WAITING)
         self._gpus: dict[str, Gpu] = {}
         self._xids: dict[str, Xids] = {}
 
@@ -308,7 +335,7 @@ class Gpus:
         Returns:
             Whether everything that ought to answer did.
         """
-        self.host, self.unnamed = found.host, found.unnamed
+        self.newest = found
         present = {gpu.uuid: gpu for gpu in found.gpus}
         # Where NVML itself fails nobody knows how they are; what it says is the reason then.
         why = Reason.GPU_LOST if found.host in (Reason.OK, Reason.NO_DEVICES) else found.host
@@ -322,7 +349,7 @@ class Gpus:
 
     def silence(self, reason: Reason) -> None:
         """Forget what was read: nobody knows whether it still holds."""
-        self.host = reason
+        self.newest = Pass(reason)
         self._lose(list(self._gpus), reason)
 
     def _lose(self, uuids: Iterable[str], reason: Reason) -> None:
@@ -330,6 +357,29 @@ class Gpus:
             # A new one without readings: values of before would be shown as those of now.
             gpu = self._gpus[uuid]
             self._gpus[uuid] = Gpu(gpu.index, uuid, gpu.facts, gone=reason)
+
+
+def _capabilities(answers: Answers) -> Iterator[tuple[str, Reason]]:
+    for feature, parts in answers.items():
+        reasons = {part: _reason(answer) for part, answer in parts.items()}
+        # One part that can be read makes the feature readable; the others are named beside it.
+        whole = next(iter(reasons.values()))
+        if Reason.OK in reasons.values():
+            whole = Reason.OK
+        yield feature.value, whole
+        for part, reason in reasons.items():
+            if reason is not whole:
+                yield f"{feature.value}_{part}", reason
+
+
+def _names(uuid: str, known: str) -> bool:
+    """Return whether a name that another program gives means the device that NVML calls ``known``."""
+    # CUDA tells 16 bytes and not whose they are, so the kinds before them may differ.
+    return bool(uuid) and _bare(uuid) == _bare(known)
+
+
+def _bare(uuid: str) -> str:
+    return uuid.removeprefix("MIG-").removeprefix("GPU-")
 
 
 def _reason(answer: Answer) -> Reason:

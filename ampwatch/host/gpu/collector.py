@@ -8,6 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ampwatch.host.fleet.gpu_users import unseen
 from ampwatch.host.fleet.gpus import NOTHING_WRONG, Pass, Reason
 from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.gpu.source import open_source
@@ -48,7 +49,7 @@ class GpuCollector:
     Args:
         fleet: Where the readings go.
         passes: Where it is noted how a pass went; guarded by ``fleet.lock``.
-        open_source: Opens the GPUs, or returns why it cannot.
+        open_source: Opens the GPUs, or returns a pass that says why it cannot.
         poll_seconds: Time between two passes. Unit: s.
         clock: A clock that never goes back. Unit: s.
     """
@@ -57,7 +58,7 @@ class GpuCollector:
         self,
         fleet: Fleet,
         passes: dict[str, CollectorPass],
-        open_source: Callable[[], Source | Reason],
+        open_source: Callable[[], Source | Pass],
         poll_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -70,7 +71,7 @@ class GpuCollector:
         self._opens_at: float | None = clock()
         self._reopen_wait = REOPEN_SECONDS[0]
         self._read_at = clock()
-        self._host = Reason.WAITING
+        self._said = ""
         self._gone: dict[str, Reason] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ampwatch-gpu", daemon=True)
@@ -104,8 +105,9 @@ class GpuCollector:
             success = self._fleet.gpus.apply(found)
             self._passes[NAME] = CollectorPass(success, now - begin)
             gone = {gpu.uuid: gpu.gone for gpu in self._fleet.gpus.all() if not gpu.is_up}
+            gone |= unseen(self._fleet)
         self._plan(now, success=success and found.host in ANSWERS)
-        self._report(found.host, gone)
+        self._report(found, gone)
 
     def check(self) -> None:
         """Take back what was read if the newest pass hangs; called by another thread."""
@@ -133,8 +135,8 @@ class GpuCollector:
         try:
             if self._source is None:
                 opened = self._open_source()
-                if isinstance(opened, Reason):
-                    return Pass(opened)
+                if isinstance(opened, Pass):
+                    return opened
                 self._source = opened
             return self._source.read()
         except Exception:
@@ -154,17 +156,17 @@ class GpuCollector:
             self._opens_at = now + self._reopen_wait
             self._reopen_wait = min(2 * self._reopen_wait, REOPEN_SECONDS[1])
 
-    def _report(self, host: Reason, gone: dict[str, Reason]) -> None:
+    def _report(self, found: Pass, gone: dict[str, Reason]) -> None:
         """Log what has changed since the pass before."""
-        if host is not self._host:
-            level = logging.INFO if host in NOTHING_WRONG else logging.WARNING
-            logger.log(level, "NVML: %s", host.text)
+        if found.text != self._said:
+            level = logging.INFO if found.host in NOTHING_WRONG else logging.WARNING
+            logger.log(level, "NVML: %s", found.text)
         for uuid, reason in gone.items():
             if self._gone.get(uuid) is not reason:
                 logger.warning("%s: %s", uuid, reason.text)
         for uuid in self._gone.keys() - gone.keys():
             logger.info("%s is back", uuid)
-        self._host, self._gone = host, gone
+        self._said, self._gone = found.text, gone
 
 
 def gpu_collector(
@@ -175,7 +177,7 @@ def gpu_collector(
     Its GPUs are those of the machine, or some that do not exist.
     """
     if settings.gpu == "off":
-        fleet.gpus.host = Reason.SWITCHED_OFF
+        fleet.gpus.newest = Pass(Reason.SWITCHED_OFF)
         return None
 
     def count(uuid: str, code: int) -> None:

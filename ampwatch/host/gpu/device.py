@@ -11,7 +11,7 @@ from ampwatch.host.gpu import gpm, pids, readings
 from ampwatch.host.gpu.gpm import Gpm
 
 if TYPE_CHECKING:
-    from ampwatch.host.fleet.gpus import Answers
+    from ampwatch.host.fleet.gpus import Answer, Answers
     from ampwatch.host.gpu.nvml import Nvml
 
     InstanceKey = tuple[int, tuple[MigDevice, ...]]
@@ -104,12 +104,15 @@ class Device:
 
     def _read_processes(self, gpu: Gpu) -> None:
         got = self._nvml.first(PROCESS_FUNCTIONS, self.handle)
-        if isinstance(got, Reason):
-            gpu.answers[Feature.PROCESSES] = {"": got}
-            return
-        gpu.answers[Feature.PROCESSES] = {"": float(len(got))}
         # The number of processes is right in any case; whose they are is left out where in doubt.
-        gpu.processes = {p.pid: p.usedGpuMemory for p in got if self._is_certain(p.pid)}
+        gpu.answers[Feature.PROCESSES] = {"": got if isinstance(got, Reason) else float(len(got))}
+        gpu.processes = self._certain(got)
+
+    def _certain(self, got: Any) -> dict[int, int | None]:
+        """Return the memory of those processes whose pid names the same process here."""
+        if isinstance(got, Reason):
+            return {}
+        return {p.pid: p.usedGpuMemory for p in got if self._is_certain(p.pid)}
 
     def _is_certain(self, pid: int) -> bool:
         """Return whether ``pid`` names the process that the daemon sees under it.
@@ -126,27 +129,41 @@ class Device:
             gpu.answers[Feature.MIG] = {"": mode}
             return
         is_enabled = mode[0] == MIG_ENABLED
-        gpu.answers[Feature.MIG] = {"": float(is_enabled)}
+        parts: dict[str, Answer] = {"": float(is_enabled)}
+        gpu.answers[Feature.MIG] = parts
         known, self._instance_gpm = self._instance_gpm, {}
-        for key, handle in self._instances() if is_enabled else ():
+        for key, handles in self._instances(parts) if is_enabled else ():
             # An id that comes again with other devices is another instance.
             sampler = known.pop(key) if key in known else self._sampler_of(key[0])
             self._instance_gpm[key] = sampler
-            answers: Answers = {Feature.MEMORY: readings.memory(self._nvml, handle)}
+            answers: Answers = {Feature.MEMORY: readings.memory(self._nvml, handles[0])}
             answers |= self._activity_by(sampler)
-            gpu.instances.append(Instance(*key, answers))
+            instance = Instance(*key, answers)
+            # The GPU itself names the processes of its instances only to a privileged user.
+            for handle in handles:
+                instance.processes |= self._certain(self._nvml.first(PROCESS_FUNCTIONS, handle))
+            gpu.instances.append(instance)
         for sampler in known.values():
             sampler.close()
 
-    def _instances(self) -> list[tuple[InstanceKey, Any]]:
-        """Return the GPU instances, each with the handle of its first MIG device."""
+    def _instances(self, parts: dict[str, Answer]) -> list[tuple[InstanceKey, list[Any]]]:
+        """Return the GPU instances, each with the handles of its MIG devices.
+
+        Args:
+            parts: Takes up, as ``devices``, why one of them cannot be looked at.
+        """
         found: dict[int, list[MigDevice]] = {}
-        handles: dict[int, Any] = {}
+        handles: dict[int, list[Any]] = {}
         count = self._nvml.call("nvmlDeviceGetMaxMigDeviceCount", self.handle)
-        for index in range(0 if isinstance(count, Reason) else count):
+        if isinstance(count, Reason):
+            parts["devices"] = count
+            return []
+        for index in range(count):
             handle = self._nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", self.handle, index)
             if isinstance(handle, Reason):
-                continue  # a place that is empty
+                if handle is not Reason.NO_DATA:  # which is a place that is empty
+                    parts["devices"] = handle
+                continue
             number = self._nvml.call("nvmlDeviceGetGpuInstanceId", handle)
             compute = self._nvml.call("nvmlDeviceGetComputeInstanceId", handle)
             if isinstance(number, Reason) or isinstance(compute, Reason):
@@ -156,7 +173,7 @@ class Device:
             )
             uuid = readings.text(self._nvml.call("nvmlDeviceGetUUID", handle))
             found.setdefault(number, []).append(MigDevice(uuid, compute, profile))
-            handles.setdefault(number, handle)
+            handles.setdefault(number, []).append(handle)
         return [((number, tuple(found[number])), handles[number]) for number in sorted(found)]
 
     def _sampler_of(self, number: int) -> Gpm:

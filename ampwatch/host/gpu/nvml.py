@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import re
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.host.fleet.gpus import Reason
+from ampwatch.host.fleet.gpus import Pass, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     """Imports a module by name, as ``importlib.import_module`` does."""
 
 LIBRARY = "libnvidia-ml.so.1"
+
+CONTROL_DEVICE = "dev/nvidiactl"
+"""File that is there where the driver is loaded and this container was given a GPU."""
 
 # Return codes of nvml.h, group nvmlReturn_t.
 SUCCESS = 0
@@ -36,6 +41,7 @@ REASONS = {
     13: Reason.NOT_IN_DRIVER,
     15: Reason.GPU_LOST,
     16: Reason.RESET_REQUIRED,
+    17: Reason.NO_PERMISSION,  # the cgroup of a container keeps the devices from it
     18: Reason.VERSION_MISMATCH,
     21: Reason.NO_DATA,
     22: Reason.NOT_SUPPORTED,  # ECC of a virtual GPU
@@ -108,7 +114,7 @@ class Nvml:
         reason = REASONS.get(code, Reason.ERROR)
         if reason is Reason.ERROR and code not in self._reported:
             self._reported.add(code)
-            logger.warning("%s: NVML returned %d", what, code)
+            logger.warning("%s: NVML returned %d, %s", what, code, self.module.NVMLError(code))
         return reason
 
     def fields(self, handle: Any, ids: Sequence[int | tuple[int, int]]) -> list[float | Reason]:
@@ -136,13 +142,16 @@ class Nvml:
 
 
 def open_nvml(
-    load: Load = import_module, find: Callable[[str], Any] = ctypes.CDLL
-) -> Nvml | Reason:
-    """Return an initialised NVML, or the reason why there is none.
+    load: Load = import_module,
+    find: Callable[[str], Any] = ctypes.CDLL,
+    root: Path = Path("/"),
+) -> Nvml | Pass:
+    """Return an initialised NVML, or a pass without GPUs that says why there is none.
 
     Args:
         load: Imports pynvml.
-        find: Loads a shared library, raises OSError where there is none.
+        find: Loads a shared library, raises OSError where that fails.
+        root: Where the devices and the processes are looked up.
 
     Cost:
         Without the library next to nothing: pynvml, of eight thousand lines, is not even
@@ -150,12 +159,30 @@ def open_nvml(
     """
     try:
         find(LIBRARY)
-    except OSError:
-        return Reason.LIBRARY_NOT_FOUND
+    except OSError as error:
+        # Images keep empty copies of the library; that is nothing wrong on a machine without a GPU.
+        has_driver = (root / CONTROL_DEVICE).exists()
+        reason = Reason.LIBRARY_UNUSABLE if has_driver else Reason.LIBRARY_NOT_FOUND
+        return Pass(reason, detail=str(error))
     try:
         module = load("pynvml")
-    except ImportError:
-        return Reason.BINDING_NOT_FOUND
+    except ImportError as error:
+        return Pass(Reason.BINDING_NOT_FOUND, detail=str(error))
     nvml = Nvml(module)
     answer = nvml.call("nvmlInit")
-    return answer if isinstance(answer, Reason) else nvml
+    if not isinstance(answer, Reason):
+        return nvml
+    return Pass(answer, detail=_versions(root) if answer is Reason.VERSION_MISMATCH else "")
+
+
+def _versions(root: Path) -> str:
+    """Return which library was loaded and which driver it found; empty where the system hides it."""
+    try:
+        maps = (root / "proc/self/maps").read_text(errors="replace")
+        driver = (root / "proc/driver/nvidia/version").read_text(errors="replace")
+    except OSError:
+        return ""
+    # The name of the file ends in its version: links are resolved in this list.
+    library = re.search(r"/\S*/libnvidia-ml\.so\S*", maps)
+    loaded = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", driver)
+    return f"{library[0]} was loaded, the driver is {loaded[1]}" if library and loaded else ""

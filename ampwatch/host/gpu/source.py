@@ -93,10 +93,10 @@ class NvmlSource:
                 )
 
 
-def open_source(report: Report | None, *, link_throughput: bool) -> NvmlSource | Reason:
-    """Return the GPUs of this machine, or the reason why they cannot be asked."""
+def open_source(report: Report | None, *, link_throughput: bool) -> NvmlSource | Pass:
+    """Return the GPUs of this machine, or a pass that says why they cannot be asked."""
     nvml = open_nvml()
-    if isinstance(nvml, Reason):
+    if isinstance(nvml, Pass):
         return nvml
     return NvmlSource(nvml, report, link_throughput=link_throughput)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.host.fleet.gpu_users import users
+from ampwatch.host.fleet.gpu_users import unseen, users
 from ampwatch.host.fleet.gpus import Feature, Reason
 from ampwatch.host.fleet.text import encodable
 from ampwatch.host.metrics.metric import Metric
@@ -62,10 +62,12 @@ def _info(gpu: Gpu) -> Table:
 
 
 def _capabilities(state: ScrapeState) -> Table:
-    gpus = state.fleet.gpus
-    yield ("", "", "nvml", gpus.host.state, gpus.host.value), 1
-    for index, reason in sorted(gpus.unnamed.items()):
+    newest = state.fleet.gpus.newest
+    yield ("", "", "nvml", newest.host.state, newest.host.value), 1
+    for index, reason in sorted(newest.unnamed.items()):
         yield (str(index), "", "uuid", reason.state, reason.value), 1
+    for uuid, reason in unseen(state.fleet).items():
+        yield ("", encodable(uuid), "nvml", reason.state, reason.value), 1
     for values, gpu in state.gpus:
         for feature, reason in gpu.capabilities():
             yield (*values, feature, reason.state, reason.value), 1
@@ -82,13 +84,14 @@ def _listened(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], Xids]]:
 
 def _processes(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], int | None]]:
     """Yield the memory that watched ranks use on their GPUs, ``None`` if not known. Unit: bytes."""
-    for rank, gpu, used in users(state.fleet):
+    for rank, gpu, instance, used in users(state.fleet):
         who = (rank.run, str(rank.identity.rank))
-        yield (*who, str(gpu.index), encodable(gpu.uuid)), used
+        part = "" if instance is None else str(instance.number)
+        yield (*who, str(gpu.index), encodable(gpu.uuid), part), used
 
 
 _PER_LISTENED: Scope[Xids] = Scope(GPU_LABELS, _listened)
-_PER_PROCESS: Scope[int | None] = Scope((*PER_RANK.labels, *GPU_LABELS), _processes)
+_PER_PROCESS: Scope[int | None] = Scope((*PER_RANK.labels, *GPU_LABELS, "gpu_instance"), _processes)
 
 
 GPUS: tuple[Metric, ...] = (
@@ -312,7 +315,7 @@ GPUS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_gpu_process_info",
         "info",
-        "On which GPU a watched rank computes (value is always 1); absent where the daemon cannot tell.",
+        "On which GPU a watched rank computes, and on which instance of it in MIG mode (value is always 1); absent where the daemon cannot tell.",
         _PER_PROCESS.one(lambda _used: 1),
     ),
     Metric(

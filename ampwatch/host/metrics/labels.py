@@ -74,8 +74,8 @@ LABELS: dict[str, str] = {
     "severity": "Of findings: "
     + _values(severity.value for severity in Severity)
     + ". Of ECC errors: `corrected` or `uncorrected`. Of remapped rows: `correctable` or `uncorrectable`.",
-    "gpu": "Number that NVML gives the GPU; it changes when another GPU goes. Empty for NVML itself.",
-    "uuid": "UUID of the GPU as NVML, `nvidia-smi -L` and DCGM say it, beginning with `GPU-`; with `SYNTHETIC-` if it does not exist.",
+    "gpu": "Number that NVML gives the GPU; it changes when another GPU goes. Empty for NVML itself, and for a device that NVML does not show.",
+    "uuid": "UUID of the GPU as NVML, `nvidia-smi -L` and DCGM say it, beginning with `GPU-`; with `SYNTHETIC-` if it does not exist. Of a device that NVML does not show as PyTorch says it, which may begin with `MIG-`.",
     "feature": "What could be read of a GPU: "
     + _values(("nvml", *(feature.value for feature in Feature)))
     + ", or one part of it (`tensor_active_dmma`) where that differs from the rest; `uuid` of a GPU that cannot tell its name. What could be told of precision: `ops`, what they computed in, `kernels`, the share of tensor cores in their time, and `arithmetic`, the share of the ceiling that was used.",
@@ -101,7 +101,7 @@ LABELS: dict[str, str] = {
     "driver_version": "Version of the NVIDIA driver.",
     "cuda_version": "Highest version of CUDA that the driver supports.",
     "synthetic": "`true` for a GPU of `ampwatch daemon --demo-gpu`, which does not exist; else `false`.",
-    "gpu_instance": "Number of the GPU instance (MIG), used again after a reconfiguration.",
+    "gpu_instance": "Number of the GPU instance (MIG), used again after a reconfiguration; of a rank empty on a whole GPU, and where nobody knows the instance.",
     "compute_instance": "Number of the compute instance within its GPU instance.",
     "mig_uuid": "UUID of the MIG device, beginning with `MIG-`.",
     "profile": "Profile of the MIG device, as `1g.10gb`.",

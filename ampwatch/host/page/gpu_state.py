@@ -44,10 +44,12 @@ def gpu_state(fleet: Fleet) -> State:
     rank, bytes of memory or null], ``instances`` with the profiles of their MIG devices.
     """
     on_gpu: dict[str, list[list[Any]]] = {}
-    for rank, gpu, used in users(fleet):
-        on_gpu.setdefault(gpu.uuid, []).append([rank.run, rank.identity.rank, used])
+    for use in users(fleet):
+        on_gpu.setdefault(use.gpu.uuid, []).append(
+            [use.rank.run, use.rank.identity.rank, use.memory]
+        )
     return {
-        "host": fleet.gpus.host.text,
+        "host": fleet.gpus.newest.text,
         "reasons": REASONS,
         "gpus": {
             encodable(gpu.uuid): _gpu(fleet, gpu, on_gpu.get(gpu.uuid, []))

@@ -69,8 +69,8 @@ def run_facts(
         "autocast_dtype": ",".join(sorted(autocast_dtypes)),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "device": _device_name(device),
-        **gpu_facts(device),
+        "device": "" if device is None else device.type,
+        **gpu_facts(device),  # with the name of the product as ``device``
         **_scaler_facts(scaler),
     }
     facts.update({name: _ask(read) for name, read in _FLAGS.items()})
@@ -89,14 +89,6 @@ def _scaler_facts(scaler: torch.amp.GradScaler | None) -> dict[str, str]:
         "backoff_factor": repr(float(scaler.get_backoff_factor())),
         "growth_interval": str(int(scaler.get_growth_interval())),
     }
-
-
-def _device_name(device: torch.device | None) -> str:
-    if device is None:
-        return ""
-    if device.type == "cuda":
-        return _ask(lambda: torch.cuda.get_device_name(device))
-    return device.type
 
 
 _FLAGS: dict[str, Callable[[], object]] = {

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ampwatch.diagnosis.evidence.ops import Machine
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import HALF_DTYPES, OpKind
-from ampwatch.numerics.units.peaks import parse_override, peak_flops
+from ampwatch.report.op_shares import peaks_of
 from ampwatch.training.model.tf32 import allows_tf32
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
     from ampwatch.settings import Settings
 
 CPUINFO = Path("/proc/cpuinfo")
+
+CUDA_LIBRARY = "libcuda.so.1"
+# Numbers of CUdevice_attribute in cuda.h.
+CLOCK_RATE, MEMORY_CLOCK_RATE, MEMORY_BUS_WIDTH = 13, 36, 37
+
+REFUSALS = (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError)
+"""Exceptions with which PyTorch refuses to describe a CUDA device: a driver that is too old or has
+died, a build without CUDA, an initialisation that failed later than it was asked for."""
+
+MAX_REFUSAL = 200
+"""Characters that are kept of the words of a refusal."""
 
 _INSTRUCTIONS = {fmt.name: fmt.cpu_flags for fmt in FORMATS.values() if fmt.cpu_flags}
 
@@ -32,30 +44,23 @@ def machine_of(device: torch.device | None, settings: Settings, cpuinfo: Path = 
         settings: ``peak_flops`` is used.
         cpuinfo: File in which Linux describes the CPU.
 
-    Raises:
-        SettingsError: If the setting is not of its form.
-
     Cost:
         Reads a file of some kB; where the device is a GPU, asks PyTorch for its properties.
     """
     facts = gpu_facts(device)
-    name = torch.cuda.get_device_name(device) if facts else ""
-    peaks: Mapping[str, float] = {}
     capability = None
     if "gpu_capability" in facts:
         major, _, minor = facts["gpu_capability"].partition(".")
         capability = int(major), int(minor)
-        clock = float(facts.get("gpu_clock_hertz", 0.0))
-        peaks = peak_flops(capability, int(facts["gpu_sms"]), clock, name).flops
     return Machine(
         device_type="" if device is None else device.type,
-        device_name=name,
+        device_name=facts.get("device", ""),
         capability=capability,
         cpu_dtypes=cpu_dtypes(cpuinfo),
         matmul_tf32=allows_tf32(OpKind.MATMUL),
         convolution_tf32=allows_tf32(OpKind.CONVOLUTION),
         cudnn_benchmark=bool(torch.backends.cudnn.benchmark),
-        peak_flops={**peaks, **parse_override(settings.peak_flops)},
+        peak_flops=peaks_of(facts | {"peak_flops": settings.peak_flops}).flops,
         memory_bandwidth=float(facts.get("gpu_memory_bandwidth", 0.0)),
     )
 
@@ -76,28 +81,78 @@ def cpu_dtypes(cpuinfo: Path = CPUINFO) -> frozenset[str]:
     return frozenset(dtype for dtype, any_of in _INSTRUCTIONS.items() if any_of & flags)
 
 
-def gpu_facts(device: torch.device | None) -> dict[str, str]:
-    """Return the properties of an NVIDIA GPU, as facts of the run; empty without one.
+def gpu_facts(
+    device: torch.device | None, find: Callable[[str], Any] = ctypes.CDLL
+) -> dict[str, str]:
+    """Return the name and the properties of a CUDA device, as facts of the run; empty without one.
 
-    Properties that this version of PyTorch does not have are left out.
+    Properties that nobody tells are left out. Where PyTorch cannot describe the device at all,
+    ``gpu_unknown`` is its reason. Of AMD's GPUs only the name is a fact: the meaning of the others
+    is NVIDIA's.
+
+    Args:
+        device: The device.
+        find: Loads a shared library, raises OSError where there is none.
     """
-    if device is None or device.type != "cuda" or torch.version.hip is not None:
+    if device is None or device.type != "cuda":
         return {}
-    known = torch.cuda.get_device_properties(device)
-    facts = {
-        "gpu_capability": f"{known.major}.{known.minor}",
-        "gpu_sms": str(known.multi_processor_count),
-    }
-    uuid = getattr(known, "uuid", None)
-    # With one prefix, however PyTorch prints it: NVML's has it, and both must name the same GPU.
-    if uuid is not None:
-        facts["gpu_uuid"] = f"GPU-{str(uuid).removeprefix('GPU-')}"
-    clock_khz = getattr(known, "clock_rate", 0)
-    if clock_khz:
+    try:
+        known = torch.cuda.get_device_properties(device)
+    except REFUSALS as error:
+        words = str(error).strip().partition("\n")[0][:MAX_REFUSAL]
+        return {"device": device.type, "gpu_unknown": words or type(error).__name__}
+    facts = {"device": str(known.name)}
+    if torch.version.hip is not None:
+        return facts
+    facts["gpu_capability"] = f"{known.major}.{known.minor}"
+    facts["gpu_sms"] = str(known.multi_processor_count)
+    if uuid := gpu_uuid(known):
+        facts["gpu_uuid"] = uuid
+
+    def number(name: str, attribute: int) -> int:
+        try:
+            value = getattr(known, name, 0)
+        except REFUSALS:  # where PyTorch asks the driver only when it is asked itself
+            value = 0
+        return value or _attribute(find, device.index, attribute)
+
+    if clock_khz := number("clock_rate", CLOCK_RATE):
         facts["gpu_clock_hertz"] = repr(clock_khz * 1e3)
-    memory_khz = getattr(known, "memory_clock_rate", 0)
-    bits = getattr(known, "memory_bus_width", 0)
+    memory_khz = number("memory_clock_rate", MEMORY_CLOCK_RATE)
+    bits = number("memory_bus_width", MEMORY_BUS_WIDTH)
     if memory_khz and bits:
         # Two transfers per clock, as NVIDIA's own samples reckon.
         facts["gpu_memory_bandwidth"] = repr(2 * memory_khz * 1e3 * bits / 8)
     return facts
+
+
+def gpu_uuid(known: Any) -> str:
+    """Return the name for life of a device, as the driver writes it; empty if PyTorch has none.
+
+    Args:
+        known: The properties of the device.
+    """
+    uuid = str(getattr(known, "uuid", None) or "")
+    if not uuid or uuid.startswith(("GPU-", "MIG-")):
+        return uuid
+    # PyTorch prints 16 bytes without saying whose; only the name of the product tells of MIG mode.
+    return f"{'MIG' if ' MIG ' in known.name else 'GPU'}-{uuid}"
+
+
+def _attribute(find: Callable[[str], Any], ordinal: int | None, attribute: int) -> int:
+    """Return an attribute of a device as the CUDA driver tells it, 0 where it does not.
+
+    CUDA 13 took the clocks out of the properties that PyTorch hands on; the driver still has them.
+    """
+    if ordinal is None:
+        return 0
+    try:
+        driver = find(CUDA_LIBRARY)
+    except OSError:
+        return 0
+    device, value = ctypes.c_int(), ctypes.c_int()
+    if driver.cuDeviceGet(ctypes.byref(device), ordinal):
+        return 0
+    if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
+        return 0
+    return value.value

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.fleet.gpu_users import gpu_of, users
-from ampwatch.host.fleet.gpus import Gpu, Pass, Reason
+from ampwatch.host.fleet.gpu_users import gpu_of, unseen, users
+from ampwatch.host.fleet.gpus import Gpu, Instance, MigDevice, Pass, Reason
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord
 from tests.workshop.records import end, identity
@@ -30,7 +32,18 @@ def found(fleet: Fleet) -> str | None:
 
 
 def used(fleet: Fleet) -> list[tuple[str, int | None]]:
-    return [(gpu.uuid, memory) for _, gpu, memory in users(fleet)]
+    return [(use.gpu.uuid, use.memory) for use in users(fleet)]
+
+
+def used_instances(fleet: Fleet) -> list[tuple[str, int | None, int | None]]:
+    return [(u.gpu.uuid, u.instance and u.instance.number, u.memory) for u in users(fleet)]
+
+
+def in_mig_mode(**first: dict[int, int | None]) -> Gpu:
+    """A GPU that is cut in two."""
+    devices = [(MigDevice(uuid, 0, "3g.40gb"),) for uuid in ("MIG-one", "MIG-two")]
+    instances = [Instance(1, devices[0], **first), Instance(2, devices[1])]
+    return Gpu(0, "GPU-whole", {}, instances=instances)
 
 
 def test_the_gpu_of_a_rank_is_that_of_its_process_or_the_one_it_names() -> None:
@@ -71,3 +84,69 @@ def test_a_rank_that_has_ended_names_no_gpu_any_more() -> None:
 
     assert used(fleet) == []
     assert found(fleet) is None
+
+
+@pytest.mark.parametrize("uuid", ["MIG-two", "GPU-two", "two"])
+def test_a_rank_in_an_instance_is_on_its_gpu_and_on_that_instance(uuid: str) -> None:
+    """CUDA tells the uuid of the MIG device, and not that it is one."""
+    fleet = fleet_of(Gpu(1, "GPU-other", {}), in_mig_mode(), uuid=uuid)
+
+    assert used_instances(fleet) == [("GPU-whole", 2, None)]
+    assert found(fleet) == "GPU-whole"
+
+
+def test_a_rank_that_names_the_gpu_of_its_instance_is_on_the_gpu() -> None:
+    """Nobody knows the instance then, unless NVML knows the process."""
+    assert used_instances(fleet_of(in_mig_mode(), uuid="GPU-whole")) == [("GPU-whole", None, None)]
+    known = fleet_of(in_mig_mode(processes={PID: 5}), pid=PID, uuid="GPU-whole")
+
+    assert used_instances(known) == [("GPU-whole", 1, 5)]
+
+
+def test_the_process_of_an_instance_counts_once() -> None:
+    """A privileged daemon is told of it by the GPU as well."""
+    gpu = in_mig_mode(processes={PID: 5})
+    gpu.processes = {PID: 5}
+
+    assert used_instances(fleet_of(gpu, pid=PID)) == [("GPU-whole", 1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("host", "gpus"),
+    [
+        (Reason.OK, [Gpu(0, "GPU-a", {})]),
+        (Reason.NO_DEVICES, []),
+        (Reason.LIBRARY_NOT_FOUND, []),
+    ],
+)
+def test_a_gpu_that_only_the_training_sees_is_named(host: Reason, gpus: list[Gpu]) -> None:
+    """The daemon was given others, or none: whoever misses the readings is told why."""
+    fleet = fleet_of(uuid="GPU-b")
+    fleet.gpus.apply(Pass(host, gpus))
+
+    assert unseen(fleet) == {"GPU-b": Reason.NOT_SHOWN}
+    assert used(fleet) == []
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        Pass(Reason.OK, [Gpu(0, "GPU-b", {})]),
+        Pass(Reason.OK, [Gpu(0, "GPU-a", {}, gone=Reason.GPU_LOST)]),
+        Pass(Reason.OK, [], {0: Reason.GPU_LOST}),
+        Pass(Reason.TIMEOUT),
+        Pass(Reason.LIBRARY_UNUSABLE),
+        Pass(Reason.SWITCHED_OFF),
+    ],
+)
+def test_a_gpu_is_not_called_hidden_where_something_else_is_the_reason(found: Pass) -> None:
+    """It is shown, one does not answer and may be it, or NVML as a whole says why."""
+    fleet = fleet_of(uuid="GPU-b")
+    fleet.gpus.apply(found)
+
+    assert unseen(fleet) == {}
+
+
+def test_a_rank_that_names_no_device_hides_none() -> None:
+    """Trained on a CPU."""
+    assert unseen(fleet_of(Gpu(0, "GPU-a", {}))) == {}

@@ -7,6 +7,9 @@
  *   shown=8                    what a count says, if it is not the same
  *   gpm=1  cycles=1  mig=0  ecc=1   what they have
  *   lost=1,3                   which of them have fallen off the bus
+ *   pid=4711  in_instance=1    a process, and in MIG mode which instance of each GPU it is in
+ *   unprivileged=1             a GPU in MIG mode names no processes
+ *   lost_code=999              what is returned for those
  *   xids=0:79,1:31             errors that are still to be reported, in this order
  *   nvmlDeviceGetPowerUsage=4  a function that fails, with this return code
  *   field74=3  gpm8=3          a field or GPM metric that does
@@ -29,7 +32,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 enum {
-    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
+    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15
 };
 
@@ -94,7 +97,7 @@ static int trouble(const char *function, const Device *device) {
     if (!initialised) return UNINITIALIZED;
     int code = number(function, SUCCESS);
     if (code) return code;
-    if (device && listed("lost", device->gpu)) return GPU_IS_LOST;
+    if (device && listed("lost", device->gpu)) return number("lost_code", GPU_IS_LOST);
     return SUCCESS;
 }
 
@@ -271,6 +274,8 @@ typedef struct { u32 pid; u64 memory; u32 gpu_instance, compute_instance; } Proc
 
 static int processes(DEVICE, u32 *count, Process *list) {
     u32 pid = number("pid", 0), room = *count;
+    if (number("mig", 0) && device->mig < 0 && number("unprivileged", 0)) return NO_PERMISSION;
+    if (device->mig >= 0 && device->mig + 1 != number("in_instance", 1)) pid = 0;
     *count = pid ? 1 : 0;
     if (!pid) return SUCCESS;
     if (!list || room < 1) return INSUFFICIENT_SIZE;

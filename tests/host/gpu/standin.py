@@ -20,7 +20,7 @@ from ampwatch.host.gpu.nvml import LIBRARY, Nvml, open_nvml
 from ampwatch.host.gpu.source import NvmlSource
 
 if TYPE_CHECKING:
-    from ampwatch.host.fleet.gpus import Reason
+    from ampwatch.host.fleet.gpus import Pass
     from ampwatch.host.gpu.xid import Report
 
 SOURCE = Path(__file__).with_name("nvml_standin.c")
@@ -79,7 +79,7 @@ class Standin:
         self._settings = {key: value for key, value in merged.items() if value is not None}
         write(self._file, self._settings)
 
-    def nvml(self) -> Nvml | Reason:
+    def nvml(self) -> Nvml | Pass:
         return open_nvml(find=lambda _name: None)
 
     def source(self, report: Report | None = None, *, link_throughput: bool = False) -> NvmlSource:

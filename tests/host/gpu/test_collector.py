@@ -12,8 +12,10 @@ from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.gpus import Feature, Gpu, Pass, Reason
 from ampwatch.host.gpu.collector import GpuCollector, gpu_collector
 from ampwatch.settings import Settings
+from ampwatch.wire.records import FactsRecord
 from tests.host.daemon.parts import eventually
 from tests.workshop.clocks import Clock
+from tests.workshop.records import identity
 
 if TYPE_CHECKING:
     from ampwatch.host.fleet.passes import CollectorPass
@@ -47,7 +49,7 @@ class Script(list):
 class Bench:
     """A collector that is looked with by hand, under a clock that is set by hand."""
 
-    def __init__(self, *opened: Source | Reason) -> None:
+    def __init__(self, *opened: Source | Pass) -> None:
         self.clock = Clock()
         self.fleet = Fleet(Settings(), self.clock)
         self.passes: dict[str, CollectorPass] = {}
@@ -55,7 +57,7 @@ class Bench:
         self.num_opened = 0
         self.collector = GpuCollector(self.fleet, self.passes, self._open, 5.0, self.clock)
 
-    def _open(self) -> Source | Reason:
+    def _open(self) -> Source | Pass:
         self.num_opened += 1
         return self.opened.pop(0) if len(self.opened) > 1 else self.opened[0]
 
@@ -86,16 +88,17 @@ def test_what_is_read_comes_to_the_fleet() -> None:
         (Reason.DRIVER_NOT_LOADED, True),
         (Reason.NO_PERMISSION, False),
         (Reason.VERSION_MISMATCH, False),
+        (Reason.LIBRARY_UNUSABLE, False),
         (Reason.BINDING_NOT_FOUND, False),
     ],
 )
 def test_a_machine_without_a_driver_is_no_failure(reason: Reason, *, success: bool) -> None:
     """One whose driver does not let itself be asked is."""
-    bench = Bench(reason)
+    bench = Bench(Pass(reason))
 
     bench.look()
 
-    assert (bench.fleet.gpus.host, bench.success) == (reason, success)
+    assert (bench.fleet.gpus.newest.host, bench.success) == (reason, success)
 
 
 def test_synthetic_gpus_are_never_opened_anew() -> None:
@@ -111,7 +114,7 @@ def test_synthetic_gpus_are_never_opened_anew() -> None:
 
 def test_a_driver_that_is_loaded_later_is_found() -> None:
     """It is looked for once a minute, not at every look."""
-    bench = Bench(Reason.LIBRARY_NOT_FOUND, Script(Pass(Reason.OK, [gpu()])))
+    bench = Bench(Pass(Reason.LIBRARY_NOT_FOUND), Script(Pass(Reason.OK, [gpu()])))
 
     for _ in range(13):
         bench.look(4.9)
@@ -176,7 +179,7 @@ def test_an_exception_is_a_look_that_failed(caplog: pytest.LogCaptureFixture) ->
     bench = Bench(Script(RuntimeError("impossible"), Pass(Reason.OK, [gpu()])))
 
     bench.look()
-    failed = (bench.fleet.gpus.host, bench.success)
+    failed = (bench.fleet.gpus.newest.host, bench.success)
     bench.look(5)
 
     assert failed == (Reason.ERROR, False)
@@ -197,7 +200,8 @@ def test_values_are_taken_back_while_a_look_hangs() -> None:
     (hung,) = bench.fleet.gpus.all()
 
     assert (before, bench.success) == (True, False)
-    assert (bench.fleet.gpus.host, hung.gone, hung.answers) == (Reason.TIMEOUT, Reason.TIMEOUT, {})
+    assert bench.fleet.gpus.newest == Pass(Reason.TIMEOUT)
+    assert (hung.gone, hung.answers) == (Reason.TIMEOUT, {})
     assert bench.passes["gpu"].duration_seconds == 61
     bench.look()
     assert bench.success
@@ -221,6 +225,35 @@ def test_a_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
+def test_a_gpu_of_a_rank_that_nvml_does_not_show_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A daemon in a container of its own that was given other GPUs than the training."""
+    bench = Bench(Script(Pass(Reason.OK, [gpu("GPU-a")])))
+    facts = FactsRecord({"gpu_uuid": "GPU-b"})
+    bench.fleet.apply("/a.ring", identity(), [facts], alive=True, lost=0, dropped=0)
+
+    for _ in range(3):
+        bench.look(5)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "GPU-b: a training computes on it, and NVML does not show it here"
+    ]
+    assert bench.success
+
+
+def test_why_nvml_cannot_be_opened_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """With what is known of it, and again only when that is something else."""
+    failing = [Pass(Reason.VERSION_MISMATCH, detail=detail) for detail in ("535", "535", "550")]
+    bench = Bench(*failing)
+
+    for _ in range(4):
+        bench.look(60)
+
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.rpartition(": ")[2] for line in said] == ["535", "550"]
+
+
 def test_the_thread_reads_until_it_is_stopped() -> None:
     """Everything that was opened is closed."""
     source = Script(Pass(Reason.OK, [gpu()]))
@@ -242,7 +275,7 @@ def test_the_settings_choose_what_is_read() -> None:
     collector = gpu_collector(demo, {}, Settings(gpu="demo"))
     collector.update()
 
-    assert off.gpus.host is Reason.SWITCHED_OFF
+    assert off.gpus.newest.host is Reason.SWITCHED_OFF
     assert {g.facts["synthetic"] for g in demo.gpus.all()} == {"true"}
 
 

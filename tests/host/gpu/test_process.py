@@ -47,7 +47,10 @@ def test_a_driver_is_found_and_read(place: Place, tmp_path: Path) -> None:
         )
         later = metrics(daemon, 'ampwatch_gpu_xid_last_timestamp_seconds{gpu="5"')
         if pids.is_of_the_host():  # else nobody believes a pid of the stand-in
-            metrics(daemon, 'gpu_process_info{gpu="0",rank="0",run="gpt",uuid="GPU-00000000"} 1.0')
+            metrics(
+                daemon,
+                'gpu_process_info{gpu="0",gpu_instance="",rank="0",run="gpt",uuid="GPU-00000000"} 1.0',
+            )
         state = daemon.ask("/state.json").json["gpus"]
 
     assert 'ampwatch_gpu_up{gpu="7",uuid="GPU-00000007"} 1.0' in text

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ampwatch.host.fleet.gpus import TENSOR_PIPES, Feature, Reason
+from ampwatch.host.fleet.gpus import TENSOR_PIPES, Feature, Pass, Reason
 from ampwatch.host.gpu import pids
 from ampwatch.host.gpu.nvml import Nvml, open_nvml
 from tests.host.daemon.parts import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ampwatch.host.fleet.gpus import Gpu
     from tests.host.gpu.standin import Standin
 
@@ -27,6 +30,15 @@ def read(driver: Standin, *, times: int = 2, **how: Any) -> list[Gpu]:
     assert source.close()
     assert driver.leftovers[:2] == (0, 0)
     return found.gpus
+
+
+def unloadable(words: str) -> Callable[[str], None]:
+    """Return what loads libraries on a machine whose loader says ``words``."""
+
+    def find(name: str) -> None:
+        raise OSError(words)
+
+    return find
 
 
 def absent(gpu: Gpu) -> dict[str, Reason]:
@@ -229,7 +241,7 @@ def test_an_error_without_a_name_is_logged_once(
     read(driver, times=3)
 
     assert [record.getMessage() for record in caplog.records] == [
-        "nvmlDeviceGetPowerUsage: NVML returned 999"
+        "nvmlDeviceGetPowerUsage: NVML returned 999, Unknown Error"
     ]
 
 
@@ -274,6 +286,33 @@ def test_a_gpu_in_mig_mode_has_instances(driver: Standin) -> None:
     assert second.answers[Feature.SM_ACTIVE][""] == pytest.approx(0.02 + 200 * 0.00125)
 
 
+@pytest.mark.parametrize("unprivileged", [0, 1])
+def test_the_processes_of_an_instance_are_its_own(
+    driver: Standin, monkeypatch: pytest.MonkeyPatch, unprivileged: int
+) -> None:
+    """Also where the GPU itself names them to nobody but root."""
+    monkeypatch.setattr(pids, "is_of_the_host", lambda: True)
+    driver.plays(mig=1, pid=4711, in_instance=2, unprivileged=unprivileged)
+
+    (gpu,) = read(driver)
+
+    assert [instance.processes for instance in gpu.instances] == [{}, {4711: GIB}]
+    assert (gpu.answers[Feature.PROCESSES] == {"": Reason.NO_PERMISSION}) == bool(unprivileged)
+
+
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"]
+)
+def test_instances_that_may_not_be_looked_at_have_a_reason(driver: Standin, function: str) -> None:
+    """Not the same as a GPU that has none."""
+    driver.plays(mig=1, **{function: 4})
+
+    (gpu,) = read(driver)
+
+    assert gpu.instances == []
+    assert absent(gpu)["mig_devices"] is Reason.NO_PERMISSION
+
+
 def test_instances_that_go_give_their_samples_back(driver: Standin) -> None:
     """A GPU taken out of MIG mode while it is watched."""
     driver.plays(mig=1)
@@ -289,18 +328,29 @@ def test_instances_that_go_give_their_samples_back(driver: Standin) -> None:
     assert source.close()
 
 
-def test_a_gpu_that_falls_off_the_bus_takes_no_other_with_it(driver: Standin) -> None:
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (15, Reason.GPU_LOST),
+        (16, Reason.RESET_REQUIRED),
+        (28, Reason.GPU_LOST),
+        (999, Reason.ERROR),
+    ],
+)
+def test_a_gpu_that_falls_off_the_bus_takes_no_other_with_it(
+    driver: Standin, code: int, reason: Reason
+) -> None:
     """It is gone, with the reason for every feature, and the other goes on."""
     driver.plays(gpus=2)
     source = driver.source()
     source.read()
 
-    driver.plays(lost=1)
+    driver.plays(lost=1, lost_code=code)
     fine, lost = source.read().gpus
 
-    assert (fine.is_up, lost.is_up, lost.gone) == (True, False, Reason.GPU_LOST)
+    assert (fine.is_up, lost.is_up, lost.gone) == (True, False, reason)
     assert fine.number(Feature.SM_ACTIVE) is not None
-    assert {reason for _, reason in lost.capabilities()} == {Reason.GPU_LOST}
+    assert {reason for _, reason in lost.capabilities()} == {reason}
     assert len(list(lost.capabilities())) == len(Feature)
     assert source.close()
 
@@ -333,6 +383,7 @@ def test_nvml_that_somebody_else_shut_down_is_noticed(driver: Standin) -> None:
     [
         (4, Reason.NO_PERMISSION),
         (9, Reason.DRIVER_NOT_LOADED),
+        (17, Reason.NO_PERMISSION),
         (18, Reason.VERSION_MISMATCH),
         (999, Reason.ERROR),
     ],
@@ -341,7 +392,33 @@ def test_why_nvml_does_not_open(driver: Standin, code: int, reason: Reason) -> N
     """Whatever the driver says at the start."""
     driver.plays(nvmlInitWithFlags=code)
 
-    assert driver.nvml() is reason
+    assert driver.nvml() == Pass(reason)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:20:39 UTC 2025",
+        "NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (builder@host)",
+    ],
+)
+def test_a_library_of_another_driver_is_named_with_both_versions(
+    driver: Standin, tmp_path: Path, module: str
+) -> None:
+    """One that the image of a container brought along, or one from before an update."""
+    image = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.129.03"
+    for path, text in {
+        "proc/self/maps": f"7f00-7f01 r--p 00000000 00:2a 77\t{image}\n",
+        "proc/driver/nvidia/version": f"NVRM version: {module}\nGCC version: 12.3.0\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text(text)
+    driver.plays(nvmlInitWithFlags=18)
+
+    found = open_nvml(find=lambda _name: None, root=tmp_path)
+
+    assert isinstance(found, Pass)
+    assert found.text.endswith(f"different versions: {image} was loaded, the driver is 580.65.06")
 
 
 def test_a_container_without_gpus(driver: Standin) -> None:
@@ -358,13 +435,35 @@ def test_a_container_without_gpus(driver: Standin) -> None:
 def test_without_the_library_pynvml_is_not_even_imported() -> None:
     """A daemon on a machine without a GPU does not pay for it."""
 
-    def find(name: str) -> None:
-        raise OSError(name)
-
     def load(name: str) -> None:
         raise AssertionError(name)
 
-    assert open_nvml(load, find) is Reason.LIBRARY_NOT_FOUND
+    found = open_nvml(load, unloadable("cannot open shared object file"), Path("/nowhere"))
+
+    assert isinstance(found, Pass)
+    assert found.host is Reason.LIBRARY_NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "libnvidia-ml.so.1: cannot open shared object file: No such file or directory",
+        "libnvidia-ml.so.1: file too short",
+        "libnvidia-ml.so.1: wrong ELF class: ELFCLASS32",
+    ],
+)
+def test_a_gpu_whose_library_cannot_be_loaded_is_not_taken_for_none(
+    words: str, tmp_path: Path
+) -> None:
+    """A container that was given the devices without it, or whose image has one that is empty."""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+
+    found = open_nvml(find=unloadable(words), root=tmp_path)
+
+    assert isinstance(found, Pass)
+    assert found.host is Reason.LIBRARY_UNUSABLE
+    assert found.text.endswith(f"cannot be loaded: {words}")
 
 
 def test_the_library_without_pynvml_is_kept_apart() -> None:
@@ -373,7 +472,9 @@ def test_the_library_without_pynvml_is_kept_apart() -> None:
     def load(name: str) -> None:
         raise ModuleNotFoundError(name)
 
-    assert open_nvml(load, lambda _name: None) is Reason.BINDING_NOT_FOUND
+    found = open_nvml(load, lambda _name: None)
+
+    assert found == Pass(Reason.BINDING_NOT_FOUND, detail="pynvml")
 
 
 def test_an_old_pynvml_lacks_functions_and_structures() -> None:

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.fleet.gpus import KNOWN_XIDS, Feature, Gpu, Pass, Reason
+from ampwatch.host.fleet.gpus import KNOWN_XIDS, Feature, Gpu, Instance, MigDevice, Pass, Reason
 from ampwatch.host.metrics.catalog import TOPICS
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.settings import Settings
@@ -184,7 +184,7 @@ def test_a_rank_is_joined_with_the_gpu_that_its_process_computes_on() -> None:
     (info,) = samples(fleet, "ampwatch_gpu_process_info")
     (memory,) = samples(fleet, "ampwatch_gpu_process_memory_used_bytes")
 
-    expected = {"run": "gpt", "rank": "0", "gpu": "1", "uuid": "GPU-1"}
+    expected = {"run": "gpt", "rank": "0", "gpu": "1", "uuid": "GPU-1", "gpu_instance": ""}
     assert (info.labels, memory.labels, memory.value) == (expected, expected, 12 * GIB)
 
 
@@ -207,7 +207,36 @@ def test_a_rank_that_names_its_gpu_is_joined_with_it_where_the_pid_says_nothing(
     (info,) = samples(fleet, "ampwatch_gpu_process_info")
 
     assert (info.labels["gpu"], info.labels["uuid"]) == ("4", "GPU-4")
+    assert info.labels["gpu_instance"] == ""
     assert samples(fleet, "ampwatch_gpu_process_memory_used_bytes") == []
+
+
+def test_a_rank_in_mig_mode_has_the_labels_of_its_instance() -> None:
+    """So that it can be joined with what is read of the instance."""
+    device = MigDevice("MIG-5", 0, "3g.40gb")
+    activity = {Feature.TENSOR_ACTIVE: {"any": 0.5}}
+    fleet = fleet_of(Gpu(3, "GPU-3", {}, instances=[Instance(2, (device,), activity)]))
+    who, facts = identity(world_size=1, pid=PID), FactsRecord({"gpu_uuid": "MIG-5"})
+    fleet.apply("/a.ring", who, [facts], alive=True, lost=0, dropped=0)
+
+    (info,) = samples(fleet, "ampwatch_gpu_process_info")
+    (activity,) = samples(fleet, "ampwatch_mig_tensor_active_ratio")
+
+    joined = ("gpu", "uuid", "gpu_instance")
+    assert [info.labels[name] for name in joined] == ["3", "GPU-3", "2"]
+    assert [activity.labels[name] for name in joined] == ["3", "GPU-3", "2"]
+
+
+def test_a_device_that_only_the_training_sees_has_that_as_its_reason() -> None:
+    """Its readings are absent, and this says why."""
+    fleet = fleet_of(Gpu(3, "GPU-3", {}))
+    facts = FactsRecord({"gpu_uuid": "GPU-4"})
+    fleet.apply("/a.ring", identity(world_size=1), [facts], alive=True, lost=0, dropped=0)
+
+    (said,) = (s for s in samples(fleet, "ampwatch_gpu_capability") if s.labels["uuid"] == "GPU-4")
+
+    assert (said.labels["feature"], said.labels["reason"]) == ("nvml", "not_shown")
+    assert samples(fleet, "ampwatch_gpu_process_info") == []
 
 
 def test_a_gpu_without_a_name_is_known_by_its_number() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import torch
 
 from ampwatch.errors import SettingsError
 from ampwatch.numerics.units.ops import HALF_DTYPES
+from ampwatch.report.op_shares import peaks_of
 from ampwatch.settings import Settings
 from ampwatch.training.model import machine
+from ampwatch.training.model.facts import run_facts
 from ampwatch.training.model.machine import gpu_facts, machine_of
 
 if TYPE_CHECKING:
@@ -78,10 +80,53 @@ class OldProperties:
     major, minor, multi_processor_count = 9, 0, 132
 
 
+@dataclass
+class MigProperties(Properties):
+    """An instance of an H100, whose uuid PyTorch prints like that of a GPU."""
+
+    name: str = "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
+    multi_processor_count: int = 60
+
+
+class LazyProperties(OldProperties):
+    """Device properties of which one is asked of the driver when it is read, and refused."""
+
+    @property
+    def clock_rate(self) -> int:
+        message = "CUDA error: invalid device ordinal"
+        raise RuntimeError(message)
+
+
+class Driver:
+    """The CUDA driver of the H100: two functions that return 0 and write through pointers."""
+
+    ATTRIBUTES: ClassVar = {13: 1_830_000, 36: 2_619_000, 37: 5120}
+
+    def __init__(self, error: int = 0) -> None:
+        self.error = error
+
+    def cuDeviceGet(self, device: Any, ordinal: int) -> int:  # noqa: N802 - CUDA's name
+        device._obj.value = 100 + ordinal
+        return self.error
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: Any) -> int:  # noqa: N802
+        assert device.value == 100
+        value._obj.value = self.ATTRIBUTES[attribute]
+        return 0
+
+
+def no_library(name: str) -> Any:
+    raise OSError(name)
+
+
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: request.param)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: request.param.name)
+    def properties(_device: torch.device) -> Any:
+        if isinstance(request.param, Exception):
+            raise request.param
+        return request.param
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     return CUDA
 
 
@@ -104,10 +149,73 @@ def test_what_pytorch_does_not_have_is_left_out(device: torch.device) -> None:
     """No clock, no peak; nothing is guessed."""
     found = machine_of(device, Settings())
 
-    assert set(gpu_facts(device)) == {"gpu_capability", "gpu_sms"}
+    assert set(gpu_facts(device, no_library)) == {"device", "gpu_capability", "gpu_sms"}
     assert found.capability == (9, 0)
     assert found.peak_flops == {}
     assert found.memory_bandwidth == 0.0
+
+
+@pytest.mark.parametrize("device", [OldProperties(), LazyProperties()], indirect=True)
+def test_clocks_that_pytorch_does_not_have_are_the_drivers(device: torch.device) -> None:
+    """CUDA 13 has taken them out of its properties; a driver that refuses makes up none."""
+    facts = gpu_facts(device, lambda _name: Driver())
+    refused = gpu_facts(device, lambda _name: Driver(error=3))
+
+    assert facts["gpu_clock_hertz"] == repr(1.83e9)
+    assert float(facts["gpu_memory_bandwidth"]) == pytest.approx(3.35e12, rel=0.01)
+    assert set(refused) == {"device", "gpu_capability", "gpu_sms"}
+
+
+@pytest.mark.parametrize(
+    ("device", "uuid"),
+    [
+        (Properties(uuid="1-2"), "GPU-1-2"),
+        (Properties(uuid="GPU-1-2"), "GPU-1-2"),
+        (MigProperties(uuid="1-2"), "MIG-1-2"),
+        (MigProperties(uuid="MIG-1-2"), "MIG-1-2"),
+    ],
+    indirect=["device"],
+)
+def test_a_device_is_named_as_the_driver_names_it(device: torch.device, uuid: str) -> None:
+    """With the prefix of its kind, whether PyTorch prints one or not."""
+    assert gpu_facts(device)["gpu_uuid"] == uuid
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        (
+            RuntimeError("The NVIDIA driver on your system is too old (found 11040).\nUpdate it."),
+            "The NVIDIA driver on your system is too old (found 11040).",
+        ),
+        (AssertionError("Torch not compiled with CUDA enabled"), "Torch not compiled with CUDA"),
+        (torch.cuda.DeferredCudaCallError(""), "DeferredCudaCallError"),
+    ],
+    indirect=["device"],
+)
+def test_a_device_that_pytorch_cannot_describe_stops_nothing(
+    device: torch.device, words: str
+) -> None:
+    """The training goes on, and whoever asks for the peak is told why there is none."""
+    facts = run_facts(None, [], device)
+    found = machine_of(device, Settings.resolve({"peak_flops": "float16=1e15"}, {}))
+
+    assert facts["device"] == "cuda"
+    assert facts["gpu_unknown"].startswith(words)
+    assert (found.capability, found.peak_flops) == (None, {"float16": 1e15})
+    assert words in peaks_of(facts).reason
+
+
+@pytest.mark.parametrize("device", [Properties(name="AMD Instinct MI300X")], indirect=True)
+def test_of_an_amd_gpu_only_the_name_is_a_fact(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its compute capability looks like one of NVIDIA's, and means something else."""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+
+    assert gpu_facts(device) == {"device": "AMD Instinct MI300X"}
+    assert machine_of(device, Settings()).capability is None
+    assert "this is AMD Instinct MI300X" in peaks_of(gpu_facts(device)).reason
 
 
 @pytest.mark.parametrize("device", [Properties()], indirect=True)

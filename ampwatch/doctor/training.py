@@ -8,7 +8,6 @@ import sys
 import warnings
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.doctor.check import Check, State
@@ -133,8 +132,8 @@ def training(
         grad_scaler(torch, load),
         *[cpu_autocast(torch, dtype) for dtype in HALF],
         cpu_kernel(load),
-        *device_checks(found),
-        *device_kernel(found),
+        *device_checks(found, load=load),
+        *device_kernel(found, load),
     ]
 
 
@@ -221,19 +220,23 @@ def _first_line(words: object) -> str:
     return str(words).strip().partition("\n")[0]
 
 
-def device_checks(found: Devices, environ: Mapping[str, str] = os.environ) -> list[Check]:
+def device_checks(
+    found: Devices, environ: Mapping[str, str] = os.environ, load: Load = import_module
+) -> list[Check]:
     """Report which devices PyTorch sees, or why it sees none.
 
     Args:
         found: What PyTorch shows.
         environ: ``CUDA_VISIBLE_DEVICES`` is looked up.
+        load: Imports a module.
     """
     if not found.kind:
         why = "this torch is built for the CPU only"
         remedy = "on a machine with a GPU, install a build for it: pytorch.org/get-started"
         return [Check("CUDA", State.ABSENT, why, remedy)]
     if found.shown:
-        return [_device(device, found.kind) for device in found.shown]
+        beside = load("ampwatch.training.devices").limitation(_type_of(found.kind))
+        return [_device(device, found.kind, beside) for device in found.shown]
     why = f"this torch is built for {found.build} and finds no device"
     if "CUDA_VISIBLE_DEVICES" in environ:
         why += f", with CUDA_VISIBLE_DEVICES={environ['CUDA_VISIBLE_DEVICES']!r}"
@@ -245,7 +248,12 @@ def device_checks(found: Devices, environ: Mapping[str, str] = os.environ) -> li
     return [Check(found.kind, State.ABSENT if is_absent else State.PROBLEM, why, remedy)]
 
 
-def _device(device: Shown, kind: str) -> Check:
+def _type_of(kind: str) -> str:
+    """Return the type of the devices of a kind of build: ROCm's are of type ``cuda``."""
+    return "xpu" if kind == "XPU" else "cuda"
+
+
+def _device(device: Shown, kind: str, beside: str) -> Check:
     name = f"device {device.index}"
     if device.trouble:
         why = f"PyTorch counts it and cannot use it: {device.trouble}"
@@ -253,6 +261,7 @@ def _device(device: Shown, kind: str) -> Check:
         return Check(name, State.PROBLEM, why, remedy)
     if kind != "CUDA":
         why = f"{device.name}, through {kind}: its numbers are watched; what the daemon reads is of NVIDIA's GPUs only"
+        why += f"; {beside}" if beside else ""
         return Check(name, State.OK, why, "for shares of its peak, set peak_flops")
     if device.capability >= BFLOAT16_TENSOR_CORES:
         cores = "tensor cores for float16 and bfloat16"
@@ -273,11 +282,33 @@ def cpu_kernel(load: Load) -> Check:
     return Check("ranges, CPU", State.ABSENT, why, remedy)
 
 
-def device_kernel(found: Devices, find: Callable[[str], object] = find_spec) -> list[Check]:
-    """Return whether ranges can be measured on the devices that PyTorch sees, if it sees any."""
-    if not found.shown:
+NEEDED = {
+    "Triton, which": "pip install triton, at the version that this torch asks for",
+    "C compiler": "install gcc or clang, or name one in CC: Triton compiles its launcher with it",
+    "Python.h": "install the headers of this Python (Debian: python3-dev), for Triton's launcher",
+    "Read-only": "set TRITON_CACHE_DIR to a folder that can be written to",
+    "Permission": "set TRITON_CACHE_DIR to a folder that can be written to",
+    "out of memory": "free some memory of the device: the slabs of a training take up to 80 MB",
+    "CUDA or ROCm": "",
+}
+"""Remedies by what is said where the kernel for a device cannot be made ready."""
+
+
+def device_kernel(found: Devices, load: Load = import_module) -> list[Check]:
+    """Return whether ranges can be measured on the devices that PyTorch sees, by compiling for one.
+
+    Args:
+        found: What PyTorch shows.
+        load: Imports a module.
+    """
+    usable = [device for device in found.shown if not device.trouble]
+    if not usable:
         return []
-    if find("triton") is not None:
-        return [Check("ranges, device", State.OK, "measured by Triton")]
-    why = "Triton is not installed, so no ranges are measured on a device"
-    return [Check("ranges, device", State.ABSENT, why, "pip install triton")]
+    device = load("torch").device(_type_of(found.kind), usable[0].index)
+    why = load("ampwatch.training.transfer.measuring").kernel_trouble(device)
+    if not why:
+        return [Check("ranges, device", State.OK, "measured by Triton, compiled here just now")]
+    otherwise = "the words are PyTorch's or Triton's; everything but ranges is watched all the same"
+    remedy = next((NEEDED[words] for words in NEEDED if words in why), otherwise)
+    state = State.ABSENT if "CUDA or ROCm" in why else State.PROBLEM
+    return [Check("ranges, device", state, why, remedy)]

@@ -23,6 +23,9 @@ HOST = "cpu"
 _BUILT_IN = ("cuda", "xpu")
 """Accelerators that PyTorch itself brings, and that have streams and events."""
 
+PROFILED = ("cuda",)
+"""Types of devices, CUDA's and ROCm's, whose kernels are recorded and known by their names."""
+
 _NEEDED = ("Event", "current_stream", "stream")
 """Names in the module of a backend without which no value can be read later."""
 
@@ -72,6 +75,21 @@ def is_readable(device_type: str) -> bool:
         return True
     return device_type in accelerators() and all(
         hasattr(torch.get_device_module(device_type), name) for name in _NEEDED
+    )
+
+
+def limitation(device_type: str) -> str:
+    """Return, in a sentence, what cannot be observed on a type of device; empty if everything can."""
+    if not is_readable(device_type):
+        return (
+            f"values on {device_type} are not read: PyTorch's backend for it has no streams and"
+            " events, and reading would wait for the device"
+        )
+    if device_type in (HOST, *PROFILED):
+        return ""
+    return (
+        f"kernels on {device_type} are not recorded: their names, and what they run on, are known"
+        " of CUDA's and ROCm's alone"
     )
 
 

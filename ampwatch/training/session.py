@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from ampwatch.diagnosis.evidence.iteration import SamplingCost
 from ampwatch.diagnosis.pipeline import Diagnosis, Known, LastStep, SelfCost
 from ampwatch.guard import Account
-from ampwatch.training.devices import HOST, is_readable
+from ampwatch.training.devices import HOST, is_readable, limitation
 from ampwatch.training.hooks.bus import Bus
 from ampwatch.training.hooks.compiling import may_compile
 from ampwatch.training.hooks.events import DevicesKnown, FactsChanged
@@ -25,7 +25,7 @@ from ampwatch.training.iteration.samples import DeferredReads, Planner, RangeSam
 from ampwatch.training.kernels.choice import KernelSelector
 from ampwatch.training.model.facts import layer_shapes, run_facts
 from ampwatch.training.model.home import Home
-from ampwatch.training.model.machine import machine_of
+from ampwatch.training.model.machine import machine_of, no_peak
 from ampwatch.training.model.names import Names
 from ampwatch.training.model.optimizers import OptimizerRegistry
 from ampwatch.training.model.trained import Trained
@@ -419,12 +419,8 @@ class Session:
 
     def not_seen(self) -> list[str]:
         """Return, in sentences, what was not observed."""
-        sentences = [
-            f"values on {device} are not read: PyTorch's backend for it has no streams and events,"
-            " and reading would wait for the device"
-            for device in self._home.devices
-            if not is_readable(device.type)
-        ]
+        types = dict.fromkeys(device.type for device in self._home.devices)
+        sentences = [sentence for sentence in map(limitation, types) if sentence]
         sentences += [
             f"sensor {guard.name} failed and was switched off"
             for guard in self.bus.guards
@@ -446,6 +442,8 @@ class Session:
     def _not_measured(self) -> list[str]:
         measuring = self._context.measuring
         sentences = list(measuring.not_measured.values())
+        if why := no_peak(self._home.device, self._context.settings):
+            sentences.append(f"shares of the peak are not known: {why}")
         if measuring.dropped:
             sentences.append(
                 f"{measuring.dropped} measurements of ranges were given up: the device was too far"

@@ -5,6 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import torch
+
 from ampwatch.doctor.check import State
 from ampwatch.doctor.training import Devices, Shown, cpu_kernel, device_kernel
 
@@ -24,11 +27,40 @@ def test_a_kernel_that_can_be_compiled_is_fine_and_none_is_not_a_problem() -> No
     assert "gcc" in absent.remedy
 
 
-def test_a_device_needs_triton() -> None:
-    """Without a device there is nothing to say."""
-    nothing = device_kernel(Devices())
-    (present,) = device_kernel(ONE_DEVICE, lambda _name: object())
-    (missing,) = device_kernel(ONE_DEVICE, lambda _name: None)
+def _trying(why: str) -> Any:
+    return lambda _name: SimpleNamespace(
+        device=torch.device,
+        kernel_trouble=lambda device: why and f"not measured on {device}: {why}",
+    )
 
-    assert nothing == []
-    assert (present.state, missing.state) == (State.OK, State.ABSENT)
+
+@pytest.mark.parametrize(
+    ("why", "state", "remedy"),
+    [
+        ("", State.OK, ""),
+        ("Failed to find C compiler. Please specify via CC", State.PROBLEM, "gcc"),
+        ("Python.h: No such file or directory", State.PROBLEM, "python3-dev"),
+        ("[Errno 30] Read-only file system: '/root/.triton'", State.PROBLEM, "TRITON_CACHE_DIR"),
+        ("CUDA out of memory. Tried to allocate 26 MiB", State.PROBLEM, "free some memory"),
+        ("something that nobody has seen", State.PROBLEM, "all the same"),
+    ],
+)
+def test_a_kernel_that_cannot_be_made_ready_says_what_it_needs(
+    why: str, state: State, remedy: str
+) -> None:
+    """By trying it on the first device that works."""
+    (check,) = device_kernel(ONE_DEVICE, _trying(why))
+
+    assert check.state is state
+    assert why in check.why
+    assert remedy in check.remedy
+
+
+def test_without_a_device_there_is_nothing_to_say_and_an_xpu_has_no_kernel() -> None:
+    """The sentence is that of the report, by the real selector."""
+    xpu = Devices("XPU", "2025", (Shown(0, "Max 1550"),))
+    (check,) = device_kernel(xpu)
+
+    assert device_kernel(Devices()) == []
+    assert check.state is State.ABSENT
+    assert "not measured on xpu:0: expected a device of CUDA or ROCm, got one of xpu" in check.why

@@ -137,8 +137,8 @@ class RangeSamples(Sensor):
 
     def _take(self, sample: Sample) -> Sequence[TensorRange]:
         ranges = self._measuring.take(sample)
-        if sample.device_ns:
-            self._governor.charge(frozenset(sample.topics), sample.parts, sample.device_ns)
+        if sample.counted_ns:
+            self._governor.charge(frozenset(sample.topics), sample.parts, sample.counted_ns)
         return ranges
 
     def discard(self, sample: Sample) -> None:

@@ -65,6 +65,13 @@ def machine_of(device: torch.device | None, settings: Settings, cpuinfo: Path = 
     )
 
 
+def no_peak(device: torch.device | None, settings: Settings) -> str:
+    """Return why the peak of a GPU is not known; empty if it is, and without a GPU."""
+    if device is None or device.type != "cuda":
+        return ""
+    return peaks_of(gpu_facts(device) | {"peak_flops": settings.peak_flops}).reason
+
+
 def cpu_dtypes(cpuinfo: Path = CPUINFO) -> frozenset[str]:
     """Return the low-precision dtypes that this CPU has instructions for.
 

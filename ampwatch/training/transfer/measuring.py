@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ampwatch.settings import Settings
 from ampwatch.training.devices import Link, is_capturing
 from ampwatch.training.kernels.admission import admit
+from ampwatch.training.kernels.choice import KernelSelector
 from ampwatch.training.kernels.rows import ROW_WORDS
 from ampwatch.training.transfer.slabs import Landing, RowLabel, Slab
 
@@ -97,6 +99,7 @@ class Sample:
         topics: Topics that were measured.
         parts: Number of parts that a whole sample is spread over.
         device_ns: Device time of the measurements, once they have been taken. Unit: ns.
+        counted_ns: The part of it in which the host did not launch them. Unit: ns.
         ranges: Measurements that have reached the host.
         slabs: Rows on their way, by device.
     """
@@ -104,6 +107,7 @@ class Sample:
     topics: set[Topic] = field(default_factory=set)
     parts: int = 1
     device_ns: int = 0
+    counted_ns: int = 0
     ranges: list[TensorRange] = field(default_factory=list)
     slabs: dict[torch.device, Slab] = field(default_factory=dict)
 
@@ -156,6 +160,12 @@ class Measuring:
         """
         if device in self._kernels:
             return
+        if why := self._try(device):
+            self.not_measured[device] = why
+            logger.warning("%s", why)
+
+    def _try(self, device: torch.device) -> str:
+        """Prepare a device; return why that has failed, empty if it has not."""
         self._kernels[device] = None
         try:
             kernel = self._kernel_for(device)
@@ -167,8 +177,8 @@ class Measuring:
             self._kernels[device] = kernel
         except Exception as error:  # noqa: BLE001 - compilers and drivers raise what they like
             self._free.pop(device, None)
-            self.not_measured[device] = why = _why(device, error)
-            logger.warning("%s", why)
+            return _why(device, error)
+        return ""
 
     def measure(self, topic: Topic, items: Sequence[Item], how: How = WHOLE) -> None:
         """Measure ``items`` as they are *now*, in stream order.
@@ -264,7 +274,9 @@ class Measuring:
         """Return the measurements of a sample that has arrived, and let go of it."""
         for slab in sample.slabs.values():
             sample.ranges += slab.take()
-            sample.device_ns += slab.spent_ns()
+            device_ns, counted_ns = slab.spent_ns()
+            sample.device_ns += device_ns
+            sample.counted_ns += counted_ns
         self.device_ns += sample.device_ns
         self.discard(sample)
         return sample.ranges
@@ -275,6 +287,14 @@ class Measuring:
             slab.clear()
             self._free[device].append(slab)
         sample.slabs.clear()
+
+
+def kernel_trouble(device: torch.device) -> str:
+    """Return why ranges cannot be measured on a device, by trying it; empty if they can.
+
+    Cost: seconds, if the kernel was never compiled on this machine.
+    """
+    return Measuring(KernelSelector(Settings()).of, 1)._try(device)  # noqa: SLF001 - of this module
 
 
 def _why(device: torch.device, error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -112,6 +113,7 @@ class Slab:
             (link.make_timer(device), link.make_timer(device)) for _ in range(TIMED_CALLS)
         ]
         self._landings: list[Landing] = []
+        self._host_ns = 0
 
     def warm_up(self, kernel: Kernel) -> None:
         """Have all compiled that mixed-precision training launches.
@@ -138,11 +140,14 @@ class Slab:
         """Launch the kernel on the current stream, into rows that are free."""
         timers = self._timers[len(self._landings) : len(self._landings) + 1]
         stream = self._link.stream(self._device)
+        began_ns = perf_counter_ns()
         for begin, _ in timers:
             begin.record(stream)
         kernel.measure(tensors, self._rows[self._used :], gate=gate)
         for _, end in timers:
             end.record(stream)
+        if timers:
+            self._host_ns += perf_counter_ns() - began_ns
         self._landings.append(landing)
         self.room -= len(tensors)
 
@@ -163,16 +168,24 @@ class Slab:
             yield from landing.read(address)
             address += len(landing.rows) * ROW_BYTES
 
-    def spent_ns(self) -> int:
-        """Return the device time of the measurements that have arrived. Unit: ns."""
+    def spent_ns(self) -> tuple[int, int]:
+        """Return the device time of the measurements that have arrived, and what of it counts.
+
+        A device that is idle runs the first kernel while the host is about to launch the second:
+        the time between the two timers is then the host's, which is accounted for already. What
+        counts is the time by which the device took longer. Unit of both: ns.
+        """
         timed = self._timers[: len(self._landings)]
         if not timed:
-            return 0
+            return 0, 0
         # Neither waits: both timers lie before the event that has passed.
-        milliseconds = sum(begin.elapsed_time(end) for begin, end in timed)
-        return int(1e6 * milliseconds * len(self._landings) / len(timed))
+        nanoseconds = 1e6 * sum(begin.elapsed_time(end) for begin, end in timed)
+        share = len(self._landings) / len(timed)
+        counts = max(nanoseconds - self._host_ns, 0.0)
+        return int(nanoseconds * share), int(counts * share)
 
     def clear(self) -> None:
         """Begin anew; rows that are still being written are never read."""
+        self._host_ns = 0
         self._landings.clear()
         self.room = len(self._rows)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd.profiler import profile
 
 from ampwatch.training.devices import Link
 from ampwatch.training.transfer.extremes import MAX_STREAMS, ROWS, Extremes, Measures
@@ -161,3 +162,31 @@ def test_each_stream_has_rows_of_its_own_and_sends_them_itself() -> None:
         device.current = number
         row = measures.measure(torch.ones(1))
         assert (row is None) == (number >= MAX_STREAMS)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        torch.randn(1, 1, 64, 64).expand(16, 32, 64, 64),
+        torch.randn(1024, 1024).t(),
+        torch.randn(64, 64, 3 * 64).chunk(3, -1)[1],
+        torch.ones(()).expand(1024, 1024),
+        torch.randn(8, 16, 32, 32).to(memory_format=torch.channels_last),
+    ],
+    ids=["mask", "transposed", "chunk", "scalar", "channels_last"],
+)
+@pytest.mark.parametrize("is_host", [False, True])
+def test_a_view_is_measured_without_a_copy(view: torch.Tensor, *, is_host: bool) -> None:
+    """PyTorch's own profiler counts what is allocated meanwhile; a copy would be of its whole size."""
+    measures = Measures(Link() if is_host else FakeDevice())
+    measures.measure(torch.ones(3))  # the rows themselves
+    with profile(profile_memory=True) as recorded:
+        row = measures.measure(view)
+    events: Any = recorded.kineto_results
+    taken = [e.nbytes() for e in events.events() if e.name() == "[memory]"]
+    if not is_host:
+        measures.send().land()
+
+    assert row is not None
+    assert (row.low, row.high) == (view.min().item(), view.max().item())
+    assert max(taken, default=0) < view.numel() * view.element_size() // 100

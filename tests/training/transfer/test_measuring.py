@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 
 from ampwatch.training.kernels.eager import EagerKernel
@@ -14,8 +15,6 @@ from tests.numerics.oracle import histogram_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import pytest
 
 
 class FakeEvent:
@@ -31,7 +30,7 @@ class FakeEvent:
         return self.link.arrived
 
     def elapsed_time(self, _end: Any) -> float:
-        return 0.25
+        return self.link.elapsed_ms
 
 
 class FakeLink:
@@ -40,6 +39,7 @@ class FakeLink:
     def __init__(self, *, is_host: bool = False) -> None:
         self.is_host = lambda _device: is_host
         self.arrived = False
+        self.elapsed_ms = 0.25
         self.may = True
         self.log: list[str] = []
 
@@ -233,6 +233,21 @@ def test_a_sample_of_a_device_is_read_once_its_event_has_passed() -> None:
         histogram_of([0.0]),
     ]
     assert device.measuring.device_ns == 250_000
+
+
+@pytest.mark.parametrize(("device_ms", "counts"), [(1e-6, False), (1e3, True)])
+def test_device_time_counts_where_the_device_took_longer_than_the_launch(
+    device_ms: float, *, counts: bool
+) -> None:
+    """What an idle device waits for between two launches is the host's time, and counted once."""
+    device = Device()
+    device.link.elapsed_ms = device_ms
+    sample = device.sample([1.0])
+    device.link.arrived = True
+    device.measuring.take(sample)
+
+    assert sample.device_ns == int(device_ms * 1e6)
+    assert (sample.counted_ns > 0.9 * sample.device_ns) is counts
 
 
 def test_samples_beyond_those_on_their_way_are_dropped_and_counted() -> None:

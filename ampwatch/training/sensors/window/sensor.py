@@ -26,7 +26,7 @@ from ampwatch.guard import Account
 from ampwatch.numerics.units.kernels.classifier import NameClassifier
 from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
 from ampwatch.numerics.units.ops import OpKind
-from ampwatch.training.devices import is_capturing
+from ampwatch.training.devices import PROFILED, is_capturing
 from ampwatch.training.hooks import fork
 from ampwatch.training.hooks.compiling import may_compile
 from ampwatch.training.hooks.profilers import OtherProfilers
@@ -187,7 +187,7 @@ class WindowSensor(Sensor):
     def _gpu(self) -> torch.device | None:
         """The device whose kernels are recorded; ``None`` where only ops of the host are."""
         device = self._home.device
-        return device if device is not None and device.type == "cuda" else None
+        return device if device is not None and device.type in PROFILED else None
 
     @property
     def _wants_census(self) -> bool:
@@ -277,7 +277,8 @@ class WindowSensor(Sensor):
         if skipped[WindowSkip.DRAG]:
             sentences.append(
                 "profiler windows come less often: steps were slower after them; TEARDOWN_CUPTI=1"
-                " in the environment has CUPTI detached after each"
+                " in the environment has CUPTI detached after each (not with CUDA graphs before"
+                " CUDA 12.6, where CUPTI crashes when it is attached again)"
             )
         if skipped[WindowSkip.MEMORY]:
             sentences.append("profiler windows come less often: the process grew with each")

@@ -8,6 +8,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+GPU_PACKAGES := .gpu-packages
+GPU_PYTHON ?= 3.12
 GRAFANA_VENV := .venv-grafana
 GRAFANA_INSTALLED := $(GRAFANA_VENV)/.installed
 CODE := ampwatch dashboards tests benchmarks examples deploy tools
@@ -94,9 +96,16 @@ bench: $(INSTALLED) ## Measure what watching costs; wants a quiet machine, takes
 # With the Python that is there, for a machine with a GPU may have no network to make .venv from.
 .PHONY: gpu
 gpu: ## Check and measure on this machine's GPU, without a .venv; ten minutes (ARGS="--only syncs")
-	$(PYTHON) -m benchmarks.gpu $(ARGS)
+	@# What `make gpu-packages` has fetched is taken only where it is missing.
+	@$(PYTHON) -c 'import msgspec' 2>/dev/null || export PYTHONPATH="$(CURDIR)/$(GPU_PACKAGES)$${PYTHONPATH:+:$$PYTHONPATH}"; \
+		set -x; $(PYTHON) -m benchmarks.gpu $(ARGS)
+
+.PHONY: gpu-packages
+gpu-packages: $(INSTALLED) ## Fetch msgspec for the Python of a GPU machine without network (GPU_PYTHON=3.12)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --upgrade --target $(GPU_PACKAGES) \
+		--only-binary=:all: --no-deps --python-version $(GPU_PYTHON) -c constraints.txt msgspec
 
 .PHONY: clean
 clean: ## Remove .venv and everything the tools have left
-	rm -rf $(VENV) $(GRAFANA_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(GRAFANA_VENV) $(GPU_PACKAGES) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +

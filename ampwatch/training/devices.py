@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
 HOST = "cpu"
@@ -93,20 +93,6 @@ def limitation(device_type: str) -> str:
     )
 
 
-def is_capturing() -> bool:
-    """Whether what this thread gives its accelerator is captured into a graph, and not done.
-
-    Cost:
-        0.1 us where PyTorch was built without an accelerator, else 0.3 us.
-    """
-    # A loop and not any(): this is asked at each call of each tap.
-    for module in _capturing():
-        # Asked before it is in use, a backend would start up.
-        if module.is_initialized() and module.is_current_stream_capturing():
-            return True
-    return False
-
-
 @cache
 def _capturing() -> tuple[Any, ...]:
     """Return the modules of the accelerators that are here and capture graphs, at most one."""
@@ -121,6 +107,21 @@ def _is_built(device_type: str) -> bool:
     if device_type == "xpu":
         return bool(torch.xpu._is_compiled())  # noqa: SLF001 - no public name for it
     return True
+
+
+def _is_capturing() -> bool:
+    # A loop and not any(): this is asked at each call of each tap.
+    for module in _capturing():
+        # Asked before it is in use, a backend would start up.
+        if module.is_initialized() and module.is_current_stream_capturing():
+            return True
+    return False
+
+
+is_capturing: Callable[[], bool] = _is_capturing if _capturing() else bool
+"""Whether what this thread gives its accelerator is captured into a graph, and not done.
+
+Costs 0.3 us; nothing worth the name where PyTorch was built without an accelerator."""
 
 
 def graph_classes() -> tuple[type, ...]:

@@ -248,7 +248,7 @@ def _whole(model: nn.Module, optimizer: Any, batch: torch.Tensor, case: str) -> 
 
 def recorded(step: Callable[[], Any], device: str) -> Recording:
     """Record two steps, after one in which the profiler warms up."""
-    recording = Recording(cuda=device == "cuda")
+    recording = Recording(torch.device("cuda", 0) if device == "cuda" else None)
     recording.prepare()
     step()
     recording.wait()

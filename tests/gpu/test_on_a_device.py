@@ -249,8 +249,8 @@ def test_the_device_and_its_dtype_are_reported() -> None:
         dtypes = list(watch._session._context.autocast_dtypes)
 
     assert dtypes == ["float16"]
-    assert watch._session._device is not None
-    assert torch.cuda.get_device_name(watch._session._device) != ""
+    assert watch._session._home.device is not None
+    assert torch.cuda.get_device_name(watch._session._home.device) != ""
 
 
 def test_skips_on_a_device_are_classified_as_on_the_cpu() -> None:

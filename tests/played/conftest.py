@@ -18,11 +18,14 @@ IS_PLAYED = bool(os.environ.get(PLAYED))
 collect_ignore = ["test_scenarios.py"] if IS_PLAYED else ["scenarios"]
 
 if IS_PLAYED:
-    from tests.played import kernel, module
+    from tests.played import module
     from tests.played.machine import Machine, machine
 
-    # Before the first backward of the process: autograd starts its threads with that.
+    # Before the first backward of the process: autograd starts its threads with that. And before
+    # ampwatch.training is loaded, which looks once whether there is an accelerator at all.
     module.register()
+    from tests.played import kernel
+
     kernel.register()
 
     @pytest.fixture(autouse=True)

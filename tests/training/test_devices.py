@@ -10,8 +10,12 @@ import torch
 from torch import nn
 
 import ampwatch
-from ampwatch.training import devices
+from ampwatch.training import devices, session
+from ampwatch.training.hooks import compiling, places, taps
 from ampwatch.training.hooks.compiling import is_traced
+from ampwatch.training.sensors.births import following
+from ampwatch.training.sensors.ops import census
+from ampwatch.training.transfer import losses, measuring
 
 
 @pytest.fixture
@@ -27,6 +31,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
         is_initialized=lambda: played.is_used, is_current_stream_capturing=is_capturing
     )
     monkeypatch.setattr(devices, "_capturing", lambda: (module,))
+    # Where PyTorch was built for the CPU alone, nobody asks.
+    for user in (devices, taps, places, compiling, census, following, measuring):
+        monkeypatch.setattr(user, "is_capturing", devices._is_capturing)
     return played
 
 
@@ -98,9 +105,9 @@ def test_a_model_on_a_backend_without_events_is_watched_for_its_steps_alone() ->
     model = nn.Linear(2, 2)
     parameters = list(model.parameters())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(devices, "is_readable", lambda _type: False)
-        patch.setattr("ampwatch.training.session.is_readable", lambda _type: False)
-        patch.setattr("ampwatch.training.transfer.losses.is_readable", lambda _type: False)
+        # All three are loaded by now: what was imported meanwhile would keep the lambda for good.
+        for user in (devices, session, losses):
+            patch.setattr(user, "is_readable", lambda _type: False)
         with ampwatch.monitor(model, serve=False) as watch:
             optimizer = torch.optim.SGD(parameters, lr=0.1)
             for _ in range(3):

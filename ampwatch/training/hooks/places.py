@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ampwatch.training.devices import is_capturing
 from ampwatch.training.hooks.compiling import BACKENDS, is_traced
 from ampwatch.training.hooks.events import (
     AlteredCalled,
@@ -304,7 +305,7 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
     def before(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         nonlocal outermost
         # A step that is being compiled or captured must not get our code into its graph.
-        if is_traced():
+        if is_compiling() or is_capturing():
             return
         if outermost is None or id(optimizer) in begun:
             # A step that raised never returned: what begins again is not inside of it.
@@ -317,7 +318,7 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
 
     def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         nonlocal outermost
-        if is_traced():
+        if is_compiling() or is_capturing():
             return
         is_outermost = outermost == id(optimizer)
         if is_outermost:

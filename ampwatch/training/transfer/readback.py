@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from ampwatch.training.devices import Link
+from ampwatch.training.devices import HOST, Link
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -155,9 +155,10 @@ class Readback:
             CPU tensor: one read. Device tensor: one asynchronous copy of 4 bytes into
             pinned memory, on the current stream of its device.
         """
-        is_host = self._link.is_host
+        # In line what ``Link.is_host`` says: this runs for each value of each step.
+        reads_in_place = self._link.reads_in_place
         for number, value in enumerate(values, column):
-            if is_host(value.device):
+            if reads_in_place and value.device.type == HOST:
                 row.values[number] = host_scalar(value)
             else:
                 self._send(row, number, value)

@@ -10,7 +10,7 @@ import torch
 
 from ampwatch.errors import StateError
 from ampwatch.training import devices
-from ampwatch.training.hooks import compiling, taps
+from ampwatch.training.hooks import compiling, places, taps
 from ampwatch.training.model.home import Home
 from ampwatch.training.ops import mode
 from ampwatch.training.sensors.births import following
@@ -45,6 +45,7 @@ def steps_are_heard_in_a_capture(patch: pytest.MonkeyPatch) -> None:
     """An iteration ends in it, and its rows are copied."""
     patch.setattr(taps, "is_capturing", lambda: False)
     patch.setattr(compiling, "is_capturing", lambda: False)
+    patch.setattr(places, "is_capturing", lambda: False)
 
 
 def events_are_asked_in_a_capture(patch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,10 @@ class Account:
         running = perf_counter_ns() - self._began_ns if self._counted else 0
         return self._ended_ns + running
 
+    def restart(self) -> None:
+        """Count from here: what set-up has taken is not what each step takes."""
+        self._ended_ns = 0
+
     def begin(self, me: int, depth: int) -> None:
         """Begin to count, unless an outer call or one of another thread is counted."""
         # At depth 0 nothing of ampwatch runs in this thread: an interrupt has left its mark there.

@@ -307,6 +307,7 @@ class Session:
         try:
             self._notices.record_facts()
             self.bus.install()
+            self._account.restart()
             self.diagnosis.check_layers()
         except BaseException:
             self.remove()

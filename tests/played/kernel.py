@@ -53,8 +53,10 @@ class PlayedKernel:
         with devices.on(rows.device):
             launches = self._units.of(pieces, rows.device)
             known = [] if gate is None else [gate]
+            machine.compile(f"prepare, gated: {gate is not None}")
             _launch("prepare", [rows, *known], _Prepare(len(pieces), rows, gate))
             for dtype, units in launches:
+                machine.compile(f"measure, {dtype}")
                 used = [rows, units, *known, *(p for p in pieces if p.numel())]
                 _launch("measure", used, _Measure(getattr(torch, dtype), units, rows, gate))
 

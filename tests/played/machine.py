@@ -136,6 +136,7 @@ class Machine:
         is_error_to_wait: Whether a synchronisation raises, as with ``set_sync_debug_mode``.
         is_hanging: Whether the devices do nothing any more.
         pinned_by: For each time that new memory was pinned, the lines that asked for it.
+        compiled: Variants of kernels that were compiled so far, which takes seconds each.
         refuses: Says of an allocation of so many bytes whether there is no memory for it.
         captures: Graphs that are being captured, by stream.
         lag: Entries that a device may be behind.
@@ -147,6 +148,8 @@ class Machine:
         self.is_error_to_wait = False
         self.is_hanging = False
         self.pinned_by: list[str] = []
+        self.compiled: list[str] = []
+        self._variants: set[str] = set()
         self._free_pinned: dict[int, list[Any]] = {}
         self._copying: dict[int, int] = {}
         self._unpinned: dict[int, tuple[Any, int]] = {}
@@ -415,6 +418,12 @@ class Machine:
         self.faults.append(f"{what}\n{_where()}")
         raise PlayedError(what)
 
+    def compile(self, variant: str) -> None:
+        """Compile a variant of a kernel, unless it is compiled already."""
+        if variant not in self._variants:
+            self._variants.add(variant)
+            self.compiled.append(variant)
+
     def start_peak(self) -> int:
         """Measure the peak of device memory from now on; return what is allocated now."""
         self._take_back()
@@ -437,6 +446,7 @@ class Machine:
         self._take_back()
         self.finish()
         self._free_pinned.clear()  # else the next test would find pinned what it has to pin
+        self._variants.clear()
         self.faults.clear()
         self.waits.clear()
         self.peak = self.allocated

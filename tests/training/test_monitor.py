@@ -552,3 +552,12 @@ def test_a_sensor_that_fails_is_in_the_report_by_name(monkeypatch: pytest.Monkey
     (failure,) = box.failures
     assert (failure.sensor, failure.errors, failure.step) == ("schedulers", 1, 12)
     assert failure.message == "KeyError: 'planted'"
+
+
+@pytest.mark.parametrize("level", ["light", "standard", "deep"])
+def test_what_set_up_takes_is_not_counted_as_the_cost_of_steps(level: str) -> None:
+    """On a GPU it compiles for seconds, which would be a share of the first thousand steps."""
+    model = nn.Linear(2, 2)
+    with ampwatch.monitor(model, torch.amp.GradScaler("cpu"), level=level, serve=False) as watch:
+        assert watch._session.cost().overhead_ns == 0
+        model(torch.ones(1, 2))

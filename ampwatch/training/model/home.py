@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.training.devices import HOST
 from ampwatch.training.model.living import alive
 from ampwatch.training.model.names import parameters_of
 
@@ -28,8 +29,9 @@ class Home:
         trained: The optimizers that were met, for a training without a watched model.
 
     Attributes:
-        device: The device of the first parameter; ``None`` while there is none.
-        devices: The devices of all parameters, the first one's first.
+        device: The first accelerator among ``devices``, else the first of them; ``None`` while
+            there is none.
+        devices: The devices of all parameters, in order.
     """
 
     def __init__(self, names: Names, trained: Trained) -> None:
@@ -49,13 +51,15 @@ class Home:
         found = dict.fromkeys(parameter.device for parameter in self._parameters())
         # What is to be made later, as sharded models are, is nowhere yet.
         self.devices = tuple(device for device in found if device.type != "meta")
-        self.device = next(iter(self.devices), None)
+        # Embeddings may have been left on the host, and the rest of the model computes elsewhere.
+        accelerators = [device for device in self.devices if device.type != HOST]
+        self.device = next(iter(accelerators or self.devices), None)
         return self.devices != before
 
     @property
     def is_on_host(self) -> bool:
         """Whether the values can be read at once; assumed where no device is known."""
-        return self.device is None or self.device.type == "cpu"
+        return self.device is None or self.device.type == HOST
 
     def _parameters(self) -> Iterator[Tensor]:
         yield from (parameter for _, parameter in self._names.parameters())

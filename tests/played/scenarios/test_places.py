@@ -119,7 +119,7 @@ def test_a_training_without_a_model_is_found_by_its_optimizer() -> None:
 
 
 def test_what_is_slow_is_done_at_set_up(device: Machine) -> None:
-    """No memory is pinned in a step, which would stop the device, but for tables of addresses.
+    """No kernel is compiled in a step, and no memory is pinned but for tables of addresses.
 
     They are small, and PyTorch keeps their memory and hands it out again.
     """
@@ -127,11 +127,12 @@ def test_what_is_slow_is_done_at_set_up(device: Machine) -> None:
     for level in LEVELS:
         with ampwatch.monitor(training.model, training.scaler, level=level, serve=False):
             device.pinned_by.clear()
+            device.compiled.clear()
             training.run()
             first = list(device.pinned_by)
             device.pinned_by.clear()
             training.run([1.0] * 40)
-
+        assert device.compiled == []
         assert [where for where in first if "work_units.py" not in where] == []
         assert len(device.pinned_by) < 10
 

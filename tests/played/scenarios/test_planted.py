@@ -18,6 +18,7 @@ from ampwatch.training.sensors.ranges.gradients import ScaledGradientSensor
 from ampwatch.training.transfer import extremes
 from ampwatch.training.transfer.measuring import Measuring
 from ampwatch.training.transfer.readback import Readback
+from ampwatch.training.transfer.slabs import Slab
 from tests.played import module
 from tests.played.scenarios import test_captures, test_places, test_steps
 
@@ -92,6 +93,11 @@ def one_device_is_prepared(patch: pytest.MonkeyPatch) -> None:
         return changed
 
     patch.setattr(Home, "update", first_alone)
+
+
+def a_variant_is_compiled_in_a_step(patch: pytest.MonkeyPatch) -> None:
+    """When the first tensor of its dtype comes."""
+    patch.setattr(Slab, "warm_up", lambda _self, _kernel: None)
 
 
 def a_frame_is_looked_for_that_is_not_there(patch: pytest.MonkeyPatch) -> None:
@@ -179,6 +185,10 @@ PLANTED: tuple[tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None]],
         lambda device, **_: test_places.test_a_model_on_two_devices_is_watched_on_both(
             device, "standard"
         ),
+    ),
+    (
+        a_variant_is_compiled_in_a_step,
+        lambda device, **_: test_places.test_what_is_slow_is_done_at_set_up(device),
     ),
     (
         a_frame_is_looked_for_that_is_not_there,

@@ -307,8 +307,8 @@ class Session:
         try:
             self._notices.record_facts()
             self.bus.install()
-            self._account.restart()
             self.diagnosis.check_layers()
+            self._account.restart()
         except BaseException:
             self.remove()
             raise

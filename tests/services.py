@@ -5,9 +5,7 @@ import shutil
 
 import pytest
 
-PACKAGES = (
-    "apt-get install prometheus prometheus-alertmanager chromium chromium-driver openssl systemd"
-)
+PACKAGES = "apt-get install prometheus prometheus-alertmanager chromium chromium-driver openssl systemd g++"
 
 
 def require(program: str) -> str:

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.played import build
+from tests.played.build import COMPILER
 from tests.played.conftest import PLAYED
+from tests.services import require
 
 HERE = Path(__file__).parent
 SCENARIOS = sorted(path.name for path in HERE.glob("scenarios/test_*.py"))
 
 
-@pytest.mark.skipif(bool(build.missing()), reason=build.missing())
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_scenario(scenario: str) -> None:
     """A device that punishes what a real one punishes finds nothing to punish."""
+    require(COMPILER)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
         [*command, str(HERE / "scenarios" / scenario)],

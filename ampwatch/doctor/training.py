@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import sys
+import sysconfig
 import warnings
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.doctor.check import Check, State
@@ -282,6 +284,8 @@ def cpu_kernel(load: Load) -> Check:
     return Check("ranges, CPU", State.ABSENT, why, remedy)
 
 
+HEADERS = Path(sysconfig.get_paths()["include"], "Python.h")
+
 NEEDED = {
     "Triton, which": "pip install triton, at the version that this torch asks for",
     "C compiler": "install gcc or clang, or name one in CC: Triton compiles its launcher with it",
@@ -289,26 +293,33 @@ NEEDED = {
     "Read-only": "set TRITON_CACHE_DIR to a folder that can be written to",
     "Permission": "set TRITON_CACHE_DIR to a folder that can be written to",
     "out of memory": "free some memory of the device: the slabs of a training take up to 80 MB",
-    "CUDA or ROCm": "",
 }
 """Remedies by what is said where the kernel for a device cannot be made ready."""
 
 
-def device_kernel(found: Devices, load: Load = import_module) -> list[Check]:
+def device_kernel(
+    found: Devices, load: Load = import_module, headers: Path = HEADERS
+) -> list[Check]:
     """Return whether ranges can be measured on the devices that PyTorch sees, by compiling for one.
 
     Args:
         found: What PyTorch shows.
         load: Imports a module.
+        headers: The header of this Python.
     """
     usable = [device for device in found.shown if not device.trouble]
     if not usable:
         return []
     device = load("torch").device(_type_of(found.kind), usable[0].index)
-    why = load("ampwatch.training.transfer.measuring").kernel_trouble(device)
-    if not why:
+    if found.kind == "XPU":
+        why = "there is a kernel for CUDA and ROCm only, so ranges are not measured"
+        return [Check("ranges, device", State.ABSENT, why)]
+    reason = load("ampwatch.training.transfer.measuring").kernel_trouble(device)
+    if not reason:
         return [Check("ranges, device", State.OK, "measured by Triton, compiled here just now")]
+    # Triton says that gcc has failed, and gcc says why on stderr.
+    if "exit status" in reason and not headers.exists():
+        reason += f"; there is no {headers}"
     otherwise = "the words are PyTorch's or Triton's; everything but ranges is watched all the same"
-    remedy = next((NEEDED[words] for words in NEEDED if words in why), otherwise)
-    state = State.ABSENT if "CUDA or ROCm" in why else State.PROBLEM
-    return [Check("ranges, device", state, why, remedy)]
+    remedy = next((NEEDED[words] for words in NEEDED if words in reason), otherwise)
+    return [Check("ranges, device", State.PROBLEM, f"not measured: {reason}", remedy)]

@@ -9,13 +9,13 @@ torch.profiler records, the facts of NVIDIA's GPUs.
 
 from __future__ import annotations
 
-from functools import cache
+import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
 HOST = "cpu"
@@ -50,6 +50,10 @@ class Timer(Protocol):
         """Return the time to ``end``, another timer; both must have passed. Unit: ms."""
 
 
+class PinningError(RuntimeError):
+    """Host memory could not be pinned."""
+
+
 def accelerators() -> tuple[str, ...]:
     """Return the types of the accelerators that PyTorch brings, and of one that was registered."""
     name = str(torch._C._get_privateuse1_backend_name())  # noqa: SLF001 - no public name for it
@@ -68,7 +72,6 @@ def autocast_key(device_type: str) -> Any:
     return getattr(torch._C.DispatchKey, f"Autocast{name}")  # noqa: SLF001 - no public name for it
 
 
-@cache
 def is_readable(device_type: str) -> bool:
     """Whether values of a type of device can reach the host without a wait."""
     if device_type == HOST:
@@ -93,41 +96,37 @@ def limitation(device_type: str) -> str:
     )
 
 
-@cache
-def _capturing() -> tuple[Any, ...]:
-    """Return the modules of the accelerators that are here and capture graphs, at most one."""
-    here = [torch.get_device_module(name) for name in accelerators() if _is_built(name)]
-    wanted = ("is_current_stream_capturing", "is_initialized")
-    return tuple(module for module in here if all(hasattr(module, name) for name in wanted))
+captures: dict[int, weakref.ref[Any]] = {}
+"""The graphs that are being captured now, in whichever thread, by identity.
+
+While it is not empty, what a thread gives its accelerator may be captured and not done, and a
+question to an event, of any thread, would end the capture. Kept by the taps on ``graph_classes``:
+the backends can be asked as well, but of the calling thread's stream only, and a device that has
+died raises.
+"""
 
 
-def _is_built(device_type: str) -> bool:
-    if device_type == "cuda":
-        return bool(torch.backends.cuda.is_built())  # type: ignore[no-untyped-call] # PyTorch's is not typed
-    if device_type == "xpu":
-        return bool(torch.xpu._is_compiled())  # noqa: SLF001 - no public name for it
-    return True
+def is_capturing() -> bool:
+    """Whether a graph of an accelerator is being captured. Costs nothing worth the name."""
+    return bool(captures)
 
 
-def _is_capturing() -> bool:
-    # A loop and not any(): this is asked at each call of each tap.
-    for module in _capturing():
-        # Asked before it is in use, a backend would start up.
-        if module.is_initialized() and module.is_current_stream_capturing():
-            return True
-    return False
+def capture_began(graph: object) -> None:
+    """Take note of a capture; it is over at the latest when the graph is freed."""
+    key = id(graph)
+    captures[key] = weakref.ref(graph, lambda _: captures.pop(key, None))
 
 
-is_capturing: Callable[[], bool] = _is_capturing if _capturing() else bool
-"""Whether what this thread gives its accelerator is captured into a graph, and not done.
-
-Costs 0.3 us; nothing worth the name where PyTorch was built without an accelerator."""
+def capture_ended(graph: object) -> None:
+    """Take note that a capture is over, or has not begun after all."""
+    captures.pop(id(graph), None)
 
 
 def graph_classes() -> tuple[type, ...]:
-    """Return the classes of the graphs that accelerators capture, with a ``capture_begin`` each."""
-    modules = [getattr(torch, name, None) for name in accelerators()]
-    named = [getattr(module, n, None) for module in modules for n in ("CUDAGraph", "XPUGraph")]
+    """Return the classes of graphs that accelerators capture, from ``capture_begin`` to ``capture_end``."""
+    modules = [getattr(torch, name, None) for name in (*accelerators(), "accelerator")]
+    names = ("CUDAGraph", "XPUGraph", "Graph")
+    named = [getattr(module, name, None) for module in modules for name in names]
     return tuple({kind for kind in named if isinstance(kind, type)})
 
 
@@ -150,12 +149,6 @@ def processors(device: torch.device) -> int:
     return int(getattr(known, "multi_processor_count", 1))
 
 
-def product_name(device: torch.device) -> str:
-    """Return the product name of a device, its type where its backend has none."""
-    named = getattr(torch.get_device_module(device), "get_device_name", None)
-    return str(named(device)) if named is not None else device.type
-
-
 class Link:
     """Way of a value from its device to the host.
 
@@ -172,12 +165,20 @@ class Link:
 
     def may_ask(self, devices: Sequence[torch.device]) -> bool:
         """Whether events may be asked now: asking one breaks the capture of a graph."""
-        # The question is one to the backend, and is not put where no value comes from there.
-        return not devices or not is_capturing()
+        return not (devices and captures)
 
     def landing_place(self, numel: int) -> torch.Tensor:
-        """Return pinned float32 memory of ``numel`` elements."""
-        return torch.zeros(numel, dtype=torch.float32, device=HOST, pin_memory=True)
+        """Return pinned float32 memory of ``numel`` elements.
+
+        Raises:
+            PinningError: If the backend has none to spare, or pins nothing.
+        """
+        try:
+            return torch.zeros(numel, dtype=torch.float32, device=HOST, pin_memory=True)
+        except RuntimeError as error:
+            words = str(error).strip().partition("\n")[0]
+            msg = f"no memory could be pinned, without which no value reaches the host: {words}"
+            raise PinningError(msg) from error
 
     def make_event(self, device: torch.device) -> Event:
         """Return an event of the backend that ``device`` belongs to."""

@@ -144,36 +144,42 @@ class Whereabouts(Sensor):
     Args:
         context: What is shared.
         diagnosis: Judges by the machine that the training runs on.
+        samples: Whether values are measured and ops are observed.
     """
 
     name = "device"
 
-    def __init__(self, context: Context, diagnosis: Diagnosis) -> None:
+    def __init__(self, context: Context, diagnosis: Diagnosis, *, samples: bool) -> None:
         self._context = context
         self._diagnosis = diagnosis
+        self._samples = samples
 
     def installed(self) -> None:
         """Have sensors do at set-up what is slow."""
-        if any(device.type != HOST for device in self._context.home.devices):
-            self._context.bus.emit(DevicesKnown())
+        types = {device.type for device in self._context.home.devices}
+        if types and all(map(is_readable, types)):
+            self._context.bus.emit(DevicesKnown(has_accelerator=types != {HOST}))
 
     def iteration_closed(self, _event: IterationClosed) -> None:
         """Look once: by now all parameters are where they are going to be."""
         self.is_dormant = True
         context = self._context
-        before = context.home.device
-        if not context.home.update():
+        home, before = context.home, context.home.device
+        if not home.update():
             return
+        self.installed()
+        if home.device == before:
+            return  # some parameters have been left elsewhere, or an optimizer has more of them
         if before is not None:
             logger.warning(
                 "the model has moved from %s to %s since ampwatch.monitor(): what is done at set-up"
                 " otherwise took place in its first iteration; call monitor() after model.to()",
                 before,
-                context.home.device,
+                home.device,
             )
-        machine = machine_of(context.home.device, context.settings)
-        self._diagnosis.move(machine, layer_shapes(context.names))
-        self.installed()
+        layers = layer_shapes(context.names) if self._samples else ()
+        self._diagnosis.move(machine_of(home.device, context.settings), layers)
+        self._diagnosis.check_layers()
         context.bus.emit(FactsChanged())
 
 
@@ -262,7 +268,7 @@ class Session:
     def _sensors(self, samples: RangeSamples | None) -> Iterator[Sensor]:
         """Yield the sensors of the level, in the order in which they are told of an event."""
         context = self._context
-        yield Whereabouts(context, self.diagnosis)
+        yield Whereabouts(context, self.diagnosis, samples=self._samples)
         yield AutocastBackwardSensor(context)
         yield ClippingSensor(context)
         if context.is_scaled:
@@ -432,6 +438,8 @@ class Session:
                 "no step has been seen: neither scaler.update() nor, without a scaler, a step of"
                 " an optimizer of this model, outside of compiled functions and captured graphs"
             )
+        if self._readback.why_not:
+            sentences.append(f"values of devices are not read: {self._readback.why_not}")
         if self._readback.dropped:
             sentences.append(f"{self._readback.dropped} iterations were not observed")
         if self._samples:

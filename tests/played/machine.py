@@ -118,8 +118,10 @@ class Graph:
         machine.captures[self.stream] = self
 
     def capture_end(self) -> None:
-        """Let the stream run again."""
-        del machine.captures[self.stream]
+        """Let the stream run again, and those that have joined it."""
+        for stream, graph in list(machine.captures.items()):
+            if graph is self:
+                del machine.captures[stream]
 
     def replay(self) -> None:
         """Do once more what was captured."""
@@ -169,6 +171,7 @@ class Machine:
         self._next_event = 1
         self._next_stream = 1
         self._recorded: dict[int, int] = {}
+        self._captured_events: dict[int, Graph | None] = {}
         self._passed: dict[int, int] = {}
         self._turn = threading.Lock()
         self._worker = Worker()
@@ -264,6 +267,7 @@ class Machine:
         if stream in self.captures and is_ours():
             self.punish("an event was recorded in a capture")
         version = self._recorded[event] = self._recorded.get(event, 0) + 1
+        self._captured_events[event] = self.captures.get(stream)
 
         def passed() -> None:
             self._passed[event] = version
@@ -273,7 +277,11 @@ class Machine:
 
     def block(self, event: int, stream: StreamKey) -> None:
         """Have a stream wait for the newest mark of an event."""
-        self.put(Entry("wait", waits_for=(event, self._recorded.get(event, 0))), stream)
+        graph = self._captured_events.get(event)
+        if graph is not None:
+            self.captures[stream] = graph  # it joins the capture, and is captured from here on
+        else:
+            self.put(Entry("wait", waits_for=(event, self._recorded.get(event, 0))), stream)
 
     def query(self, event: int) -> bool:
         """Return whether an event has passed; time goes on a little."""

@@ -220,7 +220,7 @@ class Bus:
                 place.put_on(self, handles)
 
     def _is_wanted(self, place: Place) -> bool:
-        return any(
+        return not place.events or any(
             self.channel(event).subscribers or self.of_other_scalers(event).subscribers
             for event in place.events
         )

@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from ampwatch.training.devices import is_capturing
+from ampwatch.training.devices import captures
 
 BACKENDS = ("_TorchCompileInductorWrapper", "_TorchCompileWrapper")
 """Names of the classes in ``torch`` of which ``torch.compile`` makes one object at each call."""
@@ -44,7 +44,7 @@ def is_traced() -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None  # noqa: SLF001 - no public name for it
-        or is_capturing()
+        or bool(captures)
     )
 
 

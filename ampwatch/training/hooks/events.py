@@ -238,10 +238,15 @@ class FactsChanged(NamedTuple):
 
 
 class DevicesKnown(NamedTuple):
-    """It is known on which accelerators the training is (``Context.home``), or they have changed.
+    """It is known on which devices the training is (``Context.home``), or they have changed.
 
     At set-up, and again where the model has moved since: the time to pin memory and to compile.
+
+    Attributes:
+        has_accelerator: Whether values come from an accelerator, through pinned memory.
     """
+
+    has_accelerator: bool
 
 
 class SensorFailed(NamedTuple):

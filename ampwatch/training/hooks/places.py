@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ampwatch.training.devices import is_capturing
+from ampwatch.training.devices import capture_began, capture_ended, captures, graph_classes
 from ampwatch.training.hooks.compiling import BACKENDS, is_traced
 from ampwatch.training.hooks.events import (
     AlteredCalled,
@@ -305,7 +305,7 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
     def before(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         nonlocal outermost
         # A step that is being compiled or captured must not get our code into its graph.
-        if is_compiling() or is_capturing():
+        if is_compiling() or captures:
             return
         if outermost is None or id(optimizer) in begun:
             # A step that raised never returned: what begins again is not inside of it.
@@ -318,7 +318,7 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
 
     def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         nonlocal outermost
-        if is_compiling() or is_capturing():
+        if is_compiling() or captures:
             return
         is_outermost = outermost == id(optimizer)
         if is_outermost:
@@ -455,8 +455,39 @@ def _capture(bus: Bus, handles: list[Any]) -> None:
             captured.emit(GraphCaptured(*args[:2]))
 
     handles += [
-        listen(backend, "__call__", before=before, in_compiler=True) for backend in _backends()
+        listen(backend, "__call__", before=before, always_heard=True) for backend in _backends()
     ]
+
+
+class _ForgetCaptures:
+    """Forgets the captures when no monitor listens any more: their ends would go unheard."""
+
+    num_listening: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        _ForgetCaptures.num_listening += 1
+
+    def remove(self) -> None:
+        _ForgetCaptures.num_listening -= 1
+        if not self.num_listening:
+            captures.clear()
+
+
+def _graph(_bus: Bus, handles: list[Any]) -> None:
+    def before(graph: object, _args: Any, _kwargs: Any) -> None:
+        capture_began(graph)
+
+    def after(graph: object, _args: Any, _kwargs: Any) -> None:
+        capture_ended(graph)
+
+    handles.append(_ForgetCaptures())
+    for kind in graph_classes():
+        handles.append(
+            listen(kind, "capture_begin", before=before, failed=capture_ended, always_heard=True)
+        )
+        handles.append(
+            listen(kind, "capture_end", after=after, failed=capture_ended, always_heard=True)
+        )
 
 
 def _before_forward(bus: Bus, handles: list[Any]) -> None:
@@ -578,6 +609,13 @@ PLACES: tuple[Place, ...] = (
         _clip,
     ),
     Place("torch.autograd.backward", FUNCTION, (BackwardBegan,), _backward),
+    # For no sensor, and so at every level: what is captured goes by all of them unheard.
+    Place(
+        "capture_begin and capture_end of torch.cuda.CUDAGraph, torch.xpu.XPUGraph and torch.accelerator.Graph",
+        REPLACED,
+        (),
+        _graph,
+    ),
     Place(
         "torch.autocast.__enter__, torch.autocast.__exit__",
         REPLACED,

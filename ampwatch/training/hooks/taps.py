@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.jit import _builtins
 
-from ampwatch.training.devices import is_capturing
+from ampwatch.training.devices import captures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,10 +68,10 @@ class Listener:
 class _Tap:
     """One replaced method."""
 
-    __slots__ = ("_in_compiler", "_listeners", "_name", "_original", "_owner", "_wrapper")
+    __slots__ = ("_always_heard", "_listeners", "_name", "_original", "_owner", "_wrapper")
 
-    def __init__(self, owner: type | ModuleType, name: str, *, in_compiler: bool = False) -> None:
-        self._in_compiler = in_compiler
+    def __init__(self, owner: type | ModuleType, name: str, *, always_heard: bool = False) -> None:
+        self._always_heard = always_heard
         self._owner = owner
         self._name = name
         # From __dict__ and not by getattr: a staticmethod would come unwrapped, and the last listener
@@ -86,7 +86,7 @@ class _Tap:
     def _wrap(self) -> Callable[..., Any]:  # noqa: C901 - in line: it runs in each step
         # Locals of the closure cost one load less in each call than attributes of the tap.
         original = self._original
-        in_compiler = self._in_compiler
+        always_heard = self._always_heard
 
         @functools.wraps(original)
         def wrapper(instance: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: C901 - in line: it runs in each step
@@ -94,7 +94,7 @@ class _Tap:
             # is_compiling() for the constant True, so the rest of the wrapper is not even traced.
             # What is captured into a graph of an accelerator is not done now either: whatever a
             # listener computed would be done again at each replay.
-            if not in_compiler and (torch.compiler.is_compiling() or is_capturing()):
+            if not always_heard and (torch.compiler.is_compiling() or captures):
                 return original(instance, *args, **kwargs)
             # Read once: who comes during the call must not get an `after` without its `before`.
             listeners = self._listeners
@@ -162,7 +162,7 @@ class _FunctionTap(_Tap):
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or is_capturing():
+            if torch.compiler.is_compiling() or captures:
                 return original(*args, **kwargs)
             listeners = self._listeners
             for listener in listeners:
@@ -200,7 +200,7 @@ def listen(
     after: Callable[..., None] | None = None,
     returned: Callable[..., None] | None = None,
     failed: Callable[..., None] | None = None,
-    in_compiler: bool = False,
+    always_heard: bool = False,
 ) -> Listener:
     """Call ``before`` and ``after`` around a method until the listener is removed.
 
@@ -213,7 +213,7 @@ def listen(
         after: Called with ``(instance, args, kwargs)`` after the method has returned. Must not raise.
         returned: Called with ``(instance, result, args, kwargs)`` after that. Must not raise.
         failed: Called with the instance if the method has raised instead. Must not raise.
-        in_compiler: The method is one of the compiler's own, and called while it compiles.
+        always_heard: Also while a compiler or a capture writes down what the method does.
 
     Returns:
         The handle that ends it: ``listener.remove()``.
@@ -231,7 +231,7 @@ def listen(
     with _lock:
         tap = _taps.get((definer, name))
         if tap is None or not tap.is_in_place:
-            tap = _taps[definer, name] = _Tap(definer, name, in_compiler=in_compiler)
+            tap = _taps[definer, name] = _Tap(definer, name, always_heard=always_heard)
         listener = Listener(tap, instance, before, after, returned, failed)
         tap.add(listener)
     return listener

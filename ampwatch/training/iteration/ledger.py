@@ -197,9 +197,10 @@ class IterationLedger(Sensor):
         self._delivered_ns = 0
         self._alarming = False
 
-    def devices_known(self, _event: DevicesKnown) -> None:
+    def devices_known(self, event: DevicesKnown) -> None:
         """Pin memory."""
-        self._readback.prepare()
+        if event.has_accelerator:
+            self._readback.prepare()
 
     def scaled(self, event: Scaled) -> None:
         """Take the loss as it was before it was scaled."""

@@ -37,9 +37,10 @@ class DeferredReads(Sensor):
     def __init__(self, deferred: Deferred) -> None:
         self._deferred = deferred
 
-    def devices_known(self, _event: DevicesKnown) -> None:
+    def devices_known(self, event: DevicesKnown) -> None:
         """Pin memory."""
-        self._deferred.prepare()
+        if event.has_accelerator:
+            self._deferred.prepare()
 
     def iteration_closed(self, _event: IterationClosed) -> None:
         """Hand over what has arrived. Never waits."""

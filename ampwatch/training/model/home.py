@@ -44,7 +44,7 @@ class Home:
     def update(self) -> bool:
         """Look where the parameters are now; return whether their devices have changed.
 
-        Cost: 0.2 us a parameter.
+        Cost: less than 1 us a parameter.
         """
         before = self.devices
         # A dict keeps the order in which they were met.
@@ -55,11 +55,6 @@ class Home:
         accelerators = [device for device in self.devices if device.type != HOST]
         self.device = next(iter(accelerators or self.devices), None)
         return self.devices != before
-
-    @property
-    def is_on_host(self) -> bool:
-        """Whether the values can be read at once; assumed where no device is known."""
-        return self.device is None or self.device.type == HOST
 
     def _parameters(self) -> Iterator[Tensor]:
         yield from (parameter for _, parameter in self._names.parameters())

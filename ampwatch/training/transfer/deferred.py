@@ -6,7 +6,7 @@ from collections import deque
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ampwatch.training.devices import Link
+from ampwatch.training.devices import Link, PinningError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,11 +73,15 @@ class Deferred:
     def prepare(self) -> None:
         """Allocate the pinned memory: pinning is slow and may stop the device.
 
-        Does nothing where it is done already.
+        Does nothing where it is done already. Where it fails, readings are dropped and counted.
         """
         if self._free is not None:
             return
-        block = self._link.landing_place(self._num_slots * self._width)
+        try:
+            block = self._link.landing_place(self._num_slots * self._width)
+        except PinningError:
+            self._free = deque()
+            return
         rows = block.view(self._num_slots, self._width).unbind()
         self._free = deque(_LandingSlot(row) for row in rows)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ampwatch.training.devices import Link
+from ampwatch.training.devices import Link, PinningError
 from ampwatch.training.kernels.admission import is_gapless, stored
 from ampwatch.training.transfer.readback import host_scalar
 
@@ -182,12 +183,13 @@ class Measures:
     def prepare(self) -> None:
         """Pin landing places, in one block: pinning is slow and may stop the device.
 
-        Does nothing where it is done already.
+        Does nothing where it is done already, or has failed before.
         """
         if not self._is_prepared:
             self._is_prepared = True
-            block = self.link.landing_place(PREPARED * PLACE)
-            self._places.extend(block.view(PREPARED, PLACE).unbind())
+            with suppress(PinningError):  # ``send`` raises it, if there is ever something to send
+                block = self.link.landing_place(PREPARED * PLACE)
+                self._places.extend(block.view(PREPARED, PLACE).unbind())
 
     def measure(self, tensor: Tensor, *, least: bool = False) -> Extremes | None:
         """Measure a tensor as it is now, in stream order.
@@ -237,7 +239,11 @@ class Measures:
         self._is_finite = self._is_finite and row.is_finite
 
     def send(self) -> Flight:
-        """Copy the used rows to the host, each on the stream that wrote them."""
+        """Copy the used rows to the host, each on the stream that wrote them.
+
+        Raises:
+            PinningError: If there is no place for them; ``clear`` forgets them.
+        """
         cargo: list[_Cargo] = []
         events: list[tuple[torch.device, Event]] = []
         for lane in self._lanes.values():

@@ -160,13 +160,16 @@ class Measuring:
         """
         if device in self._kernels:
             return
-        if why := self._try(device):
-            self.not_measured[device] = why
+        if reason := self._try(device):
+            self._kernels[device] = None
+            self.not_measured[device] = why = (
+                f"ranges of tensors are not measured on {device}: {reason}. Training is not"
+                " affected; `ampwatch doctor` says what the measurement needs"
+            )
             logger.warning("%s", why)
 
     def _try(self, device: torch.device) -> str:
         """Prepare a device; return why that has failed, empty if it has not."""
-        self._kernels[device] = None
         try:
             kernel = self._kernel_for(device)
             if not self._link.is_host(device):
@@ -177,7 +180,8 @@ class Measuring:
             self._kernels[device] = kernel
         except Exception as error:  # noqa: BLE001 - compilers and drivers raise what they like
             self._free.pop(device, None)
-            return _why(device, error)
+            words = str(error).strip().partition("\n")[0] or type(error).__name__
+            return words.rstrip(".")
         return ""
 
     def measure(self, topic: Topic, items: Sequence[Item], how: How = WHOLE) -> None:
@@ -295,15 +299,6 @@ def kernel_trouble(device: torch.device) -> str:
     Cost: seconds, if the kernel was never compiled on this machine.
     """
     return Measuring(KernelSelector(Settings()).of, 1)._try(device)  # noqa: SLF001 - of this module
-
-
-def _why(device: torch.device, error: Exception) -> str:
-    """Return in a sentence why nothing is measured on a device."""
-    first = str(error).strip().partition("\n")[0] or type(error).__name__
-    return (
-        f"ranges of tensors are not measured on {device}: {first.rstrip('.')}. Training is not"
-        " affected; `ampwatch doctor` says what the measurement needs"
-    )
 
 
 def _landing(topic: Topic, how: How, pieces: Sequence[_Piece]) -> Landing:

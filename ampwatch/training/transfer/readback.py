@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from ampwatch.training.devices import HOST, Link
+from ampwatch.training.devices import HOST, Link, PinningError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,9 +95,10 @@ class Row:
         landing: Column and cell of each value that comes from a device in this iteration.
         events: One event per device that was ever used, made once.
         marked: Devices whose event stands for this iteration.
+        is_lost: Whether a value of it cannot reach the host.
     """
 
-    __slots__ = ("cells", "events", "landing", "marked", "payload", "values")
+    __slots__ = ("cells", "events", "is_lost", "landing", "marked", "payload", "values")
 
     def __init__(self, width: int) -> None:
         self.values = [0.0] * width
@@ -106,6 +107,7 @@ class Row:
         self.landing: list[tuple[int, torch.Tensor]] = []
         self.events: dict[torch.device, Event] = {}
         self.marked: list[torch.device] = []
+        self.is_lost = False
 
 
 class Readback:
@@ -119,11 +121,13 @@ class Readback:
 
     Attributes:
         dropped: Iterations whose values were given up, because the device was
-            more than ``slots`` iterations behind.
+            more than ``slots`` iterations behind, or no memory could be pinned.
+        why_not: Why no value of a device reaches the host; empty if they do.
     """
 
     def __init__(self, slots: int, width: int, link: Link | None = None) -> None:
         self.dropped = 0
+        self.why_not = ""
         self._rows = tuple(Row(width) for _ in range(slots))
         self._free = deque(self._rows)
         self._flying: deque[Row] = deque()
@@ -166,6 +170,9 @@ class Readback:
     def _send(self, row: Row, column: int, value: torch.Tensor) -> None:
         if not row.cells:
             self.prepare()
+        if self.why_not:
+            row.is_lost = True
+            return
         cell = row.cells[column]
         if value.dtype is torch.int32:
             cell = cell.view(torch.int32)  # converting would take a kernel of its own
@@ -178,11 +185,16 @@ class Readback:
     def prepare(self) -> None:
         """Allocate the pinned memory, in one block: pinning is slow and may stop the device.
 
-        Does nothing where it is done already.
+        Does nothing where it is done already. Where it fails, iterations with values from a device
+        are dropped and counted, and ``why_not`` says why.
         """
-        if self._rows[0].cells:
+        if self._rows[0].cells or self.why_not:
             return
-        block = self._link.landing_place(len(self._rows) * self._width)
+        try:
+            block = self._link.landing_place(len(self._rows) * self._width)
+        except PinningError as error:
+            self.why_not = str(error)
+            return
         cells = block.unbind()
         for number, row in enumerate(self._rows):
             row.cells = cells[number * self._width : (number + 1) * self._width]
@@ -196,10 +208,13 @@ class Readback:
         """Send the row off with the host's knowledge; rows arrive in order.
 
         Returns:
-            Whether less than half of the rows are on their way.
+            Whether less than half of the rows are on their way; also not if the row is lost.
 
         Cost: one event per device that values came from.
         """
+        if row.is_lost:
+            self.give_up(row)
+            return False
         row.payload = payload
         for device in row.marked:
             if device not in row.events:
@@ -236,6 +251,7 @@ class Readback:
 
     def _release(self, row: Row) -> None:
         row.payload = None
+        row.is_lost = False
         row.landing.clear()
         row.marked.clear()
         self._free.append(row)

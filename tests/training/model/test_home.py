@@ -40,20 +40,18 @@ def test_the_first_accelerator_counts_and_else_the_host() -> None:
 
     assert mixed.device == torch.device("cuda:1")
     assert mixed.devices == tuple(map(torch.device, ("cpu", "cuda:1", "cuda:0")))
-    assert not mixed.is_on_host
     assert on_host.device == torch.device("cpu")
-    assert on_host.is_on_host
 
 
 def test_a_model_that_is_yet_to_be_made_is_nowhere() -> None:
     """As sharded models are, which get their memory after ``monitor()``."""
     model = _model("meta", "meta")
     home = _home(model)
-    before = home.device, home.is_on_host
+    before = home.device
     for parameter in model.parameters():
         parameter.where = torch.device("cuda:0")
 
-    assert before == (None, True)
+    assert before is None
     assert home.update()
     assert home.device == torch.device("cuda:0")
     assert not home.update()

@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ampwatch.diagnosis.evidence.births import Origin
 from ampwatch.diagnosis.forward.births import DIVISIONS
 from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.devices import PinningError
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.ops.operands import (
     FLOATS,
@@ -228,16 +229,14 @@ class BirthLog:
             self._log = None
             if log is None:
                 return
-            # ``_complete`` measures as well, so it has to come before the sending.
-            if len(self._flying) >= MAX_FLIGHTS or not self._complete(log):
-                self.dropped += 1
-            else:
-                log.flight = self._measures.send()
+            if len(self._flying) < MAX_FLIGHTS and self._send(log):
                 self._flying.append(log)
+            else:
+                self.dropped += 1
             self._clear()
 
-    def _complete(self, log: OpLog) -> bool:
-        """Measure gradients, scale and loss at the end; return whether there was room for them."""
+    def _send(self, log: OpLog) -> bool:
+        """Measure gradients, scale and loss, and send all; return whether there was room for it."""
         try:
             log.gradients = [
                 (name, self._operand(p.grad.detach(), self._key(p.grad)))
@@ -247,6 +246,7 @@ class BirthLog:
             log.loss_on_host, loss = self._around.loss_parts
             log.scale = self._scalar(self._around.scale)
             log.loss = self._scalar(loss)
+            log.flight = self._measures.send()
         except NO_ROOM:
             return False
         return True
@@ -282,7 +282,7 @@ class _NoRoomError(Exception):
     """The values of an iteration do not fit, or cannot be measured now."""
 
 
-NO_ROOM = (_NoRoomError, torch.OutOfMemoryError)
+NO_ROOM = (_NoRoomError, torch.OutOfMemoryError, PinningError)
 """What ends the log of one iteration, and of no other: what is left of a device's memory is the
 training's."""
 

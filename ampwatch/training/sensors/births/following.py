@@ -70,10 +70,11 @@ class BirthSensor(Sensor):
                 self._is_host = False
                 self._later.give_up()
 
-    def devices_known(self, _event: DevicesKnown) -> None:
+    def devices_known(self, event: DevicesKnown) -> None:
         """Pin memory, and follow values where they are from the next iteration on."""
         self._is_host = is_host(self._home.device)
-        self._later.prepare()
+        if event.has_accelerator:
+            self._later.prepare()
 
     def ops_ended(self, _event: OpsEnded) -> None:
         """Hand on the trace of the iteration, or send it on its way."""

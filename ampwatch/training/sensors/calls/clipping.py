@@ -77,9 +77,10 @@ class ClippingSensor(Sensor):
         self._readback = Readback(SLOTS, 1, self._link)
         self._calls: list[ClipCall] = []
 
-    def devices_known(self, _event: DevicesKnown) -> None:
+    def devices_known(self, event: DevicesKnown) -> None:
         """Pin memory."""
-        self._readback.prepare()
+        if event.has_accelerator:
+            self._readback.prepare()
 
     def removed(self) -> None:
         """Forget all calls."""

@@ -92,9 +92,10 @@ class GradientUseSensor(Sensor):
         self._judged: set[int] = set()
         self._unscaling: set[int] = set()
 
-    def devices_known(self, _event: DevicesKnown) -> None:
+    def devices_known(self, event: DevicesKnown) -> None:
         """Pin memory."""
-        self._scales.prepare()
+        if event.has_accelerator:
+            self._scales.prepare()
 
     def removed(self) -> None:
         """Forget all gradients."""

@@ -198,6 +198,11 @@ at::Tensor& set_source(at::Tensor& self, at::Storage source, c10::SymInt offset,
   return self;
 }
 
+at::Tensor& set_whole(at::Tensor& self, at::Storage source) {
+  const auto size = static_cast<int64_t>(source.nbytes() / self.itemsize());
+  return set_source(self, std::move(source), 0, at::fromIntArrayRefSlow({size}), at::fromIntArrayRefSlow({1}));
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", TORCH_FN(empty));
   m.impl("empty_strided", TORCH_FN(empty_strided));
@@ -206,6 +211,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_reshape_alias", TORCH_FN(reshape_alias));
   m.impl("unfold", TORCH_FN(at::native::unfold));
   m.impl("resize_", TORCH_FN(resize_));
+  m.impl("set_.source_Storage", TORCH_FN(set_whole));
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_source));
 }
 
@@ -220,6 +226,9 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   KERNEL_PRIVATEUSEONE(addmm, lower_precision_fp)
   KERNEL_PRIVATEUSEONE(bmm, lower_precision_fp)
   KERNEL_PRIVATEUSEONE(linear, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(baddbmm, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(conv2d, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(scaled_dot_product_attention, lower_precision_fp)
   KERNEL_PRIVATEUSEONE(exp, fp32)
   KERNEL_PRIVATEUSEONE(mse_loss, fp32)
   KERNEL_PRIVATEUSEONE(layer_norm, fp32)

@@ -19,6 +19,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 import ampwatch
 
 if TYPE_CHECKING:
@@ -154,6 +156,8 @@ class Machine:
         self._variants: set[str] = set()
         self._free_pinned: dict[int, list[Any]] = {}
         self._copying: dict[int, int] = {}
+        self._arriving: dict[int, int] = {}
+        self._random = [(0, 0)] * DEVICES
         self._unpinned: dict[int, tuple[Any, int]] = {}
         self.refuses: Callable[[int], bool] = lambda _nbytes: False
         self.refuses_to_pin: Callable[[int], bool] = lambda _nbytes: False
@@ -362,6 +366,15 @@ class Machine:
             held, size = self._unpinned.pop(address)
             self._free_pinned.setdefault(size, []).append(held)
 
+    def arriving(self, memory: Any, count: int) -> None:
+        """Count a copy to pinned memory that was asked for (1) or has been made (-1)."""
+        address = ctypes.addressof(memory)
+        self._arriving[address] = self._arriving.get(address, 0) + count
+
+    def is_arriving(self, memory: Any) -> bool:
+        """Return whether a copy to pinned memory was asked for and has not been made."""
+        return self._arriving.get(ctypes.addressof(memory), 0) > 0
+
     def _release(self, address: int) -> None:
         # Others get it at once, in the order of its stream.
         block = self._blocks.get(address)
@@ -415,6 +428,26 @@ class Machine:
                 return memory
         return None
 
+    # Random numbers: drawn when the work is given, whenever it is done.
+
+    def seed(self, seed: int) -> None:
+        """Begin the numbers of all devices anew."""
+        self._random = [(seed, 0)] * DEVICES
+
+    def random_state(self, device: int) -> tuple[int, int]:
+        """Return the seed of a device, and the draws since."""
+        return self._random[device]
+
+    def set_random_state(self, device: int, state: tuple[int, int]) -> None:
+        """Go on with the numbers of a device from there."""
+        self._random[device] = state
+
+    def draw(self, device: int) -> Drawn:
+        """Return the numbers that a device draws next."""
+        seed, draws = self._random[device]
+        self._random[device] = (seed, draws + 1)
+        return Drawn(seed * 1_000_003 + draws)
+
     # Faults.
 
     def punish(self, what: str) -> None:
@@ -453,11 +486,31 @@ class Machine:
         gc.collect()
         self._take_back()
         self.finish()
+        self._arriving.clear()
         self._free_pinned.clear()  # else the next test would find pinned what it has to pin
         self._variants.clear()
         self.faults.clear()
         self.waits.clear()
         self.peak = self.allocated
+
+
+class Drawn:
+    """Numbers of a device, in a block; those of the host go on after it as if nothing had been.
+
+    Args:
+        seed: Which numbers.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed % 2**63
+        self._host = torch.empty(0)
+
+    def __enter__(self) -> None:
+        self._host = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(self._seed)
+
+    def __exit__(self, *_: object) -> None:
+        torch.default_generator.set_state(self._host)
 
 
 class Worker:

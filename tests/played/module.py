@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import torch
 
 from tests.played import build
 from tests.played.machine import DEVICES, Graph, StreamKey, machine
-from tests.played.ops import NAME, fallback
+from tests.played.ops import NAME, ON_HOST, fallback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,6 +128,17 @@ def get_device_properties(_device: Any = None) -> Any:
     )
 
 
+def get_rng_state(device: Any = None) -> torch.Tensor:
+    """Return what the random numbers of a device go on from."""
+    return torch.tensor(machine.random_state(_index(device))).view(torch.uint8)
+
+
+def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
+    """Go on with the random numbers of a device from there."""
+    seed, draws = state.view(torch.int64).tolist()
+    machine.set_random_state(_index(device), (seed, draws))
+
+
 def _module() -> Any:
     return SimpleNamespace(
         Stream=Stream,
@@ -146,10 +158,11 @@ def _module() -> Any:
         current_device=machine.current_device,
         set_device=machine.library.played_set_device,
         get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16],
-        manual_seed_all=lambda _seed: None,
+        manual_seed_all=machine.seed,
+        _initialized=True,
         _is_in_bad_fork=lambda: False,
-        get_rng_state=lambda _device=None: torch.zeros(0, dtype=torch.uint8),
-        set_rng_state=lambda _state, _device=None: None,
+        get_rng_state=get_rng_state,
+        set_rng_state=set_rng_state,
         memory_allocated=lambda _device=None: machine.allocated,
         max_memory_allocated=lambda _device=None: machine.peak,
     )
@@ -196,7 +209,11 @@ def register() -> None:
     atexit.register(library.played_uninstall)
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(fallback, "PrivateUse1")
-    _kept.extend([callbacks, table, everything])
+    # PyTorch has a kernel of its own for these, which says that the device has to have one.
+    some = torch.library.Library("aten", "IMPL")
+    for op in ON_HOST:
+        some.impl(op, partial(fallback, op), "PrivateUse1")
+    _kept.extend([callbacks, table, everything, some])
 
 
 def _callback(result: Any, function: Any, *arguments: Any) -> Any:

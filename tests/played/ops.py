@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,18 @@ WAITING = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonze
 NAME = "played"
 
 
+def _convolution_backward(slope: Tensor, x: Tensor, weight: Tensor, *more: Any) -> Any:
+    biases = [slope.shape[1]]
+    return torch.ops.aten.convolution_backward(slope, x, weight, biases, *more)
+
+
+ON_HOST = {
+    torch.ops.aten.convolution_overrideable.default: torch.ops.aten.convolution.default,
+    torch.ops.aten.convolution_backward_overrideable.default: _convolution_backward,
+}
+"""Ops that exist for devices alone, and what computes them."""
+
+
 def on_device(value: object) -> bool:
     """Whether a value is a tensor of a played device."""
     return isinstance(value, torch.Tensor) and value.device.type == NAME
@@ -36,11 +49,12 @@ def at(address: int, nbytes: int, like: Tensor) -> Tensor:
     if not nbytes or not like.numel():
         return torch.empty(like.shape, dtype=like.dtype)
     memory = (ctypes.c_uint8 * nbytes).from_address(address)
-    flat = torch.frombuffer(memory, dtype=torch.uint8)
     whole = nbytes // like.element_size() * like.element_size()
-    return (
-        flat[:whole].view(like.dtype).as_strided(like.shape, like.stride(), like.storage_offset())
-    )
+    # The device writes to it in its own time, when the mode of the host is over.
+    with torch.inference_mode(mode=False):
+        flat = torch.frombuffer(memory, dtype=torch.uint8)
+        typed = flat[:whole].view(like.dtype)
+        return typed.as_strided(like.shape, like.stride(), like.storage_offset())
 
 
 def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -78,18 +92,22 @@ def _now(value: object) -> object:
 def _enqueue(op: Any, args: Any, kwargs: Any, given: Sequence[Tensor]) -> Any:
     written = _written(op, args, kwargs)
     _resize(op, args, kwargs)
+    compute = ON_HOST.get(op, op)
     returns = op._schema.returns
     returns_written = bool(returns) and all(r.alias_info is not None for r in returns)
     outs: Any = None
     if returns and not returns_written:
-        outs = _outputs(op, args, kwargs, given[0].device)
+        outs = _outputs(compute, args, kwargs, given[0].device)
     fresh = [value for value in tree_iter(outs) if isinstance(value, torch.Tensor)]
     late_args = tree_map(_late, args)
     late_kwargs = tree_map(_late, kwargs)
     targets = [alias(tensor) for tensor in fresh]
+    is_random = torch.Tag.nondeterministic_seeded in op.tags
+    drawn = nullcontext() if not is_random else machine.draw(given[0].device.index)
 
     def run() -> None:
-        result = op(*late_args, **late_kwargs)
+        with drawn:
+            result = compute(*late_args, **late_kwargs)
         computed = [value for value in tree_iter(result) if isinstance(value, torch.Tensor)]
         for target, value in zip(targets, computed if targets else (), strict=bool(targets)):
             target.copy_(value)
@@ -187,11 +205,15 @@ def _to_device(source: Tensor, target: Tensor, *, non_blocking: bool) -> None:
     if pinned is None:
         read = was
 
+    # What the device itself writes to it before, it does in its turn.
+    is_known = pinned is None or not machine.is_arriving(pinned)
     if pinned is not None:
         machine.copying(pinned, 1)
 
     def run() -> None:
-        if not torch.equal(read.view(-1).view(torch.uint8), was.view(-1).view(torch.uint8)):
+        if is_known and not torch.equal(
+            read.view(-1).view(torch.uint8), was.view(-1).view(torch.uint8)
+        ):
             machine.faults.append("pinned memory was overwritten before the device had read it")
         write.copy_(read)
         if pinned is not None:
@@ -213,10 +235,12 @@ def _to_host(source: Tensor, target: Tensor, *, non_blocking: bool) -> None:
     # Nobody may read it before the event has passed.
     write.view(-1).view(torch.uint8).fill_(POISON)
     machine.copying(pinned, 1)
+    machine.arriving(pinned, 1)
 
     def run() -> None:
         write.copy_(read)
         machine.copying(pinned, -1)
+        machine.arriving(pinned, -1)
 
     memory = [source.untyped_storage().data_ptr()]
     machine.put(Entry("copy to the host", run, blocks_of(memory)), _stream_of(source))

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 MAX_OPS = 32768
 """Ops that are logged of one iteration. One with more is not followed."""
 
+COPIES = frozenset({"copy_", "_to_copy", "_foreach_copy_"})
+"""Ops that may carry values between the host and a device, when the device gets there."""
+
 MAX_FLIGHTS = 8
 """Iterations that may be on their way; beyond that they are dropped and counted."""
 
@@ -143,6 +146,8 @@ class BirthLog:
         if self._around.is_stepping:
             return tuple(written)
         read = read_by(call)
+        if call.info.name in COPIES:
+            self._share([t for t in read if self._key(t) not in written], outputs)
         inputs = self._inputs(call.info.name, read, written)
         scale = self._around.scale
         scale_key = 0 if scale is None else self._key(scale)
@@ -163,6 +168,20 @@ class BirthLog:
             frozenset(t.shape for t in read if t.ndim) if is_beside else frozenset(),
             self._gradients_there_are() if is_beside else (),
         )
+
+    def _share(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        """Measure what is copied between host and device where the device has it.
+
+        The host has it once the device has got there. Read before, its memory holds anything.
+        """
+        pairs = zip(sources, targets, strict=True) if len(sources) == len(targets) else ()
+        for source, target in pairs:
+            if source.is_cpu == target.is_cpu or (source.is_cpu and source.dtype != target.dtype):
+                continue
+            there, here = (target, source) if source.is_cpu else (source, target)
+            row = self._row(there, self._key(there), least=False)
+            if row is not None:
+                self._rows.setdefault(self._key(here), {}).setdefault(_view(here), row)
 
     def _inputs(
         self, name: str, read: Sequence[Tensor], written: frozenset[int]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from functools import partial
@@ -249,7 +250,9 @@ class LossyCasts(Sensor):
             (weakref.ref(out), _address(out)),
             signature,
         )
-        self._deferred.read(_compared(values, out.dtype, bits), judge)
+        # What is left of a device's memory is the training's. The next cast may fit.
+        with contextlib.suppress(torch.OutOfMemoryError):
+            self._deferred.read(_compared(values, out.dtype, bits), judge)
 
     def _reject(self, signature: Hashable) -> None:
         if len(self._rejections) >= MAX_SIGNATURES:

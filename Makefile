@@ -96,14 +96,15 @@ bench: $(INSTALLED) ## Measure what watching costs; wants a quiet machine, takes
 # With the Python that is there, for a machine with a GPU may have no network to make .venv from.
 .PHONY: gpu
 gpu: ## Check and measure on this machine's GPU, without a .venv; ten minutes (ARGS="--only syncs")
-	@# What `make gpu-packages` has fetched is taken only where it is missing.
-	@$(PYTHON) -c 'import msgspec' 2>/dev/null || export PYTHONPATH="$(CURDIR)/$(GPU_PACKAGES)$${PYTHONPATH:+:$$PYTHONPATH}"; \
+	@# What `make gpu-packages` has fetched is taken only where something of it is missing.
+	@$(PYTHON) -c 'import hypothesis, msgspec, prometheus_client, pynvml, pytest' 2>/dev/null || export PYTHONPATH="$(CURDIR)/$(GPU_PACKAGES)$${PYTHONPATH:+:$$PYTHONPATH}"; \
 		set -x; $(PYTHON) -m benchmarks.gpu $(ARGS)
 
 .PHONY: gpu-packages
-gpu-packages: $(INSTALLED) ## Fetch msgspec for the Python of a GPU machine without network (GPU_PYTHON=3.12)
+gpu-packages: $(INSTALLED) ## Fetch what the Python of a GPU machine without network may lack (GPU_PYTHON=3.12)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --upgrade --target $(GPU_PACKAGES) \
-		--only-binary=:all: --no-deps --python-version $(GPU_PYTHON) -c constraints.txt msgspec
+		--only-binary=:all: --python-version $(GPU_PYTHON) -c constraints.txt \
+		msgspec prometheus-client nvidia-ml-py pytest hypothesis
 
 .PHONY: clean
 clean: ## Remove .venv and everything the tools have left

@@ -352,7 +352,8 @@ def tests(device: str, *, tiny: bool) -> Found:  # noqa: ARG001 - as every step
     # What needs no device is not what this machine is for.
     more += ["-p", "no:cacheprovider", f"--ignore={place / 'test_without_a_device.py'}"]
     code = pytest.main([str(place), *options, *more], plugins=[failures])
-    reds = [f"`python3 -m pytest {test}`" for test in dict.fromkeys(failures.failed)]
+    alone = "python3 -m pytest -o addopts= -o filterwarnings=default"
+    reds = [f"`{alone} {test}`" for test in dict.fromkeys(failures.failed)]
     if code and not reds:
         reds.append(f"pytest ended with {int(code)}")
     return Found(f"{failures.passed} passed", reds)

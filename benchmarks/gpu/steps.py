@@ -80,7 +80,13 @@ KERNEL = ("torch", "triton")
 
 STEPS = (
     Step("machine", "what is there", 60, "checks:machine"),
-    Step("values", "does the kernel count as the reference does", 90, "checks:values", KERNEL),
+    Step(
+        "values",
+        "does the kernel count as the reference does",
+        90,
+        "checks:values",
+        (*KERNEL, "numpy"),
+    ),
     Step("syncs", "does anything wait for the device", 90, "checks:syncs", WATCHES, aim="none"),
     *(
         Step(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from ampwatch.doctor.check import State
 from ampwatch.doctor.training import Devices, Shown, cpu_kernel, device_kernel
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ONE_DEVICE = Devices("CUDA", "12.8", (Shown(0, "H100"),))
 
@@ -40,7 +42,11 @@ def _trying(why: str) -> Any:
     [
         ("", State.OK, ""),
         ("Failed to find C compiler. Please specify via CC", State.PROBLEM, "gcc"),
-        ("Command '['gcc', 'main.c']' returned non-zero exit status 1", State.PROBLEM, "python3-dev"),
+        (
+            "Command '['gcc', 'main.c']' returned non-zero exit status 1",
+            State.PROBLEM,
+            "python3-dev",
+        ),
         ("[Errno 30] Read-only file system: '/root/.triton'", State.PROBLEM, "TRITON_CACHE_DIR"),
         ("CUDA out of memory. Tried to allocate 26 MiB", State.PROBLEM, "free some memory"),
         ("something that nobody has seen", State.PROBLEM, "all the same"),

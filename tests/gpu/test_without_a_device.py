@@ -42,8 +42,6 @@ ONLY_ON_A_DEVICE = {
     "test_equal_elements_do_not_overflow_a_counter",
     "test_float32_matmuls_count_as_tf32_where_that_is_allowed",
     "test_gradients_of_a_replayed_graph_are_measured_between_replays",
-    "test_in_a_graph_known_pieces_are_measured_anew_at_every_replay",
-    "test_in_a_graph_unknown_pieces_are_refused_and_the_capture_goes_on",
     "test_memory_stays_flat_over_a_thousand_calls_with_new_addresses",
     "test_pieces_need_not_be_on_the_current_device",
     "test_softmax_runs_in_float32_because_autocast_says_so",

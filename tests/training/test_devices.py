@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import threading
 from typing import Any
 
 import pytest
@@ -10,57 +10,100 @@ import torch
 from torch import nn
 
 import ampwatch
-from ampwatch.training import devices, session
-from ampwatch.training.hooks import compiling, places, taps
+from ampwatch.training import devices
+from ampwatch.training.hooks import places
 from ampwatch.training.hooks.compiling import is_traced
-from ampwatch.training.sensors.births import following
-from ampwatch.training.sensors.ops import census
-from ampwatch.training.transfer import losses, measuring
+from ampwatch.training.hooks.events import DevicesKnown
+from ampwatch.training.model.home import Home
+
+
+class Graph:
+    """A graph of an accelerator, which is captured by two calls."""
+
+    is_broken = False
+
+    def capture_begin(self) -> None:
+        if self.is_broken:
+            msg = "operation not permitted when stream is capturing"
+            raise RuntimeError(msg)
+
+    def capture_end(self) -> None:
+        self.capture_begin()
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An accelerator that is in use, and captures when it is told to."""
-    played = SimpleNamespace(captures=False, is_used=True, asked=0)
-
-    def is_capturing() -> bool:
-        played.asked += 1
-        return bool(played.captures)
-
-    module = SimpleNamespace(
-        is_initialized=lambda: played.is_used, is_current_stream_capturing=is_capturing
-    )
-    monkeypatch.setattr(devices, "_capturing", lambda: (module,))
-    # Where PyTorch was built for the CPU alone, nobody asks.
-    for user in (devices, taps, places, compiling, census, following, measuring):
-        monkeypatch.setattr(user, "is_capturing", devices._is_capturing)
-    return played
+def graph(monkeypatch: pytest.MonkeyPatch) -> Graph:
+    """A graph of a class that is listened to."""
+    monkeypatch.setattr(places, "graph_classes", lambda: (Graph,))
+    return Graph()
 
 
-def test_without_an_accelerator_nothing_is_captured() -> None:
-    """This PyTorch may be built for one all the same."""
-    assert not devices.is_capturing()
+def watched(**settings: Any) -> ampwatch.Monitor:
+    return ampwatch.monitor(nn.Linear(1, 1), serve=False, **settings)
 
 
-def test_a_backend_that_is_not_in_use_is_not_asked(gpu: Any) -> None:
-    """The question would start it up, and a fork after that would fail."""
-    gpu.is_used, gpu.captures = False, True
+@pytest.mark.parametrize("level", ["light", "standard", "deep"])
+def test_a_capture_lasts_from_its_beginning_to_its_end(graph: Graph, level: str) -> None:
+    """In whichever thread: a question to an event, of any, would end it. Nobody listens after."""
+    own = vars(Graph)["capture_begin"], vars(Graph)["capture_end"]
+    seen = [devices.is_capturing()]
+    with watched(level=level):
+        for call in (graph.capture_begin, graph.capture_end):
+            thread = threading.Thread(target=call)
+            thread.start()
+            thread.join()
+            seen.append(devices.is_capturing())
 
-    assert not devices.is_capturing()
-    assert gpu.asked == 0
+    assert seen == [False, True, False]
+    assert (vars(Graph)["capture_begin"], vars(Graph)["capture_end"]) == own
 
 
-def test_what_is_captured_counts_as_written_down(gpu: Any) -> None:
+def test_a_capture_that_fails_is_over(graph: Graph) -> None:
+    """At its beginning and at its end, and when its graph is freed."""
+    with watched():
+        graph.is_broken = True
+        with pytest.raises(RuntimeError, match="not permitted"):
+            graph.capture_begin()
+        begun = devices.is_capturing()
+        graph.is_broken = False
+        graph.capture_begin()
+        graph.is_broken = True
+        with pytest.raises(RuntimeError, match="not permitted"):
+            graph.capture_end()
+        ended = devices.is_capturing()
+        another = Graph()
+        another.capture_begin()
+        del another
+
+        assert (begun, ended, devices.is_capturing()) == (False, False, False)
+
+
+def test_a_capture_whose_end_nobody_hears_makes_no_later_monitor_deaf(graph: Graph) -> None:
+    """As long as another monitor listens it goes on."""
+    first, second = watched(), watched()
+    graph.capture_begin()
+    first.close()
+    meanwhile = devices.is_capturing()
+    second.close()
+
+    assert meanwhile
+    with watched():
+        assert not devices.is_capturing()
+
+
+def test_what_is_captured_counts_as_written_down(graph: Graph) -> None:
     """As what is traced or compiled does."""
-    assert not is_traced()
-    gpu.captures = True
+    with watched():
+        before = is_traced()
+        graph.capture_begin()
 
-    assert is_traced()
-    assert not devices.Link().may_ask((torch.device("cuda", 0),))
-    assert devices.Link().may_ask(())
+        assert (before, is_traced()) == (False, True)
+        assert not devices.Link().may_ask((torch.device("cuda", 0),))
+        assert devices.Link().may_ask(())
 
 
-def test_steps_that_are_captured_are_no_iterations(gpu: Any) -> None:
+@pytest.mark.parametrize("level", ["light", "deep"])
+def test_steps_that_are_captured_are_no_iterations(graph: Graph, level: str) -> None:
     """Nothing is done in a capture; what follows it counts again."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -71,11 +114,13 @@ def test_steps_that_are_captured_are_no_iterations(gpu: Any) -> None:
         scaler.step(optimizer)
         scaler.update()
 
-    with ampwatch.monitor(model, scaler, level="deep", serve=False) as watch:
-        for captures in (False, True, True, False):
-            gpu.captures = captures
-            step()
-        gpu.captures = False
+    with ampwatch.monitor(model, scaler, level=level, serve=False) as watch:
+        step()
+        graph.capture_begin()
+        step()
+        step()
+        graph.capture_end()
+        step()
         last = watch.last_step
 
     assert last.step == 1
@@ -100,23 +145,54 @@ def test_what_a_backend_lacks_is_said(device_type: str, words: str) -> None:
     assert bool(said) is bool(words)
 
 
-def test_a_model_on_a_backend_without_events_is_watched_for_its_steps_alone() -> None:
-    """Nothing is measured, and the report says why."""
+def test_a_model_on_a_backend_without_events_is_watched_for_its_steps_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps are counted, nothing is measured or pinned, and the report says why."""
     model = nn.Linear(2, 2)
-    parameters = list(model.parameters())
-    with pytest.MonkeyPatch.context() as patch:
-        # All three are loaded by now: what was imported meanwhile would keep the lambda for good.
-        for user in (devices, session, losses):
-            patch.setattr(user, "is_readable", lambda _type: False)
-        with ampwatch.monitor(model, serve=False) as watch:
-            optimizer = torch.optim.SGD(parameters, lr=0.1)
-            for _ in range(3):
-                model(torch.ones(1, 2)).sum().backward()
-                optimizer.step()
-        report = " ".join(watch.report().split())
+    # Its values are on the host, so that it can be trained here.
+    monkeypatch.setattr(Home, "update", _on_mps)
+    with ampwatch.monitor(model, serve=False) as watch:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    report = " ".join(watch.report().split())
 
     assert watch.last_step.step == 2
-    assert "values on cpu are not read" in report
+    assert "values on mps are not read" in report
+    assert "switched off" not in report
+
+
+def _on_mps(home: Home) -> bool:
+    home.device = torch.device("mps")
+    home.devices = (home.device,)
+    return False
+
+
+def test_memory_that_cannot_be_pinned_costs_values_and_not_the_count_of_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is no accelerator here, for which PyTorch would pin any."""
+    monkeypatch.setattr(devices.Link, "reads_in_place", False)
+    model = nn.Linear(2, 2)
+    with ampwatch.monitor(model, serve=False, level="deep") as watch:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        watch._session.bus.emit(DevicesKnown(has_accelerator=True))
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    report = " ".join(watch.report().split())
+
+    assert watch.last_step.step == 2
+    assert "switched off" not in report
+    assert "no memory could be pinned" in report
+
+
+def test_on_a_cpu_the_kernel_is_there_before_the_first_step() -> None:
+    """Compiling it takes a fifth of a second."""
+    with watched() as watch:
+        assert list(watch._session._context.measuring._kernels) == [torch.device("cpu")]
 
 
 def test_autocast_keys_are_those_of_the_dispatcher() -> None:

@@ -691,29 +691,6 @@ def moved(run: Run) -> list[Any]:
     return [losses, model, optimizer, scaler]
 
 
-def swapped(run: Run) -> list[Any]:
-    """The model goes to the other device, and its parameters stay the same objects."""
-    model, scaler = layers(run.place), run.scaler()
-    batch = run.batch(4, 16)
-    losses = []
-    torch.__future__.set_swap_module_params_on_conversion(value=True)
-    try:
-        with run.open(model, scaler):
-            for place in ("played:0", "played:1", "played:0"):
-                model.zero_grad()
-                model.to(place)
-                scaler = run.scaler() if place != "played:0" else scaler
-                optimizer = fused(model)
-                for _ in range(5):
-                    with run.autocast():
-                        loss = model(batch.to(place)).float().square().mean()
-                    losses.append(learn(run, model, optimizer, scaler, loss))
-                del loss, optimizer
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(value=False)
-    return [losses, model, scaler]
-
-
 def closed_in_a_step(run: Run) -> list[Any]:
     """The monitor goes after forward, in backward, before the step, and in the middle of forward."""
     model, scaler = layers(run.place), run.scaler()
@@ -1016,14 +993,6 @@ def test_a_program_is_what_it_is_without_us(
     assert device.faults == []
     assert [report for report in reports if "switched off" in report] == []
     assert run.watches
-
-
-@pytest.mark.xfail(
-    raises=RuntimeError, strict=True, reason="PyTorch swaps no tensor that has weak references"
-)
-def test_parameters_may_be_swapped() -> None:
-    """As `to()` does with parameters of a tensor subclass, or with all of them if that is set."""
-    done(swapped, Run("light"))
 
 
 def told(findings: Sequence[Finding]) -> list[tuple[str, str, str, int]]:

@@ -44,9 +44,8 @@ def births_are_sent_in_a_capture(patch: pytest.MonkeyPatch) -> None:
 
 def steps_are_heard_in_a_capture(patch: pytest.MonkeyPatch) -> None:
     """An iteration ends in it, and its rows are copied."""
-    patch.setattr(taps, "is_capturing", lambda: False)
-    patch.setattr(compiling, "is_capturing", lambda: False)
-    patch.setattr(places, "is_capturing", lambda: False)
+    for user in (taps, compiling, places):
+        patch.setattr(user, "captures", {})
 
 
 def events_are_asked_in_a_capture(patch: pytest.MonkeyPatch) -> None:
@@ -178,6 +177,12 @@ PLANTED: tuple[tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None]],
         the_device_is_read_once,
         lambda device, monkeypatch, caplog: (
             test_places.test_a_training_without_a_model_is_found_by_its_optimizer()
+        ),
+    ),
+    (
+        the_device_is_read_once,
+        lambda device, monkeypatch, caplog: (
+            test_places.test_a_model_that_moves_after_set_up_is_found_again("light", [], caplog)
         ),
     ),
     (

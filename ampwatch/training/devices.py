@@ -3,8 +3,8 @@
 CUDA and ROCm (``cuda``), XPU (``xpu``) and a backend that registers itself with PyTorch
 (``PrivateUse1``) each have a module in ``torch`` of the same shape: events, streams, a current
 stream for each thread. Nothing here waits for a device, and nothing else in ampwatch asks for a
-backend by its name, but where something exists on one alone: kernels in Triton, the kernels that
-torch.profiler records, the facts of NVIDIA's GPUs.
+backend by its name, but where something exists on one alone: kernels in Triton, TF32, the kernels
+that torch.profiler records, the facts of NVIDIA's GPUs, whether a region for CUDA was meant.
 """
 
 from __future__ import annotations

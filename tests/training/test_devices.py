@@ -171,7 +171,7 @@ def _on_mps(home: Home) -> bool:
 
 
 def test_memory_that_cannot_be_pinned_costs_values_and_not_the_count_of_steps(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """There is no accelerator here, for which PyTorch would pin any."""
     monkeypatch.setattr(devices.Link, "reads_in_place", False)
@@ -186,7 +186,9 @@ def test_memory_that_cannot_be_pinned_costs_values_and_not_the_count_of_steps(
 
     assert watch.last_step.step == 2
     assert "switched off" not in report
-    assert "no memory could be pinned" in report
+    assert "values of devices are not read: no memory could be pinned" in report
+    said = [r.getMessage() for r in caplog.records if "values of devices" in r.getMessage()]
+    assert len(said) == 1
 
 
 def test_on_a_cpu_the_kernel_is_there_before_the_first_step() -> None:

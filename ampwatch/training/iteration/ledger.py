@@ -7,6 +7,7 @@ the values that are still on the device through the readback, and delivers each
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import weakref
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from ampwatch.training.transfer.losses import LossSum
     from ampwatch.training.transfer.measuring import Sample
     from ampwatch.training.transfer.readback import Readback, Row
+
+logger = logging.getLogger("ampwatch")
 
 SCALE_BEFORE, SCALE, TRACKER, LOSS, FOUND_INF = range(5)
 """Columns of a row; those of the verdicts begin at the last."""
@@ -201,6 +204,8 @@ class IterationLedger(Sensor):
         """Pin memory."""
         if event.has_accelerator:
             self._readback.prepare()
+            if self._readback.why_not:
+                logger.warning("values of devices are not read: %s", self._readback.why_not)
 
     def scaled(self, event: Scaled) -> None:
         """Take the loss as it was before it was scaled."""

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     import torch
 
     from ampwatch.settings import Settings
-    from ampwatch.training.hooks.events import IterationClosed, SensorFailed
+    from ampwatch.training.hooks.events import IterationClosed, SensorFailed, TensorsSwapping
     from ampwatch.training.outlet import Outlet
     from ampwatch.training.targets import Targets
     from ampwatch.wire.records import CensusRecord, WindowRecord
@@ -117,6 +117,11 @@ class Notices(Sensor):
 
     def __init__(self, context: Context) -> None:
         self._context = context
+
+    def tensors_swapping(self, _event: TensorsSwapping) -> None:
+        """Refer to no parameter meanwhile."""
+        self._context.names.let_go()
+        self._context.trained.let_go()
 
     def facts_changed(self, _event: FactsChanged) -> None:
         """Record the facts anew."""

@@ -34,6 +34,7 @@ from tests.promises.conftest import ahead, serving
 from tests.trainings import Net, Run, adamw, build, scaler
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = ahead
@@ -552,6 +553,42 @@ def test_a_sensor_that_fails_is_in_the_report_by_name(monkeypatch: pytest.Monkey
     (failure,) = box.failures
     assert (failure.sensor, failure.errors, failure.step) == ("schedulers", 1, 12)
     assert failure.message == "KeyError: 'planted'"
+
+
+@pytest.fixture
+def swapping() -> Iterator[None]:
+    """Let ``Module.to`` swap parameters in place."""
+    torch.__future__.set_swap_module_params_on_conversion(value=True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(value=False)
+
+
+@pytest.mark.usefixtures("swapping")
+@pytest.mark.parametrize("recipe", ["fp16-scheduled", "bf16-without-scaler"])
+@pytest.mark.parametrize("level", ["light", "standard", "deep"])
+def test_parameters_may_be_swapped_at_any_time(level: str, recipe: str) -> None:
+    """PyTorch refuses to swap what anybody refers to weakly; ampwatch lets go of it in time."""
+    digests = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        run = build(recipe)
+
+        def convert(_step: int, run: Run = run) -> None:
+            for model in run.models:
+                model.double().float()
+
+        run.after_step = convert
+        settings: dict[str, Any] = {"optimizer": run.optimizers, "level": level, "serve": False}
+        watch = ampwatch.monitor(run.models, run.scaler, **settings) if watched else None
+        convert(0)
+        run.loop()
+        digests.append(run.digest())
+        if watch is not None:
+            watch.close()
+            assert watch.last_step.step == run.steps - 1
+            assert "switched off" not in watch.report()
+
+    assert digests[1] == digests[0]
 
 
 @pytest.mark.parametrize("level", ["light", "standard", "deep"])

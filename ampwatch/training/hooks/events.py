@@ -227,6 +227,14 @@ class AlteredCalled(NamedTuple):
     name: str
 
 
+class TensorsSwapping(NamedTuple):
+    """PyTorch is about to swap two tensors, which it refuses to do while one is referred to weakly.
+
+    ``Module.to`` swaps parameters, and their gradients, of wrapper subclasses, and all of them under
+    ``torch.__future__.set_swap_module_params_on_conversion``.
+    """
+
+
 class SchedulerStepped(NamedTuple):
     """A learning-rate scheduler of ``optimizer`` was stepped since that stepped last."""
 

@@ -44,6 +44,7 @@ from ampwatch.training.hooks.events import (
     ScalerLoaded,
     StepBegan,
     StepEnded,
+    TensorsSwapping,
     Unscaled,
     Unscaling,
     Updated,
@@ -473,6 +474,15 @@ class _ForgetCaptures:
             captures.clear()
 
 
+def _swap(bus: Bus, handles: list[Any]) -> None:
+    channel = bus.channel(TensorsSwapping)
+
+    def before(_args: Any, _kwargs: Any) -> None:
+        channel.emit(TensorsSwapping())
+
+    handles.append(listen_to_function(torch.utils, "swap_tensors", before=before))
+
+
 def _graph(_bus: Bus, handles: list[Any]) -> None:
     def before(graph: object, _args: Any, _kwargs: Any) -> None:
         capture_began(graph)
@@ -609,6 +619,7 @@ PLACES: tuple[Place, ...] = (
         _clip,
     ),
     Place("torch.autograd.backward", FUNCTION, (BackwardBegan,), _backward),
+    Place("torch.utils.swap_tensors", FUNCTION, (TensorsSwapping,), _swap),
     # For no sensor, and so at every level: what is captured goes by all of them unheard.
     Place(
         "capture_begin and capture_end of torch.cuda.CUDAGraph, torch.xpu.XPUGraph and torch.accelerator.Graph",

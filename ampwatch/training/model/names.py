@@ -50,6 +50,10 @@ class Names:
         for name, parameter in self.parameters():
             self._of[id(parameter)] = weakref.ref(parameter), name
 
+    def let_go(self) -> None:
+        """Refer to no parameter until it is asked for again."""
+        self._of.clear()
+
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and tensor of each parameter of the models."""
         for prefix, model in self._prefixed():

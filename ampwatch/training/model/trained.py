@@ -58,8 +58,12 @@ class Trained:
             # The callback holds the dict and not ``self``; the entry goes with the optimizer, since
             # another one may get its identity.
             met[key] = weakref.ref(optimizer, lambda _: met.pop(key, None))
-            self._parameters.clear()
-            self._rests.clear()
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Refer to no parameter until one is asked for again."""
+        self._parameters.clear()
+        self._rests.clear()
 
     def parameters(self) -> list[Tensor]:
         """Return all parameters. Cost: 0.1 us each."""

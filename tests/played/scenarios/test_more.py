@@ -691,6 +691,29 @@ def moved(run: Run) -> list[Any]:
     return [losses, model, optimizer, scaler]
 
 
+def swapped(run: Run) -> list[Any]:
+    """The model goes to the other device, and its parameters stay the same objects."""
+    model, scaler = layers(run.place), run.scaler()
+    batch = run.batch(4, 16)
+    losses = []
+    torch.__future__.set_swap_module_params_on_conversion(value=True)
+    try:
+        with run.open(model, scaler):
+            for place in ("played:0", "played:1", "played:0"):
+                model.zero_grad()
+                model.to(place)
+                scaler = run.scaler() if place != "played:0" else scaler
+                optimizer = fused(model)
+                for _ in range(5):
+                    with run.autocast():
+                        loss = model(batch.to(place)).float().square().mean()
+                    losses.append(learn(run, model, optimizer, scaler, loss))
+                del loss, optimizer
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(value=False)
+    return [losses, model, scaler]
+
+
 def closed_in_a_step(run: Run) -> list[Any]:
     """The monitor goes after forward, in backward, before the step, and in the middle of forward."""
     model, scaler = layers(run.place), run.scaler()
@@ -923,6 +946,7 @@ PROGRAMS: tuple[Callable[[Run], list[Any]], ...] = (
     captured_again_and_again,
     reopened,
     moved,
+    swapped,
     closed_in_a_step,
     interrupted,
     unscaled,

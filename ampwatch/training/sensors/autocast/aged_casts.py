@@ -16,6 +16,7 @@ from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import is_plain
 
 if TYPE_CHECKING:
+    from ampwatch.training.hooks.events import TensorsSwapping
     from ampwatch.training.hooks.regions import AutocastRegion
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
@@ -74,6 +75,10 @@ class AgedCasts(Sensor):
         self._named = {id(p): name for name, p in self._names.parameters()}
         alive = {at: cast for at, cast in self._casts.items() if cast.result() is not None}
         self._casts = alive
+
+    def tensors_swapping(self, _event: TensorsSwapping) -> None:
+        """Refer to no weight; its casts are of what it was before."""
+        self._casts.clear()
 
     def op(self, event: Op) -> None:
         """Remember the casts of weights, and check the operands of products."""

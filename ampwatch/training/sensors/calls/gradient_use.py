@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         ScaleRead,
         StepBegan,
         StepEnded,
+        TensorsSwapping,
         Unscaled,
         Unscaling,
         Updated,
@@ -96,6 +97,10 @@ class GradientUseSensor(Sensor):
         """Pin memory."""
         if event.has_accelerator:
             self._scales.prepare()
+
+    def tensors_swapping(self, _event: TensorsSwapping) -> None:
+        """Know nothing of the gradients meanwhile, and after."""
+        self._contents.clear()
 
     def removed(self) -> None:
         """Forget all gradients."""

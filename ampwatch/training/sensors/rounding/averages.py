@@ -18,6 +18,7 @@ from ampwatch.training.ops.values import has_grad, is_plain, thinned
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ampwatch.training.hooks.events import TensorsSwapping
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
@@ -141,6 +142,11 @@ class WeightAverages(Sensor):
             for name, p in self._names.parameters()
             if is_plain(p)
         }
+
+    def tensors_swapping(self, _event: TensorsSwapping) -> None:
+        """Refer to no parameter until the next iteration."""
+        self._forget()
+        self._parameters.clear()
 
     def op(self, event: Op) -> None:
         """Follow an op that may be part of an update."""

@@ -16,6 +16,7 @@ from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import is_plain, thinned
 
 if TYPE_CHECKING:
+    from ampwatch.training.hooks.events import TensorsSwapping
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
 
@@ -73,6 +74,10 @@ class GradientSums(Sensor):
         self._deferred.poll()
         self._sums.clear()
         self._known = {id(p): name for name, p in self._names.parameters() if p.dtype in HALF}
+
+    def tensors_swapping(self, _event: TensorsSwapping) -> None:
+        """Refer to no gradient."""
+        self._sums.clear()
 
     def op(self, event: Op) -> None:
         """Add up a gradient that autograd adds to the one of a parameter."""

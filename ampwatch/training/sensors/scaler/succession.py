@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.evidence.scaler import ScalerChange
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.model.names import parameters_of
 
 if TYPE_CHECKING:
     import torch
     from torch.optim import Optimizer
 
-    from ampwatch.training.hooks.events import OptimizerLoaded, ScalerLoaded, StepBegan
+    from ampwatch.training.hooks.events import (
+        OptimizerLoaded,
+        ScalerLoaded,
+        StepBegan,
+        TensorsSwapping,
+    )
     from ampwatch.training.iteration.context import Context
 
 
@@ -89,13 +95,22 @@ class ScalerSuccession(Sensor):
         self._is_untouched = False
         self._optimizers.add(optimizer)
         self._newest = weakref.ref(optimizer)
-        for group in optimizer.param_groups:
-            self._parameters.update({id(p): weakref.ref(p) for p in group["params"]})
+        self._refer_to_parameters(optimizer)
+
+    def _refer_to_parameters(self, optimizer: Optimizer) -> None:
+        self._parameters.update({id(p): weakref.ref(p) for p in parameters_of(optimizer)})
+
+    def tensors_swapping(self, _event: TensorsSwapping) -> None:
+        """Refer to no parameter; those of the optimizers that live are known through them."""
+        self._parameters.clear()
 
     def _is_ours(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer is of this training, or holds parameters of one that is."""
         if optimizer in self._optimizers:
             return True
+        if not self._parameters:
+            for met in self._optimizers:
+                self._refer_to_parameters(met)
         ours = any(
             (known := self._parameters.get(id(p))) is not None and known() is p
             for group in optimizer.param_groups

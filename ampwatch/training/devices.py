@@ -123,11 +123,20 @@ def capture_ended(graph: object) -> None:
 
 
 def graph_classes() -> tuple[type, ...]:
-    """Return the classes of graphs that accelerators capture, from ``capture_begin`` to ``capture_end``."""
+    """Return the classes of graphs that accelerators capture, from ``capture_begin`` to ``capture_end``.
+
+    By their names, which end in ``Graph``: a backend from outside has one of its own.
+    """
     modules = [getattr(torch, name, None) for name in (*accelerators(), "accelerator")]
-    names = ("CUDAGraph", "XPUGraph", "Graph")
-    named = [getattr(module, name, None) for module in modules for name in names]
-    return tuple({kind for kind in named if isinstance(kind, type)})
+    named = [
+        value
+        for module in modules
+        if module is not None
+        for name, value in vars(module).items()
+        if name.endswith("Graph") and isinstance(value, type)
+    ]
+    ends = ("capture_begin", "capture_end")
+    return tuple(kind for kind in dict.fromkeys(named) if all(hasattr(kind, end) for end in ends))
 
 
 def current_stream(device: torch.device) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -209,9 +210,17 @@ def test_autocast_keys_are_those_of_the_dispatcher() -> None:
     ]
 
 
-def test_the_classes_of_graphs_can_be_listened_to() -> None:
-    """Each has a beginning."""
+def test_the_classes_of_graphs_are_found_by_what_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own, and those of a backend from outside; what only has the name is left alone."""
+
+    class OtherGraph:
+        pass
+
+    backend = SimpleNamespace(MineGraph=Graph, OtherGraph=OtherGraph, Stream=Graph)
+    monkeypatch.setattr(torch, "mine", backend, raising=False)
+    monkeypatch.setattr(devices, "accelerators", lambda: ("cuda", "mine"))
     kinds = devices.graph_classes()
 
     assert torch.cuda.CUDAGraph in kinds
-    assert all(hasattr(kind, "capture_begin") for kind in kinds)
+    assert Graph in kinds
+    assert OtherGraph not in kinds

@@ -622,7 +622,8 @@ PLACES: tuple[Place, ...] = (
     Place("torch.utils.swap_tensors", FUNCTION, (TensorsSwapping,), _swap),
     # For no sensor, and so at every level: what is captured goes by all of them unheard.
     Place(
-        "capture_begin and capture_end of torch.cuda.CUDAGraph, torch.xpu.XPUGraph and torch.accelerator.Graph",
+        "capture_begin and capture_end of torch.cuda.CUDAGraph, torch.xpu.XPUGraph,"
+        " torch.accelerator.Graph and the like of another backend",
         REPLACED,
         (),
         _graph,

@@ -10,6 +10,7 @@ that torch.profiler records, the facts of NVIDIA's GPUs, whether a region for CU
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -145,7 +146,9 @@ def current_stream(device: torch.device) -> Any:
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which a device is the current one of its type."""
+    """Return a context in which a device is the current one of its type; the host always is."""
+    if device.type == HOST:
+        return nullcontext()
     context: AbstractContextManager[Any] = torch.get_device_module(device).device(device)
     return context
 

@@ -224,3 +224,9 @@ def test_the_classes_of_graphs_are_found_by_what_they_do(monkeypatch: pytest.Mon
     assert torch.cuda.CUDAGraph in kinds
     assert Graph in kinds
     assert OtherGraph not in kinds
+
+
+def test_the_host_is_always_the_current_device_of_its_type() -> None:
+    """PyTorch has no context for it; Triton's interpreter works there."""
+    with devices.on(torch.device("cpu")):
+        assert torch.ones(1).device == torch.device("cpu")

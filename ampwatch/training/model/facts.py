@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrize import is_parametrized
 
 from ampwatch.diagnosis.evidence.ops import LayerShape
 from ampwatch.numerics.units.ops import OpKind
@@ -128,9 +129,21 @@ def layer_shapes(names: Names) -> list[LayerShape]:
             dims = (module.in_channels // groups, module.out_channels // groups)
         else:
             continue
-        weight = module.weight
-        # In quantized layers ``weight`` is a method that unpacks the weight.
-        if isinstance(weight, nn.Parameter) and not nn.parameter.is_lazy(weight):
+        weight = _stored_weight(module)
+        if weight is not None and not nn.parameter.is_lazy(weight):
             dtype = name_of(weight.dtype)
             shapes.append(LayerShape(name, kind, dims, weight.numel(), dtype, weight.device.type))
     return shapes
+
+
+def _stored_weight(module: nn.Module) -> nn.Parameter | None:
+    """Return the parameter that a layer's weight is, or is computed from.
+
+    ``module.weight`` would compute it: a spectral norm moves its buffers each time. In quantized
+    layers it is a method that unpacks the weight.
+    """
+    weight = module._parameters.get("weight")  # noqa: SLF001 - reading the attribute may compute
+    if weight is None and is_parametrized(module, "weight"):
+        parametrized: Any = module.parametrizations
+        weight = parametrized["weight"]._parameters.get("original")  # noqa: SLF001 - likewise
+    return weight

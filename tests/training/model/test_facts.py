@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from ampwatch.diagnosis.evidence.ops import LayerShape
 from ampwatch.host.metrics.catalog import CATALOG
@@ -115,3 +116,13 @@ def test_a_layer_whose_weight_is_computed_is_left_out() -> None:
     model.weight = lambda: None  # type: ignore[assignment]
 
     assert layer_shapes(Names([model])) == []
+
+
+def test_the_shape_of_a_weight_that_is_computed_is_known_and_the_weight_is_not_computed() -> None:
+    """A spectral norm takes a step of its power iteration each time somebody asks for the weight."""
+    norm = parametrizations.spectral_norm(nn.Linear(6, 4))
+    before = {name: buffer.clone() for name, buffer in norm.named_buffers()}
+    (shape,) = layer_shapes(Names([norm]))
+
+    assert (shape.dims, shape.numel, shape.dtype) == ((6, 4), 24, "float32")
+    assert all(torch.equal(buffer, before[name]) for name, buffer in norm.named_buffers())

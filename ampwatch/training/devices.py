@@ -103,13 +103,29 @@ captures: dict[int, weakref.ref[Any]] = {}
 While it is not empty, what a thread gives its accelerator may be captured and not done, and a
 question to an event, of any thread, would end the capture. Kept by the taps on ``graph_classes``:
 the backends can be asked as well, but of the calling thread's stream only, and a device that has
-died raises.
+died raises. While ampwatch makes a call of the user's again (``Replaying``) an entry is there as well,
+so that taps and hooks have one thing to look at.
 """
+
+_replays: set[int] = set()
+"""Those of the entries that are replays: what they do is done, and events may be asked."""
 
 
 def is_capturing() -> bool:
     """Whether a graph of an accelerator is being captured. Costs nothing worth the name."""
-    return bool(captures)
+    return len(captures) > len(_replays)
+
+
+class Replaying:
+    """Has the taps and hooks of all monitors pass on what is called within it, as in a capture."""
+
+    def __enter__(self) -> None:
+        _replays.add(id(self))
+        captures[id(self)] = weakref.ref(self)
+
+    def __exit__(self, *_: object) -> None:
+        captures.pop(id(self), None)
+        _replays.discard(id(self))
 
 
 def capture_began(graph: object) -> None:
@@ -177,7 +193,7 @@ class Link:
 
     def may_ask(self, devices: Sequence[torch.device]) -> bool:
         """Whether events may be asked now: asking one breaks the capture of a graph."""
-        return not (devices and captures)
+        return not (devices and is_capturing())
 
     def landing_place(self, numel: int) -> torch.Tensor:
         """Return pinned float32 memory of ``numel`` elements.

@@ -88,9 +88,9 @@ class Bench:
         self.out = Kept()
         self.account = Account()
         self.iteration = OpenIteration()
-        self.bus = Bus(self.account, scaler, self.iteration, OP_EVENTS)
-        checked = Settings(**settings)
         names = Names(models)
+        self.bus = Bus(self.account, scaler, self.iteration, OP_EVENTS, models=names.models)
+        checked = Settings(**settings)
         trained = Trained(names, optimizers)
         home = Home(names, trained)
         if device is not None:

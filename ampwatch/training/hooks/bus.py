@@ -15,11 +15,13 @@ from ampwatch.guard import Channel, Guard, Subscriber
 from ampwatch.training.hooks import events
 from ampwatch.training.hooks.events import SensorFailed
 from ampwatch.training.hooks.places import ON_DEMAND, PLACES, SCALER_PLACES, GradScaler
+from ampwatch.training.hooks.roots import SETTLED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import torch
+    from torch import nn
 
     from ampwatch.guard import Account
     from ampwatch.training.hooks.open_iteration import OpenIteration
@@ -48,11 +50,13 @@ class Bus:
         scaler: The watched scaler or ``None``.
         iteration: The open iteration.
         more_events: Events that others emit, besides those of `events.py`.
+        models: Returns the watched models that are still there.
 
     Attributes:
         account: The account.
         guards: The guards of the sensors, and those that were asked for by name.
         scaler: The watched scaler. Another one may take over while the training runs.
+        models: As given.
         is_stepping: Whether a step through the watched scaler is running.
         is_optimizer_stepping: Whether any optimizer is stepping.
     """
@@ -63,16 +67,20 @@ class Bus:
         scaler: torch.amp.GradScaler | None,
         iteration: OpenIteration,
         more_events: tuple[type, ...] = (),
+        models: Callable[[], Iterable[nn.Module]] = tuple,
     ) -> None:
         self._events = {handler_name(kind): kind for kind in (*TORCH_EVENTS, *more_events)}
         self.account = account
         self.guards: list[Guard] = []
         self.scaler = scaler
+        self.models = models
         self.is_stepping = False
         self.is_optimizer_stepping = False
         self.at_boundary: tuple[Callable[[int], None], ...] = ()
         self._iteration = iteration
         self._settled = 0
+        # What was compiled before anybody watched may be called for the first time now.
+        self._compile_step = iteration.step
         self._sensors: list[tuple[Sensor, Guard]] = []
         self._channels: dict[type, Channel] = {}
         self._others: dict[type, Channel] = {}
@@ -154,6 +162,15 @@ class Bus:
         channel = self.channel(event)
         channel.subscribers = tuple(s for s in channel.subscribers if s.sensor is not sensor)
         self._take_off_unwanted()
+
+    def compile_called(self) -> None:
+        """Take note that ``torch.compile`` is called."""
+        self._compile_step = self._iteration.step
+
+    @property
+    def is_compiling_settled(self) -> bool:
+        """Whether what is compiled has been traced, as far as it is used in each iteration."""
+        return self._iteration.step - self._compile_step >= SETTLED
 
     @property
     def sensors(self) -> tuple[Sensor, ...]:

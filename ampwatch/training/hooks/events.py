@@ -215,6 +215,27 @@ class ForwardEnded(NamedTuple):
     module: nn.Module
 
 
+class RootCalled(NamedTuple):
+    """A watched model is about to be called, by itself or by what wraps it. On demand.
+
+    Attributes:
+        module: The model without its wrappers.
+        args: Its positional arguments; may be read, and kept no longer than is said where.
+        kwargs: Its keyword arguments.
+    """
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class RootReturned(NamedTuple):
+    """A watched model has returned ``output``. On demand."""
+
+    module: nn.Module
+    output: Any
+
+
 class AlteredCalled(NamedTuple):
     """A function is about to be called that PyTorch computes otherwise under a dispatch mode.
 

@@ -39,6 +39,8 @@ from ampwatch.training.hooks.events import (
     OptimizerLoaded,
     OptimizerStepped,
     OptimizerStepping,
+    RootCalled,
+    RootReturned,
     Scaled,
     ScaleRead,
     ScalerLoaded,
@@ -51,6 +53,7 @@ from ampwatch.training.hooks.events import (
     Updating,
     Zeroed,
 )
+from ampwatch.training.hooks.roots import RootCalls
 from ampwatch.training.hooks.taps import listen, listen_to_function
 
 if TYPE_CHECKING:
@@ -65,7 +68,9 @@ is_compiling = torch.compiler.is_compiling
 graph_task = torch._C._current_graph_task_id  # noqa: SLF001 - no public name for it
 tracing_state = torch._C._get_tracing_state  # noqa: SLF001 - no public name for it
 
-ON_DEMAND = frozenset({ForwardBegan, ForwardReturned, ForwardEnded, AlteredCalled})
+ON_DEMAND = frozenset(
+    {ForwardBegan, ForwardReturned, ForwardEnded, RootCalled, RootReturned, AlteredCalled}
+)
 """Events whose place is not free while it is on: sensors ask for them when they need them."""
 
 REPLACED = "replaced method"
@@ -443,6 +448,7 @@ def _compile(bus: Bus, handles: list[Any]) -> None:
     called = bus.channel(CompileCalled)
 
     def before(_backend: Any, _args: Any, _kwargs: Any) -> None:
+        bus.compile_called()
         called.emit(CompileCalled())
 
     handles += [listen(backend, "__init__", before=before) for backend in _backends()]
@@ -535,6 +541,10 @@ def _end_of_forward(bus: Bus, handles: list[Any]) -> None:
             channel.emit(ForwardEnded(module))
 
     handles.append(register_module_forward_hook(ended, always_call=True))
+
+
+def _roots(bus: Bus, handles: list[Any]) -> None:
+    handles.append(RootCalls(bus, bus.models(), settled=bus.is_compiling_settled))
 
 
 # PyTorch computes these otherwise while any dispatch mode is on. They decide above the dispatcher
@@ -656,6 +666,14 @@ PLACES: tuple[Place, ...] = (
         (ForwardEnded,),
         _end_of_forward,
         when="at standard and deep, until torch.compile is called",
+    ),
+    Place(
+        "__call__ of the classes of the watched models; what model.compile() has compiled;"
+        " torch._dynamo.eval_frame.OptimizedModule.__call__",
+        REPLACED,
+        (RootCalled, RootReturned),
+        _roots,
+        when="at standard and deep, unless `replay` is off",
     ),
     Place(
         "torch.linalg.svdvals, eigvalsh, pinv, cond, matrix_rank, norm, matrix_norm;"

@@ -68,7 +68,15 @@ class Listener:
 class _Tap:
     """One replaced method."""
 
-    __slots__ = ("_always_heard", "_listeners", "_name", "_original", "_owner", "_wrapper")
+    __slots__ = (
+        "_always_heard",
+        "_is_inherited",
+        "_listeners",
+        "_name",
+        "_original",
+        "_owner",
+        "_wrapper",
+    )
 
     def __init__(self, owner: type | ModuleType, name: str, *, always_heard: bool = False) -> None:
         self._always_heard = always_heard
@@ -76,7 +84,8 @@ class _Tap:
         self._name = name
         # From __dict__ and not by getattr: a staticmethod would come unwrapped, and the last listener
         # has to put back the very object that was there.
-        self._original = owner.__dict__[name]
+        self._is_inherited = name not in owner.__dict__
+        self._original = _inherited(owner, name) if self._is_inherited else owner.__dict__[name]
         # Replaced as a whole, never changed in place: a call in another thread
         # iterates over the tuple it has read.
         self._listeners: tuple[Listener, ...] = ()
@@ -140,8 +149,22 @@ class _Tap:
         # Somebody may have wrapped the method after us; then taking ours out would
         # take theirs out too. Without listeners ours only passes calls on.
         if not self._listeners and self._owner.__dict__.get(self._name) is self._wrapper:
-            setattr(self._owner, self._name, self._original)
+            if self._is_inherited:
+                delattr(self._owner, self._name)
+            else:
+                setattr(self._owner, self._name, self._original)
             _taps.pop((self._owner, self._name), None)
+
+
+def _inherited(owner: type | ModuleType, name: str) -> Callable[..., Any]:
+    """Return what calls the method that a class inherits, whichever that is at the time."""
+
+    # Looked up at each call: torch.fx replaces __call__ of nn.Module while it traces.
+    @functools.wraps(getattr(owner, name))
+    def inherited(instance: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(super(owner, instance), name)(*args, **kwargs)
+
+    return inherited
 
 
 class _FunctionTap(_Tap):
@@ -191,7 +214,7 @@ class _FunctionTap(_Tap):
             _builtins._get_builtin_table().pop(id(self._wrapper), None)  # type: ignore[no-untyped-call] # noqa: SLF001
 
 
-def listen(
+def listen(  # noqa: PLR0913 - all but two by keyword
     owner: type,
     name: str,
     *,
@@ -201,6 +224,7 @@ def listen(
     returned: Callable[..., None] | None = None,
     failed: Callable[..., None] | None = None,
     always_heard: bool = False,
+    at: type | None = None,
 ) -> Listener:
     """Call ``before`` and ``after`` around a method until the listener is removed.
 
@@ -214,6 +238,8 @@ def listen(
         returned: Called with ``(instance, result, args, kwargs)`` after that. Must not raise.
         failed: Called with the instance if the method has raised instead. Must not raise.
         always_heard: Also while a compiler or a capture writes down what the method does.
+        at: The class to tap instead, also where it inherits the method: what other classes
+            inherit is left alone.
 
     Returns:
         The handle that ends it: ``listener.remove()``.
@@ -228,6 +254,7 @@ def listen(
     if definer is None:
         msg = f"expected a method of {owner.__name__}, got {name!r}"
         raise AttributeError(msg)
+    definer = at or definer
     with _lock:
         tap = _taps.get((definer, name))
         if tap is None or not tap.is_in_place:

@@ -66,11 +66,18 @@ HOOKS = [
 ]
 
 
+class Model(nn.Module):
+    """A class of the user's, of which one is watched."""
+
+
+MODEL = Model()
+
+
 def in_torch() -> dict[str, object]:
     """Everything in which something may be replaced or hooked, as it is now."""
     methods = {
         f"{owner.__name__}.{name}": id(value)
-        for owner in OWNERS
+        for owner in (*OWNERS, Model)
         for name, value in list(vars(owner).items())
         if callable(value)
     }
@@ -90,7 +97,7 @@ def bench() -> Iterator[Callable[..., Bench]]:
     made: list[Bench] = []
 
     def make(scaler: GradScaler | None = None, *sensors: Sensor) -> Bench:
-        made.append(Bench(scaler=scaler))
+        made.append(Bench([MODEL], scaler=scaler))
         made[-1].install(*sensors)
         return made[-1]
 

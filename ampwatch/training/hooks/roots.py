@@ -1,0 +1,137 @@
+"""Calls of the watched models themselves: what each of them is called with.
+
+A hook on every module costs more than a plain step may, and a hook on an instance travels with its
+copies. So ``__call__`` is replaced on the class of a watched model while somebody wants to know.
+What ``torch.compile`` traces must not come through there, so a model that is compiled is heard where
+its compiled code is called from, and a class is left alone until what was compiled has been traced.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ampwatch.training.hooks.compiling import is_traced, may_compile
+from ampwatch.training.hooks.events import RootCalled, RootReturned
+from ampwatch.training.hooks.taps import listen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ampwatch.training.hooks.bus import Bus
+
+COMPILED_CALL = "_compiled_call_impl"
+"""Attribute in which ``Module.compile()`` keeps what it has compiled. It is not copied or pickled."""
+
+SETTLED = 2
+"""Iterations after which whatever is compiled and used has been called, and so traced.
+
+A function that is compiled may call the model. If it was traced while a class was replaced it is traced
+once more when that ends; if it was traced before, it passes the replacement by."""
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module that wrappers call: ``DistributedDataParallel``, ``torch.compile(module)``."""
+    inner: Any = model
+    while True:
+        if isinstance(inner, nn.parallel.DistributedDataParallel):
+            inner = inner.module
+        elif isinstance(inner, _optimized_module()):
+            inner = inner._orig_mod  # noqa: SLF001 - the name that its state_dict shows
+        else:
+            module: nn.Module = inner
+            return module
+
+
+def _optimized_module() -> Any:
+    """Return the class of what ``torch.compile(module)`` returns; no class before it is loaded."""
+    # Importing it only to ask takes a second; whoever compiles has imported it.
+    return getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
+
+
+class RootCalls:
+    """Emits ``RootCalled`` and ``RootReturned`` for calls of the watched models, until it is removed.
+
+    Args:
+        bus: Gets the events.
+        models: The watched models.
+        settled: Whether what is compiled has been traced.
+
+    Cost: 0.5 us a call of a module whose class is that of a watched model.
+    """
+
+    def __init__(self, bus: Bus, models: Iterable[nn.Module], *, settled: bool) -> None:
+        self._called, self._returned = bus.channel(RootCalled), bus.channel(RootReturned)
+        self._handles: list[Any] = []
+        roots = [unwrapped(model) for model in models]
+        self._roots = {id(root): weakref.ref(root) for root in roots}
+        for root in roots:
+            if root.__dict__.get(COMPILED_CALL) is not None:
+                self._handles.append(_CompiledCall(self, root))
+            elif not may_compile() or (settled and not _has_parts_of_its_class(root)):
+                kind = type(root)
+                self._handles.append(
+                    listen(kind, "__call__", before=self._before, returned=self._after, at=kind)
+                )
+        wrapper = _optimized_module()
+        if wrapper and "__call__" in vars(wrapper):
+            self._handles.append(
+                listen(wrapper, "__call__", before=self._before, returned=self._after)
+            )
+
+    def remove(self) -> None:
+        """Put everything back. Idempotent."""
+        while self._handles:
+            self._handles.pop().remove()
+        self._roots.clear()
+
+    def _root(self, called: Any) -> nn.Module | None:
+        """Return the watched model that is called, by itself or through what wraps it."""
+        module: nn.Module = unwrapped(called)
+        known = self._roots.get(id(module))
+        return module if known is not None and known() is module and not is_traced() else None
+
+    def _before(self, called: Any, args: Any, kwargs: Any) -> None:
+        root = self._root(called)
+        if root is not None:
+            self._called.emit(RootCalled(root, args, kwargs))
+
+    def _after(self, called: Any, output: Any, _args: Any, _kwargs: Any) -> None:
+        root = self._root(called)
+        if root is not None:
+            self._returned.emit(RootReturned(root, output))
+
+
+def _has_parts_of_its_class(root: nn.Module) -> bool:
+    """Whether what is compiled may be a part of the model that is called through the same class."""
+    return any(type(part) is type(root) for part in list(root.modules())[1:])
+
+
+class _CompiledCall:
+    """Stands before what ``root.compile()`` has compiled."""
+
+    def __init__(self, calls: RootCalls, root: nn.Module) -> None:
+        self._root = weakref.ref(root)
+        self._compiled = compiled = root.__dict__[COMPILED_CALL]
+        reference = self._root
+
+        def heard(*args: Any, **kwargs: Any) -> Any:
+            module = reference()
+            if module is None or torch.compiler.is_compiling():
+                return compiled(*args, **kwargs)
+            calls._before(module, args, kwargs)  # noqa: SLF001 - of this module
+            output = compiled(*args, **kwargs)
+            calls._after(module, output, args, kwargs)  # noqa: SLF001
+            return output
+
+        self._heard = root.__dict__[COMPILED_CALL] = heard
+
+    def remove(self) -> None:
+        """Put back what was compiled, unless somebody has replaced it since."""
+        root = self._root()
+        if root is not None and root.__dict__.get(COMPILED_CALL) is self._heard:
+            root.__dict__[COMPILED_CALL] = self._compiled

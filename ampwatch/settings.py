@@ -48,6 +48,7 @@ _WORDS = {
     "cpu_kernel": CPU_KERNELS,
     "gpu": GPU_SOURCES,
     "gpu_link_throughput": SWITCH,
+    "replay": SWITCH,
     "op_census": OP_CENSUSES,
     "compiled_census": COMPILED_CENSUSES,
     "module_series_ranks": MODULE_SERIES_RANKS,
@@ -155,6 +156,15 @@ class Settings:
     compiled_census: str = _knob(
         "window",
         "How the ops of compiled code are counted: window (from profiler windows) or force_eager (one by one where `op_census` says so, in steps in which torch.compile is out of force; they round otherwise than compiled ones).",
+    )
+    replay: str = _knob(
+        "on",
+        "Replay failed steps: on (the forward pass once more on a twin of the model that shares its weights, and remedies tried on the batch that failed) or off.",
+    )
+    replay_bytes: int = _knob(
+        2**28,
+        "Memory that replays may keep: inputs of the model until their step is judged, and copies of its buffers. Bytes.",
+        low=0,
     )
     peak_flops: str = _knob(
         "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ampwatch.wire.records import Topic
@@ -50,6 +51,8 @@ CALM_STEPS = 2000
 """Iterations without a burst after which an event belongs to something new, and bursts are counted
 from the beginning: a run of weeks has more than one story. A GradScaler grows after as many."""
 
+NONE_FAILED = (-1, math.nan)
+
 STATE = frozenset({Topic.ACTIVATION, Topic.WEIGHT})
 """Topics that call for a trace as soon as they are not finite, even where a scaler skips the step."""
 
@@ -71,8 +74,18 @@ class Escalation:
         self._event_at = -ALERT_STEPS
         self._watched_until = -1
         self._watches = 0
+        self._failed = NONE_FAILED
         self._skipped_at = -RECURRING_STEPS
         self._largest_applied = 0.0
+
+    @property
+    def failed(self) -> tuple[int, float]:
+        """The newest iteration that has failed, and its loss scale; -1 and NaN without one.
+
+        Any skipped step counts: most of those that a scaler takes to calibrate fail in backward, and
+        a replay finds nothing; but an op that overflows from the first step on looks no other.
+        """
+        return self._failed
 
     @property
     def wants_trace(self) -> bool:
@@ -102,6 +115,8 @@ class Escalation:
     def update(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         self._step = iteration.step
+        if verdict.skipped or verdict.nonfinite_loss:
+            self._failed = iteration.step, iteration.scale_before
         if verdict.skipped and self._skips.calibrated:
             self._event_at = iteration.step
         is_skipping = self._is_skipping(iteration, verdict)

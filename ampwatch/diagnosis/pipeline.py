@@ -238,7 +238,11 @@ class Diagnosis:
         """Return what should be observed more closely in the next iteration."""
         escalation = self._escalation
         return Attention(
-            escalation.wants_trace, escalation.wants_inputs, escalation.wants_ops, self.focus
+            escalation.wants_trace,
+            escalation.wants_inputs,
+            escalation.wants_ops,
+            self.focus,
+            *escalation.failed,
         )
 
     def end(self) -> None:

@@ -47,17 +47,20 @@ ELSEWHERE: tuple[tuple[str, str, str], ...] = (
     (
         "torch.utils._python_dispatch.TorchDispatchMode",
         HOOK,
-        "on the stack of modes in iterations whose ops are observed one by one",
+        "on the stack of modes in iterations whose ops are observed one by one, and in replays",
     ),
     (
         "torch.nn.modules.module.register_module_forward_pre_hook",
         HOOK,
-        "until a thread has left the dispatch mode or the recording that only it can leave",
+        (
+            "until a thread has left the dispatch mode or the recording that only it can leave;"
+            " in replays"
+        ),
     ),
     (
         "torch.compiler.set_stance",
         FUNCTION,
-        'called in counted iterations, only with compiled_census="force_eager"',
+        'called in counted iterations, only with compiled_census="force_eager"; and in replays',
     ),
     (
         (

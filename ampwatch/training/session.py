@@ -35,6 +35,7 @@ from ampwatch.training.sensors.autocast.compiled_backward import CompiledBackwar
 from ampwatch.training.sensors.autocast.dtypes import AutocastSensor
 from ampwatch.training.sensors.autocast.stale_casts import StaleCastSensor
 from ampwatch.training.sensors.births.following import BirthSensor
+from ampwatch.training.sensors.births.replaying import ReplaySensor
 from ampwatch.training.sensors.calls.autocast_backward import AutocastBackwardSensor
 from ampwatch.training.sensors.calls.clipping import ClippingSensor
 from ampwatch.training.sensors.calls.exceptions import describe
@@ -208,10 +209,13 @@ class Session:
         self._first_step = first_step
         self._account = account = Account()
         self._iteration = OpenIteration(first_step)
-        self.bus = bus = Bus(account, targets.scaler, self._iteration, OP_EVENTS)
+        names = Names(targets.models)
+        self.bus = bus = Bus(
+            account, targets.scaler, self._iteration, OP_EVENTS, models=names.models
+        )
         self._readback = Readback(settings.readback_slots, ROW_WIDTH)
         self._diagnosing, self._ending = bus.guard("diagnosis"), bus.guard("exceptions")
-        names, dtypes, lost_eps = Names(targets.models), list[str](), dict[str, float]()
+        dtypes, lost_eps = list[str](), dict[str, float]()
         measuring = Measuring(KernelSelector(settings).of, _device_rows(names))
         trained = Trained(names, targets.optimizers)
         self._home = home = Home(names, trained)
@@ -266,6 +270,7 @@ class Session:
         self._births = BirthSensor(context) if self._samples else None
         self._census = OpCensusSensor(context) if self._samples else None
         self._window = WindowSensor(context) if self._samples else None
+        self._replay = ReplaySensor(context) if self._samples else None
         for sensor in self._sensors(samples):
             bus.add(sensor)
         self._attachments: list[Attachment] = []
@@ -280,6 +285,8 @@ class Session:
             yield GradientUseSensor(context)
         # What is measured belongs to the iteration that the ledger closes: before the ledger.
         if samples is not None:
+            if self._replay is not None:
+                yield self._replay
             yield samples
             yield Planner(context.governor, self.bus)
             gradients = ScaledGradientSensor if context.is_scaled else DirectGradientSensor
@@ -451,6 +458,8 @@ class Session:
             sentences += self._not_measured()
             sentences += [] if self._window is None else self._window.not_seen()
             sentences += self._not_counted()
+        if self._replay is not None:
+            sentences += self._replay.not_replayed()
         return sentences
 
     def _not_measured(self) -> list[str]:

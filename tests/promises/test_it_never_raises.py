@@ -46,6 +46,8 @@ from ampwatch.training.sensors.autocast.dtypes import AutocastSensor
 from ampwatch.training.sensors.autocast.stale_casts import StaleCastSensor
 from ampwatch.training.sensors.births.births import BirthListener
 from ampwatch.training.sensors.births.following import BirthSensor
+from ampwatch.training.sensors.births.kept_calls import KeptCall
+from ampwatch.training.sensors.births.replaying import Pace, ReplaySensor
 from ampwatch.training.sensors.births.surroundings import Surroundings
 from ampwatch.training.sensors.calls.autocast_backward import AutocastBackwardSensor
 from ampwatch.training.sensors.calls.clipping import ClippingSensor
@@ -138,6 +140,13 @@ IN_STEP = [
     (OpCounts, "count"),
     (OpMode, "put_on"),
     (OpMode, "take_off"),
+    (ReplaySensor, "root_called"),
+    (ReplaySensor, "root_returned"),
+    (ReplaySensor, "scaled"),
+    (ReplaySensor, "iteration_closed"),
+    (ReplaySensor, "iteration_opened"),
+    (KeptCall, "__init__"),
+    (Pace, "allows"),
     (ModuleStack, "enter"),
     (ModuleStack, "name_of_node"),
     (Regions, "autocast_entering"),
@@ -315,6 +324,7 @@ SCALED = (
     "regions",
     "census",
     "births",
+    "replay",
     "lossy_casts",
     "fp8_casts",
     "metric_sums",

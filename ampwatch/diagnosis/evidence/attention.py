@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -16,9 +17,14 @@ class Attention(NamedTuple):
         inputs: Something failed lately: add up what the models are given.
         ops: Something may be rounding away: have all ops observed.
         focus: Names of the modules whose outputs are measured.
+        failed: The newest iteration that has failed and whose calls are to be made again; -1
+            without one.
+        failed_scale: The loss scale of that iteration; NaN without one.
     """
 
     trace: bool = False
     inputs: bool = False
     ops: bool = False
     focus: AbstractSet[str] = frozenset()
+    failed: int = -1
+    failed_scale: float = math.nan

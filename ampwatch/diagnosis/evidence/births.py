@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ampwatch.diagnosis.evidence.remedies import Tried
     from ampwatch.numerics.units.ops import Phase
 
 
@@ -140,6 +141,8 @@ class OpTrace:
         has_trained: Whether gradients were computed.
         scale: The loss scale; NaN without one, or where the host does not know it.
         is_scaled: Whether an enabled scaler skips steps whose gradients are not finite.
+        is_replay: Whether the forward pass was run again on a twin, without backward.
+        tried: Remedies that were tried on the batch that failed.
     """
 
     step: int
@@ -150,6 +153,8 @@ class OpTrace:
     has_trained: bool = False
     scale: float = math.nan
     is_scaled: bool = False
+    is_replay: bool = False
+    tried: Sequence[Tried] = ()
 
 
 class BadInput(NamedTuple):

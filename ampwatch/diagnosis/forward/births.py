@@ -236,7 +236,7 @@ def _spoils(birth: Birth, descent: _Descent) -> bool:
     if descent.in_backward(birth) or descent.parameters(birth):
         return True
     spread = not birth.absorbed_by and bool(descent.spread(birth))
-    return spread and not descent.trace.has_trained
+    return spread and (descent.trace.is_replay or not descent.trace.has_trained)
 
 
 def _judge_made(birth: Birth, descent: _Descent) -> Diagnosed | None:

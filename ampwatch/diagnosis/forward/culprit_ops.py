@@ -14,6 +14,7 @@ from ampwatch.diagnosis.forward.kinds import (
     NONFINITE_INPUT,
     REDUCE_OVERFLOW,
 )
+from ampwatch.diagnosis.forward.remedies import TRIED, words_of
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -98,6 +99,9 @@ class CulpritOps:
         self.explained_at = max(self.explained_at, trace.step)
         made = self._book.get(found.kind.slug, found.where) or self._same_incident(found)
         if made is not None:
+            if trace.tried and not made.advice.startswith(TRIED):
+                made.advice = _advice(found, trace)
+                self._book.report_change(made)
             if trace.step > made.last_step:  # what arrives late may have been counted already
                 self._book.again(made.kind, made.where, trace.step, **_evidence(found))
             self._newest = made
@@ -154,12 +158,17 @@ def _finding(found: Diagnosed, trace: OpTrace) -> Finding:
         phase=found.phase,
         dtype=birth.out.dtype or "float32",
         summary=summary_of(found, trace.step),
-        advice=found.kind.advice,
+        advice=_advice(found, trace),
         source=birth.source,
         first_step=trace.step,
         last_step=trace.step,
         evidence=_evidence(found),
     )
+
+
+def _advice(found: Diagnosed, trace: OpTrace) -> str:
+    """Return the advice of the kind; what was tried comes first."""
+    return f"{words_of(trace.tried, trace.step)} {found.kind.advice}".strip()
 
 
 def _evidence(found: Diagnosed) -> dict[str, float]:

@@ -92,7 +92,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
                     self._keys[func] = keys
                 if altered:
                     self._note = None
-            out = _run(func, args, kwargs or {}, keys)
+            out = self.run(func, args, kwargs or {}, keys)
             note = self._note
             if note is not None and func not in self._ignored:
                 note(func, args, kwargs or {}, out)
@@ -103,6 +103,17 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
                 # The mode cannot leave while it is off the stack: PyTorch would put it back. It lets
                 # go of the dictionary after that, and whatever dies with the dictionary runs then.
                 kwargs[_Leaving.__name__] = _Leaving(self)
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...]) -> Any:
+        """Run an op as it would run without this mode.
+
+        Args:
+            func: The overload.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+            keys: Dispatch keys of autocast for what the op calls in its turn.
+        """
+        return _run(func, args, kwargs, keys)
 
     def _is_apart(self, types: Any) -> bool:
         """Whether an op on tensors of these types, here and now, is not one to report."""

@@ -74,6 +74,13 @@ class How(NamedTuple):
 
 WHOLE = How()
 
+MAX_ELEMENTS = 16384
+"""Elements of one output that are binned on a CPU: a share of 1 % is then known to within
+0.16 % (two standard errors), and amax and non-finite elements are exact all the same."""
+
+OUTPUT = How(most=MAX_ELEMENTS)
+"""How outputs of modules are measured."""
+
 
 class _Piece(NamedTuple):
     """A dense part of a tensor, or a copy of it; a tensor may need several.

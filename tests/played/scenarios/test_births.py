@@ -75,18 +75,19 @@ class Custom(nn.Module):
         return out
 
 
-def found_on(device: str, culprit: nn.Module, level: str) -> list[Finding]:
-    """Train until it breaks and a while longer, and return the findings."""
+def found_on(device: str, culprit: nn.Module, level: str, outlier: int = -1) -> list[Finding]:
+    """Train until it breaks and a while longer, or with one bad batch, and return the findings."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), culprit, nn.Linear(16, 4)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     scaler = torch.amp.GradScaler(device, init_scale=1024.0)
     batch = torch.randn(4, 8).to(device)
     with ampwatch.monitor(model, scaler, level=level, serve=False) as watch:
-        for step in range(STEPS):
-            culprit.factor = 1.0 if step < BREAKS_AT else 1e7
+        for step in range(STEPS if outlier < 0 else outlier + 8):
+            culprit.factor = 1e7 if outlier < 0 and step >= BREAKS_AT else 1.0
+            given = batch * 3e5 if step == outlier else batch
             with torch.autocast(device, dtype=torch.float16):
-                loss = model(batch).float().square().mean()
+                loss = model(given).float().square().mean()
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
@@ -111,3 +112,15 @@ def test_findings_on_a_device_are_those_on_the_host(
     assert [wait for wait in device.waits if wait.is_ours] == []
     assert _told(on_device) == _told(on_host)
     assert any(f.severity == "critical" for f in on_host)
+
+
+def test_a_fault_of_one_batch_is_replayed_without_a_wait(device: Machine) -> None:
+    """Its values arrive later, and the remedies are tried one after the other as they do."""
+    on_host = found_on("cpu", Hot(), "standard", 40)
+    device.waits.clear()
+    on_device = found_on(DEVICE, Hot(), "standard", 40)
+
+    assert [wait for wait in device.waits if wait.is_ours] == []
+    assert _told(on_device) == _told(on_host)
+    assert [f.advice for f in on_device] == [f.advice for f in on_host]
+    assert any(f.advice.startswith("Tried on the batch of step 40") for f in on_device)

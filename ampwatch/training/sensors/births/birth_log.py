@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import OpPlace
-    from ampwatch.training.sensors.births.surroundings import Surroundings
+    from ampwatch.training.sensors.births.surroundings import Around
     from ampwatch.training.transfer.extremes import Extremes
 
 MAX_OPS = 32768
@@ -74,7 +74,7 @@ class BirthLog:
         kernel and one pass over each output, and over what no op was seen to write.
     """
 
-    def __init__(self, around: Surroundings, measures: Measures | None = None) -> None:
+    def __init__(self, around: Around, measures: Measures | None = None) -> None:
         self.dropped = 0
         self._names = around.names
         self._around = around

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import OpPlace
-    from ampwatch.training.sensors.births.surroundings import Surroundings
+    from ampwatch.training.sensors.births.surroundings import Around
 
 
 class BirthListener:
@@ -56,7 +56,7 @@ class BirthListener:
         3 to 4 us an op besides reading its output once.
     """
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: Around) -> None:
         self._names = around.names
         self._around = around
         self.meets_device = False

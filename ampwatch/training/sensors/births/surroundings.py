@@ -3,14 +3,52 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from ampwatch.diagnosis.evidence.births import OpTrace
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.model.names import Names
+
+
+class Named(Protocol):
+    """Names of parameters and buffers."""
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and tensor of each parameter."""
+
+    def buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and tensor of each buffer."""
+
+
+class Around(Protocol):
+    """What those who follow non-finite values have to know besides the ops; see ``Surroundings``."""
+
+    @property
+    def names(self) -> Named:
+        """Names of parameters and buffers."""
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether an optimizer is stepping."""
+
+    @property
+    def scale(self) -> Tensor | None:
+        """The scaler's scale."""
+
+    @property
+    def loss_parts(self) -> tuple[float | None, Tensor | None]:
+        """The loss: on the host, and on a device."""
+
+    def deliver_known(self, trace: OpTrace) -> None:
+        """Take the trace of an iteration whose values are all on the host."""
+
+    def deliver(self, trace: OpTrace) -> None:
+        """Take the trace of an iteration."""
 
 
 class Surroundings:

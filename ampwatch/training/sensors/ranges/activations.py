@@ -12,7 +12,7 @@ from ampwatch.training.hooks.events import ForwardReturned
 from ampwatch.training.hooks.places import before_node
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.tensors import tensors_in
-from ampwatch.training.transfer.measuring import How, Item
+from ampwatch.training.transfer.measuring import MAX_ELEMENTS, OUTPUT, How, Item
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
@@ -23,14 +23,9 @@ if TYPE_CHECKING:
     from ampwatch.training.hooks.events import CompileCalled, IterationPlanned
     from ampwatch.training.iteration.context import Context
 
-MAX_ELEMENTS = 16384
-"""Elements of one tensor that are binned on a CPU: a share of 1 % is then known to within
-0.16 % (two standard errors), and amax and non-finite elements are exact all the same."""
-
 MODULES = frozenset({Topic.ACTIVATION, Topic.ACTIVATION_GRADIENT})
 """Topics that need the hook on modules."""
 
-OUTPUT = How(most=MAX_ELEMENTS)
 OUTPUT_GRADIENT = How(scaled=True, most=MAX_ELEMENTS)
 
 

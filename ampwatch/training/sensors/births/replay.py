@@ -1,0 +1,372 @@
+"""Replay of a call on a twin of the model: eagerly, op by op, without effect on the training."""
+
+from __future__ import annotations
+
+import random
+import sys
+from contextlib import contextmanager
+from functools import cache
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ampwatch.diagnosis.evidence.remedies import Measure
+from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.devices import Replaying, autocast_types
+from ampwatch.training.hooks.compiling import ForcedEager, has_compiled
+from ampwatch.training.hooks.places import before_any_forward
+from ampwatch.training.model.module_stack import ModuleStack
+from ampwatch.training.model.tensors import tensors_in
+from ampwatch.training.ops.call import OpCall
+from ampwatch.training.ops.events import OpPlace
+from ampwatch.training.ops.info import op_info
+from ampwatch.training.ops.mode import OpMode
+from ampwatch.training.ops.operands import is_dense, overwritten_by
+from ampwatch.training.sensors.births.kept_calls import Draws, ReplayRefusedError
+from ampwatch.training.sensors.births.twin import Twin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor, nn
+
+    from ampwatch.diagnosis.evidence.remedies import Remedy
+    from ampwatch.training.ops.info import OpInfo
+    from ampwatch.training.sensors.births.kept_calls import KeptCall
+
+    Note = Callable[[OpCall, OpPlace], None]
+
+COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
+"""Namespaces of ops that other processes take part in."""
+
+
+class _ReplayMode(OpMode):
+    """Reports every op of a replay, and refuses one that others would notice, before it runs.
+
+    Args:
+        note: As of ``OpMode``.
+        twin: Whose tensors may be written to.
+        remedy: What is done otherwise than in the call.
+        infos: Returns the facts about an op.
+    """
+
+    def __init__(
+        self,
+        note: Callable[..., None],
+        twin: Twin,
+        remedy: Remedy | None,
+        infos: Callable[[Any], OpInfo],
+    ) -> None:
+        super().__init__(note)
+        self._infos = infos
+        self._writes: dict[Any, tuple[tuple[int, str], ...]] = {}
+        self._widens = remedy is not None and remedy.measure is Measure.SUMS_IN_FLOAT32
+        # By identity, with a weak reference to keep it from being given away: no memory is held.
+        self._own: dict[int, StorageWeakRef] = {}
+        for tensor in twin.own_tensors():
+            self._owns(tensor)
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...]) -> Any:
+        """Run an op of the twin.
+
+        Raises:
+            ReplayRefusedError: If it would be noticed outside.
+        """
+        if not isinstance(func, torch._ops.OpOverload):  # noqa: SLF001 - no public name for it
+            return super().run(func, args, kwargs, keys)
+        if func.namespace in COLLECTIVES:
+            why = "its forward communicates with other processes"
+            raise ReplayRefusedError(why)
+        if isinstance(kwargs.get("generator"), torch.Generator):
+            why = "its forward draws random numbers from a generator of its own"
+            raise ReplayRefusedError(why)
+        for tensor in self._written(func, args, kwargs):
+            if self._key(tensor) not in self._own:
+                why = "its forward writes to tensors that are not its own"
+                raise ReplayRefusedError(why)
+        # Of two tensors: a number that is added is no sum of branches.
+        if self._widens and func is torch.ops.aten.add.Tensor and isinstance(args[1], torch.Tensor):
+            args = [_widened(arg) for arg in args]
+        out = super().run(func, args, kwargs, keys)
+        given = {self._key(t) for t in _tensors(args)} | {
+            self._key(t) for t in _tensors(kwargs.values())
+        }
+        for tensor in _tensors(out if isinstance(out, (tuple, list)) else (out,)):
+            if self._key(tensor) not in given:
+                self._owns(tensor)
+        return out
+
+    def _written(self, func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+        """Return the tensors that an op is about to write to, returned or not."""
+        writes = self._writes.get(func)
+        if writes is None:
+            arguments = enumerate(func._schema.arguments)  # noqa: SLF001 - no public name for it
+            writes = self._writes[func] = tuple(
+                (place, argument.name)
+                for place, argument in arguments
+                if argument.alias_info is not None and argument.alias_info.is_write
+            )
+        written = [args[i] if i < len(args) else kwargs.get(name) for i, name in writes]
+        # The schemas of batch norms do not say that they write averages.
+        averages = overwritten_by(OpCall(func, self._infos(func), args, kwargs, None))
+        return [*_tensors(written), *averages]
+
+    def _owns(self, tensor: Tensor) -> None:
+        key = self._key(tensor)
+        if key and key not in self._own:
+            self._own[key] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def _key(tensor: Tensor) -> int:
+        if not is_dense(tensor):
+            return 0
+        key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - what StorageWeakRef compares
+        return key
+
+
+def _widened(value: Any) -> Any:
+    is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if is_half else value
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+class Replay:
+    """Makes a kept call again, on a twin.
+
+    Args:
+        call: The call.
+        prefix: Of the model's name among the watched ones.
+        max_bytes: What the twin's own tensors may take. Unit: B.
+        remedy: What is done otherwise than in the call; ``None`` for the call as it was.
+        returned: Called with the name of each module without children and what it has returned.
+
+    Attributes:
+        twin: The twin. After a backward its parameters have gradients.
+        prefix: As given.
+
+    Raises:
+        ReplayRefusedError: If there can be no twin, or its inputs have changed.
+
+    Cost:
+        One copy of the buffers; then the forward pass, with 5 to 60 us more for each op, and its
+        backward where the model returns its loss.
+    """
+
+    def __init__(
+        self,
+        call: KeptCall,
+        prefix: str,
+        max_bytes: int,
+        remedy: Remedy | None = None,
+        returned: Callable[[str, Any], None] | None = None,
+    ) -> None:
+        self._call = call
+        self._remedy = remedy
+        self._returned = returned
+        self._arguments = call.arguments()
+        self.twin = Twin(call.model, max_bytes)
+        self.prefix = prefix
+        self._names = {key: f"{prefix}{name}".rstrip(".") for key, name in self.twin.names.items()}
+        self._stack = ModuleStack()
+
+    def run(self, note: Note, scale: float) -> list[Tensor]:
+        """Run forward, and backward where the model returned its loss; return its outputs.
+
+        Args:
+            note: Called with each op that has returned, and its place.
+            scale: What the loss is multiplied by before backward.
+
+        Raises:
+            ReplayRefusedError: If it would have had an effect, or its forward has raised.
+            torch.OutOfMemoryError: If there is no memory for it.
+        """
+        call = self._call
+        modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()  # noqa: SLF001 - no public names
+        if modes:
+            why = "a mode of the user's was on"
+            raise ReplayRefusedError(why, is_lasting=False)
+        infos = cache(op_info)
+        mode = _ReplayMode(self._noting(note, infos), self.twin, self._remedy, infos)
+        self._follow_modules()
+        args, kwargs = self._arguments
+        with Replaying(), _kept_random(call.draws), _eager(), self._without_others():
+            try:
+                with torch.set_grad_enabled(call.returns_loss), self._autocast(), mode_on(mode):
+                    output = self.twin.model(*args, **kwargs)
+                with mode_on(mode):
+                    self._backward(output, scale)
+            except (ReplayRefusedError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                words = f"{type(error).__name__}: {error}".partition("\n")[0]
+                why = f"it raised {words[:160]}"
+                raise ReplayRefusedError(why) from error
+        return [t for t in tensors_in(output) if t.is_floating_point()]
+
+    def _noting(self, note: Note, infos: Callable[[Any], OpInfo]) -> Callable[..., None]:
+        thread = get_ident()
+
+        def noted(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+            if not isinstance(func, torch._ops.OpOverload):  # noqa: SLF001 - no public name for it
+                return
+            info = infos(func)
+            if info.is_ignored:
+                return
+            is_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public name for it
+            phase = Phase.BACKWARD if is_backward else Phase.FORWARD
+            name = self._stack.name()
+            if not name and is_backward:
+                name = self._stack.name_of_node(thread)
+            note(OpCall(func, info, args, kwargs, out), OpPlace(phase, name, not is_backward))
+
+        return noted
+
+    def _follow_modules(self) -> None:
+        """Note which module runs, and have the one that the remedy is for run in float32."""
+
+        def enter(module: nn.Module, _args: Any) -> None:
+            self._stack.enter(id(module), self._names.get(id(module), ""))
+
+        def leave(module: nn.Module, _args: Any, output: Any) -> None:
+            self._stack.leave(id(module))
+            if self._returned is not None and not any(True for _ in module.children()):
+                self._returned(self._names.get(id(module), ""), output)
+
+        remedy = self._remedy
+        for module in self.twin.model.modules():
+            module.register_forward_pre_hook(enter, prepend=True)
+            module.register_forward_hook(leave, always_call=True)
+            is_place = remedy is not None and self._names.get(id(module)) == remedy.module
+            if is_place and remedy is not None and remedy.measure is Measure.MODULE_IN_FLOAT32:
+                _run_in_float32(module)
+
+    @contextmanager
+    def _without_others(self) -> Iterator[None]:
+        """Have a call of a module refused that has a state and is none of the twin's.
+
+        A function that the model keeps may refer to the model itself, or to another one.
+        """
+        me, own = get_ident(), {id(module) for module in self.twin.model.modules()}
+
+        def check(module: nn.Module, _args: Any) -> None:
+            if get_ident() != me or id(module) in own:
+                return
+            if any(True for _ in module.parameters()) or any(True for _ in module.buffers()):
+                why = f"its forward calls a {type(module).__name__} that is not part of it"
+                raise ReplayRefusedError(why)
+
+        handle = before_any_forward(check)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    @contextmanager
+    def _autocast(self) -> Iterator[None]:
+        """Have autocast as it was in the call."""
+        remedy = self._remedy
+        before = [
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            for kind in autocast_types()
+        ]
+        caches = torch.is_autocast_cache_enabled()
+        # Not by torch.autocast: leaving its outermost region would clear the casts of the training.
+        torch.set_autocast_cache_enabled(False)
+        try:
+            for kind, _, _ in before:
+                torch.set_autocast_enabled(kind, False)  # noqa: FBT003 - PyTorch's
+            for kind, dtype in self._call.autocast:
+                wide = remedy is not None and remedy.measure is Measure.BFLOAT16
+                torch.set_autocast_enabled(kind, True)  # noqa: FBT003 - PyTorch's
+                torch.set_autocast_dtype(kind, torch.bfloat16 if wide else dtype)
+            yield
+        finally:
+            for kind, enabled, dtype in before:
+                torch.set_autocast_enabled(kind, enabled)
+                torch.set_autocast_dtype(kind, dtype)
+            torch.set_autocast_cache_enabled(caches)
+
+    def _backward(self, output: Any, scale: float) -> None:
+        loss = loss_in(output) if self._call.returns_loss else None
+        if loss is None:
+            return
+        parameters = [p for p in self.twin.parameters.values() if p.requires_grad]
+        start = torch.full_like(loss, scale)
+        # grad, and not backward: whoever calls backward is heard by others, and by their hooks.
+        gradients = torch.autograd.grad(loss, parameters, start, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+
+@contextmanager
+def mode_on(mode: OpMode) -> Iterator[None]:
+    """Have a mode on in the calling thread."""
+    mode.put_on()
+    try:
+        yield
+    finally:
+        mode.take_off()
+
+
+@contextmanager
+def _kept_random(draws: Draws) -> Iterator[None]:
+    """Draw the random numbers of the call, and have the training draw its own afterwards."""
+    now = Draws.now([device for device, _ in draws.devices])
+    python = random.getstate()
+    numpy = getattr(sys.modules.get("numpy"), "random", None)
+    others = numpy.get_state() if numpy is not None else None
+    draws.restore()
+    try:
+        yield
+    finally:
+        now.restore()
+        random.setstate(python)
+        if numpy is not None:
+            numpy.set_state(others)
+
+
+@contextmanager
+def _eager() -> Iterator[None]:
+    """Have whatever was compiled run eagerly."""
+    forced = ForcedEager() if has_compiled() else None
+    try:
+        yield
+    finally:
+        if forced is not None:
+            forced.end()
+
+
+def _run_in_float32(module: nn.Module) -> None:
+    """Have a module of a twin run without autocast, on inputs in float32."""
+    forward = module.forward
+
+    def widened(*args: Any, **kwargs: Any) -> Any:
+        kinds = [kind for kind in autocast_types() if torch.is_autocast_enabled(kind)]
+        for kind in kinds:
+            torch.set_autocast_enabled(kind, False)  # noqa: FBT003 - PyTorch's
+        try:
+            return forward(*map(_widened, args), **{k: _widened(v) for k, v in kwargs.items()})
+        finally:
+            for kind in kinds:
+                torch.set_autocast_enabled(kind, True)  # noqa: FBT003 - PyTorch's
+
+    module.forward = widened
+
+
+def loss_in(output: Any) -> Tensor | None:
+    """Return the scalar among what a model has returned that backward can begin with, if there is one."""
+    named = getattr(output, "loss", None)
+    given = [named] if isinstance(named, torch.Tensor) else tensors_in(output)[:1]
+    for tensor in given:
+        if tensor.numel() == 1 and tensor.requires_grad and tensor.is_floating_point():
+            return tensor
+    return None

@@ -1,0 +1,461 @@
+"""Replays of failed steps: the op that failed in that very step, and the remedy that cures it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ampwatch.diagnosis.evidence.remedies import Tried
+from ampwatch.diagnosis.forward.births import diagnose
+from ampwatch.diagnosis.forward.kinds import NONFINITE_INPUT
+from ampwatch.diagnosis.forward.remedies import remedies_for
+from ampwatch.training.hooks.compiling import may_compile
+from ampwatch.training.hooks.events import RootCalled, RootReturned
+from ampwatch.training.hooks.roots import SETTLED, unwrapped
+from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.model.tensors import tensors_in
+from ampwatch.training.sensors.births.birth_log import BirthLog
+from ampwatch.training.sensors.births.births import BirthListener
+from ampwatch.training.sensors.births.following import is_host
+from ampwatch.training.sensors.births.kept_calls import KeptCall, ReplayRefusedError
+from ampwatch.training.sensors.births.loss_graph import loss_trace
+from ampwatch.training.sensors.births.replay import Replay, loss_in
+from ampwatch.training.sensors.births.twin_surroundings import TwinSurroundings
+from ampwatch.training.transfer.measuring import OUTPUT, Item
+from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
+from ampwatch.wire.records import Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+
+    from torch import nn
+
+    from ampwatch.diagnosis.evidence.births import OpTrace
+    from ampwatch.diagnosis.evidence.remedies import Remedy
+    from ampwatch.training.hooks.events import (
+        BackwardBegan,
+        CompileCalled,
+        DevicesKnown,
+        IterationArrived,
+        IterationClosed,
+        IterationClosing,
+        IterationOpened,
+        Scaled,
+    )
+    from ampwatch.training.iteration.context import Context
+    from ampwatch.training.ops.events import OpsBegan, OpsEnded
+
+REST = 64
+"""Iterations after a replay that has named an op in which nothing is replayed: what goes on is the
+same incident."""
+
+MAX_CALLS = 64
+"""Calls of models that are kept of one iteration. One with more is not replayed."""
+
+
+class _Kept(NamedTuple):
+    """The calls of one iteration, and the bytes that they keep from being freed."""
+
+    step: int
+    calls: Sequence[KeptCall]
+    nbytes: int
+
+
+class Pace:
+    """Decides which failed steps are replayed: not every one of a storm.
+
+    After a replay that has found nothing, as where it is backward that fails, twice as many
+    iterations go by as the last time.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._wait = 1
+
+    def allows(self, step: int) -> bool:
+        """Whether iteration ``step`` may be replayed."""
+        if step >= self._next + 32 * REST:
+            self._wait = 1  # calm for so long: this is something new
+        return step >= self._next
+
+    def replayed(self, step: int, *, explained: bool) -> None:
+        """Take in that iteration ``step`` was replayed, and whether that has named an op."""
+        self._wait = 1 if explained else min(2 * self._wait, REST)
+        self._next = step + (REST if explained else self._wait)
+
+
+class ReplaySensor(Sensor):
+    """Keeps what the models are called with, and makes the calls of a failed step again on a twin.
+
+    A step that was skipped has left the weights as they were. Where no scaler skips steps, a loss that
+    is in host memory is read before backward begins, and the replay comes before the weights break.
+    On a device the verdict arrives some iterations later; their calls are kept meanwhile, and the
+    weights are those of now.
+
+    Args:
+        context: Shared parts of the training.
+
+    Cost:
+        Some 10 us a call of a watched model, and the memory of its inputs until its step is judged.
+        A replay takes one to three times as long as the step, and so does each remedy; they come at
+        most once in ``REST`` iterations where they find something, ever more seldom where not.
+    """
+
+    name = "replay"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._bus = context.bus
+        self._home = context.home
+        self._max_bytes = context.settings.replay_bytes
+        self._is_wanted = context.settings.replay == "on"
+        self._around = TwinSurroundings()
+        self._at_once = BirthListener(self._around)
+        self._later: BirthLog | None = None
+        self._open: list[KeptCall] = []
+        self._open_bytes = self._kept_bytes = 0
+        self._is_over = False
+        self._kept: deque[_Kept] = deque()
+        self._pace = Pace()
+        self._inquiry: Generator[None, None, None] | None = None
+        self._listening_since = 0
+        self._was_settled = False
+        self._is_listening = False
+        self._arrived = self._newest_failed = -1
+        self._loss_begins_at = 0
+        self._is_followed = False
+        self._suspect: OpTrace | None = None
+        self._num_heard = 0
+        self._refusals: dict[str, int] = {}
+        self.why_not = ""
+
+    # What is kept.
+
+    def installed(self) -> None:
+        """Begin to hear the calls of the models."""
+        self._listen()
+
+    def removed(self) -> None:
+        """Forget everything."""
+        self._stop()
+
+    def failed(self) -> None:
+        """Forget everything: nothing is replayed any more."""
+        self._stop()
+
+    def _listen(self) -> None:
+        if self._is_wanted and not self.why_not and not self._is_listening:
+            self._is_listening = True
+            self._listening_since = self._context.iteration.step
+            self._bus.listen(self, RootCalled)
+            self._bus.listen(self, RootReturned)
+
+    def _ignore(self) -> None:
+        if self._is_listening:
+            self._is_listening = False
+            self._bus.ignore(self, RootCalled)
+            self._bus.ignore(self, RootReturned)
+
+    def _stop(self) -> None:
+        self._ignore()
+        self._open.clear()
+        self._kept.clear()
+        self._open_bytes = self._kept_bytes = 0
+        if self._inquiry is not None:
+            self._inquiry.close()
+            self._inquiry = None
+        self._around.let_go()
+
+    def compile_called(self, _event: CompileCalled) -> None:
+        """Have the calls tapped anew in the next iteration: nothing of ours is to be compiled."""
+        self._ignore()
+
+    def devices_known(self, event: DevicesKnown) -> None:
+        """Pin memory for values that reach the host later."""
+        if event.has_accelerator and self._is_wanted and self._later is None:
+            self._later = BirthLog(self._around)
+            self._later.prepare()
+
+    def root_called(self, event: RootCalled) -> None:
+        """Keep a call that records gradients."""
+        self._num_heard += 1
+        is_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public name for it
+        if not torch.is_grad_enabled() or is_backward or self.why_not:
+            return
+        try:
+            call = KeptCall(event.module, event.args, event.kwargs, self._home.devices)
+        except ReplayRefusedError as refusal:
+            self._refuse(refusal)
+            return
+        if not self._is_over:
+            self._open.append(call)
+            self._open_bytes += call.nbytes
+            self._keep_within_budget()
+
+    def _keep_within_budget(self) -> None:
+        """Let go of the oldest calls, and of those of this iteration if they alone are too many."""
+        while self._kept and self._kept_bytes + self._open_bytes > self._max_bytes:
+            self._let_go_of_oldest()
+            self._count("the device was too far behind for the setting `replay_bytes`")
+        if self._open_bytes > self._max_bytes or len(self._open) > MAX_CALLS:
+            self._is_over = True
+            self._open.clear()
+            self._count("its calls take more than the setting `replay_bytes`, or are too many")
+
+    def _let_go_of_oldest(self) -> None:
+        self._kept_bytes -= self._kept.popleft().nbytes
+
+    def _count(self, why: str) -> None:
+        self._refusals[why] = self._refusals.get(why, 0) + 1
+
+    def root_returned(self, event: RootReturned) -> None:
+        """Note whether a model has returned its loss."""
+        # Numbers of nodes ascend in the order in which a thread makes them.
+        self._loss_begins_at = torch._C._autograd._get_sequence_nr()  # noqa: SLF001 - no public name for it
+        if self._open and self._open[-1].model is event.module:
+            self._open[-1].returns_loss = loss_in(event.output) is not None
+
+    def iteration_closing(self, event: IterationClosing) -> None:
+        """Measure outputs of modules on a twin, where they are inside of compiled code."""
+        wanted = Topic.ACTIVATION in self._context.governor.wanted and may_compile()
+        if not wanted or event.has_nonfinite or not self._open or self._inquiry is not None:
+            return
+        call = self._open[0]
+        try:
+            replay = Replay(
+                call, self._prefix_of(call.model), self._max_bytes, returned=self._measure
+            )
+            replay.run(lambda _call, _place: None, 1.0)
+        except ReplayRefusedError as refusal:
+            self._refuse(refusal)
+        except (torch.OutOfMemoryError, MemoryError):
+            self._end_for_good("there was no memory for a replay")
+
+    def _measure(self, name: str, output: Any) -> None:
+        items = [Item(name, name, t.detach()) for t in tensors_in(output) if t.is_floating_point()]
+        self._context.measuring.measure(Topic.ACTIVATION, items, OUTPUT)
+
+    def iteration_closed(self, event: IterationClosed) -> None:
+        """Keep the calls until it is known whether the iteration has failed."""
+        if self._open:
+            self._kept.append(_Kept(event.iteration.step, tuple(self._open), self._open_bytes))
+            self._kept_bytes += self._open_bytes
+        self._open.clear()
+        self._open_bytes = 0
+        self._is_over = False
+
+    def iteration_arrived(self, event: IterationArrived) -> None:
+        """Take note of what is known by now."""
+        self._arrived = event.iteration.step
+
+    def iteration_opened(self, event: IterationOpened) -> None:
+        """Replay an iteration that has failed, or go on with that; let go of those that were well."""
+        attention = event.attention
+        is_new = attention.failed > self._newest_failed
+        self._newest_failed = max(self._newest_failed, attention.failed)
+        if is_new and self._inquiry is None and self._pace.allows(attention.failed):
+            calls = next((kept.calls for kept in self._kept if kept.step == attention.failed), ())
+            self._begin(attention.failed, calls, attention.failed_scale)
+        else:
+            self._advance()
+        # On the host an iteration that has failed is judged at once; the others need not be kept.
+        judged = event.step if is_host(self._home.device) else self._arrived
+        while self._kept and self._kept[0].step <= judged:
+            self._let_go_of_oldest()
+        if may_compile():
+            self._follow_compiled(event.step)
+        self._listen()
+
+    def _follow_compiled(self, step: int) -> None:
+        """Have the calls tapped anew once what is compiled has been traced; or give up."""
+        is_settled = self._bus.is_compiling_settled
+        if is_settled != self._was_settled:
+            self._was_settled = is_settled
+            self._ignore()
+        elif is_settled and step - self._listening_since > SETTLED and not self._num_heard:
+            self._end_for_good(
+                "nobody calls the model but functions that are compiled, and their calls are not heard"
+            )
+
+    def ops_began(self, event: OpsBegan) -> None:
+        """Take note that this iteration is followed from op to op as it runs."""
+        self._is_followed = event.follows
+
+    def ops_ended(self, _event: OpsEnded) -> None:
+        """Take note that it is not, or not any more."""
+        self._is_followed = False
+
+    def scaled(self, event: Scaled) -> None:
+        """Go through the graph of a loss that is known not to be finite."""
+        outputs = event.outputs
+        self._check_loss(outputs if isinstance(outputs, (list, tuple)) else (outputs,))
+
+    def backward_began(self, event: BackwardBegan) -> None:
+        """Without a scaler: go through the loss, and replay before the weights break."""
+        if self._context.is_scaled or self._inquiry is not None:
+            return
+        step = self._context.iteration.step
+        if self._check_loss(event.tensors) and self._pace.allows(step):
+            calls, self._open = tuple(self._open), []
+            self._begin(step, calls, 1.0)
+
+    def _check_loss(self, losses: Sequence[Any]) -> bool:
+        """Keep what the graph of a loss says that is known not to be finite; return whether one is."""
+        step = self._context.iteration.step
+        if self._is_followed or not self._is_wanted or not self._pace.allows(step):
+            return False
+        bad = [loss for loss in losses if _is_known_bad(loss)]
+        if bad:
+            self._suspect = loss_trace(bad, self._loss_begins_at, step)
+        return bool(bad)
+
+    # What is replayed.
+
+    def _begin(self, step: int, calls: Sequence[KeptCall], scale: float) -> None:
+        if (calls or self._suspect is not None) and not self.why_not:
+            self._inquiry = self._inquire(step, calls, 1.0 if math.isnan(scale) else scale)
+            self._advance()
+
+    def _advance(self) -> None:
+        """Go on as far as values have arrived. Never waits."""
+        inquiry = self._inquiry
+        if inquiry is None:
+            return
+        if self._later is not None:
+            self._later.poll()
+        try:
+            next(inquiry)
+        except StopIteration:
+            self._inquiry = None
+            self._around.let_go()
+        except ReplayRefusedError as refusal:
+            self._inquiry = None
+            self._around.let_go()
+            self._refuse(refusal)
+        except (torch.OutOfMemoryError, MemoryError):
+            self._end_for_good("there was no memory for a replay")
+
+    def _refuse(self, refusal: ReplayRefusedError) -> None:
+        why = str(refusal)
+        if refusal.is_lasting:
+            self._end_for_good(why)
+        self._count(why)
+
+    def _end_for_good(self, why: str) -> None:
+        self.why_not = why
+        self._inquiry = None
+        self._stop()
+
+    def _inquire(
+        self, step: int, calls: Sequence[KeptCall], scale: float
+    ) -> Generator[None, None, None]:
+        """Replay the calls of an iteration in order, up to the one that fails, and try remedies."""
+        explained, is_finite = False, True
+        try:
+            for call in calls:
+                trace = yield from self._trace(step, call, scale, None)
+                found = None if trace is None else diagnose(trace)
+                if found is not None and found.kind is NONFINITE_INPUT and call.is_fed:
+                    found = None  # no data: what another model, or a part of one, has computed
+                is_finite = is_finite and trace is not None and not trace.loss_nonfinite
+                if trace is not None and found is not None:
+                    explained = True
+                    dtypes = [name_of(region.dtype) for region in call.autocast]
+                    trace.tried = yield from self._try_all(
+                        step, call, scale, remedies_for(found, dtypes)
+                    )
+                    self._context.observe(trace)
+                    return
+            explained = self._blame_loss(step, is_model_finite=is_finite and bool(calls))
+        finally:
+            self._pace.replayed(step, explained=explained)
+
+    def _blame_loss(self, step: int, *, is_model_finite: bool) -> bool:
+        """Hand on what the graph of the loss said, unless it may have come from the model."""
+        suspect, self._suspect = self._suspect, None
+        if suspect is None or suspect.step != step:
+            return False
+        if not is_model_finite and not suspect.births[0].inputs:
+            return False  # nobody knows whether what the op was given was finite
+        suspect.is_scaled = self._context.is_scaled
+        self._context.observe(suspect)
+        return True
+
+    def _try_all(
+        self, step: int, call: KeptCall, scale: float, remedies: Sequence[Remedy]
+    ) -> Generator[None, None, list[Tried]]:
+        tried: list[Tried] = []
+        for remedy in remedies:
+            try:
+                trace = yield from self._trace(step, call, scale, remedy)
+            except ReplayRefusedError:
+                continue  # the model does not run that way: nothing was tried
+            if trace is None:
+                continue
+            then = diagnose(trace)
+            if then is not None:
+                tried.append(
+                    Tried(remedy, cures=False, then_op=then.birth.op, then_module=then.birth.module)
+                )
+            else:
+                tried.append(Tried(remedy, cures=not trace.loss_nonfinite))
+        return tried
+
+    def _trace(
+        self, step: int, call: KeptCall, scale: float, remedy: Remedy | None
+    ) -> Generator[None, None, OpTrace | None]:
+        """Replay one call, and wait for its values where they are on a device."""
+        around = self._around
+        replay = Replay(call, self._prefix_of(call.model), self._max_bytes, remedy)
+        around.begin(replay, scale if call.returns_loss else math.nan)
+        home = self._home.device
+        listener = self._at_once if is_host(home) or self._later is None else self._later
+        listener.begin(step)
+        try:
+            outcome = replay.run(listener.note, scale)
+            around.take(outcome)
+        except BaseException:
+            if listener is self._later:
+                listener.give_up()
+            raise
+        dropped = self._later.dropped if self._later is not None else 0
+        listener.end()
+        while around.trace is None and self._later is not None and self._later.dropped == dropped:
+            if not self._later.in_flight:
+                break
+            yield
+        trace = around.trace
+        if trace is not None:
+            trace.is_replay = not call.returns_loss
+            trace.has_trained = True
+            trace.is_scaled = self._context.is_scaled
+        return trace
+
+    def _prefix_of(self, model: nn.Module) -> str:
+        """Return what the names of a model's modules begin with; wrappers are not part of a name."""
+        prefixes = self._context.names.prefixed()
+        return next((prefix for prefix, root in prefixes if unwrapped(root) is model), "")
+
+    def not_replayed(self) -> Iterator[str]:
+        """Yield, in sentences, why failed steps were not replayed."""
+        if not self._is_wanted:
+            return
+        if self.why_not:
+            yield f"failed steps are not replayed: {self.why_not}"
+        for why, times in self._refusals.items():
+            if why != self.why_not:
+                yield f"{times} {'step was' if times == 1 else 'steps were'} not kept or replayed: {why}"
+
+
+def _is_known_bad(root: Any) -> bool:
+    """Whether backward begins with a scalar in host memory that is not finite."""
+    return (
+        is_plain_scalar(root)
+        and root.is_cpu
+        and root.is_floating_point()
+        and not math.isfinite(host_scalar(root))
+    )

@@ -1,0 +1,321 @@
+"""Replays of failed steps: a fault of one single step is named, and remedies are tried on its batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+
+import ampwatch
+from ampwatch.training.sensors.births.replay import Replay
+from ampwatch.training.sensors.births.replaying import Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from ampwatch import Finding
+
+FAULTY = 40
+"""The step of the fault: after the opening, in which every op is followed."""
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.fault: Callable[[Tensor], Tensor] = lambda x: x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.fault(nn.functional.gelu(self.up(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, *, returns_loss: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(8, 4)
+        self.returns_loss = returns_loss
+
+    def forward(self, x: Tensor) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(x)
+        return (
+            {"loss": logits.float().square().mean(), "logits": logits}
+            if self.returns_loss
+            else logits
+        )
+
+
+@dataclass
+class Fault:
+    """What goes wrong in one step, and what is to be said of it."""
+
+    change: Callable[[Tensor], Tensor]
+    op: str
+    kind: str = "forward_overflow"
+
+
+FAULTS = {
+    "a boost": Fault(lambda x: x * 3e6, "mul"),
+    "a square": Fault(lambda x: (x * 3000) ** 2, "pow"),
+    "an exponential": Fault(lambda x: (x + 30).exp(), "exp"),
+    "a sum": Fault(lambda x: (x + 6e4).sum(-1, keepdim=True) + x, "sum"),
+}
+
+
+def train(
+    fault: Callable[[Tensor], Tensor] | None,
+    *,
+    level: str = "standard",
+    how: str = "eager",
+    dtype: torch.dtype = torch.float16,
+    in_loss: bool = False,
+    net: Net | None = None,
+    **settings: Any,
+) -> tuple[list[Finding], str]:
+    """Train with a fault in one step; return the findings, and the report."""
+    torch.manual_seed(0)
+    net = net or Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if dtype is torch.float16 else None
+    model: Any = torch.compile(net, backend=how) if how != "eager" else net
+    with ampwatch.monitor(
+        net, scaler, optimizer=optimizer, level=level, serve=False, **settings
+    ) as watch:
+        for step in range(FAULTY + 6):
+            change = fault if fault is not None and step == FAULTY else lambda x: x
+            net.blocks[1].fault = (lambda x: x) if in_loss else change
+            with torch.autocast("cpu", dtype=dtype):
+                out = model(torch.randn(4, 8))
+                if in_loss:
+                    out = change(out)
+                loss = out["loss"] if isinstance(out, dict) else out.float().square().mean()
+            optimizer.zero_grad()
+            if scaler is None:
+                loss.backward()
+                optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        report = watch.report()
+    return [f for f in watch.findings if f.op or f.kind.startswith(("forward", "param"))], report
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_one_step_is_named_with_its_op_and_module(name: str, how: str) -> None:
+    """At `standard`, long after the opening; also where the model is compiled."""
+    fault = FAULTS[name]
+    if how == "compiled":
+        how = "eager" if name == "a sum" else "aot_eager"
+    (found, *_), _ = train(fault.change, how=how)
+
+    assert (found.kind, found.where, found.op) == (fault.kind, "blocks.1", fault.op)
+    assert found.first_step == FAULTY
+    assert found.root
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_without_a_scaler_the_op_is_named_before_the_weights_break(name: str) -> None:
+    """And what breaks of them is its consequence."""
+    fault = (
+        Fault(lambda x: (x + 100).exp().exp(), "exp") if name != "an exponential" else FAULTS[name]
+    )
+    found, _ = train(lambda x: fault.change(x.float()) * 1e38, dtype=torch.bfloat16)
+
+    named = next(f for f in found if f.where == "blocks.1")
+    assert named.first_step == FAULTY
+    assert named.phase == "forward"
+
+
+@pytest.mark.parametrize(
+    ("change", "op", "kind"),
+    [
+        (lambda x: (x + 30).exp(), "exp", "forward_overflow"),
+        (lambda x: (x * 0).log(), "log", "forward_nan_underflow"),
+    ],
+)
+def test_an_op_of_the_loss_is_found_in_the_graph(change: Any, op: str, kind: str) -> None:
+    """No replay of a model shows it: the loss is code of the user's, outside of every module."""
+    (found, *_), _ = train(change, in_loss=True)
+
+    assert (found.kind, found.where, found.op) == (kind, "loss", op)
+
+
+def test_a_model_that_returns_its_loss_is_replayed_with_its_backward() -> None:
+    """Where forward is finite and backward is not: the square root of zero."""
+    (found, *_), _ = train(
+        lambda x: (x.float() * 0).sqrt().to(x.dtype) + x, net=Net(returns_loss=True)
+    )
+
+    assert found.kind == "backward_nonfinite_any_scale"
+    assert found.first_step == FAULTY
+
+
+def test_what_cures_it_on_the_batch_that_failed_comes_first_in_the_advice() -> None:
+    """The textbook remedy does not: the next block overflows in its cast; bfloat16 does."""
+    (found, *_), _ = train(FAULTS["a boost"].change)
+
+    assert found.advice.startswith(f"Tried on the batch of step {FAULTY}: bfloat16")
+    assert "blocks.1 in float32 (then" in found.advice.partition("Keep this op")[0]
+
+
+def test_at_deep_the_remedies_are_tried_as_well() -> None:
+    """There the op is known already."""
+    (found, *_), _ = train(FAULTS["a boost"].change, level="deep")
+
+    assert found.advice.startswith("Tried on the batch")
+    assert found.count == 1
+
+
+def test_a_setting_switches_it_off() -> None:
+    """Then a fault of one step is not named, and nothing is kept."""
+    found, _ = train(FAULTS["a boost"].change, replay="off")
+
+    assert not found
+
+
+class CallsAnother(Net):
+    """Runs a model that is not part of it, through a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        other = nn.Linear(8, 8)
+        self.look = lambda x: other(x) * 2
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x + 0 * self.look(x))
+
+
+def replaced() -> Net:
+    net = Net()
+    forward = net.forward
+    net.forward = lambda x: forward(x + 0)  # type: ignore[method-assign]
+    return net
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "words"),
+    [
+        (Net, {"replay_bytes": 8}, "its calls take more than the setting `replay_bytes`"),
+        (CallsAnother, {}, "its forward calls a Linear that is not part of it"),
+        (replaced, {}, "the forward of a Net was replaced on the instance"),
+    ],
+)
+def test_why_a_step_was_not_replayed_is_in_the_report(
+    make: Callable[[], Net], settings: Any, words: str
+) -> None:
+    """In words."""
+    found, report = train(FAULTS["a boost"].change, net=make(), **settings)
+
+    assert not found
+    assert words in " ".join(report.split())
+
+
+def test_what_another_part_has_computed_is_not_taken_for_data() -> None:
+    """Of two models that are called one after the other the first one overflows, and is not heard."""
+    torch.manual_seed(0)
+    encoder = nn.ModuleDict({"in": nn.Linear(8, 8)})
+    decoder = nn.Linear(8, 4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=1e-3)
+    with ampwatch.monitor([encoder, decoder], scaler, optimizer=optimizer, serve=False) as watch:
+        for step in range(FAULTY + 2):
+            with torch.autocast("cpu", dtype=torch.float16):
+                hidden = encoder["in"](torch.randn(4, 8)) * (1e6 if step == FAULTY else 1.0)
+                loss = decoder(hidden).float().square().mean()
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert not [f for f in watch.findings if f.kind == "nonfinite_input"]
+
+
+def test_no_memory_ends_it_for_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training goes on, and the report says so."""
+
+    def run(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Replay, "run", run)
+    found, report = train(FAULTS["a boost"].change)
+
+    assert not found
+    assert "there was no memory for a replay" in " ".join(report.split())
+
+
+def test_a_storm_is_not_replayed_step_by_step() -> None:
+    """Ever more seldom where nothing is found; after that only once in a while."""
+    pace = Pace()
+    replayed = [
+        step
+        for step in range(300)
+        if pace.allows(step) and not pace.replayed(step, explained=False)
+    ]
+    assert replayed[:6] == [0, 2, 6, 14, 30, 62]
+    assert len(replayed) < 12
+
+    pace.replayed(300, explained=True)
+    assert not pace.allows(301)
+    assert pace.allows(400)
+
+
+def test_outputs_of_modules_inside_of_compiled_code_are_measured_on_a_twin() -> None:
+    """As they are where nothing is compiled: same modules, same largest magnitudes."""
+    measured = []
+    for how in ("eager", "compiled"):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        model: Any = torch.compile(net, backend="aot_eager") if how == "compiled" else net
+        # Nothing moves: what is measured in one step is what is measured in the next.
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        x = torch.randn(4, 8)
+        with ampwatch.monitor(net, scaler, optimizer=optimizer, serve=False) as watch:
+            kept: list[Any] = []
+            deliver = watch._session.diagnosis.deliver
+            watch._session._ledger._judge = _Keeping(watch._session.diagnosis, kept, deliver)
+            for _ in range(32):
+                with torch.autocast("cpu", dtype=torch.float16):
+                    loss = model(x).float().square().mean()
+                optimizer.zero_grad()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        outputs = {
+            r.name: r.histogram.amax
+            for iteration in kept
+            for r in iteration.ranges
+            if r.topic.name == "ACTIVATION"
+        }
+        measured.append(outputs)
+
+    assert measured[0] == measured[1]
+    assert set(measured[0]) == {"0", "1", "2"}
+
+
+class _Keeping:
+    """A diagnosis that keeps what is delivered to it."""
+
+    def __init__(self, diagnosis: Any, kept: list[Any], deliver: Any) -> None:
+        self.attention = diagnosis.attention
+        self._kept, self._deliver = kept, deliver
+
+    def deliver(self, iteration: Any) -> None:
+        self._kept.append(iteration)
+        self._deliver(iteration)

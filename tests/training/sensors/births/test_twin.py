@@ -1,0 +1,109 @@
+"""Twins: the memory of the parameters, and everything else for themselves."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from ampwatch.training.sensors.births.kept_calls import ReplayRefusedError
+from ampwatch.training.sensors.births.twin import Twin
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+
+def test_parameters_share_memory_and_have_gradients_of_their_own() -> None:
+    """What is computed with is what the training computes with."""
+    original = model()
+    twin = Twin(original, 2**20)
+    twin.model(torch.randn(8, 4)).sum().backward()
+
+    for name, parameter in original.named_parameters():
+        assert twin.parameters[name].data_ptr() == parameter.data_ptr()
+        assert twin.parameters[name].grad is not None
+        assert parameter.grad is None
+
+
+def test_buffers_and_attributes_are_copies() -> None:
+    """Also a tensor that a forward has left behind, which ``deepcopy`` refuses."""
+    original = model()
+    original.seen = [1]  # type: ignore[assignment]
+    original.last = original[0].weight * 2
+    twin = Twin(original, 2**20)
+    twin.model(torch.randn(8, 4) + 5)
+    twin.model.seen.append(2)
+
+    assert original[1].num_batches_tracked == 0
+    assert original[1].running_mean.eq(0).all()
+    assert original.seen == [1]
+    assert torch.equal(twin.model.last, original.last)
+    assert {t.data_ptr() for t in twin.own_tensors()} >= {
+        b.data_ptr() for b in twin.model.buffers()
+    }
+
+
+def test_tied_parameters_stay_tied() -> None:
+    """One parameter under two names is one in the twin."""
+    original = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    original[1].weight = original[0].weight
+    twin = Twin(original, 0)
+
+    assert twin.model[1].weight is twin.model[0].weight
+
+
+def test_hooks_of_the_user_stay_behind_and_norms_come_along() -> None:
+    """A hook may write a log; a norm computes the weight."""
+    calls = []
+    original = model()
+    original[0].register_forward_hook(lambda *_: calls.append(1))
+    original.append(parametrizations.weight_norm(nn.Linear(4, 4)))
+    x = torch.randn(8, 4)
+    twin = Twin(original, 2**20)
+    twin.model(x)
+
+    assert not calls
+    assert torch.equal(twin.model[2].weight, original[2].weight)
+
+
+def test_names_are_those_of_the_model_also_where_parts_are_compiled() -> None:
+    """What is wrapped is run eagerly, and the wrapper is not part of a name."""
+    original = nn.Sequential(torch.compile(model(), backend="eager"), nn.Linear(4, 4))
+    twin = Twin(original, 2**20)
+
+    assert type(twin.model[0]) is nn.Sequential
+    assert {twin.names[id(m)] for m in twin.model.modules()} == {"", "0", "0.0", "0.1", "1"}
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def large() -> nn.Module:
+    return nn.BatchNorm1d(1000)
+
+
+def locked() -> nn.Module:
+    made = model()
+    made.lock = threading.Lock()  # type: ignore[assignment]
+    return made
+
+
+def sharded() -> nn.Module:
+    made = nn.Linear(2, 2)
+    made.weight = nn.Parameter(torch.ones(2, 2).as_subclass(Subclass))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [(large, "replay_bytes"), (locked, "cannot be copied"), (sharded, "Subclass")],
+)
+def test_a_model_that_has_no_twin_is_refused_in_words(make: object, why: str) -> None:
+    """Its copy would be too large, or cannot be made, or its parameters may not all be here."""
+    with pytest.raises(ReplayRefusedError, match=why):
+        Twin(make(), 4000)  # type: ignore[operator]

@@ -140,6 +140,8 @@ class OpTrace:
         has_trained: Whether gradients were computed.
         scale: The loss scale; NaN without one, or where the host does not know it.
         is_scaled: Whether an enabled scaler skips steps whose gradients are not finite.
+        is_replay: Whether the forward pass was run again on a twin, without backward. There are no
+            gradients then, and ``loss_nonfinite`` says it of the output.
     """
 
     step: int
@@ -150,6 +152,7 @@ class OpTrace:
     has_trained: bool = False
     scale: float = math.nan
     is_scaled: bool = False
+    is_replay: bool = False
 
 
 class BadInput(NamedTuple):

@@ -183,7 +183,8 @@ def _judge_written(birth: Birth, descent: Descent) -> Diagnosed | None:
     """Judge a number that the program has written into a tensor, or computed with."""
     if birth.phase is Phase.BACKWARD and not birth.is_inside:
         parameters = descent.parameters(birth)
-        if parameters:
+        # A loss that was infinite already, times infinity it may be, is the program's own word.
+        if parameters and not descent.trace.loss_nonfinite:
             where = f"param:{parameters[0]}"
             return Diagnosed(BACKWARD_NONFINITE_ANY_SCALE, birth, where, "backward")
         return None
@@ -369,7 +370,8 @@ def _is_at_any_scale(birth: Birth, descent: Descent) -> bool:
     """Whether a smaller loss scale would not make it finite, or was seen not to."""
     if birth.parents:
         # 0 * inf and inf - inf, where the infinity is no gradient that has overflowed.
-        return all(_is_lasting_infinity(p) for p in descent.parents(birth))
+        is_finite = not descent.trace.loss_nonfinite
+        return is_finite and all(_is_lasting_infinity(p) for p in descent.parents(birth))
     if birth.index in descent.lasting or not is_of_scale(birth):
         return True
     # A scale that this gradient would fit with is of no use to any other.

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.evidence.births import Fault, Origin
-from ampwatch.diagnosis.forward.faults import fault_of, is_of_nothing, is_of_scale, limit_of
+from ampwatch.diagnosis.forward.faults import WIDE, fault_of, is_of_nothing, is_of_scale, limit_of
 from ampwatch.diagnosis.forward.kinds import (
     BACKWARD_NONFINITE_ANY_SCALE,
     FORWARD_NAN_UNDERFLOW,
@@ -204,10 +204,6 @@ _IN_FLOAT32 = {
 
 def _has_wide_range(birth: Birth) -> bool:
     return limit_of(birth.out.dtype) > WIDE
-
-
-WIDE = 1e30
-"""Formats that end beyond this have the range of float32."""
 
 
 def _op(birth: Birth) -> str:

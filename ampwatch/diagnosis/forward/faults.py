@@ -41,6 +41,13 @@ SMALL_NUMBER = 1e-4
 temperatures."""
 
 
+GROWING = ("exp", "prod", "pow", "det", "sinh", "cosh", "gamma", "fact")
+"""Parts of the names of ops whose results grow faster than products of two."""
+
+WIDE = 1e30
+"""Formats that end beyond this have the range of float32."""
+
+
 def fault_of(birth: Birth) -> Fault:
     """Return the reason why the result of an op is not finite; never ``UNKNOWN``."""
     if is_of_nothing(birth):
@@ -102,10 +109,15 @@ def _divisor(birth: Birth) -> float:
 
 
 def _cannot_overflow(birth: Birth) -> bool:
-    """Whether there is NaN, and not even the squares of the inputs were infinite on the way."""
+    """Whether the inputs are too small for products, and sums of them, to leave the format."""
     out = birth.out
-    is_nan_only = out.nans and not (out.posinf or out.neginf)
-    return is_nan_only and birth.in_amax**2 < limit_of(out.dtype)
+    square = birth.in_amax**2
+    if out.nans and not (out.posinf or out.neginf):
+        return square < limit_of(out.dtype)
+    # Of an op of somebody else nobody knows what it multiplies by.
+    is_known = birth.overload.startswith("aten.") and not any(g in birth.op for g in GROWING)
+    elements = sum(values.numel for values in birth.inputs)
+    return is_known and limit_of(out.dtype) > WIDE and square * elements < WIDE
 
 
 def limit_of(dtype: str) -> float:

@@ -132,6 +132,17 @@ def test_nan_of_numbers_that_cannot_overflow_is_an_invalid_operation() -> None:
     assert _kind(born("some_op", out=nan, inputs=(large,), **OVER)) == "forward_overflow"
 
 
+def test_infinity_of_numbers_that_cannot_overflow_is_none_either() -> None:
+    """In float32; nobody knows what an op of somebody else, or an exponential, does with them."""
+    small = Values("float32", 8, amax=300.0)
+    more = {"out": FLOAT32_INF, "inputs": (small,), **OVER}
+    assert _kind(born("_ctc_loss", **more)) == "invalid_operation"
+    assert _kind(born("_ctc_loss", overload="own.op.default", **more)) == "forward_overflow"
+    assert _kind(born("cumprod", **more)) == "forward_overflow"
+    large = Values("float32", 8, amax=1e18)
+    assert _kind(born("sum", **{**more, "inputs": (large,)})) == "forward_overflow"
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_ELEMENTS = 2**22
 """Elements, of operands and results together, up to which an op is computed again."""
 
-MAX_ELEMENTS_OF_PRODUCT = 2**19
+MAX_ELEMENTS_OF_PRODUCT = 2**20
 """Elements up to which that holds for products of matrices and whatever else is no single pass."""
 
 MAX_COMBINATIONS = 4096

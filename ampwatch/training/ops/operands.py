@@ -60,11 +60,18 @@ def second_number(call: OpCall) -> float:
     return float(number) if isinstance(number, (int, float)) else math.nan
 
 
-def has_autocast(device_type: str) -> bool:
-    """Whether autocast was on for a type of device where the op was called that has just returned."""
+def has_autocast(device_type: str) -> bool | None:
+    """Whether autocast was on where the op was called that has just returned.
+
+    Returns:
+        ``None`` for a type of device that PyTorch has no autocast for.
+    """
     # Below the dispatcher autocast is excluded: only the state in which the op was called tells.
     with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined] # noqa: SLF001 - no public name for it
-        return torch.is_autocast_enabled(device_type)
+        try:
+            return torch.is_autocast_enabled(device_type)
+        except RuntimeError:
+            return None
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ampwatch.training.ops.call import OpCall
 
-MAX_ELEMENTS = 2**22
+MAX_ELEMENTS = 2**21
 """Elements, of operands and results together, up to which an op is computed again."""
 
 MAX_ELEMENTS_OF_PRODUCT = 2**20

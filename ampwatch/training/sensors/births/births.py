@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ampwatch.training.sensors.births.surroundings import Surroundings
 
 
-MAX_ASKED = 24
+MAX_ASKED = 16
 """Ops that are computed again in one iteration: the first births are the ones that matter."""
 
 

@@ -66,7 +66,9 @@ class LoggedOperand(NamedTuple):
             return Values(dtype, self.numel, amax=max(-low, high), amin=least)
         # Both ends are NaN if any element is; infinities beside it cannot be known then.
         nans = math.isnan(low) or math.isnan(high)
-        return Values(dtype, self.numel, nans, high == math.inf, low == -math.inf)
+        # With both ends infinite alike there is no other number in it: 0, as the host says.
+        amax = 0.0 if low == high else math.nan
+        return Values(dtype, self.numel, nans, high == math.inf, low == -math.inf, amax)
 
     def ends(self) -> tuple[float, ...]:
         """Return the numbers that stand for all of its values; none if these are not known."""
@@ -120,7 +122,7 @@ class LoggedOp(NamedTuple):
     number: float
     is_hook: bool
     source: str
-    has_autocast: bool
+    has_autocast: bool | None
     arguments: Arguments | None
     inputs: Sequence[LoggedOperand]
     outputs: Sequence[LoggedOperand]

@@ -72,7 +72,9 @@ def outranks(finding: Finding, culprit: Finding, root: Finding) -> bool:
     if precedence is Precedence.IF_BLOWN_UP:
         above = row_of(root.kind)
         is_above_all = above is not None and above.precedence is Precedence.ALWAYS
-        return not _is_of_format(culprit) and not is_above_all
+        # What breaks in the step of the op was as it should be before it: forward comes first.
+        is_of_this_step = culprit.first_step == finding.first_step
+        return not (_is_of_format(culprit) or is_above_all or is_of_this_step)
     if precedence in (Precedence.IF_PASSING, Precedence.IF_OVER) and is_passing(culprit):
         return True
     if precedence is Precedence.IF_OVER:

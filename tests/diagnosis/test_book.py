@@ -334,6 +334,20 @@ def test_weights_that_are_gone_are_a_root_unless_the_format_is_too_small(dtype: 
     assert symptom.caused_by == root.key
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_weights_that_break_in_the_step_of_the_op_were_broken_by_it(dtype: str) -> None:
+    """Forward comes before the optimizer; they were finite when the op ran."""
+    book = FindingBook(Ear())
+    culprit, gone = _at("forward_overflow", 5), _at("param_nonfinite", 5)
+    culprit.dtype = dtype
+    book.make(culprit)
+    book.led_to_by(culprit)
+    book.make(gone)
+
+    assert (culprit.root, gone.root) == (True, False)
+    assert gone.caused_by == culprit.key
+
+
 def test_a_promoted_symptom_takes_its_roots_place() -> None:
     """The former root, and all that was attached to it, belong to it now; it is told again."""
     ear = Ear()

@@ -81,6 +81,39 @@ def a_target_that_was_never_measured(*, sick: bool) -> Program:
     )
 
 
+class _Speech(nn.Module):
+    """A network that names one of eleven sounds, or none, for each frame."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames = nn.Linear(6, 32)
+        self.sounds = nn.Linear(32, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.sounds(torch.relu(self.frames(x)))
+        return out
+
+
+@STORIES.tell("invalid_operation", "loss", "forward", op="_ctc_loss", levels=("deep",))
+def a_transcript_that_is_longer_than_its_recording(*, sick: bool) -> Program:
+    """There is no way to say it in that time; the loss is infinite, in float32 as in float64."""
+    model = _Speech()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = gradscaler(2.0**8)
+    says = torch.arange(1, 9).expand(3, 8)
+
+    def loss_of(_step: int) -> torch.Tensor:
+        with half():
+            out = model(torch.randn(6 if sick else 20, 3, 6))
+        frames = torch.full((3,), out.shape[0])
+        log_probs = out.float().log_softmax(-1)
+        return nn.functional.ctc_loss(log_probs, says, frames, torch.full((3,), 8))
+
+    return loop(
+        [model], [optimizer], loss_of, scaler, steps=8, shows=lambda run: run.has_no_finite_loss
+    )
+
+
 @STORIES.tell("divergence", "loss", "forward")
 def a_rate_a_little_too_large_until_float16_gives_in(*, sick: bool) -> Program:
     """Loss and weights grow by a quarter in each step; the overflow is only how it ends."""

@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 PLAYS = (forward, small_numbers, backward, communication, not_amp)
-FOLLOWED = BORN | {"nonfinite_input"}
+FOLLOWED = BORN | {"nonfinite_input", "invalid_operation"}
 STORIES = [
     story
     for play in PLAYS

@@ -32,6 +32,36 @@ class Origin(Enum):
     OTHER = "other"
 
 
+class Fault(Enum):
+    """Reasons why an op of finite numbers has a result that is not finite.
+
+    ``OVERFLOW``: the result is a number, and too large for the format. ``POINT``: there is none at
+    this very point, and one beside it: something is zero, or all but zero, or has come to the end
+    of a domain. ``INVALID``: there is none here and none near by, however precise. ``UNKNOWN``: the
+    op could not be computed again.
+    """
+
+    OVERFLOW = "overflow"
+    POINT = "point"
+    INVALID = "invalid"
+    UNKNOWN = "unknown"
+
+
+class Answer(NamedTuple):
+    """Result of an op that was computed once more in float64.
+
+    Attributes:
+        fault: Why the first result was not finite.
+        amax: Largest magnitude of the result; infinite at a point without one, NaN if unknown.
+    """
+
+    fault: Fault = Fault.UNKNOWN
+    amax: float = math.nan
+
+
+NOT_ASKED = Answer()
+
+
 class Values(NamedTuple):
     """Facts that are known of the values of one tensor.
 
@@ -88,6 +118,9 @@ class Birth:
         is_hook: Whether it ran in backward, but in no node of the graph: in a hook, as those of
             ``DistributedDataParallel``.
         source: File and line of the user's code; empty if unknown.
+        has_autocast: Whether autocast was on there; ``None`` if that is not known.
+        reads_argument: Whether it reads what the model was called with; ``False`` also if unknown.
+        answer: Result of the op in float64, if its inputs were finite.
         absorbed_by: Ops that read the values and returned finite ones, and how often.
         spread_to: Modules (``loss`` outside of all) in which values made of these were not finite.
         in_backward: Whether values made of these were not finite in backward.
@@ -111,6 +144,9 @@ class Birth:
     gradient: str = ""
     is_hook: bool = False
     source: str = ""
+    has_autocast: bool | None = None
+    reads_argument: bool = False
+    answer: Answer = NOT_ASKED
     absorbed_by: Counter[str] = field(default_factory=Counter)
     spread_to: set[str] = field(default_factory=set)
     in_backward: bool = False
@@ -141,7 +177,8 @@ class OpTrace:
         has_trained: Whether gradients were computed.
         scale: The loss scale; NaN without one, or where the host does not know it.
         is_scaled: Whether an enabled scaler skips steps whose gradients are not finite.
-        is_replay: Whether the forward pass was run again on a twin, without backward.
+        is_replay: Whether the forward pass was run again on a twin, without backward. There are no
+            gradients then, and ``loss_nonfinite`` says it of the output.
         tried: Remedies that were tried on the batch that failed.
     """
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ampwatch.diagnosis.evidence.births import Birth, OpTrace, Origin, Values
+from ampwatch.diagnosis.evidence.births import (
+    NOT_ASKED,
+    Answer,
+    Birth,
+    Fault,
+    OpTrace,
+    Origin,
+    Values,
+)
 from ampwatch.numerics.units.ops import Phase
 
 if TYPE_CHECKING:
@@ -55,6 +63,8 @@ class OpFacts(NamedTuple):
     gradient: str
     is_hook: bool
     source: str
+    has_autocast: bool | None
+    reads_argument: bool = False
 
 
 class SeenOp(NamedTuple):
@@ -68,6 +78,7 @@ class SeenOp(NamedTuple):
         nonfinite: The first Python number among the arguments that is not finite, if any.
         is_scaling: Whether it reads the loss scale.
         facts: Returns what else there is to say, for a birth.
+        ask: Computes the op once more, for a birth of finite inputs; given the place of the output.
     """
 
     name: str
@@ -77,6 +88,7 @@ class SeenOp(NamedTuple):
     nonfinite: float | None
     is_scaling: bool
     facts: Callable[[], OpFacts]
+    ask: Callable[[int], Answer] = lambda _index: NOT_ASKED
 
 
 class Lineage:
@@ -101,13 +113,19 @@ class Lineage:
         self._tainted: dict[int, tuple[int, frozenset[int]]] = {}
         self._foreign: dict[int, int] = {}
         self._hidden: set[int] = set()
+        self._suspects: dict[int, Values] = {}
         self._other: int | None = None
         self._count = 0
 
     @property
     def is_clean(self) -> bool:
         """Whether no values are known that are not finite."""
-        return not self._tainted
+        return not (self._tainted or self._suspects)
+
+    def suspect(self, operand: Operand) -> None:
+        """Take in a buffer as it is before the first op: one may overwrite it before any reads it."""
+        if operand.is_float and not operand.is_finite():
+            self._suspects[operand.key] = operand.values()
 
     def failed(
         self,
@@ -130,6 +148,7 @@ class Lineage:
         self._count += 1
         given, parents, has_nans = self._read(op, inputs, written)
         for index, output in enumerate(outputs):
+            self._suspects.pop(output.key, None)
             if index not in bad:
                 self._tainted.pop(output.key, None)
                 continue
@@ -152,9 +171,13 @@ class Lineage:
             known = self._tainted.get(operand.key)
             if operand.key in written:
                 # Its values are gone. What is known of them is where they lay.
+                suspect = self._suspects.get(operand.key)
                 if known is not None:
                     parents |= known[1]
                     has_nans = has_nans or any(self._births[b].out.nans for b in known[1])
+                elif suspect is not None:
+                    parents |= {self._found(op, operand.key, suspect)}
+                    has_nans = has_nans or suspect.nans
                 else:
                     given.append(Values(operand.dtype_name, operand.numel))
                 continue
@@ -186,6 +209,7 @@ class Lineage:
                         self._births[birth].absorbed_by[op.name] += 1
         for output in outputs:
             self._tainted.pop(output.key, None)
+            self._suspects.pop(output.key, None)
 
     def hide(self, keys: Iterable[int]) -> None:
         """Values were written by an op that is nobody's failure, and that was not observed."""
@@ -233,7 +257,17 @@ class Lineage:
             if sent:
                 return sent[-1]
         self._spread(parents, op)
-        return self._add(Origin.OP, op, out, out_index=index, inputs=tuple(given), parents=parents)
+        # NaN of infinities is no question of precision: inf - inf, 0 * inf.
+        answer = Answer(Fault.INVALID) if parents else op.ask(index)
+        return self._add(
+            Origin.OP,
+            op,
+            out,
+            out_index=index,
+            inputs=tuple(given),
+            parents=parents,
+            answer=answer,
+        )
 
     def _found(self, op: SeenOp, key: int, values: Values) -> int:
         """Return the birth of values that no op was seen to make."""
@@ -279,6 +313,7 @@ class Lineage:
         out_index: int = 0,
         inputs: Sequence[Values] = (),
         parents: frozenset[int] = frozenset(),
+        answer: Answer = NOT_ASKED,
     ) -> int:
         if len(self._births) >= MAX_BIRTHS and origin is not Origin.OTHER:
             return self._another(op, out)
@@ -294,6 +329,7 @@ class Lineage:
             out_index=out_index,
             inputs=inputs,
             parents=parents,
+            answer=answer,
             **op.facts()._asdict(),
         )
         self._births.append(birth)

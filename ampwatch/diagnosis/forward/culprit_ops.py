@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.causes import LASTING, is_left_behind
 from ampwatch.diagnosis.evidence.births import Origin
-from ampwatch.diagnosis.forward.births import diagnose, limit_of
-from ampwatch.diagnosis.forward.culprit_words import summary_of
+from ampwatch.diagnosis.forward.births import diagnose
+from ampwatch.diagnosis.forward.culprit_words import advice_of, summary_of
+from ampwatch.diagnosis.forward.faults import limit_of
 from ampwatch.diagnosis.forward.kinds import (
     BACKWARD_NONFINITE_ANY_SCALE,
     NONFINITE_INPUT,
     REDUCE_OVERFLOW,
 )
+from ampwatch.diagnosis.forward.persistence import ScaleWitness
 from ampwatch.diagnosis.forward.remedies import TRIED, words_of
 from ampwatch.wire.records import Finding, Severity
 
@@ -44,6 +46,7 @@ class CulpritOps:
         self.explained_at = -1
         self._newest: Finding | None = None
         self._inputs: dict[int, BadInput] = {}
+        self._witness = ScaleWitness()
 
     def observe_input(self, bad: BadInput) -> None:
         """Take in what a model was given; what becomes of it is known when the iteration is judged."""
@@ -93,7 +96,7 @@ class CulpritOps:
 
     def observe_trace(self, trace: OpTrace) -> None:
         """Take in an iteration that was traced op by op; on a device some iterations later."""
-        found = diagnose(trace)
+        found = diagnose(trace, self._witness.observe(trace))
         if found is None:
             return
         self.explained_at = max(self.explained_at, trace.step)
@@ -103,7 +106,8 @@ class CulpritOps:
                 made.advice = _advice(found, trace)
                 self._book.report_change(made)
             if trace.step > made.last_step:  # what arrives late may have been counted already
-                self._book.again(made.kind, made.where, trace.step, **_evidence(found))
+                # The numbers stay those of the step that the summary is about.
+                self._book.again(made.kind, made.where, trace.step)
             self._newest = made
             self._seen_again(made)
             self._book.led_to_by(made)
@@ -141,7 +145,7 @@ class CulpritOps:
 
 def _finding(found: Diagnosed, trace: OpTrace) -> Finding:
     birth = found.birth
-    is_op = birth.origin is Origin.OP
+    is_op = birth.origin is Origin.OP or found.kind is not NONFINITE_INPUT
     severity = Severity.WARNING if found.phase == "eval" else Severity.CRITICAL
     if (
         trace.is_scaled
@@ -168,7 +172,7 @@ def _finding(found: Diagnosed, trace: OpTrace) -> Finding:
 
 def _advice(found: Diagnosed, trace: OpTrace) -> str:
     """Return the advice of the kind; what was tried comes first."""
-    return f"{words_of(trace.tried, trace.step)} {found.kind.advice}".strip()
+    return f"{words_of(trace.tried, trace.step)} {advice_of(found)}".strip()
 
 
 def _evidence(found: Diagnosed) -> dict[str, float]:

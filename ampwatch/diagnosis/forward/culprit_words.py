@@ -1,20 +1,23 @@
-"""Summaries of findings about an op in which finite became non-finite."""
+"""Summaries and advice of findings about an op in which finite became non-finite."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.forward.births import MEANS, limit_of
+from ampwatch.diagnosis.evidence.births import Fault, Origin
+from ampwatch.diagnosis.forward.faults import WIDE, fault_of, is_of_nothing, is_of_scale, limit_of
 from ampwatch.diagnosis.forward.kinds import (
     BACKWARD_NONFINITE_ANY_SCALE,
     FORWARD_NAN_UNDERFLOW,
     FORWARD_OVERFLOW,
+    INVALID_OPERATION,
     MASKED_ROW_NAN,
     NONFINITE_INPUT,
     REDUCE_OVERFLOW,
     SILENT_OVERFLOW,
 )
+from ampwatch.numerics.formats import HALF
 from ampwatch.numerics.units.ops import Phase
 
 if TYPE_CHECKING:
@@ -28,18 +31,28 @@ def summary_of(found: Diagnosed, step: int) -> str:
     words = {
         "op": _op(birth),
         "became": _became(found),
-        "inputs": (
-            "" if math.isnan(birth.in_amax) else f" (largest magnitude {abs(birth.in_amax):.6g})"
-        ),
+        "inputs": _inputs(birth),
         "dtype": birth.out.dtype,
         "limit": f"{limit_of(birth.out.dtype):.6g}",
         "squashed": birth.absorbed_by.most_common(1)[0][0] if birth.absorbed_by else "",
         "where": found.where.removeprefix("param:"),
         "step": str(step),
+        "why": _why(found),
     }
-    if found.kind is FORWARD_NAN_UNDERFLOW and birth.op in MEANS:
-        return _OF_NOTHING.format(**words)
-    return _SENTENCES[found.kind.slug].format(**words)
+    return _sentence(found).format(**words) + _autocast(found)
+
+
+def _sentence(found: Diagnosed) -> str:
+    birth = found.birth
+    if found.kind is FORWARD_NAN_UNDERFLOW and is_of_nothing(birth):
+        return _OF_NOTHING
+    if found.kind is MASKED_ROW_NAN and "softmax" not in birth.op:
+        return _OF_MASK
+    if birth.origin is not Origin.OP:
+        return _WRITTEN.get(found.kind.slug, _SENTENCES[found.kind.slug])
+    if birth.parents:
+        return _OF_INFINITY.get(found.kind.slug, _SENTENCES[found.kind.slug])
+    return _SENTENCES[found.kind.slug]
 
 
 _OF_NOTHING = (
@@ -47,6 +60,30 @@ _OF_NOTHING = (
     " or no label that counts, and the mean of nothing is 0/0"
 )
 
+_OF_MASK = "A mask of -inf became NaN: {op}, since step {step}. 0 * inf and inf - inf are invalid operations"
+
+_WRITTEN = {
+    INVALID_OPERATION.slug: (
+        "{op} writes {became}, since step {step}, and the loss is not finite because of it: no op on"
+        " the way has taken it out"
+    ),
+    BACKWARD_NONFINITE_ANY_SCALE.slug: (
+        "The gradient of {where} is not finite at any loss scale, since step {step}: in backward {op}"
+        " writes {became}; the forward pass is finite"
+    ),
+}
+
+_OF_INFINITY = {
+    INVALID_OPERATION.slug: (
+        "{op} made {became} of an infinity that the program has written, since step {step}: inf - inf,"
+        " 0 * inf and inf / inf are invalid operations in any precision"
+    ),
+    BACKWARD_NONFINITE_ANY_SCALE.slug: (
+        "The gradient of {where} is not finite at any loss scale, since step {step}: in backward {op}"
+        " made {became} of an infinity that was there before: 0 * inf and inf - inf are invalid"
+        " operations; the loss is finite"
+    ),
+}
 
 _SENTENCES = {
     FORWARD_OVERFLOW.slug: (
@@ -66,20 +103,107 @@ _SENTENCES = {
         "{op} made {became} in {dtype} of finite inputs{inputs}, since step {step}: something it"
         " divides by, or takes the logarithm of, has become zero or all but zero"
     ),
+    INVALID_OPERATION.slug: (
+        "{op} made {became} in {dtype} of finite inputs{inputs}, since step {step}: {why}, here and for"
+        " numbers near by, in any precision"
+    ),
     NONFINITE_INPUT.slug: (
         "The data was not finite before the model saw it: {became} in a tensor that is read by"
         " {op}, at step {step}; no precision and no loss scale would help"
     ),
     BACKWARD_NONFINITE_ANY_SCALE.slug: (
         "The gradient of {where} is not finite at any loss scale, since step {step}: in backward"
-        " {op} made {became} of finite inputs{inputs}, because it divides by zero; the forward pass"
-        " is finite"
+        " {op} made {became} of finite inputs{inputs}, {why}; the forward pass is finite"
     ),
     REDUCE_OVERFLOW.slug: (
         "{op} overflowed {dtype}, which ends at {limit}, where gradients that are finite{inputs}"
         " are summed or measured, at step {step}: the result for {where} is {became}"
     ),
 }
+
+
+def _why(found: Diagnosed) -> str:
+    """Return the reason in the words of IEEE 754."""
+    birth = found.birth
+    if found.kind is INVALID_OPERATION:
+        # A division by zero is what IEEE 754 calls any exact infinity of finite operands.
+        return "an invalid operation" if birth.out.nans else "its exact result is infinite"
+    if found.is_lasting:
+        return "which did not become smaller while the loss scale fell"
+    if fault_of(birth) is Fault.INVALID:
+        return "an invalid operation in any precision"
+    if is_of_scale(birth):
+        return "which fit its format only at a loss scale too small for any other gradient"
+    return "because it is at a point without a finite result, as a division by zero is"
+
+
+def _autocast(found: Diagnosed) -> str:
+    """Return a sentence on autocast where the advice to turn it off would be of no use."""
+    return _AUTOCAST_IS_OFF if _is_half_itself(found) else ""
+
+
+_AUTOCAST_IS_OFF = (
+    ". Autocast is off there: the op computes in half precision because its inputs are in it"
+)
+
+
+def _is_half_itself(found: Diagnosed) -> bool:
+    birth = found.birth
+    is_of_format = found.kind in (FORWARD_OVERFLOW, SILENT_OVERFLOW, FORWARD_NAN_UNDERFLOW)
+    return is_of_format and birth.has_autocast is False and birth.out.dtype in HALF
+
+
+def advice_of(found: Diagnosed) -> str:
+    """Return what to change, for the dtype and the place in which it happened."""
+    birth = found.birth
+    is_overflow = found.kind in (FORWARD_OVERFLOW, SILENT_OVERFLOW)
+    if is_overflow and birth.reads_argument and birth.out.dtype == "float16":
+        return _OUTLIER
+    if is_overflow and _has_wide_range(birth):
+        return _TOO_LARGE
+    if _is_half_itself(found) and is_overflow:
+        return _HALF_ITSELF
+    if birth.out.dtype in ("float32", "float64"):
+        return _IN_FLOAT32.get(found.kind.slug, found.kind.advice)
+    return found.kind.advice
+
+
+_OUTLIER = (
+    "Look at the data: a value of the model's own input does not fit float16. Normalize or clip the"
+    " input where it is loaded, or keep the first layers in float32"
+    " (torch.autocast(device_type, enabled=False) and .float()), or train in bfloat16."
+)
+
+_TOO_LARGE = (
+    "No wider format is left, and no loss scale is at fault: the numbers themselves are too large. Find"
+    " out why they are (look at the inputs of this op, at weights that grow, and at the learning rate),"
+    " normalize before this op, and take exponentials of differences: torch.logsumexp and log_softmax"
+    " subtract the largest value first."
+)
+
+_HALF_ITSELF = (
+    "Give this op float32: autocast is off there, and it computes in half precision because it is given"
+    " half precision. Call .float() on its inputs, keep this module in float32 when the model is cast"
+    " (module.float() after model.half()), or train in bfloat16, which has the range of float32."
+)
+
+_IN_FLOAT32 = {
+    FORWARD_NAN_UNDERFLOW.slug: (
+        "Keep it off zero: this is float32 already. Add an eps to what is divided by, clamp(min=eps)"
+        " what a logarithm is taken of, or take logits and use binary_cross_entropy_with_logits,"
+        " log_softmax or logsumexp; mask rows that are empty. Where the zero was rounded in float16"
+        " before, call .float() earlier."
+    ),
+    BACKWARD_NONFINITE_ANY_SCALE.slug: (
+        "Keep what has this derivative away from where the derivative is infinite:"
+        " torch.sqrt(d ** 2 + 1e-8), torch.linalg.vector_norm(x) + eps, torch.where on the input and not"
+        " only on the result. This is float32 already, and no loss scale cures it."
+    ),
+}
+
+
+def _has_wide_range(birth: Birth) -> bool:
+    return limit_of(birth.out.dtype) > WIDE
 
 
 def _op(birth: Birth) -> str:
@@ -93,6 +217,29 @@ def _at(place: str) -> str:
     if place == "loss":
         return "outside of the model"
     return f"in {place}" if place else "in the root module"
+
+
+def _inputs(birth: Birth) -> str:
+    """Return the size of what went in, and the number that the program has written beside it."""
+    parts = []
+    if birth.reads_argument:
+        parts.append("the model's own input")
+    if not math.isnan(birth.in_amax):
+        parts.append(f"largest magnitude {abs(birth.in_amax):.6g}")
+    verb = _WITH_NUMBER.get(birth.op.rstrip("_").removeprefix("_foreach_"))
+    if verb and not math.isnan(birth.number):
+        parts.append(f"{verb} {birth.number:.6g}")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+_WITH_NUMBER = {
+    "mul": "times",
+    "div": "divided by",
+    "pow": "to the power of",
+    "add": "plus",
+    "sub": "minus",
+}
+"""How a Python number is read with the op that takes it as its second argument."""
 
 
 def _became(found: Diagnosed) -> str:

@@ -118,6 +118,30 @@ FORWARD_NAN_UNDERFLOW = Kind(
     is_transient=True,
 )
 
+INVALID_OPERATION = Kind(
+    slug="invalid_operation",
+    number=54,
+    family=KindFamily.NOT_AMP,
+    meaning="an op has no result for what it is given, in any precision",
+    severities=(Severity.CRITICAL, Severity.WARNING, Severity.INFO),
+    certainty=certain(
+        "the op was seen with finite inputs, and has no finite result for them or for numbers near by;"
+        " or an infinity that the program has written itself was seen to reach the loss"
+    ),
+    advice=(
+        "Change what the op is given: neither precision nor the loss scale is at fault. Keep arguments"
+        " of roots, logarithms and inverse cosines inside of their domain (clamp before, not after);"
+        " take no unbiased variance of one sample (correction=0, or skip it); leave out targets that"
+        " are longer than their input (torch.nn.CTCLoss: zero_infinity=True); write a large finite"
+        " number, and not infinity, where a later op may meet it."
+    ),
+    explained_by=(
+        since("fp8_scale_nonfinite", "shared_scaler_desync", "rank_found_inf_mismatch")
+        + during("divergence")
+    ),
+    is_transient=True,
+)
+
 NONFINITE_INPUT = Kind(
     slug="nonfinite_input",
     number=4,

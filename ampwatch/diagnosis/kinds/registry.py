@@ -21,6 +21,7 @@ from ampwatch.diagnosis.forward.kinds import (
     BACKWARD_NONFINITE_ANY_SCALE,
     FORWARD_NAN_UNDERFLOW,
     FORWARD_OVERFLOW,
+    INVALID_OPERATION,
     MASKED_ROW_NAN,
     NONFINITE_INPUT,
     REDUCE_OVERFLOW,
@@ -123,6 +124,7 @@ ROWS = (
     MATMUL_IS_GEMV,
     TENSOR_VIEWS_DISAGREE,
     NONFINITE_INPUT,
+    INVALID_OPERATION,
     DIVERGENCE,
 )
 """Every kind, in the order of the pages: a new one gets its place here."""

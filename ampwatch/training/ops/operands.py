@@ -60,6 +60,20 @@ def second_number(call: OpCall) -> float:
     return float(number) if isinstance(number, (int, float)) else math.nan
 
 
+def has_autocast(device_type: str) -> bool | None:
+    """Whether autocast was on where the op was called that has just returned.
+
+    Returns:
+        ``None`` for a type of device that PyTorch has no autocast for.
+    """
+    # Below the dispatcher autocast is excluded: only the state in which the op was called tells.
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined] # noqa: SLF001 - no public name for it
+        try:
+            return torch.is_autocast_enabled(device_type)
+        except RuntimeError:
+            return None
+
+
 def is_dense(tensor: Tensor) -> bool:
     """Whether a tensor has elements that can be read, each at a place of its own in memory."""
     has_places = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from ampwatch.diagnosis.evidence.births import OpTrace, Origin, Values
-from ampwatch.diagnosis.forward.births import USELESS_SCALE, diagnose, limit_of
+from ampwatch.diagnosis.evidence.births import Answer, Birth, Fault, OpTrace, Origin, Values
+from ampwatch.diagnosis.forward.births import USELESS_SCALE, diagnose
+from ampwatch.diagnosis.forward.faults import limit_of
 from ampwatch.numerics.units.ops import Phase
 from tests.workshop.births import (
     BIG,
@@ -99,6 +100,165 @@ def test_a_quotient_whose_divisor_is_no_small_number_has_overflowed(
 ) -> None:
     """A temperature that the program has written down divides what is large already."""
     assert _kind(born("div", inputs=inputs, number=number, **OVER)) == "forward_overflow"
+
+
+POINT = Answer(Fault.POINT, math.inf)
+INVALID = Answer(Fault.INVALID, math.nan)
+FITS_FLOAT64 = Answer(Fault.OVERFLOW, 1e6)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (FITS_FLOAT64, "forward_overflow"),
+        (POINT, "forward_nan_underflow"),
+        (INVALID, "invalid_operation"),
+    ],
+)
+@pytest.mark.parametrize("op", ["div", "some_op", "mul"])
+def test_what_an_op_has_answered_decides_and_not_its_name(
+    op: str, answer: Answer, kind: str
+) -> None:
+    """The same for an op that nobody has heard of."""
+    assert _kind(born(op, inputs=(BIG, TINY), answer=answer, **OVER)) == kind
+
+
+def test_nan_of_numbers_that_cannot_overflow_is_an_invalid_operation() -> None:
+    """On a device, where the op could not be computed again; large inputs leave that open."""
+    small = Values("float32", 8, amax=3.0)
+    large = Values("float32", 8, amax=1e30)
+    nan = Values("float32", 8, nans=True)
+    assert _kind(born("some_op", out=nan, inputs=(small,), **OVER)) == "invalid_operation"
+    assert _kind(born("some_op", out=nan, inputs=(large,), **OVER)) == "forward_overflow"
+
+
+def test_infinity_of_numbers_that_cannot_overflow_is_none_either() -> None:
+    """In float32; nobody knows what an op of somebody else, or an exponential, does with them."""
+    small = Values("float32", 8, amax=300.0)
+    more = {"out": FLOAT32_INF, "inputs": (small,), **OVER}
+    assert _kind(born("_ctc_loss", **more)) == "invalid_operation"
+    assert _kind(born("_ctc_loss", overload="own.op.default", **more)) == "forward_overflow"
+    assert _kind(born("cumprod", **more)) == "forward_overflow"
+    large = Values("float32", 8, amax=1e18)
+    assert _kind(born("sum", **{**more, "inputs": (large,)})) == "forward_overflow"
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (POINT, "backward_nonfinite_any_scale"),
+        (INVALID, "backward_nonfinite_any_scale"),
+        (FITS_FLOAT64, ""),
+        (Answer(Fault.POINT, 1e6), ""),
+        (Answer(Fault.OVERFLOW, 1e12), "backward_nonfinite_any_scale"),
+    ],
+)
+@pytest.mark.parametrize("op", ["div", "_softmax_backward_data", "mul"])
+def test_in_backward_the_result_in_float64_says_whether_a_scale_cures_it(
+    op: str, answer: Answer, expected: str
+) -> None:
+    """1e6 fits float16 at a sixteenth of the scale, 1e12 at none that is of use."""
+    birth = backward(op, inputs=(BIG, TINY), answer=answer)
+    assert _kind(birth, bad={"w": {0}}, scale=1.0) == expected
+
+
+def test_a_birth_that_lasts_is_cured_by_no_scale() -> None:
+    """Another part has seen it at several of them."""
+    trace = traced(backward("mul", inputs=(BIG,)), bad={"w": {0}}, scale=1024.0)
+    found = diagnose(trace, frozenset({0}))
+
+    assert diagnose(trace) is None
+    assert found is not None
+    assert found.is_lasting
+
+
+@pytest.mark.parametrize("origin", [Origin.CONSTANT, Origin.BUFFER])
+def test_nan_that_backward_makes_of_a_given_infinity_is_a_failure(origin: Origin) -> None:
+    """Forward had no use for it; backward multiplies it by zero."""
+    given = born("masked_fill", origin=origin, out=MASK, absorbed=["exp"], in_backward=True)
+    made = backward("mul", out=NAN, parents=frozenset({0}))
+
+    assert _kind(given, made, bad={"w": {1}}) == "backward_nonfinite_any_scale"
+    assert _kind(given, made) == ""
+
+
+def test_nan_of_a_gradient_that_has_overflowed_is_the_scalers_business() -> None:
+    """Inf - inf of a scaled gradient goes away with the inf."""
+    over = backward("mul", inputs=(BIG,))
+    made = backward("sub", out=NAN, parents=frozenset({0}))
+    assert _kind(over, made, bad={"w": {1}}, scale=1024.0) == ""
+
+
+def test_an_infinity_that_backward_itself_writes_is_a_failure_where_it_arrives() -> None:
+    """In a function of the user's; one that reaches no gradient is none."""
+    given = backward("masked_fill", origin=Origin.CONSTANT, out=INF)
+    assert _kind(given, bad={"w": {0}}) == "backward_nonfinite_any_scale"
+    assert _kind(given) == ""
+
+
+@pytest.mark.parametrize("out", [MASK, INF])
+def test_a_number_that_forward_writes_is_a_failure_where_it_is_the_loss(out: Values) -> None:
+    """While the loss is finite, or where an op has taken it out, it is meant."""
+    given = {"origin": Origin.CONSTANT, "out": out._replace(numel=1)}
+    reaches = {**given, "spread_to": {"block", "loss"}}
+    assert _kind(born("masked_fill", **reaches), loss_nonfinite=True) == "invalid_operation"
+    assert _kind(born("masked_fill", **reaches), loss_nonfinite=False) == ""
+    absorbed = born("masked_fill", absorbed=["_softmax"], **reaches)
+    assert _kind(absorbed, loss_nonfinite=True) == ""
+
+
+def test_a_tensor_that_holds_nothing_but_infinities_is_no_data() -> None:
+    """It was made inside of forward, or is kept by the module; a batch has other numbers too."""
+    more = {"origin": Origin.INPUT, "spread_to": {"block", "loss"}, "in_backward": True}
+    plain = born("where", out=Values("float32", 8, posinf=True, amax=0.0), **more)
+    batch = born("where", out=Values("float32", 8, posinf=True, amax=2.0), **more)
+    assert _kind(plain, loss_nonfinite=True) == "invalid_operation"
+    assert _kind(batch, loss_nonfinite=True) == "nonfinite_input"
+
+
+def test_an_op_at_fault_comes_before_an_infinity_that_was_written_earlier() -> None:
+    """The mask may be as it should be; the overflow is not."""
+    mask = born("masked_fill", origin=Origin.CONSTANT, out=MASK, spread_to={"block", "loss"})
+    assert _kind(mask, born("bmm", **OVER), loss_nonfinite=True) == "forward_overflow"
+
+
+def test_weights_that_are_bad_already_leave_no_blame_for_a_mask() -> None:
+    """The loss is not finite because of them."""
+    mask = born("masked_fill", origin=Origin.CONSTANT, out=MASK, spread_to={"block", "loss"})
+    weight = born("addmm", origin=Origin.PARAMETER, out=NAN, **OVER)
+    assert _kind(mask, weight, loss_nonfinite=True) == ""
+
+
+def test_nan_of_a_written_infinity_is_an_invalid_operation() -> None:
+    """Inf - inf; of a mask of -inf it is the mask's own kind."""
+    sentinel = born("full", origin=Origin.CONSTANT, out=INF)
+    made = born("sub", out=NAN, parents=frozenset({0}), **OVER)
+    assert _kind(sentinel, made, loss_nonfinite=True) == "invalid_operation"
+
+
+REPLAY = {"is_replay": True, "has_trained": True}
+
+
+@pytest.mark.parametrize(
+    ("birth", "kind"),
+    [
+        (born("bmm", spread_to={"block", ""}), "forward_overflow"),
+        (born("addmm", origin=Origin.INPUT, out=NAN, spread_to={"block"}), "nonfinite_input"),
+        (born("masked_fill", origin=Origin.INPUT, out=MASK, absorbed=["_softmax"]), ""),
+        (born("masked_fill", origin=Origin.CONSTANT, out=MASK, absorbed=["_softmax"]), ""),
+        (born("full", origin=Origin.CONSTANT, out=INF, spread_to={"block"}), "invalid_operation"),
+        (born("addmm", origin=Origin.PARAMETER, out=NAN, spread_to={"block"}), ""),
+    ],
+)
+def test_a_replay_is_judged_by_its_output(birth: Birth, kind: str) -> None:
+    """There was no backward: what is not finite is a failure where the output is not."""
+    assert _kind(birth, loss_nonfinite=True, **REPLAY) == kind
+
+
+def test_a_replay_with_a_finite_output_blames_no_data() -> None:
+    """The model knows how to live with what it was given."""
+    given = born("addmm", origin=Origin.INPUT, out=NAN, spread_to={"block"})
+    assert _kind(given, loss_nonfinite=False, **REPLAY) == ""
 
 
 def test_the_mean_of_nothing_is_no_overflow() -> None:

@@ -14,7 +14,7 @@ from ampwatch.diagnosis.kinds.registry import row_of
 from ampwatch.diagnosis.steps.steps import StepVerdict
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Finding, Severity, SkipClass
-from tests.workshop.births import BIG, MASK, NAN, TINY, backward, born, outside, traced
+from tests.workshop.births import BIG, INF, MASK, NAN, TINY, backward, born, outside, traced
 from tests.workshop.simulation import Simulation
 
 if TYPE_CHECKING:
@@ -110,12 +110,16 @@ SENTENCES = {
         [outside("div", inputs=(BIG, TINY), needs_grad=True, spread_to={"loss"})],
         ["div outside of the model made inf in float16"],
     ),
+    "invalid_operation": (
+        [outside("sqrt", out=Values("float32", 4, nans=True), needs_grad=True, spread_to={"loss"})],
+        ["sqrt outside of the model made NaN in float32", "magnitude 300", "an invalid operation"],
+    ),
     "nonfinite_input": (
         [born("addmm", origin=Origin.INPUT, out=NAN, **OVER)],
         ["NaN in a tensor that is read by addmm in block, at step 5"],
     ),
     "backward_nonfinite_any_scale": (
-        [backward("div", out=Values("float32", 4, nans=True, posinf=True), inputs=(BIG, TINY))],
+        [backward("div", out=Values("float16", 4, nans=True, posinf=True), inputs=(BIG, TINY))],
         [
             "The gradient of w is not finite at any loss scale",
             "in backward div in block made NaN and inf",
@@ -143,6 +147,100 @@ def test_what_is_said_has_all_its_numbers(kind: str, desk: Desk) -> None:
     row = row_of(kind)
     assert row is not None
     assert made.advice == row.advice
+
+
+def _said(birth: Birth, desk: Desk, **more: Any) -> Finding:
+    desk.culprits.observe_trace(traced(birth, loss_nonfinite=True, **more))
+    return desk.only
+
+
+def test_what_overflows_float32_is_not_to_be_kept_in_float32(desk: Desk) -> None:
+    """No wider format is left, in float32 as in bfloat16."""
+    for dtype in ("float32", "bfloat16"):
+        desk = Desk()
+        made = _said(born("pow", out=Values(dtype, 8, posinf=True), number=2.0, **OVER), desk)
+        assert f"overflowed {dtype}" in made.summary
+        assert "float32" not in made.advice
+        assert "bfloat16" not in made.advice
+
+
+def test_without_autocast_nobody_is_told_to_turn_it_off(desk: Desk) -> None:
+    """A model in half precision computes in it for its own reasons."""
+    made = _said(born(has_autocast=False, **OVER), desk)
+
+    assert "Autocast is off there" in made.summary
+    assert "enabled=False" not in made.advice
+
+
+def test_with_autocast_its_switch_is_named(desk: Desk) -> None:
+    """Turning it off for the op is the remedy."""
+    made = _said(born(has_autocast=True, **OVER), desk)
+
+    assert "Autocast" not in made.summary
+    assert "enabled=False" in made.advice
+
+
+def test_an_outlier_in_the_data_is_said_to_be_one(desk: Desk) -> None:
+    """What overflows is what the model was called with."""
+    made = _said(born("_to_copy", reads_argument=True, **OVER), desk)
+
+    assert "the model's own input" in made.summary
+    assert "Look at the data" in made.advice
+
+
+@pytest.mark.parametrize(
+    ("op", "number", "said"),
+    [("mul", 1e6, "times 1e+06"), ("div_", 1e-7, "divided by 1e-07"), ("pow", 4.0, "power of 4")],
+)
+def test_a_number_that_the_program_has_written_is_said(op: str, number: float, said: str) -> None:
+    """It is what makes a small input large."""
+    assert said in _said(born(op, number=number, **OVER), Desk()).summary
+
+
+def test_a_number_that_is_a_dimension_is_not_said(desk: Desk) -> None:
+    """The second argument of a softmax is no operand."""
+    assert "-1" not in _said(born("_softmax", number=-1.0, **OVER), desk).summary
+
+
+def test_an_infinity_of_the_program_itself_is_named_by_the_op_that_writes_it(desk: Desk) -> None:
+    """It has come out as the loss."""
+    written = born("masked_fill", origin=Origin.CONSTANT, out=INF, spread_to={"block", "loss"})
+    made = _said(written, desk)
+
+    assert (made.kind, made.op, made.where) == ("invalid_operation", "masked_fill", "block")
+    assert "masked_fill in block writes inf" in made.summary
+
+
+def test_what_backward_makes_of_an_infinity_of_forward_is_said_to_be_that(desk: Desk) -> None:
+    """A mask that is read again in backward: 0 * inf."""
+    mask = born("masked_fill", origin=Origin.CONSTANT, out=MASK, absorbed=["exp"])
+    made_of_it = backward("mul", out=NAN, parents=frozenset({0}))
+    desk.culprits.observe_trace(traced(mask, made_of_it, bad={"w": {1}}, scale=4.0))
+
+    assert desk.only.kind == "backward_nonfinite_any_scale"
+    assert "an infinity that was there before" in desk.only.summary
+
+
+def test_a_gradient_that_does_not_shrink_with_the_scale_is_named_at_last(desk: Desk) -> None:
+    """Whatever the op is called; the words say what was seen."""
+    for step in range(6):
+        birth = backward("fused_thing", inputs=(BIG,))
+        desk.culprits.observe_trace(
+            traced(birth, bad={"w": {0}}, scale=1024.0 / 2**step, step=step)
+        )
+
+    assert (desk.only.kind, desk.only.first_step) == ("backward_nonfinite_any_scale", 3)
+    assert "did not become smaller while the loss scale fell" in desk.only.summary
+
+
+def test_summary_and_evidence_are_of_one_step(desk: Desk) -> None:
+    """What comes later is counted, and changes no number that was said."""
+    desk.overflow(step=1)
+    before = dict(desk.only.evidence)
+    desk.overflow(step=2, birth=born(inputs=(BIG._replace(amax=999.0),), **OVER))
+
+    assert desk.only.count == 2
+    assert desk.only.evidence == before
 
 
 def test_an_op_of_backward_whose_module_is_unknown_has_no_place(desk: Desk) -> None:

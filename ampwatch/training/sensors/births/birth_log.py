@@ -10,12 +10,13 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampwatch.diagnosis.evidence.births import Origin
-from ampwatch.diagnosis.forward.births import DIVISIONS
+from ampwatch.diagnosis.forward.faults import DIVISIONS, RECIPROCALS
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import PinningError
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.ops.operands import (
     FLOATS,
+    has_autocast,
     is_dense,
     is_in_node,
     made_by,
@@ -24,6 +25,7 @@ from ampwatch.training.ops.operands import (
     read_by,
     second_number,
 )
+from ampwatch.training.sensors.births.asking import emptied
 from ampwatch.training.sensors.births.op_log import (
     LoggedGradient,
     LoggedOp,
@@ -104,7 +106,11 @@ class BirthLog:
         """Begin the log of iteration ``step``."""
         self._measures.clear()
         self._clear()
-        self._log = OpLog(step)
+        self._log = log = OpLog(step)
+        try:
+            log.buffers = [self._operand(b, self._key(b)) for _, b in self._names.buffers()]
+        except NO_ROOM:
+            self.give_up()
 
     def give_up(self) -> None:
         """Follow the iteration no further, and count it."""
@@ -162,6 +168,8 @@ class BirthLog:
             second_number(call),
             place.phase is Phase.BACKWARD and not is_in_node(),
             user_source(),
+            has_autocast(outputs[0].device.type),
+            emptied(call),
             inputs,
             [self._operand(tensor, key) for tensor, key in zip(outputs, keys, strict=True)],
             written,
@@ -190,7 +198,8 @@ class BirthLog:
         keys = [self._key(tensor) for tensor in read]
         floats = [i for i, tensor in enumerate(read) if tensor.dtype in FLOATS]
         # Of a divisor the smallest magnitude counts: a quotient overflows close to zero.
-        divisor = floats[-1] if floats and name.rstrip("_") in DIVISIONS else -1
+        divides = name.rstrip("_") in DIVISIONS | RECIPROCALS
+        divisor = floats[-1] if floats and divides else -1
         return [
             LoggedOperand(key, tensor.dtype, tensor.numel(), None)
             if key in written

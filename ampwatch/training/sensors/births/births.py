@@ -6,18 +6,22 @@ Values are read at once. Values on a device are followed by `birth_log.py`.
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
-from ampwatch.diagnosis.evidence.births import Origin, Values
+from ampwatch.diagnosis.evidence.births import NOT_ASKED, Answer, Origin, Values
 from ampwatch.diagnosis.evidence.lineage import Lineage, OpFacts, SeenOp
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.kernels.admission import stored
 from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.ops.operands import (
     FLOATS,
+    has_autocast,
     is_dense,
     is_in_node,
     made_by,
@@ -26,16 +30,22 @@ from ampwatch.training.ops.operands import (
     read_by,
     second_number,
 )
+from ampwatch.training.sensors.births.asking import ask
 from ampwatch.training.transfer.readback import host_scalar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
     from torch import Tensor
 
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import OpPlace
     from ampwatch.training.sensors.births.surroundings import Around
+
+
+MAX_ASKED = 16
+"""Ops that are computed again in one iteration: the first births are the ones that matter."""
 
 
 class BirthListener:
@@ -66,10 +76,14 @@ class BirthListener:
         self._lineage = Lineage(step, self._owner)
         self._own: dict[int, tuple[Origin, str]] | None = None
         self._count = 0
+        self._asked = 0
 
     def begin(self, step: int) -> None:
         """Begin to follow iteration ``step``."""
         self._clear(step)
+        for _, buffer in self._names.buffers():
+            if buffer.is_cpu:
+                self._lineage.suspect(_HostOperand(buffer))
 
     def end(self) -> None:
         """Note which gradients are not finite at the end of the iteration, and deliver."""
@@ -118,6 +132,7 @@ class BirthListener:
             nonfinite_number(call) if bad else None,
             bool(bad) and self._is_scaling(read),
             lambda: self._facts(call, place),
+            lambda index: self._ask(call, index),
         )
         inputs = [_HostOperand(tensor) for tensor in read]
         if bad:
@@ -126,6 +141,10 @@ class BirthListener:
             self._lineage.failed(op, outputs, bad, inputs, written)
         else:
             self._lineage.settle(op, outputs, inputs)
+
+    def _ask(self, call: OpCall, index: int) -> Answer:
+        self._asked += 1
+        return ask(call, index) if self._asked <= MAX_ASKED else NOT_ASKED
 
     def _is_scaling(self, read: list[Tensor]) -> bool:
         scale = self._around.scale
@@ -144,6 +163,8 @@ class BirthListener:
             gradient=self._gradient_read_by(call, place),
             is_hook=place.phase is Phase.BACKWARD and not is_in_node(),
             source=user_source(),
+            has_autocast=has_autocast("cpu"),
+            reads_argument=place.is_inside and _reads_argument(read_by(call)),
         )
 
     def _gradient_read_by(self, call: OpCall, place: OpPlace) -> str:
@@ -250,3 +271,21 @@ def _storage(tensor: Tensor) -> int:
     if tensor.layout is not torch.strided or tensor.is_nested:
         return 0
     return tensor.untyped_storage().data_ptr()
+
+
+def _reads_argument(read: list[Tensor]) -> bool:
+    """Whether an op reads what the outermost module of the calling thread was called with.
+
+    Cost: 0.1 us a frame, once for a birth.
+    """
+    # A hook would cost every call of a module, and has no keyword arguments to show.
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
+    call: FrameType | None = None
+    while frame is not None:
+        call = frame if frame.f_code is nn.Module._call_impl.__code__ else call  # noqa: SLF001
+        frame = frame.f_back
+    if call is None:
+        return False
+    given = call.f_locals
+    keys = {_storage(t) for t in tensors_in((given.get("args"), given.get("kwargs")))} - {0}
+    return any(_storage(tensor) in keys for tensor in read)

@@ -6,18 +6,20 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ampwatch.diagnosis.evidence.births import Values
+import torch
+
+from ampwatch.diagnosis.evidence.births import NOT_ASKED, Answer, Values
 from ampwatch.diagnosis.evidence.lineage import Lineage, OpFacts, SeenOp
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.operands import FLOATS
+from ampwatch.training.sensors.births.asking import ask_for_ends
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
-
     from ampwatch.diagnosis.evidence.births import OpTrace, Origin
     from ampwatch.training.ops.events import OpPlace
+    from ampwatch.training.sensors.births.asking import Arguments
     from ampwatch.training.transfer.extremes import Extremes, Flight
 
 
@@ -64,7 +66,24 @@ class LoggedOperand(NamedTuple):
             return Values(dtype, self.numel, amax=max(-low, high), amin=least)
         # Both ends are NaN if any element is; infinities beside it cannot be known then.
         nans = math.isnan(low) or math.isnan(high)
-        return Values(dtype, self.numel, nans, high == math.inf, low == -math.inf)
+        # With both ends infinite alike there is no other number in it: 0, as the host says.
+        amax = 0.0 if low == high else math.nan
+        return Values(dtype, self.numel, nans, high == math.inf, low == -math.inf, amax)
+
+    def ends(self) -> tuple[float, ...]:
+        """Return the numbers that stand for all of its values; none if these are not known."""
+        if not self.is_float:
+            return (0.0, 1.0)  # of a mask, or of numbers that make nothing infinite
+        row = self.row
+        if row is None or not row.is_finite:
+            return ()
+        low = row.low
+        high = row.high
+        if low > 0.0 or high < 0.0:
+            return (low, high)
+        # Without a measured one, zero stands for what is closest to it.
+        least = row.least if row.has_least else 0.0
+        return tuple({low: None, high: None, least: None, -least: None})
 
 
 class LoggedGradient(NamedTuple):
@@ -86,6 +105,7 @@ class LoggedOp(NamedTuple):
 
     Attributes:
         func: The overload.
+        arguments: Arguments of an elementwise op, with places for its tensors.
         inputs: Operands that it has read.
         outputs: Tensors that it has returned, or written if it has returned nothing.
         written: Keys of all storages that it has written to.
@@ -102,6 +122,8 @@ class LoggedOp(NamedTuple):
     number: float
     is_hook: bool
     source: str
+    has_autocast: bool | None
+    arguments: Arguments | None
     inputs: Sequence[LoggedOperand]
     outputs: Sequence[LoggedOperand]
     written: frozenset[int]
@@ -118,7 +140,18 @@ class LoggedOp(NamedTuple):
             gradient=self._gradient(),
             is_hook=self.is_hook,
             source=self.source,
+            has_autocast=self.has_autocast,
         )
+
+    def ask(self, index: int) -> Answer:
+        """Compute the op for the ends of its operands: the operands themselves are gone."""
+        if self.arguments is None:
+            return NOT_ASKED
+        ends = [operand.ends() for operand in self.inputs]
+        if not all(ends):
+            return NOT_ASKED
+        limit = torch.finfo(self.outputs[index].dtype).max
+        return ask_for_ends(self.func, self.arguments, ends, limit)
 
     def _gradient(self) -> str:
         """Return the parameter whose gradient, or a cast of it, was read."""
@@ -135,6 +168,7 @@ class OpLog:
         step: The iteration.
         ops: Ops in the order in which they ran; of a stepping optimizer's only the written keys.
         num_ops: Number of ops that were seen.
+        buffers: The buffers of the models before the first op.
         gradients: The gradients at the end, with the names of their parameters.
         scale: The loss scale.
         loss: The loss; ``None`` if there was none.
@@ -147,6 +181,7 @@ class OpLog:
     ops: list[LoggedOp | tuple[int, ...]] = field(default_factory=list)
     num_ops: int = 0
     has_trained: bool = False
+    buffers: Sequence[LoggedOperand] = ()
     gradients: list[tuple[str, LoggedOperand]] = field(default_factory=list)
     scale: Extremes | None = None
     loss: Extremes | None = None
@@ -163,6 +198,8 @@ def replayed(log: OpLog, owner: Callable[[int], tuple[Origin, str]], *, is_finit
         is_finite: Whether all values are finite: then the log is not gone through.
     """
     lineage = Lineage(log.step, owner)
+    for buffer in () if is_finite else log.buffers:
+        lineage.suspect(buffer)
     for op in () if is_finite else log.ops:
         if isinstance(op, LoggedOp):
             _replay(op, lineage)
@@ -194,6 +231,7 @@ def _replay(noted: LoggedOp, lineage: Lineage) -> None:
         noted.nonfinite,
         noted.is_scaling,
         noted.facts,
+        noted.ask,
     )
     if bad:
         lineage.failed(op, noted.outputs, bad, noted.inputs, noted.written)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import math
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
 
-from ampwatch.diagnosis.evidence.births import OpTrace, Origin
+from ampwatch.diagnosis.evidence.births import Fault, OpTrace, Origin
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.sensors.births import birth_log
@@ -201,6 +202,60 @@ def test_the_log_gives_what_reading_at_once_gives(
     assert expected.births
     assert following.traces == []
     assert _essence(following.arrive()) == _essence(expected)
+
+
+def _elementwise(model: nn.Module) -> None:
+    half = torch.tensor([250.0, 300.0, 3.0], dtype=torch.float16)
+    half * half
+    torch.tensor([0.0, 2.0]).log()
+    torch.tensor([-3.0, -2.0]).sqrt()
+    torch.ones(3) / torch.tensor([-1.0, 0.0, 3.0])
+    half / 1e-7
+    half.float() * 1e38
+
+
+def test_an_elementwise_op_is_asked_alike_on_both_sides() -> None:
+    """Its operands on a host, the ends of their ranges where the operands are gone."""
+    model = _model()
+    following = Following(model)
+    following.follow(lambda: _elementwise(model))
+    faults = [birth.answer.fault for birth in following.arrive().births]
+    expected = _at_once(lambda: _elementwise(model), model, inside("block"))
+
+    assert faults == [birth.answer.fault for birth in expected.births]
+    assert faults == [
+        *(Fault.OVERFLOW, Fault.POINT, Fault.INVALID, Fault.POINT, Fault.POINT, Fault.OVERFLOW)
+    ]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_op_that_overwrites_a_buffer_that_was_bad_has_not_made_it_so(*, is_late: bool) -> None:
+    """Of what it has read nothing is left; the buffer was read before."""
+    for work, origin in (
+        (lambda model: model.seen.mul_(0.5).add(1.0), Origin.BUFFER),
+        (lambda model: model.seen.fill_(0.0).log_(), Origin.OP),
+    ):
+        model = _model()
+        run = partial(work, model)
+        if is_late:
+            following = Following(model)
+            following.follow(run)
+            trace = following.arrive()
+        else:
+            trace = _at_once(run, model, inside("block"))
+
+        assert [birth.origin for birth in trace.births] == [origin]
+        assert trace.births[0].name == ("seen" if origin is Origin.BUFFER else "")
+
+
+def test_a_tensor_of_nothing_but_infinities_is_known_as_one() -> None:
+    """It holds no other number, as a mask or a sentinel, and no data."""
+    following = Following()
+    for values, amax in (([math.inf] * 3, 0.0), ([math.inf, 1.0, 2.0], math.nan)):
+        given = torch.tensor(values)
+        following.follow(lambda given=given: given + 1.0)
+        (birth,) = following.arrive().births
+        assert repr(birth.out.amax) == repr(amax)
 
 
 def test_nothing_waits_while_ops_are_followed() -> None:

@@ -209,6 +209,29 @@ def test_a_birth_names_the_op_its_place_and_its_values() -> None:
     assert (birth.inputs[0].amax, birth.inputs[0].amin, birth.in_amax) == (4.0, 1.0, 4.0)
 
 
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_birth_says_whether_autocast_was_on_there(*, is_on: bool) -> None:
+    """Where the op was called; below the dispatcher it always seems to be off."""
+    with Traced() as traced, torch.autocast("cpu", dtype=HALF, enabled=is_on):
+        full(300.0, HALF) * 300.0
+
+    assert [birth.has_autocast for birth in traced.births] == [is_on]
+
+
+def test_a_birth_says_whether_it_reads_what_the_model_was_called_with() -> None:
+    """The first cast of an outlier does; what comes after reads something that was made."""
+    for call, expected in (
+        (lambda x: x.half(), True),
+        (lambda x: (x * 1.0).half(), False),
+    ):
+        model = nn.Sequential(nn.Identity(), Calling(lambda x: x), nn.Identity())
+        inner = model[0]
+        inner.forward = call  # type: ignore[method-assign]
+        with Traced(model) as traced:
+            model(full(1e6))
+        assert [birth.reads_argument for birth in traced.births[:1]] == [expected]
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [

@@ -1,0 +1,126 @@
+"""The reason why an op of finite numbers has a result that is not finite.
+
+An op that could be computed again in float64 has answered that itself. The tables are for the
+others: ops that have overwritten what they read, and on a device those that are not elementwise.
+None of them decides whether a birth is a failure.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.evidence.births import Fault
+from ampwatch.numerics.formats import FORMATS
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.evidence.births import Birth, Values
+
+LOGARITHMS = frozenset(
+    {"log", "log2", "log10", "log1p", "logit", "special_logit", "xlogy", "special_xlogy"}
+)
+"""Ops that are not finite only where the argument is zero, one, or negative: the logarithm of no
+finite number overflows."""
+
+RECIPROCALS = frozenset({"reciprocal", "rsqrt", "_foreach_reciprocal", "_foreach_rsqrt"})
+"""Ops that are not finite only where the argument is zero, all but zero, or negative."""
+
+DOMAINS = frozenset({"sqrt", "_foreach_sqrt", "acos", "asin", "acosh", "atanh", "erfinv", "lgamma"})
+"""Ops that are NaN where the argument is outside of their domain, and infinite at its ends at most."""
+
+DIVISIONS = frozenset({"div", "true_divide", "_foreach_div", "addcdiv", "_foreach_addcdiv"})
+
+MEANS = frozenset({"mean", "nll_loss_forward", "nll_loss2d_forward"})
+"""Ops that are NaN where there is nothing to take the mean of, no element or no label."""
+
+SMALL = 1.0
+"""A divisor below this is what made a quotient overflow, not the numerator."""
+
+SMALL_NUMBER = 1e-4
+"""A divisor below this is to blame where the program has written it down, as it does with
+temperatures."""
+
+
+GROWING = ("exp", "prod", "pow", "det", "sinh", "cosh", "gamma", "fact")
+"""Parts of the names of ops whose results grow faster than products of two."""
+
+WIDE = 1e30
+"""Formats that end beyond this have the range of float32."""
+
+
+def fault_of(birth: Birth) -> Fault:
+    """Return the reason why the result of an op is not finite; never ``UNKNOWN``."""
+    if is_of_nothing(birth):
+        return Fault.POINT
+    if birth.answer.fault is not Fault.UNKNOWN:
+        return birth.answer.fault
+    if birth.op.rstrip("_") in DOMAINS:
+        return Fault.INVALID if birth.out.nans else Fault.POINT
+    if _is_small_number(birth):
+        return Fault.POINT
+    return Fault.INVALID if _cannot_overflow(birth) else Fault.OVERFLOW
+
+
+def is_of_scale(birth: Birth) -> bool:
+    """Whether some smaller gradient would make an op of backward finite."""
+    if birth.answer.fault is Fault.UNKNOWN:
+        return fault_of(birth) is Fault.OVERFLOW
+    # With all but zero in it, it is finite for a gradient that is small enough.
+    return math.isfinite(birth.answer.amax)
+
+
+def result_amax(birth: Birth) -> float:
+    """Return the largest magnitude of a result with range to spare; NaN if unknown.
+
+    That of the inputs stands in for it where the op was not computed again.
+    """
+    answer = birth.answer.amax
+    return birth.in_amax if math.isnan(answer) else answer
+
+
+def is_of_nothing(birth: Birth) -> bool:
+    """Whether it is the mean, or another statistic, of no element at all."""
+    if not birth.out.nans:
+        return False
+    return birth.op in MEANS or any(values.numel == 0 for values in birth.inputs)
+
+
+def _is_small_number(birth: Birth) -> bool:
+    """Whether something that it needs is zero, or all but zero."""
+    op = birth.op.rstrip("_")
+    if op in LOGARITHMS or op in RECIPROCALS:
+        return True
+    if op.startswith("pow") or op == "_foreach_pow":
+        return birth.number < 0 or birth.out.nans
+    if op in DIVISIONS:
+        return birth.out.nans or not _divisor(birth) >= SMALL
+    return False
+
+
+def _divisor(birth: Birth) -> float:
+    """Return the smallest magnitude of a divisor; NaN if unknown."""
+    if not math.isnan(birth.number):
+        return abs(birth.number) / SMALL_NUMBER
+    inputs = birth.inputs
+    if len(inputs) < 2:
+        return math.nan
+    divisor: Values = inputs[-1]
+    return divisor.amin
+
+
+def _cannot_overflow(birth: Birth) -> bool:
+    """Whether the inputs are too small for products, and sums of them, to leave the format."""
+    out = birth.out
+    square = birth.in_amax**2
+    if out.nans and not (out.posinf or out.neginf):
+        return square < limit_of(out.dtype)
+    # Of an op of somebody else nobody knows what it multiplies by.
+    is_known = birth.overload.startswith("aten.") and not any(g in birth.op for g in GROWING)
+    elements = sum(values.numel for values in birth.inputs)
+    return is_known and limit_of(out.dtype) > WIDE and square * elements < WIDE
+
+
+def limit_of(dtype: str) -> float:
+    """Return the largest number of a dtype; NaN for one without a format."""
+    known = FORMATS.get(dtype)
+    return math.nan if known is None else known.max

@@ -190,13 +190,13 @@ class FindingBook:
         self._culprit = culprit
         if culprit.root and is_passing(culprit):
             for left in self.findings:
-                is_left = is_aftermath(left) and left.root
+                is_left = is_aftermath(left) and left.root and not is_of_fault(left, culprit)
                 if is_left and 0 <= culprit.first_step - left.first_step <= FOUND_LATE:
                     self.explain(culprit, left)
         root = self.root_of(culprit)
         for finding in self.findings:
             recent = culprit.last_step - finding.last_step <= INCIDENT_STEPS
-            if is_of_fault(finding) and finding.root and recent:
+            if finding.root and recent and is_of_fault(finding, culprit):
                 self.explain(finding, root)
 
     def promote(self, symptom: Finding) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.forward.kinds import FORWARD_OVERFLOW
 from ampwatch.diagnosis.kinds.kind import Precedence, When
 from ampwatch.diagnosis.kinds.registry import row_of
+from ampwatch.numerics.formats import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,12 +71,14 @@ def outranks(finding: Finding, culprit: Finding, root: Finding) -> bool:
     """
     row = row_of(finding.kind)
     precedence = Precedence.NEVER if row is None else row.precedence
+    if precedence is Precedence.IF_PASSING and is_of_fault(finding, culprit):
+        return False  # the op was seen, and what has a period is a pattern in what it did
     if precedence is Precedence.IF_BLOWN_UP:
         above = row_of(root.kind)
         is_above_all = above is not None and above.precedence is Precedence.ALWAYS
         # What breaks in the step of the op was as it should be before it: forward comes first.
         is_of_this_step = culprit.first_step == finding.first_step
-        return not (_is_of_format(culprit) or is_above_all or is_of_this_step)
+        return _has_blown_up(culprit) and not (is_above_all or is_of_this_step)
     if precedence in (Precedence.IF_PASSING, Precedence.IF_OVER) and is_passing(culprit):
         return True
     if precedence is Precedence.IF_OVER:
@@ -86,13 +90,15 @@ def is_symptom_of_op(finding: Finding, culprit: Finding, root: Finding) -> bool:
     """Whether an op at fault explains a new finding; arguments as of ``outranks``."""
     if finding.first_step - root.last_step > INCIDENT_STEPS:
         return False
-    return is_of_fault(finding) or (is_left_behind(finding) and _is_lasting(culprit))
+    return is_of_fault(finding, culprit) or (is_left_behind(finding) and _is_lasting(culprit))
 
 
-def is_of_fault(finding: Finding) -> bool:
-    """Whether an op at fault explains findings of this kind, as long as it is."""
+def is_of_fault(finding: Finding, culprit: Finding) -> bool:
+    """Whether an op at fault explains a finding, as long as it is."""
     row = row_of(finding.kind)
-    return row is not None and row.is_explained(When.AT_FAULT)
+    return row is not None and any(
+        edge.when is When.AT_FAULT and edge.fits(finding, culprit) for edge in row.explained_by
+    )
 
 
 def is_left_behind(finding: Finding) -> bool:
@@ -126,6 +132,14 @@ def _is_transient(culprit: Finding) -> bool:
     return row is not None and row.is_transient
 
 
-def _is_of_format(culprit: Finding) -> bool:
-    """Whether it is the range of the format that does not fit, and not the numbers that blew up."""
-    return culprit.kind != FORWARD_OVERFLOW.slug or culprit.dtype == "float16"
+def _has_blown_up(culprit: Finding) -> bool:
+    """Whether an op of the model was handed numbers that were beyond any use before it overflowed.
+
+    In float16 it is the format that is too small. In a wider one an op that overflows on ordinary
+    numbers, an exponential for example, is at fault itself; and so is whatever overflows outside of
+    the model, between its output and the loss, which the weights are broken by and not the reverse.
+    """
+    if culprit.kind != FORWARD_OVERFLOW.slug or culprit.dtype == "float16":
+        return False
+    largest = culprit.evidence.get("in_amax", math.inf)
+    return culprit.where != "loss" and largest > FORMATS["float16"].max

@@ -8,7 +8,7 @@ import pytest
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.causes import FOUND_LATE, INCIDENT_STEPS, LASTING
-from ampwatch.diagnosis.kinds.kind import When
+from ampwatch.diagnosis.kinds.kind import When, since
 from ampwatch.diagnosis.kinds.registry import ROWS
 from ampwatch.diagnosis.state.divergence import DIVERGENCE
 from ampwatch.wire.records import Finding, Severity
@@ -24,11 +24,14 @@ AT_ANY_TIME = {
     for cause in row.explained_by
     if cause.when is When.BEFORE
 }
+ALWAYS = since("a")[0].fits
 MISTAKES = {
     row: [
         each.slug
         for each in ROWS
-        if any((c.kind, c.when) == (row.slug, When.SINCE) for c in each.explained_by)
+        if any(
+            (c.kind, c.when, c.fits) == (row.slug, When.SINCE, ALWAYS) for c in each.explained_by
+        )
         and (each.slug, row.slug) not in AT_ANY_TIME
     ]
     for row in ROWS
@@ -172,6 +175,7 @@ def test_a_symptom_belongs_to_the_culprit_whichever_comes_first(
         book = FindingBook(Ear())
         culprit = _at("masked_row_nan", 200)
         symptom = _at(kind, 200 - apart if comes_first else 200 + apart)
+        symptom.evidence = {"period": 1.0}  # each step, those of the culprit among them
         if comes_first:
             book.make(symptom)
         book.make(culprit)
@@ -317,6 +321,70 @@ def test_a_culprit_that_is_found_late_belongs_to_what_it_has_left_behind() -> No
         assert culprit.root is expected
         assert culprit.caused_by == ("" if expected else left.key)
         assert left.root
+
+
+@pytest.mark.parametrize(("where", "largest"), [("loss", 1e30), ("gate", 400.0)])
+def test_an_op_that_overflows_on_ordinary_numbers_has_broken_the_weights(
+    where: str, largest: float
+) -> None:
+    """So has whatever overflows in the loss: both were seen in the step in which the weights broke."""
+    book = FindingBook(Ear())
+    culprit, gone = _at("forward_overflow", 5, where), _at("param_nonfinite", 5)
+    culprit.dtype, culprit.evidence = "float32", {"in_amax": largest}
+    book.make(culprit)
+    book.led_to_by(culprit)
+    book.make(gone)
+
+    assert (culprit.root, gone.caused_by) == (True, culprit.key)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize(("step", "is_seen"), [(30, True), (33, False)])
+def test_an_op_seen_in_the_steps_of_a_period_is_the_root(
+    step: int, *, is_seen: bool, is_late: bool
+) -> None:
+    """A period is a pattern in what the op did; an op of another step is another matter."""
+    book = FindingBook(Ear())
+    culprit, period = _at("forward_overflow", step), _at("periodic_skip", 40 if not is_late else 30)
+    period.evidence = {"period": 10.0}
+    if is_late:
+        book.make(period)
+    book.make(culprit)
+    book.led_to_by(culprit)
+    if not is_late:
+        book.make(period)
+
+    assert (period.caused_by == culprit.key) is is_seen
+    assert culprit.root is is_seen
+
+
+@pytest.mark.parametrize(("ended", "expected"), [(59, True), (20, False)])
+@pytest.mark.parametrize("kind", ["nonfinite_input", "backward_nonfinite_any_scale"])
+def test_a_fault_that_was_seen_is_why_the_scale_is_low(
+    kind: str, ended: int, *, expected: bool
+) -> None:
+    """If the scale came to rest when the fault was over."""
+    book = FindingBook(Ear())
+    fault, stuck = _at(kind, 10), _at("scale_stuck_low", 60)
+    fault.last_step = ended
+    _entered(book, fault, stuck)
+
+    assert fault.root
+    assert stuck.root is not expected
+
+
+def test_optimizers_fall_apart_because_of_an_overflow_that_was_seen() -> None:
+    """Whichever is found first: the one is what was seen, the other what follows."""
+    for order in ((0, 1), (1, 0)):
+        book = FindingBook(Ear())
+        pair = _at("forward_overflow", 40), _at("shared_scaler_desync", 41)
+        for index in order:
+            book.make(pair[index])
+            if not index:
+                book.led_to_by(pair[0])
+
+        assert pair[1].caused_by == pair[0].key
+        assert pair[0].root
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

@@ -111,7 +111,7 @@ def two_updates_of_one_scaler(*, sick: bool) -> Program:
         with half():
             made = loud(-judge(maker(noise)).float()).mean()
         if sick and step % 3:
-            made = made * 1e12
+            made = made * 1e8
         backward(scaler, made)
         judge.requires_grad_(requires_grad=True)
         update(scaler, optimizers[1])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, during, likely, since
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, before, during, likely, since
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Finding, Severity, Topic
 
@@ -16,6 +17,24 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
     from ampwatch.settings import Settings
+
+TOGETHER_STEPS = 64
+"""Iterations within which outputs that come near the limit do so for one reason: what rises in one
+module rises in those that are computed from it."""
+
+STILL_GOES_ON = 4
+"""Iterations after an overflow was last seen in which it is no few bad batches of long ago."""
+
+
+def _rises_with(announced: Finding, other: Finding) -> bool:
+    return other.root and 0 <= announced.first_step - other.first_step <= TOGETHER_STEPS
+
+
+def _has_overflowed(announced: Finding, overflow: Finding) -> bool:
+    """Whether there is nothing left to announce: the numbers have left the format already."""
+    after = announced.first_step > overflow.first_step
+    return after and announced.first_step - overflow.last_step <= STILL_GOES_ON
+
 
 HEADROOM_LOW = Kind(
     slug="headroom_low",
@@ -31,7 +50,12 @@ HEADROOM_LOW = Kind(
         " run it in float32 (torch.autocast(device_type, enabled=False)) or bfloat16, before it"
         " overflows."
     ),
-    explained_by=(since("unscaled_step") + during("divergence")),
+    explained_by=(
+        before("headroom_low", fits=_rises_with)
+        + since("unscaled_step")
+        + since("forward_overflow", "silent_overflow", fits=_has_overflowed)
+        + during("divergence")
+    ),
 )
 
 
@@ -49,6 +73,10 @@ MIN_POINTS = 4
 CLEAR_TREND = 5.0
 """Standard errors from which a slope is a trend; through a few points it takes more, see
 ``_clear_from``. Independent values reach that in fewer than one fit in ten thousand."""
+
+JUMP_SHARE = 0.5
+"""Share of a rise, beyond that of the trend, between two neighbouring measurements from which it is
+one jump: outputs lie about a new level then, whatever line can be put through them."""
 
 AHEAD_STEPS = 200
 """A trend that reaches the limit later than this is reported later, and what an output was longer
@@ -159,7 +187,9 @@ def steps_ahead(series: Sequence[tuple[int, float]], limit: float) -> float | No
     oldest = [value for _, value in series[: -(-len(series) // 3)]]
     for points in (series[-FAST_POINTS:], series[-POINTS:], series):
         line = _Line.through(points)
-        if line is None or not line.rises_clearly or 2 * line.level < limit + _mean(oldest):
+        if line is None or not line.rises_clearly or _is_jump(points, line):
+            continue
+        if 2 * line.level < limit + _mean(oldest):
             continue
         newer = _Line.through(points[len(points) // 2 :]) or line
         slope = min(line.slope, newer.slope)
@@ -201,6 +231,16 @@ class _Line(NamedTuple):
     def rises_clearly(self) -> bool:
         """Whether the slope is positive beyond what chance makes of a few points."""
         return self.slope > max(0.0, _clear_from(self.freedom) * self.error)
+
+
+def _is_jump(points: Sequence[tuple[int, float]], line: _Line) -> bool:
+    """Whether most of a rise happened between two neighbouring points: it goes no further."""
+    rise = points[-1][1] - points[0][1]
+    steepest = max(
+        v - before - line.slope * (step - earlier)
+        for (earlier, before), (step, v) in pairwise(points)
+    )
+    return steepest >= JUMP_SHARE * rise
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -42,7 +42,6 @@ FORWARD_OVERFLOW = Kind(
         since(
             "unscaled_step",
             "fp8_scale_nonfinite",
-            "shared_scaler_desync",
             "rank_found_inf_mismatch",
         )
         + after("headroom_low", fits=_is_same_module)
@@ -68,7 +67,6 @@ SILENT_OVERFLOW = Kind(
         since(
             "unscaled_step",
             "fp8_scale_nonfinite",
-            "shared_scaler_desync",
             "rank_found_inf_mismatch",
         )
         + during("divergence")
@@ -90,10 +88,7 @@ MASKED_ROW_NAN = Kind(
         " multiply no mask of -inf; or use torch.nn.functional.scaled_dot_product_attention with a"
         " boolean attn_mask, and drop rows that are all padding."
     ),
-    explained_by=(
-        since("fp8_scale_nonfinite", "shared_scaler_desync", "rank_found_inf_mismatch")
-        + during("divergence")
-    ),
+    explained_by=(since("fp8_scale_nonfinite", "rank_found_inf_mismatch") + during("divergence")),
 )
 
 FORWARD_NAN_UNDERFLOW = Kind(
@@ -111,10 +106,7 @@ FORWARD_NAN_UNDERFLOW = Kind(
         " probabilities; an eps has to be 1e-4 or more in float16, where 1e-8 is zero; mask rows that"
         " are empty."
     ),
-    explained_by=(
-        since("fp8_scale_nonfinite", "shared_scaler_desync", "rank_found_inf_mismatch")
-        + during("divergence")
-    ),
+    explained_by=(since("fp8_scale_nonfinite", "rank_found_inf_mismatch") + during("divergence")),
     is_transient=True,
 )
 
@@ -178,7 +170,6 @@ BACKWARD_NONFINITE_ANY_SCALE = Kind(
             "unscaled_step",
             "backward_under_autocast",
             "fp8_scale_nonfinite",
-            "shared_scaler_desync",
             "rank_found_inf_mismatch",
         )
         + during("compile_backward_autocast", "divergence")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.gradients.culprits import Culprits
+    from ampwatch.diagnosis.gradients.culprits import Cap, Culprits
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
 LOST_SHARE = 0.01
@@ -27,6 +27,12 @@ LOST_OF_ONE = 0.5
 
 MIN_SAMPLES = 2
 """Samples in a row that must agree: one may be between a backoff and a growth."""
+
+CAPPING_SHARE = 2.0**-12
+"""Share of float16's largest number that the gradient of a parameter must have, at the scale at
+which it overflowed, for its magnitude to be why. What is multiplied on the way to it may be larger
+than it is itself, by as much as activations are below 1. An infinity that no scale makes finite,
+as that of a bad batch, leaves a gradient behind that is smaller by far."""
 
 HARMLESS_SAMPLES = 3
 """Samples without a loss after which float16 without a scaler is said to have done no harm."""
@@ -98,7 +104,7 @@ class GradientRange:
             return
         root = (
             self._low.stuck(iteration, gradients, worst, share)
-            or self._too_wide(iteration, worst, scale, share)
+            or self._too_wide(iteration, gradients, worst, share)
             or self._low.brought_here(scale)
         )
         self._say_underflow(iteration, worst, scale, shares[worst], share, root)
@@ -142,12 +148,15 @@ class GradientRange:
         )
 
     def _too_wide(
-        self, iteration: Iteration, worst: str, scale: float, share: float
+        self, iteration: Iteration, gradients: Mapping[str, Gradient], worst: str, share: float
     ) -> Finding | None:
         """Say that no scale fits, if another parameter caps it below what this one needs."""
         cap = self._culprits.cap(apart_from=worst)
         needed = self._lost.scale_needed(worst, iteration.step)
-        if cap is None or needed is None or needed < cap.overflows_at or scale >= cap.overflows_at:
+        scale = gradients[worst].scale
+        if cap is None or needed is None or not scale < cap.overflows_at <= needed:
+            return None
+        if self._low.has_fitted(needed, gradients) or not self._is_why(cap, iteration.step):
             return None
         where = f"param:{cap.name}"
         evidence = {
@@ -177,6 +186,11 @@ class GradientRange:
         )
         self._book.make(finding)
         return finding
+
+    def _is_why(self, cap: Cap, step: int) -> bool:
+        """Whether a gradient has been seen to be so large that it overflows at the scale it did."""
+        amax = self._lost.true_amax(cap.name, step)
+        return amax is not None and amax * cap.overflows_at >= CAPPING_SHARE * FLOAT16.max
 
     def _say_underflow(
         self,

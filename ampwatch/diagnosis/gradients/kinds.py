@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ampwatch.diagnosis.kinds.kind import (
     AT_FAULT,
     AT_FAULT_FOR_LONG,
@@ -16,6 +18,12 @@ from ampwatch.diagnosis.kinds.kind import (
     very_likely,
 )
 from ampwatch.wire.records import Severity
+
+if TYPE_CHECKING:
+    from ampwatch.wire.records import Finding
+
+AT_REST = 8
+"""Steps between the last batch that was at fault and the beginning of the rest at a low scale."""
 
 FP16_WITHOUT_SCALER = Kind(
     slug="fp16_without_scaler",
@@ -86,6 +94,12 @@ RANGE_TOO_WIDE = Kind(
     ),
 )
 
+
+def _is_why_it_fell(stuck: Finding, fault: Finding) -> bool:
+    """Whether the scale has come to rest when a fault that was seen was over."""
+    return fault.root and -1 <= stuck.first_step - 1 - fault.last_step <= AT_REST
+
+
 SCALE_STUCK_LOW = Kind(
     slug="scale_stuck_low",
     number=16,
@@ -100,7 +114,15 @@ SCALE_STUCK_LOW = Kind(
         " (GradScaler(growth_interval=100)); find and drop the batches that brought it down."
     ),
     explained_by=(
-        AT_FAULT_FOR_LONG + during("periodic_skip", "shared_scaler_desync", "divergence")
+        before(
+            "nonfinite_input",
+            "backward_nonfinite_any_scale",
+            "masked_row_nan",
+            "silent_overflow",
+            fits=_is_why_it_fell,
+        )
+        + AT_FAULT_FOR_LONG
+        + during("periodic_skip", "shared_scaler_desync", "divergence")
     ),
     precedence=Precedence.IF_OVER,
     is_aftermath=True,

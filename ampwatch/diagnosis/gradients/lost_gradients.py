@@ -58,15 +58,21 @@ class LostGradients:
         if histogram.amax and not histogram.nonfinite:
             self._memories[name] = _Memory(histogram.amax / gradient.scale, step)
 
+    def true_amax(self, name: str, step: int) -> float | None:
+        """Return the largest magnitude of a gradient, without the loss scale.
+
+        ``None`` if it has not been seen lately other than zero or non-finite.
+        """
+        memory = self._memories.get(name)
+        return None if memory is None or step - memory.step > FORGOTTEN_AFTER else memory.amax
+
     def scale_needed(self, name: str, step: int) -> float | None:
         """Return the scale at which the largest element of a gradient is a normal number.
 
         ``None`` if it has not been seen lately other than zero or non-finite.
         """
-        memory = self._memories.get(name)
-        if memory is None or step - memory.step > FORGOTTEN_AFTER:
-            return None
-        return FLOAT16.min_normal / memory.amax
+        amax = self.true_amax(name, step)
+        return None if amax is None else FLOAT16.min_normal / amax
 
     def shares(self, gradients: Mapping[str, Gradient], step: int) -> dict[str, float]:
         """Return, for each parameter, the share of its elements that are lost.

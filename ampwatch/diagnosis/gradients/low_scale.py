@@ -84,6 +84,10 @@ class LowScale:
         growths = math.log(self._largest_applied / scale) / math.log(scaler.growth_factor)
         return growths * scaler.growth_interval
 
+    def has_fitted(self, scale: float, gradients: Mapping[str, Gradient]) -> bool:
+        """Whether steps were taken at ``scale`` or a larger one, that would fit again."""
+        return self._largest_applied >= scale and self._would_fit(gradients)
+
     def brought_here(self, scale: float) -> Finding | None:
         """Return what has brought the scale down to where gradients underflow."""
         made = self._book.of_kind(SCALE_BELOW_ONE.slug) if scale < 1.0 else []

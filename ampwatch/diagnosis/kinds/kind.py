@@ -168,9 +168,9 @@ def before(*kinds: str, fits: Fits = _fits_always) -> tuple[Cause, ...]:
     return _edges(When.BEFORE, kinds, fits)
 
 
-def since(*kinds: str) -> tuple[Cause, ...]:
+def since(*kinds: str, fits: Fits = _fits_always) -> tuple[Cause, ...]:
     """Return the edges to causes from whose beginning on something is their consequence."""
-    return _edges(When.SINCE, kinds, _fits_always)
+    return _edges(When.SINCE, kinds, fits)
 
 
 def after(*kinds: str, fits: Fits = _fits_always) -> tuple[Cause, ...]:
@@ -193,7 +193,12 @@ def by_detector(*kinds: str) -> tuple[Cause, ...]:
     return _edges(When.BY_DETECTOR, kinds, _fits_always)
 
 
-AT_FAULT = (Cause("", When.AT_FAULT),)
+def at_fault(*, fits: Fits) -> tuple[Cause, ...]:
+    """Return the edge to an op that makes non-finite values, where its steps fit the symptom."""
+    return (Cause("", When.AT_FAULT, fits),)
+
+
+AT_FAULT = at_fault(fits=_fits_always)
 """The edge to an op that makes non-finite values, as long as it does."""
 
 AT_FAULT_FOR_LONG = (Cause("", When.AT_FAULT_FOR_LONG),)

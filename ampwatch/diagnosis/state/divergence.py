@@ -57,6 +57,10 @@ FAST_RECORDS = 2
 FAST_RISE = 1e6
 """Records that are enough where it rises by ``FAST_RISE``: rates that are far too high need two steps."""
 
+RECORD = 1.5
+"""Ratio to the record before from which a loss is a new one. After a jump, of the data or of a
+weighting, the loss lies about a new level, and sets small records there without rising at all."""
+
 RECORDS_FINITE = 8
 """Records that it takes where everything is finite yet."""
 
@@ -64,10 +68,15 @@ NEAR_TOP = 0.1
 """Share of its largest value below which a loss is on the way back."""
 
 BLOWN_UP = 10.0
-"""Growth of the weights from which one record is enough: no format does that to them."""
+"""Growth of the weights, before the loss rose, from which one record is enough: no format does that
+to them. Where the loss jumps first, what becomes of the weights follows from it."""
 
 GROWN = 1.2
 """Growth of the weights, at least, where they were measured."""
+
+SMALL_WEIGHT = 0.1
+"""Share of the model's largest weight that a parameter counts with at least at first: one that
+begins at zero grows without end, and means nothing by it."""
 
 STATE = (Topic.WEIGHT, Topic.ACTIVATION)
 """Topics that the loss scale does not touch."""
@@ -84,21 +93,21 @@ class Divergence:
         self._book = book
         self._losses: deque[float] = deque(maxlen=CALM)
         self._level = math.inf
-        self._largest = 0.0
+        self._largest = self._record = 0.0
         self._records = 0
         self._record_since = 0
         self._newest = math.nan
         self._updated = True
         self._weights: dict[str, tuple[float, float]] = {}
+        self._weighed: deque[int] = deque(maxlen=2)
+        self._growth_before = math.nan
 
     def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration, after the other families have."""
-        for r in iteration.ranges:
-            if r.topic is Topic.WEIGHT and not r.histogram.nonfinite:
-                first, _ = self._weights.get(r.name, (r.histogram.amax, 0.0))
-                self._weights[r.name] = first, r.histogram.amax
+        # Weights are measured after the update, so those of before belong to this loss.
         if iteration.num_losses and math.isfinite(iteration.loss):
             self._follow(abs(iteration.loss), iteration.step)
+        self._weigh(iteration)
         self._updated = self._updated or not verdict.skipped
         broke = _has_broken(iteration, verdict)
         if self._book.of_kind(DIVERGENCE.slug):
@@ -106,6 +115,14 @@ class Divergence:
                 self._book.again_anywhere(DIVERGENCE.slug, iteration.step, loss=self._newest)
         elif self._is_diverging(broke=broke):
             self._say(iteration, broke=broke)
+
+    def _weigh(self, iteration: Iteration) -> None:
+        for r in iteration.ranges:
+            if r.topic is Topic.WEIGHT and not r.histogram.nonfinite:
+                first, _ = self._weights.get(r.name, (r.histogram.amax, 0.0))
+                self._weights[r.name] = first, r.histogram.amax
+        if Topic.WEIGHT in iteration.topics:
+            self._weighed.append(iteration.step)
 
     def _follow(self, loss: float, step: int) -> None:
         self._newest = loss
@@ -117,12 +134,16 @@ class Divergence:
             if len(self._losses) == FIRST_LOSSES and level > RISE * max(self._losses[0], MIN_LEVEL):
                 level = self._losses[0]  # it was gone after one update
             if level < self._level:
-                self._level = self._largest = level
+                self._level = self._largest = self._record = level
                 self._records = 0
-        if loss > max(self._largest, MIN_LEVEL):
+        self._largest = max(self._largest, loss)
+        if loss > max(RECORD * self._record, MIN_LEVEL):
             if not self._records:
                 self._record_since = step
-            self._largest = loss
+            # Twice: the first update comes before the first measurement.
+            is_known = len(self._weighed) > 1 and self._weighed[-1] == step - 1
+            self._growth_before = self._growth() if is_known else math.nan
+            self._record = loss
             # Without an update since the last one it is the batch that is large, not the weights.
             self._records += self._updated
             self._updated = False
@@ -132,7 +153,8 @@ class Divergence:
 
     def _is_diverging(self, *, broke: bool) -> bool:
         ways = ((RECORDS, RISE), (FAST_RECORDS, FAST_RISE)) if broke else ((RECORDS_FINITE, LOST),)
-        if broke and self._growth() >= BLOWN_UP:
+        # ``not <``: where the weights of before were not measured, those of now have to do.
+        if broke and self._growth() >= BLOWN_UP and not self._growth_before < BLOWN_UP:
             ways = (*ways, (1, RISE))
         level = max(self._level, MIN_LEVEL)
         return (
@@ -149,8 +171,16 @@ class Divergence:
 
     def _growth(self) -> float:
         """Return how much the weights that have grown most have; NaN if that is not known."""
-        ratios = [last / first for first, last in self._weights.values() if first and last]
-        return max(ratios, default=math.nan)
+        return max(self._grown().values(), default=math.nan)
+
+    def _grown(self) -> dict[str, float]:
+        """Return how much the largest element of each parameter has grown."""
+        least = SMALL_WEIGHT * max((first for first, _ in self._weights.values()), default=0.0)
+        return {
+            name: last / max(first, least)
+            for name, (first, last) in self._weights.items()
+            if last and (first or least)
+        }
 
     def _say(self, iteration: Iteration, *, broke: bool) -> None:
         step = iteration.step
@@ -159,7 +189,7 @@ class Divergence:
             "loss": self._newest,
             "records": float(self._records),
         }
-        grown = {n: last / first for n, (first, last) in self._weights.items() if first and last}
+        grown = self._grown()
         weights = ""
         if grown:
             worst = max(grown, key=lambda name: grown[name])

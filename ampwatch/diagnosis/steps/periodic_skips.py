@@ -13,6 +13,7 @@ from ampwatch.diagnosis.kinds.kind import (
     Kind,
     KindFamily,
     Precedence,
+    at_fault,
     during,
     very_likely,
 )
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.steps import StepVerdict
+
+
+def _is_in_phase(period: Finding, op: Finding) -> bool:
+    """Whether an op was seen to fail in a step that is skipped with the period."""
+    # The newest step of the period is at hand before and after the finding has been made.
+    length = period.evidence.get("period", 0.0)
+    return length >= 1.0 and (period.last_step - op.last_step) % length == 0.0
+
 
 PERIODIC_SKIP = Kind(
     slug="periodic_skip",
@@ -40,7 +49,11 @@ PERIODIC_SKIP = Kind(
         " backward pass and a GradScaler of its own; a growth_interval that is much longer than the"
         " period keeps the scale low enough for it."
     ),
-    explained_by=(AT_FAULT_FOR_LONG + during("shared_scaler_desync", "divergence")),
+    explained_by=(
+        at_fault(fits=_is_in_phase)
+        + AT_FAULT_FOR_LONG
+        + during("shared_scaler_desync", "divergence")
+    ),
     precedence=Precedence.IF_PASSING,
     is_aftermath=True,
 )

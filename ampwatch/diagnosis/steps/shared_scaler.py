@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, before, certain, during
+from ampwatch.diagnosis.kinds.kind import AT_FAULT, Kind, KindFamily, before, certain, during
 from ampwatch.diagnosis.scale.forecast import alarm_rate
 from ampwatch.wire.records import OTHER_OPTIMIZERS, Finding, Severity
 
@@ -33,7 +33,7 @@ SHARED_SCALER_DESYNC = Kind(
         "Find what overflows in the forward or the loss of the optimizer named here. Give each"
         " optimizer its own GradScaler, or skip both when one is skipped."
     ),
-    explained_by=(before("nonfinite_input", fits=_overlaps) + during("divergence")),
+    explained_by=(before("nonfinite_input", fits=_overlaps) + AT_FAULT + during("divergence")),
     proven_late=64,
 )
 

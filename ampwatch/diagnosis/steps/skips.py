@@ -11,6 +11,15 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import ScalerSettings
 
 
+FAR_BELOW = 2.0**-4
+"""Ratio to the largest scale that has worked at which a skip is no calibration any more: gradients
+that grow with the first updates cost a few halvings."""
+
+WORKED = 4
+"""Unskipped steps in a row after which a scale has worked. The first updates of weights that begin
+at zero may have next to no gradients."""
+
+
 class SkipClassifier:
     """Classifies the skipped steps of one scaler, in order.
 
@@ -34,6 +43,7 @@ class SkipClassifier:
         self.streak = 0
         self.unexplained = 0
         self.lowest_applied = math.inf
+        self._largest_worked = 0.0
         self._calibration_steps = calibration_steps
         self._probe_steps = probe_steps
         self._unskipped = 0
@@ -46,6 +56,7 @@ class SkipClassifier:
         skipped is not being calibrated.
         """
         self.lowest_applied = math.inf
+        self._largest_worked = 0.0
         if after > before and not self.streak:
             self.calibrated = False
             self._unskipped = 0
@@ -62,6 +73,8 @@ class SkipClassifier:
         self.streak = self.unexplained = 0
         self._unskipped += 1
         self.lowest_applied = min(self.lowest_applied, scale)
+        if self._unskipped >= WORKED:
+            self._largest_worked = max(self._largest_worked, scale)
         if self._unskipped >= min(self._calibration_steps, scaler.growth_interval):
             self.calibrated = True
         if grew:
@@ -86,6 +99,9 @@ class SkipClassifier:
         self._since_growth = None
         if skip_class in (SkipClass.CALIBRATING, SkipClass.PROBE):
             self.unexplained = 0
+        elif not self.unexplained and not self.calibrated:
+            # What turns out not to be calibration has not been so from its first skip on.
+            self.unexplained = self.streak
         else:
             self.unexplained += 1
         return skip_class
@@ -96,7 +112,9 @@ class SkipClassifier:
         if not nonfinite_loss:
             # Calibration searches for the largest scale that fits; below 1 the loss is
             # being shrunk, which is no calibration any more (torch.amp.GradScaler.update).
-            if not self.calibrated and not scale_before <= 1.0:
+            # Nor is a fall far below a scale that worked: it has been found already.
+            lowest = max(1.0, FAR_BELOW * self._largest_worked)
+            if not self.calibrated and not scale_before <= lowest:
                 return SkipClass.CALIBRATING
             window = min(self._probe_steps, scaler.growth_interval)
             if self._since_growth is not None and self._since_growth < window:

@@ -135,3 +135,30 @@ def test_the_limit_is_reached_where_the_line_through_the_points_says() -> None:
     assert steps_ahead([(s, 9.0 - s) for s in range(9)], 16.0) is None
     assert steps_ahead([(0, 1.0), (1, 2.0)], 16.0) is None
     assert steps_ahead([(3, 1.0)] * 9, 16.0) is None
+
+
+def test_one_jump_is_no_trend() -> None:
+    """The outputs lie about a new level; a line through the points would pass the limit."""
+    draw = random.Random(5)
+    replay = Replay()
+    for step in range(60):
+        level = 400.0 if step < 30 else 30000.0
+        outputs(replay, "layers.1", level * (1.0 + 0.02 * draw.random()))
+
+    assert replay.findings == []
+
+
+def test_what_rises_together_down_the_network_is_one_incident() -> None:
+    """Seven modules, each of them fed by the one before."""
+    replay, amax = Replay(), 2000.0
+    while amax <= 60000.0:
+        replay.take(
+            *[
+                measured(Topic.ACTIVATION, f"layers.{i}", [amax, -amax / 2], "float16")
+                for i in range(7)
+            ]
+        )
+        amax *= 1.1
+
+    assert replay.roots == [("headroom_low", "layers.0")]
+    assert {f.caused_by for f in replay.findings if not f.root} == {"headroom_low@layers.0"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import TYPE_CHECKING
 
@@ -268,3 +269,26 @@ def test_gradients_that_a_clip_by_a_nan_norm_has_left_accuse_nobody() -> None:
         replay.take(replay.gradient("large", normal(1.0)))
 
     assert replay.only("scale_below_one").where == "param:small"
+
+
+@pytest.mark.parametrize("steps_before", [0, 90])
+def test_what_is_infinite_at_every_scale_does_not_cap_the_scale(steps_before: int) -> None:
+    """The gradients of one branch were infinite in a burst, and are as small as ever after it."""
+    replay = Replay(scale=65536.0)
+    for step in range(steps_before):
+        replay.take(*_branches(replay, step))
+    for step in range(30):
+        broken = measured(Topic.GRADIENT, "branch", [math.inf] * 64, scaled=True)
+        replay.take(broken, _branches(replay, step)[1])
+    for step in range(20):
+        replay.take(*_branches(replay, step))
+
+    assert "range_too_wide" not in [f.kind for f in replay.findings]
+    assert "grad_underflow" in [f.kind for f in replay.findings]
+
+
+def _branches(replay: Replay, step: int) -> tuple[TensorRange, TensorRange]:
+    return (
+        replay.gradient("branch", normal(1e-2, 64, step)),
+        replay.gradient("other", normal(1e-5, 256, step)),
+    )

@@ -7,6 +7,8 @@ import random
 
 import pytest
 
+from ampwatch.wire.records import Topic
+from tests.workshop.replay import Replay, measured
 from tests.workshop.simulation import Simulation
 
 OK, INF = False, True
@@ -67,3 +69,36 @@ def test_the_loss_of_a_critic_passes_through_zero_and_is_left_alone() -> None:
     draw = random.Random(0)
     losses = [draw.gauss(0.0, 1e-3 + step) for step in range(400)]
     assert train(*losses).kinds == []
+
+
+def test_a_loss_that_jumps_and_stays_there_does_not_diverge() -> None:
+    """About its new level it is larger than ever again and again, by a little each time."""
+    draw = random.Random(3)
+    level = [1e5 * (1.0 + 0.01 * n + 0.02 * draw.random()) for n in range(20)]
+
+    assert train(*[1.0] * 30, *level, math.inf, math.inf).kinds == []
+
+
+@pytest.mark.parametrize("grown_first", [False, True])
+def test_weights_must_have_grown_before_the_loss_rises(*, grown_first: bool) -> None:
+    """One update with the gradients of a broken loss throws the weights anywhere."""
+    replay = Replay(scale=1024.0)
+    for step in range(24):
+        weight = 1e4 if step >= (20 if grown_first else 21) else 1.0
+        values = measured(Topic.WEIGHT, "w", [weight, 0.5])
+        loss = (1.0 if step < 21 else 1e5) if step < 23 else math.inf
+        replay.take(values, loss=loss, found_inf=step == 23)
+
+    assert ("divergence" in [f.kind for f in replay.findings]) is grown_first
+
+
+def test_a_bias_that_begins_at_zero_has_not_blown_up() -> None:
+    """Beside the weights of the model it is still small."""
+    replay = Replay(scale=1024.0)
+    for step in range(24):
+        weights = measured(Topic.WEIGHT, "weight", [0.3, -0.1])
+        bias = measured(Topic.WEIGHT, "bias", [1e-12 * 2.0**step])
+        loss = (1.0 if step < 21 else 1e5) if step < 23 else math.inf
+        replay.take(weights, bias, loss=loss, found_inf=step == 23)
+
+    assert replay.findings == []

@@ -80,3 +80,22 @@ def test_with_a_short_growth_interval_calibration_ends_with_the_first_growth() -
     run = Simulation(scaler=ScalerSettings(2.0, 0.5, 3)).run([INF] + [OK] * 3 + [INF])
 
     assert _classes(run) == [CALIBRATING, PROBE]
+
+
+def test_a_fall_far_below_a_scale_that_worked_is_no_calibration() -> None:
+    """The fault is of the first skip; what it is called is known at the fifth, a 16th below."""
+    run = Simulation(scale=65536.0).run([OK] * 15 + [INF] * 8)
+
+    assert _classes(run) == [CALIBRATING] * 4 + [UNPROVOKED] + [STORM] * 3
+    (finding,) = run.book.findings
+    assert (finding.kind, finding.first_step) == ("scale_collapse", 15)
+    assert "8 steps skipped in a row since step 15" in finding.summary
+
+
+def test_a_few_halvings_below_a_scale_that_worked_are_calibration() -> None:
+    """Gradients grow with the first updates; and two steps do not prove a scale."""
+    for steps in ([OK] * 15 + [INF] * 4 + [OK] * 30, [OK] * 2 + [INF] * 12 + [OK] * 30):
+        run = Simulation(scale=2.0**24).run(steps)
+
+        assert set(_classes(run)) == {CALIBRATING}
+        assert run.kinds == []

@@ -185,7 +185,7 @@ class BirthLog:
             ],
             written,
             frozenset(t.shape for t in read if t.ndim) if is_beside else frozenset(),
-            self._gradients_there_are() if is_beside else (),
+            () if place.is_inside or place.phase is Phase.BACKWARD else self._gradients_there_are(),
             is_collective,
         )
         if is_collective:

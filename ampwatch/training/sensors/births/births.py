@@ -195,7 +195,7 @@ class BirthListener:
 
     def _gradient_read_by(self, call: OpCall, place: OpPlace) -> str:
         """Return the parameter whose gradient, or a cast of it, an op outside of the model reads."""
-        if place.is_inside or place.phase is not Phase.OPTIMIZER:
+        if place.is_inside or place.phase is Phase.BACKWARD:
             return ""
         read = read_by(call)
         keys = {_storage(t) for t in read}
@@ -204,6 +204,8 @@ class BirthListener:
         for name, gradient in with_gradient:
             if _storage(gradient) in keys:
                 return name
+        if place.phase is not Phase.OPTIMIZER:
+            return ""
         # By shape where no storage is the same: the gradient may have been cast before.
         return next((name for name, gradient in with_gradient if gradient.shape in shapes), "")
 

@@ -51,6 +51,22 @@ def targets_by_position_made_outside_of_the_model(*, sick: bool) -> Program:
     return loop([model], [optimizer], loss_of, steps=6)
 
 
+@STORIES.tell("lossy_integer_cast", "loss", "forward", "_to_copy")
+def labels_that_are_packed_with_the_features_in_bfloat16(*, sick: bool) -> Program:
+    """One tensor for a row: of a thousand classes the upper ones change their names."""
+    model = nn.Linear(16, 1001)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    labels = torch.randint(0, 1000, (8, 64, 1)).float()
+    rows = torch.cat([torch.randn(8, 64, 16), labels], -1)
+    rows = rows.to(torch.bfloat16 if sick else torch.float32)
+
+    def loss_of(step: int) -> torch.Tensor:
+        row = rows[step % 8]
+        return nn.functional.cross_entropy(model(row[:, :16].float()), row[:, 16].long())
+
+    return loop([model], [optimizer], loss_of, steps=6)
+
+
 @STORIES.tell("metric_accum_rounding", "loss", "forward")
 def a_mean_loss_that_is_summed_in_bfloat16(*, sick: bool) -> Program:
     """From 256 on another loss of about 0.4 is nothing."""

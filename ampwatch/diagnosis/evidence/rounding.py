@@ -35,6 +35,8 @@ class LossyCast(NamedTuple):
         rounded: Numbers that were changed.
         largest: Largest magnitude.
         is_ordered: They run up or down, as positions and counts do.
+        is_back: They were made integers again, out of that dtype; what they were before it is not
+            known, and ``rounded`` are those that are too large to be kept distinct.
     """
 
     site: OpSite
@@ -45,6 +47,7 @@ class LossyCast(NamedTuple):
     rounded: int
     largest: float
     is_ordered: bool
+    is_back: bool = False
 
 
 class Fp8Cast(NamedTuple):

@@ -19,6 +19,7 @@ from ampwatch.diagnosis.evidence.rounding import (
     Fp8Cast,
     GradientSum,
     LossyCast,
+    StillAverage,
     StuckAverage,
     StuckSum,
     SumSeen,
@@ -197,6 +198,7 @@ class Diagnosis:
             SumSeen: self._suspect,
             StuckSum: accumulation.observe_sum,
             StuckAverage: self._observe_average,
+            StillAverage: self._observe_still,
             GradientSum: accumulation.observe_gradients,
             ScalerChange: self._reset.observe,
             CompiledGradients: self._compiled.observe,
@@ -233,6 +235,11 @@ class Diagnosis:
         if not self.book.of_kind(EMA_ROUNDING.slug):
             self._escalation.suspect(stuck.site.step)
         self._accumulation.observe_average(stuck)
+
+    def _observe_still(self, still: StillAverage) -> None:
+        if not self.book.of_kind(EMA_ROUNDING.slug):
+            self._escalation.suspect(still.site.step)
+        self._accumulation.observe_still(still)
 
     def attention(self) -> Attention:
         """Return what should be observed more closely in the next iteration."""

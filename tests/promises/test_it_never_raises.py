@@ -61,6 +61,7 @@ from ampwatch.training.sensors.ranges.gradients import DirectGradientSensor, Sca
 from ampwatch.training.sensors.ranges.updates import UpdateSensor
 from ampwatch.training.sensors.ranges.weights import WeightSensor
 from ampwatch.training.sensors.rounding.averages import WeightAverages
+from ampwatch.training.sensors.rounding.data_averages import DataAverages
 from ampwatch.training.sensors.rounding.fp8_casts import Fp8Casts
 from ampwatch.training.sensors.rounding.gradient_sums import GradientSums
 from ampwatch.training.sensors.rounding.lossy_casts import LossyCasts
@@ -171,6 +172,7 @@ IN_STEP = [
     (Fp8Casts, "ops_began"),
     (MetricSums, "op"),
     (WeightAverages, "ops_ended"),
+    (DataAverages, "op"),
     (GradientSums, "op"),
     (AgedCasts, "op"),
     (RefusedOps, "ops_ended"),
@@ -319,6 +321,7 @@ SCALED = (
     "fp8_casts",
     "metric_sums",
     "weight_averages",
+    "data_averages",
     "gradient_sums",
     "aged_casts",
     "refused_ops",

@@ -111,6 +111,23 @@ def a_counter_of_batches_in_a_model_of_float16(*, sick: bool) -> Program:
     return loop([model], [optimizer], loss_of, steps=24)
 
 
+@STORIES.tell("ema_rounding", "buffer:norm.running_var", "forward", "native_batch_norm")
+def statistics_of_a_norm_that_stay_at_one(*, sick: bool) -> Program:
+    """A slow BatchNorm in bfloat16: the fused kernel takes a thousandth, and rounds it away."""
+    model = nn.Sequential()
+    model.add_module("stem", nn.Linear(8, 32))
+    model.add_module("norm", nn.BatchNorm1d(32, momentum=1e-3, affine=False))
+    model.add_module("head", nn.Linear(32, 2))
+    model.norm.to(torch.bfloat16 if sick else torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def loss_of(_step: int) -> torch.Tensor:
+        hidden = model.stem(torch.randn(64, 8)).bfloat16()
+        return model.head(model.norm(hidden).float()).square().mean()
+
+    return loop([model], [optimizer], loss_of, steps=60)
+
+
 @STORIES.tell("ema_rounding", "param:weight", "optimizer")
 def a_target_network_that_is_written_out_by_hand(*, sick: bool) -> Program:
     """``target = tau * online + (1 - tau) * target``, copied into float16 weights."""

@@ -142,6 +142,28 @@ class StuckAverage(NamedTuple):
     distance: float
 
 
+class StillAverage(NamedTuple):
+    """Updates of a moving average of data had no effect on most of its elements.
+
+    Attributes:
+        site: The last update.
+        dtype: Name of the dtype of the average.
+        weight: Share of the data in the new average.
+        updates: How many in a row have had none.
+        compared: Elements that were compared.
+        stuck: How many of them would be another number of the dtype by now, in float32.
+        distance: Mean distance to what they would be in float32, relative to their mean magnitude.
+    """
+
+    site: OpSite
+    dtype: str
+    weight: float
+    updates: int
+    compared: int
+    stuck: int
+    distance: float
+
+
 class GradientSum(NamedTuple):
     """Gradients of several backward passes were added up.
 

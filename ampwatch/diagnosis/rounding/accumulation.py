@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.rounding import (
         GradientSum,
         OpSite,
+        StillAverage,
         StuckAverage,
         StuckSum,
     )
@@ -37,13 +38,14 @@ EMA_ROUNDING = Kind(
     slug="ema_rounding",
     number=23,
     family=KindFamily.UPDATE_PRECISION,
-    meaning="an average of the weights that never moves",
+    meaning="an average, of weights or of data, that never moves",
     severities=(Severity.WARNING,),
     certainty=certain("the average was seen to be the same after it was updated"),
     advice=(
         "Keep the average in float32: torch.optim.swa_utils.AveragedModel(model.float(), ...), or"
         " copy.deepcopy(model).float() and ema.lerp_(p.float(), 1 - decay); cast it to half only"
-        " where it is used."
+        " where it is used. Statistics of norms: norm.float() after model.half(), with the input in"
+        " half, or torch.autocast over a float32 model."
     ),
 )
 
@@ -78,6 +80,9 @@ MIN_DIFFERING = 0.05
 
 FARTHEST_ULPS = 4.0
 """Mean distance to the weights, in units of ``eps``, where rounding alone does not forbid to move."""
+
+STUCK_SHARE = 0.5
+"""Share of the elements of an average that must have stayed where they are not to be."""
 
 GRADIENTS = 8
 """Gradients in a sum, at least."""
@@ -148,6 +153,29 @@ class Accumulation:
                 "weight_of_new": stuck.weight,
                 "updates": float(stuck.updates),
                 "relative_distance": stuck.distance,
+            },
+        )
+
+    def observe_still(self, still: StillAverage) -> None:
+        """Take in an update of an average of data that had no effect."""
+        if still.stuck < STUCK_SHARE * still.compared:
+            return
+        share = still.stuck / still.compared
+        place = "outside of the model" if still.site.where == "loss" else f"of {still.site.where}"
+        self._make(
+            EMA_ROUNDING,
+            still.site,
+            still.dtype,
+            f"The moving average {place} is kept in {still.dtype} and does not move: {share:.1%} of"
+            f" its elements have stayed as they were for up to {still.updates} updates until step"
+            f" {still.site.step}, in which float32 would have taken them {still.distance:.2%} further."
+            f" An update adds {still.weight:.3g} of the difference, which is less than half of the"
+            f" distance to the next {still.dtype} number",
+            {
+                "stuck_share": share,
+                "weight_of_new": still.weight,
+                "updates": float(still.updates),
+                "relative_distance": still.distance,
             },
         )
 

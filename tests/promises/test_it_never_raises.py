@@ -64,6 +64,7 @@ from ampwatch.training.sensors.rounding.averages import WeightAverages
 from ampwatch.training.sensors.rounding.data_averages import DataAverages
 from ampwatch.training.sensors.rounding.fp8_casts import Fp8Casts
 from ampwatch.training.sensors.rounding.gradient_sums import GradientSums
+from ampwatch.training.sensors.rounding.loop_sums import LoopSums
 from ampwatch.training.sensors.rounding.lossy_casts import LossyCasts
 from ampwatch.training.sensors.rounding.metric_sums import MetricSums
 from ampwatch.training.sensors.scaler.losses import RootLosses
@@ -173,6 +174,7 @@ IN_STEP = [
     (MetricSums, "op"),
     (WeightAverages, "ops_ended"),
     (DataAverages, "op"),
+    (LoopSums, "op"),
     (GradientSums, "op"),
     (AgedCasts, "op"),
     (RefusedOps, "ops_ended"),
@@ -320,6 +322,7 @@ SCALED = (
     "lossy_casts",
     "fp8_casts",
     "metric_sums",
+    "loop_sums",
     "weight_averages",
     "data_averages",
     "gradient_sums",

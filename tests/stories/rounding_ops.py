@@ -87,6 +87,31 @@ def a_mean_loss_that_is_summed_in_bfloat16(*, sick: bool) -> Program:
     return Program([model], [optimizer], iterate, steps=60)
 
 
+@STORIES.tell("metric_accum_rounding", "pool", "forward", "add")
+def a_mean_over_time_that_is_added_up_in_bfloat16(*, sick: bool) -> Program:
+    """Six hundred steps, of which those after the third hundred no longer count in full."""
+
+    class Pool(nn.Module):
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            states = states if sick else states.float()
+            total = torch.zeros_like(states[:, 0])
+            for state in states.unbind(1):
+                total = total + state
+            return total.float() / states.shape[1]
+
+    model = nn.Sequential()
+    model.add_module("step", nn.Linear(4, 8))
+    model.add_module("pool", Pool())
+    model.add_module("head", nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def loss_of(_step: int) -> torch.Tensor:
+        states = model.step(torch.randn(4, 600, 4)).sigmoid().bfloat16()
+        return model.head(model.pool(states)).square().mean()
+
+    return loop([model], [optimizer], loss_of, steps=6)
+
+
 @STORIES.tell("metric_accum_rounding", "seen", "forward")
 def a_counter_of_batches_in_a_model_of_float16(*, sick: bool) -> Program:
     """A buffer that counts goes to float16 with its module: 2048 and 1 are 2048."""

@@ -118,6 +118,24 @@ class StuckSum(NamedTuple):
     addend: float
 
 
+class LoopSum(NamedTuple):
+    """Tensors were added up in one module, in one iteration.
+
+    Attributes:
+        site: The newest addition.
+        dtype: Name of the dtype of the sum.
+        additions: Tensors in the sum.
+        error: Norm of its difference to a float32 sum of the same, relative to that.
+        share: Its norm, as a share of that of the float32 sum.
+    """
+
+    site: OpSite
+    dtype: str
+    additions: int
+    error: float
+    share: float
+
+
 class StuckAverage(NamedTuple):
     """Updates of a moving average of weights had no effect.
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.rounding import (
         GradientSum,
+        LoopSum,
         OpSite,
         StillAverage,
         StuckAverage,
@@ -30,7 +31,8 @@ METRIC_ACCUM_ROUNDING = Kind(
     ),
     advice=(
         "Add metrics up in float32 or as Python floats: total = torch.zeros((), dtype=torch.float32)"
-        " and total += loss.detach().float(), or total += loss.item() where a sync does not hurt."
+        " and total += loss.detach().float(), or total += loss.item() where a sync does not hurt. A"
+        " sum within forward: collect the terms and use torch.stack(terms).sum(0, dtype=torch.float32)."
     ),
 )
 
@@ -84,6 +86,12 @@ FARTHEST_ULPS = 4.0
 STUCK_SHARE = 0.5
 """Share of the elements of an average that must have stayed where they are not to be."""
 
+TERMS = 32
+"""Tensors in a sum that a module adds up, at least."""
+
+LOOP_ERROR = 0.05
+"""Error of a sum that a module adds up; 64 roundings in bfloat16 make one of 0.01."""
+
 GRADIENTS = 8
 """Gradients in a sum, at least."""
 
@@ -123,6 +131,27 @@ class Accumulation:
                 "total": stuck.total,
                 "addend": stuck.addend,
                 "additions_without_effect": float(stuck.additions),
+            },
+        )
+
+    def observe_loop(self, summed: LoopSum) -> None:
+        """Take in a sum that a module adds up in a loop, beside the one in float32."""
+        if summed.additions < TERMS or summed.error < LOOP_ERROR:
+            return
+        where = summed.site.where
+        place = "outside of the model" if where == "loss" else f"in {where!r}"
+        self._make(
+            METRIC_ACCUM_ROUNDING,
+            summed.site,
+            summed.dtype,
+            f"A sum in {summed.dtype} {place} is off by {summed.error:.1%} of its norm after"
+            f" {summed.additions} additions in step {summed.site.step}: it is"
+            f" {summed.share:.3g} times what float32 makes of the same, since what is"
+            f" 2^{FORMATS[summed.dtype].mantissa_bits + 2} times smaller than the sum vanishes",
+            {
+                "relative_error": summed.error,
+                "additions": float(summed.additions),
+                "share_of_float32": summed.share,
             },
         )
 

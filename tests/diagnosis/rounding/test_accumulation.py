@@ -7,6 +7,7 @@ import pytest
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.evidence.rounding import (
     GradientSum,
+    LoopSum,
     OpSite,
     StillAverage,
     StuckAverage,
@@ -67,6 +68,21 @@ def test_an_average_that_cannot_move_is_reported_after_five_updates_others_later
 
     assert [(f.kind, f.where, f.op, f.phase) for f in book.findings] == [
         ("ema_rounding", "param:0.weight", "lerp_", "optimizer")
+    ] * is_told
+
+
+@pytest.mark.parametrize(
+    ("additions", "error", "is_told"), [(31, 0.5, False), (32, 0.05, True), (500, 0.04, False)]
+)
+def test_a_sum_of_a_module_is_reported_by_its_error(
+    book: FindingBook, additions: int, error: float, *, is_told: bool
+) -> None:
+    """A few large terms, or many roundings that cancel, are as good as it gets."""
+    site = _site(where="pool", op="add")
+    Accumulation(book).observe_loop(LoopSum(site, "bfloat16", additions, error, 1.0 - error))
+
+    assert [(f.kind, f.where, f.op) for f in book.findings] == [
+        ("metric_accum_rounding", "pool", "add")
     ] * is_told
 
 

@@ -18,7 +18,9 @@ from ampwatch.diagnosis.evidence.rounding import (
     BrokenScale,
     Fp8Cast,
     GradientSum,
+    LoopSum,
     LossyCast,
+    StillAverage,
     StuckAverage,
     StuckSum,
     SumSeen,
@@ -196,7 +198,9 @@ class Diagnosis:
             BrokenScale: fp8.observe_scale,
             SumSeen: self._suspect,
             StuckSum: accumulation.observe_sum,
+            LoopSum: accumulation.observe_loop,
             StuckAverage: self._observe_average,
+            StillAverage: self._observe_still,
             GradientSum: accumulation.observe_gradients,
             ScalerChange: self._reset.observe,
             CompiledGradients: self._compiled.observe,
@@ -233,6 +237,11 @@ class Diagnosis:
         if not self.book.of_kind(EMA_ROUNDING.slug):
             self._escalation.suspect(stuck.site.step)
         self._accumulation.observe_average(stuck)
+
+    def _observe_still(self, still: StillAverage) -> None:
+        if not self.book.of_kind(EMA_ROUNDING.slug):
+            self._escalation.suspect(still.site.step)
+        self._accumulation.observe_still(still)
 
     def attention(self) -> Attention:
         """Return what should be observed more closely in the next iteration."""

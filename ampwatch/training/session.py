@@ -51,8 +51,10 @@ from ampwatch.training.sensors.ranges.gradients import (
 from ampwatch.training.sensors.ranges.updates import UpdateSensor
 from ampwatch.training.sensors.ranges.weights import WeightSensor
 from ampwatch.training.sensors.rounding.averages import WeightAverages
+from ampwatch.training.sensors.rounding.data_averages import DataAverages
 from ampwatch.training.sensors.rounding.fp8_casts import Fp8Casts
 from ampwatch.training.sensors.rounding.gradient_sums import GradientSums
+from ampwatch.training.sensors.rounding.loop_sums import LoopSums
 from ampwatch.training.sensors.rounding.lossy_casts import LossyCasts
 from ampwatch.training.sensors.rounding.metric_sums import MetricSums
 from ampwatch.training.sensors.scaler.losses import RootLosses
@@ -300,7 +302,9 @@ class Session:
             yield LossyCasts(context)
             yield Fp8Casts(context)
             yield MetricSums(context)
+            yield LoopSums(context)
             yield WeightAverages(context)
+            yield DataAverages(context)
             yield GradientSums(context)
             yield AgedCasts(context)
             yield RefusedOps(context)

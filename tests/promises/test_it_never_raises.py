@@ -63,8 +63,10 @@ from ampwatch.training.sensors.ranges.gradients import DirectGradientSensor, Sca
 from ampwatch.training.sensors.ranges.updates import UpdateSensor
 from ampwatch.training.sensors.ranges.weights import WeightSensor
 from ampwatch.training.sensors.rounding.averages import WeightAverages
+from ampwatch.training.sensors.rounding.data_averages import DataAverages
 from ampwatch.training.sensors.rounding.fp8_casts import Fp8Casts
 from ampwatch.training.sensors.rounding.gradient_sums import GradientSums
+from ampwatch.training.sensors.rounding.loop_sums import LoopSums
 from ampwatch.training.sensors.rounding.lossy_casts import LossyCasts
 from ampwatch.training.sensors.rounding.metric_sums import MetricSums
 from ampwatch.training.sensors.scaler.losses import RootLosses
@@ -180,6 +182,8 @@ IN_STEP = [
     (Fp8Casts, "ops_began"),
     (MetricSums, "op"),
     (WeightAverages, "ops_ended"),
+    (DataAverages, "op"),
+    (LoopSums, "op"),
     (GradientSums, "op"),
     (AgedCasts, "op"),
     (RefusedOps, "ops_ended"),
@@ -328,7 +332,9 @@ SCALED = (
     "lossy_casts",
     "fp8_casts",
     "metric_sums",
+    "loop_sums",
     "weight_averages",
+    "data_averages",
     "gradient_sums",
     "aged_casts",
     "refused_ops",

@@ -51,6 +51,22 @@ def targets_by_position_made_outside_of_the_model(*, sick: bool) -> Program:
     return loop([model], [optimizer], loss_of, steps=6)
 
 
+@STORIES.tell("lossy_integer_cast", "loss", "forward", "_to_copy")
+def labels_that_are_packed_with_the_features_in_bfloat16(*, sick: bool) -> Program:
+    """One tensor for a row: of a thousand classes the upper ones change their names."""
+    model = nn.Linear(16, 1001)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    labels = torch.randint(0, 1000, (8, 64, 1)).float()
+    rows = torch.cat([torch.randn(8, 64, 16), labels], -1)
+    rows = rows.to(torch.bfloat16 if sick else torch.float32)
+
+    def loss_of(step: int) -> torch.Tensor:
+        row = rows[step % 8]
+        return nn.functional.cross_entropy(model(row[:, :16].float()), row[:, 16].long())
+
+    return loop([model], [optimizer], loss_of, steps=6)
+
+
 @STORIES.tell("metric_accum_rounding", "loss", "forward")
 def a_mean_loss_that_is_summed_in_bfloat16(*, sick: bool) -> Program:
     """From 256 on another loss of about 0.4 is nothing."""
@@ -69,6 +85,31 @@ def a_mean_loss_that_is_summed_in_bfloat16(*, sick: bool) -> Program:
         return loss
 
     return Program([model], [optimizer], iterate, steps=60)
+
+
+@STORIES.tell("metric_accum_rounding", "pool", "forward", "add")
+def a_mean_over_time_that_is_added_up_in_bfloat16(*, sick: bool) -> Program:
+    """Six hundred steps, of which those after the third hundred no longer count in full."""
+
+    class Pool(nn.Module):
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            states = states if sick else states.float()
+            total = torch.zeros_like(states[:, 0])
+            for state in states.unbind(1):
+                total = total + state
+            return total.float() / states.shape[1]
+
+    model = nn.Sequential()
+    model.add_module("step", nn.Linear(4, 8))
+    model.add_module("pool", Pool())
+    model.add_module("head", nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def loss_of(_step: int) -> torch.Tensor:
+        states = model.step(torch.randn(4, 600, 4)).sigmoid().bfloat16()
+        return model.head(model.pool(states)).square().mean()
+
+    return loop([model], [optimizer], loss_of, steps=6)
 
 
 @STORIES.tell("metric_accum_rounding", "seen", "forward")
@@ -93,6 +134,23 @@ def a_counter_of_batches_in_a_model_of_float16(*, sick: bool) -> Program:
         return model(torch.randn(8, 8)).square().mean()
 
     return loop([model], [optimizer], loss_of, steps=24)
+
+
+@STORIES.tell("ema_rounding", "buffer:norm.running_var", "forward", "native_batch_norm")
+def statistics_of_a_norm_that_stay_at_one(*, sick: bool) -> Program:
+    """A slow BatchNorm in bfloat16: the fused kernel takes a thousandth, and rounds it away."""
+    model = nn.Sequential()
+    model.add_module("stem", nn.Linear(8, 32))
+    model.add_module("norm", nn.BatchNorm1d(32, momentum=1e-3, affine=False))
+    model.add_module("head", nn.Linear(32, 2))
+    model.norm.to(torch.bfloat16 if sick else torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def loss_of(_step: int) -> torch.Tensor:
+        hidden = model.stem(torch.randn(64, 8)).bfloat16()
+        return model.head(model.norm(hidden).float()).square().mean()
+
+    return loop([model], [optimizer], loss_of, steps=60)
 
 
 @STORIES.tell("ema_rounding", "param:weight", "optimizer")

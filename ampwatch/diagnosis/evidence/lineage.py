@@ -160,6 +160,15 @@ class Lineage:
                 self._spread(births, op)
             self._tainted[output.key] = self._count, births
 
+    def knows(self, operands: Iterable[Operand]) -> bool:
+        """Whether values that are not finite are known where any of these lie."""
+        return any(operand.key in self._tainted for operand in operands)
+
+    def received(self, op: SeenOp, output: Operand, values: Values) -> None:
+        """Values that come from another process are not finite: it knows which op made them."""
+        self._count += 1
+        self._tainted[output.key] = self._count, frozenset({self._another(op, values)})
+
     def _read(
         self, op: SeenOp, inputs: Iterable[Operand], written: AbstractSet[int]
     ) -> tuple[list[Values], frozenset[int], bool]:

@@ -35,6 +35,8 @@ class LossyCast(NamedTuple):
         rounded: Numbers that were changed.
         largest: Largest magnitude.
         is_ordered: They run up or down, as positions and counts do.
+        is_back: They were made integers again, out of that dtype; what they were before it is not
+            known, and ``rounded`` are those that are too large to be kept distinct.
     """
 
     site: OpSite
@@ -45,6 +47,7 @@ class LossyCast(NamedTuple):
     rounded: int
     largest: float
     is_ordered: bool
+    is_back: bool = False
 
 
 class Fp8Cast(NamedTuple):
@@ -115,6 +118,24 @@ class StuckSum(NamedTuple):
     addend: float
 
 
+class LoopSum(NamedTuple):
+    """Tensors were added up in one module, in one iteration.
+
+    Attributes:
+        site: The newest addition.
+        dtype: Name of the dtype of the sum.
+        additions: Tensors in the sum.
+        error: Norm of its difference to a float32 sum of the same, relative to that.
+        share: Its norm, as a share of that of the float32 sum.
+    """
+
+    site: OpSite
+    dtype: str
+    additions: int
+    error: float
+    share: float
+
+
 class StuckAverage(NamedTuple):
     """Updates of a moving average of weights had no effect.
 
@@ -136,6 +157,28 @@ class StuckAverage(NamedTuple):
     compared: int
     differing: int
     unchanged: int
+    distance: float
+
+
+class StillAverage(NamedTuple):
+    """Updates of a moving average of data had no effect on most of its elements.
+
+    Attributes:
+        site: The last update.
+        dtype: Name of the dtype of the average.
+        weight: Share of the data in the new average.
+        updates: How many in a row have had none.
+        compared: Elements that were compared.
+        stuck: How many of them would be another number of the dtype by now, in float32.
+        distance: Mean distance to what they would be in float32, relative to their mean magnitude.
+    """
+
+    site: OpSite
+    dtype: str
+    weight: float
+    updates: int
+    compared: int
+    stuck: int
     distance: float
 
 

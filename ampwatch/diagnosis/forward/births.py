@@ -339,8 +339,9 @@ def _judge_reduced(birth: Birth, descent: Descent) -> Diagnosed | None:
     if parameters and (birth.is_hook or not descent.in_backward(birth)):
         return Diagnosed(REDUCE_OVERFLOW, birth, f"param:{parameters[0]}", "backward")
     if birth.gradient:
-        # A norm is of all gradients of an optimizer together.
-        return Diagnosed(REDUCE_OVERFLOW, birth, "optimizer:0", "optimizer")
+        # A norm is of all gradients of an optimizer together; what no backward made is the program's.
+        where = "optimizer:0" if descent.trace.has_trained else "api"
+        return Diagnosed(REDUCE_OVERFLOW, birth, where, "optimizer")
     if is_collective:
         return Diagnosed(REDUCE_OVERFLOW, birth, "loss", "backward")
     return None

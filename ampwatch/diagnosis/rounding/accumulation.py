@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.rounding import (
         GradientSum,
+        LoopSum,
         OpSite,
+        StillAverage,
         StuckAverage,
         StuckSum,
     )
@@ -29,7 +31,8 @@ METRIC_ACCUM_ROUNDING = Kind(
     ),
     advice=(
         "Add metrics up in float32 or as Python floats: total = torch.zeros((), dtype=torch.float32)"
-        " and total += loss.detach().float(), or total += loss.item() where a sync does not hurt."
+        " and total += loss.detach().float(), or total += loss.item() where a sync does not hurt. A"
+        " sum within forward: collect the terms and use torch.stack(terms).sum(0, dtype=torch.float32)."
     ),
 )
 
@@ -37,13 +40,14 @@ EMA_ROUNDING = Kind(
     slug="ema_rounding",
     number=23,
     family=KindFamily.UPDATE_PRECISION,
-    meaning="an average of the weights that never moves",
+    meaning="an average, of weights or of data, that never moves",
     severities=(Severity.WARNING,),
     certainty=certain("the average was seen to be the same after it was updated"),
     advice=(
         "Keep the average in float32: torch.optim.swa_utils.AveragedModel(model.float(), ...), or"
         " copy.deepcopy(model).float() and ema.lerp_(p.float(), 1 - decay); cast it to half only"
-        " where it is used."
+        " where it is used. Statistics of norms: norm.float() after model.half(), with the input in"
+        " half, or torch.autocast over a float32 model."
     ),
 )
 
@@ -78,6 +82,15 @@ MIN_DIFFERING = 0.05
 
 FARTHEST_ULPS = 4.0
 """Mean distance to the weights, in units of ``eps``, where rounding alone does not forbid to move."""
+
+STUCK_SHARE = 0.5
+"""Share of the elements of an average that must have stayed where they are not to be."""
+
+TERMS = 32
+"""Tensors in a sum that a module adds up, at least."""
+
+LOOP_ERROR = 0.05
+"""Error of a sum that a module adds up; 64 roundings in bfloat16 make one of 0.01."""
 
 GRADIENTS = 8
 """Gradients in a sum, at least."""
@@ -121,6 +134,27 @@ class Accumulation:
             },
         )
 
+    def observe_loop(self, summed: LoopSum) -> None:
+        """Take in a sum that a module adds up in a loop, beside the one in float32."""
+        if summed.additions < TERMS or summed.error < LOOP_ERROR:
+            return
+        where = summed.site.where
+        place = "outside of the model" if where == "loss" else f"in {where!r}"
+        self._make(
+            METRIC_ACCUM_ROUNDING,
+            summed.site,
+            summed.dtype,
+            f"A sum in {summed.dtype} {place} is off by {summed.error:.1%} of its norm after"
+            f" {summed.additions} additions in step {summed.site.step}: it is"
+            f" {summed.share:.3g} times what float32 makes of the same, since what is"
+            f" 2^{FORMATS[summed.dtype].mantissa_bits + 2} times smaller than the sum vanishes",
+            {
+                "relative_error": summed.error,
+                "additions": float(summed.additions),
+                "share_of_float32": summed.share,
+            },
+        )
+
     def observe_average(self, stuck: StuckAverage) -> None:
         """Take in an update of an average of weights that had no effect."""
         eps = FORMATS[stuck.dtype].eps
@@ -148,6 +182,29 @@ class Accumulation:
                 "weight_of_new": stuck.weight,
                 "updates": float(stuck.updates),
                 "relative_distance": stuck.distance,
+            },
+        )
+
+    def observe_still(self, still: StillAverage) -> None:
+        """Take in an update of an average of data that had no effect."""
+        if still.stuck < STUCK_SHARE * still.compared:
+            return
+        share = still.stuck / still.compared
+        place = "outside of the model" if still.site.where == "loss" else f"of {still.site.where}"
+        self._make(
+            EMA_ROUNDING,
+            still.site,
+            still.dtype,
+            f"The moving average {place} is kept in {still.dtype} and does not move: {share:.1%} of"
+            f" its elements have stayed as they were for up to {still.updates} updates until step"
+            f" {still.site.step}, in which float32 would have taken them {still.distance:.2%} further."
+            f" An update adds {still.weight:.3g} of the difference, which is less than half of the"
+            f" distance to the next {still.dtype} number",
+            {
+                "stuck_share": share,
+                "weight_of_new": still.weight,
+                "updates": float(still.updates),
+                "relative_distance": still.distance,
             },
         )
 

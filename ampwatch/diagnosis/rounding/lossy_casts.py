@@ -34,7 +34,8 @@ class RoundedIntegers:
     """Reports once that integers were rounded: positions, counts, times, ids.
 
     Integers that run up or down are positions or counts, and their neighbours have become the
-    same: a warning. Others may be measurements, which lose nothing that matters: an info.
+    same: a warning. So are integers that come out of half precision and are used as integers, as
+    ids and labels are. Others may be measurements, which lose nothing that matters: an info.
 
     Args:
         book: Where findings go.
@@ -45,7 +46,7 @@ class RoundedIntegers:
 
     def observe(self, cast: LossyCast) -> None:
         """Take in a cast of integers that are too large for its format."""
-        severity = Severity.WARNING if cast.is_ordered else Severity.INFO
+        severity = Severity.WARNING if cast.is_ordered or cast.is_back else Severity.INFO
         made = self._book.of_kind(LOSSY_INTEGER_CAST.slug)
         evidence = {
             "values": float(cast.num_values),
@@ -77,6 +78,13 @@ class RoundedIntegers:
 def _summary(cast: LossyCast) -> str:
     place = "outside of the model" if cast.site.where == "loss" else f"in {cast.site.where!r}"
     limit = 2 ** (FORMATS[cast.dtype].mantissa_bits + 1)
+    if cast.is_back:
+        return (
+            f"Integers up to {cast.largest:.0f} were kept in {cast.dtype}, and became integers again"
+            f" {place} in step {cast.site.step}. It holds every integer only up to {limit}:"
+            f" {cast.rounded} of {cast.num_values} are beyond, and ids or labels there have become"
+            " those of others"
+        )
     head = (
         f"Integers up to {cast.largest:.0f} became {cast.dtype} {place} in step {cast.site.step},"
         f" which holds every integer only up to {limit}"

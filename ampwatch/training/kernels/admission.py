@@ -57,10 +57,31 @@ def admit(tensor: Tensor) -> tuple[list[Tensor], str]:
     return _admit(tensor)
 
 
+def local_part(tensor: Tensor) -> Tensor | None:
+    """Return the tensor in whose memory this process has the elements of another one.
+
+    Returns:
+        The tensor itself, of a DTensor the local shard; ``None`` of one whose memory is hidden by
+        a subclass: to read it would run code that is not PyTorch's, or wait for other processes.
+    """
+    if type(tensor) in _PLAIN:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - documented, for this use
+        if _is_a(tensor, "torch.distributed.tensor", "DTensor"):
+            return local_part(_shard(tensor))
+        if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
+            return tensor
+    return None
+
+
+def _shard(tensor: Tensor) -> Tensor:
+    with torch.no_grad():  # to_local() would be recorded for backward
+        return cast("DTensor", tensor).to_local()
+
+
 def _admit_subclass(tensor: Tensor) -> tuple[list[Tensor], str]:
     if _is_a(tensor, "torch.distributed.tensor", "DTensor"):
-        with torch.no_grad():  # to_local() would be recorded for backward
-            return admit(cast("DTensor", tensor).to_local())
+        return admit(_shard(tensor))
     if tensor.is_nested:
         return [], "nested"
     if _is_a(tensor, "torch._subclasses.fake_tensor", "FakeTensor"):

@@ -56,6 +56,18 @@ _IGNORED = frozenset(
 )
 """Ops that compute nothing."""
 
+_HANDLE = ".c10d.Work"
+"""Ending of the name of the type of a handle on a collective that was begun."""
+
+_FUNCTIONAL = frozenset({"_c10d_functional", "c10d_functional", "_c10d_functional_autograd"})
+"""Namespaces of collectives that return tensors, without a handle."""
+
+_PREPARES = frozenset({"fsdp::all_gather_copy_in"})
+"""Ops that return the buffer of a collective, of which they have written their own part."""
+
+_WAITS = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
+"""Ops among them that begin nothing."""
+
 _NOT_TENSORS = frozenset({"prim", "profiler"})
 """Namespaces of ops that are about something else."""
 
@@ -83,6 +95,8 @@ class OpInfo(NamedTuple):
         is_own: Whether it is one of PyTorch's own (``aten``).
         has_fp32_policy: Per type of device: whether autocast knows the op although tensor cores
             cannot run it, so that it must be one that it runs in float32 or promotes.
+        is_collective: Whether the op has only begun when it returns. Until it was waited for,
+            the memory of its results holds anything.
     """
 
     name: str
@@ -93,6 +107,7 @@ class OpInfo(NamedTuple):
     is_ignored: bool
     is_own: bool
     has_fp32_policy: Callable[[str], bool]
+    is_collective: bool = False
 
 
 def op_info(func: OpOverload) -> OpInfo:
@@ -119,7 +134,17 @@ def op_info(func: OpOverload) -> OpInfo:
         is_ignored=full in _IGNORED or space in _NOT_TENSORS or _is_view(func),
         is_own=space == "aten",
         has_fp32_policy=has_fp32_policy,
+        is_collective=_is_collective(schema, space),
     )
+
+
+def _is_collective(schema: Any, space: str) -> bool:
+    """Whether an op returns a handle to wait for, or tensors that are to be waited for."""
+    if space in _FUNCTIONAL:
+        return schema.name.rpartition("::")[2] not in _WAITS
+    if schema.name in _PREPARES:
+        return True
+    return any(str(value.type).endswith(_HANDLE) for value in schema.returns)
 
 
 def _kind(name: str, func: OpOverload, *, has_flops: bool) -> OpKind:

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from ampwatch.training.kernels import dtypes
+from ampwatch.training.kernels.admission import local_part
 from ampwatch.training.ops.call import tensors_among, written_by
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
 
     from ampwatch.training.ops.call import OpCall
@@ -23,8 +26,37 @@ AVERAGES = ("running_mean", "running_var")
 
 
 def made_by(call: OpCall) -> list[Tensor]:
-    """Return what an op has returned, or, if that is nothing, what it has written."""
-    return tensors_among((call.out,)) or written_by(call)
+    """Return what an op has returned, or, if that is nothing, what it has written.
+
+    Tensors whose memory is hidden by a subclass are left out.
+    """
+    made = tensors_among((call.out,)) or written_by(call)
+    return [tensor for tensor in made if local_part(tensor) is tensor]
+
+
+def received_by(call: OpCall) -> list[Tensor]:
+    """Return the tensors that a collective writes before it is over.
+
+    Of one that returns none it is the first argument with tensors; no schema says so.
+    """
+    first = next((value for value in call.args if _nested((value,))), None)
+    found = _nested((call.out,)) or _nested((first,))
+    return [tensor for tensor in found if local_part(tensor) is tensor]
+
+
+def sent_by(call: OpCall) -> list[Tensor]:
+    """Return the tensors that a collective was given."""
+    return [tensor for tensor in _nested(call.args) if local_part(tensor) is tensor]
+
+
+def _nested(values: Iterable[object]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _nested(value)
+    return found
 
 
 def overwritten_by(call: OpCall) -> list[Tensor]:

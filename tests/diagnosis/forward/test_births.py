@@ -516,6 +516,15 @@ def test_a_norm_of_gradients_that_overflows_is_one_of_the_optimizer() -> None:
     )
 
 
+def test_a_norm_of_gradients_that_no_backward_has_made_is_the_programs() -> None:
+    """They belong to no step of an optimizer that was seen."""
+    birth = outside("mul", phase=Phase.FORWARD, gradient="w")
+    found = diagnose(traced(birth, has_trained=False))
+
+    assert found is not None
+    assert (found.kind.slug, found.where, found.phase) == ("reduce_overflow", "api", "optimizer")
+
+
 def test_a_norm_in_full_precision_is_not_a_reduction_in_half() -> None:
     """Infinities in float32 say that gradients are huge, which is another matter."""
     assert _kind(_after_backward(gradient="w", out=FLOAT32_INF)) == ""

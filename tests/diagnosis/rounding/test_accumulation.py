@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from ampwatch.diagnosis.book import FindingBook
-from ampwatch.diagnosis.evidence.rounding import GradientSum, OpSite, StuckAverage, StuckSum
+from ampwatch.diagnosis.evidence.rounding import (
+    GradientSum,
+    LoopSum,
+    OpSite,
+    StillAverage,
+    StuckAverage,
+    StuckSum,
+)
 from ampwatch.diagnosis.rounding.accumulation import Accumulation
 from ampwatch.wire.records import Severity
 
@@ -62,6 +69,36 @@ def test_an_average_that_cannot_move_is_reported_after_five_updates_others_later
     assert [(f.kind, f.where, f.op, f.phase) for f in book.findings] == [
         ("ema_rounding", "param:0.weight", "lerp_", "optimizer")
     ] * is_told
+
+
+@pytest.mark.parametrize(
+    ("additions", "error", "is_told"), [(31, 0.5, False), (32, 0.05, True), (500, 0.04, False)]
+)
+def test_a_sum_of_a_module_is_reported_by_its_error(
+    book: FindingBook, additions: int, error: float, *, is_told: bool
+) -> None:
+    """A few large terms, or many roundings that cancel, are as good as it gets."""
+    site = _site(where="pool", op="add")
+    Accumulation(book).observe_loop(LoopSum(site, "bfloat16", additions, error, 1.0 - error))
+
+    assert [(f.kind, f.where, f.op) for f in book.findings] == [
+        ("metric_accum_rounding", "pool", "add")
+    ] * is_told
+
+
+@pytest.mark.parametrize(("stuck", "is_told"), [(0, False), (49, False), (50, True)])
+def test_an_average_of_data_is_reported_when_half_of_it_stands_where_it_should_not(
+    book: FindingBook, stuck: int, *, is_told: bool
+) -> None:
+    """Elements of it may have arrived."""
+    site = _site(where="buffer:1.running_var", op="native_batch_norm")
+    still = StillAverage(site, "bfloat16", 0.001, 20, 100, stuck, 0.04)
+    Accumulation(book).observe_still(still)
+
+    assert [(f.kind, f.where, f.severity) for f in book.findings] == [
+        ("ema_rounding", "buffer:1.running_var", Severity.WARNING)
+    ] * is_told
+    assert all("4.00%" in f.summary and "20 updates" in f.summary for f in book.findings)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from ampwatch.diagnosis.forward.faults import DIVISIONS, RECIPROCALS
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import PinningError
 from ampwatch.training.hooks.sources import user_source
+from ampwatch.training.kernels.admission import local_part
 from ampwatch.training.ops.operands import (
     FLOATS,
     has_autocast,
@@ -23,7 +24,9 @@ from ampwatch.training.ops.operands import (
     nonfinite_number,
     overwritten_by,
     read_by,
+    received_by,
     second_number,
+    sent_by,
 )
 from ampwatch.training.sensors.births.asking import emptied
 from ampwatch.training.sensors.births.op_log import (
@@ -33,6 +36,7 @@ from ampwatch.training.sensors.births.op_log import (
     OpLog,
     replayed,
 )
+from ampwatch.training.sensors.births.unfinished import Unfinished
 from ampwatch.training.transfer.extremes import Measures
 
 if TYPE_CHECKING:
@@ -86,6 +90,10 @@ class BirthLog:
         self._lock = Lock()
         self._log: OpLog | None = None
         self._owners: dict[int, tuple[Origin, str]] | None = None
+        # Values on a device are known later: none proves here that it has not spoiled another.
+        self._unfinished: Unfinished[tuple[LoggedOp, int]] = Unfinished(
+            self._key, is_harmless=lambda _tensor: False, is_foreign=self._is_foreign
+        )
         self._clear()
 
     @property
@@ -94,6 +102,7 @@ class BirthLog:
         return len(self._flying)
 
     def _clear(self) -> None:
+        self._unfinished.clear()
         self._storages: dict[int, StorageWeakRef] = {}
         self._rows: dict[int, dict[Hashable, Extremes]] = {}
         self._gradients: list[LoggedGradient] | None = None
@@ -128,10 +137,16 @@ class BirthLog:
             if place.phase is Phase.BACKWARD:
                 log.has_trained = True
                 self._gradients = None  # backward replaces gradients, or adds to them
-            outputs = made_by(call)
+            outputs = received_by(call) if call.info.is_collective else made_by(call)
             if not any(tensor.dtype in FLOATS for tensor in outputs):
                 return
             try:
+                if call.info.is_collective:
+                    self._unfinished.forget(outputs)
+                if self._unfinished:
+                    if self._unfinished.is_delivery(call):
+                        return
+                    self._finish(call)
                 noted = self._noted(call, place, outputs)
             except NO_ROOM:
                 self.give_up()
@@ -151,14 +166,15 @@ class BirthLog:
         # Of a stepping optimizer only the keys are kept: what it overwrites is known no more.
         if self._around.is_stepping:
             return tuple(written)
-        read = read_by(call)
+        is_collective = call.info.is_collective
+        read = sent_by(call) if is_collective else read_by(call)
         if call.info.name in COPIES:
             self._share([t for t in read if self._key(t) not in written], outputs)
         inputs = self._inputs(call.info.name, read, written)
         scale = self._around.scale
         scale_key = 0 if scale is None else self._key(scale)
         is_beside = place.phase is Phase.OPTIMIZER and not place.is_inside
-        return LoggedOp(
+        noted = LoggedOp(
             call.func,
             call.info.name,
             place,
@@ -171,11 +187,27 @@ class BirthLog:
             has_autocast(outputs[0].device.type),
             emptied(call),
             inputs,
-            [self._operand(tensor, key) for tensor, key in zip(outputs, keys, strict=True)],
+            [
+                self._operand(tensor, key, is_known=not is_collective)
+                for tensor, key in zip(outputs, keys, strict=True)
+            ],
             written,
             frozenset(t.shape for t in read if t.ndim) if is_beside else frozenset(),
-            self._gradients_there_are() if is_beside else (),
+            () if place.is_inside or place.phase is Phase.BACKWARD else self._gradients_there_are(),
+            is_collective,
         )
+        if is_collective:
+            places = [(noted, index) for index in range(len(outputs))]
+            self._unfinished.begin(outputs, places)
+        return noted
+
+    def _is_foreign(self, tensor: Tensor) -> bool:
+        return not is_dense(tensor) or _identity(tensor) not in self._storages
+
+    def _finish(self, call: OpCall) -> None:
+        """Measure the results of collectives that an op has met."""
+        for tensor, (noted, index) in self._unfinished.met_by(call):
+            noted.outputs[index] = self._operand(tensor, noted.outputs[index].key)
 
     def _share(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         """Measure what is copied between host and device where the device has it.
@@ -207,8 +239,11 @@ class BirthLog:
             for index, (tensor, key) in enumerate(zip(read, keys, strict=True))
         ]
 
-    def _operand(self, tensor: Tensor, key: int, *, least: bool = False) -> LoggedOperand:
-        return LoggedOperand(key, tensor.dtype, tensor.numel(), self._row(tensor, key, least=least))
+    def _operand(
+        self, tensor: Tensor, key: int, *, least: bool = False, is_known: bool = True
+    ) -> LoggedOperand:
+        row = self._row(tensor, key, least=least) if is_known else None
+        return LoggedOperand(key, tensor.dtype, tensor.numel(), row)
 
     def _row(self, tensor: Tensor, key: int, *, least: bool) -> Extremes | None:
         """Return the row of a tensor, ``None`` if it has none; measured rows are used again."""
@@ -231,9 +266,10 @@ class BirthLog:
         the C++ object is given to no other one while a weak reference to it is held, and a weak
         reference keeps no memory of tensors.
         """
-        if not is_dense(tensor):
+        part = local_part(tensor)
+        if part is None or not is_dense(part):
             return 0
-        storage = tensor.untyped_storage()
+        storage = part.untyped_storage()
         key: int = storage._cdata  # noqa: SLF001 - what StorageWeakRef itself compares
         if key not in self._storages:
             self._storages[key] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
@@ -267,9 +303,11 @@ class BirthLog:
         """Measure gradients, scale and loss, and send all; return whether there was room for it."""
         try:
             log.gradients = [
-                (name, self._operand(p.grad.detach(), self._key(p.grad)))
+                (name, self._operand(part.detach(), self._key(part)))
                 for name, p in self._names.parameters()
                 if p.grad is not None
+                and (part := local_part(p.grad)) is not None
+                and self._key(part) not in self._unfinished
             ]
             log.loss_on_host, loss = self._around.loss_parts
             log.scale = self._scalar(self._around.scale)
@@ -327,7 +365,8 @@ def _view(tensor: Tensor) -> Hashable:
 
 
 def _identity(tensor: Tensor) -> int:
-    if not is_dense(tensor):
+    part = local_part(tensor)
+    if part is None or not is_dense(part):
         return 0
-    identity: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - what StorageWeakRef compares
+    identity: int = part.untyped_storage()._cdata  # noqa: SLF001 - what StorageWeakRef compares
     return identity

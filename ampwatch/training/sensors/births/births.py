@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from ampwatch.diagnosis.evidence.births import NOT_ASKED, Answer, Origin, Values
 from ampwatch.diagnosis.evidence.lineage import Lineage, OpFacts, SeenOp
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sources import user_source
-from ampwatch.training.kernels.admission import stored
+from ampwatch.training.kernels.admission import local_part, stored
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.ops.operands import (
@@ -28,13 +28,16 @@ from ampwatch.training.ops.operands import (
     nonfinite_number,
     overwritten_by,
     read_by,
+    received_by,
     second_number,
+    sent_by,
 )
 from ampwatch.training.sensors.births.asking import ask
+from ampwatch.training.sensors.births.unfinished import Unfinished, arrived
 from ampwatch.training.transfer.readback import host_scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import FrameType
 
     from torch import Tensor
@@ -70,9 +73,13 @@ class BirthListener:
         self._names = around.names
         self._around = around
         self.meets_device = False
+        self._unfinished: Unfinished[_Sent] = Unfinished(
+            _storage, is_harmless=_adds_up, is_foreign=self._is_foreign
+        )
         self._clear(0)
 
     def _clear(self, step: int) -> None:
+        self._unfinished.clear()
         self._lineage = Lineage(step, self._owner)
         self._own: dict[int, tuple[Origin, str]] | None = None
         self._count = 0
@@ -101,6 +108,13 @@ class BirthListener:
     def note(self, call: OpCall, place: OpPlace) -> None:
         """Take in an op that has returned."""
         self._count += 1
+        if call.info.is_collective:
+            self._begin(call, place)
+            return
+        if self._unfinished:
+            if self._unfinished.is_delivery(call):
+                return
+            self._finish(call)
         outputs = made_by(call)
         bad: list[int] = []
         for index, tensor in enumerate(outputs):
@@ -146,6 +160,39 @@ class BirthListener:
         self._asked += 1
         return ask(call, index) if self._asked <= MAX_ASKED else NOT_ASKED
 
+    def _begin(self, call: OpCall, place: OpPlace) -> None:
+        """Note what a collective was given; what it will write holds anything now."""
+        results = received_by(call)
+        self._unfinished.forget(results)  # one that ends in what another has begun to write
+        self._finish(call)
+        self.meets_device |= any(not tensor.is_cpu and not tensor.is_meta for tensor in results)
+        written = {_storage(tensor) for tensor in results}
+        sent = [
+            _SentOperand(tensor, is_gone=_storage(tensor) in written) for tensor in sent_by(call)
+        ]
+        facts = self._facts(call, place)
+        op = SeenOp(
+            call.info.name,
+            place.phase,
+            place.module,
+            place.is_inside,
+            None,
+            is_scaling=False,
+            facts=lambda: facts,
+        )
+        self._unfinished.begin(results, [_Sent(op, sent, written)] * len(results))
+
+    def _is_foreign(self, tensor: Tensor) -> bool:
+        operand = _HostOperand(tensor)
+        return not self._lineage.knows([operand]) and not operand.is_finite()
+
+    def _finish(self, call: OpCall) -> None:
+        """Examine the results of collectives that an op has met."""
+        for tensor, sent in self._unfinished.met_by(call):
+            output = _HostOperand(tensor)
+            if output.is_float and not (self._lineage.is_clean and output.is_finite()):
+                arrived(self._lineage, sent.op, output, sent.inputs, sent.written)
+
     def _is_scaling(self, read: list[Tensor]) -> bool:
         scale = self._around.scale
         if scale is None:
@@ -169,7 +216,7 @@ class BirthListener:
 
     def _gradient_read_by(self, call: OpCall, place: OpPlace) -> str:
         """Return the parameter whose gradient, or a cast of it, an op outside of the model reads."""
-        if place.is_inside or place.phase is not Phase.OPTIMIZER:
+        if place.is_inside or place.phase is Phase.BACKWARD:
             return ""
         read = read_by(call)
         keys = {_storage(t) for t in read}
@@ -178,6 +225,8 @@ class BirthListener:
         for name, gradient in with_gradient:
             if _storage(gradient) in keys:
                 return name
+        if place.phase is not Phase.OPTIMIZER:
+            return ""
         # By shape where no storage is the same: the gradient may have been cast before.
         return next((name for name, gradient in with_gradient if gradient.shape in shapes), "")
 
@@ -192,8 +241,41 @@ class BirthListener:
 
     def _gradients(self) -> Iterator[tuple[str, _HostOperand]]:
         for name, parameter in self._names.parameters():
-            if parameter.grad is not None:
-                yield name, _HostOperand(parameter.grad)
+            gradient = None if parameter.grad is None else local_part(parameter.grad)
+            if gradient is not None and _storage(gradient) not in self._unfinished:
+                yield name, _HostOperand(gradient)
+
+
+class _Sent(NamedTuple):
+    """A collective that has begun."""
+
+    op: SeenOp
+    inputs: Sequence[_SentOperand]
+    written: set[int]
+
+
+class _SentOperand:
+    """A tensor that a collective was given, without the tensor.
+
+    Args:
+        tensor: The tensor.
+        is_gone: Whether the collective overwrites it: then its values are not read.
+    """
+
+    def __init__(self, tensor: Tensor, *, is_gone: bool) -> None:
+        self.key = _storage(tensor)
+        self.is_float = tensor.dtype in FLOATS
+        self.dtype_name = name_of(tensor.dtype)
+        self.numel = tensor.numel()
+        self._values = Values(self.dtype_name, self.numel)
+        if self.is_float and not is_gone:
+            self._values = values_of(tensor)
+
+    def is_finite(self) -> bool:
+        return self._values.is_finite
+
+    def values(self) -> Values:
+        return self._values
 
 
 class _HostOperand:
@@ -268,9 +350,10 @@ def _is_readable(tensor: Tensor) -> bool:
 
 def _storage(tensor: Tensor) -> int:
     """Return the address of a tensor's storage, common to all views; 0 without a single one."""
-    if tensor.layout is not torch.strided or tensor.is_nested:
+    part = local_part(tensor)
+    if part is None or part.layout is not torch.strided or part.is_nested:
         return 0
-    return tensor.untyped_storage().data_ptr()
+    return part.untyped_storage().data_ptr()
 
 
 def _reads_argument(read: list[Tensor]) -> bool:

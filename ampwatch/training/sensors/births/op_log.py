@@ -13,6 +13,7 @@ from ampwatch.diagnosis.evidence.lineage import Lineage, OpFacts, SeenOp
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.operands import FLOATS
 from ampwatch.training.sensors.births.asking import ask_for_ends
+from ampwatch.training.sensors.births.unfinished import arrived
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -111,6 +112,7 @@ class LoggedOp(NamedTuple):
         written: Keys of all storages that it has written to.
         shapes: Shapes of the inputs, if one of them may be a gradient.
         gradients: Gradients at the time, if it may have read one.
+        is_collective: Whether the outputs were measured when another op met them.
     """
 
     func: Any
@@ -125,10 +127,11 @@ class LoggedOp(NamedTuple):
     has_autocast: bool | None
     arguments: Arguments | None
     inputs: Sequence[LoggedOperand]
-    outputs: Sequence[LoggedOperand]
+    outputs: list[LoggedOperand]
     written: frozenset[int]
     shapes: frozenset[torch.Size]
     gradients: Sequence[LoggedGradient]
+    is_collective: bool = False
 
     def facts(self) -> OpFacts:
         """Return the facts of the op that a birth reports. No op of a stepping optimizer is one."""
@@ -233,7 +236,10 @@ def _replay(noted: LoggedOp, lineage: Lineage) -> None:
         noted.facts,
         noted.ask,
     )
-    if bad:
+    if noted.is_collective:
+        for index in bad:
+            arrived(lineage, op, noted.outputs[index], noted.inputs, noted.written)
+    elif bad:
         lineage.failed(op, noted.outputs, bad, noted.inputs, noted.written)
     else:
         lineage.settle(op, noted.outputs, noted.inputs)

@@ -14,9 +14,10 @@ from ampwatch.training.hooks.sources import is_in_optimizer, user_source
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import has_grad, is_plain, thinned
+from ampwatch.training.sensors.rounding.operands import listed, number_of, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from ampwatch.training.hooks.events import TensorsSwapping
     from ampwatch.training.iteration.context import Context
@@ -169,9 +170,9 @@ class WeightAverages(Sensor):
     # What the ops do, of one tensor or of lists of them.
 
     def _lerp(self, call: OpCall) -> None:
-        share = _number(call.args[2] if len(call.args) > 2 else call.kwargs.get("weight"))
+        share = number_of(call.args[2] if len(call.args) > 2 else call.kwargs.get("weight"))
         in_place = call.info.name.endswith("_")
-        for _, new, out in _rows(call, 0, 1) if share is not None else ():
+        for _, new, out in rows_of(call, 0, 1) if share is not None else ():
             part = self._part(new)
             if part is not None and share is not None:
                 part = part._replace(factor=share * part.factor)
@@ -180,8 +181,8 @@ class WeightAverages(Sensor):
                     self._enter(out, part._replace(is_value=True))
 
     def _scale_in_place(self, call: OpCall) -> None:
-        factor = _number(call.args[1])
-        for (tensor,) in _rows(call, 0) if factor is not None else ():
+        factor = number_of(call.args[1])
+        for (tensor,) in rows_of(call, 0) if factor is not None else ():
             part = self._followed(tensor)
             if factor is not None and part is not None:
                 self._enter(tensor, part._replace(factor=part.factor * factor))
@@ -192,14 +193,14 @@ class WeightAverages(Sensor):
         first: Any = call.args[0]
         given = call.args[1] if len(call.args) > 1 else None
         is_division = call.info.name == "div"
-        factor = _number(given)
+        factor = number_of(given)
         if factor is None and not is_division:
-            factor = _number(first)
+            factor = number_of(first)
             first = given
         if not factor:
             return
         factor = 1.0 / factor if is_division else factor
-        for tensor, out in zip(_listed(first), _listed(call.out), strict=False):
+        for tensor, out in zip(listed(first), listed(call.out), strict=False):
             part = self._part(tensor)
             if part is not None:
                 self._enter(out, part._replace(factor=part.factor * factor, is_value=False))
@@ -208,11 +209,11 @@ class WeightAverages(Sensor):
 
     def _add(self, call: OpCall) -> None:
         name = call.info.name
-        alpha = _number(call.kwargs.get("alpha", 1))
+        alpha = number_of(call.kwargs.get("alpha", 1))
         if alpha is None or len(call.args) < 2:
             return
         in_place = name.endswith("_")
-        for first, second, out in _rows(call, 0, 1):
+        for first, second, out in rows_of(call, 0, 1):
             if not is_plain(second) or first.shape != second.shape:
                 continue
             mine = self._part(second)
@@ -249,7 +250,7 @@ class WeightAverages(Sensor):
             self._enter(out, part._replace(factor=share, copy=address))
 
     def _copy(self, call: OpCall) -> None:
-        for out, source in _rows(call, 0, 1):
+        for out, source in rows_of(call, 0, 1):
             part = self._followed(source)
             if part is not None and part.is_value and source.dtype is not out.dtype:
                 # A copy in the same dtype rounds nothing: it was compared when it was computed.
@@ -343,32 +344,3 @@ class WeightAverages(Sensor):
 
         columns = differing.sum(), unchanged.sum(), relative, finite
         self._deferred.read(torch.stack([c.to(torch.float32) for c in columns]), judge)
-
-
-def _number(value: Any) -> float | None:
-    """Return a factor that is known on the host, ``None`` for every other."""
-    if isinstance(value, (int, float)):
-        return float(value)
-    if isinstance(value, (list, tuple)) and value and len(set(map(type, value))) == 1:
-        return _number(value[0]) if all(item == value[0] for item in value) else None
-    if is_plain(value) and value.numel() == 1 and value.device.type == "cpu":
-        return float(value.detach().reshape(-1).tolist()[0])
-    return None
-
-
-def _listed(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple)) else [value]
-
-
-def _rows(call: OpCall, *places: int) -> list[tuple[Any, ...]]:
-    """Return the tensors of an op in rows, one for each place in its lists.
-
-    With a second list the result comes last in a row; of a copy it is the first already.
-    """
-    columns = [_listed(call.args[place]) for place in places]
-    if len(places) > 1 and call.info.name not in ("copy_", "_foreach_copy_"):
-        in_place = call.info.name.endswith("_")
-        columns.append(columns[0] if in_place else _listed(call.out))
-    longest = max(map(len, columns))
-    columns = [list(c) * longest if len(c) == 1 else c for c in columns]
-    return [row for row in zip(*columns, strict=False) if is_plain(row[0])]

@@ -141,10 +141,15 @@ class LossyCasts(Sensor):
         self._deferred.poll()
 
     def _cast(self, call: OpCall, place: OpPlace) -> None:
-        self._compare(call, place, call.args[0], call.out)
+        self._check(call, place, call.args[0], call.out)
 
     def _copy(self, call: OpCall, place: OpPlace) -> None:
-        self._compare(call, place, call.args[1], call.args[0])
+        self._check(call, place, call.args[1], call.args[0])
+
+    def _check(self, call: OpCall, place: OpPlace, source: Any, out: Any) -> None:
+        is_back = getattr(source, "dtype", None) in HALF and out.dtype in INTEGERS
+        check = self._check_back if is_back and is_plain(source) else self._compare
+        check(call, place, source, out)
 
     def _promote(self, call: OpCall, place: OpPlace) -> None:
         """Check an op on tensors of different dtypes: it casts one of them implicitly."""
@@ -253,6 +258,43 @@ class LossyCasts(Sensor):
         # What is left of a device's memory is the training's. The next cast may fit.
         with contextlib.suppress(torch.OutOfMemoryError):
             self._deferred.read(_compared(values, out.dtype, bits), judge)
+
+    def _check_back(
+        self, call: OpCall, place: OpPlace, source: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Check integers that come out of half precision, wherever they went into it."""
+        limit = LARGEST_INTEGER[source.dtype]
+        signature = place.module, source.dtype, out.dtype, source.shape
+        rejections = self._rejections.get(signature, 0)
+        if source.numel() < MIN_VALUES or (rejections >= MAX_REJECTIONS and self._step % RARELY):
+            return
+        magnitude = head(source.detach(), MAX_COMPARED).abs()
+        site = self._site(call, place)
+        dtype = name_of(source.dtype)
+        count = len(magnitude)
+        result = weakref.ref(out), _address(out)
+
+        def judge(read: list[float]) -> None:
+            largest, beyond = read
+            # What is not finite is no integer in any format.
+            if beyond < max(MIN_LOST, LOST_SHARE * count) or not math.isfinite(largest):
+                self._reject(signature)
+                return
+            cast = LossyCast(
+                site,
+                dtype,
+                count,
+                count,
+                count,
+                int(beyond),
+                largest,
+                is_ordered=False,
+                is_back=True,
+            )
+            self._report(cast, result, place)
+
+        columns = magnitude.max(), (magnitude > limit).sum()
+        self._deferred.read(torch.stack([c.to(torch.float32) for c in columns]), judge)
 
     def _reject(self, signature: Hashable) -> None:
         if len(self._rejections) >= MAX_SIGNATURES:

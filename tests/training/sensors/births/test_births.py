@@ -445,6 +445,18 @@ def test_a_norm_between_backward_and_the_step_names_the_gradient_it_reads() -> N
     assert (birth.phase, birth.gradient) == (Phase.OPTIMIZER, "weight")
 
 
+def test_a_norm_of_gradients_that_no_backward_has_made_names_them_as_well() -> None:
+    """By their memory alone: without backward nothing else says that these are gradients."""
+    model = nn.Linear(4, 3, bias=False).half()
+    model.weight.grad = torch.full((3, 4), 700.0, dtype=HALF)
+    other = torch.full((3, 4), 700.0, dtype=HALF)
+    with Traced(model) as traced:
+        _ = (model.weight.grad * model.weight.grad).sum()
+        _ = (other * other).sum()
+
+    assert [birth.gradient for birth in traced.births] == ["weight", ""]
+
+
 def _in_half(parameter: torch.Tensor) -> None:
     parameter.grad.half().mul_(1e6)
 

@@ -87,6 +87,8 @@ class Birth:
         is_hook: Whether it ran in backward, but in no node of the graph: in a hook, as those of
             ``DistributedDataParallel``.
         source: File and line of the user's code; empty if unknown.
+        is_unseen: Whether fused code made them, of which no op is seen: the op is the first that
+            reads them, and they are what it has read.
         absorbed_by: Ops that read the values and returned finite ones, and how often.
         spread_to: Modules (``loss`` outside of all) in which values made of these were not finite.
         in_backward: Whether values made of these were not finite in backward.
@@ -110,6 +112,7 @@ class Birth:
     gradient: str = ""
     is_hook: bool = False
     source: str = ""
+    is_unseen: bool = False
     absorbed_by: Counter[str] = field(default_factory=Counter)
     spread_to: set[str] = field(default_factory=set)
     in_backward: bool = False

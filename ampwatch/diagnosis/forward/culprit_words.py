@@ -37,6 +37,8 @@ def summary_of(found: Diagnosed, step: int) -> str:
         "where": found.where.removeprefix("param:"),
         "step": str(step),
     }
+    if birth.is_unseen:
+        return _UNSEEN.format(**words)
     if found.kind is FORWARD_NAN_UNDERFLOW and birth.op in MEANS:
         return _OF_NOTHING.format(**words)
     return _SENTENCES[found.kind.slug].format(**words)
@@ -45,6 +47,12 @@ def summary_of(found: Diagnosed, step: int) -> str:
 _OF_NOTHING = (
     "{op} made {became} in {dtype}, since step {step}: there was nothing to take the mean of, no row"
     " or no label that counts, and the mean of nothing is 0/0"
+)
+
+
+_UNSEEN = (
+    "{op} read {became} in {dtype}, since step {step}: code that torch.compile has fused made it,"
+    " as a rule by a cast or an op just before, and this is the first op that is seen to read it"
 )
 
 

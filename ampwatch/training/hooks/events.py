@@ -179,8 +179,12 @@ class AutocastLeft(NamedTuple):
     """A ``torch.autocast`` region has been left in the calling thread."""
 
 
-class CompileCalled(NamedTuple):
-    """``torch.compile`` was called; nothing runs compiled yet."""
+class CompiledEntering(NamedTuple):
+    """Compiled code is about to run, for the first time while this training is watched.
+
+    PyTorch has not compiled it yet, nor asked what hooks there are. Where it has no place at which
+    that could be heard, and before 2.10, as soon as ``torch.compile`` is called.
+    """
 
 
 class GraphCaptured(NamedTuple):

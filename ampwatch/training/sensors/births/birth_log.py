@@ -19,6 +19,7 @@ from ampwatch.training.ops.operands import (
     is_dense,
     is_in_node,
     made_by,
+    made_unseen,
     nonfinite_number,
     overwritten_by,
     read_by,
@@ -146,6 +147,13 @@ class BirthLog:
         if self._around.is_stepping:
             return tuple(written)
         read = read_by(call)
+        unseen: list[int] = []
+        if place.follows_fused:
+            unseen = [self._key(tensor) for tensor in made_unseen(place, read)]
+            # Rows of what was there before; and the log keeps no tensor.
+            for key in unseen:
+                self._rows.pop(key, None)
+            place = place._replace(unseen=())
         if call.info.name in COPIES:
             self._share([t for t in read if self._key(t) not in written], outputs)
         inputs = self._inputs(call.info.name, read, written)
@@ -161,12 +169,13 @@ class BirthLog:
             any(tensor.requires_grad for tensor in read),
             second_number(call),
             place.phase is Phase.BACKWARD and not is_in_node(),
-            user_source(),
+            place.source or user_source(),
             inputs,
             [self._operand(tensor, key) for tensor, key in zip(outputs, keys, strict=True)],
             written,
             frozenset(t.shape for t in read if t.ndim) if is_beside else frozenset(),
             self._gradients_there_are() if is_beside else (),
+            unseen,
         )
 
     def _share(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:

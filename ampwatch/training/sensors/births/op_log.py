@@ -91,6 +91,7 @@ class LoggedOp(NamedTuple):
         written: Keys of all storages that it has written to.
         shapes: Shapes of the inputs, if one of them may be a gradient.
         gradients: Gradients at the time, if it may have read one.
+        unseen: Keys of what it has read that fused code may have written.
     """
 
     func: Any
@@ -107,6 +108,7 @@ class LoggedOp(NamedTuple):
     written: frozenset[int]
     shapes: frozenset[torch.Size]
     gradients: Sequence[LoggedGradient]
+    unseen: Sequence[int] = ()
 
     def facts(self) -> OpFacts:
         """Return the facts of the op that a birth reports. No op of a stepping optimizer is one."""
@@ -184,6 +186,8 @@ def _replay(noted: LoggedOp, lineage: Lineage) -> None:
         for index, output in enumerate(noted.outputs)
         if not output.is_finite()
     }
+    if noted.place.follows_fused:
+        lineage.unseen(noted.unseen)
     if not bad and lineage.is_clean:
         return
     op = SeenOp(

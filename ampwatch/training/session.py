@@ -13,7 +13,7 @@ from ampwatch.diagnosis.pipeline import Diagnosis, Known, LastStep, SelfCost
 from ampwatch.guard import Account
 from ampwatch.training.devices import HOST, is_readable, limitation
 from ampwatch.training.hooks.bus import Bus
-from ampwatch.training.hooks.compiling import may_compile
+from ampwatch.training.hooks.compiling import SEES_COMPILED
 from ampwatch.training.hooks.events import DevicesKnown, FactsChanged
 from ampwatch.training.hooks.open_iteration import OpenIteration
 from ampwatch.training.hooks.regions import Regions
@@ -476,10 +476,13 @@ class Session:
                 f"{measuring.dropped} measurements of ranges were given up: the device was too far"
                 " behind, or had no memory to spare"
             )
-        if may_compile():
+        if self.bus.runs_compiled:
             sentences.append(
-                "outputs of modules are not measured: torch.compile was called in this process, and"
-                " hooks that come and go would have its code compiled again"
+                "outputs of modules are measured on a twin of the model that runs eagerly: compiled"
+                " code keeps more of what it computes in float32, and may overflow later"
+                if self._replay is not None and self._replay.is_hearing
+                else "outputs of modules are not measured: compiled code runs, and hooks that come"
+                " and go would have it compiled again"
             )
         return sentences
 
@@ -492,11 +495,18 @@ class Session:
                 " behind"
             )
         forces_eager = self._context.settings.compiled_census == "force_eager"
-        if governor.counts_one_by_one and may_compile() and not forces_eager:
+        if governor.counts_one_by_one and self.bus.runs_compiled and not forces_eager:
             sentences.append(
-                "ops are not counted one by one: torch.compile was called in this process, and"
-                " compiled code would run otherwise; profiler windows count them, and"
+                "ops are not counted one by one: compiled code runs, and computes a part of what it"
+                " does without ops; profiler windows count them, and"
                 ' compiled_census="force_eager" runs counted iterations uncompiled'
+            )
+            sentences.append(
+                "non-finite values are followed through compiled code from op to op, not inside of"
+                " what is fused: there the first op that reads them is named"
+                if SEES_COMPILED
+                else "non-finite values are not followed from op to op: compiled code runs, and"
+                " before PyTorch 2.10 it would run otherwise"
             )
         if governor.uncountable:
             sentences.append(

@@ -121,6 +121,8 @@ class Birth:
         has_autocast: Whether autocast was on there; ``None`` if that is not known.
         reads_argument: Whether it reads what the model was called with; ``False`` also if unknown.
         answer: Result of the op in float64, if its inputs were finite.
+        is_unseen: Whether fused code made them, of which no op is seen: the op is the first that
+            reads them, and they are what it has read.
         absorbed_by: Ops that read the values and returned finite ones, and how often.
         spread_to: Modules (``loss`` outside of all) in which values made of these were not finite.
         in_backward: Whether values made of these were not finite in backward.
@@ -147,6 +149,7 @@ class Birth:
     has_autocast: bool | None = None
     reads_argument: bool = False
     answer: Answer = NOT_ASKED
+    is_unseen: bool = False
     absorbed_by: Counter[str] = field(default_factory=Counter)
     spread_to: set[str] = field(default_factory=set)
     in_backward: bool = False

@@ -114,6 +114,8 @@ class Lineage:
         self._foreign: dict[int, int] = {}
         self._hidden: set[int] = set()
         self._suspects: dict[int, Values] = {}
+        self._unseen: set[int] = set()
+        self._has_unseen = False
         self._other: int | None = None
         self._count = 0
 
@@ -226,6 +228,15 @@ class Lineage:
             self._tainted.pop(key, None)
             self._hidden.add(key)
 
+    def unseen(self, keys: Iterable[int]) -> None:
+        """Code that computes without ops has run, and may have written the values at some keys.
+
+        What is not finite there comes from what was born before, or was born in that code, of
+        which the op that reads it is all that is seen.
+        """
+        self._has_unseen = True
+        self._unseen.update(keys)
+
     def finish(self, gradients: Iterable[tuple[str, Operand]], scale: float) -> OpTrace:
         """Return what was seen.
 
@@ -240,7 +251,7 @@ class Lineage:
         return self.trace
 
     def _bad(self, gradients: Iterable[tuple[str, Operand]]) -> dict[str, frozenset[int]]:
-        sent = self._sent()
+        sent = self._sent() or self._before_unseen()
         unseen = (self._count + 1, frozenset(sent)) if sent else None
         found: list[tuple[int, str, frozenset[int]]] = []
         for name, gradient in gradients:
@@ -285,10 +296,38 @@ class Lineage:
         known = self._foreign.get(key)
         if known is None:
             origin, name = self._owner(key)
+            if origin is Origin.INPUT and self._is_made_unseen(op, key):
+                return self._found_unseen(op, key, values)
             sent = self._sent() if origin is Origin.INPUT and op.phase is Phase.BACKWARD else ()
             known = sent[-1] if sent else self._add(origin, op, values, name=name)
             self._foreign[key] = known
         return known
+
+    def _is_made_unseen(self, op: SeenOp, key: int) -> bool:
+        """Whether values that no op has written are those of code that computes without ops."""
+        is_after = op.phase in (Phase.BACKWARD, Phase.OPTIMIZER)
+        return key in self._unseen or (self._has_unseen and is_after)
+
+    def _found_unseen(self, op: SeenOp, key: int, values: Values) -> int:
+        before = self._before_unseen()
+        if before:
+            return before[0]
+        # A gradient that nobody has seen being made says nothing about the op that reads it.
+        if key not in self._unseen:
+            return self._another(op, values)
+        born = self._add(Origin.OP, op, values)
+        self._births[born].is_unseen = True
+        return born
+
+    def _before_unseen(self) -> list[int]:
+        """Return the birth that what was made unseen comes from, if any: the first that is no mask."""
+        return [
+            birth.index
+            for birth in self._births
+            if self._has_unseen
+            and birth.origin is not Origin.OTHER
+            and not birth.out.is_negative_only
+        ][:1]
 
     def _sent(self) -> list[int]:
         """Return what hooks of backward have made: it may come back in another thread, unseen.

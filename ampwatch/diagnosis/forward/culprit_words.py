@@ -44,6 +44,8 @@ def summary_of(found: Diagnosed, step: int) -> str:
 
 def _sentence(found: Diagnosed) -> str:
     birth = found.birth
+    if birth.is_unseen:
+        return _UNSEEN
     if found.kind is FORWARD_NAN_UNDERFLOW and is_of_nothing(birth):
         return _OF_NOTHING
     if found.kind is MASKED_ROW_NAN and "softmax" not in birth.op:
@@ -84,6 +86,12 @@ _OF_INFINITY = {
         " operations; the loss is finite"
     ),
 }
+
+_UNSEEN = (
+    "{op} read {became} in {dtype}, since step {step}: code that torch.compile has fused made it,"
+    " as a rule by a cast or an op just before, and this is the first op that is seen to read it"
+)
+
 
 _SENTENCES = {
     FORWARD_OVERFLOW.slug: (

@@ -59,6 +59,8 @@ class Bus:
         models: As given.
         is_stepping: Whether a step through the watched scaler is running.
         is_optimizer_stepping: Whether any optimizer is stepping.
+        runs_compiled: Whether compiled code has run while this training is watched, or may have
+            without being heard: then no hook may be on all modules, now or later.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Bus:
         self.models = models
         self.is_stepping = False
         self.is_optimizer_stepping = False
+        self.runs_compiled = False
         self.at_boundary: tuple[Callable[[int], None], ...] = ()
         self._iteration = iteration
         self._settled = 0

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from ampwatch.training.devices import captures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_F = TypeVar("_F", bound="Callable[..., Any]")
+
+SEES_COMPILED = hasattr(
+    torch._C._dynamo.guards,  # noqa: SLF001 - no public name for it
+    "set_is_in_mode_without_ignore_compile_internals",
+)
+"""Whether this PyTorch compiles and runs code as ever while a mode is on that asks to be ignored.
+
+From 2.10 on. Before, what ran for the first time under a dispatch mode was not compiled, or was
+compiled again at each call (pytorch/pytorch#164992)."""
 
 BACKENDS = ("_TorchCompileInductorWrapper", "_TorchCompileWrapper")
 """Names of the classes in ``torch`` of which ``torch.compile`` makes one object at each call."""
@@ -22,8 +37,7 @@ def has_compiled() -> bool:
 def may_compile() -> bool:
     """Whether ``torch.compile`` was called in this process, even if nothing has run yet.
 
-    What runs for the first time while its ops are watched one by one is not compiled, then or
-    later. PyTorch keeps each backend that ``torch.compile`` was called with.
+    PyTorch keeps each backend that ``torch.compile`` was called with.
     """
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames is None:
@@ -34,6 +48,48 @@ def may_compile() -> bool:
     # A copy, for another thread may be compiling. torch._dynamo.reset() clears the dictionary, and
     # what was compiled before that shows in the counters only.
     return any(callable(backend) for backend in list(backends.values())) or has_compiled()
+
+
+set_compiler: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame  # noqa: SLF001 - no public name for it
+"""Sets what compiles the Python functions that the calling thread calls from now on, and returns what
+did; ``None`` compiles none.
+
+Where compiled code has a graph break, whatever is called in between is compiled, be it called by
+PyTorch: without this, so is what ampwatch does at an op."""
+
+
+_never_compiled: list[Any] = []
+
+
+def never_compiled(function: _F) -> _F:
+    """Have a function never be compiled. What it calls may be: see ``set_compiler``."""
+    _never_compiled.append(function.__code__)
+    return function
+
+
+def keep_from_compiler() -> None:
+    """Tell the compiler which functions it is to run as they are. To be called once it is there."""
+    skip = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
+    if skip is not None:
+        for code in _never_compiled:
+            skip(code)
+
+
+def is_in_compiled() -> bool:
+    """Whether compiled code has been entered in the calling thread, and not been left.
+
+    Cost: 0.1 us a frame.
+    """
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    frame = sys._getframe(1) if frames is not None else None  # noqa: SLF001 - documented, and the only way
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == frames.__file__ and (  # type: ignore[union-attr] # there are none else
+            code.co_name == "compile_wrapper" or "saved_include_set" in code.co_varnames
+        ):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_traced() -> bool:

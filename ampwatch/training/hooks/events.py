@@ -183,6 +183,14 @@ class CompileCalled(NamedTuple):
     """``torch.compile`` was called; nothing runs compiled yet."""
 
 
+class CompiledEntering(NamedTuple):
+    """Compiled code is about to run, for the first time while this training is watched.
+
+    PyTorch has not compiled it yet, nor asked what hooks there are. Where it has no place at which
+    that could be heard, and before 2.10, as soon as ``torch.compile`` is called.
+    """
+
+
 class GraphCaptured(NamedTuple):
     """``torch.compile`` hands a graph that it has captured to its backend.
 

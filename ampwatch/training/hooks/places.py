@@ -24,6 +24,7 @@ from torch.optim.optimizer import (
 
 from ampwatch.training.devices import capture_began, capture_ended, captures, graph_classes
 from ampwatch.training.hooks.compiling import BACKENDS, is_traced
+from ampwatch.training.hooks.entering import Entrance
 from ampwatch.training.hooks.events import (
     AlteredCalled,
     AutocastEntering,
@@ -32,6 +33,7 @@ from ampwatch.training.hooks.events import (
     ClippingByNorm,
     ClippingByValue,
     CompileCalled,
+    CompiledEntering,
     ForwardBegan,
     ForwardEnded,
     ForwardReturned,
@@ -446,10 +448,12 @@ def _backends() -> list[type]:
 
 def _compile(bus: Bus, handles: list[Any]) -> None:
     called = bus.channel(CompileCalled)
+    entrance = Entrance(bus, handles)
 
-    def before(_backend: Any, _args: Any, _kwargs: Any) -> None:
+    def before(backend: Any, args: Any, kwargs: Any) -> None:
         bus.compile_called()
         called.emit(CompileCalled())
+        entrance.compile_called(backend, args, kwargs)
 
     handles += [listen(backend, "__init__", before=before) for backend in _backends()]
 
@@ -644,7 +648,14 @@ PLACES: tuple[Place, ...] = (
         (AutocastEntering, AutocastLeft),
         _autocast,
     ),
-    Place("__init__ of the backends of torch.compile", REPLACED, (CompileCalled,), _compile),
+    Place(
+        "__init__ of the backends of torch.compile; where it was called,"
+        " torch.nn.modules.module._has_any_global_hook and"
+        " torch._dynamo.eval_frame._callback_from_stance",
+        REPLACED,
+        (CompileCalled, CompiledEntering),
+        _compile,
+    ),
     Place("__call__ of the backends of torch.compile", REPLACED, (GraphCaptured,), _capture),
     Place(
         "torch.nn.modules.module.register_module_forward_pre_hook",
@@ -665,7 +676,7 @@ PLACES: tuple[Place, ...] = (
         HOOK,
         (ForwardEnded,),
         _end_of_forward,
-        when="at standard and deep, until torch.compile is called",
+        when="at standard and deep, until compiled code runs",
     ),
     Place(
         "__call__ of the classes of the watched models; what model.compile() has compiled;"

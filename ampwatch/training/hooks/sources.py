@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 MAX_FILES = 4096
 """File names that are remembered; code that is made anew in each step has new ones."""
 
+GENERATED = "torch._inductor.runtime.compile_tasks."
+"""How the names of the modules begin that inductor generates; their files lie in a cache anywhere."""
+
 INTERACTIVE = ("<stdin>", "<ipython-input", "<doctest")
 """How the names of what is typed in begin. Other names in angle brackets are generated code."""
 
@@ -61,18 +64,19 @@ def user_source() -> str:
         name = frame.f_code.co_filename
         known = _is_users.get(name)
         if known is None:
-            known = _classify(name)
+            known = _classify(name, frame)
         if known:
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
 
-def _classify(name: str) -> bool:
+def _classify(name: str, frame: FrameType) -> bool:
     # Resolving a path costs several system calls; a frame is looked up in every step.
     if len(_is_users) >= MAX_FILES:
         _is_users.clear()
-    _is_users[name] = is_users_file(name)
+    is_generated = str(frame.f_globals.get("__name__", "")).startswith(GENERATED)
+    _is_users[name] = not is_generated and is_users_file(name)
     return _is_users[name]
 
 

@@ -12,7 +12,7 @@ from ampwatch.errors import SettingsError, StateError
 from ampwatch.guard import Guard
 from ampwatch.training.arguments import check_count, check_number
 from ampwatch.training.inject.faults import ActivationFault, Fault, GradientFault, StallFault
-from ampwatch.training.model.names import Names
+from ampwatch.training.model.names import Names, canonical
 from ampwatch.training.monitor import Monitor
 
 if TYPE_CHECKING:
@@ -253,8 +253,8 @@ def _stall(watch: Monitor, seconds: float, sleep: Callable[[float], None]) -> St
 
 def _named(pairs: Iterable[tuple[str, Any]], name: str, what: str) -> Any:
     there = dict(pairs)
-    if name in there:
-        return there[name]
+    if canonical(name) in there:
+        return there[canonical(name)]
     near = get_close_matches(name, there, n=3)
     hint = (
         f"; did you mean {' or '.join(map(repr, near))}?"

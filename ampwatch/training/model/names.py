@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
+WRAPPER = "_orig_mod"
+"""Name of a module within its ``OptimizedModule``."""
+
+
 class Names:
     """Qualified names within the watched models, held weakly.
 
@@ -58,26 +62,26 @@ class Names:
         """Yield name and tensor of each parameter of the models."""
         for prefix, model in self.prefixed():
             for name, parameter in model.named_parameters():
-                yield prefix + name, parameter
+                yield prefix + canonical(name), parameter
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and tensor of each buffer of the models."""
         for prefix, model in self.prefixed():
             for name, buffer in model.named_buffers():
-                yield prefix + name, buffer
+                yield prefix + canonical(name), buffer
 
     def leaf_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield name and module of each module without children; parametrizations are none."""
         for prefix, model in self.prefixed():
             for name, module in model.named_modules():
                 if all(child == "parametrizations" for child, _ in module.named_children()):
-                    yield (prefix + name).rstrip("."), module
+                    yield (prefix + canonical(name)).rstrip("."), module
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield name and module of each module."""
         for prefix, model in self.prefixed():
             for name, module in model.named_modules():
-                yield (prefix + name).rstrip("."), module
+                yield (prefix + canonical(name)).rstrip("."), module
 
     def models(self) -> Iterator[nn.Module]:
         """Yield the watched models that are still there."""
@@ -90,6 +94,13 @@ class Names:
             model = reference()
             if model is not None:
                 yield (f"{number}." if several else "", model)
+
+
+def canonical(name: str) -> str:
+    """Return a qualified name without the modules that ``torch.compile`` has wrapped others in."""
+    if WRAPPER not in name:
+        return name
+    return ".".join(part for part in name.split(".") if part != WRAPPER)
 
 
 def parameters_of(optimizer: Optimizer) -> list[Any]:

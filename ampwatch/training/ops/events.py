@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ampwatch.numerics.units.ops import Phase
     from ampwatch.training.ops.call import OpCall
 
@@ -17,11 +19,18 @@ class OpPlace(NamedTuple):
         module: Qualified name of the innermost watched module that was running, or, in backward,
             of the one whose forward made the node; empty for the root and outside of all.
         is_inside: Whether a watched module was running in this thread.
+        source: ``file:line`` of the user's code that it was compiled from; empty where it is
+            the line that is running.
+        follows_fused: Whether code has run in this iteration that computes without ops.
+        unseen: Those of its inputs that such code may have written.
     """
 
     phase: Phase
     module: str
     is_inside: bool
+    source: str = ""
+    follows_fused: bool = False
+    unseen: tuple[Tensor, ...] = ()
 
 
 class OpsBegan(NamedTuple):

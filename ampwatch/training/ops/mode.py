@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 from ampwatch.training.devices import autocast_key
+from ampwatch.training.hooks.compiling import is_in_compiled, never_compiled, set_compiler
 from ampwatch.training.hooks.places import before_any_forward
 from ampwatch.training.ops.info import lets_autocast_through
 
@@ -32,6 +33,9 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
     An op of a tensor subclass, and what runs below a mode of PyTorch's own that traces (fake
     tensors, proxies), is let through and not reported, nor are the ops that it is made of:
     tensors there may hold nothing.
+
+    What enters compiled code restores the dispatcher's state when it leaves it, this mode's share
+    included. So inside the mode is neither put on nor taken off, and has to be taken off later.
 
     Autograd gives every node the modes that its thread had when backward was called, and after
     an op its mode is put back. What is taken off inside of these comes again, so
@@ -70,11 +74,20 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         self._keys: dict[Any, tuple[Any, ...]] = {}
         self._inside: set[int] = set()
         self._farewell: Handle | None = None
+        self._may_hook = True
         self._pid = os.getpid()
         self.threads: set[int] = set()
 
+    @never_compiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the op, then report it."""
+        compiler = set_compiler(None)
+        try:
+            return self._dispatch(func, types, args, kwargs, compiler)
+        finally:
+            set_compiler(compiler)
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any, compiler: Any) -> Any:
         # PyTorch has taken this mode off the stack for the time of the call, so nothing that is
         # called here comes back to it, and puts it back after the return, whatever happened.
         me = get_ident()
@@ -83,6 +96,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
             self._note = None
         try:
             if self._is_apart(types):
+                set_compiler(compiler)
                 return func(*args, **(kwargs or {}))
             keys = self._keys.get(func)
             if keys is None:
@@ -92,7 +106,8 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
                     self._keys[func] = keys
                 if altered:
                     self._note = None
-            out = self.run(func, args, kwargs or {}, keys)
+            out = self.run(func, args, kwargs or {}, keys, compiler)
+            set_compiler(None)
             note = self._note
             if note is not None and func not in self._ignored:
                 note(func, args, kwargs or {}, out)
@@ -104,7 +119,9 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
                 # go of the dictionary after that, and whatever dies with the dictionary runs then.
                 kwargs[_Leaving.__name__] = _Leaving(self)
 
-    def run(self, func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...]) -> Any:
+    def run(
+        self, func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...], compiler: Any
+    ) -> Any:
         """Run an op as it would run without this mode.
 
         Args:
@@ -112,8 +129,9 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
             args: Its arguments.
             kwargs: Its keyword arguments.
             keys: Dispatch keys of autocast for what the op calls in its turn.
+            compiler: Compiles what the op calls; see ``set_compiler``.
         """
-        return _run(func, args, kwargs, keys)
+        return _run(func, args, kwargs, keys, compiler)
 
     def _is_apart(self, types: Any) -> bool:
         """Whether an op on tensors of these types, here and now, is not one to report."""
@@ -149,11 +167,13 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         """See the ops of the calling thread from now on, below the modes that it is in.
 
         There it stays where it is when the user leaves modes that were entered before. Nothing
-        is done if it is on already, inside of an op that it has let through, or while PyTorch
-        traces.
+        is done if it is on already, inside of an op that it has let through or of compiled code,
+        or while PyTorch traces.
         """
         modes = _modes()
         if any(mode is self for mode in modes) or _traces(modes) or get_ident() in self._inside:
+            return
+        if is_in_compiled():
             return
         # Not by `with`: its exit pops whatever is on top, which may be a mode of the user by then.
         above = [_pop_mode() for _ in modes]
@@ -166,7 +186,10 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
     def take_off(self) -> None:
         """Leave the calling thread, whatever modes were put above meanwhile."""
         me = get_ident()
-        if any(mode is self for mode in _modes()):
+        is_on = any(mode is self for mode in _modes())
+        if is_on and is_in_compiled():
+            return
+        if is_on:
             above = [_pop_mode() for _ in _modes()]
             for mode in reversed(above):
                 if mode is not self:
@@ -189,10 +212,17 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         """
         self._note = None
         self.take_off()
-        if self.threads and self._farewell is None:
+        if self.threads and self._farewell is None and self._may_hook:
             # Before modules: the hooks after them PyTorch walks over in place where a module has
             # raised, and one that came or went meanwhile would replace the user's exception.
             self._farewell = before_any_forward(self._meet)
+
+    def do_without_hooks(self) -> None:
+        """Place no hook on modules to leave other threads by: stay there, silent."""
+        self._may_hook = False
+        if self._farewell is not None:
+            self._farewell.remove()
+            self._farewell = None
 
     def _meet(self, *_: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -205,16 +235,19 @@ class _Leaving:
     def __init__(self, mode: OpMode) -> None:
         self._mode = mode
 
+    @never_compiled
     def __del__(self) -> None:
         # CPython counts references, so this runs at once and in the same thread; it must not raise.
+        compiler = set_compiler(None)
         self._mode.take_off()
+        set_compiler(compiler)
 
 
 def _keys_of(device_types: Iterable[str]) -> tuple[Any, ...]:
     return tuple(autocast_key(device_type) for device_type in device_types)
 
 
-def _run(func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...]) -> Any:
+def _run(func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...], compiler: Any) -> Any:
     """Run an op, with autocast for what it calls if that would be so without a mode."""
     if keys:
         # The keys above Python's, autocast among them, are excluded here: to the dispatcher they have
@@ -230,7 +263,9 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...]) ->
                 excluded = excluded - torch._C.DispatchKeySet(key)  # noqa: SLF001 - no public name for it
             included = torch._C._dispatch_tls_local_include_set()  # noqa: SLF001 - no public name for it
             with torch._C._ForceDispatchKeyGuard(included, excluded):  # noqa: SLF001 - no public name for it
+                set_compiler(compiler)
                 return func(*args, **kwargs)
+    set_compiler(compiler)
     return func(*args, **kwargs)
 
 
@@ -238,7 +273,7 @@ def _is_in_other_mode() -> bool:
     """Whether an op comes from a mode of the user, in which autocast is excluded anyway."""
     # By f_back: in a thread of autograd nothing of Python is below the mode's own frames, and a
     # depth that is not there raises.
-    frame = sys._getframe(2).f_back  # noqa: SLF001 - documented, and the only way
+    frame = sys._getframe(1).f_back  # noqa: SLF001 - documented, and the only way
     while frame is not None:
         code = frame.f_code
         if code.co_name == "__torch_dispatch__" and code is not OpMode.__torch_dispatch__.__code__:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ampwatch.training.ops.call import OpCall
+    from ampwatch.training.ops.events import OpPlace
 
 HALF = dtypes.HALF
 FLOATS = dtypes.FLOATS
@@ -76,6 +77,14 @@ def read_by(call: OpCall) -> list[Tensor]:
     if call.kwargs:
         given += tensors_among([v for name, v in call.kwargs.items() if name != "out"])
     return given
+
+
+def made_unseen(place: OpPlace, read: Iterable[Tensor]) -> list[Tensor]:
+    """Return what an op has read that code may have made of which no op is seen.
+
+    Outside of such code that is whatever was computed: what it has made, and nobody saw being made.
+    """
+    return [*place.unseen, *(tensor for tensor in read if tensor.grad_fn is not None)]
 
 
 def nonfinite_number(call: OpCall) -> float | None:

@@ -1,4 +1,4 @@
-"""``torch.compile`` beside the op census: what is compiled stays compiled, and nobody looks."""
+"""``torch.compile`` beside the op census: what is compiled stays compiled."""
 
 from __future__ import annotations
 
@@ -17,20 +17,42 @@ HERE = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import json, os, sys, warnings
 warnings.simplefilter("error")
+# The compiler's own behind a graph break; it hides it, unless it is an error.
+warnings.filterwarnings("ignore", message="The .grad attribute")
 import torch
 from torch import nn
 import ampwatch
 
 torch.set_num_threads(1)
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
+class Part(nn.Linear):
     def forward(self, x):
-        return self.b(torch.relu(self.a(x)))
+        return torch.tanh(super().forward(x))
+
+class Net(nn.Module):
+    def __init__(self, breaks):
+        super().__init__()
+        self.a, self.b = Part(8, 16), nn.Linear(16, 4)
+        self.breaks = breaks
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = self.a(x)
+        if self.breaks:
+            torch._dynamo.graph_break()
+            with torch.autocast("cpu", enabled=False):
+                x = x.float().sin()
+        return self.b(torch.relu(x))
+
+def counted():
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return {}
+    return {
+        name: sum(utils.counters[name].values()) for name in ("frames", "graph_break", "stats")
+    }
 
 def train(when, watched):
+    level = watched or "standard"
     calls = []
     def backend(graph, inputs):
         calls.append(1)
@@ -40,14 +62,18 @@ def train(when, watched):
         return compiled
 
     torch.manual_seed(0)
-    model = Net()
+    model = Net(when == "breaks")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     run = model
     if when == "before":
         run = torch.compile(model, backend=backend)
-    watch = ampwatch.monitor(model, scaler, serve=False) if watched else None
-    if when == "after":
+    watch = ampwatch.monitor(model, scaler, serve=False, level=level) if watched else None
+    if when == "unused":
+        torch.compile(Net(False), backend=backend)
+    if when == "inside":
+        model.a.compile(backend=backend)
+    if when in ("after", "breaks"):
         run = torch.compile(model, backend=backend)
     losses = []
     for step in range(6):
@@ -67,11 +93,14 @@ def train(when, watched):
     said = ""
     if watch is not None:
         said = watch.report()
+        errors = watch._session.cost().sensor_errors
+        assert not errors, errors
         watch.close()
+        assert not torch.nn.modules.module._has_any_global_hook()
     return {
         "compiled": calls.count(1), "runs": calls.count(2), "losses": losses,
         "weights": [p.detach().double().sum().item() for p in model.parameters()],
-        "modes": torch._C._len_torch_dispatch_stack(), "said": said,
+        "counted": counted(), "modes": torch._C._len_torch_dispatch_stack(), "said": said,
     }
 
 # Each in a process where nothing has been compiled.
@@ -81,16 +110,18 @@ for what, when in json.loads(sys.argv[1]):
         continue
     child = os.fork()
     if child == 0:
-        print(json.dumps([what, when, train(when, what == "watched")]), flush=True)
+        print(json.dumps([what, when, train(when, "" if what == "bare" else what)]), flush=True)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0, (what, when)
 """
 
+LEVELS = ("standard", "deep")
+WHEN = ("before", "after", "middle", "breaks", "inside", "unused")
 RUNS = [
-    *(("watched", when) for when in ("after", "middle")),
+    *((level, when) for level in LEVELS for when in ("after", "middle")),
     ("import", ""),
-    ("watched", "before"),
-    *(("bare", when) for when in ("before", "after", "middle")),
+    *((level, when) for level in LEVELS for when in ("before", "breaks", "inside", "unused")),
+    *(("bare", when) for when in WHEN),
 ]
 """Importing the compiler takes seconds. Those that must begin without it come first."""
 
@@ -111,19 +142,21 @@ def trained() -> dict[tuple[str, str], Any]:
     return {(what, when): result for what, when, result in told}
 
 
-@pytest.mark.parametrize("when", ["before", "after", "middle"])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("when", WHEN)
 def test_a_compiled_model_is_compiled_and_run_as_without_ampwatch(
-    when: str, trained: dict[tuple[str, str], Any]
+    when: str, level: str, trained: dict[tuple[str, str], Any]
 ) -> None:
-    """Compiled before ``monitor``, after it, and in the middle of a counted iteration.
+    """Compiled before ``monitor``, after it, in the middle of a counted iteration, with a graph break.
 
-    Nobody is warned of hooks, either: warnings are errors in that program.
+    The frames that were captured, the graphs and the breaks are as many. Nobody is warned of hooks,
+    either: warnings are errors in that program.
     """
-    bare, watched = trained["bare", when], trained["watched", when]
+    bare, watched = trained["bare", when], trained[level, when]
 
-    assert bare["compiled"] >= 1
+    assert (bare["compiled"] >= 1) is (when != "unused")
     assert {**watched, "said": ""} == bare
-    assert "torch.compile was called in this process" in watched["said"]
+    assert ("compiled code runs" in " ".join(watched["said"].split())) is (when != "unused")
 
 
 class Frames:

@@ -21,6 +21,7 @@ from ampwatch.training.ops.operands import (
     is_dense,
     is_in_node,
     made_by,
+    made_unseen,
     nonfinite_number,
     overwritten_by,
     read_by,
@@ -168,6 +169,13 @@ class BirthLog:
             return tuple(written)
         is_collective = call.info.is_collective
         read = sent_by(call) if is_collective else read_by(call)
+        unseen: list[int] = []
+        if place.follows_fused:
+            unseen = [self._key(tensor) for tensor in made_unseen(place, read)]
+            # Rows of what was there before; and the log keeps no tensor.
+            for key in unseen:
+                self._rows.pop(key, None)
+            place = place._replace(unseen=())
         if call.info.name in COPIES:
             self._share([t for t in read if self._key(t) not in written], outputs)
         inputs = self._inputs(call.info.name, read, written)
@@ -183,7 +191,7 @@ class BirthLog:
             any(tensor.requires_grad for tensor in read),
             second_number(call),
             place.phase is Phase.BACKWARD and not is_in_node(),
-            user_source(),
+            place.source or user_source(),
             has_autocast(outputs[0].device.type),
             emptied(call),
             inputs,
@@ -195,6 +203,7 @@ class BirthLog:
             frozenset(t.shape for t in read if t.ndim) if is_beside else frozenset(),
             () if place.is_inside or place.phase is Phase.BACKWARD else self._gradients_there_are(),
             is_collective,
+            unseen,
         )
         if is_collective:
             places = [(noted, index) for index in range(len(outputs))]

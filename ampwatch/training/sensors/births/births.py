@@ -25,6 +25,7 @@ from ampwatch.training.ops.operands import (
     is_dense,
     is_in_node,
     made_by,
+    made_unseen,
     nonfinite_number,
     overwritten_by,
     read_by,
@@ -138,6 +139,8 @@ class BirthListener:
         if not bad and self._lineage.is_clean:
             return
         read = read_by(call)
+        if place.follows_fused:
+            self._lineage.unseen(map(_storage, made_unseen(place, read)))
         op = SeenOp(
             call.info.name,
             place.phase,
@@ -209,7 +212,7 @@ class BirthListener:
             is_stepping=self._around.is_stepping,
             gradient=self._gradient_read_by(call, place),
             is_hook=place.phase is Phase.BACKWARD and not is_in_node(),
-            source=user_source(),
+            source=place.source or user_source(),
             has_autocast=has_autocast("cpu"),
             reads_argument=place.is_inside and _reads_argument(read_by(call)),
         )

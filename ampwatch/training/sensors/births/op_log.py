@@ -113,6 +113,7 @@ class LoggedOp(NamedTuple):
         shapes: Shapes of the inputs, if one of them may be a gradient.
         gradients: Gradients at the time, if it may have read one.
         is_collective: Whether the outputs were measured when another op met them.
+        unseen: Keys of what it has read that fused code may have written.
     """
 
     func: Any
@@ -132,6 +133,7 @@ class LoggedOp(NamedTuple):
     shapes: frozenset[torch.Size]
     gradients: Sequence[LoggedGradient]
     is_collective: bool = False
+    unseen: Sequence[int] = ()
 
     def facts(self) -> OpFacts:
         """Return the facts of the op that a birth reports. No op of a stepping optimizer is one."""
@@ -224,6 +226,8 @@ def _replay(noted: LoggedOp, lineage: Lineage) -> None:
         for index, output in enumerate(noted.outputs)
         if not output.is_finite()
     }
+    if noted.place.follows_fused:
+        lineage.unseen(noted.unseen)
     if not bad and lineage.is_clean:
         return
     op = SeenOp(

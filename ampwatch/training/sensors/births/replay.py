@@ -68,14 +68,16 @@ class _ReplayMode(OpMode):
         for tensor in twin.own_tensors():
             self._owns(tensor)
 
-    def run(self, func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...]) -> Any:
+    def run(
+        self, func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...], compiler: Any
+    ) -> Any:
         """Run an op of the twin.
 
         Raises:
             ReplayRefusedError: If it would be noticed outside.
         """
         if not isinstance(func, torch._ops.OpOverload):  # noqa: SLF001 - no public name for it
-            return super().run(func, args, kwargs, keys)
+            return super().run(func, args, kwargs, keys, compiler)
         if func.namespace in COLLECTIVES:
             why = "its forward communicates with other processes"
             raise ReplayRefusedError(why)
@@ -89,7 +91,7 @@ class _ReplayMode(OpMode):
         # Of two tensors: a number that is added is no sum of branches.
         if self._widens and func is torch.ops.aten.add.Tensor and isinstance(args[1], torch.Tensor):
             args = [_widened(arg) for arg in args]
-        out = super().run(func, args, kwargs, keys)
+        out = super().run(func, args, kwargs, keys, compiler)
         given = {self._key(t) for t in _tensors(args)} | {
             self._key(t) for t in _tensors(kwargs.values())
         }

@@ -221,7 +221,7 @@ class ReplaySensor(Sensor):
 
     def iteration_closing(self, event: IterationClosing) -> None:
         """Measure outputs of modules on a twin, where they are inside of compiled code."""
-        wanted = Topic.ACTIVATION in self._context.governor.wanted and may_compile()
+        wanted = Topic.ACTIVATION in self._context.governor.wanted and self._bus.runs_compiled
         if not wanted or event.has_nonfinite or not self._open or self._inquiry is not None:
             return
         call = self._open[0]
@@ -439,6 +439,11 @@ class ReplaySensor(Sensor):
         """Return what the names of a model's modules begin with; wrappers are not part of a name."""
         prefixes = self._context.names.prefixed()
         return next((prefix for prefix, root in prefixes if unwrapped(root) is model), "")
+
+    @property
+    def is_hearing(self) -> bool:
+        """Whether calls of the models have been heard, and can be made again."""
+        return self._is_listening and self._num_heard > 0
 
     def not_replayed(self) -> Iterator[str]:
         """Yield, in sentences, why failed steps were not replayed."""

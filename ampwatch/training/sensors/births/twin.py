@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ampwatch.training.hooks.roots import unwrapped
+from ampwatch.training.model.names import canonical
 from ampwatch.training.sensors.births.kept_calls import ReplayRefusedError
 
 if TYPE_CHECKING:
@@ -57,15 +58,11 @@ class Twin:
         names = {id(module): name for name, module in model.named_modules()}
         self.parameters: dict[str, Tensor] = {}
         for name, parameter in model.named_parameters():
-            self.parameters[name] = memo[id(parameter)] = _alias(parameter)
+            self.parameters[canonical(name)] = memo[id(parameter)] = _alias(parameter)
         _leave_hooks(model, memo)
         _copy_tensors(model, memo, max_bytes)
         self.model = _copied(model, memo)
-        self.names = {
-            id(memo[key]): name.replace("._orig_mod", "").replace("_orig_mod.", "")
-            for key, name in names.items()
-            if key in memo
-        }
+        self.names = {id(memo[key]): canonical(name) for key, name in names.items() if key in memo}
         aliases = {id(alias) for alias in self.parameters.values()}
         self._own = [
             value

@@ -14,13 +14,14 @@ from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.diagnosis.evidence.ops import LoneForward, OpCensus, OpKey, OpTally
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.training.devices import is_capturing
-from ampwatch.training.hooks.compiling import ForcedEager, may_compile
+from ampwatch.training.hooks.compiling import SEES_COMPILED, ForcedEager, may_compile
 from ampwatch.training.hooks.events import AlteredCalled, ForwardBegan, ForwardEnded
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.governor import Observation
 from ampwatch.training.model.module_stack import ModuleStack
 from ampwatch.training.ops.call import OpCall, OpCounts, tensors_among
 from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
+from ampwatch.training.ops.frames import FramePlaces
 from ampwatch.training.ops.info import OpInfo, op_info
 from ampwatch.training.ops.mode import OpMode
 from ampwatch.training.sensors.ops.fallbacks import Fallbacks
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
     from ampwatch.guard import Guard
     from ampwatch.training.hooks.events import (
-        CompileCalled,
+        CompiledEntering,
+        GraphCaptured,
         IterationClosed,
         IterationPlanned,
         OptimizerStepping,
@@ -79,8 +81,10 @@ class OpCensusSensor(Sensor):
     something is compiled: PyTorch walks over these in place where a module has raised, and one
     that came or went meanwhile, in any thread, would replace the user's exception.
 
-    Nothing is counted as soon as ``torch.compile`` was called in the process, unless the user
-    allows that: compiled code would run otherwise than without a mode. Nothing is counted once an
+    Nothing is counted as soon as compiled code runs, unless the user allows that it runs eagerly:
+    its ops are a part of what it computes. They are followed all the same, without hooks, and the
+    frames they are called from say where they belong; before PyTorch 2.10 not even that, since
+    compiled code would run otherwise than without a mode. Nothing is counted once an
     op of ``ALTERED`` was met that ``places.py`` has not noticed before the call. Nothing
     is counted while a CUDA graph is captured, and no op of ampwatch itself ever is.
 
@@ -100,7 +104,7 @@ class OpCensusSensor(Sensor):
     name = "census"
     is_thread_safe = True
     # Dormant while no ops are observed: then the ends of modules and steps are of no interest.
-    waking = frozenset({"iteration_planned", "compile_called"})
+    waking = frozenset({"iteration_planned", "compiled_entering", "graph_captured"})
     is_dormant = True
 
     def __init__(self, context: Context) -> None:
@@ -123,6 +127,8 @@ class OpCensusSensor(Sensor):
         self._former: list[OpMode] = []
         self._infos: dict[Any, OpInfo] = {}
         self._stack = ModuleStack()
+        self._frames = FramePlaces(context.names)
+        self._by_frames = False
         self._regions = context.regions
         self._fallbacks = Fallbacks(context.regions)
         self._counts = OpCounts(self._fallbacks.why)
@@ -135,6 +141,7 @@ class OpCensusSensor(Sensor):
     def _clear(self) -> None:
         self._counts.clear()
         self._stack.clear()
+        self._frames.clear()
         self._num_ops = 0
         self._num_calls = 0
         self._is_counting = False
@@ -145,7 +152,7 @@ class OpCensusSensor(Sensor):
     def installed(self) -> None:
         """Begin with the open iteration."""
         # Placed once and for all, unlike the hook before modules: see the class.
-        if self._may_force_eager or not may_compile():
+        if self._may_force_eager or not self._bus.runs_compiled:
             self._bus.listen(self, ForwardEnded)
         self.guard.run(self._begin_planned, self._iteration.step, Attention())
 
@@ -157,6 +164,7 @@ class OpCensusSensor(Sensor):
         """Take off everything, and forget the counts."""
         self.stop()
         self._clear()
+        self._frames.forget()
         self._bus.ignore(self, ForwardEnded)
 
     def iteration_planned(self, event: IterationPlanned) -> None:
@@ -199,30 +207,37 @@ class OpCensusSensor(Sensor):
         """
         self.stop()
         self._clear()
-        is_compiled = may_compile()
         count = count and not self.uncounted
         # Compiled code is run eagerly to be counted, and for nothing else.
-        if is_compiled and not (count and self._may_force_eager):
+        is_forced = count and self._may_force_eager and may_compile()
+        self._by_frames = self._bus.runs_compiled and not is_forced
+        count = count and not self._by_frames
+        notifies = follow is not None and bool(self._op.subscribers) and not is_forced
+        if self._by_frames and not SEES_COMPILED:
             return False
-        notifies = follow is not None and bool(self._op.subscribers)
         if self.altered or not (count or notifies):
             return False
-        self._forced = ForcedEager() if is_compiled else None
-        self._was_forced = is_compiled
+        self._forced = ForcedEager() if is_forced else None
+        self._was_forced = is_forced
         self._bus.listen(self, AlteredCalled)
         self.is_dormant = False
         ignored = [func for func, info in self._infos.items() if info.is_ignored]
         self._mode = OpMode(self._note, ignored, self._is_altered)
+        if self._by_frames:
+            self._mode.do_without_hooks()
         self._thread = get_ident()
         # Collected each time: modules are added and replaced while a training runs.
         self._modules = {id(m): (name, weakref.ref(m)) for name, m in self._names.modules()}
-        self._bus.listen(self, ForwardBegan)
-        if is_compiled and not is_capturing():
+        if self._by_frames:
+            self._frames.begin()
+        else:
+            self._bus.listen(self, ForwardBegan)
+        if is_forced and not is_capturing():
             # Functions that torch.compile has wrapped restore the thread's dispatch state: a mode
             # that is put on inside is forgotten outside.
             self._mode.put_on()
         self._may_count = count
-        if notifies and not is_compiled:
+        if notifies:
             self._notifies = True
             self._bus.emit(OpsBegan(step, bool(follow)))
             # Averages of weights, metrics and gradients are updated outside of modules.
@@ -288,11 +303,27 @@ class OpCensusSensor(Sensor):
             self._forced = None
         self._modules.clear()
 
-    def compile_called(self, _event: CompileCalled) -> None:
-        """Let what is to be compiled run as if nobody observed it, now and later."""
-        if not self._may_force_eager:
+    def compiled_entering(self, _event: CompiledEntering) -> None:
+        """Do without hooks from now on: what is compiled must not be compiled with them."""
+        if self._may_force_eager:
+            return
+        self._bus.ignore(self, ForwardEnded)
+        for mode in (*self._former, *([self._mode] if self._mode is not None else ())):
+            mode.do_without_hooks()
+        self._may_count = self._is_counting = False
+        self._counts.clear()
+        if not (SEES_COMPILED and self._notifies):
             self.stop()
-            self._bus.ignore(self, ForwardEnded)
+            return
+        self._bus.ignore(self, ForwardBegan)
+        self._stack.clear()
+        self._by_frames = True
+        self._frames.begin()
+
+    def graph_captured(self, event: GraphCaptured) -> None:
+        """Note which modules the nodes of a graph belong to."""
+        if SEES_COMPILED:
+            self._frames.learn(event.graph)
 
     def altered_called(self, event: AlteredCalled) -> None:
         """Stop observing this iteration, and count none later."""
@@ -366,8 +397,11 @@ class OpCensusSensor(Sensor):
         self._num_ops += 1
         if self._num_ops == MAX_OPS and self._mode is not None:
             self._mode.silence()
-        phase = self._phase(info.name, args)
         call = OpCall(func, info, args, kwargs, out)
+        if self._by_frames:
+            self._note_by_frames(call)
+            return
+        phase = self._phase(info.name, args, self._stack.is_inside(), self._stack.has_grad())
         module = self._module(phase)
         # Not before the first forward: until then data is prepared, and other models may run.
         if self._is_counting:
@@ -376,6 +410,21 @@ class OpCensusSensor(Sensor):
                 self._fallbacks.see(device_type)
         if self._notifies:
             self._op.emit(Op(call, OpPlace(phase, module, self._stack.is_inside())))
+
+    def _note_by_frames(self, call: OpCall) -> None:
+        place = self._frames.place(call, is_backward=_is_backward())
+        phase = self._phase(call.info.name, call.args, place.is_inside, place.has_grad)
+        if place.is_inside and phase is not Phase.BACKWARD and torch.is_grad_enabled():
+            self._newest = Phase.FORWARD
+        where = OpPlace(
+            phase,
+            place.module,
+            place.is_inside,
+            place.source,
+            self._frames.is_fused,
+            place.unseen,
+        )
+        self._op.emit(Op(call, where))
 
     def _learn(self, func: Any) -> OpInfo:
         is_plain = isinstance(func, torch._ops.OpOverload)  # noqa: SLF001 - no public name for it
@@ -392,13 +441,12 @@ class OpCensusSensor(Sensor):
             self.altered = self._governor.uncountable = name
         return bool(self.altered)
 
-    def _phase(self, op: str, args: Sequence[Any]) -> Phase:
-        # The id of the running backward, in whichever thread it runs this node; -1 outside of one.
-        if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - no public name for it
+    def _phase(self, op: str, args: Sequence[Any], is_inside: bool, has_grad: bool) -> Phase:  # noqa: FBT001 - private
+        if _is_backward():
             self._newest = Phase.BACKWARD
             return Phase.BACKWARD
-        if self._stack.is_inside():
-            return Phase.FORWARD if self._stack.has_grad() else Phase.EVAL
+        if is_inside:
+            return Phase.FORWARD if has_grad else Phase.EVAL
         # A closure runs modules, and backward, inside the step of its optimizer.
         if op.startswith("_amp_") or (
             self._bus.is_optimizer_stepping and self._newest is not Phase.FORWARD
@@ -417,3 +465,8 @@ class OpCensusSensor(Sensor):
         if not name and phase is Phase.BACKWARD:
             return self._stack.name_of_node(self._thread)
         return name
+
+
+def _is_backward() -> bool:
+    # The id of the running backward, in whichever thread it runs this node; -1 outside of one.
+    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public name for it

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from ampwatch.diagnosis.evidence.births import BadInput
-from ampwatch.training.hooks.compiling import may_compile
 from ampwatch.training.hooks.events import ForwardBegan
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
@@ -19,7 +18,7 @@ from ampwatch.training.ops.operands import FLOATS, is_dense
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ampwatch.training.hooks.events import CompileCalled, IterationPlanned
+    from ampwatch.training.hooks.events import CompiledEntering, IterationPlanned
     from ampwatch.training.iteration.context import Context
 
 
@@ -65,7 +64,7 @@ class InputSensor(Sensor):
 
     def _begin(self, step: int, *, wanted: bool) -> None:
         self._step = step
-        if not (wanted and self._is_needed) or may_compile():
+        if not (wanted and self._is_needed) or self._bus.runs_compiled:
             self._end()
         elif not self._models:
             self._models = {id(model): weakref.ref(model) for model in self._names.models()}
@@ -76,7 +75,7 @@ class InputSensor(Sensor):
             self._models.clear()
             self._bus.ignore(self, ForwardBegan)
 
-    def compile_called(self, _event: CompileCalled) -> None:
+    def compiled_entering(self, _event: CompiledEntering) -> None:
         """Have the hook taken out: PyTorch warns if one is there when compiled code runs."""
         self._end()
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ampwatch.training.hooks.compiling import may_compile
 from ampwatch.training.hooks.events import ForwardReturned
 from ampwatch.training.hooks.places import before_node
 from ampwatch.training.hooks.sensor import Sensor
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from ampwatch.training.hooks.events import CompileCalled, IterationPlanned
+    from ampwatch.training.hooks.events import CompiledEntering, IterationPlanned
     from ampwatch.training.iteration.context import Context
 
 MODULES = frozenset({Topic.ACTIVATION, Topic.ACTIVATION_GRADIENT})
@@ -37,8 +36,8 @@ class ActivationSensor(Sensor):
     replace them, and returns ``None``. Gradients are seen by a hook on the node of the graph
     that made the output, so views, in-place operations and the tensors themselves are left
     alone. A forward that is repeated in backward (activation checkpointing) is not counted
-    twice. Modules inside compiled functions are not seen; as soon as ``torch.compile`` was
-    called in the process nothing is sampled, because hooks would have its code compiled again.
+    twice. Modules inside compiled functions are not seen; as soon as compiled code runs
+    nothing is sampled, because hooks would have it compiled again.
 
     Args:
         context: Shared parts of the training.
@@ -75,7 +74,7 @@ class ActivationSensor(Sensor):
     def _begin(self, focus: AbstractSet[str]) -> None:
         self._seen.clear()
         self._focus = focus
-        wanted = bool(focus or self._governor.wanted & MODULES) and not may_compile()
+        wanted = bool(focus or self._governor.wanted & MODULES) and not self._bus.runs_compiled
         if not wanted:
             self._end()
             return
@@ -93,7 +92,7 @@ class ActivationSensor(Sensor):
             self._bus.ignore(self, ForwardReturned)
         self._leaves.clear()
 
-    def compile_called(self, _event: CompileCalled) -> None:
+    def compiled_entering(self, _event: CompiledEntering) -> None:
         """Have the hook taken out: PyTorch would warn of it, and compile the code twice."""
         self._end()
 

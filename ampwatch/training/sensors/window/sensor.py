@@ -28,7 +28,6 @@ from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
 from ampwatch.numerics.units.ops import OpKind
 from ampwatch.training.devices import PROFILED, is_capturing
 from ampwatch.training.hooks import fork
-from ampwatch.training.hooks.compiling import may_compile
 from ampwatch.training.hooks.profilers import OtherProfilers
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.governor import OPENING
@@ -119,6 +118,7 @@ class WindowSensor(Sensor):
         self._iterations = settings.window_iterations
         self._classify = NameClassifier(parse_patterns(settings.kernel_patterns)).classify
         self._home = context.home
+        self._bus = context.bus
         # An account of its own: the first start of a profiler takes a second; as a debt it would
         # end all sampling.
         self._guard = context.bus.guard(self.name, account=Account(), sweep=self.failed)
@@ -192,7 +192,7 @@ class WindowSensor(Sensor):
     @property
     def _wants_census(self) -> bool:
         """Whether ops are counted from windows, since they are not counted one by one."""
-        is_compiled = may_compile() and not self._forces_eager
+        is_compiled = self._bus.runs_compiled and not self._forces_eager
         return (
             not self._governor.counts_one_by_one or is_compiled or bool(self._governor.uncountable)
         )
@@ -314,7 +314,7 @@ class WindowSensor(Sensor):
     def _is_due(self, step: int) -> bool:
         if step < OPENING or step % TOGETHER or math.isnan(self._times.usual_s):
             return False
-        if self._is_automatic and self._gpu is None and not may_compile():
+        if self._is_automatic and self._gpu is None and not self._bus.runs_compiled:
             return False
         is_due = self._schedule.is_due(self._now_s, self._totals.memory_bytes)
         self._report_skips()

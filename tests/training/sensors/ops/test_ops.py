@@ -12,7 +12,6 @@ from torch import nn
 import ampwatch
 from ampwatch.diagnosis.pipeline import Diagnosis
 from ampwatch.numerics.units.ops import OpKind
-from ampwatch.training import session
 from ampwatch.wire.records import CensusSource
 from tests.training.sensors.counting import Counted
 from tests.trainings import RECIPES, build
@@ -197,16 +196,16 @@ def test_profiler_windows_count_ops_once_they_are_not_counted_one_by_one(
     assert [c.source for s, c in found.items() if s > 1][:1] == [CensusSource.PROFILER]
 
 
-def test_what_could_not_be_counted_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_counted_is_said() -> None:
     """Why, and what is there instead."""
     model = nn.Linear(4, 4)
     with ampwatch.monitor(model, level="deep", serve=False) as watch:
         quiet = watch.report()
         model(torch.randn(2, 4)).prod().backward()
         altered = watch.report()
-        monkeypatch.setattr(session, "may_compile", lambda: True)
+        watch._session.bus.runs_compiled = True
         compiled = watch.report()
 
     assert "not counted one by one" not in quiet
     assert "prod was met" in altered
-    assert "torch.compile was called in this process" in compiled
+    assert "compiled code runs" in " ".join(compiled.split())

@@ -147,12 +147,10 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Windows]]:
+def bench() -> Iterator[Callable[..., Windows]]:
     """Make benches; each leaves nothing behind."""
     made: list[Windows] = []
     before = dict(taps._taps), environment()
-    # Other tests of this process have compiled something.
-    monkeypatch.setattr(window, "may_compile", lambda: False)
 
     def make(device: torch.device = CPU, **more: Any) -> Windows:
         made.append(Windows(device, **more))
@@ -230,7 +228,6 @@ def test_the_first_window_comes_early_and_after_the_opening(bench: Any) -> None:
 )
 def test_by_itself_it_opens_on_a_gpu_and_where_code_is_compiled(
     made_up: Any,
-    monkeypatch: pytest.MonkeyPatch,
     device: torch.device,
     seconds: float,
     *,
@@ -238,8 +235,8 @@ def test_by_itself_it_opens_on_a_gpu_and_where_code_is_compiled(
     opens: bool,
 ) -> None:
     """A setting above 0 has it open anywhere, 0 nowhere."""
-    monkeypatch.setattr(window, "may_compile", lambda: is_compiled)
     one = made_up([], device, window_seconds=seconds)
+    one.bus.runs_compiled = is_compiled
     one.run(200)
 
     assert bool(one.recording.log) is opens
@@ -423,14 +420,12 @@ def test_a_window_whose_buffers_were_full_is_invalid(made_up: Any) -> None:
     assert one.records[0].invalid == 1
 
 
-def test_the_census_comes_from_the_window_where_it_is_wanted(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_census_comes_from_the_window_where_it_is_wanted(bench: Any) -> None:
     """The census names the window as its source; without a wish there is none, compiled or not."""
     wanted = bench(op_census="window")
     plain = bench(compiled_census="force_eager")
-    monkeypatch.setattr(window, "may_compile", lambda: True)
     for one in (wanted, plain):
+        one.bus.runs_compiled = True
         one.until_open()
         one.until_closed(matmuls)
 

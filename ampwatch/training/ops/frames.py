@@ -1,0 +1,380 @@
+"""The place of an op where no hook may be on modules: read off the frames that it was called from."""
+
+from __future__ import annotations
+
+import re
+import sys
+from bisect import bisect_right
+from enum import Enum
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ampwatch.training.hooks.sources import GENERATED
+from ampwatch.training.model.module_stack import ACCUMULATES, MAX_MARKS
+from ampwatch.training.ops.call import tensors_among
+from ampwatch.training.ops.graphs import (
+    CapturedGraph,
+    KnownModules,
+    assigned,
+    common,
+    generated_line,
+    nodes_of,
+)
+from ampwatch.training.ops.operands import is_dense
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import CodeType, FrameType
+
+    from torch import Tensor
+
+    from ampwatch.numerics.units.ops import OpKind
+    from ampwatch.training.model.names import Names
+    from ampwatch.training.ops.call import OpCall
+    from ampwatch.training.ops.graphs import GraphNode, Line
+
+MAX_CODES = 8192
+"""Code objects whose kind is remembered."""
+
+MAX_GRAPHS = 1024
+"""Graphs whose nodes are remembered. A training that compiles more has other worries."""
+
+COMPILED = "__compiled_fn"
+"""How the names begin by which PyTorch's rewritten bytecode calls a compiled graph."""
+
+_CALLS = (nn.Module._call_impl.__code__, nn.Module._wrapped_call_impl.__code__)  # noqa: SLF001 - a module's frames
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__  # noqa: SLF001 - what every backward is called by
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined] # a class method
+_GIVEN = re.compile(r"(?:primals|arg|tangents)_?\d")
+
+
+class _Kind(Enum):
+    """What a frame with a code object is."""
+
+    OTHER = 0
+    MODULE = 1
+    FUNCTION = 2
+    ENTRY = 3
+    GRAPH = 4
+    GENERATED = 5
+    ENGINE = 6
+
+
+class _Code(NamedTuple):
+    """A code object, held so that its identity is not given to another one, and what it is.
+
+    Attributes:
+        code: The code object.
+        kind: What it is.
+        graph: Of an entry the name of the compiled graph.
+        nodes: Of a graph its nodes.
+    """
+
+    code: CodeType
+    kind: _Kind
+    graph: str = ""
+    nodes: Mapping[str, GraphNode] | None = None
+
+
+class _Stack(NamedTuple):
+    """The frames that an op was called from, as far as they matter.
+
+    Attributes:
+        root: Name of the innermost watched module that Python has called; ``None`` without one.
+        is_function: Whether a function of autograd runs inside of it.
+        entry: Name of the innermost compiled graph that was entered inside of it.
+        inner: The innermost frame of a graph, or of generated code.
+        code: What is known of its code.
+    """
+
+    root: str | None
+    is_function: bool
+    entry: str
+    inner: FrameType | None
+    code: _Code | None
+
+
+class _Mark(NamedTuple):
+    """The place of the op that came after a node of autograd was made."""
+
+    module: str
+    root: str | None
+    graph: str
+
+
+class FramePlace(NamedTuple):
+    """The place of an op.
+
+    Attributes:
+        module: Qualified name of its module; empty for the root and outside of all.
+        is_inside: Whether a watched module was running, or is what was compiled.
+        has_grad: Whether gradients are recorded, in the function of autograd around it as well.
+        source: ``file:line`` of the user's code it was compiled from; empty without.
+        unseen: Those of its inputs that fused code has made: nobody has seen it write them.
+    """
+
+    module: str = ""
+    is_inside: bool = False
+    has_grad: bool = False
+    source: str = ""
+    unseen: tuple[Tensor, ...] = ()
+
+
+class FramePlaces:
+    """Tells the module of each op from the frames of the thread, for compiled code as well.
+
+    A module that is called from Python has a frame. Inside of compiled code there are no modules;
+    there the graph, or the generated code, that calls the op says which node it computes, and the
+    graph that was captured says which module that node is of. In backward the module of a node of
+    autograd is that of the op that ran after the node was made; an op of generated code is one of
+    the module that has read the same saved tensor in forward.
+
+    Args:
+        names: The qualified names of the watched modules.
+
+    Attributes:
+        is_fused: Whether code that computes without ops has run since ``begin``.
+    """
+
+    def __init__(self, names: Names) -> None:
+        self._known = KnownModules(names)
+        self._codes: dict[int, _Code] = {}
+        self._graphs: dict[str, CapturedGraph] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the iteration."""
+        self.is_fused = False
+        self._thread = 0
+        self._number = 0
+        self._numbers: list[int] = []
+        self._marks: list[_Mark] = []
+        self._readers: dict[int, _Readers] = {}
+
+    def forget(self) -> None:
+        """Forget everything, the graphs as well."""
+        self.clear()
+        self._known.clear()
+        self._codes.clear()
+        self._graphs.clear()
+
+    def begin(self) -> None:
+        """Begin an iteration, in the thread that trains."""
+        self.clear()
+        self._known.learn()
+        self._thread = get_ident()
+        self._number = torch._C._autograd._get_sequence_nr()  # noqa: SLF001 - no public name for it
+
+    def learn(self, graph: Any) -> None:
+        """Take in a graph, in the call that captures it."""
+        name = graph.meta.get("backend_id") if len(self._graphs) < MAX_GRAPHS else None
+        if not isinstance(name, str):
+            return
+        self._known.learn()
+        root = self._stack(sys._getframe(1)).root  # noqa: SLF001 - documented, and the only way
+        self._graphs[name] = CapturedGraph(root, nodes_of(graph.graph, self._known, root))
+
+    def place(self, call: OpCall, *, is_backward: bool) -> FramePlace:
+        """Return the place of an op that has returned.
+
+        Cost: 50 ns a frame; 1 to 2 us for a module, some more in compiled code.
+        """
+        stack = self._stack(sys._getframe(1))  # noqa: SLF001 - documented, and the only way
+        if is_backward:
+            return self._backward(call, stack)
+        place = self._forward(call, stack)
+        self._mark(place.module, stack)
+        return place
+
+    def _forward(self, call: OpCall, stack: _Stack) -> FramePlace:
+        graph = self._graphs.get(stack.entry)
+        line = self._line(stack)
+        node = self._node(stack, graph, line)
+        module, source = stack.root, ""
+        if node is not None and node.module is not None:
+            module = node.module if graph is None else graph.renamed(node.module, stack.root)
+            source = node.source
+        if line is not None and module is not None:
+            self._note_readers(call, line, module)
+        return FramePlace(
+            module or "",
+            module is not None,
+            torch.is_grad_enabled() or stack.is_function,
+            source,
+            _unseen(call, line),
+        )
+
+    def _backward(self, call: OpCall, stack: _Stack) -> FramePlace:
+        if stack.root is not None:
+            # A forward pass that backward repeats (checkpointing) runs in its modules.
+            return self._forward(call, stack)
+        mark = self._mark_of_node()
+        if stack.inner is None:
+            return FramePlace(mark.module)
+        graph = self._graphs.get(mark.graph)
+        line = self._line(stack)
+        module, source = mark.root or "", ""
+        if line is not None:
+            module = self._reader(call, line) or module
+        else:
+            node = self._node(stack, graph, line)
+            if node is not None and node.module is not None:
+                renamed = graph.renamed(node.module, mark.root) if graph else node.module
+                module, source = renamed or "", node.source
+        return FramePlace(module, source=source, unseen=_unseen(call, line))
+
+    def _line(self, stack: _Stack) -> Line | None:
+        """Return the call of generated code that the op is made by; ``None`` without."""
+        if stack.inner is None or stack.code is None or stack.code.kind is not _Kind.GENERATED:
+            return None
+        self.is_fused = True
+        return generated_line(stack.code.code.co_filename, stack.inner.f_lineno)
+
+    def _node(
+        self, stack: _Stack, graph: CapturedGraph | None, line: Line | None
+    ) -> GraphNode | None:
+        """Return the node of a graph that the op computes, if it says its module."""
+        if line is not None:
+            found = [graph.nodes.get(name) for name in line.nodes] if graph is not None else []
+            return next(
+                (n for n in reversed(found) if n is not None and n.module is not None), None
+            )
+        if stack.inner is None or stack.code is None:
+            return None
+        nodes = stack.code.nodes
+        if nodes is None:
+            root = graph.root if graph is not None else stack.root
+            nodes = self._nodes_of(stack.inner, root)
+            self._codes[id(stack.code.code)] = stack.code._replace(nodes=nodes)
+        return nodes.get(assigned(stack.code.code.co_filename, stack.inner.f_lineno))
+
+    def _nodes_of(self, frame: FrameType, root: str | None) -> Mapping[str, GraphNode]:
+        # Once for each graph, since before Python 3.13 the frame keeps what it is asked for, and
+        # with it tensors that its code is about to let go.
+        graph = getattr(frame.f_locals.get("self"), "graph", None)
+        return {} if graph is None else nodes_of(graph, self._known, root)
+
+    def _stack(self, frame: FrameType | None) -> _Stack:
+        """Walk from a frame to the innermost call of a watched module, or to that of backward."""
+        codes = self._codes
+        inner: FrameType | None = None
+        inner_code: _Code | None = None
+        is_function, entry = False, ""
+        while frame is not None:
+            code = codes.get(id(frame.f_code)) or self._classify(frame)
+            kind = code.kind
+            if kind is _Kind.MODULE:
+                name = self._known.name_of(frame.f_locals.get("self"))
+                if name is not None:
+                    return _Stack(name, is_function, entry, inner, inner_code)
+            elif kind is _Kind.FUNCTION:
+                is_function = True
+            elif kind is _Kind.ENGINE:
+                break  # who has called backward does not run its nodes
+            elif kind is _Kind.ENTRY:
+                entry = entry or code.graph
+            elif kind is not _Kind.OTHER and inner is None:
+                inner, inner_code = frame, code
+            frame = frame.f_back
+        return _Stack(None, is_function, entry, inner, inner_code)
+
+    def _classify(self, frame: FrameType) -> _Code:
+        # By identity: code objects compare by value, and not by the name of their file.
+        code = frame.f_code
+        kind, graph = _Kind.OTHER, ""
+        if code in _CALLS:
+            kind = _Kind.MODULE
+        elif code is _APPLY:
+            kind = _Kind.FUNCTION
+        elif code is _ENGINE:
+            kind = _Kind.ENGINE
+        elif code.co_filename.startswith("<eval_with_key>"):
+            kind = _Kind.GRAPH
+        elif str(frame.f_globals.get("__name__", "")).startswith(GENERATED):
+            kind = _Kind.GENERATED
+        elif names := [name for name in code.co_names if name.startswith(COMPILED)]:
+            kind, graph = _Kind.ENTRY, names[0]
+        if len(self._codes) >= MAX_CODES:
+            self._codes.clear()
+        known = self._codes[id(code)] = _Code(code, kind, graph)
+        return known
+
+    def _mark(self, module: str, stack: _Stack) -> None:
+        """Note which place the nodes belong to that were made since the op before."""
+        # Autograd makes the node of an op before it runs the op, and numbers nodes by thread.
+        if get_ident() != self._thread or len(self._numbers) >= MAX_MARKS:
+            return
+        number = torch._C._autograd._get_sequence_nr()  # noqa: SLF001 - no public name for it
+        if number > self._number:
+            self._numbers.append(self._number)
+            self._marks.append(_Mark(module, stack.root, stack.entry))
+            self._number = number
+
+    def _mark_of_node(self) -> _Mark:
+        """Return the mark of the node of autograd that is running."""
+        node = torch._C._current_autograd_node()  # noqa: SLF001 - no public name for it
+        number = ACCUMULATES if node is None else node._sequence_nr()  # noqa: SLF001 - no public name for it
+        index = bisect_right(self._numbers, number) - 1
+        if index < 0 or number >= min(self._number, ACCUMULATES):
+            return _Mark("", None, "")
+        return self._marks[index]
+
+    def _note_readers(self, call: OpCall, line: Line, module: str) -> None:
+        """Note which module reads the tensors that an op of a forward pass is given."""
+        for variable, tensor in _operands(call, line):
+            storage = tensor.untyped_storage()
+            key: int = storage._cdata  # noqa: SLF001 - what StorageWeakRef compares
+            readers = self._readers.get(key)
+            if readers is None or readers.variable != variable:
+                # Another variable is other values in the same memory. The weak reference keeps the
+                # identity, not the memory, from being given to another storage.
+                held = StorageWeakRef(storage) if readers is None else readers.storage  # type: ignore[no-untyped-call]
+                readers = self._readers[key] = _Readers(held, variable, {})
+            readers.modules.setdefault(call.info.kind, []).append(module)
+
+    def _reader(self, call: OpCall, line: Line) -> str:
+        """Return the module that has read a saved tensor, by an op of the same kind, in forward."""
+        names: list[str] = []
+        for variable, tensor in _operands(call, line):
+            if not variable.startswith("buf"):
+                readers = self._readers.get(tensor.untyped_storage()._cdata)  # noqa: SLF001
+                found = readers.modules.get(call.info.kind) if readers else None
+                names += [common(found)] if found else []
+        # The module that says most: an input of several linear layers is one of their parent's.
+        return max(names, key=len, default="")
+
+
+class _Readers(NamedTuple):
+    """The modules that have read a storage in forward.
+
+    Attributes:
+        storage: A weak reference to it.
+        variable: The variable of the generated code.
+        modules: Their names by the kind of op.
+    """
+
+    storage: StorageWeakRef
+    variable: str
+    modules: dict[OpKind, list[str]]
+
+
+def _operands(call: OpCall, line: Line) -> Iterator[tuple[str, Tensor]]:
+    """Yield the variable and the tensor of each operand, where a call of generated code says both."""
+    # A function of inductor's own may hand its arguments on in another order.
+    if line.target != call.info.name:
+        return
+    for variable, tensor in zip(line.arguments, call.args, strict=False):
+        if variable and isinstance(tensor, torch.Tensor) and is_dense(tensor):
+            yield variable, tensor
+
+
+def _unseen(call: OpCall, line: Line | None) -> tuple[Tensor, ...]:
+    """Return the operands that generated code has made, and was not given."""
+    if line is None:
+        return ()
+    given = {id(tensor) for variable, tensor in _operands(call, line) if _GIVEN.match(variable)}
+    return tuple(t for t in tensors_among(call.args) if id(t) not in given)

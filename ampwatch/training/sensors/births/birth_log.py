@@ -116,11 +116,7 @@ class BirthLog:
         """Begin the log of iteration ``step``."""
         self._measures.clear()
         self._clear()
-        self._log = log = OpLog(step)
-        try:
-            log.buffers = [self._operand(b, self._key(b)) for _, b in self._names.buffers()]
-        except NO_ROOM:
-            self.give_up()
+        self._log = OpLog(step)
 
     def give_up(self) -> None:
         """Follow the iteration no further, and count it."""
@@ -139,9 +135,11 @@ class BirthLog:
                 log.has_trained = True
                 self._gradients = None  # backward replaces gradients, or adds to them
             outputs = received_by(call) if call.info.is_collective else made_by(call)
-            if not any(tensor.dtype in FLOATS for tensor in outputs):
-                return
             try:
+                if log.num_ops == 1:
+                    log.buffers = self._buffers_but(outputs + overwritten_by(call))
+                if not any(tensor.dtype in FLOATS for tensor in outputs):
+                    return
                 if call.info.is_collective:
                     self._unfinished.forget(outputs)
                 if self._unfinished:
@@ -155,6 +153,13 @@ class BirthLog:
             log.ops.append(noted)
             if len(log.ops) > MAX_OPS:
                 self.give_up()
+
+    def _buffers_but(self, written: Sequence[Tensor]) -> list[LoggedOperand]:
+        """Measure the buffers as they were before the first op, but for those that it has written."""
+        # Not before that op: there the modes of the user are on, and would see it.
+        keys = {self._key(tensor) for tensor in written}
+        buffers = [(buffer, self._key(buffer)) for _, buffer in self._names.buffers()]
+        return [self._operand(buffer, key) for buffer, key in buffers if key not in keys]
 
     def _noted(
         self, call: OpCall, place: OpPlace, outputs: Sequence[Tensor]

@@ -89,9 +89,6 @@ class BirthListener:
     def begin(self, step: int) -> None:
         """Begin to follow iteration ``step``."""
         self._clear(step)
-        for _, buffer in self._names.buffers():
-            if buffer.is_cpu:
-                self._lineage.suspect(_HostOperand(buffer))
 
     def end(self) -> None:
         """Note which gradients are not finite at the end of the iteration, and deliver."""
@@ -127,8 +124,18 @@ class BirthListener:
                 bad.append(index)
         if place.phase is Phase.BACKWARD:
             self._lineage.trace.has_trained = True
+        if self._count == 1:
+            self._read_buffers(outputs + overwritten_by(call))
         if bad or not self._lineage.is_clean:
             self._observe(call, place, [_HostOperand(tensor) for tensor in outputs], bad)
+
+    def _read_buffers(self, written: list[Tensor]) -> None:
+        """Know the buffers that are bad already, but for those that the first op has written."""
+        # Not before the first op: there the modes of the user are on, and would see it.
+        keys = {_storage(tensor) for tensor in written}
+        for _, buffer in self._names.buffers():
+            if buffer.is_cpu and _storage(buffer) not in keys:
+                self._lineage.suspect(_HostOperand(buffer))
 
     def _observe(
         self, call: OpCall, place: OpPlace, outputs: list[_HostOperand], doubtful: list[int]

@@ -173,7 +173,7 @@ class OpLog:
         step: The iteration.
         ops: Ops in the order in which they ran; of a stepping optimizer's only the written keys.
         num_ops: Number of ops that were seen.
-        buffers: The buffers of the models before the first op.
+        buffers: The buffers of the models, as they were before the first op.
         gradients: The gradients at the end, with the names of their parameters.
         scale: The loss scale.
         loss: The loss; ``None`` if there was none.

@@ -228,6 +228,11 @@ def test_an_elementwise_op_is_asked_alike_on_both_sides() -> None:
     ]
 
 
+def _after_another(work: Callable[[nn.Module], None], model: nn.Module) -> None:
+    torch.ones(2) + 1.0
+    work(model)
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_an_op_that_overwrites_a_buffer_that_was_bad_has_not_made_it_so(*, is_late: bool) -> None:
     """Of what it has read nothing is left; the buffer was read before."""
@@ -236,7 +241,7 @@ def test_an_op_that_overwrites_a_buffer_that_was_bad_has_not_made_it_so(*, is_la
         (lambda model: model.seen.fill_(0.0).log_(), Origin.OP),
     ):
         model = _model()
-        run = partial(work, model)
+        run = partial(_after_another, work, model)
         if is_late:
             following = Following(model)
             following.follow(run)

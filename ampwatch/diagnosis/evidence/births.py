@@ -20,8 +20,8 @@ class Origin(Enum):
 
     ``OP``: an op whose inputs were finite, or infinite where the values are NaN. ``CONSTANT``: a
     non-finite Python number. ``INPUT``: a tensor that no op that was seen has made.
-    ``PARAMETER``, ``BUFFER``: one of the watched models. ``OTHER``: the loss scale, or more
-    births than are kept apart.
+    ``PARAMETER``, ``BUFFER``: one of the watched models. ``OTHER``: the loss scale, more
+    births than are kept apart, or another process that has sent them.
     """
 
     OP = "op"

@@ -102,7 +102,9 @@ SCALE_RUNAWAY = Kind(
     certainty=certain("every growth of the loss scale was counted, and no overflow came between"),
     advice=(
         "Find out why the gradients are all but zero: a detached loss, dead ReLUs, a zero loss"
-        " weight. If autocast is bfloat16 or off, no scaler is needed:"
+        " weight. If they are not, something hides their infinities from the scaler, which has to see"
+        " them to lower the scale: take nan_to_num and clamp out of hooks of gradients, and from"
+        " between backward and scaler.step. If autocast is bfloat16 or off, no scaler is needed:"
         " GradScaler(enabled=(dtype is torch.float16))."
     ),
     explained_by=after("scaler_with_bf16"),

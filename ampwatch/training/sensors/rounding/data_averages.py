@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampwatch.diagnosis.evidence.rounding import OpSite, StillAverage
 from ampwatch.numerics.formats import FORMATS
@@ -16,7 +15,7 @@ from ampwatch.training.hooks.sources import is_in_optimizer, user_source
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import has_grad, is_plain, place_name, thinned
-from ampwatch.training.sensors.rounding.operands import listed, number_of, rows_of
+from ampwatch.training.sensors.rounding.operands import Memory, listed, number_of, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,27 +53,6 @@ MIN_STILL = 8
 """Updates in a row without effect."""
 
 
-class _Memory:
-    """A place in memory, as long as the storage there is the same: no tensor, and no reference.
-
-    PyTorch refuses to swap tensors that are weakly referred to.
-    """
-
-    __slots__ = ("_shape", "_storage", "address")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.address = tensor.data_ptr()
-        self._shape = tensor.shape
-        self._storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-
-    @property
-    def is_alive(self) -> bool:
-        return not self._storage.expired()  # type: ignore[no-untyped-call]
-
-    def is_of(self, tensor: Tensor) -> bool:
-        return self._shape == tensor.shape and self.is_alive
-
-
 class _Scaled(NamedTuple):
     """A product of a tensor and a number.
 
@@ -84,7 +62,7 @@ class _Scaled(NamedTuple):
         factor: The number.
     """
 
-    memory: _Memory
+    memory: Memory
     base: int
     factor: float
 
@@ -108,7 +86,7 @@ class _Average:
     __slots__ = ("before", "dtype", "exact", "memory", "still")
 
     def __init__(self, tensor: Tensor) -> None:
-        self.memory = _Memory(tensor)
+        self.memory = Memory(tensor)
         self.dtype = name_of(tensor.dtype)
         self.before = self.exact = thinned(tensor.detach(), SAMPLED).float()
         self.still = torch.zeros_like(self.before)
@@ -221,7 +199,7 @@ class DataAverages(Sensor):
 
     def _remember(self, product: Any, base: Tensor, factor: float | None) -> None:
         if factor is not None and is_plain(product) and len(self._scaled) < MAX_SCALED:
-            scaled = _Scaled(_Memory(product), base.data_ptr(), factor)
+            scaled = _Scaled(Memory(product), base.data_ptr(), factor)
             self._scaled[product.data_ptr()] = scaled
 
     def _add(self, call: OpCall, place: OpPlace) -> None:
@@ -298,7 +276,7 @@ class DataAverages(Sensor):
             alive = [(k, a) for k, a in self._averages.items() if a.memory.is_alive]
             self._averages = dict(alive)
         if len(self._averages) < MAX_AVERAGES:
-            average.memory = _Memory(out)
+            average.memory = Memory(out)
             self._averages[out.data_ptr()] = average
 
     def _site(self, out: Tensor, call: OpCall, place: OpPlace) -> OpSite:

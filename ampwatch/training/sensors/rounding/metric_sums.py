@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +12,8 @@ from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import is_in_optimizer, user_source
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.operands import HALF
-from ampwatch.training.ops.values import has_grad, is_plain, place_name
+from ampwatch.training.ops.values import has_grad, is_plain, place_name, thinned
+from ampwatch.training.sensors.rounding.operands import Memory
 
 if TYPE_CHECKING:
     from ampwatch.training.iteration.context import Context
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 LARGEST_SUM = 1024
 """Elements of a running sum outside of modules; a longer tensor is something else."""
+
+LARGEST_IN_PLACE = 2**20
+"""Elements of one that is added to in place, as counts of many classes or words are."""
+
+SAMPLED = 1024
+"""Elements of a running sum that are compared."""
 
 LARGEST_INSIDE = 64
 """Elements of a running sum inside of modules, which is added to in place."""
@@ -34,16 +40,16 @@ class _Sum:
     """A running sum.
 
     Attributes:
-        tensor: Tensor that holds the sum now.
+        memory: Where the sum lies now.
         additions: Additions in a row that had no effect.
         grown: Additions that had one.
         source: ``file:line`` that adds.
     """
 
-    __slots__ = ("additions", "grown", "source", "tensor")
+    __slots__ = ("additions", "grown", "memory", "source")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = weakref.ref(tensor)
+        self.memory = Memory(tensor)
         self.additions = 0
         self.grown = 0
         self.source = ""
@@ -71,11 +77,15 @@ class MetricSums(Sensor):
         self._deferred = context.deferred
         self._observe = context.observe
         self._step = 0
+        self._names = context.names
+        # Weights that are updated by hand are no sums.
+        self._parameters: set[int] = set()
         self._sums: dict[int, _Sum] = {}
 
     def ops_began(self, event: OpsBegan) -> None:
         """Begin an iteration; sums live longer than iterations."""
         self._step = event.step
+        self._parameters = {p.data_ptr() for _, p in self._names.parameters() if is_plain(p)}
         self._deferred.poll()
 
     def op(self, event: Op) -> None:
@@ -84,15 +94,16 @@ class MetricSums(Sensor):
         name = call.info.name
         if name not in ("add_", "add"):
             # A tensor that is scaled, filled or overwritten is no sum, or begins anew.
-            if self._sums and name[-1:] == "_" and call.args:
-                self._sums.pop(id(call.args[0]), None)
+            if self._sums and name[-1:] == "_" and call.args and not _is_itself(call):
+                self._forget(call.args[0])
             return
         if place.phase is Phase.BACKWARD:
             return
         out = call.out
-        if getattr(out, "dtype", None) not in HALF or out.numel() > LARGEST_SUM:
-            return
         in_place = name == "add_"
+        largest = LARGEST_IN_PLACE if in_place else LARGEST_SUM
+        if getattr(out, "dtype", None) not in HALF or out.numel() > largest:
+            return
         if place.is_inside and out.numel() > (LARGEST_INSIDE if in_place else 1):
             return
         if len(call.args) > 1 and is_plain(out) and is_plain(call.args[0]):
@@ -101,12 +112,17 @@ class MetricSums(Sensor):
     def ops_ended(self, _event: OpsEnded) -> None:
         """Take in the values that have reached the host."""
         self._deferred.poll()
+        self._parameters.clear()
 
     def _add(self, call: OpCall, place: OpPlace, *, in_place: bool) -> None:
         out = call.out
         addend = call.args[1]
         before = call.args[0]
-        if has_grad(before, addend) or before.requires_grad:
+        if (
+            has_grad(before, addend)
+            or before.requires_grad
+            or before.data_ptr() in self._parameters
+        ):
             return
         known = self._known(before)
         if known is None and not in_place and isinstance(addend, torch.Tensor):
@@ -116,22 +132,31 @@ class MetricSums(Sensor):
         if known is None:
             self._remember(out)
             return
+        if out.numel() > LARGEST_SUM and not known.source:
+            # Tensors as large are written to in place for many reasons, but seldom twice.
+            self._observe(SumSeen(self._step))
         if not in_place:
-            self._sums.pop(id(before), None)
-            known.tensor = weakref.ref(out)
-            self._sums[id(out)] = known
+            self._sums.pop(before.data_ptr(), None)
+            known.memory = Memory(out)
+            self._sums[out.data_ptr()] = known
         self._compare(call, place, known, addend)
 
     def _known(self, tensor: torch.Tensor) -> _Sum | None:
-        known = self._sums.get(id(tensor))
-        return known if known is not None and known.tensor() is tensor else None
+        known = self._sums.get(tensor.data_ptr()) if is_plain(tensor) else None
+        return known if known is not None and known.memory.is_of(tensor) else None
+
+    def _forget(self, written: Any) -> None:
+        for tensor in written if isinstance(written, (list, tuple)) else (written,):
+            if is_plain(tensor):
+                self._sums.pop(tensor.data_ptr(), None)
 
     def _remember(self, out: torch.Tensor) -> None:
         if len(self._sums) >= MAX_SUMS:
-            self._sums = {key: s for key, s in list(self._sums.items()) if s.tensor() is not None}
-        if len(self._sums) < MAX_SUMS:
-            self._sums[id(out)] = _Sum(out)
-            self._observe(SumSeen(self._step))
+            self._sums = {key: s for key, s in list(self._sums.items()) if s.memory.is_alive}
+        if len(self._sums) < MAX_SUMS and not is_in_optimizer():
+            self._sums[out.data_ptr()] = _Sum(out)
+            if out.numel() <= LARGEST_SUM:
+                self._observe(SumSeen(self._step))
 
     def _compare(self, call: OpCall, place: OpPlace, known: _Sum, addend: Any) -> None:
         if not isinstance(addend, (torch.Tensor, int, float)) or is_in_optimizer():
@@ -146,9 +171,12 @@ class MetricSums(Sensor):
                 else None
             )
         if isinstance(addend, torch.Tensor):
-            given = addend.detach().expand(out.shape) * alpha
+            addend = thinned(addend.detach().expand(out.shape), SAMPLED)
+            out = thinned(out, SAMPLED)
+            given = addend * alpha
         elif isinstance(addend, (int, float)):
             # Filled by a kernel: ``torch.as_tensor`` would copy from the host, and wait.
+            out = thinned(out, SAMPLED)
             given = torch.full_like(out, addend * alpha, dtype=torch.float32)
         else:
             return
@@ -173,3 +201,11 @@ class MetricSums(Sensor):
             self._observe(StuckSum(site, dtype, known.additions, known.grown, total, value))
 
         self._deferred.read(torch.stack([c.to(torch.float32) for c in columns]), judge)
+
+
+def _is_itself(call: OpCall) -> bool:
+    """Whether something is copied to where it lies, as ``counts[0] += 1`` does in the end."""
+    if call.info.name != "copy_" or not all(map(is_plain, call.args[:2])):
+        return False
+    into, source = call.args[:2]
+    return bool(into.data_ptr() == source.data_ptr() and into.shape == source.shape)

@@ -50,6 +50,47 @@ def test_each_addition_without_effect_is_seen(
     }
 
 
+def test_counts_of_many_classes_are_sums_if_they_are_added_to_in_place(
+    listening: Listening,
+) -> None:
+    """A matrix of confusions, and one element of it through a view that is made each time."""
+    counts = torch.full((300, 300), 256.0, dtype=torch.bfloat16)
+    ones = torch.ones_like(counts)
+    for _ in range(5):
+        with listening:
+            counts += ones
+    assert [s.additions for s in listening.seen] == [1, 2, 3, 4]
+
+    before = len(listening.seen)
+    for _ in range(5):
+        with listening:
+            counts[7, 8] += 1
+    assert [s.additions for s in listening.seen[before:]] == [1, 2, 3, 4]
+
+
+def test_what_is_set_to_zero_begins_anew(listening: Listening) -> None:
+    """By itself or in a list, as metrics are between two epochs."""
+    total = torch.tensor(256.0, dtype=torch.bfloat16)
+    for reset in (torch.zero_, lambda sum_: torch._foreach_zero_([sum_])):
+        with listening:
+            total += 1
+            reset(total)
+            total += 1
+
+    assert listening.seen == []
+
+
+def test_weights_that_are_updated_by_hand_are_no_sum() -> None:
+    """To lose an update is another failure, and has a finding of its own."""
+    model = nn.Linear(4, 4, bias=False).bfloat16()
+    listening = Listening(MetricSums, model)
+    for _ in range(5):
+        with listening, torch.no_grad():
+            model.weight.data.add_(torch.full((4, 4), 1e-8).bfloat16())
+
+    assert listening.seen == []
+
+
 def test_what_may_become_a_sum_is_reported_once(listening: Listening) -> None:
     """With the first addition in half precision, long before anything is lost; not in float32."""
     total = torch.zeros((), dtype=torch.bfloat16)

@@ -18,7 +18,12 @@ from ampwatch.diagnosis.causes import (
 from ampwatch.diagnosis.kinds.kind import When
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ampwatch.wire.records import Finding
+
+    Says = Callable[[int], str]
+    """Makes a summary, given the iteration that the finding began in."""
 
 
 REPORTED_EACH_TIME = 256
@@ -141,24 +146,31 @@ class FindingBook:
         waited_ns = self.now_ns - self._reported_ns.get(finding.key, 0)
         return finding.count <= REPORTED_EACH_TIME or waited_ns >= REPORTED_AGAIN_NS
 
-    def again(self, kind: str, where: str, step: int, **evidence: float) -> bool:
+    def again(
+        self, kind: str, where: str, step: int, says: Says | None = None, /, **evidence: float
+    ) -> bool:
         """Count one more iteration of a finding; return whether it had been made at all.
 
         Args:
             kind: Kind of the finding.
             where: Its place.
             step: The iteration.
+            says: Makes the summary of the numbers as they stand now; as it was without.
             evidence: Numbers as they stand now.
         """
         finding = self.get(kind, where)
         if finding is None:
             return False
         finding.evidence.update(evidence)
+        if says is not None:
+            finding.summary = says(finding.first_step)
         if self.count(finding, step):
             self.report_change(finding)
         return True
 
-    def again_anywhere(self, kind: str, step: int, **evidence: float) -> Finding | None:
+    def again_anywhere(
+        self, kind: str, step: int, says: Says | None = None, /, **evidence: float
+    ) -> Finding | None:
         """Count one more iteration of a kind that is made once, and return it if it was.
 
         The newest counts, at the place where it was made. Arguments as of ``again``.
@@ -166,7 +178,7 @@ class FindingBook:
         made = self.of_kind(kind)
         if not made:
             return None
-        self.again(kind, made[-1].where, step, **evidence)
+        self.again(kind, made[-1].where, step, says, **evidence)
         return made[-1]
 
     def make_once(self, finding: Finding) -> None:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.calls.known_errors import BCE, KNOWN, RECURRENT, KnownError
+from ampwatch.diagnosis.calls.known_errors import (
+    BCE,
+    FLOAT16_GRADIENTS,
+    KNOWN,
+    RECURRENT,
+    KnownError,
+)
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ampwatch.diagnosis.evidence.calls import Raised, RefusedOp
 
 API_ERROR = Kind(
@@ -71,6 +79,9 @@ def _finding(seen: Raised, known: KnownError, match: re.Match[str] | None) -> Fi
     where = _where(seen, phase)
     op = known.op or _op_of(seen, match)
     names, evidence = _gradients(seen)
+    if known is FLOAT16_GRADIENTS and seen.in_float16:
+        names += f". In float16: {_list(seen.in_float16)}, of {seen.parameters} parameters"
+        evidence = {**evidence, "in_float16": float(len(seen.in_float16))}
     place = f" in {_words(where)}" if where != "api" else ""
     shown = seen.message.strip().splitlines()[0][:200] if seen.message.strip() else ""
     return Finding(
@@ -120,10 +131,14 @@ def _gradients(seen: Raised) -> tuple[str, dict[str, float]]:
         return "", {}
     parts, evidence = [], {"parameters": float(seen.parameters)}
     for reason, parameters in seen.without_gradient:
-        more = f" and {len(parameters) - MAX_NAMES} more" if len(parameters) > MAX_NAMES else ""
-        parts.append(f"{', '.join(parameters[:MAX_NAMES])}{more} ({reason})")
+        parts.append(f"{_list(parameters)} ({reason})")
         evidence[f"without_gradient_{reason.split()[0].rstrip(',')}"] = float(len(parameters))
     return f". Without a gradient: {'; '.join(parts)}", evidence
+
+
+def _list(parameters: Sequence[str]) -> str:
+    more = f" and {len(parameters) - MAX_NAMES} more" if len(parameters) > MAX_NAMES else ""
+    return f"{', '.join(parameters[:MAX_NAMES])}{more}"
 
 
 def _dtype_of(message: str) -> str:

@@ -52,6 +52,19 @@ BCE = _known(
 )
 """The loss of a probability."""
 
+FLOAT16_GRADIENTS = _known(
+    "ValueError",
+    r"Attempting to unscale FP16 gradients",
+    "unscale_",
+    "optimizer",
+    "the parameters themselves are in float16, and so are their gradients; the scaler unscales"
+    " float32 gradients only, because float16 would flush them to zero",
+    "Keep the parameters in float32 (take .half() and torch_dtype=torch.float16 away) and let"
+    " torch.autocast cast in the forward pass; train adapters in float32. bfloat16 weights need"
+    " no scaler.",
+)
+"""Weights that are float16 themselves."""
+
 KNOWN = (
     _known(
         "RuntimeError",
@@ -111,17 +124,7 @@ KNOWN = (
         "Call scaler.update() once at the end of each iteration, after the steps of all optimizers;"
         " an optimizer that steps twice per iteration needs an update() after each.",
     ),
-    _known(
-        "ValueError",
-        r"Attempting to unscale FP16 gradients",
-        "unscale_",
-        "optimizer",
-        "the parameters themselves are in float16, and so are their gradients; the scaler unscales"
-        " float32 gradients only, because float16 would flush them to zero",
-        "Keep the parameters in float32 (take .half() and torch_dtype=torch.float16 away) and let"
-        " torch.autocast cast in the forward pass; train adapters in float32. bfloat16 weights need"
-        " no scaler.",
-    ),
+    FLOAT16_GRADIENTS,
     _known(
         "RuntimeError",
         r"Closure use is not currently supported if GradScaler is enabled",

@@ -162,6 +162,7 @@ class Raised(NamedTuple):
         without_gradient: Parameters of the optimizer without a gradient, by reason.
         parameters: How many parameters the optimizer has.
         source: ``file:line`` of the user's innermost line.
+        in_float16: Parameters of the optimizer that are float16 themselves.
     """
 
     step: int
@@ -175,3 +176,4 @@ class Raised(NamedTuple):
     without_gradient: tuple[tuple[str, tuple[str, ...]], ...]
     parameters: int
     source: str
+    in_float16: tuple[str, ...] = ()

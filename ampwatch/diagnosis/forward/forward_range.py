@@ -7,6 +7,7 @@ from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, before, during, likely, since
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Finding, Severity, Topic
@@ -150,18 +151,19 @@ class ForwardRange:
 
     def _say(self, name: str, amax: float, step: int, ahead: float) -> None:
         evidence = {"amax": amax, "max": FLOAT16_MAX, "steps_to_overflow": ahead}
-        if self._book.again(HEADROOM_LOW.slug, name, step, **evidence):
+        says = (
+            f"The output of module {name or '(root)'} has come to {amax:.6g} at step {step},"
+            f" {FLOAT16_MAX / amax:.2g} times below the end of float16, and rises: at this"
+            f" rate it overflows in {counted(ahead, 'step')}"
+        )
+        if self._book.again(HEADROOM_LOW.slug, name, step, lambda _: says, **evidence):
             return
         self._book.make(
             Finding(
                 kind=HEADROOM_LOW.slug,
                 severity=HEADROOM_LOW.severity,
                 where=name,
-                summary=(
-                    f"The output of module {name or '(root)'} has come to {amax:.6g} at step {step},"
-                    f" {FLOAT16_MAX / amax:.2g} times below the end of float16, and rises: at this"
-                    f" rate it overflows in {ahead:.0f} steps"
-                ),
+                summary=says,
                 advice=HEADROOM_LOW.advice,
                 phase="forward",
                 dtype="float16",

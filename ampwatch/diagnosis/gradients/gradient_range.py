@@ -165,18 +165,22 @@ class GradientRange:
             "scale_needed": needed,
             "lost_share": share,
         }
-        made = self._book.again_anywhere(RANGE_TOO_WIDE.slug, iteration.step, **evidence)
+
+        def says(since: int) -> str:
+            return (
+                f"No loss scale fits, since step {since}: {where} overflows float16 at a scale of"
+                f" {cap.overflows_at:.6g}, while param:{worst} needs {needed:.3g} and is flushed to"
+                f" zero at the present {scale:.6g}, at step {iteration.step}"
+            )
+
+        made = self._book.again_anywhere(RANGE_TOO_WIDE.slug, iteration.step, says, **evidence)
         if made is not None:
             return made
         finding = Finding(
             kind=RANGE_TOO_WIDE.slug,
             severity=RANGE_TOO_WIDE.severity,
             where=where,
-            summary=(
-                f"No loss scale fits: {where} overflows float16 at a scale of"
-                f" {cap.overflows_at:.6g}, while param:{worst} needs {needed:.3g} and is flushed to"
-                f" zero at the present {scale:.6g}, as of step {iteration.step}"
-            ),
+            summary=says(iteration.step),
             advice=RANGE_TOO_WIDE.advice,
             phase="backward",
             dtype="float16",
@@ -206,17 +210,21 @@ class GradientRange:
         if root is not None:
             for symptom in self._book.of_kind(GRAD_UNDERFLOW.slug):
                 self._book.explain(symptom, root)
-        if not self._book.again(GRAD_UNDERFLOW.slug, where, step, **evidence):
+
+        def says(since: int) -> str:
+            return (
+                f"{share_here:.1%} of the gradient elements of {where} are zero only because"
+                f" of float16, since step {since}, at a loss scale of {scale:.6g}; of all"
+                f" gradients {share:.1%}"
+            )
+
+        if not self._book.again(GRAD_UNDERFLOW.slug, where, step, says, **evidence):
             self._book.make(
                 Finding(
                     kind=GRAD_UNDERFLOW.slug,
                     severity=GRAD_UNDERFLOW.severity,
                     where=where,
-                    summary=(
-                        f"{share_here:.1%} of the gradient elements of {where} are zero only because"
-                        f" of float16, since step {step}, at a loss scale of {scale:.6g}; of all"
-                        f" gradients {share:.1%}"
-                    ),
+                    summary=says(step),
                     advice=GRAD_UNDERFLOW.advice,
                     phase="backward",
                     dtype="float16",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.gradients.kinds import GRAD_UNDERFLOW, SCALE_STUCK_LOW
 from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16
 from ampwatch.diagnosis.scale.scale_dynamics import SCALE_BELOW_ONE, SCALE_COLLAPSE
@@ -136,28 +137,37 @@ class LowScale:
             "steps_back": steps_back,
             "lost_share": share,
         }
-        made = self._book.again_anywhere(SCALE_STUCK_LOW.slug, iteration.step, **evidence)
-        if made is not None:
-            return made
         harm = (
             f"{share:.1%} of all gradient elements are flushed to zero, most of them in {where}"
             if share
             else "the loss is being shrunk"
         )
+        interval = iteration.scaler.growth_interval if iteration.scaler else 0
+        largest = self._largest_applied
+
+        def says(since: int) -> str:
+            return (
+                f"The loss scale is stuck at {scale:.6g}, low since step {since}: a burst of skipped"
+                f" steps brought it down from {largest:.6g}, which would fit again, the way back"
+                f" takes {counted(steps_back, 'step')} at the growth interval of {interval}, and"
+                f" meanwhile {harm}"
+            )
+
+        made = self._book.again_anywhere(SCALE_STUCK_LOW.slug, iteration.step, says, **evidence)
+        if made is not None:
+            return made
+        first = iteration.step - self._rested + 1
         finding = Finding(
             kind=SCALE_STUCK_LOW.slug,
             severity=SCALE_STUCK_LOW.severity,
             where=where,
-            summary=(
-                f"The loss scale is stuck at {scale:.6g} since step"
-                f" {iteration.step - self._rested + 1}: a burst of skipped steps brought it down from"
-                f" {self._largest_applied:.6g}, which would fit again, the way back takes"
-                f" {steps_back:.0f} steps, and meanwhile {harm}"
+            summary=says(first),
+            advice=SCALE_STUCK_LOW.advice.replace(
+                "growth_interval=100", f"growth_interval={min(100, max(1, interval // 10))}"
             ),
-            advice=SCALE_STUCK_LOW.advice,
             phase="backward",
             dtype="float16",
-            first_step=iteration.step - self._rested + 1,
+            first_step=first,
             last_step=iteration.step,
             evidence=evidence,
         )

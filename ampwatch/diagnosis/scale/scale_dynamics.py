@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import (
     AT_FAULT,
     Kind,
@@ -17,7 +18,8 @@ from ampwatch.diagnosis.kinds.kind import (
 )
 from ampwatch.diagnosis.scale.drift import SkipRateTest
 from ampwatch.diagnosis.scale.forecast import SCALE_FLOOR, drift, steps_until
-from ampwatch.wire.records import Finding, Severity, SkipClass
+from ampwatch.diagnosis.scale.scale_words import collapse_summary, gradients_seen
+from ampwatch.wire.records import Finding, Severity, SkipClass, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,6 +168,7 @@ class ScaleDynamics:
         self._growths_in_a_row = 0
         self._below_one = 0
         self._brought_low = False
+        self._gradients = ""
 
     def detect(
         self, iteration: Iteration, verdict: StepVerdict, autocast_dtypes: Sequence[str]
@@ -180,6 +183,8 @@ class ScaleDynamics:
         scaler = iteration.scaler
         if scaler is None:
             return
+        if Topic.GRADIENT in iteration.topics:
+            self._gradients = gradients_seen(iteration)
         self._check_bfloat16(iteration, verdict, autocast_dtypes)
         # The test compares with the scale it began at, which is no longer the scaler's own doing.
         if verdict.set_by_hand:
@@ -261,8 +266,8 @@ class ScaleDynamics:
             "steps_to_one": _number(steps_until(iteration.loss_scale, 1.0, change)),
             "steps_to_floor": _number(to_floor),
         }
-        finding.summary = _collapse_summary(
-            iteration, since, self._skips.streak, rate=rate, to_floor=to_floor
+        finding.summary = collapse_summary(
+            iteration, scaler, since, self._skips.streak, rate=rate, to_floor=to_floor
         )
         if self._culprits.worst:
             finding.summary += (
@@ -284,8 +289,16 @@ class ScaleDynamics:
         scale = iteration.loss_scale
         if made:
             self._is_back(made[-1])
+
+        def says(since: int) -> str:
+            return (
+                f"Training goes on with a loss scale of {scale:.6g}, below 1 since step"
+                f" {since}: there the loss is being shrunk, so the true gradients are too large"
+                f" for float16"
+            )
+
         if (
-            self._book.again(SCALE_BELOW_ONE.slug, where, iteration.step, loss_scale=scale)
+            self._book.again(SCALE_BELOW_ONE.slug, where, iteration.step, says, loss_scale=scale)
             or self._below_one < BELOW_ONE_STEPS
         ):
             return
@@ -294,11 +307,7 @@ class ScaleDynamics:
             kind=SCALE_BELOW_ONE.slug,
             severity=SCALE_BELOW_ONE.severity,
             where=where,
-            summary=(
-                f"Training goes on with a loss scale of {iteration.loss_scale:.6g} since step"
-                f" {first}: below 1 the loss is being shrunk, so the true gradients are too large"
-                f" for float16"
-            ),
+            summary=says(first),
             advice=SCALE_BELOW_ONE.advice,
             phase="backward",
             first_step=first,
@@ -314,25 +323,27 @@ class ScaleDynamics:
             or iteration.loss_scale < self._settings.runaway_scale
         ):
             return
-        scale = iteration.loss_scale
-        if self._book.again(SCALE_RUNAWAY.slug, "api", iteration.step, loss_scale=scale):
+        evidence = {
+            "loss_scale": iteration.loss_scale,
+            "growths_in_a_row": float(self._growths_in_a_row),
+        }
+        says = (
+            f"The loss scale has grown {counted(self._growths_in_a_row, 'time')} in a row to"
+            f" {iteration.loss_scale:.6g} at step {iteration.step} and never met an overflow"
+            f"{self._gradients}"
+        )
+        if self._book.again(SCALE_RUNAWAY.slug, "api", iteration.step, lambda _: says, **evidence):
             return
         finding = Finding(
             kind=SCALE_RUNAWAY.slug,
             severity=SCALE_RUNAWAY.severity,
             where="api",
-            summary=(
-                f"The loss scale has grown {self._growths_in_a_row} times in a row to"
-                f" {iteration.loss_scale:.6g} at step {iteration.step} and never met an overflow"
-            ),
+            summary=says,
             advice=SCALE_RUNAWAY.advice,
             phase="backward",
             first_step=iteration.step,
             last_step=iteration.step,
-            evidence={
-                "loss_scale": iteration.loss_scale,
-                "growths_in_a_row": float(self._growths_in_a_row),
-            },
+            evidence=evidence,
         )
         self._book.make(finding)
 
@@ -387,25 +398,6 @@ class ScaleDynamics:
         if finding is not None and finding.severity is Severity.INFO:
             finding.severity = Severity.WARNING
             self._book.report_change(finding)
-
-
-def _collapse_summary(
-    iteration: Iteration, since: int, streak: int, *, rate: float, to_floor: int | None
-) -> str:
-    how = (
-        f"{streak} steps skipped in a row"
-        if rate >= 1.0
-        else f"1 step in {1.0 / rate:.0f} skipped, more than growth makes up for,"
-    )
-    end = (
-        "it is already so small that the next finite step makes weights infinite"
-        if to_floor == 0
-        else f"at this rate 1/scale becomes infinite in {to_floor} steps"
-    )
-    return (
-        f"The loss scale is collapsing: {how} since step {since}, scale now"
-        f" {iteration.loss_scale:.6g}; {end}"
-    )
 
 
 def _optimizers_with_found_inf(iteration: Iteration) -> str:

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, Precedence, very_likely
 from ampwatch.wire.records import Finding, Severity, SkipClass, Topic
 
@@ -112,7 +113,7 @@ class Divergence:
         broke = _has_broken(iteration, verdict)
         if self._book.of_kind(DIVERGENCE.slug):
             if broke:
-                self._book.again_anywhere(DIVERGENCE.slug, iteration.step, loss=self._newest)
+                self._book.again_anywhere(DIVERGENCE.slug, iteration.step)
         elif self._is_diverging(broke=broke):
             self._say(iteration, broke=broke)
 
@@ -206,7 +207,7 @@ class Divergence:
                 summary=(
                     f"The training diverges: since step {since} the loss has risen from"
                     f" {self._level:.3g} to {self._newest:.3g}, larger than ever since"
-                    f" {self._records} times, {end}{weights}. It would do so in float32 as well"
+                    f" {counted(self._records, 'time')}, {end}{weights}. It would do so in float32 as well"
                 ),
                 advice=DIVERGENCE.advice,
                 phase="forward",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import (
     AT_FAULT,
     AT_FAULT_FOR_LONG,
@@ -151,17 +152,21 @@ class PoisonedState:
         worst = max(bad, key=lambda r: r.histogram.nonfinite)
         where = f"param:{worst.name}"
         evidence = _evidence(worst, bad)
-        if self._book.again_anywhere(PARAM_NONFINITE.slug, iteration.step, **evidence) is not None:
+
+        def says(since: int) -> str:
+            return (
+                f"{counted(len(bad), 'parameter')} {_have(bad)} NaN or infinite elements as of step"
+                f" {since}, most of them in {where}: {_words(worst)}; nothing this training does from"
+                f" here on is of use"
+            )
+
+        if self._book.again_anywhere(PARAM_NONFINITE.slug, iteration.step, says, **evidence):
             return
         finding = Finding(
             kind=PARAM_NONFINITE.slug,
             severity=PARAM_NONFINITE.severity,
             where=where,
-            summary=(
-                f"{len(bad)} parameters have NaN or infinite elements as of step {iteration.step},"
-                f" most of them in {where}: {_words(worst)}; nothing this training does from here on"
-                f" is of use"
-            ),
+            summary=says(iteration.step),
             advice=PARAM_NONFINITE.advice,
             phase="optimizer",
             dtype=worst.dtype,
@@ -207,18 +212,22 @@ class PoisonedState:
         first = bad[0]
         where = f"buffer:{first.name}"
         evidence = _evidence(first, bad)
-        if self._book.again_anywhere(BUFFER_NONFINITE.slug, iteration.step, **evidence) is not None:
+
+        def says(since: int) -> str:
+            return (
+                f"{counted(len(bad), 'buffer')} {_have(bad)} NaN or infinite elements as of step"
+                f" {since}, the first of them {where}: {_words(first)}. Skipping the"
+                f" step of an optimizer does not undo what the forward has written: evaluation"
+                f" with it gives NaN"
+            )
+
+        if self._book.again_anywhere(BUFFER_NONFINITE.slug, iteration.step, says, **evidence):
             return
         finding = Finding(
             kind=BUFFER_NONFINITE.slug,
             severity=BUFFER_NONFINITE.severity,
             where=where,
-            summary=(
-                f"{len(bad)} buffers have NaN or infinite elements as of step"
-                f" {iteration.step}, the first of them {where}: {_words(first)}. Skipping the"
-                f" step of an optimizer does not undo what the forward has written: evaluation"
-                f" with it gives NaN"
-            ),
+            summary=says(iteration.step),
             advice=BUFFER_NONFINITE.advice,
             phase="forward",
             dtype=first.dtype,
@@ -236,6 +245,10 @@ def _evidence(worst: TensorRange, bad: Sequence[TensorRange]) -> dict[str, float
         "nans": float(worst.histogram.nans),
         "infs": float(worst.histogram.infs),
     }
+
+
+def _have(tensors: Sequence[TensorRange]) -> str:
+    return "has" if len(tensors) == 1 else "have"
 
 
 def _words(r: TensorRange) -> str:

@@ -7,6 +7,7 @@ from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.diagnosis.counting import ordinal
 from ampwatch.diagnosis.forward.kinds import NONFINITE_INPUT
 from ampwatch.diagnosis.kinds.kind import (
     AT_FAULT_FOR_LONG,
@@ -222,7 +223,7 @@ class PeriodicSkips:
                 severity=PERIODIC_SKIP.severity,
                 where=where,
                 summary=(
-                    f"Every {period}th step of optimizer {index} is skipped, since step {first}, and"
+                    f"Every {ordinal(period)} step of optimizer {index} is skipped, since step {first}, and"
                     f" none in between: what the loss contains in those steps only is never"
                     f" learnt from"
                 ),

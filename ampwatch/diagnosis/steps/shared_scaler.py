@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import AT_FAULT, Kind, KindFamily, before, certain, during
 from ampwatch.diagnosis.scale.forecast import alarm_rate
 from ampwatch.wire.records import OTHER_OPTIMIZERS, Finding, Severity
@@ -181,19 +182,15 @@ class SharedScaler:
             "skipped_of_other": float(min(a.skips for a in others)),
             "loss_scale": iteration.loss_scale,
         }
-        if self._book.again(SHARED_SCALER_DESYNC.slug, where, step, **evidence):
+        says = _summary(index, step, account, others)
+        if self._book.again(SHARED_SCALER_DESYNC.slug, where, step, lambda _: says, **evidence):
             return
         first = step if account.since < 0 else account.since
         finding = Finding(
             kind=SHARED_SCALER_DESYNC.slug,
             severity=SHARED_SCALER_DESYNC.severity,
             where=where,
-            summary=(
-                f"Optimizers share a GradScaler, and optimizer {index} is skipped far more often:"
-                f" {account.skips} of its {account.attempts} steps, of those of another"
-                f" {min(a.skips for a in others)}, as of step {step}; it falls behind, and its"
-                f" overflows lower the scale of all of them"
-            ),
+            summary=says,
             advice=SHARED_SCALER_DESYNC.advice,
             phase="optimizer",
             first_step=first,
@@ -202,6 +199,15 @@ class SharedScaler:
             evidence=evidence,
         )
         self._book.make(finding)
+
+
+def _summary(index: int, step: int, account: _Account, others: list[_Account]) -> str:
+    return (
+        f"Optimizers share a GradScaler, and optimizer {index} is skipped far more often:"
+        f" {account.skips} of its {counted(account.attempts, 'step')}, of those of another"
+        f" {min(a.skips for a in others)}, as of step {step}; it falls behind, and its"
+        f" overflows lower the scale of all of them"
+    )
 
 
 def _keeps_relapsing(account: _Account, iteration: Iteration) -> bool:

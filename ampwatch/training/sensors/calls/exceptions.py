@@ -7,6 +7,7 @@ import linecache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -89,6 +90,7 @@ def _describe(
         without_gradient=lacking,
         parameters=count,
         source="" if own is None else f"{own.tb_frame.f_code.co_filename}:{own.tb_lineno}",
+        in_float16=() if optimizer is None else _in_float16(optimizer, index, names),
     )
 
 
@@ -131,6 +133,11 @@ def _without_gradient(
         ("unused or detached in this backward", unused),
     )
     return tuple((reason, found) for reason, found in reasons if found), len(named)
+
+
+def _in_float16(optimizer: Optimizer, index: int, names: Names) -> tuple[str, ...]:
+    named = names.of_optimizer(optimizer, index)
+    return tuple(name for name, p in named if p.dtype is torch.float16)
 
 
 def _op_of(link: TracebackType) -> str:

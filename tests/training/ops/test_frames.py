@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from ampwatch.training.hooks.compiling import SEES_COMPILED
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.sensors.ops import census
 from tests.training.sensors.counting import Counted
 
 if TYPE_CHECKING:
@@ -223,3 +224,19 @@ def test_products_of_generated_code_are_in_the_modules_they_are_of(
     assert where(ops, products) == bare
     assert any(place.follows_fused for _, place in ops)
     assert {place.source.rpartition(":")[0] for n, place in ops if n == "addmm"} <= {__file__, ""}
+
+
+def test_before_2_10_nothing_is_followed_where_compiled_code_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What ran first under a mode was not compiled."""
+    monkeypatch.setattr(census, "SEES_COMPILED", False)
+    counted = Counted(Net(), count=False)
+    counted.add(Ear())
+    counted.bench.install()
+    counted.bench.bus.runs_compiled = True
+    begun = counted.sensor.begin(0, count=True, follow=True)
+    depth = torch._C._len_torch_dispatch_stack()
+    counted.bench.remove()
+
+    assert (begun, depth) == (False, 0)

@@ -448,3 +448,30 @@ def test_from_the_first_tensor_on_a_device_values_are_read_later() -> None:
     assert [t.step for t in known] == [0]
     assert [(t.step, len(t.births)) for t in following.traces[1:]] == [(2, 1)]
     assert following.log.dropped == 1
+
+
+def test_what_fused_code_has_written_is_read_anew_and_named_where_it_is_read() -> None:
+    """At once or later: no op has written it, and what was measured there before is gone."""
+    traces = []
+    for following in (
+        Following(),
+        Following(sensor=lambda context, _log: Told(BirthListener(Surroundings(context)))),
+    ):
+        made = torch.ones(4)
+        memory = made.numpy()
+        listening = following.listening
+        with listening:
+            made.add(1.0)
+            memory[:] = math.inf
+            listening.place = inside("block")._replace(follows_fused=True, unseen=(made,))
+            made.mul(2.0)
+        listening.place = inside("")
+        kept = weakref.ref(made)
+        del made, memory
+        assert kept() is None
+        traces.append(following.arrive())
+
+    for trace in traces:
+        (birth,) = trace.births
+        assert (birth.origin, birth.op, birth.module) == (Origin.OP, "mul", "block")
+        assert birth.is_unseen

@@ -124,6 +124,8 @@ class Birth:
         is_unseen: Whether fused code made them, of which no op is seen: the op is the first that
             reads them, and they are what it has read.
         absorbed_by: Ops that read the values and returned finite ones, and how often.
+        hidden_by: Op outside of the graph, in a hook of backward or between it and the step, that has
+            made finite numbers of a gradient; empty without one.
         spread_to: Modules (``loss`` outside of all) in which values made of these were not finite.
         in_backward: Whether values made of these were not finite in backward.
     """
@@ -151,6 +153,7 @@ class Birth:
     answer: Answer = NOT_ASKED
     is_unseen: bool = False
     absorbed_by: Counter[str] = field(default_factory=Counter)
+    hidden_by: str = ""
     spread_to: set[str] = field(default_factory=set)
     in_backward: bool = False
 

@@ -27,6 +27,15 @@ MAKES_NONE = frozenset({"_amp_update_scale_", "_amp_foreach_non_finite_check_and
 """Ops of the scaler. They write what is not finite already, or was not meant to be."""
 
 
+CHECKS = "_amp_foreach_non_finite_check_and_unscale_"
+"""Op by which a scaler learns that gradients are not finite. What becomes of them then hides nothing."""
+
+WRITES_ONLY = frozenset(
+    {"zero_", "fill_", "copy_", "normal_", "uniform_", "_foreach_zero_", "_foreach_copy_"}
+)
+"""Ops that write in place and do not read what was there: a gradient that is zeroed is not hidden."""
+
+
 class Operand(Protocol):
     """A tensor that an op has read or written."""
 
@@ -79,6 +88,8 @@ class SeenOp(NamedTuple):
         is_scaling: Whether it reads the loss scale.
         facts: Returns what else there is to say, for a birth.
         ask: Computes the op once more, for a birth of finite inputs; given the place of the output.
+        is_beside_graph: Returns whether the user's code computes with gradients there, in a hook of
+            backward or between it and the step.
     """
 
     name: str
@@ -89,6 +100,7 @@ class SeenOp(NamedTuple):
     is_scaling: bool
     facts: Callable[[], OpFacts]
     ask: Callable[[int], Answer] = lambda _index: NOT_ASKED
+    is_beside_graph: Callable[[], bool] = lambda: False
 
 
 class Lineage:
@@ -113,6 +125,7 @@ class Lineage:
         self._tainted: dict[int, tuple[int, frozenset[int]]] = {}
         self._foreign: dict[int, int] = {}
         self._hidden: set[int] = set()
+        self._checked: set[int] = set()
         self._suspects: dict[int, Values] = {}
         self._unseen: set[int] = set()
         self._has_unseen = False
@@ -149,6 +162,8 @@ class Lineage:
         """
         self._count += 1
         given, parents, has_nans = self._read(op, inputs, written)
+        if op.name == CHECKS:
+            self._checked |= parents
         for index, output in enumerate(outputs):
             self._suspects.pop(output.key, None)
             if index not in bad:
@@ -218,9 +233,23 @@ class Lineage:
                 if known is not None and operand.is_float and not operand.is_finite():
                     for birth in known[1]:
                         self._births[birth].absorbed_by[op.name] += 1
+        if any(output.is_float for output in outputs) and _hides(op):
+            self._hide_gradients(op, {output.key for output in outputs}, inputs)
         for output in outputs:
             self._tainted.pop(output.key, None)
             self._suspects.pop(output.key, None)
+
+    def _hide_gradients(
+        self, op: SeenOp, written: AbstractSet[int], inputs: Iterable[Operand]
+    ) -> None:
+        """Note that what backward has made was not finite and is now, by no doing of backward."""
+        for operand in inputs:
+            known = self._tainted.get(operand.key)
+            # What is written in place has been read before that.
+            if known is not None and (operand.key in written or not operand.is_finite()):
+                for birth in known[1] - self._checked:
+                    if self._births[birth].phase is Phase.BACKWARD:
+                        self._births[birth].hidden_by = op.name
 
     def hide(self, keys: Iterable[int]) -> None:
         """Values were written by an op that is nobody's failure, and that was not observed."""
@@ -391,6 +420,11 @@ class Lineage:
                 birth.in_backward = True
             else:
                 birth.spread_to.add(where)
+
+
+def _hides(op: SeenOp) -> bool:
+    """Whether an op reads gradients where the user's code does, and not a node or an optimizer."""
+    return op.name not in WRITES_ONLY and not _reads_no_values(op.name) and op.is_beside_graph()
 
 
 def _reads_no_values(name: str) -> bool:

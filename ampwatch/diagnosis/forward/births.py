@@ -359,6 +359,8 @@ def _judge_backward(birth: Birth, descent: Descent) -> Diagnosed | None:
     What a smaller scale would cure is the scaler's business, and it is at it.
     """
     parameters = descent.parameters(birth)
+    if birth.hidden_by and not parameters:
+        return Diagnosed(SILENT_OVERFLOW, birth, birth.module or "loss", "backward")
     if not parameters or not _is_at_any_scale(birth, descent):
         return None
     where = f"param:{parameters[0]}"

@@ -35,6 +35,7 @@ def summary_of(found: Diagnosed, step: int) -> str:
         "dtype": birth.out.dtype,
         "limit": f"{limit_of(birth.out.dtype):.6g}",
         "squashed": birth.absorbed_by.most_common(1)[0][0] if birth.absorbed_by else "",
+        "hidden_by": birth.hidden_by,
         "where": found.where.removeprefix("param:"),
         "step": str(step),
         "why": _why(found),
@@ -43,19 +44,30 @@ def summary_of(found: Diagnosed, step: int) -> str:
 
 
 def _sentence(found: Diagnosed) -> str:
-    birth = found.birth
-    if birth.is_unseen:
-        return _UNSEEN
-    if found.kind is FORWARD_NAN_UNDERFLOW and is_of_nothing(birth):
-        return _OF_NOTHING
-    if found.kind is MASKED_ROW_NAN and "softmax" not in birth.op:
-        return _OF_MASK
-    if birth.origin is not Origin.OP:
-        return _WRITTEN.get(found.kind.slug, _SENTENCES[found.kind.slug])
-    if birth.parents:
-        return _OF_INFINITY.get(found.kind.slug, _SENTENCES[found.kind.slug])
-    return _SENTENCES[found.kind.slug]
+    birth, slug = found.birth, found.kind.slug
+    special = {
+        _UNSEEN: birth.is_unseen,
+        _HIDDEN: is_hidden(found),
+        _OF_NOTHING: found.kind is FORWARD_NAN_UNDERFLOW and is_of_nothing(birth),
+        _OF_MASK: found.kind is MASKED_ROW_NAN and "softmax" not in birth.op,
+    }
+    for sentence, applies in special.items():
+        if applies:
+            return sentence
+    by_origin = _WRITTEN if birth.origin is not Origin.OP else _OF_INFINITY if birth.parents else {}
+    return by_origin.get(slug, _SENTENCES[slug])
 
+
+def is_hidden(found: Diagnosed) -> bool:
+    """Whether a gradient was not finite, and was made so before anybody could tell."""
+    return found.kind is SILENT_OVERFLOW and found.phase == Phase.BACKWARD.label
+
+
+_HIDDEN = (
+    "In backward {op} made {became} in {dtype}, which ends at {limit}, since step {step}, and"
+    " {hidden_by} outside of the graph made finite numbers of it that are wrong: no step is skipped"
+    " for it, and no scale is lowered"
+)
 
 _OF_NOTHING = (
     "{op} made {became} in {dtype}, since step {step}: there was nothing to take the mean of, no row"
@@ -158,12 +170,15 @@ _AUTOCAST_IS_OFF = (
 def _is_half_itself(found: Diagnosed) -> bool:
     birth = found.birth
     is_of_format = found.kind in (FORWARD_OVERFLOW, SILENT_OVERFLOW, FORWARD_NAN_UNDERFLOW)
-    return is_of_format and birth.has_autocast is False and birth.out.dtype in HALF
+    is_half = birth.has_autocast is False and birth.out.dtype in HALF
+    return is_of_format and is_half and not is_hidden(found)
 
 
 def advice_of(found: Diagnosed) -> str:
     """Return what to change, for the dtype and the place in which it happened."""
     birth = found.birth
+    if is_hidden(found):
+        return _UNHIDE
     is_overflow = found.kind in (FORWARD_OVERFLOW, SILENT_OVERFLOW)
     if is_overflow and birth.reads_argument and birth.out.dtype == "float16":
         return _OUTLIER
@@ -175,6 +190,13 @@ def advice_of(found: Diagnosed) -> str:
         return _IN_FLOAT32.get(found.kind.slug, found.kind.advice)
     return found.kind.advice
 
+
+_UNHIDE = (
+    "Leave gradients as backward makes them until scaler.unscale_(optimizer): nan_to_num and clamp, in a"
+    " hook or between backward and the step, hide the overflow from the GradScaler, which would skip the"
+    " step and lower the scale. Clip after unscale_, with torch.nn.utils.clip_grad_norm_ or"
+    " clip_grad_value_."
+)
 
 _OUTLIER = (
     "Look at the data: a value of the model's own input does not fit float16. Normalize or clip the"

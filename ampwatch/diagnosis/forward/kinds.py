@@ -23,6 +23,11 @@ def _is_same_module(overflow: Finding, announced: Finding) -> bool:
     return overflow.where == announced.where
 
 
+def _is_hidden(_symptom: Finding, swallowed: Finding) -> bool:
+    """Whether wrong gradients were handed on as right ones: weights go anywhere from there."""
+    return swallowed.phase == "backward"
+
+
 FORWARD_OVERFLOW = Kind(
     slug="forward_overflow",
     number=0,
@@ -44,6 +49,7 @@ FORWARD_OVERFLOW = Kind(
             "fp8_scale_nonfinite",
             "rank_found_inf_mismatch",
         )
+        + since("silent_overflow", fits=_is_hidden)
         + after("headroom_low", fits=_is_same_module)
         + during("divergence")
     ),
@@ -69,6 +75,7 @@ SILENT_OVERFLOW = Kind(
             "fp8_scale_nonfinite",
             "rank_found_inf_mismatch",
         )
+        + since("silent_overflow", fits=_is_hidden)
         + during("divergence")
     ),
 )

@@ -61,14 +61,32 @@ def user_source() -> str:
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
     while frame is not None:
-        name = frame.f_code.co_filename
-        known = _is_users.get(name)
-        if known is None:
-            known = _classify(name, frame)
-        if known:
-            return f"{name}:{frame.f_lineno}"
+        if _is_of_user(frame):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def is_in_users_hook() -> bool:
+    """Whether backward has called a function of the user's that is running in the calling thread.
+
+    A hook of a tensor runs while PyTorch's current node is the one that the gradient goes to; only the
+    frames tell what a hook computes from what the node does.
+
+    Cost: 0.1 us a frame.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        if _is_of_user(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_of_user(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    known = _is_users.get(name)
+    return _classify(name, frame) if known is None else known
 
 
 def _classify(name: str, frame: FrameType) -> bool:

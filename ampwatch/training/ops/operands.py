@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.hooks.sources import is_in_optimizer, is_in_users_hook
 from ampwatch.training.kernels import dtypes
 from ampwatch.training.kernels.admission import local_part
 from ampwatch.training.ops.call import tensors_among, written_by
@@ -128,3 +130,17 @@ def is_in_node() -> bool:
     # communicate in them.
     node = torch._C._current_autograd_node()  # noqa: SLF001 - no public name for it
     return node is not None and "AccumulateGrad" not in node.name()
+
+
+def is_beside_graph(phase: Phase, *, is_inside: bool) -> bool:
+    """Whether the user's code computes with gradients: in a hook of backward, or after it.
+
+    Not a custom function, whose backward is a node, nor a forward pass that is repeated.
+    """
+    if is_inside or phase not in (Phase.BACKWARD, Phase.OPTIMIZER):
+        return False
+    if phase is Phase.OPTIMIZER:
+        return not is_in_optimizer()
+    node = torch._C._current_autograd_node()  # noqa: SLF001 - no public name for it
+    is_custom = isinstance(node, torch.autograd.function.BackwardCFunction)
+    return not is_custom and is_in_users_hook()

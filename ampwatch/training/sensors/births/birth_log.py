@@ -18,6 +18,7 @@ from ampwatch.training.kernels.admission import local_part
 from ampwatch.training.ops.operands import (
     FLOATS,
     has_autocast,
+    is_beside_graph,
     is_dense,
     is_in_node,
     made_by,
@@ -209,6 +210,7 @@ class BirthLog:
             () if place.is_inside or place.phase is Phase.BACKWARD else self._gradients_there_are(),
             is_collective,
             unseen,
+            is_beside_graph(place.phase, is_inside=place.is_inside),
         )
         if is_collective:
             places = [(noted, index) for index in range(len(outputs))]

@@ -22,6 +22,7 @@ from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.ops.operands import (
     FLOATS,
     has_autocast,
+    is_beside_graph,
     is_dense,
     is_in_node,
     made_by,
@@ -157,6 +158,7 @@ class BirthListener:
             bool(bad) and self._is_scaling(read),
             lambda: self._facts(call, place),
             lambda index: self._ask(call, index),
+            lambda: is_beside_graph(place.phase, is_inside=place.is_inside),
         )
         inputs = [_HostOperand(tensor) for tensor in read]
         if bad:

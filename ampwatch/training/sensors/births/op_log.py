@@ -114,6 +114,7 @@ class LoggedOp(NamedTuple):
         gradients: Gradients at the time, if it may have read one.
         is_collective: Whether the outputs were measured when another op met them.
         unseen: Keys of what it has read that fused code may have written.
+        is_beside_graph: Whether the user's code computed with gradients there.
     """
 
     func: Any
@@ -134,6 +135,7 @@ class LoggedOp(NamedTuple):
     gradients: Sequence[LoggedGradient]
     is_collective: bool = False
     unseen: Sequence[int] = ()
+    is_beside_graph: bool = False
 
     def facts(self) -> OpFacts:
         """Return the facts of the op that a birth reports. No op of a stepping optimizer is one."""
@@ -239,6 +241,7 @@ def _replay(noted: LoggedOp, lineage: Lineage) -> None:
         noted.is_scaling,
         noted.facts,
         noted.ask,
+        lambda: noted.is_beside_graph,
     )
     if noted.is_collective:
         for index in bad:

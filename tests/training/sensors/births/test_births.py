@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import ampwatch
 from ampwatch.diagnosis.evidence.births import Origin
 from ampwatch.diagnosis.evidence.lineage import MAX_BIRTHS
 from ampwatch.numerics.units.ops import Phase
@@ -473,3 +474,61 @@ def test_a_hook_of_a_gradient_is_distinguished_from_a_node(in_a_hook: bool) -> N
     first = traced.births[0]
     assert first.phase is Phase.BACKWARD
     assert first.is_hook is in_a_hook
+
+
+HIDING = {
+    "a hook of a tensor": "hidden",
+    "a hook of parameters": "parameters",
+    "a hook after they are added up": "accumulated",
+    "code between backward and the step": "between",
+}
+
+
+def _mend(parameter: torch.Tensor) -> None:
+    parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+
+
+def _hiding(how: str, scale: float) -> list[tuple[str, str, str, str]]:
+    """Train with a scale that backward of the last layer overflows with, or not, and hide infinities."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    with torch.no_grad():
+        model[2].weight.mul_(40)
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        if how == "parameters":
+            parameter.register_hook(lambda g: torch.nan_to_num(g, 0.0, 0.0, 0.0))
+        if how == "accumulated":
+            parameter.register_post_accumulate_grad_hook(_mend)
+    optimizer = torch.optim.SGD(parameters, 1e-6)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    with ampwatch.monitor(model, scaler, optimizer=optimizer, level="deep", serve=False) as watch:
+        for _ in range(6):
+            with torch.autocast("cpu", dtype=torch.float16):
+                hidden = model[1](model[0](torch.randn(8, 8)))
+                if how == "hidden":
+                    hidden.register_hook(lambda g: g.clamp(-1e3, 1e3))
+                loss = (model[2](hidden).float() - 2).square().mean()
+            scaler.scale(loss).backward()
+            if how == "known":
+                scaler.unscale_(optimizer)
+            if how in ("between", "known"):
+                for parameter in parameters:
+                    parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=how != "zeroed")
+    return [(f.kind, f.where, f.op, f.phase) for f in watch.findings if f.root and f.op]
+
+
+@pytest.mark.parametrize("how", HIDING.values(), ids=HIDING)
+def test_an_overflow_of_backward_that_is_hidden_from_the_scaler_is_named(how: str) -> None:
+    """With its op and the module whose gradient it is: no step is skipped for it."""
+    assert _hiding(how, 2.0**15)[0] == ("silent_overflow", "2", "mm", "backward")
+    assert _hiding(how, 2.0**8) == []
+
+
+@pytest.mark.parametrize("how", ["known", "zeroed", "left alone"])
+def test_what_the_scaler_has_seen_is_not_hidden(how: str) -> None:
+    """What becomes of gradients after it knows, and that they are zeroed, is nobody's failure."""
+    assert _hiding(how, 2.0**15) == []

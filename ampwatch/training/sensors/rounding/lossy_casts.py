@@ -366,7 +366,7 @@ class LossyCasts(Sensor):
             self._held = [held for held in self._held if id(held) not in done]
             for held in used:
                 self._observe(held.cast)
-        elif is_plain(call.out) and call.out.is_floating_point():
+        elif is_plain(call.out) and call.out.dtype in INTEGERS | FLOATS:
             self._inherit(used, call.out)
 
     def _inherit(self, used: Sequence[_Held], out: torch.Tensor) -> None:

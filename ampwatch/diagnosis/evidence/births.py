@@ -185,6 +185,7 @@ class OpTrace:
         is_scaled: Whether an enabled scaler skips steps whose gradients are not finite.
         is_replay: Whether the forward pass was run again on a twin, without backward. There are no
             gradients then, and ``loss_nonfinite`` says it of the output.
+        of_compiled: Whether it was compiled code that had failed, and was run again eagerly.
         tried: Remedies that were tried on the batch that failed.
     """
 
@@ -197,6 +198,7 @@ class OpTrace:
     scale: float = math.nan
     is_scaled: bool = False
     is_replay: bool = False
+    of_compiled: bool = False
     tried: Sequence[Tried] = ()
 
 

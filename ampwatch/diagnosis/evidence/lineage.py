@@ -72,7 +72,7 @@ class OpFacts(NamedTuple):
     gradient: str
     is_hook: bool
     source: str
-    has_autocast: bool | None
+    has_autocast: bool | None = None
     reads_argument: bool = False
 
 

@@ -161,13 +161,19 @@ def _finding(found: Diagnosed, trace: OpTrace) -> Finding:
         op=birth.op if is_op else "",
         phase=found.phase,
         dtype=birth.out.dtype or "float32",
-        summary=summary_of(found, trace.step),
+        summary=summary_of(found, trace.step) + (_OF_COMPILED if trace.of_compiled else ""),
         advice=_advice(found, trace),
         source=birth.source,
         first_step=trace.step,
         last_step=trace.step,
         evidence=_evidence(found),
     )
+
+
+_OF_COMPILED = (
+    ". That was seen when the step was made again eagerly, and so are its numbers: compiled code keeps more"
+    " of what it computes in float32"
+)
 
 
 def _advice(found: Diagnosed, trace: OpTrace) -> str:

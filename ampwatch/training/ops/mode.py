@@ -269,6 +269,12 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...], co
     return func(*args, **kwargs)
 
 
+def has_modes_of_user() -> bool:
+    """Whether the calling thread is in a mode that is not ampwatch's."""
+    others = any(not isinstance(mode, OpMode) for mode in _modes())
+    return others or torch._C._len_torch_function_stack() > 0  # noqa: SLF001 - no public name for it
+
+
 def _is_in_other_mode() -> bool:
     """Whether an op comes from a mode of the user, in which autocast is excluded anyway."""
     # By f_back: in a thread of autograd nothing of Python is below the mode's own frames, and a

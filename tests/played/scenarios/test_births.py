@@ -122,5 +122,7 @@ def test_a_fault_of_one_batch_is_replayed_without_a_wait(device: Machine) -> Non
 
     assert [wait for wait in device.waits if wait.is_ours] == []
     assert _told(on_device) == _told(on_host)
-    assert [f.advice for f in on_device] == [f.advice for f in on_host]
-    assert any(f.advice.startswith("Tried on the batch of step 40") for f in on_device)
+    # What is an outlier of the input is known on the host alone; what was tried is known on both.
+    tried = [[f.advice.partition(". ")[0] for f in found] for found in (on_host, on_device)]
+    assert tried[0] == tried[1]
+    assert any(words.startswith("Tried on the batch of step 40") for words in tried[1])

@@ -101,7 +101,7 @@ def a_variant_is_compiled_in_a_step(patch: pytest.MonkeyPatch) -> None:
 
 def a_frame_is_looked_for_that_is_not_there(patch: pytest.MonkeyPatch) -> None:
     """In a thread of autograd nothing of Python is below."""
-    patch.setattr(mode, "_is_in_other_mode", lambda: bool(sys._getframe(4).f_back))
+    patch.setattr(mode, "_is_in_other_mode", lambda: bool(sys._getframe(5).f_back))
 
 
 def a_value_is_read_at_once(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec import msgpack
 
@@ -133,6 +133,7 @@ def test_rows_that_do_not_fit_are_cut_from_the_tail_and_counted(
     record: CensusRecord, limit: int
 ) -> None:
     """The first rows are what matters most; totals are never cut."""
+    assume(record.rows_left_out < 2**62)  # what is cut is added to it, in 64 bits
     read = round_trip(record, len(encode(replace(record, rows=()), LIMIT)[1]) + limit)
 
     kept = len(read.rows)

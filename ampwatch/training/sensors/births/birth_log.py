@@ -172,7 +172,8 @@ class BirthLog:
             self._rows.pop(key, None)
         # Of a stepping optimizer only the keys are kept: what it overwrites is known no more.
         if self._around.is_stepping:
-            return tuple(written)
+            # A fused optimizer may unscale gradients in place, which makes none of them finite.
+            return tuple(written - {gradient.key for gradient in self._gradients_there_are()})
         is_collective = call.info.is_collective
         read = sent_by(call) if is_collective else read_by(call)
         unseen: list[int] = []

@@ -22,7 +22,7 @@ from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.ops.call import OpCall
 from ampwatch.training.ops.events import OpPlace
 from ampwatch.training.ops.info import op_info
-from ampwatch.training.ops.mode import OpMode
+from ampwatch.training.ops.mode import OpMode, has_modes_of_user
 from ampwatch.training.ops.operands import is_dense, overwritten_by
 from ampwatch.training.sensors.births.kept_calls import Draws, ReplayRefusedError
 from ampwatch.training.sensors.births.twin import Twin
@@ -192,8 +192,7 @@ class Replay:
             torch.OutOfMemoryError: If there is no memory for it.
         """
         call = self._call
-        modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()  # noqa: SLF001 - no public names
-        if modes:
+        if has_modes_of_user():
             why = "a mode of the user's was on"
             raise ReplayRefusedError(why, is_lasting=False)
         infos = cache(op_info)

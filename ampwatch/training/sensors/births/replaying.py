@@ -433,6 +433,7 @@ class ReplaySensor(Sensor):
             trace.is_replay = not call.returns_loss
             trace.has_trained = True
             trace.is_scaled = self._context.is_scaled
+            trace.of_compiled = self._bus.runs_compiled
         return trace
 
     def _prefix_of(self, model: nn.Module) -> str:

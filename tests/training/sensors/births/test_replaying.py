@@ -74,7 +74,7 @@ def train(
     fault: Callable[[Tensor], Tensor] | None,
     *,
     level: str = "standard",
-    how: str = "eager",
+    backend: str = "",
     dtype: torch.dtype = torch.float16,
     in_loss: bool = False,
     net: Net | None = None,
@@ -85,7 +85,7 @@ def train(
     net = net or Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if dtype is torch.float16 else None
-    model: Any = torch.compile(net, backend=how) if how != "eager" else net
+    model: Any = torch.compile(net, backend=backend) if backend else net
     with ampwatch.monitor(
         net, scaler, optimizer=optimizer, level=level, serve=False, **settings
     ) as watch:
@@ -120,13 +120,13 @@ def fresh() -> Iterator[None]:
 def test_a_fault_of_one_step_is_named_with_its_op_and_module(name: str, how: str) -> None:
     """At `standard`, long after the opening; also where the model is compiled."""
     fault = FAULTS[name]
-    if how == "compiled":
-        how = "eager" if name == "a sum" else "aot_eager"
-    (found, *_), _ = train(fault.change, how=how)
+    backend = "" if how == "eager" else "eager" if name == "a sum" else "aot_eager"
+    (found, *_), _ = train(fault.change, backend=backend)
 
     assert (found.kind, found.where, found.op) == (fault.kind, "blocks.1", fault.op)
     assert found.first_step == FAULTY
     assert found.root
+    assert ("made again eagerly" in found.summary) is (backend != "")
 
 
 @pytest.mark.parametrize("name", FAULTS)

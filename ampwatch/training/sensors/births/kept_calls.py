@@ -167,6 +167,9 @@ class KeptCall:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             why = f"its inputs are of the type {type(tensor).__name__}"
             raise ReplayRefusedError(why)
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            why = "its inputs are sparse or nested"
+            raise ReplayRefusedError(why)
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001 - no public name for it
             why = "it was called by a transform of torch.func"
             raise ReplayRefusedError(why, is_lasting=False)

@@ -27,6 +27,9 @@ HOOKS = (
 )
 """Attributes of a module that hold its hooks. Others that say how they are called go by their ids."""
 
+PLAIN = (torch.Tensor, nn.Parameter)
+"""Types of tensors whose memory is all that they are."""
+
 MAX_DEPTH = 4
 """Levels of containers in an attribute of a module in which tensors are searched for."""
 
@@ -114,13 +117,16 @@ def _copy_tensors(model: nn.Module, memo: dict[int, Any], max_bytes: int) -> Non
         for tensor in _tensors_of(module):
             if id(tensor) in memo:
                 continue
-            if type(tensor) not in (torch.Tensor, nn.Parameter):
-                why = f"it keeps tensors of the type {type(tensor).__name__}"
+            is_tensor = isinstance(tensor, torch.Tensor)
+            if is_tensor and not (type(tensor) in PLAIN and tensor.layout is torch.strided):
+                why = f"it keeps tensors of the type {type(tensor).__name__}, {tensor.layout}"
                 raise ReplayRefusedError(why)
             copied += tensor.nbytes
             if copied > max_bytes:
                 why = f"copies of its buffers would take more than {max_bytes} bytes (setting `replay_bytes`)"
                 raise ReplayRefusedError(why)
+            if not is_tensor:
+                continue  # an array: deepcopy takes it along
             # One that a forward has left behind is of a graph, and deepcopy refuses it.
             memo[id(tensor)] = tensor.detach().clone()
 
@@ -166,15 +172,15 @@ def _is_of_torch(hook: Any) -> bool:
     return kind.__module__.partition(".")[0] == "torch"
 
 
-def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
-    """Yield the buffers of a module, and tensors that it keeps in its attributes."""
+def _tensors_of(module: nn.Module) -> Iterator[Any]:
+    """Yield the buffers of a module, and tensors and arrays that it keeps in its attributes."""
     for name, value in module.__dict__.items():
         if name not in ("_parameters", "_modules", *HOOKS):
             yield from _tensors_in(value, MAX_DEPTH)
 
 
-def _tensors_in(value: Any, depth: int) -> Iterator[Tensor]:
-    if isinstance(value, torch.Tensor):
+def _tensors_in(value: Any, depth: int) -> Iterator[Any]:
+    if isinstance(value, torch.Tensor) or isinstance(getattr(value, "nbytes", None), int):
         yield value
     elif depth and isinstance(value, (list, tuple, set)):
         for part in value:

@@ -77,6 +77,15 @@ def test_what_may_have_changed_unseen_is_refused(given: object) -> None:
         kept([given])
 
 
+@pytest.mark.parametrize(
+    "make", [lambda: torch.eye(2).to_sparse(), lambda: torch.eye(2).to_mkldnn()]
+)
+def test_a_tensor_without_plain_memory_is_refused(make: Any) -> None:
+    """Whether it has changed cannot be told in one place."""
+    with pytest.raises(ReplayRefusedError, match="sparse"):
+        kept(make())
+
+
 def test_a_tensor_that_lies_there_twice_is_counted_once() -> None:
     """What is kept from being freed is memory, not tensors."""
     x = torch.ones(256)

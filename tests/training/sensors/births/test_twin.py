@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -87,6 +88,18 @@ def large() -> nn.Module:
     return nn.BatchNorm1d(1000)
 
 
+def with_data() -> nn.Module:
+    made = model()
+    made.data = [np.zeros(10_000)]  # type: ignore[assignment]
+    return made
+
+
+def sparse() -> nn.Module:
+    made = model()
+    made.graph = torch.eye(3).to_sparse()  # type: ignore[assignment]
+    return made
+
+
 def locked() -> nn.Module:
     made = model()
     made.lock = threading.Lock()  # type: ignore[assignment]
@@ -101,7 +114,13 @@ def sharded() -> nn.Module:
 
 @pytest.mark.parametrize(
     ("make", "why"),
-    [(large, "replay_bytes"), (locked, "cannot be copied"), (sharded, "Subclass")],
+    [
+        (large, "replay_bytes"),
+        (with_data, "replay_bytes"),
+        (sparse, "sparse"),
+        (locked, "cannot be copied"),
+        (sharded, "Subclass"),
+    ],
 )
 def test_a_model_that_has_no_twin_is_refused_in_words(make: object, why: str) -> None:
     """Its copy would be too large, or cannot be made, or its parameters may not all be here."""

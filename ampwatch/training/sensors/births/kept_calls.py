@@ -115,7 +115,7 @@ class KeptCall:
     Raises:
         ReplayRefusedError: If an argument is of a type that cannot be kept.
 
-    Cost: some 10 us, 1 us a tensor.
+    Cost: 10 us in a loop, some 110 between the kernels of a training; 1 us a tensor more.
     """
 
     def __init__(

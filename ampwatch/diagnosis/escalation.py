@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.wire.records import Topic
+from ampwatch.wire.records import SkipClass, Topic
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration
@@ -51,7 +51,8 @@ CALM_STEPS = 2000
 """Iterations without a burst after which an event belongs to something new, and bursts are counted
 from the beginning: a run of weeks has more than one story. A GradScaler grows after as many."""
 
-NONE_FAILED = (-1, math.nan)
+NONE_FAILED = (-1, math.nan, False)
+"""What ``Escalation.failed`` is before anything has failed."""
 
 STATE = frozenset({Topic.ACTIVATION, Topic.WEIGHT})
 """Topics that call for a trace as soon as they are not finite, even where a scaler skips the step."""
@@ -79,8 +80,8 @@ class Escalation:
         self._largest_applied = 0.0
 
     @property
-    def failed(self) -> tuple[int, float]:
-        """The newest iteration that has failed, and its loss scale; -1 and NaN without one.
+    def failed(self) -> tuple[int, float, bool]:
+        """The newest iteration that has failed, its loss scale, and whether nothing explains that.
 
         Any skipped step counts: most of those that a scaler takes to calibrate fail in backward, and
         a replay finds nothing; but an op that overflows from the first step on looks no other.
@@ -116,7 +117,8 @@ class Escalation:
         """Take in one judged iteration."""
         self._step = iteration.step
         if verdict.skipped or verdict.nonfinite_loss:
-            self._failed = iteration.step, iteration.scale_before
+            searches = verdict.skip_class in (SkipClass.CALIBRATING, SkipClass.PROBE)
+            self._failed = iteration.step, iteration.scale_before, not searches
         if verdict.skipped and self._skips.calibrated:
             self._event_at = iteration.step
         is_skipping = self._is_skipping(iteration, verdict)

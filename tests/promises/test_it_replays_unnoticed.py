@@ -45,7 +45,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Replay, "run", noted)
     monkeypatch.setattr(replaying.Pace, "allows", lambda _pace, _step: True)
-    monkeypatch.setattr(Escalation, "failed", property(lambda self: (self._step, 1024.0)))
+    monkeypatch.setattr(Escalation, "failed", property(lambda self: (self._step, 1024.0, True)))
     return outcomes
 
 

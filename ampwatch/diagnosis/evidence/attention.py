@@ -20,6 +20,7 @@ class Attention(NamedTuple):
         failed: The newest iteration that has failed and whose calls are to be made again; -1
             without one.
         failed_scale: The loss scale of that iteration; NaN without one.
+        is_unexplained: Whether neither calibration nor a growth of the scale explains that it failed.
     """
 
     trace: bool = False
@@ -28,3 +29,4 @@ class Attention(NamedTuple):
     focus: AbstractSet[str] = frozenset()
     failed: int = -1
     failed_scale: float = math.nan
+    is_unexplained: bool = False

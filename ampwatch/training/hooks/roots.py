@@ -34,6 +34,10 @@ A function that is compiled may call the model. If it was traced while a class w
 once more when that ends; if it was traced before, it passes the replacement by."""
 
 
+MAX_PARTS = 8
+"""Parts of a model without a forward of its own that are heard instead of it."""
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the module that wrappers call: ``DistributedDataParallel``, ``torch.compile(module)``."""
     inner: Any = model
@@ -53,6 +57,19 @@ def _optimized_module() -> Any:
     return getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
 
 
+def called_in(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that a training calls: the model, or its parts where it cannot be called.
+
+    A ``ModuleDict`` of two towers, or a module that only holds others, has no forward of its own. With
+    more than ``MAX_PARTS`` parts none is heard: each call of each would cost, and keep its inputs.
+    """
+    inner = unwrapped(model)
+    if type(inner).forward is not nn.Module.forward or "forward" in inner.__dict__:
+        return [inner]
+    parts = [part for child in inner.children() for part in called_in(child)]
+    return parts if len(parts) <= MAX_PARTS else []
+
+
 class RootCalls:
     """Emits ``RootCalled`` and ``RootReturned`` for calls of the watched models, until it is removed.
 
@@ -67,7 +84,7 @@ class RootCalls:
     def __init__(self, bus: Bus, models: Iterable[nn.Module], *, settled: bool) -> None:
         self._called, self._returned = bus.channel(RootCalled), bus.channel(RootReturned)
         self._handles: list[Any] = []
-        roots = [unwrapped(model) for model in models]
+        roots = [root for model in models for root in called_in(model)]
         self._roots = {id(root): weakref.ref(root) for root in roots}
         for root in roots:
             if root.__dict__.get(COMPILED_CALL) is not None:

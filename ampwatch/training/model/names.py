@@ -60,35 +60,34 @@ class Names:
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and tensor of each parameter of the models."""
-        for prefix, model in self.prefixed():
+        for prefix, model in self._prefixed():
             for name, parameter in model.named_parameters():
                 yield prefix + canonical(name), parameter
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and tensor of each buffer of the models."""
-        for prefix, model in self.prefixed():
+        for prefix, model in self._prefixed():
             for name, buffer in model.named_buffers():
                 yield prefix + canonical(name), buffer
 
     def leaf_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield name and module of each module without children; parametrizations are none."""
-        for prefix, model in self.prefixed():
+        for prefix, model in self._prefixed():
             for name, module in model.named_modules():
                 if all(child == "parametrizations" for child, _ in module.named_children()):
                     yield (prefix + canonical(name)).rstrip("."), module
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield name and module of each module."""
-        for prefix, model in self.prefixed():
+        for prefix, model in self._prefixed():
             for name, module in model.named_modules():
                 yield (prefix + canonical(name)).rstrip("."), module
 
     def models(self) -> Iterator[nn.Module]:
         """Yield the watched models that are still there."""
-        yield from (model for _, model in self.prefixed())
+        yield from (model for _, model in self._prefixed())
 
-    def prefixed(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield what names in each watched model begin with, and the model."""
+    def _prefixed(self) -> Iterator[tuple[str, nn.Module]]:
         several = len(self._models) > 1
         for number, reference in enumerate(self._models):
             model = reference()

@@ -154,6 +154,17 @@ def test_a_compiled_function_that_calls_the_model_is_traced_once() -> None:
     assert frames["total"] == 1
 
 
+def test_parts_are_heard_where_the_model_itself_cannot_be_called() -> None:
+    """Two towers in a ``ModuleDict``, which has no forward."""
+    towers = nn.ModuleDict({"image": Net(), "more": nn.ModuleList([nn.Linear(4, 2)])})
+    ear = Ear(towers)
+    towers["image"](torch.ones(1, 4))
+    towers["more"][0](torch.ones(1, 4))
+    ear.bus.remove()
+
+    assert [event.module for event in ear.calls] == [towers["image"], towers["more"][0]]
+
+
 def test_wrappers_are_seen_through() -> None:
     """Whatever is around a model, it is the model that is replayed."""
     net = Net()

@@ -150,6 +150,7 @@ class Replay:
         max_bytes: What the twin's own tensors may take. Unit: B.
         remedy: What is done otherwise than in the call; ``None`` for the call as it was.
         returned: Called with the name of each module without children and what it has returned.
+        goes_back: Whether backward runs from whatever the model returns, with gradients of one.
 
     Attributes:
         twin: The twin. After a backward its parameters have gradients.
@@ -170,10 +171,13 @@ class Replay:
         max_bytes: int,
         remedy: Remedy | None = None,
         returned: Callable[[str, Any], None] | None = None,
+        *,
+        goes_back: bool = False,
     ) -> None:
         self._call = call
         self._remedy = remedy
         self._returned = returned
+        self._goes_back = goes_back
         self._arguments = call.arguments()
         self.twin = Twin(call.model, max_bytes)
         self.prefix = prefix
@@ -201,7 +205,11 @@ class Replay:
         args, kwargs = self._arguments
         with Replaying(), _kept_random(call.draws), _eager(), self._without_others():
             try:
-                with torch.set_grad_enabled(call.returns_loss), self._autocast(), mode_on(mode):
+                with (
+                    torch.set_grad_enabled(call.returns_loss or self._goes_back),
+                    self._autocast(),
+                    mode_on(mode),
+                ):
                     output = self.twin.model(*args, **kwargs)
                 with mode_on(mode):
                     self._backward(output, scale)
@@ -298,12 +306,15 @@ class Replay:
 
     def _backward(self, output: Any, scale: float) -> None:
         loss = loss_in(output) if self._call.returns_loss else None
-        if loss is None:
-            return
+        roots = [] if loss is None else [loss]
+        if self._goes_back:
+            roots = [t for t in tensors_in(output) if t.is_floating_point() and t.requires_grad]
+        starts = [torch.full_like(root, scale) for root in roots]
         parameters = [p for p in self.twin.parameters.values() if p.requires_grad]
-        start = torch.full_like(loss, scale)
+        if not starts or not parameters:
+            return
         # grad, and not backward: whoever calls backward is heard by others, and by their hooks.
-        gradients = torch.autograd.grad(loss, parameters, start, allow_unused=True)
+        gradients = torch.autograd.grad(roots, parameters, starts, allow_unused=True)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
 

@@ -10,7 +10,7 @@ import torch
 
 from ampwatch.diagnosis.evidence.remedies import Tried
 from ampwatch.diagnosis.forward.births import diagnose
-from ampwatch.diagnosis.forward.kinds import NONFINITE_INPUT
+from ampwatch.diagnosis.forward.kinds import BACKWARD_NONFINITE_ANY_SCALE, NONFINITE_INPUT
 from ampwatch.diagnosis.forward.remedies import remedies_for
 from ampwatch.training.hooks.compiling import may_compile
 from ampwatch.training.hooks.events import RootCalled, RootReturned
@@ -260,7 +260,12 @@ class ReplaySensor(Sensor):
         self._newest_failed = max(self._newest_failed, attention.failed)
         if is_new and self._inquiry is None and self._pace.allows(attention.failed):
             calls = next((kept.calls for kept in self._kept if kept.step == attention.failed), ())
-            self._begin(attention.failed, calls, attention.failed_scale)
+            self._begin(
+                attention.failed,
+                calls,
+                attention.failed_scale,
+                goes_back=attention.is_unexplained,
+            )
         else:
             self._advance()
         # On the host an iteration that has failed is judged at once; the others need not be kept.
@@ -316,9 +321,12 @@ class ReplaySensor(Sensor):
 
     # What is replayed.
 
-    def _begin(self, step: int, calls: Sequence[KeptCall], scale: float) -> None:
+    def _begin(
+        self, step: int, calls: Sequence[KeptCall], scale: float, *, goes_back: bool = False
+    ) -> None:
         if (calls or self._suspect is not None) and not self.why_not:
-            self._inquiry = self._inquire(step, calls, 1.0 if math.isnan(scale) else scale)
+            scale = 1.0 if math.isnan(scale) else scale
+            self._inquiry = self._inquire(step, calls, scale, goes_back=goes_back)
             self._advance()
 
     def _advance(self) -> None:
@@ -352,9 +360,14 @@ class ReplaySensor(Sensor):
         self._stop()
 
     def _inquire(
-        self, step: int, calls: Sequence[KeptCall], scale: float
+        self, step: int, calls: Sequence[KeptCall], scale: float, *, goes_back: bool
     ) -> Generator[None, None, None]:
-        """Replay the calls of an iteration in order, up to the one that fails, and try remedies."""
+        """Replay the calls of an iteration in order, up to the one that fails, and try remedies.
+
+        Where all of it is finite, it is backward that has failed. What the loss has handed to it is
+        gone, so it runs with gradients of one: what is not finite then in spite of any scale, as the
+        derivative of a root at zero is, is named; what has overflowed is the scaler's business.
+        """
         explained, is_finite = False, True
         try:
             for call in calls:
@@ -372,6 +385,15 @@ class ReplaySensor(Sensor):
                     self._context.observe(trace)
                     return
             explained = self._blame_loss(step, is_model_finite=is_finite and bool(calls))
+            if explained or not (is_finite and goes_back):
+                return
+            for call in calls:
+                trace = yield from self._trace(step, call, 1.0, None, goes_back=True)
+                found = None if trace is None else diagnose(trace)
+                if found is not None and found.kind is BACKWARD_NONFINITE_ANY_SCALE:
+                    explained = True
+                    self._context.observe(trace)
+                    return
         finally:
             self._pace.replayed(step, explained=explained)
 
@@ -407,11 +429,19 @@ class ReplaySensor(Sensor):
         return tried
 
     def _trace(
-        self, step: int, call: KeptCall, scale: float, remedy: Remedy | None
+        self,
+        step: int,
+        call: KeptCall,
+        scale: float,
+        remedy: Remedy | None,
+        *,
+        goes_back: bool = False,
     ) -> Generator[None, None, OpTrace | None]:
         """Replay one call, and wait for its values where they are on a device."""
         around = self._around
-        replay = Replay(call, self._prefix_of(call.model), self._max_bytes, remedy)
+        replay = Replay(
+            call, self._prefix_of(call.model), self._max_bytes, remedy, goes_back=goes_back
+        )
         around.begin(replay, scale if call.returns_loss else math.nan)
         home = self._home.device
         listener = self._at_once if is_host(home) or self._later is None else self._later
@@ -431,7 +461,7 @@ class ReplaySensor(Sensor):
             yield
         trace = around.trace
         if trace is not None:
-            trace.is_replay = not call.returns_loss
+            trace.is_replay = not (call.returns_loss or goes_back)
             trace.has_trained = True
             trace.is_scaled = self._context.is_scaled
             trace.of_compiled = self._bus.runs_compiled
@@ -439,8 +469,9 @@ class ReplaySensor(Sensor):
 
     def _prefix_of(self, model: nn.Module) -> str:
         """Return what the names of a model's modules begin with; wrappers are not part of a name."""
-        prefixes = self._context.names.prefixed()
-        return next((prefix for prefix, root in prefixes if unwrapped(root) is model), "")
+        named = self._context.names.modules()
+        name = next((name for name, module in named if unwrapped(module) is model), "")
+        return f"{name}." if name else ""
 
     @property
     def is_hearing(self) -> bool:

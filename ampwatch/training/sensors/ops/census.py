@@ -454,7 +454,7 @@ class OpCensusSensor(Sensor):
             return Phase.OPTIMIZER
         # Between backward and the optimizer are clipping, and what the scaler does.
         is_between = self._newest in (Phase.BACKWARD, Phase.OPTIMIZER)
-        if not torch.is_grad_enabled():
+        if not has_grad:
             return Phase.OPTIMIZER if is_between else Phase.EVAL
         is_loss = not is_between or any(t.requires_grad for t in tensors_among(args))
         return Phase.FORWARD if is_loss else Phase.OPTIMIZER

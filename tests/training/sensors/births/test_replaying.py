@@ -78,13 +78,14 @@ def train(
     dtype: torch.dtype = torch.float16,
     in_loss: bool = False,
     net: Net | None = None,
+    init_scale: float = 1024.0,
     **settings: Any,
 ) -> tuple[list[Finding], str]:
     """Train with a fault in one step; return the findings, and the report."""
     torch.manual_seed(0)
     net = net or Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if dtype is torch.float16 else None
+    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale) if dtype is torch.float16 else None
     model: Any = torch.compile(net, backend=backend) if backend else net
     with ampwatch.monitor(
         net, scaler, optimizer=optimizer, level=level, serve=False, **settings
@@ -154,6 +155,30 @@ def test_an_op_of_the_loss_is_found_in_the_graph(change: Any, op: str, kind: str
     (found, *_), _ = train(change, in_loss=True)
 
     assert (found.kind, found.where, found.op) == (kind, "loss", op)
+
+
+def test_a_derivative_that_is_infinite_in_one_step_is_named() -> None:
+    """The loss is not the model's, so backward of the twin begins with gradients of one."""
+    (found, *_), _ = train(lambda x: (x.float() * 0).sqrt().to(x.dtype) + x)
+
+    assert (found.kind, found.first_step) == ("backward_nonfinite_any_scale", FAULTY)
+    assert found.where == "param:blocks.1.up.weight"
+
+
+def test_a_gradient_that_only_the_scale_makes_overflow_is_the_scalers_business() -> None:
+    """Backward of the twin has nothing to say about it."""
+    found, _ = train(None, init_scale=2.0**30)
+
+    assert not found
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_an_op_of_a_compiled_loss_is_followed() -> None:
+    """Autograd runs compiled forwards without recording gradients, and they are no evaluation."""
+    fault = torch.compile(lambda x: (x + 300) ** 2, backend="aot_eager")
+    (found, *_), _ = train(fault, in_loss=True, level="deep")
+
+    assert (found.kind, found.where, found.op) == ("forward_overflow", "loss", "pow")
 
 
 def test_a_model_that_returns_its_loss_is_replayed_with_its_backward() -> None:

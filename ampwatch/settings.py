@@ -42,13 +42,14 @@ OP_CENSUSES = ("auto", "window")
 COMPILED_CENSUSES = ("window", "force_eager")
 GPU_SOURCES = ("auto", "off", "demo")
 SWITCH = ("off", "on")
+REPLAYS = ("off", "on", "sampled")
 MODULE_SERIES_RANKS = ("host", "all", "run")
 _WORDS = {
     "level": LEVELS,
     "cpu_kernel": CPU_KERNELS,
     "gpu": GPU_SOURCES,
     "gpu_link_throughput": SWITCH,
-    "replay": SWITCH,
+    "replay": REPLAYS,
     "op_census": OP_CENSUSES,
     "compiled_census": COMPILED_CENSUSES,
     "module_series_ranks": MODULE_SERIES_RANKS,
@@ -159,7 +160,7 @@ class Settings:
     )
     replay: str = _knob(
         "on",
-        "Replay failed steps: on (the forward pass once more on a twin of the model that shares its weights, and remedies tried on the batch that failed) or off.",
+        "Replay failed steps: on (the forward pass once more on a twin of the model that shares its weights, and remedies tried on the batch that failed), sampled (and where compiled code runs, sampled steps as well, to measure outputs of modules) or off.",
     )
     replay_bytes: int = _knob(
         2**28,

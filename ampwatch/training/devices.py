@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import nullcontext
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -107,8 +108,16 @@ died raises. While ampwatch makes a call of the user's again (``Replaying``) an 
 so that taps and hooks have one thing to look at.
 """
 
-_replays: set[int] = set()
-"""Those of the entries that are replays: what they do is done, and events may be asked."""
+_replays: dict[int, int] = {}
+"""The threads of those entries that are replays: what they do is done, and events may be asked."""
+
+
+def is_unheard() -> bool:
+    """Whether what the calling thread does is to go by unheard: it is captured, or made again.
+
+    To be asked where ``captures`` is not empty.
+    """
+    return len(captures) > len(_replays) or get_ident() in _replays.values()
 
 
 def is_capturing() -> bool:
@@ -117,15 +126,15 @@ def is_capturing() -> bool:
 
 
 class Replaying:
-    """Has the taps and hooks of all monitors pass on what is called within it, as in a capture."""
+    """Has the taps and hooks of all monitors pass on what its thread calls within it."""
 
     def __enter__(self) -> None:
-        _replays.add(id(self))
+        _replays[id(self)] = get_ident()
         captures[id(self)] = weakref.ref(self)
 
     def __exit__(self, *_: object) -> None:
         captures.pop(id(self), None)
-        _replays.discard(id(self))
+        _replays.pop(id(self), None)
 
 
 def capture_began(graph: object) -> None:

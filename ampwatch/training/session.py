@@ -480,9 +480,9 @@ class Session:
             sentences.append(
                 "outputs of modules are measured on a twin of the model that runs eagerly: compiled"
                 " code keeps more of what it computes in float32, and may overflow later"
-                if self._replay is not None and self._replay.is_hearing
+                if self._replay is not None and self._replay.is_sampling
                 else "outputs of modules are not measured: compiled code runs, and hooks that come"
-                " and go would have it compiled again"
+                ' and go would have it compiled again; replay="sampled" measures them on a twin'
             )
         return sentences
 

@@ -39,13 +39,13 @@ def remedies_for(found: Diagnosed, autocast_dtypes: Sequence[str]) -> list[Remed
         autocast_dtypes: Dtypes of autocast in the call that failed.
     """
     birth = found.birth
-    if found.kind.slug not in CURABLE or not autocast_dtypes:
+    # What is computed in float32 already has no wider format to be cured by.
+    if found.kind.slug not in CURABLE or birth.out.dtype not in HALF_DTYPES or not autocast_dtypes:
         return []
     remedies = []
     if birth.is_inside:
         remedies.append(Remedy(Measure.MODULE_IN_FLOAT32, birth.module))
-        if birth.out.dtype in HALF_DTYPES:
-            remedies.append(Remedy(Measure.SUMS_IN_FLOAT32))
+        remedies.append(Remedy(Measure.SUMS_IN_FLOAT32))
     if "float16" in autocast_dtypes:
         remedies.append(Remedy(Measure.BFLOAT16))
     return remedies

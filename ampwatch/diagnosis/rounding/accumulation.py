@@ -145,8 +145,8 @@ class Accumulation:
             summed.site,
             summed.dtype,
             f"A sum in {summed.dtype} {place} is off by {summed.error:.1%} of its norm after"
-            f" {summed.additions} additions in step {summed.site.step}: it is"
-            f" {summed.share:.3g} times what float32 makes of the same, since what is"
+            f" {summed.additions} additions in step {summed.site.step}, against what float32 makes of"
+            f" the same{_times(summed.share)}, since what is"
             f" 2^{FORMATS[summed.dtype].mantissa_bits + 2} times smaller than the sum vanishes",
             {
                 "relative_error": summed.error,
@@ -238,3 +238,8 @@ class Accumulation:
         # Other sums of the same training stop as well: their numbers are not those of the first.
         own = evidence if made[-1].where == site.where else {}
         count_once_a_step(self._book, made[-1], site.step, **own)
+
+
+def _times(share: float) -> str:
+    """Return how much is left of a sum, in words; empty where that is nearly all of it."""
+    return "" if abs(share - 1.0) < 0.01 else f", {share:.3g} times as much"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from ampwatch.training.devices import captures
+from ampwatch.training.devices import captures, is_unheard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +100,7 @@ def is_traced() -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None  # noqa: SLF001 - no public name for it
-        or bool(captures)
+        or (bool(captures) and is_unheard())
     )
 
 

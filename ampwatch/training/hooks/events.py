@@ -223,6 +223,10 @@ class ForwardEnded(NamedTuple):
     module: nn.Module
 
 
+class SavedTensorsHooked(NamedTuple):
+    """A region begins in which what autograd saves goes through hooks: checkpointing, offloading."""
+
+
 class RootCalled(NamedTuple):
     """A watched model is about to be called, by itself or by what wraps it. On demand.
 

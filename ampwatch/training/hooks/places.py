@@ -22,7 +22,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ampwatch.training.devices import capture_began, capture_ended, captures, graph_classes
+from ampwatch.training.devices import (
+    capture_began,
+    capture_ended,
+    captures,
+    graph_classes,
+    is_unheard,
+)
 from ampwatch.training.hooks.compiling import BACKENDS, is_traced
 from ampwatch.training.hooks.entering import Entrance
 from ampwatch.training.hooks.events import (
@@ -43,6 +49,7 @@ from ampwatch.training.hooks.events import (
     OptimizerStepping,
     RootCalled,
     RootReturned,
+    SavedTensorsHooked,
     Scaled,
     ScaleRead,
     ScalerLoaded,
@@ -313,7 +320,7 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
     def before(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         nonlocal outermost
         # A step that is being compiled or captured must not get our code into its graph.
-        if is_compiling() or captures:
+        if is_compiling() or (captures and is_unheard()):
             return
         if outermost is None or id(optimizer) in begun:
             # A step that raised never returned: what begins again is not inside of it.
@@ -326,7 +333,7 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
 
     def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         nonlocal outermost
-        if is_compiling() or captures:
+        if is_compiling() or (captures and is_unheard()):
             return
         is_outermost = outermost == id(optimizer)
         if is_outermost:
@@ -547,6 +554,15 @@ def _end_of_forward(bus: Bus, handles: list[Any]) -> None:
     handles.append(register_module_forward_hook(ended, always_call=True))
 
 
+def _saved_tensors(bus: Bus, handles: list[Any]) -> None:
+    channel = bus.channel(SavedTensorsHooked)
+
+    def before(_hooks: Any, _args: Any, _kwargs: Any) -> None:
+        channel.emit(SavedTensorsHooked())
+
+    handles.append(listen(torch.autograd.graph.saved_tensors_hooks, "__enter__", before=before))
+
+
 def _roots(bus: Bus, handles: list[Any]) -> None:
     handles.append(RootCalls(bus, bus.models(), settled=bus.is_compiling_settled))
 
@@ -677,6 +693,13 @@ PLACES: tuple[Place, ...] = (
         (ForwardEnded,),
         _end_of_forward,
         when="at standard and deep, until compiled code runs",
+    ),
+    Place(
+        "torch.autograd.graph.saved_tensors_hooks.__enter__",
+        REPLACED,
+        (SavedTensorsHooked,),
+        _saved_tensors,
+        when="at standard and deep",
     ),
     Place(
         "__call__ of the classes of the watched models; what model.compile() has compiled;"

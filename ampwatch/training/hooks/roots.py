@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import sys
 import weakref
+from contextlib import suppress
+from inspect import getattr_static
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,7 +67,10 @@ def called_in(model: nn.Module) -> list[nn.Module]:
     more than ``MAX_PARTS`` parts none is heard: each call of each would cost, and keep its inputs.
     """
     inner = unwrapped(model)
-    if type(inner).forward is not nn.Module.forward or "forward" in inner.__dict__:
+    if isinstance(inner, torch.jit.ScriptModule):
+        return []  # its forward is no Python, and cannot be made again op by op in its modules
+    owner = next(kind for kind in type(inner).__mro__ if "forward" in vars(kind))
+    if owner is not nn.Module or "forward" in inner.__dict__:
         return [inner]
     parts = [part for child in inner.children() for part in called_in(child)]
     return parts if len(parts) <= MAX_PARTS else []
@@ -90,14 +96,20 @@ class RootCalls:
             if root.__dict__.get(COMPILED_CALL) is not None:
                 self._handles.append(_CompiledCall(self, root))
             elif not may_compile() or (settled and not _has_parts_of_its_class(root)):
-                kind = type(root)
-                self._handles.append(
-                    listen(kind, "__call__", before=self._before, returned=self._after, at=kind)
-                )
+                self._tap(type(root))
         wrapper = _optimized_module()
         if wrapper and "__call__" in vars(wrapper):
             self._handles.append(
                 listen(wrapper, "__call__", before=self._before, returned=self._after)
+            )
+
+    def _tap(self, kind: type) -> None:
+        """Replace ``__call__`` of a class, if it is a plain function and classes may be changed."""
+        if not isinstance(getattr_static(kind, "__call__"), FunctionType):
+            return
+        with suppress(TypeError, AttributeError):  # a metaclass of the user's may forbid it
+            self._handles.append(
+                listen(kind, "__call__", before=self._before, returned=self._after, at=kind)
             )
 
     def remove(self) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.jit import _builtins
 
-from ampwatch.training.devices import captures
+from ampwatch.training.devices import captures, is_unheard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,12 +98,12 @@ class _Tap:
         always_heard = self._always_heard
 
         @functools.wraps(original)
-        def wrapper(instance: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: C901 - in line: it runs in each step
+        def wrapper(instance: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: C901 - in line: it runs in each step
             # A call that is being compiled must not get our code into its graph. Dynamo takes
             # is_compiling() for the constant True, so the rest of the wrapper is not even traced.
             # What is captured into a graph of an accelerator is not done now either: whatever a
             # listener computed would be done again at each replay.
-            if not always_heard and (torch.compiler.is_compiling() or captures):
+            if not always_heard and (torch.compiler.is_compiling() or (captures and is_unheard())):
                 return original(instance, *args, **kwargs)
             # Read once: who comes during the call must not get an `after` without its `before`.
             listeners = self._listeners
@@ -130,6 +130,10 @@ class _Tap:
             return result
 
         return wrapper
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        # A class that is pickled by value takes its methods along: they pass calls on, and no more.
+        return _SilentTap, ()
 
     @property
     def is_in_place(self) -> bool:
@@ -161,10 +165,16 @@ def _inherited(owner: type | ModuleType, name: str) -> Callable[..., Any]:
 
     # Looked up at each call: torch.fx replaces __call__ of nn.Module while it traces.
     @functools.wraps(getattr(owner, name))
-    def inherited(instance: Any, *args: Any, **kwargs: Any) -> Any:
+    def inherited(instance: Any, /, *args: Any, **kwargs: Any) -> Any:
         return getattr(super(owner, instance), name)(*args, **kwargs)
 
     return inherited
+
+
+class _SilentTap:
+    """What is left of a tap in another process."""
+
+    _listeners: tuple[Listener, ...] = ()
 
 
 class _FunctionTap(_Tap):
@@ -185,7 +195,7 @@ class _FunctionTap(_Tap):
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or captures:
+            if torch.compiler.is_compiling() or (captures and is_unheard()):
                 return original(*args, **kwargs)
             listeners = self._listeners
             for listener in listeners:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections import OrderedDict
+from dataclasses import is_dataclass
 from enum import Enum
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ ATOMS = (
     type(None),
     type,
     Enum,
+    PurePath,
     slice,
     range,
     torch.dtype,
@@ -136,8 +138,12 @@ class KeptCall:
             if torch.is_autocast_enabled(device_type)
         )
         self.draws = Draws.now(devices)
-        storages = [tensor.untyped_storage() for tensor, _ in self._tensors]
-        self.nbytes = sum({s._cdata: s.nbytes() for s in storages}.values())  # noqa: SLF001 - identity
+        # A view of data that is there anyway keeps nothing but itself.
+        sizes = {
+            t.untyped_storage()._cdata: t.nbytes if t._is_view() else t.untyped_storage().nbytes()  # noqa: SLF001 - identity
+            for t, _ in self._tensors
+        }
+        self.nbytes = sum(sizes.values())
         self.returns_loss = False
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
@@ -166,7 +172,7 @@ class KeptCall:
             raise ReplayRefusedError(why)
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             why = f"its inputs are of the type {type(tensor).__name__}"
-            raise ReplayRefusedError(why)
+            raise ReplayRefusedError(why, is_lasting=False)
         if tensor.layout is not torch.strided or tensor.is_nested:
             why = "its inputs are sparse or nested"
             raise ReplayRefusedError(why)
@@ -180,6 +186,19 @@ class KeptCall:
         return kept
 
 
+def is_plain_function(value: Any) -> bool:
+    """Whether it is a function that refers to nothing but what is global, and numbers and words."""
+    if not isinstance(value, FunctionType):
+        return isinstance(value, BuiltinFunctionType) and isinstance(
+            value.__self__, (ModuleType, type)
+        )
+    try:
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+    except ValueError:  # a cell that is empty still
+        return False
+    return all(isinstance(held, ATOMS) or is_plain_function(held) for held in cells)
+
+
 def _again(value: Any) -> Any:
     """Return an argument in containers that the model may change."""
     if isinstance(value, torch.Tensor) or _is_atom(value):
@@ -188,34 +207,27 @@ def _again(value: Any) -> Any:
 
 
 def _is_atom(value: Any) -> bool:
-    """Whether it is nothing that a call can change. A module has state, and is no function."""
-    is_function = callable(value) and not isinstance(value, torch.nn.Module)
-    return isinstance(value, ATOMS) or is_function
+    """Whether it is nothing that a call can change."""
+    return isinstance(value, ATOMS) or is_plain_function(value)
 
 
 def _rebuilt(value: Any, depth: int, keep: Any) -> Any:
-    """Return a container of the same type with other parts.
+    """Return a container of the same type with other parts; the one that is given is left alone.
 
     Raises:
         ReplayRefusedError: If it is none that is known, or too deep.
     """
-    if depth and isinstance(value, tuple):
-        parts = [keep(part) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if depth and type(value) in (list, set, frozenset):
-        return type(value)(keep(part) for part in value)
-    if depth and type(value) is dict:
-        return {name: keep(part) for name, part in value.items()}
-    if depth and isinstance(value, Mapping) and hasattr(value, "__setitem__"):
-        # ModelOutput, BatchEncoding, OrderedDict: a copy of the same type, and then each part of it.
-        mapping: Any = copy.copy(value)
-        for name in list(value):
-            mapping[name] = keep(value[name])
-        return mapping
-    if depth and is_dataclass(value) and not isinstance(value, type):
-        made = copy.copy(value)
-        for field in fields(value):
-            object.__setattr__(made, field.name, keep(getattr(value, field.name, None)))
+    kind = type(value)
+    if depth and kind in (tuple, list, set, frozenset):
+        return kind(keep(part) for part in value)
+    if depth and kind in (dict, OrderedDict):
+        return kind((name, keep(part)) for name, part in value.items())
+    if depth and kind.__bases__ == (tuple,) and hasattr(kind, "_fields"):
+        return tuple.__new__(kind, (keep(part) for part in value))
+    if depth and is_dataclass(kind) and kind.__bases__ == (object,) and hasattr(value, "__dict__"):
+        # Nothing of the class is called: it may count, share or write.
+        made = object.__new__(kind)
+        made.__dict__.update({name: keep(part) for name, part in value.__dict__.items()})
         return made
     why = f"it was called with an object of the type {type(value).__name__}"
     raise ReplayRefusedError(why)

@@ -63,6 +63,7 @@ class _ReplayMode(OpMode):
         self._infos = infos
         self._writes: dict[Any, tuple[tuple[int, str], ...]] = {}
         self._widens = remedy is not None and remedy.measure is Measure.SUMS_IN_FLOAT32
+        self.has_widened = False
         # By identity, with a weak reference to keep it from being given away: no memory is held.
         self._own: dict[int, StorageWeakRef] = {}
         for tensor in twin.own_tensors():
@@ -90,7 +91,11 @@ class _ReplayMode(OpMode):
                 raise ReplayRefusedError(why)
         # Of two tensors: a number that is added is no sum of branches.
         if self._widens and func is torch.ops.aten.add.Tensor and isinstance(args[1], torch.Tensor):
-            args = [_widened(arg) for arg in args]
+            wide = [_widened(arg) for arg in args]
+            self.has_widened = self.has_widened or any(
+                w is not a for w, a in zip(wide, args, strict=True)
+            )
+            args = wide
         out = super().run(func, args, kwargs, keys, compiler)
         given = {self._key(t) for t in _tensors(args)} | {
             self._key(t) for t in _tensors(kwargs.values())
@@ -183,6 +188,7 @@ class Replay:
         self.prefix = prefix
         self._names = {key: f"{prefix}{name}".rstrip(".") for key, name in self.twin.names.items()}
         self._stack = ModuleStack()
+        self._mode: _ReplayMode | None = None
 
     def run(self, note: Note, scale: float) -> list[Tensor]:
         """Run forward, and backward where the model returned its loss; return its outputs.
@@ -202,6 +208,7 @@ class Replay:
         infos = cache(op_info)
         mode = _ReplayMode(self._noting(note, infos), self.twin, self._remedy, infos)
         self._follow_modules()
+        self._mode = mode
         args, kwargs = self._arguments
         with Replaying(), _kept_random(call.draws), _eager(), self._without_others():
             try:
@@ -220,6 +227,12 @@ class Replay:
                 why = f"it raised {words[:160]}"
                 raise ReplayRefusedError(why) from error
         return [t for t in tensors_in(output) if t.is_floating_point()]
+
+    @property
+    def applies(self) -> bool:
+        """Whether the remedy has changed anything: a model without sums of halves has no such stream."""
+        is_of_sums = self._remedy is not None and self._remedy.measure is Measure.SUMS_IN_FLOAT32
+        return not is_of_sums or (self._mode is not None and self._mode.has_widened)
 
     def _noting(self, note: Note, infos: Callable[[Any], OpInfo]) -> Callable[..., None]:
         thread = get_ident()
@@ -349,8 +362,9 @@ def _kept_random(draws: Draws) -> Iterator[None]:
 @contextmanager
 def _eager() -> Iterator[None]:
     """Have whatever was compiled run eagerly."""
-    forced = ForcedEager() if has_compiled() else None
+    forced: ForcedEager | None = None
     try:
+        forced = ForcedEager() if has_compiled() else None
         yield
     finally:
         if forced is not None:

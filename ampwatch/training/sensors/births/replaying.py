@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         IterationClosed,
         IterationClosing,
         IterationOpened,
+        SavedTensorsHooked,
         Scaled,
     )
     from ampwatch.training.iteration.context import Context
@@ -113,7 +114,8 @@ class ReplaySensor(Sensor):
         self._bus = context.bus
         self._home = context.home
         self._max_bytes = context.settings.replay_bytes
-        self._is_wanted = context.settings.replay == "on"
+        self._is_wanted = context.settings.replay != "off"
+        self._samples = context.settings.replay == "sampled"
         self._around = TwinSurroundings()
         self._at_once = BirthListener(self._around)
         self._later: BirthLog | None = None
@@ -128,6 +130,7 @@ class ReplaySensor(Sensor):
         self._is_listening = False
         self._arrived = self._newest_failed = -1
         self._loss_begins_at = 0
+        self._hooked_at = -1
         self._is_followed = False
         self._suspect: OpTrace | None = None
         self._num_heard = 0
@@ -222,8 +225,9 @@ class ReplaySensor(Sensor):
 
     def iteration_closing(self, event: IterationClosing) -> None:
         """Measure outputs of modules on a twin, where they are inside of compiled code."""
-        wanted = Topic.ACTIVATION in self._context.governor.wanted and self._bus.runs_compiled
-        if not wanted or event.has_nonfinite or not self._open or self._inquiry is not None:
+        wanted = self._samples and Topic.ACTIVATION in self._context.governor.wanted
+        is_inside = wanted and self._bus.runs_compiled
+        if not is_inside or event.has_nonfinite or not self._open or self._inquiry is not None:
             return
         call = self._open[0]
         try:
@@ -295,6 +299,10 @@ class ReplaySensor(Sensor):
         """Take note that it is not, or not any more."""
         self._is_followed = False
 
+    def saved_tensors_hooked(self, _event: SavedTensorsHooked) -> None:
+        """Leave the graphs of this iteration alone: what they have saved may be computed when it is read."""
+        self._hooked_at = self._context.iteration.step
+
     def scaled(self, event: Scaled) -> None:
         """Go through the graph of a loss that is known not to be finite."""
         outputs = event.outputs
@@ -315,7 +323,7 @@ class ReplaySensor(Sensor):
         if self._is_followed or not self._is_wanted or not self._pace.allows(step):
             return False
         bad = [loss for loss in losses if _is_known_bad(loss)]
-        if bad:
+        if bad and self._hooked_at != step:
             self._suspect = loss_trace(bad, self._loss_begins_at, step)
         return bool(bad)
 
@@ -417,7 +425,8 @@ class ReplaySensor(Sensor):
                 trace = yield from self._trace(step, call, scale, remedy)
             except ReplayRefusedError:
                 continue  # the model does not run that way: nothing was tried
-            if trace is None:
+            replay = self._around.names.replay
+            if trace is None or replay is None or not replay.applies:
                 continue
             then = diagnose(trace)
             if then is not None:
@@ -474,9 +483,9 @@ class ReplaySensor(Sensor):
         return f"{name}." if name else ""
 
     @property
-    def is_hearing(self) -> bool:
-        """Whether calls of the models have been heard, and can be made again."""
-        return self._is_listening and self._num_heard > 0
+    def is_sampling(self) -> bool:
+        """Whether outputs of modules are measured on a twin."""
+        return self._samples and self._is_listening and self._num_heard > 0
 
     def not_replayed(self) -> Iterator[str]:
         """Yield, in sentences, why failed steps were not replayed."""

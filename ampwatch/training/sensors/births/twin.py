@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
+import logging
+import re
+from collections import Counter, OrderedDict, defaultdict, deque
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,12 @@ from torch import nn
 
 from ampwatch.training.hooks.roots import unwrapped
 from ampwatch.training.model.names import canonical
-from ampwatch.training.sensors.births.kept_calls import ReplayRefusedError
+from ampwatch.training.sensors.births.effects import effect_of
+from ampwatch.training.sensors.births.kept_calls import (
+    ATOMS,
+    ReplayRefusedError,
+    is_plain_function,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,8 +37,21 @@ HOOKS = (
 PLAIN = (torch.Tensor, nn.Parameter)
 """Types of tensors whose memory is all that they are."""
 
-MAX_DEPTH = 4
-"""Levels of containers in an attribute of a module in which tensors are searched for."""
+OWN_WAYS = frozenset(
+    {
+        "__copy__",
+        "__deepcopy__",
+        "__del__",
+        "__reduce__",
+        "__reduce_ex__",
+        "__getstate__",
+        "__setstate__",
+    }
+)
+"""Methods of a class by which its objects are copied, or end, otherwise than by their attributes."""
+
+SHARED = (*ATOMS, logging.Logger, re.Pattern)
+"""Types that a twin shares with its model."""
 
 
 class Twin:
@@ -57,14 +77,21 @@ class Twin:
 
     def __init__(self, model: nn.Module, max_bytes: int) -> None:
         _check_forwards(model)
+        effect = effect_of(model)
+        if effect:
+            why = f"its code {effect}"
+            raise ReplayRefusedError(why)
         memo: dict[int, Any] = {}
         names = {id(module): name for name, module in model.named_modules()}
         self.parameters: dict[str, Tensor] = {}
         for name, parameter in model.named_parameters():
             self.parameters[canonical(name)] = memo[id(parameter)] = _alias(parameter)
         _leave_hooks(model, memo)
-        _copy_tensors(model, memo, max_bytes)
+        _Inventory(memo, max_bytes).take(model)
         self.model = _copied(model, memo)
+        if any(id(module) in names for module in self.model.modules()):
+            why = "a copy of it has parts of the original"
+            raise ReplayRefusedError(why)
         self.names = {id(memo[key]): canonical(name) for key, name in names.items() if key in memo}
         aliases = {id(alias) for alias in self.parameters.values()}
         self._own = [
@@ -106,29 +133,80 @@ def _leave_hooks(model: nn.Module, memo: dict[int, Any]) -> None:
                 memo[id(hooks)] = OrderedDict(kept)
 
 
-def _copy_tensors(model: nn.Module, memo: dict[int, Any], max_bytes: int) -> None:
-    """Copy the tensors of the modules.
+class _Inventory:
+    """Goes through what modules keep, and copies its tensors.
 
-    Raises:
-        ReplayRefusedError: If they are too large, or of a class of their own.
+    ``deepcopy`` runs methods of whatever it meets, and these may share what they should copy, draw random
+    numbers, or free something twice. So only what is known is copied: modules, plain containers,
+    tensors, arrays, and objects that are nothing but their attributes.
+
+    Args:
+        memo: Gets the copies of tensors.
+        max_bytes: What tensors and arrays may take together. Unit: B.
     """
-    copied = 0
-    for module in model.modules():
-        for tensor in _tensors_of(module):
-            if id(tensor) in memo:
-                continue
-            is_tensor = isinstance(tensor, torch.Tensor)
-            if is_tensor and not (type(tensor) in PLAIN and tensor.layout is torch.strided):
-                why = f"it keeps tensors of the type {type(tensor).__name__}, {tensor.layout}"
+
+    def __init__(self, memo: dict[int, Any], max_bytes: int) -> None:
+        self._memo = memo
+        self._left = self._max_bytes = max_bytes
+        self._seen: set[int] = set()
+
+    def take(self, value: Any) -> None:
+        """Go through a value.
+
+        Raises:
+            ReplayRefusedError: If it is too large, or may do anything when it is copied.
+        """
+        if isinstance(value, SHARED) or is_plain_function(value) or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            self._take_tensor(value)
+        elif isinstance(value, (FunctionType, MethodType)):
+            self._take_function(value)
+        elif type(value) in (list, tuple, set, frozenset, deque):
+            for part in value:
+                self.take(part)
+        elif type(value) in (dict, OrderedDict, defaultdict, Counter):
+            for part in (*value, *value.values()):
+                self.take(part)
+        elif type(value).__module__ == "numpy" and isinstance(getattr(value, "nbytes", None), int):
+            self._count(value.nbytes)
+        else:
+            self._take_object(value)
+
+    def _take_function(self, value: FunctionType | MethodType) -> None:
+        """Go through what a function refers to; deepcopy has it refer to the original."""
+        if isinstance(value, MethodType):
+            self.take(value.__self__)
+        elif value.__module__.partition(".")[0] != "torch":
+            why = f"it keeps a function that refers to other objects ({value.__qualname__})"
+            raise ReplayRefusedError(why)
+
+    def _take_object(self, value: Any) -> None:
+        for kind in type(value).__mro__[:-1]:
+            own = OWN_WAYS & vars(kind).keys()
+            if own and kind.__module__.partition(".")[0] != "torch":
+                why = f"it keeps a {type(value).__name__}, which has a way of its own to be copied"
                 raise ReplayRefusedError(why)
-            copied += tensor.nbytes
-            if copied > max_bytes:
-                why = f"copies of its buffers would take more than {max_bytes} bytes (setting `replay_bytes`)"
-                raise ReplayRefusedError(why)
-            if not is_tensor:
-                continue  # an array: deepcopy takes it along
-            # One that a forward has left behind is of a graph, and deepcopy refuses it.
-            memo[id(tensor)] = tensor.detach().clone()
+        for name, part in getattr(value, "__dict__", {}).items():
+            if name not in HOOKS:
+                self.take(part)
+
+    def _take_tensor(self, tensor: Tensor) -> None:
+        if id(tensor) in self._memo:
+            return
+        if not (type(tensor) in PLAIN and tensor.layout is torch.strided):
+            why = f"it keeps tensors of the type {type(tensor).__name__}, {tensor.layout}"
+            raise ReplayRefusedError(why)
+        self._count(tensor.nbytes)
+        # One that a forward has left behind is of a graph, and deepcopy refuses it.
+        self._memo[id(tensor)] = tensor.detach().clone()
+
+    def _count(self, nbytes: int) -> None:
+        self._left -= nbytes
+        if self._left < 0:
+            why = f"copies of its buffers would take more than {self._max_bytes} bytes (setting `replay_bytes`)"
+            raise ReplayRefusedError(why)
 
 
 def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
@@ -170,21 +248,3 @@ def _is_of_torch(hook: Any) -> bool:
     """Whether a hook is one of PyTorch's own, such as those that normalize weights."""
     kind = hook if isinstance(hook, FunctionType) else type(hook)
     return kind.__module__.partition(".")[0] == "torch"
-
-
-def _tensors_of(module: nn.Module) -> Iterator[Any]:
-    """Yield the buffers of a module, and tensors and arrays that it keeps in its attributes."""
-    for name, value in module.__dict__.items():
-        if name not in ("_parameters", "_modules", *HOOKS):
-            yield from _tensors_in(value, MAX_DEPTH)
-
-
-def _tensors_in(value: Any, depth: int) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor) or isinstance(getattr(value, "nbytes", None), int):
-        yield value
-    elif depth and isinstance(value, (list, tuple, set)):
-        for part in value:
-            yield from _tensors_in(part, depth - 1)
-    elif depth and isinstance(value, dict):
-        for part in value.values():
-            yield from _tensors_in(part, depth - 1)

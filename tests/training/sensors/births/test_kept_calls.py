@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import UserDict, namedtuple
+from collections import OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ def test_a_tensor_is_kept_where_it_lies_and_without_its_graph() -> None:
         lambda x: (x, None),
         lambda x: {"x": x, "n": 3},
         lambda x: Pair(x, torch.float16),
-        lambda x: UserDict(x=x),
+        lambda x: OrderedDict(x=x),
         Batch,
         lambda x: [({"a": (x,)},)],
     ],
@@ -70,7 +70,7 @@ def test_an_input_that_was_written_to_is_refused() -> None:
     assert not refusal.value.is_lasting
 
 
-@pytest.mark.parametrize("given", [object(), nn.Linear(2, 2), iter([1])])
+@pytest.mark.parametrize("given", [object(), nn.Linear(2, 2), iter([1]), UserDict(a=1)])
 def test_what_may_have_changed_unseen_is_refused(given: object) -> None:
     """Its type is named."""
     with pytest.raises(ReplayRefusedError, match=type(given).__name__):

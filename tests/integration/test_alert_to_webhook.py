@@ -228,7 +228,7 @@ def never_answered(server: Prometheus, seconds: float) -> list[Unanswered]:
     end = time.monotonic() + seconds
     gaps: list[Unanswered] | None = None
     while gaps is None or (gaps and time.monotonic() < end):
-        now = unanswered(server, boards, minutes=2, scrape_seconds=2, absent=ABSENT)
+        now = unanswered(server, boards, minutes=5, scrape_seconds=2, absent=ABSENT)
         still = {gap[:3] for gap in now}  # whatever the reason is by now
         gaps = now if gaps is None else [gap for gap in gaps if gap[:3] in still]
     return gaps

@@ -381,8 +381,9 @@ class ReplaySensor(Sensor):
             for call in calls:
                 trace = yield from self._trace(step, call, scale, None)
                 found = None if trace is None else diagnose(trace)
-                if found is not None and found.kind is NONFINITE_INPUT and call.is_fed:
-                    found = None  # no data: what another model, or a part of one, has computed
+                is_data = call is calls[0] and not call.is_fed
+                if found is not None and found.kind is NONFINITE_INPUT and not is_data:
+                    found = None  # what another model, or a part of one, may have computed
                 is_finite = is_finite and trace is not None and not trace.loss_nonfinite
                 if trace is not None and found is not None:
                     explained = True

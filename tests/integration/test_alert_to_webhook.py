@@ -54,6 +54,7 @@ ABSENT = ON_A_CPU | {
     "ampwatch_gpu_xid_last_timestamp_seconds": "no GPU has had an error",
     'state="stale"': "no rank is stale or has failed",
     "ampwatch_loss_nonfinite_total": "no loss was NaN or infinite",
+    "ampwatch_gradient_format_fit": "a bias before a BatchNorm has gradients of all but zero, and a scale that collapses flushes more: a sample of which none is flushed may come, or not",
 }
 """Alerts that so short a training on a CPU cannot have."""
 
@@ -228,7 +229,7 @@ def never_answered(server: Prometheus, seconds: float) -> list[Unanswered]:
     end = time.monotonic() + seconds
     gaps: list[Unanswered] | None = None
     while gaps is None or (gaps and time.monotonic() < end):
-        now = unanswered(server, boards, minutes=5, scrape_seconds=2, absent=ABSENT)
+        now = unanswered(server, boards, minutes=2, scrape_seconds=2, absent=ABSENT)
         still = {gap[:3] for gap in now}  # whatever the reason is by now
         gaps = now if gaps is None else [gap for gap in gaps if gap[:3] in still]
     return gaps

@@ -437,8 +437,12 @@ def test_there_is_room_for_so_many_open_pages_and_then_again(
 
     assert refused.status == HTTPStatus.SERVICE_UNAVAILABLE
     assert "pages are open" in refused.text
-    eventually(lambda: served.ask("/events", "HEAD").status == HTTPStatus.OK)
-    assert served.ask("/events", "HEAD").status == HTTPStatus.OK
+    # One answer: the room that it took itself may not be free again at once.
+    answers: list[HTTPStatus | int] = []
+    eventually(
+        lambda: answers.append(served.ask("/events", "HEAD").status) or answers[-1] == HTTPStatus.OK
+    )
+    assert answers[-1] == HTTPStatus.OK
 
 
 def test_a_client_that_stays_too_long_is_cut(

@@ -121,8 +121,7 @@ def _runs() -> Table:
             ),
             Column(
                 title="Loss scale",
-                expr=f"min by (job, run) ({of('ampwatch_loss_scale_min')})"
-                f" or min by (job, run) ({of('ampwatch_loss_scale')})",
+                expr=f"min by (job, run) ({of('ampwatch_loss_scale')})",
                 no_value="no scaler",
                 thresholds=SCALE,
                 width=125,

@@ -36,6 +36,10 @@ _STALE = of("ampwatch_run_state", having("state", "stale"))
 _FAILED = of("ampwatch_run_state", having("state", "failed"))
 _LAST_STEP = of("ampwatch_last_step_timestamp_seconds")
 
+_COMPARED = "1m"
+"""Time between two points where each rank is asked for: enough to tell them apart, and a quarter of the
+work of 15 s, which of a thousand ranks takes seconds."""
+
 SHOWN = 20
 """Ranks that a table or a timeline names: as many as are read at a glance."""
 
@@ -65,8 +69,8 @@ def page() -> Page:
 
 
 def _by_the_minute(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:
-    """Ask for a point a minute: enough to tell ranks apart, and a quarter of the work of 15 s."""
-    return tuple(replace(panel, interval="1m") for panel in panels)
+    """Ask for a point a minute."""
+    return tuple(replace(panel, interval=_COMPARED) for panel in panels)
 
 
 def _tiles() -> tuple[Stat, ...]:
@@ -156,6 +160,7 @@ def _tiles() -> tuple[Stat, ...]:
             decimals=2,
             queries=(Query(f"max({to_median(STEP_SECONDS)})"),),
             thresholds=_APART,
+            interval=_COMPARED,
         ),
         Stat(
             id=106,
@@ -176,6 +181,7 @@ def _tiles() -> tuple[Stat, ...]:
                 ),
             ),
             thresholds=thresholds(GOOD, Step(2, BAD)),
+            interval=_COMPARED,
         ),
     )
 
@@ -217,10 +223,11 @@ def _trouble() -> StateTimeline:
             metrics=["ampwatch_run_health"],
         ),
         unit="none",
+        interval=_COMPARED,
         no_value="No rank is failing, broken, failed or stale",
         queries=(
             Query(
-                f"topk({SHOWN}, {health('run, rank, instance')} >= {TROUBLE})",
+                f"topk({SHOWN}, {health('run, rank, instance', TROUBLE)})",
                 legend="{{run}} rank {{rank}} on {{instance}}",
             ),
         ),

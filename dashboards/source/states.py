@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.registry import RELEASED
 from ampwatch.report.verdict import Level
@@ -10,6 +11,9 @@ from dashboards.source.fields import BAD, GOOD, NEUTRAL, NOTE, WARN, words
 from dashboards.source.links import DOCS, field, to_page
 from dashboards.source.queries import any_of, having, of
 from dashboards.source.tables import Column, Key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _COLORS = {
     Level.FAILING: BAD,
@@ -30,8 +34,8 @@ _NUMBERS = {level: len(Level) - level.badness for level in Level}
 HEALTH_WORDS = words({_NUMBERS[level]: (level.value, _COLORS[level]) for level in Level})
 """The words of the page of the daemon, the worst first."""
 
-TROUBLE = _NUMBERS[Level.STALE]
-"""From here on a state is one in which a run does not come to a good end: stale and worse."""
+TROUBLE = tuple(level for level in Level if level.badness <= Level.STALE.badness)
+"""States in which a rank does not come to a good end by itself."""
 
 STATE_WORDS = words(
     {
@@ -63,16 +67,17 @@ def state(by: str) -> str:
     return f"({' or '.join(parts)})"
 
 
-def health(by: str) -> str:
+def health(by: str, levels: Iterable[Level] = Level) -> str:
     """Return PromQL of the state of the worst rank, as the numbers of ``HEALTH_WORDS``.
 
     Args:
         by: The labels that tell the rows apart, with commas between them.
+        levels: The states that are asked for; a row in none of them is left out.
     """
     parts = (
         f"{_NUMBERS[level]} * max by ({by})"
         f" ({of('ampwatch_run_health', having('health', level.label))}) > 0"
-        for level in Level
+        for level in levels
     )
     return f"({' or '.join(parts)})"
 

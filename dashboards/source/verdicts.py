@@ -22,9 +22,7 @@ _TO_RUN = to_dashboard("Why? Open this run", "ampwatch-run", run=field("Run"))
 _TO_RANK = to_dashboard("This rank alone", "ampwatch-run", run=field("Run"), rank=field("Rank"))
 
 _SEVERITIES = words({"critical": ("critical", BAD), "warning": ("warning", WARN)})
-_CAUSES = words(
-    {"true": ("it made the others end", BAD), "false": ("ended because of it", NEUTRAL)}
-)
+_CAUSES = words({"true": ("failed by itself", BAD), "false": ("ended with the others", NEUTRAL)})
 
 
 def roots(number: int, height: int = 6) -> Table:
@@ -90,12 +88,13 @@ def ends(number: int, width: int, height: int = 6) -> Table:
         id=number,
         title="Which rank made the others end?",
         description=described(
-            shows="Ranks that failed: that whose exception or death came first, and those that"
-            " ended because of it, with the class of the exception. Ranks that failed alike are one row, with one"
-            " of them named.",
+            shows="Ranks that failed: that which failed by itself, with its exception or death first of"
+            " all, and those that ended with the others, of a lost connection or to be stopped. Ranks"
+            " that failed alike are one row, with one of them named.",
             good="empty.",
-            act="read the log of the rank that made the others end; those of the others are"
-            " about the connection that they lost.",
+            act="read the log of the rank that failed by itself; those of the others are about the"
+            " connection that they lost. With none by itself it is not known, as where a machine has no"
+            " daemon: look at the ranks that are missing.",
             metrics=["ampwatch_rank_failure_info"],
         ),
         unit="none",
@@ -103,7 +102,7 @@ def ends(number: int, width: int, height: int = 6) -> Table:
         width=width,
         height=height,
         keys=(
-            Key(label="cause", title="What", mappings=(_CAUSES,), width=190, colored=True),
+            Key(label="cause", title="What", mappings=(_CAUSES,), width=170, colored=True),
             Key(label="run", title="Run", links=(_TO_RUN, _PAGE_OF_RANK)),
             Key(label="error", title="Error"),
             Key(label="rank", title="Rank", links=(_TO_RANK,), width=60),

@@ -175,7 +175,7 @@ class Recovered(Story):
         scale = FIRST_SCALE * 2.0 ** (growths - halvings)
         return {
             "ampwatch_loss_scale": scale,
-            "ampwatch_loss_scale_min": scale,
+            "ampwatch_loss_scale_min": FIRST_SCALE * 2.0**-halvings,
             "ampwatch_loss_scale_growths_total": growths,
             "ampwatch_loss_scale_backoffs_total": halvings,
             'ampwatch_optimizer_steps_skipped_total{class="storm"}': halvings,

@@ -107,7 +107,7 @@ def test_a_run_is_one_row_with_its_worst_rank(history: tuple[Prometheus, float])
     assert shown["State"] == {("gpt",): 9, ("bert",): 7}
     assert shown["Ranks up"] == {("gpt",): RANKS - 1, ("bert",): 0}
     assert shown["Stale or failed"] == {("gpt",): 1, ("bert",): 1}
-    assert shown["Loss scale"] == {("gpt",): 8192}
+    assert shown["Loss scale"] == {("gpt",): 16384}
     assert shown["Worst finding"][("gpt",)] == 3
     assert shown["Loss"] == {("gpt",): 1, ("bert",): 0}
     assert shown["Finding seen"].keys() == {("gpt",)}

@@ -188,6 +188,16 @@ def test_only_a_scale_that_still_falls_has_a_forecast(states: History) -> None:
     assert {run for run in RUNS if tile(states, "run", 207, run=run) is not None} == {"b-collapsed"}
 
 
+def test_the_loss_scale_is_the_same_wherever_it_stands(states: History) -> None:
+    """In the table of runs and on the tile of the run: the present one, not the smallest of a while."""
+    server, now = states
+    (target,) = panel("run", 103)["targets"]
+    tiles = {s["metric"]["run"]: newest(s) for s in asking.answer(server, target, now)}
+
+    assert column(states, "overview", 107, "Loss scale") == tiles
+    assert tiles["c-recovered"] == 2.0 ** (16 - 24 + 7)
+
+
 def test_gradients_that_are_all_zero_are_all_lost(states: History) -> None:
     """No tile is gone, none is green: 100 % are lost, and no headroom is told of nothing."""
     headroom = tile(states, "run", 105, run="d-flushed")
@@ -212,6 +222,16 @@ def test_kinds_that_were_never_seen_are_not_among_the_findings(states: History, 
                 answer = asking.answer(server, target, now)
                 kinds = {s["metric"]["kind"] for s in answer if "kind" in s["metric"]}
                 assert kinds <= found, (shown["title"], target["refId"])
+
+
+def test_reasons_that_no_op_had_are_not_listed(states: History) -> None:
+    """Their counters are born at 0 as well; here one of them is not 0."""
+    server, now = states
+
+    for target in panel("precision", 201)["targets"]:
+        answer = asking.answer(server, target, now)
+        assert {s["metric"]["reason"] for s in answer} == {"disabled_region"}
+        assert {s["metric"]["run"] for s in answer} == set(RUNS)
 
 
 @pytest.mark.parametrize("run", ["", *RUNS])

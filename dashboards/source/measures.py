@@ -80,11 +80,16 @@ def headroom(by: str) -> str:
 
 
 def lost(by: str) -> str:
-    """Return PromQL of the share of the sampled gradient elements that are zero only because of the dtype."""
-    return shares("ampwatch_gradient_underflow_elements_total", by)
+    """Return PromQL of the share of the sampled gradient elements that are zero only because of the dtype.
+
+    Of the last hour where the newest samples are older than a while: a slow run must not lose its number
+    between two of them.
+    """
+    flushed = "ampwatch_gradient_underflow_elements_total"
+    return f"{shares(flushed, by)} or {shares(flushed, by, over='1h')}"
 
 
-def shares(part: str, by: str) -> str:
-    """Return PromQL of a part of the gradient elements that were sampled within a while, 0 to 1."""
-    whole = increase("ampwatch_gradient_elements_total", over=SEVERAL_SAMPLES)
-    return f"sum by ({by}) ({increase(part, over=SEVERAL_SAMPLES)}) / (sum by ({by}) ({whole}) > 0)"
+def shares(part: str, by: str, over: str = SEVERAL_SAMPLES) -> str:
+    """Return PromQL of a part of the gradient elements that were sampled within a time, 0 to 1."""
+    whole = increase("ampwatch_gradient_elements_total", over=over)
+    return f"sum by ({by}) ({increase(part, over=over)}) / (sum by ({by}) ({whole}) > 0)"

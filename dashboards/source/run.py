@@ -125,8 +125,8 @@ def _tiles() -> tuple[Stat, ...]:
             id=113,
             title="Gradients lost",
             description=described(
-                shows="Share of the gradient elements sampled within 5 minutes that are zero only"
-                " because of the format.",
+                shows="Share of the gradient elements sampled within 5 minutes (an hour where none was)"
+                " that are zero only because of the format.",
                 good="below 5 %.",
                 act="above 20 %: raise the loss scale or use bfloat16. At 100 % nothing is learned"
                 " any more. See Do the gradients fit the format?",
@@ -136,7 +136,7 @@ def _tiles() -> tuple[Stat, ...]:
                 ],
             ),
             unit="percentunit",
-            no_value="No sample in 5 minutes",
+            no_value="No sample within an hour",
             queries=(Query(lost("run"), legend="{{run}}"),),
             thresholds=UNDERFLOW,
             width=3,

@@ -32,6 +32,7 @@ CLAIMS: dict[str, str] = {
     r"No GradScaler|No run here has a GradScaler": "ampwatch_loss_scale",
     r"No watched rank is": "ampwatch_gpu_process_info",
     r"No GPU is read": "ampwatch_gpu_up",
+    r"No sample within an hour": "increase(ampwatch_gradient_elements_total[1h]) > 0",
     r"No gradient was sampled": "increase(ampwatch_gradient_elements_total[10m]) > 0",
     r"No gradient other than zero": "max_over_time(ampwatch_scaled_gradient_amax_max[10m]) > 0",
     r"No step has ended|No rank has ended|No iteration was": "ampwatch_steps_total > 0",
@@ -208,6 +209,11 @@ def test_gradients_that_are_all_zero_are_all_lost(states: History) -> None:
     assert words_of(of_headroom, headroom) == "all zero"
     assert tile(states, "run", 105, run="a-healthy") == pytest.approx(24, abs=0.01)
     assert tile(states, "run", 113, run="a-healthy") == pytest.approx(0.01)
+
+
+def test_the_share_lost_is_told_between_two_samples_that_are_far_apart(states: History) -> None:
+    """A run whose newest sample is older than the five minutes that the tile is about otherwise."""
+    assert tile(states, "run", 113, run="f-finished") == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -30,6 +30,8 @@ print(writer.path, flush=True)
 for index, command in enumerate(map(str.strip, sys.stdin)):
     if command == "step":
         writer.put(step(index, time_ns=time.time_ns()))
+    elif command == "step an hour ago":
+        writer.put(step(index, time_ns=time.time_ns() - 3600 * 10**9))
     else:
         writer.close(end(time_ns=time.time_ns()), keep=command == "finish and keep")
     print("done", flush=True)

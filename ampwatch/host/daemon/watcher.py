@@ -20,8 +20,8 @@ from ampwatch.host.daemon.settled import (
     FLIGHT_RECORDER_SECONDS,
     NEVER,
     Settled,
-    predecessors,
     date,
+    predecessors,
     remove,
     surplus,
 )

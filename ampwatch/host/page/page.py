@@ -23,7 +23,7 @@ from ampwatch.host.page.range_state import (
     RangeState,
     formats,
 )
-from ampwatch.report.accounts import doc_page
+from ampwatch.report.pages import route_about
 from ampwatch.wire.records import SKIP_CLASSES
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _finding(finding: Finding, rank: RankView) -> State:
         "root": finding.root,
         "caused_by": finding.caused_by,
         "source": finding.source,
-        "page": doc_page(finding.kind),
+        "page": route_about(finding.kind),
         "current": is_current(finding, rank),
     }
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import ampwatch
 from ampwatch.errors import DeployError
-from ampwatch.operate import shipped
 from ampwatch.operate.deploy import kubernetes
+from ampwatch.report import pages
+from ampwatch.shipped import shipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -80,10 +81,10 @@ def rules_of(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def _shipped_files() -> Iterator[tuple[str, str]]:
-    dashboards = shipped.shipped("dashboards")
+    dashboards = shipped("dashboards")
     yield from _under(dashboards, "dashboards", "*.json", "kustomization.yaml", "alerts/*.yml")
-    yield from _under(shipped.shipped("deploy"), "deploy", "**/*")
-    yield from _under(shipped.shipped("runbooks"), "docs/runbooks", "*.md")
+    yield from _under(shipped("deploy"), "deploy", "**/*")
+    yield from ((path, page.text) for path, page in pages.by_path().items())
     # The images are built of this very version, wherever it was installed from.
     yield from _under(Path(ampwatch.__file__).parent, "ampwatch", "**/*")
 

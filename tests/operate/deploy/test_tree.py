@@ -11,12 +11,14 @@ import pytest
 import yaml
 
 import ampwatch
+from ampwatch import shipped
 from ampwatch.errors import AmpwatchError, DeployError
-from ampwatch.operate import shipped
 from ampwatch.operate.deploy import options as checks
 from ampwatch.operate.deploy.options import DeployOptions
 from ampwatch.operate.deploy.tree import RUNBOOKS, STAMP, TARGETS, rules_of, tree
+from ampwatch.report.pages import GUIDES
 from tests.deploy.parts import ROOT, kustomized, loaded
+from tests.report.links import dead_links
 from tests.services import require
 
 if TYPE_CHECKING:
@@ -64,6 +66,15 @@ def test_everything_is_there_that_is_started_or_read(plain: dict[str, str]) -> N
     assert shipped_here <= plain.keys()
     assert {"ampwatch/cli/deploy.py", "ampwatch/host/page/static/index.html"} <= plain.keys()
     assert not [path for path in plain if "/source/" in path or "_shipped" in path]
+
+
+def test_no_page_leads_to_a_file_that_is_not_there(plain: dict[str, str]) -> None:
+    """Runbooks lead to the pages about kinds, these to guides; the web has what is not written."""
+    pages = [path for path in plain if path.endswith(".md")]
+
+    assert {"docs/diagnoses/forward_overflow.md", "docs/diagnosis.md"} <= set(pages)
+    assert len(pages) > 100
+    assert list(dead_links(plain)) == []
 
 
 def test_targets_go_where_prometheus_looks(asked: Path) -> None:
@@ -230,6 +241,11 @@ def test_an_incomplete_installation_is_reported(
 
     for name in ("dashboards/alerts", "deploy/alertmanager", "docs/runbooks"):
         (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(AmpwatchError, match=r"expected to read .*acting.md"):
+        tree(DeployOptions())
+
+    for name in GUIDES:
+        (tmp_path / f"docs/{name}.md").write_text("# x\n")
     with pytest.raises(DeployError, match=r"expected rules .* install ampwatch again"):
         tree(DeployOptions())
 
@@ -248,7 +264,7 @@ def test_what_a_prometheus_was_given_and_has_stored_in_a_checkout_is_not_handed_
 ) -> None:
     """Targets are somebody's hosts, and the database is no text."""
     place = tmp_path / "_shipped"
-    for name in ("dashboards", "deploy", "runbooks"):
+    for name in ("dashboards", "deploy", "docs"):
         shutil.copytree(shipped.shipped(name), place / name)
     for left in ("deploy/prometheus/targets/ampwatch.yml", "deploy/prometheus/data/wal/00000000"):
         (place / left).parent.mkdir(parents=True)

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -75,6 +76,34 @@ def test_no_page_leads_to_a_file_that_is_not_there(plain: dict[str, str]) -> Non
     assert {"docs/diagnoses/forward_overflow.md", "docs/diagnosis.md"} <= set(pages)
     assert len(pages) > 100
     assert list(dead_links(plain)) == []
+
+
+def test_a_port_is_the_same_everywhere() -> None:
+    """Where the daemon listens, where it is looked for, and in every sentence about it."""
+    asked = DeployOptions(port=12345, targets=(checks.checked_target("node-a", 12345),))
+    files = tree(asked)
+
+    named = {path for path, text in files.items() if re.search(r"\b12345\b", text)}
+    assert {path for path, text in tree(DeployOptions()).items() if "10917" in text} - named == {
+        path for path in files if path.endswith(".test.yml") and "10917" in files[path]
+    } | {"ampwatch/settings.py", "ampwatch/cli/deploy.py", "docs/settings.md"}
+    assert TARGETS in named
+    for name in ("prometheus/prometheus.yml", "prometheus/agent.yml", "compose/prometheus.yml"):
+        (job, *_) = yaml.safe_load(files[f"deploy/{name}"])["scrape_configs"]
+        assert urlsplit(job["http_sd_configs"][0]["url"]).port == 12345
+    daemon = yaml.safe_load(files["deploy/compose/compose.yaml"])["services"]["daemon"]
+    assert daemon["ports"] == ["127.0.0.1:12345:12345"]
+    assert re.search(
+        r"^ENV AMPWATCH_PORT=12345 ", files["deploy/container/Dockerfile"], re.MULTILINE
+    )
+    assert "\nEnvironment=AMPWATCH_PORT=12345\n" in files["deploy/systemd/ampwatch.service"]
+    for name in ("daemonset/daemonset.yaml", "training/job.yaml"):
+        spec = yaml.safe_load(files[f"deploy/kubernetes/{name}"])["spec"]["template"]["spec"]
+        for container in [*spec.get("initContainers", []), *spec["containers"]]:
+            assert {"name": "AMPWATCH_PORT", "value": "12345"} in container["env"]
+            assert {port["containerPort"] for port in container.get("ports", [])} <= {12345}
+    service = yaml.safe_load(files["deploy/kubernetes/daemonset/service.yaml"])
+    assert service["spec"]["ports"][0]["port"] == 12345
 
 
 def test_targets_go_where_prometheus_looks(asked: Path) -> None:
@@ -179,6 +208,13 @@ def test_a_target_has_the_port_of_the_daemon_unless_given_one(text: str, checked
     assert checks.checked_target(text) == checked
 
 
+@pytest.mark.parametrize("text", ["0", "65536", "-1", "http", "1.5", " 1"])
+def test_what_is_no_port_is_refused(text: str) -> None:
+    """0 is one for a daemon, which takes any, and none for whoever looks for it."""
+    with pytest.raises(DeployError, match=r"`--port`: expected 1 to 65535"):
+        checks.checked_port(text)
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "http://node-a:1", "node-a:0", "node-a:65536", "a b", "node-a:1/metrics", "::1", "-a"],
@@ -254,6 +290,9 @@ def test_an_incomplete_installation_is_reported(
     (tmp_path / "deploy/alertmanager/alertmanager.yml").write_text("receivers: []\n")
     with pytest.raises(DeployError, match=r"once in the deploy/alertmanager/alertmanager.yml"):
         tree(ASKED)
+    deploy = "expected port 10917 in the deploy/compose/compose.yaml"
+    with pytest.raises(DeployError, match=deploy):
+        tree(DeployOptions(port=1))
     rules.write_bytes(b"\xff\xfe")
     with pytest.raises(DeployError, match=r"expected to read .* install ampwatch again"):
         tree(DeployOptions())

@@ -138,11 +138,15 @@ def test_a_finished_run_is_kept_for_the_grace_time_and_then_gone(setting: Settin
 
 
 def shown(fleet: Fleet) -> list[tuple[object, ...]]:
-    """What a fleet shows of its ranks: who, how it goes, the newest step, the findings."""
-    return [
-        (r.run, r.identity.rank, r.state, r.end_reason, repr(r.newest), r.findings)
-        for r in fleet.ranks()
-    ]  # NaN, of the first step, equals nothing but its text
+    """What a fleet shows: the verdict on each run, and of each rank how it goes, step and findings."""
+    found: list[tuple[object, ...]] = []
+    for run, (ranks, verdict) in fleet.judge().items():
+        found.append((run, verdict.level, verdict.sentence, verdict.root, verdict.cause))
+        # As text: NaN, the duration of a first step, equals nothing.
+        found += [
+            (r.identity.rank, r.state, r.end_reason, repr(r.newest), r.findings) for r in ranks
+        ]
+    return found
 
 
 def test_a_daemon_that_is_started_again_shows_what_the_one_before_it_showed(
@@ -151,14 +155,14 @@ def test_a_daemon_that_is_started_again_shows_what_the_one_before_it_showed(
     """Eight ranks of a dead job: one raised, four lost their connection, three hung until killed."""
     setting = Setting(place.rings)
     setting.clock.now = time.time()  # dates of files are the system's
-    who = {"run": "gpt", "world_size": 8, "started_ns": int(setting.clock.now - 7200) * SECOND}
+    who = {"run": "gpt", "world_size": 8, "started_ns": int(setting.clock.now) * SECOND}
     ended = [setting.write(rank=rank, **who) for rank in range(5)]
     hour_ago = int(setting.clock.now - 3600) * SECOND
     for writer in ended:
         writer.put(step(5, time_ns=hour_ago))
         writer.put(finding())
     with ExitStack() as stack:
-        hung = [stack.enter_context(place.writer(f"hung{n}")) for n in range(3)]
+        hung = [stack.enter_context(place.writer("gpt", n, 8)) for n in range(5, 8)]
         for writer in hung:
             writer.do("step an hour ago")
         setting.watcher.poll()
@@ -171,7 +175,7 @@ def test_a_daemon_that_is_started_again_shows_what_the_one_before_it_showed(
             os.utime(writer.path, ns=(hour_ago, hour_ago))
         setting.watcher.poll()
     before = shown(setting.fleet)
-    assert len(before) == 8
+    assert len(before) == 1 + 8
 
     setting.restart()
     setting.clock.now += GRACE - 60

@@ -22,6 +22,25 @@ Every message says what was expected, what was given and what to do.
 from __future__ import annotations
 
 import typing
+from difflib import get_close_matches
+
+
+def did_you_mean(
+    given: object, there: typing.Iterable[str], otherwise: str = "", *, prefix: str = ""
+) -> str:
+    """Return the end of a message about a name that does not exist: what may have been meant.
+
+    Args:
+        given: The name.
+        there: The names that exist.
+        otherwise: The end of the message where none is near, without a semicolon.
+        prefix: Begins each of the names and makes none of them more alike.
+    """
+    names = [name.removeprefix(prefix) for name in there]
+    near = get_close_matches(str(given).removeprefix(prefix), names, n=3)
+    if near:
+        return f"; did you mean {' or '.join(repr(prefix + name) for name in near)}?"
+    return f"; {otherwise}" if otherwise else ""
 
 
 class AmpwatchError(Exception):

@@ -38,6 +38,15 @@ def sentence(text: str) -> str:
     return text if not text or text.endswith((".", "!", "?")) else f"{text}."
 
 
+def first_sentence(text: str, max_characters: int) -> str:
+    """Return the first sentence of ``text``, cut at a word if it is longer than that."""
+    # A full stop within a name, as in torch.finfo, ends no sentence.
+    first = sentence(text.partition(". ")[0])
+    if len(first) <= max_characters:
+        return first
+    return f"{first[: max_characters - 3].rpartition(' ')[0]}..."
+
+
 def place(finding: Finding) -> str:
     """Say where it happened: what is called ``where`` in a finding, in words."""
     prefix, colon, name = finding.where.partition(":")

@@ -72,13 +72,21 @@ class _Reported:
 class _Entry:
     """A finding and what was reported of it: its severity, that of its story, whether it is a root."""
 
-    __slots__ = ("finding", "is_root", "own", "story")
+    __slots__ = ("cause", "finding", "is_root", "own", "severity", "story")
 
     def __init__(self, finding: Finding) -> None:
         self.finding = finding
         self.own = _Reported(finding.severity)
         self.story = _Reported(finding.severity)
         self.is_root = finding.root
+        # As they were when stories were last gone through.
+        self.severity: Severity | None = None
+        self.cause = ""
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether its severity or its cause is another one since stories were last gone through."""
+        return self.finding.severity is not self.severity or self.finding.caused_by != self.cause
 
 
 class FindingBook:
@@ -248,21 +256,24 @@ class FindingBook:
         Called at the end of an iteration, when all detectors have had their say. Severities are
         held against those that were reported last, so no detector can forget to tell.
 
-        Cost: 0.3 us a finding.
+        Cost: 0.3 us a finding, 5 us in an iteration in which one of them has moved.
         """
-        if not self._entries:
+        if not any(entry.has_moved for entry in self._entries.values()):
             return
         worst = self._severities_of_stories()
         for key, entry in tuple(self._entries.items()):
             finding = entry.finding
+            entry.severity, entry.cause = finding.severity, finding.caused_by
+            before, was_root = entry.story.severity, entry.is_root
             risen_from = entry.own.move(finding.severity, self.now_ns)
-            was_critical = entry.story.severity is Severity.CRITICAL
             story_risen_from = entry.story.move(worst.get(key, finding.severity), self.now_ns)
-            was_root, entry.is_root = entry.is_root, finding.root
+            entry.is_root = finding.root
             if since := risen_from or story_risen_from:
                 self._pass_on(finding, Reason.WORSE, since)
-            elif was_root and was_critical and not finding.root:
+            elif was_root and before is Severity.CRITICAL and not finding.root:
                 self._pass_on(finding, Reason.EXPLAINED)
+            elif is_worse(before, entry.story.severity):
+                self._pass_on(finding, Reason.CHANGED)
 
     def _severities_of_stories(self) -> dict[str, Severity]:
         """Return the worst severity of each root and what it explains, by the root's key."""
@@ -279,9 +290,12 @@ class FindingBook:
         self._notify(News(finding, reason, severity, root, since))
 
     def _severity_of_story(self, finding: Finding) -> Severity:
-        if not finding.root:
+        entry = self._entries.get(finding.key)
+        if not finding.root or entry is None:
             return finding.severity
-        return self._severities_of_stories().get(finding.key, finding.severity)
+        if finding.severity is entry.severity:
+            return entry.story.severity
+        return self._severities_of_stories()[finding.key]
 
     def led_to_by(self, culprit: Finding) -> None:
         """Attach the symptoms there are, and those that come, to the op that is at fault."""

@@ -469,10 +469,10 @@ def test_findings_are_logged_once_and_handed_to_callbacks(caplog: pytest.LogCapt
 def test_a_grouping_of_ops_that_does_not_exist_is_refused() -> None:
     """At the call, with what was meant, whether or not ops have been counted."""
     run = build("fp16-foreach")
-    wrong: Any = "modul"
+    wrong: Any = "modules"
     with (
         ampwatch.monitor(run.models, run.scaler, serve=False) as watch,
-        pytest.raises(ValueError, match="op, module, dtype, got 'modul'; did you mean 'module'"),
+        pytest.raises(ValueError, match="op, module, dtype, got 'modules'; did you mean 'module'"),
     ):
         watch.op_table(wrong)
 

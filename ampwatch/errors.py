@@ -24,22 +24,25 @@ from __future__ import annotations
 import typing
 from difflib import get_close_matches
 
+if typing.TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 def did_you_mean(
-    given: object, there: typing.Iterable[str], otherwise: str = "", *, prefix: str = ""
+    given: object, known: Iterable[str], otherwise: str = "", *, prefix: str = ""
 ) -> str:
-    """Return the end of a message about a name that does not exist: what may have been meant.
+    """Return the end of a message about a name that is not known: ``; did you mean 'x'?``.
 
     Args:
-        given: The name.
-        there: The names that exist.
-        otherwise: The end of the message where none is near, without a semicolon.
-        prefix: Begins each of the names and makes none of them more alike.
+        given: The name, in whatever case.
+        known: Names there are.
+        otherwise: What the message ends with where none is near, without a semicolon.
+        prefix: Begins each of the names, and makes none of them more alike.
     """
-    names = [name.removeprefix(prefix) for name in there]
-    near = get_close_matches(str(given).removeprefix(prefix), names, n=3)
+    by_lower = {name.removeprefix(prefix).lower(): name for name in known}
+    near = get_close_matches(str(given).removeprefix(prefix).lower(), by_lower, n=1)
     if near:
-        return f"; did you mean {' or '.join(repr(prefix + name) for name in near)}?"
+        return f"; did you mean {by_lower[near[0]]!r}?"
     return f"; {otherwise}" if otherwise else ""
 
 

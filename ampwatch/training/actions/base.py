@@ -170,7 +170,7 @@ def _checked_kinds(given: Iterable[str]) -> frozenset[str]:
         raise SettingsError(msg)
     kinds = frozenset(listed)
     for kind in sorted(kinds - set(KINDS)):
-        hint = did_you_mean(kind, KINDS, "docs/diagnoses/README.md lists them")
+        hint = did_you_mean(kind, KINDS, "`ampwatch explain` lists them")
         msg = f"`kinds`: expected kinds of findings, got {kind!r}{hint}"
         raise SettingsError(msg)
     return kinds

@@ -298,6 +298,7 @@ class Diagnosis:
         self._compiled.detect(iteration, verdict)
         self._divergence.detect(iteration, verdict)
         self.book.attach_symptoms()
+        self.book.report_escalations()
         if iteration.census is not None:
             self.ops.record(iteration.census, iteration.time_ns)
         self.ops.pass_on(iteration.time_ns)

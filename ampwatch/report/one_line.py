@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import re
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ampwatch.diagnosis.news import Reason
-from ampwatch.report.accounts import place, ranks, sentence
+from ampwatch.report.accounts import cut, first_sentence, place, ranks
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
@@ -32,8 +31,6 @@ LEVELS = {
     Severity.CRITICAL: logging.ERROR,
 }
 """Level in a log, by severity."""
-
-_END_OF_SENTENCE = re.compile(r"[.!?](?=\s+[A-Z])")
 
 
 def address(url: str, run: str, rank: int | None = None) -> str:
@@ -71,19 +68,4 @@ def one_line(news: News, run: str, numbers: Sequence[int], url: str = "") -> str
     if news.root.key != finding.key:
         head += f", explained by {named(news.root)}"
     room = max(MIN_SENTENCE, MAX_LENGTH - len(head) - len(tail) - len(": ") - len(" "))
-    return f"{head}: {_cut(first_sentence(finding.summary), room)} {tail}"
-
-
-def first_sentence(text: str) -> str:
-    """Return the first sentence of ``text``, in one line, with a full stop."""
-    text = " ".join(text.split())
-    end = _END_OF_SENTENCE.search(text)
-    return sentence(text if end is None else text[: end.end()])
-
-
-def _cut(text: str, room: int) -> str:
-    """Return ``text``, or the words of it for which there is room."""
-    if len(text) <= room:
-        return text
-    words = text[: room - len("...")].rpartition(" ")[0] or text[: room - len("...")]
-    return f"{words.rstrip(',;: ')}..."
+    return f"{head}: {cut(first_sentence(finding.summary), room)} {tail}"

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampwatch.diagnosis.news import News, Reason
-from ampwatch.report.one_line import MAX_LENGTH, address, first_sentence, one_line
+from ampwatch.report.accounts import first_sentence
+from ampwatch.report.one_line import MAX_LENGTH, address, one_line
 from ampwatch.wire.records import Finding, Severity
 
 URL = "http://127.0.0.1:10917/"

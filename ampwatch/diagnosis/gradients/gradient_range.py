@@ -138,7 +138,7 @@ class GradientRange:
         made = self._book.of_kind(kind.slug)[-1]
         if stopped and made.severity is not Severity.CRITICAL:
             made.severity = Severity.CRITICAL
-            self._book.report_anew(made)
+            self._book.report_change(made)
 
     def _is_known(self, worst: str) -> bool:
         return self._book.get(GRAD_UNDERFLOW.slug, f"param:{worst}") is not None

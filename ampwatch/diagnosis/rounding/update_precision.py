@@ -122,7 +122,7 @@ class UpdatePrecision:
             if self._has_stopped(iteration.step) and made.severity is not Severity.CRITICAL:
                 made.severity = Severity.CRITICAL
                 made.summary += STOPPED
-                self._book.report_anew(made)
+                self._book.report_change(made)
             return
         where = f"param:{worst.name}"
         self._book.make(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ampwatch.diagnosis.news import Reason
 from ampwatch.wire.records import Severity, Topic
 from tests.workshop.replay import Replay, measured
 
@@ -104,4 +105,5 @@ def test_a_training_of_which_no_weight_changes_any_more_is_critical() -> None:
     finding = stands.only("update_rounding")
     assert finding.severity is Severity.CRITICAL
     assert "nothing is learnt" in finding.summary
-    assert [new for kind, new in stands.notified if kind == "update_rounding"].count(True) == 2
+    reasons = [reason for kind, reason in stands.notified if kind == "update_rounding"]
+    assert [r for r in reasons if r is not Reason.CHANGED] == [Reason.MADE, Reason.WORSE]

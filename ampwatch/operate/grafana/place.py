@@ -150,7 +150,7 @@ def _token(environment: Mapping[str, str], file: str | None) -> str:
         raise SettingsError(msg)
     if len(token) < MIN_TOKEN_LENGTH:
         # It could not be kept out of a message without making that unreadable.
-        msg = f"expected the token of a service account in {where}, which begins with glsa_, got {len(token)} characters"
+        msg = f"expected the token of a service account in {where}, which begins with glsa_ and has 46 characters, got one that has {len(token)}"
         raise SettingsError(msg)
     if not token.isascii() or not token.isprintable() or " " in token:
         msg = f"expected a token in one line and nothing else in {where}, got spaces or other characters"

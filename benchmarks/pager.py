@@ -145,7 +145,9 @@ class _Pager:
         group.told = Told(at, receiver, key, firing, resolved, new, news)
         self.sent.append(group.told)
 
-    def _due(self, at: float, group: _Group, firing: frozenset[Labels], over: frozenset[Labels]) -> bool:
+    def _due(
+        self, at: float, group: _Group, firing: frozenset[Labels], over: frozenset[Labels]
+    ) -> bool:
         last = group.told
         if last is None:
             return bool(firing)

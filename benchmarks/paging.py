@@ -49,6 +49,7 @@ class Target:
         self.begun = time.time() - 3600
 
     def metrics(self) -> str:
+        """Return what a scrape reads now."""
         broken = time.time() >= self.fault_at
         halvings = 12 if broken and self.collapses else 0
         labels = f'run="{self.run}",rank="0"'

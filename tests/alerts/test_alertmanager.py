@@ -152,7 +152,9 @@ def test_a_message_says_what_and_who_and_since_when_and_what_to_do(tmp_path: Pat
 def test_a_message_that_it_is_over_begins_with_that(tmp_path: Path) -> None:
     over = [alert(3, status="resolved")]
 
-    assert render(tmp_path, "ampwatch.title", over, "resolved").startswith("Resolved: Run gpt: a rank ends")
+    assert render(tmp_path, "ampwatch.title", over, "resolved").startswith(
+        "Resolved: Run gpt: a rank ends"
+    )
     assert render(tmp_path, "ampwatch.text", over, "resolved").startswith("Over since 04:00 UTC: ")
     assert render(tmp_path, "ampwatch.color", over, "resolved").strip() == "good"
 

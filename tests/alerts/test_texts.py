@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from tests.alerts.rules import alerts
 from tests.alerts.texts import GOLDEN, messages
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.services
 
@@ -22,7 +27,9 @@ def test_each_alert_has_a_message() -> None:
 
 
 @pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.txt")), ids=lambda file: file.stem)
-def test_a_message_says_what_and_since_when_and_what_to_do_first_and_where(file) -> None:  # type: ignore[no-untyped-def]
+def test_a_message_says_what_and_since_when_and_what_to_do_first_and_where(
+    file: Path,
+) -> None:
     text = file.read_text(encoding="utf-8")
     title, empty, *rest = text.splitlines()
 

@@ -11,7 +11,6 @@ import re
 import subprocess
 import tempfile
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -22,6 +21,7 @@ from tests.services import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 GOLDEN = ROOT / "tests" / "golden" / "alerts"
 TEMPLATE = ROOT / "deploy" / "alertmanager" / "ampwatch.tmpl"
@@ -125,9 +125,9 @@ def _got(said: str) -> Iterator[tuple[Key, dict[str, str]]]:
     for case in _CASE.finditer(said):
         after = case["said"][case["said"].index("got:") :]
         rows = re.findall(r"Labels:\{(.*)\}\n\s*Annotations:\{(.*)\}", after)
-        for labels, annotations in rows:
+        for labels, said_of_it in rows:
             named = {k: json.loads(v) for k, v in _PAIR.findall(labels)}
-            texts = {k: json.loads(v) for k, v in _PAIR.findall(annotations)}
+            texts = {k: json.loads(v) for k, v in _PAIR.findall(said_of_it)}
             yield _key(case["name"] or "", case["alert"], case["time"], named), texts
 
 

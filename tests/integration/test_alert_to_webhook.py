@@ -287,7 +287,9 @@ def reads_as_a_dead_daemon(tree: Path, message: dict[str, Any], address: str) ->
     assert f"Prometheus cannot scrape {address} of job ampwatch" in text
     assert "The runs there go on and lose nothing" in text
     assert f"Runbook: {RUNBOOKS}AmpwatchExporterDown.md" in text
-    assert written(tree, "title", message).startswith(f"WARNING: Host {address}: its daemon cannot be")
+    assert written(tree, "title", message).startswith(
+        f"WARNING: Host {address}: its daemon cannot be"
+    )
 
 
 def written(tree: Path, part: str, message: dict[str, Any]) -> str:

@@ -16,15 +16,16 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.pager import Labels, Told, messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 RULES = Path(__file__).parents[1] / "dashboards" / "alerts" / "ampwatch.rules.yml"
 TICK = 30
@@ -77,7 +78,7 @@ class Run:
 class Training:
     """A GradScaler and what ampwatch counts of it, tick by tick."""
 
-    def __init__(self, chance: random.Random, slow: bool = False) -> None:
+    def __init__(self, chance: random.Random, *, slow: bool = False) -> None:
         self.chance = chance
         self.interval = chance.choice([20, 200, 2000])
         self.rate = chance.choice([1, 2]) / 60 if slow else chance.choice([0.5, 3, 20, 100])
@@ -115,7 +116,7 @@ class Training:
         self.skipping = times > 3 or self.rate * TICK < self.interval
         self.held += [self.log2]
 
-    def tick(self, now: float) -> dict[str, Any]:
+    def tick(self) -> dict[str, Any]:
         """Train for a tick; return what a scrape would read."""
         self.held = [*self.held[-2:], self.log2]
         if self.state == "running" and not self.skipping:
@@ -147,6 +148,7 @@ class Training:
         self.held += [self.log2]
 
     def scraped(self) -> dict[str, Any]:
+        """Return what a scrape would read, by series."""
         over = self.state in {"finished", "failed"}
         flushed = 1.0 if self.log2 < -20 else self.zeros
         elements = round(self.steps * 100)
@@ -187,17 +189,18 @@ class Training:
         return row
 
 
-Plan = "dict[int, Callable[[Training, float], None]]"
+Change = Callable[[Training, float], None]
+"""Something that happens to a training at a moment."""
 
 
-def _fail(kind: str, ticks: int = 5) -> Callable[[Training, float], None]:
+def _fail(kind: str, ticks: int = 5) -> Change:
     def change(training: Training, _: float) -> None:
         training.root, training.failing = (kind, "module encoder.0"), ticks + 1
 
     return change
 
 
-def _storm(times: int) -> Callable[[Training, float], None]:
+def _storm(times: int) -> Change:
     def change(training: Training, now: float) -> None:
         training.skip(times)
         training.skipping = True  # It falls because what overflows comes more often than a growth.
@@ -207,7 +210,14 @@ def _storm(times: int) -> Callable[[Training, float], None]:
     return change
 
 
-def _set(**changes: Any) -> Callable[[Training, float], None]:
+def _skips(times: int) -> Change:
+    def change(training: Training, _: float) -> None:
+        training.skip(times)
+
+    return change
+
+
+def _set(**changes: Any) -> Change:
     def change(training: Training, _: float) -> None:
         for name, value in changes.items():
             setattr(training, name, value)
@@ -227,7 +237,7 @@ def _losses(training: Training, _: float) -> None:
     training.counts["losses"] += 20
 
 
-def _all(*changes: Callable[[Training, float], None]) -> Callable[[Training, float], None]:
+def _all(*changes: Change) -> Change:
     def change(training: Training, now: float) -> None:
         for one in changes:
             one(training, now)
@@ -235,67 +245,90 @@ def _all(*changes: Callable[[Training, float], None]) -> Callable[[Training, flo
     return change
 
 
-def _plan(kind: str, chance: random.Random) -> tuple[Any, tuple[int, int] | None, bool]:
-    """Return what happens at which tick, when the trouble begins and ends, and whether it wakes somebody."""
-    at = chance.randint(40, 110)
-    end = _set(state="finished")
-    if kind == "few skips":
-        return {t: _set() if t else end for t in ()} | {at: lambda t, _: t.skip(3)}, None, False
-    if kind == "evaluation":
-        return (
-            {at: _set(state="stale"), at + chance.randint(2, 16): _set(state="running")},
-            None,
-            False,
-        )
-    if kind == "restart":
-        return {at: end, at + chance.randint(1, 6): _restart}, None, False
-    if kind == "finish":
-        return {at: end}, None, False
-    if kind == "collapse":
-        ticks = chance.randint(4, 40)
-        speed = chance.randint(1, 6)
-        return (
-            {at + t: _storm(speed) for t in range(max(ticks, 12 // speed + 1))},
-            (at, at + max(ticks, 12 // speed + 1)),
-            True,
-        )
-    if kind == "collapse at once":
-        return {at: _storm(chance.randint(14, 60))}, (at, at + 1), True
-    if kind == "collapse, and stopped":
-        length = chance.randint(6, 20)
-        plan: Any = {at + t: _storm(4) for t in range(length)}
-        plan[at + length] = _all(_set(broken=True), end)
-        plan[at + length + 4] = _restart
-        return plan, (at, at + length), True
-    if kind == "set low":
-        return (
-            {at: _all(_set(interval=2000, rate=3), _lower), at + 30: _set(log2=12)},
-            (at, at + 30),
-            True,
-        )
-    if kind == "weights":
-        plan = {at: _all(_set(nan_weights=2632), _fail("param_nonfinite", 400))}
-        plan |= {at + t: _losses for t in range(1, 20)}
-        plan[at + 20] = _all(_set(broken=True), end)
-        return plan, (at, at + 20), True
-    if kind == "finding":
-        return (
-            {at + t: _fail("forward_overflow") for t in range(0, chance.randint(1, 40), 3)},
-            (at, at + 45),
-            True,
-        )
-    if kind == "ends broken":
-        return {at: _all(_fail("divergence", 400), _set(broken=True), end)}, (at, at + 20), True
-    if kind == "storm":
-        return {at: lambda t, _: t.skip(7)}, (at, at + 20), False
-    if kind == "hang":
-        return {at: _set(state="stale"), at + 60: _set(state="failed")}, (at, at + 60), False
-    if kind == "death":
-        return {at: _set(state="failed")}, (at, at + 20), False
-    if kind == "straggler":
-        return {}, (at, at + 30), False
-    return {}, None, False
+class Plan(NamedTuple):
+    """What happens in a night.
 
+    Attributes:
+        events: Changes, by their tick.
+        span: Ticks at which a trouble begins and ends; ``None`` without one.
+        pages: Whether it wakes somebody.
+    """
+
+    events: dict[int, Change]
+    span: tuple[int, int] | None = None
+    pages: bool = False
+
+
+END = _set(state="finished")
+
+
+def _evaluation(at: int, chance: random.Random) -> Plan:
+    pause = chance.randint(2, 16)
+    return Plan({at: _set(state="stale"), at + pause: _set(state="running")})
+
+
+def _restarted(at: int, chance: random.Random) -> Plan:
+    return Plan({at: END, at + chance.randint(1, 6): _restart})
+
+
+def _collapse(at: int, chance: random.Random) -> Plan:
+    speed = chance.randint(1, 6)
+    ticks = max(chance.randint(4, 40), 12 // speed + 1)
+    return Plan({at + t: _storm(speed) for t in range(ticks)}, (at, at + ticks), pages=True)
+
+
+def _stopped(at: int, chance: random.Random) -> Plan:
+    ticks = chance.randint(6, 20)
+    events = {at + t: _storm(4) for t in range(ticks)}
+    events[at + ticks] = _all(_set(broken=True), END)
+    events[at + ticks + 4] = _restart
+    return Plan(events, (at, at + ticks), pages=True)
+
+
+def _set_low(at: int, _: random.Random) -> Plan:
+    slowly = _set(interval=2000, rate=3)
+    return Plan({at: _all(slowly, _lower), at + 30: _set(log2=12)}, (at, at + 30), pages=True)
+
+
+def _weights(at: int, _: random.Random) -> Plan:
+    events = {at: _all(_set(nan_weights=2632), _fail("param_nonfinite", 400))}
+    events |= {at + t: _losses for t in range(1, 20)}
+    events[at + 20] = _all(_set(broken=True), END)
+    return Plan(events, (at, at + 20), pages=True)
+
+
+def _finding(at: int, chance: random.Random) -> Plan:
+    seen = range(0, chance.randint(1, 40), 3)
+    return Plan({at + t: _fail("forward_overflow") for t in seen}, (at, at + 45), pages=True)
+
+
+def _ends_broken(at: int, _: random.Random) -> Plan:
+    end = _all(_fail("divergence", 400), _set(broken=True), END)
+    return Plan({at: end}, (at, at + 20), pages=True)
+
+
+PLANS: dict[str, Callable[[int, random.Random], Plan]] = {
+    "few skips": lambda at, _: Plan({at: _skips(3)}),
+    "evaluation": _evaluation,
+    "restart": _restarted,
+    "finish": lambda at, _: Plan({at: END}),
+    "collapse": _collapse,
+    "collapse at once": lambda at, chance: Plan(
+        {at: _storm(chance.randint(14, 60))}, (at, at + 1), pages=True
+    ),
+    "collapse, and stopped": _stopped,
+    "set low": _set_low,
+    "weights": _weights,
+    "finding": _finding,
+    "ends broken": _ends_broken,
+    "storm": lambda at, _: Plan({at: _skips(7)}, (at, at + 20)),
+    "hang": lambda at, _: Plan(
+        {at: _set(state="stale"), at + 60: _set(state="failed")}, (at, at + 60)
+    ),
+    "death": lambda at, _: Plan({at: _set(state="failed")}, (at, at + 20)),
+    "straggler": lambda at, _: Plan({}, (at, at + 30)),
+}
+"""What happens, by the name of a story; nothing in the others."""
 
 HEALTHY = ("steady", "few skips", "evaluation", "restart", "finish", "daemon away", "slow")
 BROKEN = (
@@ -329,13 +362,14 @@ def night(seed: int, ranks: int = 0) -> list[Run]:
 def lived(name: str, kind: str, chance: random.Random, ranks: int = 0) -> Run:
     """Return a run that lives a story; with ``ranks``, of so many, else of a few."""
     story = "collapse" if kind == "collapse, daemon away" else kind
-    plan, span, pages = _plan(story, chance)
+    at = chance.randint(40, 110)
+    plan, span, pages = PLANS.get(story, lambda *_: Plan({}))(at, chance)
     training = Training(chance, slow=kind == "slow")
     rows = []
     for tick in range(TICKS):
         if tick in plan:
             plan[tick](training, tick * TICK)
-        rows.append(training.tick(tick * TICK))
+        rows.append(training.tick())
     names = sorted(set().union(*rows))
     count = ranks or chance.choice([1, 2, 4, 8])
     per_host = 8 if ranks else chance.choice([count, max(count // 2, 1)])

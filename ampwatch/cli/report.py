@@ -85,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_report(args: argparse.Namespace) -> None:
     from ampwatch.host.daemon.remains import jobs  # noqa: PLC0415 - likewise
+    from ampwatch.report.standing import render_json  # noqa: PLC0415 - likewise
     from ampwatch.wire.blackbox.document import to_json  # noqa: PLC0415 - --help must be quick
 
     found = jobs(_boxes(args.run))
@@ -96,7 +97,7 @@ def _print_report(args: argparse.Namespace) -> None:
         return
     newest = found[-1]
     if args.json:
-        print(to_json(newest))
+        print(render_json(newest))
     if args.html:
         _write_page(args.html, newest)
     elif not args.json:
@@ -132,7 +133,7 @@ def _is_path(asked: str) -> bool:
 
 
 def _nothing(asked: str | None, settings: Settings) -> NoReturn:
-    from ampwatch.errors import ReportError  # noqa: PLC0415 - likewise
+    from ampwatch.errors import ReportError, did_you_mean  # noqa: PLC0415 - likewise
     from ampwatch.host.daemon.remains import find_remains  # noqa: PLC0415 - likewise
     from ampwatch.runtime import ring_directories  # noqa: PLC0415 - likewise
     from ampwatch.wire.blackbox.files import report_directory  # noqa: PLC0415 - as above
@@ -146,7 +147,7 @@ def _nothing(asked: str | None, settings: Settings) -> NoReturn:
     others = {box.identity.run for box in find_remains(settings).boxes}
     names = f"found {', '.join(sorted(others))}" if others else "found no other"
     names += f"; to read the directory, write ./{asked}" if Path(asked).is_dir() else ""
-    msg = f"expected a run or a file {asked!r}, {names} in {where}; a run that ended well leaves no report"
+    msg = f"expected a run or a file {asked!r}, {names} in {where}; a run that ended well leaves no report{did_you_mean(asked, others)}"
     raise ReportError(msg)
 
 
@@ -164,15 +165,17 @@ def _listed(found: list[list[Box]]) -> list[str]:
     """Return a line for each job."""
     from ampwatch.report.html_report import when  # noqa: PLC0415 - as above
     from ampwatch.report.report import one_line  # noqa: PLC0415 - likewise
-    from ampwatch.report.stories import stories  # noqa: PLC0415 - likewise
+    from ampwatch.report.standing import judge_boxes  # noqa: PLC0415 - likewise
 
     lines = []
     for job in reversed(found):
         first = job[0]
-        grouped = stories((box.identity.rank, box.findings) for box in job)
-        kinds = ", ".join(dict.fromkeys(s.finding.kind for s in grouped)) or "no finding"
+        verdict = judge_boxes(job)
+        kinds = ", ".join(dict.fromkeys(s.finding.kind for s in verdict.stories)) or "no finding"
         ranks = f" ({len(job)} ranks)" if len(job) > 1 else ""
-        lines.append(f"{when(first.identity.started_ns)}  {first.identity.run}{ranks}: {kinds}")
+        lines.append(
+            f"{when(first.identity.started_ns)}  {first.identity.run}{ranks}: {verdict.level.value}, {kinds}"
+        )
         lines.append(f"    {one_line(first)}")
     return [_printable(line) for line in lines]
 

@@ -29,13 +29,20 @@ _PLACES = {
 }
 _MANY = 8
 
-WHERE_PAGES_ARE = "in ampwatch's source repository"
-
 
 def sentence(text: str) -> str:
     """Return ``text`` with a full stop."""
     text = text.rstrip()
     return text if not text or text.endswith((".", "!", "?")) else f"{text}."
+
+
+def first_sentence(text: str, max_characters: int) -> str:
+    """Return the first sentence of ``text``, cut at a word if it is longer than that."""
+    # A full stop within a name, as in torch.finfo, ends no sentence.
+    first = sentence(text.partition(". ")[0])
+    if len(first) <= max_characters:
+        return first
+    return f"{first[: max_characters - 3].rpartition(' ')[0]}..."
 
 
 def place(finding: Finding) -> str:
@@ -128,11 +135,6 @@ def figure(value: object) -> str:
     # Those from 1/8 to 8 anybody knows.
     is_notable = mantissa == 0.5 and abs(exponent - 1) > 3
     return f"{text} (2^{exponent - 1})" if is_notable else text
-
-
-def doc_page(kind: str) -> str:
-    """Return the page of the documentation about a kind, by its place in the repository."""
-    return f"docs/diagnoses/{kind}.md"
 
 
 def _steps(count: int) -> str:

@@ -16,8 +16,10 @@ from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.report import accounts, course_picture, exponent_picture
 from ampwatch.report.glossary import Glossary
 from ampwatch.report.markup import Markup, element, joined
-from ampwatch.report.report import one_line, summary_of
-from ampwatch.report.stories import Story, all_symptoms, stories
+from ampwatch.report.pages import more_about
+from ampwatch.report.report import one_line, summary_of, told_by
+from ampwatch.report.standing import judge_boxes
+from ampwatch.report.stories import Story, all_symptoms
 from ampwatch.report.svg import NARROW, WIDE
 from ampwatch.report.words import percent
 from ampwatch.wire.blackbox.culprit import about
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ampwatch.report.glossary import Term
+    from ampwatch.report.verdict import RunVerdict
     from ampwatch.wire.blackbox import Box
     from ampwatch.wire.records import Finding, RangeRecord
 
@@ -46,16 +49,18 @@ def render_html(boxes: Sequence[Box]) -> str:
     Args:
         boxes: At least one, all of one run.
     """
-    shown = stories((box.identity.rank, box.findings) for box in boxes)
+    verdict = judge_boxes(boxes)
+    shown = verdict.stories
     by_rank = {box.identity.rank: box for box in boxes}
     glossary = Glossary()
     body = element(
         "main",
         element("p", "ampwatch report", class_="wordmark"),
-        element("h1", f"Run {boxes[0].identity.run}: {verdict(shown)}"),
-        *[element("p", one_line(box), class_="lead") for box in boxes[:MAX_RANKS]],
+        element("h1", f"Run {boxes[0].identity.run}: {verdict.level.value}"),
+        element("p", accounts.sentence(verdict.sentence), class_="lead"),
+        *[element("p", one_line(box, verdict.cause)) for box in boxes[:MAX_RANKS]],
         *[element("p", note, class_="muted") for note in boxes[0].notes],
-        _traceback(boxes),
+        _traceback(boxes, verdict),
         *[_article(story, by_rank[story.ranks[0]], glossary) for story in shown],
         element("h3", "Everything else"),
         *[_rank_details(box) for box in boxes[:MAX_RANKS]],
@@ -72,19 +77,10 @@ def render_html(boxes: Sequence[Box]) -> str:
     return f"<!doctype html>\n{element('html', head, element('body', body), lang='en')}\n"
 
 
-def verdict(shown: Sequence[Story]) -> str:
-    """Say in a few words how many findings there are, and since when."""
-    alarming = [s for s in shown if s.severity is not Severity.INFO]
-    if not alarming:
-        return "nothing is wrong"
-    first = min(s.first_step for s in alarming)
-    noun = "cause" if len(alarming) == 1 else "causes"
-    return f"{len(alarming)} {noun} of trouble, since step {first}"
-
-
 def _article(story: Story, box: Box, glossary: Glossary) -> Markup:
     f = story.finding
     sure = certainty(f.kind)
+    more = more_about(f.kind)
     parts = [
         ("Where", "; ".join([accounts.place(f), *accounts.circumstances(story)]), None),
         ("Since", accounts.since(story), None),
@@ -105,13 +101,7 @@ def _article(story: Story, box: Box, glossary: Glossary) -> Markup:
         _symptoms(story),
         _numbers(story),
         _terms(glossary.new_in(f.summary, f.advice)),
-        element(
-            "p",
-            "More: ",
-            element("code", accounts.doc_page(f.kind)),
-            f", {accounts.WHERE_PAGES_ARE}",
-            class_="terms",
-        ),
+        element("p", "More: ", element("code", more), class_="terms") if more else None,
         class_=story.severity.value,
     )
 
@@ -209,8 +199,8 @@ def _terms(terms: Sequence[Term]) -> Markup | None:
     return element("div", *lines, class_="terms")
 
 
-def _traceback(boxes: Sequence[Box]) -> Markup | None:
-    box = next((box for box in boxes if box.traceback), None)
+def _traceback(boxes: Sequence[Box], verdict: RunVerdict) -> Markup | None:
+    box = told_by(boxes, verdict)
     if box is None:
         return None
     said = f"Where the exception was raised, rank {box.identity.rank}"

@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.report import accounts
+from ampwatch.report.endings import Failure
 from ampwatch.report.glossary import Glossary
-from ampwatch.report.precision_words import report_lines
-from ampwatch.report.stories import Story, all_symptoms, stories
+from ampwatch.report.pages import more_about
+from ampwatch.report.standing import judge_boxes
+from ampwatch.report.stories import Story, all_symptoms
+from ampwatch.report.words import plain
 from ampwatch.wire.records import SKIP_CLASSES, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.report.glossary import Term
+    from ampwatch.report.verdict import RunVerdict
     from ampwatch.wire.blackbox import Box
-    from ampwatch.wire.records import CensusRecord, Finding, WindowRecord
 
 WIDTH = 92
 MAX_LISTED_RANKS = 8
@@ -40,8 +43,6 @@ class Summary:
         backoffs: Backoffs of the scale.
         nonfinite_losses: Iterations with a NaN or infinite loss.
         not_seen: What was not observed, in sentences.
-        census: The newest op census, if there was one.
-        window: The newest profiler window, if there was one.
         ending: How the rank ended, or that it hangs; empty while it runs or if it ended well.
     """
 
@@ -55,8 +56,6 @@ class Summary:
     backoffs: int = 0
     nonfinite_losses: int = 0
     not_seen: Sequence[str] = ()
-    census: CensusRecord | None = None
-    window: WindowRecord | None = None
     ending: str = ""
 
 
@@ -84,50 +83,47 @@ def ending(box: Box) -> str:
     return box.reason
 
 
-def render(summary: Summary, findings: Sequence[Finding], width: int = WIDTH) -> str:
-    """Return the report of one rank: the run in numbers, then each finding with its advice.
-
-    Roots come first, by severity, each followed by the symptoms it explains.
-
-    Args:
-        summary: The run in numbers.
-        findings: Its findings.
-        width: Characters in a line.
-    """
-    head = f"ampwatch report: run {summary.run}, rank {summary.rank}"
-    shown = stories([(summary.rank, findings)])
-    return _text([head, *_numbers(summary, width)], shown, width)
-
-
 def render_boxes(boxes: Sequence[Box], width: int = WIDTH) -> str:
-    """Return the report of the ranks of one run.
+    """Return the report of a run: the verdict, the numbers, then each finding with its advice.
+
+    Roots come in the order of the verdict, each followed by the symptoms it explains.
 
     Args:
-        boxes: At least one, all of one run.
+        boxes: Those of its ranks; at least one, all of one run.
         width: Characters in a line.
     """
-    found = [(box.identity.rank, box.findings) for box in boxes]
+    verdict = judge_boxes(boxes)
     if len(boxes) == 1:
         lines = _lines_of(boxes[0], width)
     else:
         first = boxes[0].identity
         lines = [f"ampwatch report: run {first.run}, {len(boxes)} of {first.world_size} ranks"]
         for box in boxes[:MAX_LISTED_RANKS]:
-            lines += _wrapped(one_line(box), width, 2, 4)
+            lines += _wrapped(one_line(box, verdict.cause), width, 2, 4)
         if len(boxes) > MAX_LISTED_RANKS:
             lines.append(f"  and {len(boxes) - MAX_LISTED_RANKS} ranks more")
-    lines += _tracebacks(boxes)
-    return _text(lines, stories(found), width)
+    headline = f"{verdict.level.value.upper()}: {accounts.sentence(plain(verdict.sentence))}"
+    lines[1:1] = _wrapped(headline, width, 2, 4)
+    lines += _traceback(boxes, verdict)
+    return _text(lines, verdict.stories, width)
 
 
-def one_line(box: Box) -> str:
-    """Say in a line how far a rank has come and how it ended."""
+def one_line(box: Box, cause: Failure | None = None) -> str:
+    """Say in a line how far a rank has come and how it ended.
+
+    Args:
+        box: The rank.
+        cause: The failure that ended its job, if that is known: what the others raised says nothing.
+    """
     summary = summary_of(box)
     parts = [_plural(summary.iterations, "iteration")]
     if not math.isnan(summary.loss_scale):
         parts.append(f"{_plural(sum(summary.skipped), 'step')} skipped")
         parts.append(f"loss scale {summary.loss_scale:g}")
     ended = f". {summary.ending}" if summary.ending else f"; {box.state.value}"
+    if cause is not None and box.state is RunState.FAILED and cause.rank != box.identity.rank:
+        error = Failure(box.identity.rank, box.reason, 0.0).error
+        ended = f". It ended because rank {cause.rank} did ({error})"
     return f"rank {summary.rank}, on {box.identity.host}: {', '.join(parts)}{ended}"
 
 
@@ -137,8 +133,16 @@ def _lines_of(box: Box, width: int) -> list[str]:
     return [f"ampwatch report: {head}", *_numbers(summary_of(box), width)]
 
 
-def _tracebacks(boxes: Sequence[Box]) -> list[str]:
-    box = next((box for box in boxes if box.traceback), None)
+def told_by(boxes: Sequence[Box], verdict: RunVerdict) -> Box | None:
+    """Return the rank whose traceback is to be shown: the one whose failure ended the others."""
+    raised = [box for box in boxes if box.traceback]
+    if verdict.cause is None:
+        return next(iter(raised), None)
+    return next((box for box in raised if box.identity.rank == verdict.cause.rank), None)
+
+
+def _traceback(boxes: Sequence[Box], verdict: RunVerdict) -> list[str]:
+    box = told_by(boxes, verdict)
     if box is None:
         return []
     return ["", f"Where it was raised (rank {box.identity.rank}):", *_quoted(box.traceback)]
@@ -173,7 +177,6 @@ def _numbers(summary: Summary, width: int) -> list[str]:
     if summary.nonfinite_losses:
         bad = _plural(summary.nonfinite_losses, "iteration")
         lines.append(f"  {bad} with a NaN or infinite loss")
-    lines += [f"  {line}" for line in report_lines(summary.census, summary.window)]
     for text in (*summary.not_seen, *filter(None, [summary.ending])):
         lines += _wrapped(text, width, 2)
     return lines
@@ -200,7 +203,8 @@ def _story(story: Story, glossary: Glossary, width: int) -> list[str]:
         lines += _part("It explains", f"{explained}. {accounts.sentence(f.summary)}", width)
     lines += _words(glossary.new_in(finding.summary, finding.advice), width)
     lines += _evidence([story, *all_symptoms(story)])
-    lines += _part("More", f"{accounts.doc_page(finding.kind)}, {accounts.WHERE_PAGES_ARE}", width)
+    if more := more_about(finding.kind):
+        lines += _part("More", more, width)
     return lines
 
 

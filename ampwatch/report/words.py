@@ -22,6 +22,11 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
+def plain(text: str) -> str:
+    """Return ``text`` of this module in ASCII, for a terminal in any locale."""
+    return text.replace(NARROW_SPACE, "")
+
+
 def time_span(seconds: float) -> str:
     """Write ``seconds`` in the largest unit of which there are at least two."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):

@@ -18,7 +18,8 @@ from ampwatch.errors import StateError
 from ampwatch.report.html_report import render_html
 from ampwatch.report.op_table import render as render_ops
 from ampwatch.report.precision_words import NO_CENSUS, report_lines
-from ampwatch.report.report import Summary, render
+from ampwatch.report.report import render_boxes
+from ampwatch.report.standing import render_json
 from ampwatch.settings import Settings
 from ampwatch.training.actions.base import Subscription
 from ampwatch.training.model.facts import ranks
@@ -26,9 +27,8 @@ from ampwatch.training.outlet import Outlet
 from ampwatch.training.session import Session
 from ampwatch.training.targets import Targets, check_targets
 from ampwatch.wire.blackbox import Box
-from ampwatch.wire.blackbox.document import to_json
 from ampwatch.wire.blackbox.exception import traceback_of, words_of
-from ampwatch.wire.records import SKIP_CLASSES, RunIdentity, RunState
+from ampwatch.wire.records import RunIdentity, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -250,9 +250,7 @@ class Monitor:
         Cost:
             A few ms; 20 ms as a page.
         """
-        if format == "text":
-            return render(self._summary(), self.findings)
-        if format not in ("json", "html"):
+        if format not in _FORMATS:
             msg = f"expected `format` to be text, json or html, got {format!r}"
             raise ValueError(msg)
         # First: iterations that catching up delivers belong to the evidence, too.
@@ -260,25 +258,7 @@ class Monitor:
         box = self._outlet.evidence() or Box(self.identity, written_ns=time.time_ns())
         box.findings = list(self.findings)
         self._describe(box)
-        return to_json([box]) if format == "json" else render_html([box])
-
-    def _summary(self) -> Summary:
-        diagnosis = self._diagnosis
-        totals = diagnosis.totals
-        return Summary(
-            run=self.identity.run,
-            rank=self.identity.rank,
-            iterations=diagnosis.iterations,
-            steps=totals.attempted,
-            skipped=[sum(s[i] for s in totals.skipped.values()) for i in range(len(SKIP_CLASSES))],
-            loss_scale=self.last_step.loss_scale,
-            growths=totals.growths,
-            backoffs=totals.backoffs,
-            nonfinite_losses=totals.nonfinite_losses,
-            not_seen=self._not_seen(),
-            census=self._session.census,
-            window=self._session.window,
-        )
+        return _FORMATS[format]([box])
 
     def op_table(self, by: By = "op") -> str:
         """Return which ops ran in which dtype, and why, as a table for a terminal.
@@ -385,6 +365,14 @@ class Monitor:
             )
         if shared or (mine and not any(model is not None for model in mine)):
             self.close()
+
+
+_FORMATS: dict[str, Callable[[list[Box]], str]] = {
+    "text": render_boxes,
+    "json": render_json,
+    "html": render_html,
+}
+"""The formats of a report."""
 
 
 def _how_it_ended(error: BaseException | None) -> tuple[RunState, str]:

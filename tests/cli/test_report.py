@@ -157,8 +157,8 @@ def test_all_runs_are_listed(runs: Path, capsys: pytest.CaptureFixture[str]) -> 
 
     assert main(["report", "--all"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "2023-11-14 22:13:20 UTC  new (2 ranks): new_kind"
-    assert lines[2].endswith("old: old_kind")
+    assert lines[0] == "2023-11-14 22:13:20 UTC  new (2 ranks): failed, new_kind"
+    assert lines[2].endswith("old: failed, old_kind")
     assert main(["report", "--all", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["ranks"]) == 3
 

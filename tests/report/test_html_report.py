@@ -54,7 +54,7 @@ def test_it_tells_the_cause_first_and_everything_about_it() -> None:
     reader = Reader(render_html([box()]))
 
     assert not reader.open
-    assert "Run gpt: 1 cause of trouble, since step 0" in reader.text
+    assert "Run gpt: failing" in reader.text
     assert reader.text.index("forward_overflow happened.") < reader.text.index(
         "scale_collapse happened."
     )
@@ -63,7 +63,7 @@ def test_it_tells_the_cause_first_and_everything_about_it() -> None:
         "module decoder.3.ffn; op mm; in float16; forward pass; rank 0",
         "change forward_overflow",
         "It explains",
-        "docs/diagnoses/forward_overflow.md",
+        "ampwatch explain forward_overflow",
         "3.051758e-05 (2^-15)",
         "3 iterations were not observed",
         "ValueError: no",
@@ -81,7 +81,8 @@ def test_the_headline_tells_the_worst_and_the_first_of_a_story() -> None:
     symptom = alarm(first_step=30, last_step=45, root=False, caused_by=root.key)
     page = render_html([Box(IDENTITY, findings=[root, symptom])])
 
-    assert "Run gpt: 1 cause of trouble, since step 30" in page
+    assert "Run gpt: failing" in page
+    assert "What it explains was seen first, at step 30" in page
     assert '<article class="critical">' in page
 
 
@@ -206,7 +207,7 @@ def test_a_healthy_run_says_so() -> None:
         IDENTITY, RunState.FINISHED, findings=[alarm("no_memory_gain", severity=Severity.INFO)]
     )
 
-    assert "Run gpt: nothing is wrong" in Reader(render_html([made])).text
+    assert "Run gpt: finished" in Reader(render_html([made])).text
 
 
 def test_ranks_that_say_the_same_say_it_once() -> None:

@@ -55,6 +55,7 @@ PARAM_NONFINITE = Kind(
         + during("compile_backward_autocast", "divergence")
     ),
     precedence=Precedence.IF_BLOWN_UP,
+    is_final=True,
 )
 
 BUFFER_NONFINITE = Kind(
@@ -80,6 +81,7 @@ BUFFER_NONFINITE = Kind(
     ),
     precedence=Precedence.IF_PASSING,
     is_aftermath=True,
+    is_final=True,
 )
 
 OPTIMIZER_EPS_UNDERFLOW = Kind(

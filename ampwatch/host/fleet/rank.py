@@ -16,10 +16,12 @@ from ampwatch.host.fleet.step_outcomes import StepOutcomes
 from ampwatch.host.fleet.tensor_views import TensorViews
 from ampwatch.host.fleet.text import encodable
 from ampwatch.report.op_shares import Precision
+from ampwatch.report.verdict import RECENT_STEPS, Standing, Verdict, by_class
 from ampwatch.wire.blackbox.box import DIED
 from ampwatch.wire.records import (
     MAX_OPTIMIZERS,
     OTHER_OPTIMIZERS,
+    SKIP_CLASSES,
     CensusRecord,
     EndRecord,
     FactsRecord,
@@ -90,7 +92,11 @@ class RankView:
         records_lost: Slots of the ring overwritten or unreadable before they were read.
         ring_dropped: Records the writer could not write.
         pid: Process in the daemon's pid namespace, 0 if it cannot be named or has ended.
-        ended_at: When the end was noticed, by the fleet's clock; ``None`` before. Unit: s.
+        ended_at: When the end was noticed, by this daemon or by the one before it; ``None``
+            before. Unit: s.
+        verdict: The verdict on this rank, as of the last time its run was judged (``Fleet.judge``);
+            ``None`` before.
+        roots: The places and kinds of roots that were exported so far, see ``metrics.verdict``.
 
     Args:
         identity: Who writes the ring.
@@ -116,6 +122,8 @@ class RankView:
         self.ring_dropped = 0
         self.pid = 0
         self.ended_at: float | None = None
+        self.verdict: Verdict | None = None
+        self.roots: set[tuple[str, ...]] = set()
         self._clock = clock
         self._counted_from_ns = int((clock() - FIRST_LOOK_SECONDS) * 1e9)
         self.ranges = Ranges(settings, self._counted_from_ns)
@@ -155,23 +163,62 @@ class RankView:
             self._end = record
             self.last_record_ns = record.time_ns
 
+    @property
+    def standing(self) -> Standing:
+        """What a verdict on this rank rests on, right now."""
+        return Standing(
+            rank=self.identity.rank,
+            state=self.state,
+            reason=self.end_reason,
+            started_s=self.identity.started_ns / 1e9,
+            last_s=self.last_record_ns / 1e9,
+            newest=self.newest,
+            findings=self.findings,
+            seen_s=lambda finding: self._findings.last_seen_ns(finding.key) / 1e9,
+            skips=self.skips,
+            recent=self._recent_skips,
+        )
+
+    @property
+    def skips(self) -> dict[SkipClass, int]:
+        """Optimizer steps skipped since the run began, per class."""
+        return by_class([record.total_skipped for record in self.optimizers.values()])
+
+    def _recent_skips(self) -> tuple[dict[SkipClass, int], int]:
+        """Return the skipped ones of the newest iterations per class, and how many those are.
+
+        At least ``RECENT_STEPS`` if the run has them; more where the history has thinned them.
+        """
+        skips: dict[SkipClass, int] = dict.fromkeys(SKIP_CLASSES, 0)
+        steps = 0
+        for bucket in reversed(self.history.buckets):
+            if steps >= RECENT_STEPS:
+                break
+            steps += bucket.num_steps
+            for skip_class, count in zip(SKIP_CLASSES, bucket.skips, strict=True):
+                skips[skip_class] += count
+        return skips, steps
+
     def find(self, finding: Finding) -> None:
         """Enter a finding that the daemon itself has made."""
         self._apply_finding(finding)
 
-    def observe(self, *, alive: bool, lost: int, dropped: int) -> None:
+    def observe(
+        self, *, alive: bool, lost: int, dropped: int, ended_at: float | None = None
+    ) -> None:
         """Note what the reader of the ring knows besides the records.
 
         Args:
             alive: The writer still holds its lock.
             lost: Slots of the ring overwritten or unreadable before they were read, so far.
             dropped: Records the writer could not write, so far.
+            ended_at: When the rank ended, if it has; ``None`` for now. Unit: s.
         """
         self._alive, self.records_lost, self.ring_dropped = alive, lost, dropped
         if not self.ended:
             self.ended_at = None
         elif self.ended_at is None:
-            self.ended_at = self._clock()
+            self.ended_at = self._clock() if ended_at is None else ended_at
 
     @property
     def ended(self) -> bool:

@@ -27,6 +27,7 @@ from ampwatch.host.metrics.precision import PRECISION_MIX
 from ampwatch.host.metrics.run import RUN
 from ampwatch.host.metrics.sampling import SAMPLING
 from ampwatch.host.metrics.steps import STEPS_AND_LOSS
+from ampwatch.host.metrics.verdict import VERDICT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 TOPICS: dict[str, tuple[Metric, ...]] = {
     "Daemon": DAEMON,
     "Run": RUN,
+    "Verdict": VERDICT,
     "Loss scaling": LOSS_SCALING,
     "Steps and loss": STEPS_AND_LOSS,
     "Sampling": SAMPLING,

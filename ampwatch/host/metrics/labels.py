@@ -21,6 +21,7 @@ from ampwatch.host.metrics.scopes import ROOT_MODULE
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.numerics.whatif import Fit
 from ampwatch.report.op_shares import Absence
+from ampwatch.report.verdict import Level
 from ampwatch.wire.records import (
     KERNEL_UNITS,
     SKIP_CLASSES,
@@ -48,6 +49,14 @@ LABELS: dict[str, str] = {
     + ". Of what could be read of a GPU or told of precision: "
     + _values(CAPABILITY_STATES)
     + ".",
+    "health": _values(level.label for level in Level)
+    + ", the worst first: a critical finding goes on; it did so at the end, or the weights are lost; the process raised or was killed; it ends no step any more; a warning goes on, or a critical finding is over.",
+    "place": "Where a finding was made, in words: `module encoder.0`, `parameter fc.weight`, `the loss, outside the model`; `other` where a rank has had too many.",
+    "op": "Base name of the ATen op at fault; empty where no op is.",
+    "first_step": "First iteration in which a finding was seen.",
+    "remedy": "First sentence of what to change.",
+    "cause": "`true` for the rank whose failure made the other ranks end, else `false`.",
+    "error": "Class of the exception that ended a rank, or `killed`.",
     "optimizer": "`0` to `7` in the order in which they were first seen, `other` for all beyond.",
     "sensor": "Name of the sensor in the training process, as in its log and report; `unknown` for errors whose sensor the daemon has not been told.",
     "class": _values(skip.label for skip in SKIP_CLASSES)

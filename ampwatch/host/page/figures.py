@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.host.page.health import skips_by_class, tally
 from ampwatch.report.op_shares import (
     casts_per_op,
     flops_by_dtype,
@@ -17,6 +16,7 @@ from ampwatch.report.op_shares import (
     tensor_share,
 )
 from ampwatch.report.precision_words import band
+from ampwatch.report.verdict import tally
 from ampwatch.report.words import number, percent, plural, power_of_two, step_time, time_span
 from ampwatch.wire.records import Topic
 
@@ -71,7 +71,7 @@ def _loss_scale(newest: StepRecord) -> Figure:
 
 
 def _skipped(rank: RankView) -> Figure:
-    skips = skips_by_class(rank)
+    skips = rank.skips
     attempted = sum(record.total_steps for record in rank.optimizers.values())
     of_all = f"of {plural(attempted, 'optimizer step')}"
     return Figure(

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ampwatch import __version__
 from ampwatch.host.page.figures import figures
 from ampwatch.host.page.gpu_state import gpu_state
-from ampwatch.host.page.health import Health, is_current, rank_health, run_health
 from ampwatch.host.page.precision_state import KERNEL_COLUMNS, OP_COLUMNS, PrecisionState
 from ampwatch.host.page.range_state import (
     EXPONENT_COLUMNS,
@@ -23,7 +21,9 @@ from ampwatch.host.page.range_state import (
     RangeState,
     formats,
 )
-from ampwatch.report.accounts import doc_page
+from ampwatch.report.accounts import place
+from ampwatch.report.pages import route_about
+from ampwatch.report.verdict import stories_of
 from ampwatch.wire.records import SKIP_CLASSES
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from ampwatch.host.fleet import Bucket, Fleet, RankView
     from ampwatch.host.fleet import Cursor as HistoryCursor
+    from ampwatch.report.stories import Story
+    from ampwatch.report.verdict import RunVerdict, Standing, Verdict
     from ampwatch.wire.records import Finding
 
 State = dict[str, Any]
@@ -101,7 +103,6 @@ class Feed:
         self._series = {rank: self._series_of(rank) for rank in ranks}
         self._ranges = {rank: self._ranges.get(rank, RangeState()) for rank in ranks}
         self._precision = {r: self._precision.get(r, PrecisionState()) for r in ranks}
-        runs = groupby(ranks, key=lambda rank: rank.run)
         return {
             "now": round(now, 3),
             "version": __version__,
@@ -112,7 +113,7 @@ class Feed:
             "op_columns": OP_COLUMNS,
             "kernel_columns": KERNEL_COLUMNS,
             "formats": self._formats,
-            "runs": {run: self._run(list(members), now) for run, members in runs},
+            "runs": {run: self._run(*judged) for run, judged in self._fleet.judge().items()},
             "gpus": gpu_state(self._fleet),
             "problems": dict(self._fleet.problems),
         }
@@ -127,19 +128,20 @@ class Feed:
         current = self.full(max_age)
         return merge_patch(cursor, current), current
 
-    def _run(self, ranks: Sequence[RankView], now: float) -> State:
-        of_ranks = [(rank, rank_health(rank, now)) for rank in ranks]
-        speaker, health = run_health(of_ranks)
+    def _run(self, ranks: Sequence[RankView], verdict: RunVerdict) -> State:
+        by_rank = verdict.by_rank
         return {
-            **_words(health),
-            "speaker": speaker,
+            **_words(verdict),
+            "speaker": verdict.speaker,
             "world_size": max(rank.identity.world_size for rank in ranks),
-            "ranks": {str(r.identity.rank): self._rank(r, h) for r, h in of_ranks},
+            "badness": verdict.level.badness,
+            "ranks": {str(r.identity.rank): self._rank(r, by_rank[r.identity.rank]) for r in ranks},
         }
 
-    def _rank(self, rank: RankView, health: Health) -> State:
+    def _rank(self, rank: RankView, verdict: Verdict) -> State:
+        standing = rank.standing
         state: State = {
-            **_words(health),
+            **_words(verdict),
             "state": rank.state.value,
             "host": rank.identity.host,
             "pid": rank.identity.pid,
@@ -148,7 +150,8 @@ class Feed:
             "last_seen": rank.last_record_ns / 1e9,
             "figures": {title: list(figure) for title, figure in figures(rank).items()},
             "facts": dict(rank.facts),
-            "findings": {key: _finding(f, rank) for key, f in rank.findings.items()},
+            "findings": {key: _finding(f, standing) for key, f in rank.findings.items()},
+            "stories": [row for story in stories_of([standing]) for row in _order(story)],
             "series": self._series[rank][1],
             "ranges": self._ranges[rank].of(rank),
             "precision": self._precision[rank].of(rank),
@@ -181,15 +184,27 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> State:
     return patch
 
 
-def _words(health: Health) -> State:
-    return {"level": health.level.value, "sentence": health.sentence, "advice": health.advice}
+def _words(verdict: Verdict) -> State:
+    words = {
+        "level": verdict.level.value,
+        "sentence": verdict.sentence,
+        "advice": verdict.advice,
+    }
+    return words if verdict.root is None else {**words, "root": verdict.root.finding.key}
 
 
-def _finding(finding: Finding, rank: RankView) -> State:
+def _order(story: Story, depth: int = 0) -> list[list[str | int]]:
+    """Return the keys of a story's findings in reading order, each with how deep it stands."""
+    rows: list[list[str | int]] = [[story.finding.key, depth]]
+    return rows + [row for symptom in story.symptoms for row in _order(symptom, depth + 1)]
+
+
+def _finding(finding: Finding, standing: Standing) -> State:
     return {
         "kind": finding.kind,
         "severity": finding.severity.value,
         "where": finding.where,
+        "place": place(finding),
         "op": finding.op,
         "phase": finding.phase,
         "dtype": finding.dtype,
@@ -202,8 +217,8 @@ def _finding(finding: Finding, rank: RankView) -> State:
         "root": finding.root,
         "caused_by": finding.caused_by,
         "source": finding.source,
-        "page": doc_page(finding.kind),
-        "current": is_current(finding, rank),
+        "page": route_about(finding.kind),
+        "current": standing.is_current(finding),
     }
 
 

@@ -30,6 +30,7 @@ class Box:
         state: What the rank was doing.
         reason: Why it ended, in words: the exception that ended the loop, or that it was
             killed; empty otherwise.
+        ended_ns: Unix time at which it said that it ends; 0 if it has not. Unit: ns.
         traceback: Where in the user's program that exception came from; empty without one.
         written_ns: When the box was made. Unit: ns.
         written_by: Who made it: ``training``, ``daemon`` or ``report``.
@@ -48,6 +49,7 @@ class Box:
     identity: RunIdentity
     state: RunState = RunState.RUNNING
     reason: str = ""
+    ended_ns: int = 0
     traceback: str = ""
     written_ns: int = 0
     written_by: str = "training"
@@ -74,7 +76,8 @@ class Box:
     @property
     def last_ns(self) -> int:
         """The newest time at which the run is known to have lived. Unit: ns."""
-        return max(self.identity.started_ns, *(step.time_ns for step in self.steps[-1:]))
+        newest = (step.time_ns for step in self.steps[-1:])
+        return max(self.identity.started_ns, self.ended_ns, *newest)
 
 
 def joined(older: Box, newer: Box) -> Box:
@@ -92,6 +95,7 @@ def joined(older: Box, newer: Box) -> Box:
         identity=newer.identity,
         state=newer.state,
         reason=newer.reason or older.reason,
+        ended_ns=newer.ended_ns or older.ended_ns,
         traceback=newer.traceback or older.traceback,
         written_ns=newer.written_ns,
         written_by=newer.written_by,

@@ -54,9 +54,15 @@ _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 R = TypeVar("R")
 
 
-def to_json(boxes: Iterable[Box]) -> str:
-    """Return a document of these boxes."""
-    document = {"format": FORMAT, "version": VERSION, "ranks": [_box(box) for box in boxes]}
+def to_json(boxes: Iterable[Box], **more: object) -> str:
+    """Return a document of these boxes.
+
+    Args:
+        boxes: The ranks.
+        more: Further members of the document, which a reader passes over.
+    """
+    ranks = [_box(box) for box in boxes]
+    document = {"format": FORMAT, "version": VERSION, **more, "ranks": ranks}
     words = json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     # File names that cannot be decoded have lone surrogates, for which there is no UTF-8.
     return words.encode(errors="replace").decode()
@@ -121,6 +127,8 @@ def _box(box: Box) -> dict[str, Any]:
         "sampling": sampling,
         "notes": list(box.notes),
     }
+    if box.ended_ns:
+        members["ended_ns"] = box.ended_ns
     # Left out where there are none: reports of before had no such member, and those of a run
     # without failures stay as they were, byte for byte.
     if box.failures:
@@ -174,6 +182,7 @@ def _read_box(value: object) -> Box:
         ranges=[_read(RangeRecord, r) for r in _list(given["ranges"], 4096)],
         sampling=None if sampling is None else _read(SamplingRecord, sampling),
         notes=[_text(note) for note in _list(given["notes"], 256)],
+        ended_ns=_count(given.get("ended_ns", 0)),
         failures=[_read(SensorFailureRecord, f) for f in _list(given.get("failures", []), 256)],
     )
 

@@ -124,6 +124,7 @@ class Recorder:
             identity=self._identity,
             state=RunState.RUNNING if end is None else end.state,
             reason="" if end is None else end.reason,
+            ended_ns=0 if end is None else end.time_ns,
             written_ns=written_ns,
             written_by=written_by,
             facts=dict(self._facts),

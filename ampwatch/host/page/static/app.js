@@ -44,12 +44,21 @@ function show() {
 
 /** The first of the runs that are worst off. */
 function worst(names) {
-  const order = ["failing", "failed", "stale", "needs attention", "calibrating", "starting", "healthy", "finished"];
-  return names.reduce((a, b) => (order.indexOf(state.runs[b].level) < order.indexOf(state.runs[a].level) ? b : a));
+  return names.reduce((a, b) => (state.runs[b].badness < state.runs[a].badness ? b : a));
 }
 
+/** Choose a run and a rank of it, and put them into the address, so that it can be handed on. */
 function select(run, rank) {
   Object.assign(selected, { run, rank });
+  const chosen = new URLSearchParams(rank === null ? { run } : { run, rank });
+  history.replaceState(null, "", `#${chosen}`);
+  show();
+}
+
+/** Take the run and the rank from the address: alerts, logs and reports link to them. */
+function selectFromAddress() {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  Object.assign(selected, { run: asked.get("run"), rank: asked.get("rank") });
   show();
 }
 
@@ -73,6 +82,8 @@ document.getElementById("theme").addEventListener("click", () => {
 });
 document.getElementById("span").addEventListener("change", (event) => charts.narrow(Number(event.target.value)));
 document.getElementById("metrics-address").textContent = new URL("/metrics", location.href).href;
+window.addEventListener("hashchange", selectFromAddress);
+selectFromAddress();
 setInterval(() => view.showConnection(connection.live, connection.heardAt), 1000);
 
 new Stream(

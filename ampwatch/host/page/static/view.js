@@ -110,35 +110,18 @@ export function showFindings(rank) {
   byId("findings").hidden = !any;
   byId("no-findings").hidden = any;
   const body = document.querySelector("#findings tbody");
-  rebuild(body, rank.findings, () => nested(rank.findings).map(([finding, depth]) => findingRow(finding, depth)));
+  const { stories, findings } = rank; // the daemon says in which order: the same as in reports
+  rebuild(body, [stories, findings], () => stories.map(([key, depth]) => findingRow(findings[key], depth, findings)));
 }
 
-/** Pairs of a finding and its depth, in reading order; a symptom whose root is unknown stands alone. */
-function nested(findings) {
-  const badness = ["critical", "warning", "info"];
-  const sorted = Object.entries(findings).sort(([, a], [, b]) => b.current - a.current
-    || badness.indexOf(a.severity) - badness.indexOf(b.severity) || a.first_step - b.first_step);
-  const rows = [];
-  const shown = new Set();
-  const place = ([key, finding], depth) => {
-    if (shown.has(key)) return;
-    shown.add(key);
-    rows.push([finding, depth]);
-    for (const symptom of sorted) if (symptom[1].caused_by === key) place(symptom, depth + 1);
-  };
-  for (const entry of sorted) if (!(entry[1].caused_by in findings)) place(entry, 0);
-  for (const entry of sorted) place(entry, 0); // findings that name each other as their cause
-  return rows;
-}
-
-function findingRow(f, depth) {
-  const where = f.where || "the root module";
-  const place = [where, f.op && `op ${f.op}`, f.dtype, f.phase, f.source].filter(Boolean).join(" · ");
+function findingRow(f, depth, findings) {
+  const place = [f.place, f.op && `op ${f.op}`, f.dtype, f.phase, f.source].filter(Boolean).join(" · ");
   const evidence = Object.entries(f.evidence).map(([name, v]) => `${name} ${number(v)}`).join(", ");
   const what = make("td", { "data-title": "Finding" }, make("p", { class: "summary" }, f.summary));
   what.append(make("p", { class: "place" }, make("code", {}, f.kind), place && ` ${place}`));
   if (evidence) what.append(make("p", { class: "place" }, evidence));
-  if (depth) what.prepend(make("p", { class: "place" }, `↳ symptom of ${f.caused_by}`));
+  const cause = depth ? findings[f.caused_by] : undefined;
+  if (cause) what.prepend(make("p", { class: "place" }, `↳ explained by ${cause.kind} (${cause.place})`));
   return make("tr", { "data-depth": Math.min(depth, 1), "data-current": f.current, "data-kind": f.kind },
     make("td", { "data-title": "Severity" }, level(f.severity)),
     what,
@@ -146,7 +129,7 @@ function findingRow(f, depth) {
     make("td", { class: "count", "data-title": "Last seen" }, number(f.last_step)),
     make("td", { class: "count", "data-title": "Steps" }, number(f.count)),
     make("td", { class: "advice", "data-title": "What to change" }, f.advice,
-      make("p", { class: "place" }, "More: ", make("code", {}, f.page), ", in ampwatch's source repository")));
+      f.page && make("p", { class: "place" }, make("a", { href: f.page }, `More about ${f.kind}`))));
 }
 
 /** Show what does not change about a rank. */

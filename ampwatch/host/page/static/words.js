@@ -2,7 +2,7 @@
 
 /** Symbol of each state and severity: never by colour alone. */
 export const SYMBOLS = {
-  failing: "✖", failed: "✖", stale: "◌", "needs attention": "▲", calibrating: "◔",
+  failing: "✖", broken: "✖", failed: "✖", stale: "◌", "needs attention": "▲", calibrating: "◔",
   starting: "◔", healthy: "✓", finished: "■", critical: "✖", warning: "▲", info: "ℹ",
 };
 

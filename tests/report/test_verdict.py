@@ -6,10 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.page.health import Level, rank_health, run_health
+from ampwatch.report.endings import Failure, cause_of
+from ampwatch.report.standing import judge_boxes
+from ampwatch.report.verdict import Level, judge, reach
 from ampwatch.settings import Settings
+from ampwatch.wire.blackbox.box import DIED
+from ampwatch.wire.blackbox.recorder import recorded
 from ampwatch.wire.records import FindingRecord, RunState, Severity, SkipClass
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import put
@@ -19,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.host.fleet import RankView
-    from ampwatch.host.page.health import Health
+    from ampwatch.report.verdict import RunVerdict
     from ampwatch.wire.records import Record, StepRecord
 
 
@@ -34,9 +40,14 @@ def rank_after(
     return fleet.ranks()[0], clock.now
 
 
+def of_run(*ranks: tuple[RankView, float]) -> RunVerdict:
+    """The verdict on a run of these ranks, all on this machine."""
+    return judge([r.standing for r, _ in ranks], len(ranks), max(now for _, now in ranks))
+
+
 def told(records: Sequence[Record], **how: Any) -> tuple[str, str]:
     """Health of one rank after ``records``: the word and the sentence, spaces made plain."""
-    verdict = rank_health(*rank_after(records, **how))
+    verdict = of_run(rank_after(records, **how))
     return verdict.level.value, verdict.sentence.replace("\u202f", " ")
 
 
@@ -168,7 +179,8 @@ def test_the_worst_finding_makes_the_level_and_the_sentence(severity: Severity, 
 def test_of_several_findings_the_root_speaks_before_its_symptoms() -> None:
     """The cause is what the user must change."""
     cause = made(Severity.CRITICAL, "The cause.", kind="forward_overflow", where="wo", last_step=9)
-    symptom = made(Severity.CRITICAL, "The symptom.", root=False, last_step=9)
+    key = cause.finding.key
+    symptom = made(Severity.CRITICAL, "The symptom.", root=False, caused_by=key, last_step=9)
 
     assert told([*calm(30), symptom, cause])[1] == "The cause"
 
@@ -185,7 +197,7 @@ def test_a_critical_finding_is_never_quietly_forgotten() -> None:
     """Weights may be broken though nothing new happens: somebody has to look."""
     level, sentence = told([*calm(1200), made(Severity.CRITICAL, last_step=100)])
 
-    assert (level, sentence) == ("needs attention", "It broke; last reported at step 100")
+    assert (level, sentence) == ("needs attention", "It broke; last seen at step 100")
 
 
 @pytest.mark.parametrize("place", [{"where": "api"}, {"where": "env"}, {"phase": "config"}])
@@ -223,12 +235,154 @@ def test_a_rank_before_its_first_step_says_that_it_waits() -> None:
 
 def test_a_finished_run_is_summed_up() -> None:
     """Steps, skips, scale; and what there is to read."""
-    records = [*calm(300), optimizer(0, total_steps=300, total_skipped=(6, 1, 0, 0)), made(), end()]
+    totals = optimizer(0, total_steps=1300, total_skipped=(6, 1, 0, 0))
+    records = [*calm(1300), totals, made(first_step=3, last_step=3), end()]
 
     assert told(records) == (
         "finished",
-        "300 steps, 7 steps skipped (6 calibrating, 1 probe), loss scale 65 536; 1 finding to read",
+        "1 300 steps, 7 steps skipped (6 calibrating, 1 probe), loss scale 65 536; 1 finding to read",
     )
+
+
+def test_a_run_that_ended_with_a_warning_says_which() -> None:
+    """Advice without what it is about helps nobody."""
+    records = [*calm(30), made(last_step=29), end()]
+
+    assert told(records) == (
+        "finished",
+        "30 steps, no step skipped, loss scale 65 536; at its end: It broke",
+    )
+
+
+def test_a_run_that_ended_with_a_critical_finding_is_broken_and_stands_before_healthy_ones() -> (
+    None
+):
+    """It did not raise, and what it has trained is of no use all the same."""
+    verdict = of_run(rank_after([*calm(30), made(Severity.CRITICAL, last_step=29), end()]))
+
+    assert verdict.level is Level.BROKEN
+    assert verdict.sentence == "It broke; it ended so, after 30 steps"
+    assert verdict.advice == "Mend it."
+    assert Level.FAILING.badness < Level.BROKEN.badness < Level.ATTENTION.badness
+
+
+def test_weights_that_are_lost_are_broken_while_the_run_goes_on() -> None:
+    """Nothing that the training goes on to do brings them back."""
+    lost = made(Severity.CRITICAL, kind="param_nonfinite", where="param:w", last_step=29)
+
+    assert told([*calm(30), lost])[0] == "broken"
+
+
+def test_a_run_that_diverged_and_was_killed_says_both() -> None:
+    """The exception is not what is wrong with it."""
+    records = [*calm(30), made(Severity.CRITICAL, last_step=29)]
+
+    level, sentence = told(records, alive=False)
+
+    assert level == "failed"
+    assert sentence.startswith("It broke; then: the process ended without closing")
+    assert sentence.endswith("; last step 29")
+
+
+def test_what_came_in_every_step_is_over_soon_and_what_comes_seldom_is_not() -> None:
+    """How long it took from one time to the next says what to expect."""
+    quiet = 200
+    every = made(Severity.CRITICAL, first_step=50, last_step=99, count=50)
+    seldom = made(Severity.CRITICAL, first_step=0, last_step=99, count=4)
+    ends = calm(100 + quiet, loss_scale=1024.0)
+
+    assert told([*ends, every])[0] == "needs attention"
+    assert told([*ends, seldom])[0] == "failing"
+
+
+@given(
+    first=st.integers(0, 10_000),
+    length=st.integers(0, 5000),
+    count=st.integers(1, 5001),
+    more=st.integers(0, 3000),
+)
+def test_a_finding_reaches_between_a_few_and_a_thousand_steps(
+    first: int, length: int, count: int, more: int
+) -> None:
+    """Never over at once, never current for ever, and the longer the rarer it came."""
+    seen = finding(first_step=first, last_step=first + length, count=count).finding
+    rarer = finding(first_step=first, last_step=first + length + more, count=count).finding
+
+    assert 32 <= reach(seen) <= reach(rarer) <= 1000
+
+
+def test_the_rank_that_raised_speaks_for_those_that_lost_their_connection() -> None:
+    """Seven of eight exceptions say only that somebody else was gone, and come sooner on the page."""
+    lost = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]"
+    ranks = [
+        rank_after(
+            [
+                *calm(8),
+                end(
+                    RunState.FAILED,
+                    "ValueError: bad sample" if r == 3 else lost,
+                    time_ns=int((START + 9 + (r != 3)) * 1e9),
+                ),
+            ],
+            rank=r,
+            world_size=8,
+        )
+        for r in range(8)
+    ]
+    verdict = of_run(*ranks)
+
+    assert verdict.speaker == 3
+    assert verdict.sentence == (
+        "rank 3: ValueError: bad sample; last step 7; 7 other ranks ended because of it"
+    )
+    assert verdict.by_rank[0].sentence.startswith("ended because rank 3 did (RuntimeError); ")
+    assert [r for r, one in verdict.by_rank.items() if one.is_cause] == [3]
+
+
+@given(st.permutations(range(8)), st.integers(0, 7), st.sampled_from([DIED, "KeyError: 'x'"]))
+def test_the_cause_is_found_in_whatever_order_ranks_are_known(
+    order: list[int], culprit: int, reason: str
+) -> None:
+    """A process that was killed has no exception, and still is the cause."""
+    failures = [
+        Failure(r, reason if r == culprit else "DistBackendError: NCCL remote error", 10.0 + r)
+        for r in order
+    ]
+    found = cause_of(failures, is_whole_job=False)
+
+    assert found is not None
+    assert (found.rank, found.error) == (culprit, "killed" if reason == DIED else "KeyError")
+
+
+def test_a_cause_on_another_machine_is_not_made_up() -> None:
+    """All that is known here is that a connection was lost."""
+    failures = [Failure(r, "DistNetworkError: gone", 1.0) for r in (0, 1)]
+
+    assert cause_of(failures, is_whole_job=False) is None
+    assert cause_of(failures, is_whole_job=True) == failures[0]
+
+
+def test_page_metrics_and_reports_pass_one_verdict() -> None:
+    """The same words and the same root, be it from the daemon's state or from a report."""
+    cause = made(kind="nonfinite_input", where="loss", first_step=5, last_step=29, count=25)
+    symptom = made(
+        Severity.CRITICAL,
+        kind="param_nonfinite",
+        where="param:w",
+        root=False,
+        caused_by=cause.finding.key,
+        last_step=29,
+    )
+    records = [*calm(30), symptom, cause, end()]
+    rank, now = rank_after(records)
+    box = recorded(rank.identity, records, 256).box("report", int(now * 1e9))
+    live, later = of_run((rank, now)), judge_boxes([box])
+
+    assert (live.level, live.sentence, live.advice) == (later.level, later.sentence, later.advice)
+    assert live.root is not None
+    assert later.root is not None
+    assert live.root.finding == later.root.finding == cause.finding
+    assert live.root.severity is later.root.severity is Severity.CRITICAL
 
 
 def test_a_failed_run_says_why_and_where() -> None:
@@ -246,30 +400,24 @@ def test_a_killed_run_says_that_it_was_killed() -> None:
     assert sentence.startswith("the process ended without closing")
 
 
-def of_run(*ranks: tuple[RankView, float]) -> tuple[int, Health]:
-    return run_health([(r, rank_health(r, now)) for r, now in ranks])
-
-
 def test_the_worst_rank_speaks_for_the_run() -> None:
     """One broken rank breaks all, and the headline says which one it is."""
-    speaker, verdict = of_run(
-        rank_after(calm(30)), rank_after([*calm(30), made(last_step=29)], rank=3)
-    )
+    verdict = of_run(rank_after(calm(30)), rank_after([*calm(30), made(last_step=29)], rank=3))
 
-    assert (speaker, verdict.level) == (3, Level.ATTENTION)
+    assert (verdict.speaker, verdict.level) == (3, Level.ATTENTION)
     assert (verdict.sentence, verdict.advice) == ("rank 3: It broke", "Mend it.")
 
 
 def test_ranks_that_are_alike_are_reported_as_one() -> None:
     """Eight healthy ranks need no eight sentences."""
-    speaker, verdict = of_run(*[rank_after(calm(30), rank=r) for r in (1, 0)])
+    verdict = of_run(*[rank_after(calm(30), rank=r) for r in (1, 0)])
 
-    assert (speaker, verdict.level) == (0, Level.HEALTHY)
+    assert (verdict.speaker, verdict.level) == (0, Level.HEALTHY)
     assert verdict.sentence.endswith("; 2 ranks alike")
 
 
 def test_a_finished_rank_does_not_speak_for_one_that_runs() -> None:
     """The run is over when all of it is."""
-    speaker, _ = of_run(rank_after([*calm(30), end()]), rank_after(calm(30), rank=1))
+    verdict = of_run(rank_after([*calm(30), end()]), rank_after(calm(30), rank=1))
 
-    assert speaker == 1
+    assert verdict.speaker == 1

@@ -1,0 +1,358 @@
+"""The verdict on a run: how it goes, in one word and one sentence, and which finding is at its root.
+
+It is passed once, here, from what is known of the ranks of a run, be that the daemon's state or
+the reports that the ranks have left. The page, the metrics, the alerts, the terminal and reports
+show it and judge nothing by themselves, so that they cannot contradict one another.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.registry import row_of
+from ampwatch.report.endings import Failure, cause_of
+from ampwatch.report.stories import Story, all_members, stories
+from ampwatch.report.words import number, plural, time_span
+from ampwatch.wire.records import SKIP_CLASSES, RunState, Severity, SkipClass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ampwatch.wire.records import Finding, StepRecord
+
+RECENT_STEPS = 1000
+"""Steps back that "now" reaches at most: skips are counted over them, and a finding not seen for
+longer may be over. Half of GradScaler's growth interval, so that a healthy run shows at most
+one probe."""
+
+MIN_RECENT_STEPS = 32
+"""Steps back that "now" reaches at least."""
+
+RECENT_GAPS = 10
+"""Times the mean distance between two sightings of a finding after which it is over: one that was
+seen in every step is over soon, one that comes every hundred steps is not."""
+
+RECENT_SECONDS = 120.0
+"""Time back that "now" reaches at least: twice the minute after which a finding that lasts is
+reported again. Unit: s."""
+
+
+class Level(str, Enum):
+    """The state of a run in a word, the worst first."""
+
+    FAILING = "failing"
+    BROKEN = "broken"
+    FAILED = "failed"
+    STALE = "stale"
+    ATTENTION = "needs attention"
+    CALIBRATING = "calibrating"
+    STARTING = "starting"
+    HEALTHY = "healthy"
+    FINISHED = "finished"
+
+    @property
+    def label(self) -> str:
+        """Name of the level in metrics: one word."""
+        return self.value.rpartition(" ")[2]
+
+    @property
+    def badness(self) -> int:
+        """Place among the levels; 0 is the worst."""
+        return list(Level).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The knowledge about one rank that a verdict rests on.
+
+    Attributes:
+        rank: Global rank.
+        state: What its process is doing.
+        reason: Why it ended, in words; empty while it runs, or if it ended well.
+        started_s: Unix time of its start. Unit: s.
+        last_s: Unix time of its last word. Unit: s.
+        newest: Its newest iteration; ``None`` before the first.
+        findings: Its findings by their key, in the order in which they were made.
+        seen_s: Returns the Unix time at which a finding was last seen. Unit: s.
+        skips: Optimizer steps skipped since the beginning, per class.
+        recent: Returns the skipped iterations of the newest ones per class, and how many those are.
+    """
+
+    rank: int
+    state: RunState
+    reason: str
+    started_s: float
+    last_s: float
+    newest: StepRecord | None
+    findings: Mapping[str, Finding]
+    seen_s: Callable[[Finding], float]
+    skips: Mapping[SkipClass, int]
+    recent: Callable[[], tuple[Mapping[SkipClass, int], int]]
+
+    def is_current(self, finding: Finding) -> bool:
+        """Return whether ``finding`` still holds at the newest step.
+
+        What is wrong in the code or the environment is seen once and stays wrong. What happens in
+        steps is over when it was not seen for much longer than it used to take from one time to
+        the next.
+        """
+        if finding.phase == "config" or finding.where in ("api", "env") or self.newest is None:
+            return True
+        if self.newest.step - finding.last_step <= reach(finding):
+            return True
+        return self.newest.time_ns / 1e9 - self.seen_s(finding) <= RECENT_SECONDS
+
+
+def reach(finding: Finding) -> float:
+    """Return how many steps ``finding`` may not be seen for and still be current."""
+    if finding.count <= 1:
+        return RECENT_STEPS  # seen once: nothing says how often it would come
+    gap = (finding.last_step - finding.first_step) / (finding.count - 1)
+    return min(max(RECENT_GAPS * gap, MIN_RECENT_STEPS), RECENT_STEPS)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer to a user who wants to know how it goes.
+
+    Attributes:
+        level: The state in a word.
+        sentence: What happened, with the numbers; without the state word and the run's name.
+        advice: What to change, where a finding says so; else empty.
+        root: The finding it speaks of, with what that explains; ``None`` where nothing alarming is
+            current.
+        is_cause: Whether this rank's failure is what made the others end.
+    """
+
+    level: Level
+    sentence: str
+    advice: str = ""
+    root: Story | None = None
+    is_cause: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunVerdict(Verdict):
+    """The verdict on a run, and on each of its ranks.
+
+    Attributes:
+        speaker: Rank that the sentence is about.
+        by_rank: The verdict on each rank.
+        stories: The findings of all ranks, in the order in which they are shown.
+        cause: The failure that made the ranks end; ``None`` if none failed, or it is not known.
+    """
+
+    speaker: int = 0
+    by_rank: Mapping[int, Verdict] = field(default_factory=dict)
+    stories: Sequence[Story] = ()
+    cause: Failure | None = None
+
+
+def judge(of_ranks: Sequence[Standing], world_size: int, now_s: float) -> RunVerdict:
+    """Pass the verdict on a run.
+
+    The worst rank speaks, and of equals the lowest; where ranks have failed, the one whose failure
+    is the cause. A finished rank never speaks for those still running.
+
+    Args:
+        of_ranks: What is known of its ranks; at least one.
+        world_size: Ranks of the run, those that are not known included.
+        now_s: Unix time. Unit: s.
+
+    Cost: some 20 us a rank.
+    """
+    failures = [_failure(s) for s in of_ranks if s.state is RunState.FAILED]
+    cause = cause_of(failures, is_whole_job=len(of_ranks) >= world_size)
+    by_rank = {s.rank: _judged(s, now_s, cause) for s in of_ranks}
+    speaker = min(
+        by_rank, key=lambda rank: (by_rank[rank].level.badness, not by_rank[rank].is_cause, rank)
+    )
+    said = by_rank[speaker]
+    shown = stories_of(of_ranks)
+    root = next((story for story in shown if _is_alarming(story)), None)
+    sentence = said.sentence
+    if len(of_ranks) > 1:
+        alike = sum(other.level is said.level for other in by_rank.values())
+        if said.is_cause and alike > 1:
+            sentence = (
+                f"rank {speaker}: {sentence}; {plural(alike - 1, 'other rank')} ended because of it"
+            )
+        elif alike == len(of_ranks):
+            sentence = f"{sentence}; {alike} ranks alike"
+        else:
+            sentence = f"rank {speaker}: {sentence}"
+    return RunVerdict(
+        said.level,
+        sentence,
+        said.advice,
+        None if said.root is None else root,
+        is_cause=said.is_cause,
+        speaker=speaker,
+        by_rank=by_rank,
+        stories=shown,
+        cause=cause,
+    )
+
+
+def stories_of(of_ranks: Sequence[Standing]) -> list[Story]:
+    """Return the findings of ranks as stories, those that are current first."""
+    current = {s.rank: s.is_current for s in of_ranks}
+    return stories(
+        ((s.rank, list(s.findings.values())) for s in of_ranks),
+        lambda rank, finding: current[rank](finding),
+    )
+
+
+def skipped(skips: Mapping[SkipClass, int]) -> str:
+    """Write how many steps were skipped, as in "7 steps skipped (6 calibrating, 1 probe)"."""
+    total = sum(skips.values())
+    return f"{plural(total, 'step')} skipped ({tally(skips)})" if total else "no step skipped"
+
+
+def tally(skips: Mapping[SkipClass, int]) -> str:
+    """Write skips per class, as in "6 calibrating, 1 probe"; empty for none."""
+    return ", ".join(f"{number(n)} {c.label}" for c, n in skips.items() if n)
+
+
+def by_class(totals: Sequence[Sequence[int]]) -> dict[SkipClass, int]:
+    """Return how many steps were skipped, per class.
+
+    Args:
+        totals: Of each optimizer, in the order of ``SKIP_CLASSES``.
+    """
+    return {c: sum(t[i] for t in totals) for i, c in enumerate(SKIP_CLASSES)}
+
+
+def _failure(standing: Standing) -> Failure:
+    return Failure(standing.rank, standing.reason, standing.last_s)
+
+
+def _is_alarming(story: Story) -> bool:
+    return story.goes_on and story.severity is not Severity.INFO
+
+
+def _judged(standing: Standing, now_s: float, cause: Failure | None) -> Verdict:
+    shown = stories_of([standing])
+    root = next((story for story in shown if _is_alarming(story)), None)
+    if standing.state is RunState.FAILED:
+        return _failed(standing, root, cause)
+    if standing.state is RunState.STALE:
+        return _stale(standing, root, now_s)
+    if root is not None and root.severity is Severity.CRITICAL:
+        return _broken(standing, root)
+    if standing.state is RunState.FINISHED:
+        return Verdict(Level.FINISHED, _finished(standing, root), _advice(root), root)
+    return _running(standing, shown, root, now_s)
+
+
+def _failed(standing: Standing, root: Story | None, cause: Failure | None) -> Verdict:
+    is_cause = cause is not None and cause.rank == standing.rank
+    reason = (standing.reason or "ended with an error").rstrip(".")
+    newest = standing.newest
+    last = "no step was finished" if newest is None else f"last step {number(newest.step)}"
+    if cause is not None and not is_cause:
+        reason = f"ended because rank {cause.rank} did ({_failure(standing).error})"
+    if root is None:
+        return Verdict(Level.FAILED, f"{reason}; {last}", is_cause=is_cause)
+    sentence = f"{_summary(root)}; then: {reason}; {last}"
+    return Verdict(Level.FAILED, sentence, _advice(root), root, is_cause=is_cause)
+
+
+def _no_step_yet(standing: Standing, now_s: float) -> str:
+    return f"no step yet, {time_span(now_s - standing.started_s)} after the start"
+
+
+def _stale(standing: Standing, root: Story | None, now_s: float) -> Verdict:
+    silent, newest = time_span(now_s - standing.last_s), standing.newest
+    sentence = (
+        _no_step_yet(standing, now_s)
+        if newest is None
+        else f"no step for {silent}; the last was step {number(newest.step)}"
+    )
+    if root is not None:
+        sentence = f"{sentence}; before: {_summary(root)}"
+    return Verdict(Level.STALE, sentence, _advice(root), root)
+
+
+def _broken(standing: Standing, root: Story) -> Verdict:
+    """Return the verdict on a rank with a critical finding that is current, or was at its end."""
+    sentence, is_over = _summary(root), standing.state is RunState.FINISHED
+    if is_over:
+        sentence = f"{sentence}; it ended so, after {_steps(standing)}"
+    is_lost = any(m.is_current and _is_final(m.finding.kind) for m in all_members(root))
+    level = Level.BROKEN if is_over or is_lost else Level.FAILING
+    return Verdict(level, sentence, _advice(root), root)
+
+
+def _running(
+    standing: Standing, shown: Sequence[Story], root: Story | None, now_s: float
+) -> Verdict:
+    if root is not None:
+        return Verdict(Level.ATTENTION, _summary(root), _advice(root), root)
+    # Weights may be broken though nothing new happens: what was critical is not forgotten quietly.
+    over = next((story for story in shown if story.severity is Severity.CRITICAL), None)
+    if over is not None:
+        last = max(member.finding.last_step for member in all_members(over))
+        sentence = f"{_summary(over)}; last seen at step {number(last)}"
+        return Verdict(Level.ATTENTION, sentence, _advice(over))
+    newest = standing.newest
+    if newest is None:
+        return Verdict(Level.STARTING, _no_step_yet(standing, now_s))
+    if newest.skip_class is SkipClass.CALIBRATING:
+        return Verdict(Level.CALIBRATING, _calibration(standing, newest))
+    return Verdict(Level.HEALTHY, _health(standing, newest))
+
+
+def _is_final(kind: str) -> bool:
+    row = row_of(kind)
+    return row is not None and row.is_final
+
+
+def _summary(story: Story) -> str:
+    return story.finding.summary.rstrip(".")
+
+
+def _advice(story: Story | None) -> str:
+    return "" if story is None else story.finding.advice
+
+
+def _scale(newest: StepRecord) -> str:
+    if math.isnan(newest.loss_scale):
+        return "no loss scaler"
+    return f"loss scale {number(newest.loss_scale)}"
+
+
+def _num_alarming(standing: Standing) -> int:
+    return sum(f.severity is not Severity.INFO for f in standing.findings.values())
+
+
+def _steps(standing: Standing) -> str:
+    return plural(0 if standing.newest is None else standing.newest.step + 1, "step")
+
+
+def _finished(standing: Standing, root: Story | None) -> str:
+    if standing.newest is None:
+        text = "no step was taken"
+    else:
+        text = f"{_steps(standing)}, {skipped(standing.skips)}, {_scale(standing.newest)}"
+    if root is not None:
+        return f"{text}; at its end: {_summary(root)}"
+    alarming = _num_alarming(standing)
+    return f"{text}; {plural(alarming, 'finding')} to read" if alarming else text
+
+
+def _calibration(standing: Standing, newest: StepRecord) -> str:
+    text = f"step {number(newest.step)}, finding a scale that fits"
+    return f"{text}: {skipped(standing.skips)} so far, {_scale(newest)}; normal at the start"
+
+
+def _health(standing: Standing, newest: StepRecord) -> str:
+    text = f"step {number(newest.step)}, {_scale(newest)}"
+    if not math.isnan(newest.loss_scale):
+        skips, steps = standing.recent()
+        text = f"{text}, {skipped(skips)} in the last {number(steps)}"
+    past = _num_alarming(standing)
+    return f"{text}; {plural(past, 'warning')} from before" if past else text

@@ -363,7 +363,7 @@ def lived(name: str, kind: str, chance: random.Random, ranks: int = 0) -> Run:
     """Return a run that lives a story; with ``ranks``, of so many, else of a few."""
     story = "collapse" if kind == "collapse, daemon away" else kind
     at = chance.randint(40, 110)
-    plan, span, pages = PLANS.get(story, lambda *_: Plan({}))(at, chance)
+    plan, span, pages = PLANS[story](at, chance) if story in PLANS else Plan({})
     training = Training(chance, slow=kind == "slow")
     rows = []
     for tick in range(TICKS):

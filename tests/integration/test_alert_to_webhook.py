@@ -54,6 +54,8 @@ ABSENT = ON_A_CPU | {
     "ampwatch_gpu_xid_last_timestamp_seconds": "no GPU has had an error",
     'state="stale"': "no rank is stale or has failed",
     "ampwatch_loss_nonfinite_total": "no loss was NaN or infinite",
+    "ampwatch_rank_failure_info": "no rank has failed",
+    "ampwatch_finding_steps_total": "tables of what was found leave out what was not: nothing about precision, layers or ranks",
     "ampwatch_gradient_format_fit": "a bias before a BatchNorm has gradients of all but zero, and a scale that collapses flushes more: a sample of which none is flushed may come, or not",
 }
 """Alerts that so short a training on a CPU cannot have."""

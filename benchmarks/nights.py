@@ -1,6 +1,6 @@
 """Pages of simulated nights: fleets as their daemons would describe them, through the shipped rules and routes.
 
-Usage: ``python -m benchmarks.nights [--nights 200] [--large 4] [--jobs 2]``. A night has six runs on hosts of their
+Usage: ``python -m benchmarks.nights [--nights 200] [--large 4] [--jobs 2]``. A night has four runs on hosts of their
 own. Some are healthy in ways that look bad (search for the first scale, saw-tooth, evaluation, restart under the same
 name, daemon away, few skips), others break. promtool evaluates the rules; ``pager`` computes who is told. What is
 wanted: one page per trouble that wakes somebody, none without, and no message about what is healthy.
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 RULES = Path(__file__).parents[1] / "dashboards" / "alerts" / "ampwatch.rules.yml"
-TICK = 30
+TICK = 60
 """Seconds from one scrape to the next, and from one evaluation to the next."""
 
-TICKS = 200
-BATCH = 14
+TICKS = 120
+BATCH = 10
 """Nights that are evaluated together, which costs less."""
 
 GONE = "_"
@@ -263,7 +263,7 @@ END = _set(state="finished")
 
 
 def _evaluation(at: int, chance: random.Random) -> Plan:
-    pause = chance.randint(2, 16)
+    pause = chance.randint(1, 480 // TICK)
     return Plan({at: _set(state="stale"), at + pause: _set(state="running")})
 
 
@@ -323,7 +323,7 @@ PLANS: dict[str, Callable[[int, random.Random], Plan]] = {
     "ends broken": _ends_broken,
     "storm": lambda at, _: Plan({at: _skips(7)}, (at, at + 20)),
     "hang": lambda at, _: Plan(
-        {at: _set(state="stale"), at + 60: _set(state="failed")}, (at, at + 60)
+        {at: _set(state="stale"), at + 40: _set(state="failed")}, (at, at + 40)
     ),
     "death": lambda at, _: Plan({at: _set(state="failed")}, (at, at + 20)),
     "straggler": lambda at, _: Plan({}, (at, at + 30)),
@@ -350,7 +350,7 @@ BROKEN = (
 def night(seed: int, ranks: int = 0) -> list[Run]:
     """Return the runs of a night; with ``ranks``, one of so many and nothing else."""
     chance = random.Random(seed)
-    kinds = [chance.choice(HEALTHY) for _ in range(3)] + [chance.choice(BROKEN) for _ in range(3)]
+    kinds = [chance.choice(HEALTHY) for _ in range(2)] + [chance.choice(BROKEN) for _ in range(2)]
     if ranks:
         kinds = [BROKEN[seed % len(BROKEN)]]
     return [
@@ -362,7 +362,7 @@ def night(seed: int, ranks: int = 0) -> list[Run]:
 def lived(name: str, kind: str, chance: random.Random, ranks: int = 0) -> Run:
     """Return a run that lives a story; with ``ranks``, of so many, else of a few."""
     story = "collapse" if kind == "collapse, daemon away" else kind
-    at = chance.randint(40, 110)
+    at = chance.randint(20, 60)
     plan, span, pages = PLANS[story](at, chance) if story in PLANS else Plan({})
     training = Training(chance, slow=kind == "slow")
     rows = []
@@ -371,7 +371,7 @@ def lived(name: str, kind: str, chance: random.Random, ranks: int = 0) -> Run:
             plan[tick](training, tick * TICK)
         rows.append(training.tick())
     names = sorted(set().union(*rows))
-    count = ranks or chance.choice([1, 2, 4, 8])
+    count = ranks or chance.choice([1, 2, 4])
     per_host = 8 if ranks else chance.choice([count, max(count // 2, 1)])
     run = Run(name, kind, [])
     for rank in range(count):
@@ -388,7 +388,7 @@ def lived(name: str, kind: str, chance: random.Random, ranks: int = 0) -> Run:
     if kind in {"death", "hang"}:
         _dies(run, plan)
     if "daemon away" in kind:
-        begin = (span[0] + 3) if span else chance.randint(40, 110)
+        begin = (span[0] + 3) if span else chance.randint(20, 60)
         _away(run, begin, chance.randint(1, 3))
     return run
 
@@ -411,7 +411,7 @@ def _dies(run: Run, plan: Any) -> None:
         info = f'ampwatch_rank_failure_info{{cause="{cause}",error="{error}"}}'
         rank.series[info] = [1 if t >= at else GONE for t in range(TICKS)]
         for values in rank.series.values():  # Ten minutes after its end nothing is said of a run.
-            values[at + 20 :] = [GONE] * len(values[at + 20 :])
+            values[at + 600 // TICK :] = [GONE] * len(values[at + 600 // TICK :])
 
 
 def _away(run: Run, begin: int, ticks: int) -> None:

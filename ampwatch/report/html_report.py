@@ -57,7 +57,7 @@ def render_html(boxes: Sequence[Box]) -> str:
         element("p", "ampwatch report", class_="wordmark"),
         element("h1", f"Run {boxes[0].identity.run}: {verdict.level.value}"),
         element("p", accounts.sentence(verdict.sentence), class_="lead"),
-        *[element("p", one_line(box)) for box in boxes[:MAX_RANKS]],
+        *[element("p", one_line(box, verdict.cause)) for box in boxes[:MAX_RANKS]],
         *[element("p", note, class_="muted") for note in boxes[0].notes],
         _traceback(boxes, verdict),
         *[_article(story, by_rank[story.ranks[0]], glossary) for story in shown],

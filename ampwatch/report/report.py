@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.report import accounts
+from ampwatch.report.endings import Failure
 from ampwatch.report.glossary import Glossary
 from ampwatch.report.standing import judge_boxes
 from ampwatch.report.stories import Story, all_symptoms
@@ -97,7 +98,7 @@ def render_boxes(boxes: Sequence[Box], width: int = WIDTH) -> str:
         first = boxes[0].identity
         lines = [f"ampwatch report: run {first.run}, {len(boxes)} of {first.world_size} ranks"]
         for box in boxes[:MAX_LISTED_RANKS]:
-            lines += _wrapped(one_line(box), width, 2, 4)
+            lines += _wrapped(one_line(box, verdict.cause), width, 2, 4)
         if len(boxes) > MAX_LISTED_RANKS:
             lines.append(f"  and {len(boxes) - MAX_LISTED_RANKS} ranks more")
     headline = f"{verdict.level.value.upper()}: {accounts.sentence(plain(verdict.sentence))}"
@@ -106,14 +107,22 @@ def render_boxes(boxes: Sequence[Box], width: int = WIDTH) -> str:
     return _text(lines, verdict.stories, width)
 
 
-def one_line(box: Box) -> str:
-    """Say in a line how far a rank has come and how it ended."""
+def one_line(box: Box, cause: Failure | None = None) -> str:
+    """Say in a line how far a rank has come and how it ended.
+
+    Args:
+        box: The rank.
+        cause: The failure that ended its job, if that is known: what the others raised says nothing.
+    """
     summary = summary_of(box)
     parts = [_plural(summary.iterations, "iteration")]
     if not math.isnan(summary.loss_scale):
         parts.append(f"{_plural(sum(summary.skipped), 'step')} skipped")
         parts.append(f"loss scale {summary.loss_scale:g}")
     ended = f". {summary.ending}" if summary.ending else f"; {box.state.value}"
+    if cause is not None and box.state is RunState.FAILED and cause.rank != box.identity.rank:
+        error = Failure(box.identity.rank, box.reason, 0.0).error
+        ended = f". It ended because rank {cause.rank} did ({error})"
     return f"rank {summary.rank}, on {box.identity.host}: {', '.join(parts)}{ended}"
 
 

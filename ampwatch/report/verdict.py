@@ -254,7 +254,7 @@ def _failed(standing: Standing, root: Story | None, cause: Failure | None) -> Ve
     newest = standing.newest
     last = "no step was finished" if newest is None else f"last step {number(newest.step)}"
     if cause is not None and not is_cause:
-        reason = f"ended because rank {cause.rank} did ({reason})"
+        reason = f"ended because rank {cause.rank} did ({_failure(standing).error})"
     if root is None:
         return Verdict(Level.FAILED, f"{reason}; {last}", is_cause=is_cause)
     sentence = f"{_summary(root)}; then: {reason}; {last}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards.source.fields import BAD, NOTE, WARN
-from dashboards.source.queries import increase, of
+from dashboards.source.fields import BAD, NOTE
+from dashboards.source.queries import having, increase, of
 from dashboards.source.variables import DATASOURCE
 
 
@@ -25,35 +25,44 @@ def _annotation(
     )
 
 
-_FIRING = 'ALERTS{job=~"$job", instance=~"$instance|several", alertname=~"Ampwatch.+", alertstate="firing"}'
-"""Alerts of the chosen machines, and of whole runs, whose instance is ``several``."""
+ALERTS = "Critical alerts"
+ROOTS = "What broke"
 
-_SEEN = of("ampwatch_finding_last_seen_timestamp_seconds", 'root="true"')
+_FIRING = (
+    'ALERTS{job=~"$job", instance=~"$instance|several", run=~"$run|", alertname=~"Ampwatch.+",'
+    ' alertstate="firing", severity="critical"}'
+)
+"""Critical alerts of the chosen machines and runs. One that is of a whole run has the instance
+``several``, one of a machine no run."""
+
+_BROKEN = of("ampwatch_root_info", having("severity", "critical"))
 
 
-def events(*, findings: bool = False) -> list[model.AnnotationQuery]:
-    """Return firing alerts, findings and backoffs of the loss scale.
+def events(drawn: str = ALERTS) -> list[model.AnnotationQuery]:
+    """Return critical alerts, critical findings and backoffs of the loss scale.
+
+    Each is one band for a run at a time, however many alerts fire and ranks fail, and one of the three at
+    most is drawn from the start: several bands over each other hide the lines that they are about.
 
     Args:
-        findings: Whether findings are drawn from the start, or only when they are chosen.
+        drawn: Name of the one that is drawn from the start, the others when they are chosen; none if empty.
     """
     return [
         _annotation(
-            "Alerts",
-            _FIRING,
-            "{{alertname}}",
-            "severity,instance,run,rank",
+            ALERTS,
+            f"max by (run) ({_FIRING})",
+            "A critical alert fires {{run}}",
+            "run",
             BAD,
-            enable=True,
+            enable=drawn == ALERTS,
         ),
-        # A finding that lasts is told at least once a minute: with a scrape between, a band.
         _annotation(
-            "Findings",
-            f"max by (run, kind, severity) ({_SEEN}) > time() - 120",
+            ROOTS,
+            f"max by (run, kind) ({_BROKEN})",
             "{{kind}} in {{run}}",
-            "kind,severity",
-            WARN,
-            enable=findings,
+            "run,kind",
+            BAD,
+            enable=drawn == ROOTS,
         ),
         _annotation(
             "Loss scale backoffs",

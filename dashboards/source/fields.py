@@ -51,18 +51,21 @@ def words(meaning: Mapping[float | str, tuple[str, str]]) -> model.ValueMapping:
     return model.ValueMap(options=options)
 
 
-def spans(*named: tuple[float, float, str]) -> tuple[model.ValueMapping, ...]:
+def spans(
+    *named: tuple[float, float | None, str], color: str = NEUTRAL
+) -> tuple[model.ValueMapping, ...]:
     """Return mappings of values from one number to another to a text.
 
     Args:
-        named: Smallest value, largest value, text.
+        named: Smallest value, largest value (none: whatever is larger), text.
+        color: Their colour.
     """
     return tuple(
         model.RangeMap(
             options=model.DashboardRangeMapOptions(
                 from_val=low,
                 to=high,
-                result=model.ValueMappingResult(text=text, color=NEUTRAL, index=index),
+                result=model.ValueMappingResult(text=text, color=color, index=index),
             )
         )
         for index, (low, high, text) in enumerate(named)

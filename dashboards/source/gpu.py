@@ -66,7 +66,7 @@ def _tiles() -> tuple[Panel, ...]:
             ),
             unit="none",
             no_value=NO_GPU,
-            queries=(Query(f"sum({up})", instant=True),),
+            queries=(Query(f"sum({up})"),),
             thresholds=thresholds(NEUTRAL, Step(0, BAD), Step(1, GOOD)),
         ),
         Stat(
@@ -81,7 +81,7 @@ def _tiles() -> tuple[Panel, ...]:
             ),
             unit="none",
             no_value=NO_GPU,
-            queries=(Query(f"count({up}) - sum({up})", instant=True),),
+            queries=(Query(f"count({up}) - sum({up})"),),
             thresholds=none_bad,
         ),
         Stat(
@@ -99,8 +99,7 @@ def _tiles() -> tuple[Panel, ...]:
             no_value=NO_GPU,
             queries=(
                 Query(
-                    f"count(time() - {of_gpu(_LAST_XID, HARDWARE_XIDS)} < 3600) or 0 * sum({up})",
-                    instant=True,
+                    f"count(time() - {of_gpu(_LAST_XID, HARDWARE_XIDS)} < 3600) or 0 * sum({up})"
                 ),
             ),
             thresholds=none_bad,
@@ -118,12 +117,7 @@ def _tiles() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             no_value="No reasons are read: see below why",
-            queries=(
-                Query(
-                    f"max(rate({of_gpu(_THROTTLED, TOO_HOT)}[$__rate_interval]))",
-                    instant=True,
-                ),
-            ),
+            queries=(Query(f"max(rate({of_gpu(_THROTTLED, TOO_HOT)}[$__rate_interval]))"),),
             thresholds=thresholds(GOOD, Step(0.01, WARN), Step(0.1, BAD)),
         ),
         Stat(
@@ -138,7 +132,7 @@ def _tiles() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             no_value="Not measured: it takes Hopper or newer, see below",
-            queries=(Query(f"avg({tensor_active()})", instant=True),),
+            queries=(Query(f"avg({tensor_active()})"),),
             thresholds=TENSOR_FULL,
         ),
         Stat(
@@ -152,6 +146,6 @@ def _tiles() -> tuple[Panel, ...]:
             ),
             unit="watt",
             no_value=NO_GPU,
-            queries=(Query(f"sum({of_gpu(_POWER)})", instant=True),),
+            queries=(Query(f"sum({of_gpu(_POWER)})"),),
         ),
     )

@@ -94,6 +94,7 @@ def dcgm() -> tuple[Panel, ...]:
                     "{{uuid}}",
                 ),
             ),
+            minimum=0,
         ),
         TimeSeries(
             id=904,

@@ -23,6 +23,9 @@ _CORE, _MEMORY = "ampwatch_gpu_temperature_celsius", "ampwatch_gpu_memory_temper
 _USED, _CAPACITY = "ampwatch_gpu_memory_used_bytes", "ampwatch_gpu_memory_capacity_bytes"
 _RESERVED = "ampwatch_gpu_memory_reserved_bytes"
 _OF_RANK = "ampwatch_gpu_process_memory_used_bytes"
+_NOT_BY_PROCESS = (
+    "Not known: the driver does not say which process has how much, or no watched rank is on a GPU"
+)
 _PCIE = "ampwatch_gpu_pcie_{}_bytes_per_second"
 _NVLINK = "ampwatch_gpu_nvlink_{}_bytes_total"
 
@@ -138,6 +141,8 @@ def clocks() -> tuple[Panel, ...]:
                 Query(f"avg({of_gpu(_MEMORY)})", "memory, mean"),
             ),
             thresholds=_HOT,
+            reaches_from=20,
+            reaches_to=90,
             width=8,
         ),
     )
@@ -179,7 +184,7 @@ def memory() -> tuple[Panel, ...]:
                 metrics=[_OF_RANK],
             ),
             unit="bytes",
-            no_value="No watched rank is known to compute on a GPU",
+            no_value=_NOT_BY_PROCESS,
             queries=(
                 Query(
                     largest(SHOWN, f"max by (run, rank, gpu) ({of_gpu(_OF_RANK)})"),
@@ -200,7 +205,7 @@ def memory() -> tuple[Panel, ...]:
                 metrics=[_USED, _OF_RANK, ON],
             ),
             unit="bytes",
-            no_value="No watched rank is known to compute on a GPU",
+            no_value=_NOT_BY_PROCESS,
             queries=(
                 Query(
                     most(

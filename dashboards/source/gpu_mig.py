@@ -26,6 +26,7 @@ def instances() -> tuple[Panel, ...]:
         Stat(
             id=701,
             title="GPUs in MIG mode",
+            course=False,
             description=described(
                 shows="GPUs that are divided into instances.",
                 good="as you have set them up. Training on a whole GPU wants none.",
@@ -34,7 +35,7 @@ def instances() -> tuple[Panel, ...]:
             ),
             unit="none",
             no_value="None of the GPUs that were chosen has a MIG mode",
-            queries=(Query(f"sum({of_gpu(_ENABLED)})", instant=True),),
+            queries=(Query(f"sum({of_gpu(_ENABLED)})"),),
             height=6,
         ),
         Table(

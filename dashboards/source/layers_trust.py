@@ -48,7 +48,7 @@ def trust() -> tuple[Panel, ...]:
             ),
             unit="short",
             no_value=_NO_SAMPLES,
-            queries=(Query(f"max({of('ampwatch_tensors_refused')})", instant=True),),
+            queries=(Query(f"max({of('ampwatch_tensors_refused')})"),),
             width=5,
         ),
         Stat(
@@ -65,11 +65,12 @@ def trust() -> tuple[Panel, ...]:
             ),
             unit="short",
             no_value=_NO_SAMPLES,
-            queries=(Query(f"max({of('ampwatch_sampling_interval_steps')})", instant=True),),
+            queries=(Query(f"max({of('ampwatch_sampling_interval_steps')})"),),
         ),
         Stat(
             id=605,
             title="Samples given up",
+            course=False,
             description=described(
                 shows="Measurements in the time range that were given up, because the device was"
                 " too far behind: ampwatch never waits for it.",
@@ -80,12 +81,7 @@ def trust() -> tuple[Panel, ...]:
             ),
             unit="short",
             no_value=_NO_SAMPLES,
-            queries=(
-                Query(
-                    f"sum({increase('ampwatch_samples_dropped_total', over='$__range')})",
-                    instant=True,
-                ),
-            ),
+            queries=(Query(f"sum({increase('ampwatch_samples_dropped_total', over='$__range')})"),),
             decimals=0,
             thresholds=thresholds(GOOD, Step(1, NEUTRAL)),
         ),
@@ -98,12 +94,11 @@ def _missing(number: int, title: str, metric: str, shows: str, act: str, each: s
         id=number,
         width=5,
         title=title,
+        course=False,
         description=described(shows=shows, good="0.", act=act, metrics=[metric]),
         unit="short",
         no_value=_NO_SAMPLES,
-        queries=(
-            Query(f"max({each} ({of(metric)}))" if each else f"max({of(metric)})", instant=True),
-        ),
+        queries=(Query(f"max({each} ({of(metric)}))" if each else f"max({of(metric)})"),),
         thresholds=_ANY_MISSING,
     )
 

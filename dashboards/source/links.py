@@ -7,6 +7,9 @@ from grafana_foundation_sdk.models import dashboard as model
 TAG = "ampwatch"
 DOCS = "https://github.com/ampwatch/ampwatch/blob/main/docs"
 
+MACHINE = "Machine"
+"""Title of the column with the address of a daemon, in tables with links to it."""
+
 _KEPT = "${__url_time_range}&${datasource:queryparam}"
 
 
@@ -34,6 +37,16 @@ def to_dashboard(
 def to_page(title: str, url: str) -> model.DashboardLink:
     """Return a data link to a page outside Grafana, in a tab of its own."""
     return model.DashboardLink(title=title, url=url, target_blank=True)
+
+
+def to_daemon(title: str, path: str) -> model.DashboardLink:
+    """Return a data link to the daemon of the machine of the row, in a tab of its own.
+
+    Args:
+        title: What a click will show.
+        path: After the slash, as ``explain/`` and a kind. The table has a key ``MACHINE``.
+    """
+    return to_page(title, f'http://${{__data.fields["{MACHINE}"]}}/{path}')
 
 
 def field(name: str) -> str:

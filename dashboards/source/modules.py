@@ -84,6 +84,8 @@ def lines(
         no_value=no_value,
         queries=(Query(worst_of(SHOWN, expr), "{{run}} {{module}}"),),
         minimum=None if bits else 0,
+        reaches_from=0 if bits else None,
+        reaches_to=8 if bits else None,
         decimals=1 if bits else None,
         thresholds=limits if bits else SHARE_LOST,
         area=bits,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dashboards.source.fields import BAD, GOOD, NEUTRAL, Step, described, thresholds, words
 from dashboards.source.links import DOCS, field, to_dashboard, to_page
 from dashboards.source.measures import (
-    LAST_HOUR,
     REPORT_AGE,
     SCALE,
     SKIPPED,
@@ -13,7 +12,7 @@ from dashboards.source.measures import (
     skipped_share,
     unfinished,
 )
-from dashboards.source.overview_health import health
+from dashboards.source.overview_health import of_ampwatch
 from dashboards.source.overview_history import history
 from dashboards.source.overview_tiles import ALERTS, LOST, RUNNING, tiles
 from dashboards.source.page import Page, Row
@@ -21,13 +20,14 @@ from dashboards.source.queries import any_of, of, rate
 from dashboards.source.states import (
     ADVICE_KEY,
     FINDING_KEYS,
+    HEALTH_WORDS,
     SEVERITY_WORDS,
-    STATE_WORDS,
     finding_columns,
+    health,
     severity,
-    state,
 )
 from dashboards.source.tables import Column, Key, Table
+from dashboards.source.verdicts import roots
 
 _TO_RUN = to_dashboard("Why? Open this run", "ampwatch-run", run=field("Run"))
 _TO_RANKS = to_dashboard("Which rank? Open its ranks", "ampwatch-ranks", run=field("Run"))
@@ -40,12 +40,13 @@ def page() -> Page:
     return Page(
         uid="ampwatch-overview",
         title="ampwatch / Overview",
+        drawn="",
         description="Is every run healthy? Start here; a click on a run leads to why not.",
         rows=(
-            Row(100, "Is every run healthy?", (*tiles(), _runs())),
+            Row(100, "Is every run healthy?", (*tiles(), _runs(), roots(108))),
             Row(200, "What was found, and what fires?", (_findings(), _alerts())),
             Row(300, "Since when?", history()),
-            Row(400, "Is ampwatch itself well?", health(), collapsed=True),
+            Row(400, "Is ampwatch itself well?", of_ampwatch(), collapsed=True),
         ),
     )
 
@@ -56,15 +57,17 @@ def _runs() -> Table:
         id=107,
         title="Runs",
         description=described(
-            shows="One row for each run, those that failed or are stale first. Loss scale, Worst finding and Loss are those of its worst"
+            shows="One row for each run, the worst first: its state is that of its worst rank, the word of the page of the daemon. Loss scale, Worst finding and Loss are those of its worst"
             " rank, Steps/s and Skipped of all of them; the reports and findings are the newest of"
-            " any rank. Skipped is of the last 10 minutes, Worst finding of the last hour.",
-            good="running, all ranks up, a loss scale of 64 or more (or none, with bfloat16),"
+            " any rank. Skipped is of the last 10 minutes, Worst finding is of what goes on, or did at the end of the run.",
+            good="healthy, all ranks up, a loss scale of 64 or more (or none, with bfloat16),"
             " skipped below 1 %, no finding, a finite loss, a report younger than 2 minutes.",
             act="click on the run: the dashboard Run says why steps are skipped and what to change,"
             " Ranks says which rank differs.",
             metrics=[
+                "ampwatch_run_health",
                 "ampwatch_run_state",
+                "ampwatch_root_info",
                 "ampwatch_run_start_timestamp_seconds",
                 "ampwatch_steps_total",
                 "ampwatch_loss_scale",
@@ -84,9 +87,9 @@ def _runs() -> Table:
         columns=(
             Column(
                 title="State",
-                expr=state("job, run"),
-                mappings=(STATE_WORDS,),
-                width=90,
+                expr=health("job, run"),
+                mappings=(HEALTH_WORDS,),
+                width=120,
             ),
             Column(
                 title="Since",
@@ -118,11 +121,10 @@ def _runs() -> Table:
             ),
             Column(
                 title="Loss scale",
-                expr=f"min by (job, run) ({of('ampwatch_loss_scale_min')})"
-                f" or min by (job, run) ({of('ampwatch_loss_scale')})",
+                expr=f"min by (job, run) ({of('ampwatch_loss_scale')})",
                 no_value="no scaler",
                 thresholds=SCALE,
-                width=95,
+                width=125,
             ),
             Column(
                 title="Skipped",
@@ -135,7 +137,7 @@ def _runs() -> Table:
             ),
             Column(
                 title="Worst finding",
-                expr=severity("job, run", LAST_HOUR),
+                expr=severity("job, run"),
                 mappings=(SEVERITY_WORDS,),
                 width=115,
             ),

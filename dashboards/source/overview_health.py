@@ -9,7 +9,7 @@ from dashboards.source.queries import Query, largest, of, rate, smallest
 from dashboards.source.tables import Column, Key, Table
 
 
-def health() -> tuple[TimeSeries | StateTimeline | Table | Stat, ...]:
+def of_ampwatch() -> tuple[TimeSeries | StateTimeline | Table | Stat, ...]:
     """Return the panels of the row."""
     return (
         TimeSeries(
@@ -122,8 +122,8 @@ def health() -> tuple[TimeSeries | StateTimeline | Table | Stat, ...]:
             unit="none",
             no_value="No ampwatch target",
             queries=(
-                Query(f"sum({of('ampwatch_rings_unreadable')})", legend="rings", instant=True),
-                Query(f"sum({of('ampwatch_ranks_left_out')})", legend="ranks", instant=True),
+                Query(f"sum({of('ampwatch_rings_unreadable')})", legend="rings"),
+                Query(f"sum({of('ampwatch_ranks_left_out')})", legend="ranks"),
             ),
             thresholds=thresholds(GOOD, Step(1, WARN)),
             names=True,

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dashboards.source.fields import described
 from dashboards.source.links import label, to_dashboard
-from dashboards.source.measures import ATTEMPTED_TOTAL, SKIPPED, SKIPPED_TOTAL, skipped_share
+from dashboards.source.measures import (
+    ATTEMPTED_TOTAL,
+    LOSS_REACHES,
+    SKIPPED,
+    SKIPPED_TOTAL,
+    skipped_share,
+)
 from dashboards.source.panels import StateTimeline, TimeSeries
 from dashboards.source.queries import Query, of, rate
-from dashboards.source.states import STATE_WORDS, state
+from dashboards.source.states import HEALTH_WORDS, health
 
 _LINE_TO_RUN = (to_dashboard("Open this run", "ampwatch-run", run=label("run")),)
 
@@ -19,16 +25,16 @@ def history() -> tuple[StateTimeline | TimeSeries, ...]:
             id=305,
             title="State of each run",
             description=described(
-                shows="The worst state of the ranks of each run over time.",
-                good="running, then finished.",
-                act="where a band turns stale or failed, look at the same time in the panels below,"
+                shows="The worst state of the ranks of each run over time, as on the page of the daemon.",
+                good="healthy, then finished.",
+                act="where a band turns red, look at the same time in the panels below,"
                 " then open the run.",
-                metrics=["ampwatch_run_state"],
+                metrics=["ampwatch_run_health"],
             ),
             unit="none",
             no_value="No run was watched in this time",
-            queries=(Query(state("run"), legend="{{run}}"),),
-            mappings=(STATE_WORDS,),
+            queries=(Query(health("run"), legend="{{run}}"),),
+            mappings=(HEALTH_WORDS,),
             width=24,
             height=6,
             links=_LINE_TO_RUN,
@@ -93,6 +99,7 @@ def history() -> tuple[StateTimeline | TimeSeries, ...]:
             unit="short",
             no_value="No loss was handed to GradScaler.scale() or seen otherwise",
             queries=(Query(f"avg by (run) ({of('ampwatch_loss')})", legend="{{run}}"),),
+            reaches_to=LOSS_REACHES,
             links=_LINE_TO_RUN,
         ),
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dashboards.source.fields import BAD, GOOD, NEUTRAL, Step, described, thresholds
 from dashboards.source.links import to_dashboard
-from dashboards.source.measures import LAST_HOUR, NO_RUN_TILE, NONE_IS_GOOD
+from dashboards.source.measures import NO_RUN_TILE, NONE_IS_GOOD
 from dashboards.source.panels import Stat
 from dashboards.source.queries import Query, any_of, having, of
-from dashboards.source.states import severity
+from dashboards.source.states import critical
 
 _OF_AMPWATCH = f"and on (job, instance) last_over_time({of('ampwatch_build_info')}[1d])"
 """Filter for the targets that are daemons, also of one that went down within the day."""
@@ -35,7 +35,7 @@ def tiles() -> tuple[Stat, ...]:
             ),
             unit="none",
             no_value="No ampwatch target",
-            queries=(Query(f"sum({of('up')} {_OF_AMPWATCH})", instant=True),),
+            queries=(Query(f"sum({of('up')} {_OF_AMPWATCH})"),),
             thresholds=thresholds(BAD, Step(1, GOOD)),
         ),
         Stat(
@@ -50,7 +50,7 @@ def tiles() -> tuple[Stat, ...]:
             ),
             unit="none",
             no_value="No target within a day",
-            queries=(Query(f"sum(({of('up')} == bool 0) {_OF_AMPWATCH})", instant=True),),
+            queries=(Query(f"sum(({of('up')} == bool 0) {_OF_AMPWATCH})"),),
             thresholds=NONE_IS_GOOD,
         ),
         Stat(
@@ -65,31 +65,22 @@ def tiles() -> tuple[Stat, ...]:
             ),
             unit="none",
             no_value=NO_RUN_TILE,
-            queries=(
-                Query(
-                    f"count(max by (job, run) ({RUNNING}) == 1) or {any_run}",
-                    instant=True,
-                ),
-            ),
+            queries=(Query(f"count(max by (job, run) ({RUNNING}) == 1) or {any_run}"),),
             thresholds=thresholds(NEUTRAL, Step(1, GOOD)),
         ),
         Stat(
             id=104,
             title="Runs with a critical finding",
             description=described(
-                shows="Runs in which something critical was seen within the last hour.",
+                shows="Runs in which something critical goes on, and runs that ended with it: those whose"
+                " state is failing or broken, or that failed with a critical finding.",
                 good="0.",
-                act="sort the table of runs by Worst finding and click on the run.",
-                metrics=["ampwatch_finding_last_seen_timestamp_seconds"],
+                act="see What broke, and what to do first.",
+                metrics=["ampwatch_root_info", "ampwatch_run_health"],
             ),
             unit="none",
             no_value=NO_RUN_TILE,
-            queries=(
-                Query(
-                    f"count({severity('job, run', LAST_HOUR)} == 3) or {any_run}",
-                    instant=True,
-                ),
-            ),
+            queries=(Query(f"count({critical('job, run')}) or {any_run}"),),
             thresholds=NONE_IS_GOOD,
         ),
         Stat(
@@ -104,12 +95,7 @@ def tiles() -> tuple[Stat, ...]:
             ),
             unit="none",
             no_value=NO_RUN_TILE,
-            queries=(
-                Query(
-                    f"sum({LOST})",
-                    instant=True,
-                ),
-            ),
+            queries=(Query(f"sum({LOST})"),),
             thresholds=NONE_IS_GOOD,
             links=(to_dashboard("Which ranks?", "ampwatch-ranks"),),
         ),
@@ -125,12 +111,7 @@ def tiles() -> tuple[Stat, ...]:
             ),
             unit="none",
             no_value="No ampwatch target",
-            queries=(
-                Query(
-                    f"count({ALERTS}) or 0 * count({of('ampwatch_build_info')})",
-                    instant=True,
-                ),
-            ),
+            queries=(Query(f"count({ALERTS}) or 0 * count({of('ampwatch_build_info')})"),),
             thresholds=NONE_IS_GOOD,
         ),
     )

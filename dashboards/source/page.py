@@ -10,7 +10,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as model
 
 from ampwatch import __version__
-from dashboards.source.events import events
+from dashboards.source.events import ALERTS, events
 from dashboards.source.links import TAG, others
 from dashboards.source.variables import DAEMON, variables
 
@@ -61,7 +61,7 @@ class Page:
         title: As Grafana lists it.
         description: What it is for.
         rows: Its questions, the most urgent first.
-        findings: Whether findings are drawn over the time series from the start.
+        drawn: Annotation that is drawn over the time series from the start, by its name.
         choices: Variables that only this dashboard has, from ``variables.choice``.
         exporters: Metrics, with bars between them, whose jobs and instances can be chosen.
     """
@@ -70,7 +70,7 @@ class Page:
     title: str
     description: str
     rows: tuple[Row, ...] = field(default=())
-    findings: bool = False
+    drawn: str = ALERTS
     choices: tuple[model.VariableModel, ...] = ()
     exporters: str = DAEMON
 
@@ -95,7 +95,7 @@ class Page:
             templating=model.DashboardDashboardTemplating(
                 list_val=variables(*self.choices, exporters=self.exporters)
             ),
-            annotations=model.AnnotationContainer(list_val=events(findings=self.findings)),
+            annotations=model.AnnotationContainer(list_val=events(self.drawn)),
             links=[others()],
         )
         plain: dict[str, Any] = json.loads(JSONEncoder().encode(built))

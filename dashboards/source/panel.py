@@ -31,6 +31,7 @@ class Panel:
         height: In rows of the grid, about 30 pixels each.
         thresholds: Colours by value.
         mappings: Words in place of numbers, from ``fields.words``.
+        most_points: Points that are asked for at most; as many as it has pixels without.
         interval: Shortest time between two points. Counts of what happened want ``1m``: the time of
             ``$__rate_interval`` is never shorter, and an event would be counted by several points.
         decimals: How many; Grafana chooses by itself without.
@@ -50,6 +51,7 @@ class Panel:
     height: int = 8
     thresholds: model.ThresholdsConfig = field(default_factory=lambda: PLAIN)
     mappings: tuple[model.ValueMapping, ...] = ()
+    most_points: int | None = None
     interval: str | None = None
     decimals: int | None = None
     minimum: float | None = None
@@ -74,6 +76,7 @@ class Panel:
             ],
             transformations=self.transformations() or None,
             interval=self.interval,
+            max_data_points=self.most_points,
             options=self.options(),
             field_config=model.FieldConfigSource(
                 defaults=model.FieldConfig(

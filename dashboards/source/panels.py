@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from grafana_foundation_sdk.models import (
@@ -17,6 +17,7 @@ from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards.source.fields import GOOD, NEUTRAL
 from dashboards.source.panel import Panel
+from dashboards.source.queries import still_there
 
 if TYPE_CHECKING:
     from dashboards.source.queries import Query
@@ -25,27 +26,47 @@ __all__ = ["Heatmap", "Panel", "Stat", "StateTimeline", "TimeSeries"]
 
 _LAST = common.ReduceDataOptions(values=False, calcs=["lastNotNull"], fields="")
 
+MAX_POINTS_OF_A_COURSE = 400
+"""More than a tile has pixels, for its number is the newest point: of a day that is 4 minutes old at most."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stat(Panel):
-    """Tile of one number, or of one for each series; its queries are instant.
+    """Tile of one number, or of one for each series, with its course over the time range behind it.
 
-    Of a history the newest value is shown, however old: that of a run that is gone as well.
+    The course says since when, which the number alone does not. It has none where there is nothing in it
+    to read: a state is a word and no magnitude, a setting does not change, and what is counted over the
+    whole time range has no value at one point of it. Those are asked for the newest value alone.
 
     Args:
+        course: Whether the course is drawn. The number is its last point, and only of what is still
+            there: the newest value of a history may be that of a run that is gone.
         names: Whether the name of the series stands beside the value even if there is only one.
     """
 
+    course: bool = True
     names: bool = False
     width: int = 4
     height: int = 4
+    minimum: float | None = 0
+    most_points: int | None = MAX_POINTS_OF_A_COURSE
 
     kind = "stat"
+
+    def asked(self) -> tuple[Query, ...]:
+        """Return the queries over the time range, or at its end alone."""
+        if not self.course:
+            return tuple(replace(query, instant=True) for query in self.queries)
+        return tuple(
+            replace(query, expr=still_there(query.expr), instant=False) for query in self.queries
+        )
 
     def options(self) -> stat.Options:
         """Return the appearance of the tile."""
         return stat.Options(
-            graph_mode=common.BigValueGraphMode.NONE,
+            graph_mode=common.BigValueGraphMode.AREA
+            if self.course
+            else common.BigValueGraphMode.NONE,
             color_mode=common.BigValueColorMode.VALUE,
             justify_mode=common.BigValueJustifyMode.AUTO,
             text_mode=common.BigValueTextMode.VALUE_AND_NAME
@@ -65,6 +86,9 @@ class TimeSeries(Panel):
         stacked: Whether the series are parts of a whole.
         bars: Whether they are counts of what happened, drawn as bars.
         area: Whether the area beyond a threshold is coloured.
+        reaches_from: Value that the axis reaches down to at least, of what can be smaller than that.
+        reaches_to: Value that the axis reaches up to at least. An axis that has neither this nor a minimum
+            makes of a line at zero one between -1 and 1.
         legend: Calculations in the legend, as ``("lastNotNull", "max")``, which makes it a table.
     """
 
@@ -72,6 +96,8 @@ class TimeSeries(Panel):
     stacked: bool = False
     bars: bool = False
     area: bool = False
+    reaches_from: float | None = None
+    reaches_to: float | None = None
     legend: tuple[str, ...] = ()
 
     kind = "timeseries"
@@ -121,6 +147,8 @@ class TimeSeries(Panel):
             fill_opacity=60 if self.bars else 25 if self.stacked else 0,
             show_points=common.VisibilityMode.AUTO,
             span_nulls=False,
+            axis_soft_min=self.reaches_from,
+            axis_soft_max=self.reaches_to,
             stacking=common.StackingConfig(mode=stacking, group="A"),
             scale_distribution=common.ScaleDistributionConfig(
                 type_val=common.ScaleDistribution.LOG, log=2

@@ -61,6 +61,7 @@ def windows() -> tuple[Panel, ...]:
             id=801,
             width=6,
             title="Windows",
+            course=False,
             description=described(
                 shows="Profiler windows of the time range that gave data, over all ranks.",
                 good="a few in each hour.",
@@ -73,8 +74,7 @@ def windows() -> tuple[Panel, ...]:
             queries=(
                 Query(
                     f"sum(increase({of(_WINDOWS)}[$__range]))"
-                    f" - sum(increase({of(_INVALID)}[$__range]))",
-                    instant=True,
+                    f" - sum(increase({of(_INVALID)}[$__range]))"
                 ),
             ),
         ),
@@ -82,6 +82,7 @@ def windows() -> tuple[Panel, ...]:
             id=802,
             width=6,
             title="Profiled iterations",
+            course=False,
             description=described(
                 shows="Iterations of the time range that were profiled: what the time of kernels"
                 " is of.",
@@ -92,7 +93,7 @@ def windows() -> tuple[Panel, ...]:
             unit="none",
             no_value=none,
             decimals=0,
-            queries=(Query(f"sum(increase({of(_ITERATIONS)}[$__range]))", instant=True),),
+            queries=(Query(f"sum(increase({of(_ITERATIONS)}[$__range]))"),),
         ),
         Stat(
             id=803,
@@ -109,7 +110,7 @@ def windows() -> tuple[Panel, ...]:
             unit="none",
             no_value="Not known yet: it takes a window and the steps after it",
             decimals=2,
-            queries=(Query(f"max({of(_DRAG)})", instant=True),),
+            queries=(Query(f"max({of(_DRAG)})"),),
             thresholds=thresholds(GOOD, Step(1.05, WARN), Step(1.2, BAD)),
         ),
         Stat(
@@ -125,7 +126,7 @@ def windows() -> tuple[Panel, ...]:
             ),
             unit="bytes",
             no_value=none,
-            queries=(Query(f"max({of(_MEMORY)})", instant=True),),
+            queries=(Query(f"max({of(_MEMORY)})"),),
             thresholds=thresholds(GOOD, Step(100 << 20, WARN), Step(1 << 30, BAD)),
         ),
         TimeSeries(

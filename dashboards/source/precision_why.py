@@ -35,6 +35,8 @@ _REASONS = words(
 def fallbacks() -> tuple[Panel, ...]:
     """Return what ran in float32 although the training uses autocast, by why."""
     no_census = f"No ops were counted within {OVER}"
+    by = "run, reason"
+    seen = f"{sums(_OPS, by=by)} > 0"  # the counters of all reasons are born at 0
     return (
         Table(
             id=201,
@@ -42,13 +44,13 @@ def fallbacks() -> tuple[Panel, ...]:
             description=described(
                 shows="Ops of the forward pass, and their share of the FLOPs of the run, in counted"
                 f" iterations of {OVER}. {FORWARD_ONLY}",
-                good="no FLOPs anywhere. Ops of the float32 list are many and cost little.",
+                good="empty, or no FLOPs anywhere. Ops of the float32 list are many and cost little.",
                 act="above 1 % of the FLOPs: `ampwatch ops --by op` names the ops, docs/precision.md"
                 " says what each reason means and what to change.",
                 metrics=[_OPS, _FLOPS, _ALL_FLOPS],
             ),
             unit="short",
-            no_value=no_census,
+            no_value=f"No op ran in float32 under autocast within {OVER}, or none was counted",
             keys=(
                 RUN,
                 Key(label="reason", title="Why", mappings=(_REASONS,), wrap=True),
@@ -56,7 +58,7 @@ def fallbacks() -> tuple[Panel, ...]:
             columns=(
                 Column(
                     title="Ops",
-                    expr=sums(_OPS, by="run, reason"),
+                    expr=seen,
                     unit="short",
                     decimals=0,
                     width=90,
@@ -64,8 +66,8 @@ def fallbacks() -> tuple[Panel, ...]:
                 Column(
                     title="Share of FLOPs",
                     width=130,
-                    expr=f"{sums(_FLOPS, by='run, reason')}"
-                    f" / on (run) group_left () ({sums(_ALL_FLOPS)} > 0)",
+                    expr=f"{sums(_FLOPS, by=by)} / on (run) group_left () ({sums(_ALL_FLOPS)} > 0)"
+                    f" and on ({by}) {seen}",
                     unit="percentunit",
                     thresholds=thresholds(NEUTRAL, Step(0.01, WARN)),
                 ),

@@ -90,6 +90,33 @@ def _chosen(function: str, count: int, expr: str) -> str:
     return f"({expr}) and {function}({count}, {mean})"
 
 
+def still_there(expr: str) -> str:
+    """Return PromQL of the series of ``expr`` that still have a value at the end of the time range.
+
+    A range query alone goes on to answer with the last value of what is long gone.
+    """
+    return f"({expr}) and last_over_time(({expr})[1s:1s] @ end())"
+
+
+def one_of_each(expr: str, by: str, shown: str, count: int) -> str:
+    """Return PromQL of one series of each group, with how many series it stands for.
+
+    Ranks that say the same in other words than their number are one row, and a row has a rank and a
+    machine that a link can lead to.
+
+    Args:
+        expr: PromQL of series whose value is 1.
+        by: Labels that tell the groups apart, with commas between them.
+        shown: Labels that the answer has beyond these.
+        count: Groups that are shown at most: those with the most series.
+    """
+    labels = ", ".join(label for label in by.split(", ") if label != "job")
+    return (
+        f"topk({count}, sum by ({labels}, {shown}) (topk by ({by}) (1, {expr})"
+        f" * on ({by}) group_left () count by ({by}) ({expr})))"
+    )
+
+
 def foreign(metric: str, *matchers: str) -> str:
     """Return the selector of a metric that another exporter has, as dcgm-exporter.
 

@@ -27,13 +27,18 @@ from dashboards.source.ranks_apart import (
     to_median,
 )
 from dashboards.source.ranks_numbers import numbers
-from dashboards.source.states import STATE_WORDS, state
+from dashboards.source.states import HEALTH_WORDS, STATE_WORDS, TROUBLE, health, state
 from dashboards.source.tables import Column, Key, Table
+from dashboards.source.verdicts import ends
 
 _RUNNING = of("ampwatch_run_state", having("state", "running"))
 _STALE = of("ampwatch_run_state", having("state", "stale"))
 _FAILED = of("ampwatch_run_state", having("state", "failed"))
 _LAST_STEP = of("ampwatch_last_step_timestamp_seconds")
+
+_COMPARED = "1m"
+"""Time between two points where each rank is asked for: enough to tell them apart, and a quarter of the
+work of 15 s, which of a thousand ranks takes seconds."""
 
 SHOWN = 20
 """Ranks that a table or a timeline names: as many as are read at a glance."""
@@ -51,7 +56,11 @@ def page() -> Page:
         " Ranks are shown as bands and counts, and by name only where they stand out: those with the"
         " largest mean over the time range.",
         rows=(
-            Row(100, "Are all ranks there?", (*_tiles(), _states(), _lost(), _silent())),
+            Row(
+                100,
+                "Are all ranks there?",
+                (*_tiles(), ends(110, width=24), _states(), _trouble(), _silent()),
+            ),
             Row(200, "Which rank is slow?", _by_the_minute(slow())),
             Row(300, "Do the ranks agree about the loss scale?", _by_the_minute(agreement())),
             Row(400, "Does a rank compute something else?", _by_the_minute(numbers())),
@@ -60,8 +69,8 @@ def page() -> Page:
 
 
 def _by_the_minute(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:
-    """Ask for a point a minute: enough to tell ranks apart, and a quarter of the work of 15 s."""
-    return tuple(replace(panel, interval="1m") for panel in panels)
+    """Ask for a point a minute."""
+    return tuple(replace(panel, interval=_COMPARED) for panel in panels)
 
 
 def _tiles() -> tuple[Stat, ...]:
@@ -79,7 +88,7 @@ def _tiles() -> tuple[Stat, ...]:
             ),
             unit="none",
             no_value=NO_RUN_TILE,
-            queries=(Query(f"sum({_RUNNING})", instant=True),),
+            queries=(Query(f"sum({_RUNNING})"),),
             thresholds=thresholds(NEUTRAL, Step(1, GOOD)),
         ),
         Stat(
@@ -96,7 +105,7 @@ def _tiles() -> tuple[Stat, ...]:
             ),
             unit="none",
             no_value=NO_RUN_TILE,
-            queries=(Query(f"sum({_STALE})", instant=True),),
+            queries=(Query(f"sum({_STALE})"),),
             thresholds=NONE_IS_GOOD,
         ),
         Stat(
@@ -105,13 +114,12 @@ def _tiles() -> tuple[Stat, ...]:
             description=described(
                 shows="Ranks that ended with an error or were killed.",
                 good="0.",
-                act="the one that failed first is the cause, the others follow when they miss it:"
-                " sort the table below by Last step.",
+                act="see below which of them made the others end.",
                 metrics=["ampwatch_run_state"],
             ),
             unit="none",
             no_value=NO_RUN_TILE,
-            queries=(Query(f"sum({_FAILED})", instant=True),),
+            queries=(Query(f"sum({_FAILED})"),),
             thresholds=NONE_IS_GOOD,
         ),
         Stat(
@@ -132,8 +140,7 @@ def _tiles() -> tuple[Stat, ...]:
                 Query(
                     f'count(count_values by (job, run) ("world_size", {reporting})'
                     f" unless on (job, run, world_size) {complete})"
-                    f" or 0 * count({of('ampwatch_run_info', every_rank=True)})",
-                    instant=True,
+                    f" or 0 * count({of('ampwatch_run_info', every_rank=True)})"
                 ),
             ),
             thresholds=thresholds(GOOD, Step(1, WARN)),
@@ -149,10 +156,11 @@ def _tiles() -> tuple[Stat, ...]:
                 metrics=["ampwatch_step_duration_seconds"],
             ),
             unit="none",
-            no_value="No step has ended yet",
+            no_value="No step in this time",
             decimals=2,
-            queries=(Query(f"max({to_median(STEP_SECONDS)})", instant=True),),
+            queries=(Query(f"max({to_median(STEP_SECONDS)})"),),
             thresholds=_APART,
+            interval=_COMPARED,
         ),
         Stat(
             id=106,
@@ -169,11 +177,11 @@ def _tiles() -> tuple[Stat, ...]:
             queries=(
                 Query(
                     "max(count by (job, run) (count_values by (job, run)"
-                    f' ("scale", {of("ampwatch_loss_scale")})))',
-                    instant=True,
+                    f' ("scale", {of("ampwatch_loss_scale")})))'
                 ),
             ),
             thresholds=thresholds(GOOD, Step(2, BAD)),
+            interval=_COMPARED,
         ),
     )
 
@@ -204,25 +212,26 @@ def _states() -> TimeSeries:
     )
 
 
-def _lost() -> StateTimeline:
+def _trouble() -> StateTimeline:
     return StateTimeline(
         id=108,
-        title=f"Ranks that are stale or have failed (at most {SHOWN})",
+        title=f"Ranks in trouble (at most {SHOWN})",
         description=described(
-            shows="Since when each of them is in that state.",
+            shows="Ranks that are failing, broken, failed or stale, and since when.",
             good="nothing.",
             act="the first one to turn is the one to look at.",
-            metrics=["ampwatch_run_state"],
+            metrics=["ampwatch_run_health"],
         ),
         unit="none",
-        no_value="No rank is stale or has failed",
+        interval=_COMPARED,
+        no_value="No rank is failing, broken, failed or stale",
         queries=(
             Query(
-                f"topk({SHOWN}, {state('run, rank, instance')} > 2)",
+                f"topk({SHOWN}, {health('run, rank, instance', TROUBLE)})",
                 legend="{{run}} rank {{rank}} on {{instance}}",
             ),
         ),
-        mappings=(STATE_WORDS,),
+        mappings=(HEALTH_WORDS,),
         width=8,
     )
 

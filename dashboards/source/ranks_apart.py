@@ -85,6 +85,8 @@ def slow() -> tuple[TimeSeries, ...]:
             unit="none",
             no_value="No step has ended in this time",
             queries=outliers(to_median(STEP_SECONDS)),
+            reaches_from=0.95,
+            reaches_to=1.2,
             decimals=2,
             width=8,
             thresholds=thresholds(GOOD, Step(1.05, WARN)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.source.fields import described
 from dashboards.source.links import field, to_dashboard
-from dashboards.source.measures import NO_SAMPLE
+from dashboards.source.measures import LOSS_REACHES, NO_MAGNITUDE
 from dashboards.source.panels import TimeSeries
 from dashboards.source.queries import Query, having, increase, of, rate
 from dashboards.source.ranks_apart import THIS_RANK, TOP, bands, outliers
@@ -12,6 +12,7 @@ from dashboards.source.states import ADVICE_KEY, FINDING_KEYS, finding_columns
 from dashboards.source.tables import Key, Table
 
 _FINITE = f"({of('ampwatch_loss')} < Inf > -Inf)"
+_NO_FINITE_LOSS = "No finite loss was seen: see the panel on losses that are not finite; or ampwatch is not handed one"
 _ROOT_CAUSES = of("ampwatch_finding_last_seen_timestamp_seconds", having("root", "true"))
 _AMAX = f"({of('ampwatch_scaled_gradient_amax_max')} > 0)"
 
@@ -34,8 +35,9 @@ def numbers() -> tuple[TimeSeries | Table, ...]:
                 metrics=["ampwatch_loss"],
             ),
             unit="short",
-            no_value="No loss was seen: without GradScaler.scale(loss) ampwatch is not handed one",
+            no_value=_NO_FINITE_LOSS,
             queries=bands(_FINITE),
+            reaches_to=LOSS_REACHES,
             width=8,
         ),
         TimeSeries(
@@ -49,7 +51,7 @@ def numbers() -> tuple[TimeSeries | Table, ...]:
                 metrics=["ampwatch_loss"],
             ),
             unit="short",
-            no_value="No loss was seen: without GradScaler.scale(loss) ampwatch is not handed one",
+            no_value=_NO_FINITE_LOSS,
             queries=outliers(
                 f"abs({_FINITE} - on (job, run) group_left ()"
                 f" quantile by (job, run) (0.5, {_FINITE}))"
@@ -87,7 +89,7 @@ def numbers() -> tuple[TimeSeries | Table, ...]:
                 metrics=["ampwatch_scaled_gradient_amax_max"],
             ),
             unit="sci",
-            no_value=NO_SAMPLE,
+            no_value=NO_MAGNITUDE,
             queries=bands(_AMAX),
             log2=True,
             width=8,
@@ -103,7 +105,7 @@ def numbers() -> tuple[TimeSeries | Table, ...]:
                 metrics=["ampwatch_scaled_gradient_amax_max"],
             ),
             unit="none",
-            no_value=NO_SAMPLE,
+            no_value=NO_MAGNITUDE,
             queries=outliers(
                 f"abs(log2({_AMAX} / on (job, run) group_left ()"
                 f" quantile by (job, run) (0.5, {_AMAX})))"

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dashboards.source.fields import (
-    described,
-)
+from dashboards.source.events import ROOTS
+from dashboards.source.fields import BAD, described, spans
 from dashboards.source.links import field, label, to_dashboard
 from dashboards.source.measures import (
     HEADROOM,
-    LAST_HOUR,
+    NO_GRADIENT,
     NO_RUN_TILE,
     NO_SCALER_TILE,
     NONE_IS_GOOD,
     REPORT_AGE,
     SCALE,
     SKIPPED,
+    UNDERFLOW,
     headroom,
+    lost,
     skipped_share,
     unfinished,
 )
@@ -28,13 +29,12 @@ from dashboards.source.run_scaling import scaling
 from dashboards.source.states import (
     ADVICE_KEY,
     FINDING_KEYS,
-    SEVERITY_WORDS,
-    STATE_WORDS,
+    HEALTH_WORDS,
     finding_columns,
-    severity,
-    state,
+    health,
 )
 from dashboards.source.tables import Key, Table
+from dashboards.source.verdicts import ends, roots
 
 _TO_RANKS = to_dashboard("Which rank? Open its ranks", "ampwatch-ranks", run=label("run"))
 
@@ -45,9 +45,19 @@ def page() -> Page:
         uid="ampwatch-run",
         title="ampwatch / Run",
         description="Why are steps skipped, and do the gradients fit the format? Choose one run.",
-        findings=True,
+        drawn=ROOTS,
         rows=(
-            Row(100, "What is wrong with this run?", (*_tiles(), _findings(), _finding_steps())),
+            Row(
+                100,
+                "What is wrong with this run?",
+                (
+                    *_tiles(),
+                    roots(111, height=5),
+                    _findings(),
+                    _finding_steps(),
+                    ends(112, width=10),
+                ),
+            ),
             Row(200, "Why are steps skipped?", scaling()),
             Row(300, "Do the gradients fit the format?", gradients()),
             Row(400, "Does it learn?", learning()),
@@ -63,40 +73,21 @@ def _tiles() -> tuple[Stat, ...]:
         Stat(
             id=101,
             title="State",
+            course=False,
             description=described(
-                shows="The worst state of the ranks: running, finished, stale or failed.",
-                good="running, or finished.",
-                act="stale: a rank hangs, see Ranks. failed: the log of the training has the error,"
-                " and the findings below say what was wrong before.",
-                metrics=["ampwatch_run_state"],
+                shows="The state of the run, that of its worst rank, as on the page of the daemon.",
+                good="healthy, or finished; calibrating at the start.",
+                act="failing, and broken once it has ended: see What broke. stale: a rank hangs, see"
+                " Ranks. failed: see Which rank made the others end? needs attention: a warning, or"
+                " something critical that is over: see the findings.",
+                metrics=["ampwatch_run_health"],
             ),
             unit="none",
             no_value=NO_RUN_TILE,
-            queries=(Query(state("run"), legend="{{run}}", instant=True),),
-            mappings=(STATE_WORDS,),
+            queries=(Query(health("run"), legend="{{run}}"),),
+            mappings=(HEALTH_WORDS,),
             width=3,
             links=(_TO_RANKS,),
-        ),
-        Stat(
-            id=102,
-            title="Worst finding, last hour",
-            description=described(
-                shows="How severe the worst finding is that was seen within the last hour.",
-                good="none.",
-                act="see the table of findings below, and follow What to change.",
-                metrics=["ampwatch_finding_last_seen_timestamp_seconds"],
-            ),
-            unit="none",
-            no_value=NO_RUN_TILE,
-            queries=(
-                Query(
-                    severity("run", LAST_HOUR),
-                    legend="{{run}}",
-                    instant=True,
-                ),
-            ),
-            mappings=(SEVERITY_WORDS,),
-            width=3,
         ),
         Stat(
             id=103,
@@ -111,11 +102,7 @@ def _tiles() -> tuple[Stat, ...]:
             ),
             unit="none",
             no_value=NO_SCALER_TILE,
-            queries=(
-                Query(
-                    f"min by (run) ({of('ampwatch_loss_scale')})", legend="{{run}}", instant=True
-                ),
-            ),
+            queries=(Query(f"min by (run) ({of('ampwatch_loss_scale')})", legend="{{run}}"),),
             thresholds=SCALE,
             width=3,
         ),
@@ -130,8 +117,28 @@ def _tiles() -> tuple[Stat, ...]:
             ),
             unit="percentunit",
             no_value="No step in 10 minutes",
-            queries=(Query(skipped_share("10m", "run"), legend="{{run}}", instant=True),),
+            queries=(Query(skipped_share("10m", "run"), legend="{{run}}"),),
             thresholds=SKIPPED,
+            width=3,
+        ),
+        Stat(
+            id=113,
+            title="Gradients lost",
+            description=described(
+                shows="Share of the gradient elements sampled within 5 minutes (an hour where none was)"
+                " that are zero only because of the format.",
+                good="below 5 %.",
+                act="above 20 %: raise the loss scale or use bfloat16. At 100 % nothing is learned"
+                " any more. See Do the gradients fit the format?",
+                metrics=[
+                    "ampwatch_gradient_underflow_elements_total",
+                    "ampwatch_gradient_elements_total",
+                ],
+            ),
+            unit="percentunit",
+            no_value="No sample within an hour",
+            queries=(Query(lost("run"), legend="{{run}}"),),
+            thresholds=UNDERFLOW,
             width=3,
         ),
         Stat(
@@ -139,7 +146,7 @@ def _tiles() -> tuple[Stat, ...]:
             title="Headroom, in doublings",
             description=described(
                 shows="How many times the gradients can double before they overflow the format of"
-                " autocast, at the loss scale they have now.",
+                " autocast, at the loss scale they have now. all zero: no element of any gradient is left.",
                 good="1 or more. With a GradScaler less is normal just before a probe.",
                 act="below 1 for long: the next growth of the scale skips a step. See Headroom.",
                 metrics=["ampwatch_autocast_dtype_max", "ampwatch_scaled_gradient_amax_max"],
@@ -147,7 +154,9 @@ def _tiles() -> tuple[Stat, ...]:
             unit="none",
             no_value="No sample, or no autocast",
             decimals=1,
-            queries=(Query(headroom("run"), legend="{{run}}", instant=True),),
+            minimum=None,
+            mappings=spans((NO_GRADIENT, None, "all zero"), color=BAD),
+            queries=(Query(headroom("run"), legend="{{run}}"),),
             thresholds=HEADROOM,
             width=3,
         ),
@@ -173,7 +182,6 @@ def _tiles() -> tuple[Stat, ...]:
                     f" + (max by (run) ({of('ampwatch_buffer_nonfinite_elements')})"
                     f" or 0 * max by (run) ({of('ampwatch_parameter_nonfinite_elements')}))",
                     legend="{{run}}",
-                    instant=True,
                 ),
             ),
             thresholds=NONE_IS_GOOD,
@@ -191,11 +199,7 @@ def _tiles() -> tuple[Stat, ...]:
             unit="none",
             decimals=2,
             no_value="No step has ended yet",
-            queries=(
-                Query(
-                    f"avg by (run) ({rate('ampwatch_steps_total')})", legend="{{run}}", instant=True
-                ),
-            ),
+            queries=(Query(f"avg by (run) ({rate('ampwatch_steps_total')})", legend="{{run}}"),),
             width=3,
         ),
         Stat(
@@ -214,7 +218,6 @@ def _tiles() -> tuple[Stat, ...]:
                 Query(
                     f"time() - max by (run) ({unfinished('ampwatch_last_report_timestamp_seconds')})",
                     legend="{{run}}",
-                    instant=True,
                 ),
             ),
             thresholds=REPORT_AGE,
@@ -230,17 +233,17 @@ def _findings() -> Table:
         id=109,
         title="Findings and what to change",
         description=described(
-            shows="What ampwatch has found, newest first. They are also drawn over the time series:"
-            " a band where a finding was seen.",
+            shows="What ampwatch has found, newest first. A band over the time"
+            " series is where the verdict on the run speaks of a critical one.",
             good="empty, or only of severity info.",
             act="follow What to change for a root cause first; one whose Root cause is false goes"
-            " with it. A click on the finding opens its page. Where it was (module, op, source"
-            " line) is on the page of the daemon and in the report.",
+            " with it. A click on the finding opens its page. Where it is (module, op) says What"
+            " broke, and the source line the page of the daemon.",
             metrics=["ampwatch_finding_last_seen_timestamp_seconds", "ampwatch_findings"],
         ),
         unit="none",
         no_value="Nothing was found in this run",
-        height=8,
+        height=7,
         keys=(
             Key(label="run", title="Run", links=(to_run, to_ranks), width=160),
             *FINDING_KEYS,
@@ -273,6 +276,6 @@ def _finding_steps() -> TimeSeries:
         bars=True,
         interval="1m",
         minimum=0,
-        width=24,
+        width=14,
         height=6,
     )

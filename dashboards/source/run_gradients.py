@@ -8,36 +8,33 @@ from dashboards.source.fields import (
     NEUTRAL,
     NOTE,
     WARN,
-    Step,
     color,
     described,
     limit_line,
-    thresholds,
     words,
 )
 from dashboards.source.links import label, to_dashboard
-from dashboards.source.measures import HEADROOM, NO_SAMPLE, headroom
+from dashboards.source.measures import (
+    HEADROOM,
+    NO_GRADIENT,
+    NO_MAGNITUDE,
+    NO_SAMPLE,
+    SEVERAL_SAMPLES,
+    UNDERFLOW,
+    headroom,
+    shares,
+)
 from dashboards.source.panels import Heatmap, StateTimeline, TimeSeries
 from dashboards.source.queries import Query, having, increase, of, rate
 
-_UNDERFLOW = thresholds(GOOD, Step(0.05, WARN), Step(0.2, BAD))
-"""A twentieth of a gradient is within its noise; a fifth changes where the training goes."""
-
 _TO_LAYERS = (to_dashboard("Which module? Open Layers", "ampwatch-layers", run=label("run")),)
-
-_SEVERAL_SAMPLES = "5m"
-"""Between two samples of a slow run are minutes: over a shorter time the lines have gaps."""
 
 _MAGNITUDE = "ampwatch_gradient_magnitude_bucket"
 
 
 def _quantile(share: float) -> str:
-    buckets = f"sum by (run, le) ({increase(_MAGNITUDE, over=_SEVERAL_SAMPLES)})"
+    buckets = f"sum by (run, le) ({increase(_MAGNITUDE, over=SEVERAL_SAMPLES)})"
     return f"histogram_quantile({share}, {buckets})"
-
-
-def _sampled(metric: str) -> str:
-    return f"sum by (run) ({increase(metric, over=_SEVERAL_SAMPLES)})"
 
 
 def _limit(exponent: str) -> str:
@@ -72,7 +69,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 metrics=["ampwatch_gradient_magnitude"],
             ),
             unit="sci",
-            no_value=NO_SAMPLE,
+            no_value=NO_MAGNITUDE,
             queries=(Query(f"sum by (le) ({increase(_MAGNITUDE)})", legend="{{le}}"),),
             interval="1m",
             height=11,
@@ -95,7 +92,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 ],
             ),
             unit="sci",
-            no_value=NO_SAMPLE,
+            no_value=NO_MAGNITUDE,
             queries=(
                 Query(_quantile(0.99), legend="99 % below {{run}}"),
                 Query(_quantile(0.5), legend="half below {{run}}"),
@@ -119,7 +116,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             description=described(
                 shows="How many times the largest scaled gradient (peaks of the last minute"
                 " included) can double before it is past the largest number of the format, the"
-                " worst rank. bfloat16 has about 100 and more.",
+                " worst rank. A gap: every gradient is zero. bfloat16 has about 100 and more.",
                 good="1 or more most of the time. With a GradScaler it falls by 1 at each growth"
                 " and comes back at the backoff: that is how it probes.",
                 act="below 1 without a GradScaler: overflow is near; lower the learning rate, put a"
@@ -127,8 +124,10 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 metrics=["ampwatch_autocast_dtype_max", "ampwatch_scaled_gradient_amax_max"],
             ),
             unit="none",
-            no_value="No gradient was sampled yet, or no autocast was seen",
-            queries=(Query(headroom("run"), legend="doublings left {{run}}"),),
+            no_value="No gradient other than zero was sampled in this time, or no autocast was seen",
+            queries=(Query(f"{headroom('run')} < {NO_GRADIENT}", legend="doublings left {{run}}"),),
+            reaches_from=0,
+            reaches_to=8,
             thresholds=HEADROOM,
             decimals=1,
             links=_TO_LAYERS,
@@ -155,8 +154,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             no_value=NO_SAMPLE,
             queries=tuple(
                 Query(
-                    _sampled(f"ampwatch_gradient_{part}_elements_total")
-                    + f" / ({_sampled('ampwatch_gradient_elements_total')} > 0)",
+                    shares(f"ampwatch_gradient_{part}_elements_total", "run"),
                     legend=f"{name} {{{{run}}}}",
                 )
                 for part, name in {
@@ -166,7 +164,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 }.items()
             ),
             minimum=0,
-            thresholds=_UNDERFLOW,
+            thresholds=UNDERFLOW,
             area=True,
             links=_TO_LAYERS,
             width=8,
@@ -206,7 +204,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 metrics=["ampwatch_gradient_format_fit"],
             ),
             unit="none",
-            no_value="No gradient was sampled yet that was whole: flushed or non-finite ones say nothing",
+            no_value="No whole gradient was sampled in this time: flushed or non-finite ones say nothing",
             queries=(
                 Query(
                     f"3 * {_fit('too_wide')} > 0 or 2 * {_fit('fits_scaled')} > 0"

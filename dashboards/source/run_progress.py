@@ -8,7 +8,7 @@ from dashboards.source.fields import (
     described,
 )
 from dashboards.source.links import label, to_dashboard
-from dashboards.source.measures import NO_RUN, NONE_IS_GOOD, OVERHEAD
+from dashboards.source.measures import LOSS_REACHES, NO_RUN, NONE_IS_GOOD, OVERHEAD
 from dashboards.source.panels import TimeSeries
 from dashboards.source.queries import Query, increase, of, rate
 from dashboards.source.tables import Column, Key, Table
@@ -37,6 +37,7 @@ def learning() -> tuple[TimeSeries, ...]:
                 Query(f"min by (run) ({of('ampwatch_loss')})", legend="smallest {{run}}"),
                 Query(f"max by (run) ({of('ampwatch_loss')})", legend="largest {{run}}"),
             ),
+            reaches_to=LOSS_REACHES,
         ),
         TimeSeries(
             id=402,

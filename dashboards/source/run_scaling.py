@@ -27,19 +27,26 @@ _FORECAST = thresholds(NEUTRAL, Step(0, BAD), Step(86400, WARN))
 
 
 def _forecast() -> str:
-    """Return PromQL of the seconds until the scale is 2^-128, if backoffs outnumber growths."""
+    """Return PromQL of the seconds until the scale is 2^-128, of runs whose scale still falls.
 
-    def within(metric: str, *matchers: str) -> str:
-        return increase(metric, *matchers, over="10m")
+    The pace is that of five minutes. It is a forecast only while the last two have made the scale
+    smaller as well: a burst that is over leads nowhere.
+    """
 
-    calibrating = within("ampwatch_optimizer_steps_skipped_total", having("class", "calibrating"))
-    net = (
-        f"{within('ampwatch_loss_scale_backoffs_total')}"
-        f" - {within('ampwatch_loss_scale_growths_total')}"
-        f" - on (job, instance, run, rank) max without (optimizer, class) ({calibrating})"
-    )
-    halvings = f"clamp_min(log2(min by (run) ({of('ampwatch_loss_scale')})) + 128, 0)"
-    return f"{halvings} * 600 / (max by (run) ({net}) > 0.5)"
+    def net(over: str) -> str:
+        def within(metric: str, *matchers: str) -> str:
+            return increase(metric, *matchers, over=over)
+
+        searched = within("ampwatch_optimizer_steps_skipped_total", having("class", "calibrating"))
+        return (
+            f"({within('ampwatch_loss_scale_backoffs_total')}"
+            f" - {within('ampwatch_loss_scale_growths_total')}"
+            f" - on (job, instance, run, rank) max without (optimizer, class) ({searched}) > 0.5)"
+        )
+
+    halvings = f"clamp_min(log2({of('ampwatch_loss_scale')}) + 128, 0)"
+    on_rank = "on (job, instance, run, rank)"
+    return f"min by (run) ({halvings} * 300 / {on_rank} {net('5m')} and {on_rank} {net('2m')})"
 
 
 def scaling() -> tuple[TimeSeries | Stat, ...]:
@@ -248,11 +255,11 @@ def scaling() -> tuple[TimeSeries | Stat, ...]:
             id=207,
             title="Weights become infinite in",
             description=described(
-                shows="A forecast: at the pace of the last 10 minutes, how long until the loss scale"
+                shows="A forecast: at the pace of the last 5 minutes, how long until the loss scale"
                 " is 2^-128. There 1/scale is infinite, and the next step with finite gradients"
                 " writes infinities into the weights.",
-                good="no forecast: the scale does not fall more often than it grows, the search for"
-                " the first scale left out.",
+                good="no forecast: within 2 minutes the scale fell no more often than it grew, the search"
+                " for the first scale left out.",
                 act="less than a day: keep the newest checkpoint from being overwritten and look for"
                 " the op that overflows. At full speed a run gets there within minutes.",
                 metrics=[
@@ -264,7 +271,7 @@ def scaling() -> tuple[TimeSeries | Stat, ...]:
             ),
             unit="s",
             no_value="No forecast: the scale does not fall",
-            queries=(Query(_forecast(), legend="{{run}}", instant=True),),
+            queries=(Query(_forecast(), legend="{{run}}"),),
             thresholds=_FORECAST,
             width=6,
             height=6,
@@ -288,7 +295,6 @@ def scaling() -> tuple[TimeSeries | Stat, ...]:
                     "time() - min by (run)"
                     f" ({unfinished('ampwatch_last_applied_step_timestamp_seconds')})",
                     legend="{{run}}",
-                    instant=True,
                 ),
             ),
             thresholds=REPORT_AGE,

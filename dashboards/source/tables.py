@@ -25,6 +25,7 @@ class Key:
         links: Where a click leads.
         width: Of the column, in pixels.
         wrap: Whether long text takes several lines.
+        colored: Whether the text has the colour of its mapping.
         no_value: What a row without the label says; else it would say what the empty table does.
     """
 
@@ -34,6 +35,7 @@ class Key:
     links: tuple[model.DashboardLink, ...] = ()
     width: int | None = None
     wrap: bool = False
+    colored: bool = False
     no_value: str = "-"
 
     def properties(self) -> dict[str, Any]:
@@ -44,7 +46,11 @@ class Key:
                 "mappings": self.mappings,
                 "links": self.links,
                 "custom.width": self.width,
-                "custom.cellOptions": {"type": "auto", "wrapText": True} if self.wrap else None,
+                "custom.cellOptions": {"type": "auto", "wrapText": True}
+                if self.wrap
+                else {"type": "color-text"}
+                if self.colored
+                else None,
             }
         )
 

@@ -55,6 +55,12 @@ def answer(
     return series
 
 
+def newest(series: dict[str, Any]) -> float:
+    """Return the newest value of a series of an answer, at an end or over a time."""
+    pair = series["values"][-1] if "values" in series else series["value"]
+    return float(pair[1])
+
+
 def values_of(server: Prometheus, variable: dict[str, Any], now: float) -> set[str]:
     """Return the values that a query variable offers."""
     match = _VALUES.fullmatch(variable["definition"])

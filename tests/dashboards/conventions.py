@@ -197,6 +197,7 @@ def _panel(panel: dict[str, Any]) -> Iterator[str]:
     if not defaults.get("unit") and not defaults.get("mappings"):
         yield "expected a unit"
     yield from _colours(panel)
+    yield from _reach(panel)
     references = [target.get("refId") for target in panel["targets"]]
     if None in references or len(set(references)) < len(references):
         yield f"expected a refId of its own for each target, got {references}"
@@ -212,6 +213,20 @@ def _colours(panel: dict[str, Any]) -> Iterator[str]:
             yield f"expected thresholds that begin with null and rise, got {values}"
         if steps[:1] and steps[0].get("color") in _ALARMING and panel["title"] not in _TROUBLE:
             yield "expected no alarming colour first: Grafana gives it to what has no value"
+
+
+def _reach(panel: dict[str, Any]) -> Iterator[str]:
+    defaults = panel["fieldConfig"]["defaults"]
+    custom = defaults.get("custom", {})
+    if panel["type"] == "stat":
+        drawn = panel.get("options", {}).get("graphMode") == "area"
+        if drawn != any(not target.get("instant") for target in panel["targets"]):
+            yield "expected the course of a stat to be drawn where it is asked for"
+    if panel["type"] != "timeseries" or custom.get("scaleDistribution", {}).get("type") == "log":
+        return
+    if {"min"} & defaults.keys() or {"axisSoftMin", "axisSoftMax"} & custom.keys():
+        return
+    yield "expected a minimum or a soft limit: an axis without makes -1 to 1 of nothing but zeros"
 
 
 def _series(target: dict[str, Any]) -> list[str]:
@@ -272,8 +287,9 @@ def _asked_as(kind: str, target: dict[str, Any]) -> Iterator[str]:
         yield "expected an instant query in the format of a table"
     if kind == "timeseries" and re.match(r"(top|bottom)k\(", target.get("expr", "")):
         yield "expected the same series at every point: topk alone chooses anew at each"
-    if kind == "stat" and not target.get("instant"):
-        yield "expected an instant query: the newest value of a history may be long gone"
+    gone = not target.get("instant") and "@ end()" not in target.get("expr", "")
+    if kind == "stat" and gone:
+        yield "expected an instant query, or @ end(): the newest value of a history may be long gone"
     if kind == "timeseries" and not legend.strip():
         yield "expected a legend"
     if legend == "__auto":

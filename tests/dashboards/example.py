@@ -76,6 +76,7 @@ PROPER: dict[str, Any] = {
             "fieldConfig": {
                 "defaults": {
                     "unit": "none",
+                    "min": 0,
                     "noValue": "No loss scale: no GradScaler",
                     "links": [
                         {"url": "/d/ampwatch-run/x?${__url_time_range}&${datasource:queryparam}"}

@@ -20,6 +20,7 @@ from ampwatch.host.metrics.labels import LABELS
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.numerics.whatif import Fit
 from ampwatch.report.op_shares import Absence
+from ampwatch.report.verdict import Level
 from ampwatch.wire.records import (
     KERNEL_UNITS,
     SKIP_CLASSES,
@@ -99,6 +100,10 @@ _VALUES: tuple[tuple[str, str, frozenset[str]], ...] = tuple(
     (metric, label, frozenset(values))
     for metric, label, values in (
         ("ampwatch_run_state", "state", [state.value for state in RunState]),
+        ("ampwatch_run_health", "health", [level.label for level in Level]),
+        ("ampwatch_root_info", "kind", KINDS),
+        ("ampwatch_root_info", "severity", ["critical", "warning"]),
+        ("ampwatch_rank_failure_info", "cause", ["true", "false"]),
         (".*_capability", "state", CAPABILITY_STATES),
         ("ampwatch_gpu_capability", "reason", [reason.value for reason in Reason]),
         (
@@ -219,7 +224,7 @@ class Names:
                     for value in _unknown_values(selector.name, matcher)
                 ]
         if found:
-            return found
+            return list(dict.fromkeys(found))
         labels = Labels(self.labels_of)
         answer = labels.of(tree) | frozenset(extra)
         missing = sorted(set(re.findall(r"\{\{\s*(\w+)\s*\}\}", legend)) - answer)

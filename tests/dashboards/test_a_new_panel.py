@@ -84,7 +84,8 @@ def test_it_is_built_into_its_dashboard_and_nothing_else_changes(
     (target,) = new["targets"]
     everywhere = 'job=~"$job", instance=~"$instance", run=~"$run", rank=~"$rank"'
     gradients = f"ampwatch_module_gradient_amax{{{everywhere}}}"
-    assert target["expr"] == f"max(count by (run, rank) ({gradients}))"
+    count = f"max(count by (run, rank) ({gradients}))"
+    assert target["expr"] == f"({count}) and last_over_time(({count})[1s:1s] @ end())"
     others = [shown for shown in drawn(dashboard) if shown["title"] != TITLE]
     assert others == drawn(json.loads(before[FILE]))
     for name in before.keys() - {FILE}:

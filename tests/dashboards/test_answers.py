@@ -39,24 +39,19 @@ def rows(found: list[dict[str, Any]], *labels: str) -> dict[tuple[str, ...], flo
     return {tuple(s["metric"][name] for name in labels): float(s["value"][1]) for s in found}
 
 
-def test_alerts_about_a_whole_run_are_drawn_as_well(history: tuple[Prometheus, float]) -> None:
-    """They are of several instances, whichever is chosen."""
+def test_critical_alerts_are_one_band_for_each_run(history: tuple[Prometheus, float]) -> None:
+    """Those about a whole run, which are of several instances whichever is chosen, are in it."""
     server, now = history
-    (alerts,) = (
-        annotation
-        for annotation in load(next(f for f in FILES if f.stem == "ampwatch-run"))["annotations"][
-            "list"
-        ]
-        if annotation["name"] == "Alerts"
-    )
-    target = {"expr": alerts["expr"], "instant": True}
+    document = load(next(f for f in FILES if f.stem == "ampwatch-run"))
+    annotations = {a["name"]: a for a in document["annotations"]["list"]}
+    target = {"expr": annotations["Critical alerts"]["expr"], "instant": True}
 
-    def shown(**chosen: str) -> set[str]:
-        found = asking.answer(server, target, now, **chosen)
-        return {s["metric"]["alertname"] for s in found}
+    def shown(**chosen: str) -> list[dict[str, str]]:
+        return [s["metric"] for s in asking.answer(server, target, now, **chosen)]
 
-    assert shown() == {"AmpwatchLossScaleCollapsed", "AmpwatchLossScaleDiverged"}
-    assert shown(instance=instance(1)) == {"AmpwatchLossScaleDiverged"}
+    assert shown() == [{"run": "gpt"}]
+    assert shown(instance=instance(1)) == [{"run": "gpt"}]
+    assert shown(run="bert") == []
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -99,7 +94,7 @@ def test_the_columns_of_a_table_can_be_joined(
 
 
 def test_a_run_is_one_row_with_its_worst_rank(history: tuple[Prometheus, float]) -> None:
-    """A run with a hanging rank and one that has failed are told in the table of runs."""
+    """A run in which something critical goes on, and a rank hangs, and one that has failed."""
     server, now = history
     table = panel("overview", 107)
     titles = table["transformations"][1]["options"]["renameByName"]
@@ -109,10 +104,10 @@ def test_a_run_is_one_row_with_its_worst_rank(history: tuple[Prometheus, float])
         for target in table["targets"]
     }
 
-    assert shown["State"] == {("gpt",): 3, ("bert",): 4}
+    assert shown["State"] == {("gpt",): 9, ("bert",): 7}
     assert shown["Ranks up"] == {("gpt",): RANKS - 1, ("bert",): 0}
     assert shown["Stale or failed"] == {("gpt",): 1, ("bert",): 1}
-    assert shown["Loss scale"] == {("gpt",): 8192}
+    assert shown["Loss scale"] == {("gpt",): 16384}
     assert shown["Worst finding"][("gpt",)] == 3
     assert shown["Loss"] == {("gpt",): 1, ("bert",): 0}
     assert shown["Finding seen"].keys() == {("gpt",)}
@@ -164,7 +159,7 @@ def test_a_scale_that_falls_has_a_forecast(history: tuple[Prometheus, float]) ->
     (found,) = asking.answer(server, target, now)
 
     assert found["metric"] == {"run": "gpt"}
-    assert float(found["value"][1]) == pytest.approx((14 + 128) * 20 * 60 / 40, rel=0.01)
+    assert asking.newest(found) == pytest.approx((14 + 128) * 20 * 60 / 40, rel=0.01)
 
 
 def test_the_rank_that_differs_is_named(history: tuple[Prometheus, float]) -> None:
@@ -181,7 +176,7 @@ def test_the_rank_that_differs_is_named(history: tuple[Prometheus, float]) -> No
 
     def tile(number: int, **chosen: str) -> float:
         (target,) = panel("ranks", number)["targets"]
-        return float(asking.answer(server, target, now, **chosen)[0]["value"][1])
+        return asking.newest(asking.answer(server, target, now, **chosen)[0])
 
     assert largest(202) == last
     assert largest(402) == last

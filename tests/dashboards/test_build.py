@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,15 +16,27 @@ if sys.version_info < (3, 11):
         allow_module_level=True,
     )
 
+from ampwatch.report.verdict import Level
 from dashboards.source import __main__ as program
 from dashboards.source.__main__ import BOOK
-from dashboards.source.fields import GOOD, Step, described, thresholds, words
+from dashboards.source.fields import (
+    BAD,
+    GOOD,
+    NEUTRAL,
+    NOTE,
+    WARN,
+    Step,
+    described,
+    thresholds,
+    words,
+)
 from dashboards.source.links import field, label, to_dashboard
 from dashboards.source.page import Page, Row
 from dashboards.source.panels import Stat, TimeSeries
 from dashboards.source.queries import Query, increase, of
-from dashboards.source.states import ADVICE_WORDS
+from dashboards.source.states import ADVICE_WORDS, HEALTH_WORDS
 from dashboards.source.tables import Column, Key, Table
+from tests.dashboards import documents
 from tests.dashboards.documents import drawn as panels
 
 if TYPE_CHECKING:
@@ -156,10 +170,25 @@ def _data_links(value: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", BOOK)
-def test_links_out_of_grafana_lead_to_the_docs(name: str) -> None:
+def test_links_out_of_grafana_lead_to_the_docs_and_to_daemons(name: str) -> None:
     for link in _data_links(BOOK[name]().plain()):
         docs = "https://github.com/ampwatch/ampwatch/blob/main/docs/"
-        assert link["url"].startswith(("/d/ampwatch-", docs))
+        daemon = 'http://${__data.fields["Machine"]}/'
+        assert link["url"].startswith(("/d/ampwatch-", docs, f"{daemon}#run=", f"{daemon}explain/"))
+
+
+def test_a_tile_with_a_course_is_asked_over_time_of_what_is_still_there() -> None:
+    """And one without for its newest value alone."""
+    with_course = stat(101).build()
+    without = replace(stat(102), course=False).build()
+
+    (asked,), (alone,) = with_course.targets, without.targets
+    assert (asked.expr, asked.instant) == (
+        "(vector(1)) and last_over_time((vector(1))[1s:1s] @ end())",
+        False,
+    )
+    assert (alone.expr, alone.instant) == ("vector(1)", True)
+    assert [t.options.graph_mode.value for t in (with_course, without)] == ["area", "none"]
 
 
 def test_a_link_keeps_what_it_is_not_asked_to_change() -> None:
@@ -272,6 +301,23 @@ def test_every_finding_has_advice_and_a_page_behind_it() -> None:
 
     assert kinds <= pages
     assert all(result.text.endswith(".") for result in ADVICE_WORDS.options.values())
+
+
+def test_a_state_has_the_word_and_the_colour_of_the_page() -> None:
+    """The page of the daemon and the dashboards tell of one run at the same time."""
+    style = (documents.ROOT / "ampwatch/host/page/static/style.css").read_text(encoding="utf-8")
+    roles = {"critical": BAD, "warning": WARN, "accent": NOTE, "muted": NEUTRAL}
+    told = {
+        name: roles[role]
+        for selectors, role in re.findall(
+            r"^(\.level\[.*?) \{ color: var\(--(\w+)\)", style, re.MULTILINE
+        )
+        for name in re.findall(r'data-level="([\w ]+)"', selectors)
+    }
+
+    for level in Level:
+        shown = next(x for x in HEALTH_WORDS.options.values() if x.text == level.value)
+        assert shown.color == told.get(level.value, GOOD), level
 
 
 def test_a_description_has_its_parts_in_order() -> None:

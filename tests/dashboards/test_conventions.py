@@ -133,6 +133,19 @@ BREACHES: list[tuple[str, str, Change]] = [
         lambda d: panel(d).update(type="stat"),
     ),
     (
+        "a course that nobody asked for",
+        "expected the course of a stat",
+        lambda d: (
+            target(d).update(instant=True),
+            panel(d).update(type="stat", options={"graphMode": "area"}),
+        ),
+    ),
+    (
+        "an axis around zero",
+        "-1 to 1 of nothing but zeros",
+        lambda d: defaults(d).pop("min"),
+    ),
+    (
         "other lines at each point",
         "chooses anew at each",
         lambda d: target(d).update(expr=f"topk(5, ampwatch_loss_scale{{{CHOSEN}}})"),

@@ -45,7 +45,7 @@ SCRAPE_SECONDS = 60.0
 ALWAYS = {
     "alert": "AmpwatchStandIn",
     "expr": "ampwatch_run_info",
-    "labels": {"severity": "warning"},
+    "labels": {"severity": "critical"},
 }
 
 

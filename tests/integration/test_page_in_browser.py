@@ -86,7 +86,7 @@ def test_a_finding_appears_with_its_advice_and_its_symptom_below(
     ]
     assert "✖ critical" in rows[0].text
     assert "Keep this layer in float32." in rows[0].text
-    assert "symptom of forward_overflow@model.<img" in rows[1].text
+    assert "explained by forward_overflow (module model.<img" in rows[1].text
     assert page.run("return document.querySelectorAll('main img').length") == 0
     assert page.run("return window.broken") is None
 
@@ -168,6 +168,27 @@ def test_a_finished_run_says_that_it_has_finished(place: Place, page: Page) -> N
     trainer.finish()
 
     page.says("#run h1", "train · ■ finished: 30 steps, no step skipped, loss scale 65 536")
+
+
+def test_a_run_that_ended_broken_is_shown_before_a_healthy_one_and_can_be_linked_to(
+    place: Place, page: Page
+) -> None:
+    """It did not raise: only its findings say that its weights are of no use."""
+    healthy, broken = Trainer(place, "calm"), Trainer(place, "lost")
+    healthy.train(30)
+    broken.train(30)
+    lost = finding("param_nonfinite", "param:w", last_step=29, count=9).finding
+    broken.write(FindingRecord(replace(lost, summary="Weights are NaN.", advice="Restore.")))
+    broken.finish()
+
+    words = "✖ broken: Weights are NaN; it ended so, after 30 steps"
+    page.says("#run h1", words)
+    page.says("#findings", "parameter w")
+    page.choose("calm")
+    page.says("#run h1", "✓ healthy")
+    assert page.run("return location.hash") == "#run=calm"
+    page.browser.get(f"{page.url}#run=lost&rank=0")
+    page.says("#run h1", words)
 
 
 def test_when_the_daemon_is_gone_the_page_says_so_and_comes_back_with_it(

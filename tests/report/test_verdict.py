@@ -335,7 +335,7 @@ def test_the_rank_that_raised_speaks_for_those_that_lost_their_connection() -> N
     assert verdict.sentence == (
         "rank 3: ValueError: bad sample; last step 7; 7 other ranks ended because of it"
     )
-    assert verdict.by_rank[0].sentence.startswith("ended because rank 3 did (RuntimeError")
+    assert verdict.by_rank[0].sentence.startswith("ended because rank 3 did (RuntimeError); ")
     assert [r for r, one in verdict.by_rank.items() if one.is_cause] == [3]
 
 

@@ -63,8 +63,8 @@ def instance(machine: int) -> str:
 def samples(ranks: int) -> Iterator[tuple[str, str, float]]:
     """Name, labels and newest value of each series of the run gpt with ``ranks``, and of bert.
 
-    All ranks are as rank 0 of the golden scrape, but for the last: it hangs, is slower, and has
-    half the loss scale, more backoffs and another loss.
+    All ranks are as rank 0 of the golden scrape, but for the last: it hangs, is slower, has half the
+    loss scale, more backoffs and another loss, and multiplies matrices in float32.
     """
     body, _ = PrometheusExporter(made_up_fleet(), {}).render()
     machines = -(-ranks // PER_MACHINE)
@@ -96,7 +96,7 @@ def samples(ranks: int) -> Iterator[tuple[str, str, float]]:
     at = f'{alert},instance="{instance(0)}"'
     yield "ALERTS", f'{at},alertstate="firing"', 1.0
     whole_run = (
-        'alertname="AmpwatchLossScaleDiverged",severity="warning",run="gpt",instance="several"'
+        'alertname="AmpwatchLossScaleDiverged",severity="critical",run="gpt",instance="several"'
     )
     yield "ALERTS", f'{whole_run},alertstate="firing"', 1.0
     yield "ALERTS_FOR_STATE", at, START + 10.0
@@ -104,10 +104,12 @@ def samples(ranks: int) -> Iterator[tuple[str, str, float]]:
 
 def differing(name: str, labels: str, value: float) -> float:
     """The value of the last rank, where that of rank 0 is ``value``."""
-    if name == "ampwatch_run_state":
-        return float('state="stale"' in labels)
+    if name in {"ampwatch_run_state", "ampwatch_run_health"}:
+        return float('="stale"' in labels)
     if name in {"ampwatch_loss_scale", "ampwatch_loss_scale_min"}:
         return value / 2
+    if name == "ampwatch_finding_steps_total" and 'kind="fp32_matmul"' in labels:
+        return 6.0
     if name == "ampwatch_loss_scale_backoffs_total":
         return BACKOFFS
     if name in {"ampwatch_loss", "ampwatch_step_duration_seconds_sum"}:

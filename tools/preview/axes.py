@@ -35,6 +35,7 @@ class Axis:
     most: float | None = None
     _low: float = math.inf
     _high: float = -math.inf
+    _soft: tuple[float, float] = (math.inf, -math.inf)
 
     def reach(self, values: Iterable[float | None]) -> None:
         """Let it reach to ``values``."""
@@ -42,18 +43,25 @@ class Axis:
         self._low = min([self._low, *there])
         self._high = max([self._high, *there])
 
+    def at_least(self, low: float, high: float) -> None:
+        """Let it begin at ``low`` or below, and end at ``high`` or above, once it has values."""
+        self._soft = low, high
+
     def span(self) -> tuple[float, float]:
         """Return where it begins and ends."""
         low, high = self._low, self._high
         if not math.isfinite(low):
             low, high = (1.0, 2.0) if self.base else (0.0, 1.0)
+        low, high = min(low, self._soft[0]), max(high, self._soft[1])
         low = low if self.least is None else float(self.least)
         high = high if self.most is None else float(self.most)
         if self.base:
             low = max(low, 1e-45)
             powers = math.floor(math.log(low, self.base)), math.ceil(math.log(high, self.base))
             return self.base ** powers[0], self.base ** max(powers[1], powers[0] + 1)
-        if low == high:
+        if low == high and self.least is not None:
+            high = low + 1
+        elif low == high:
             low, high = (0.0, 2 * high) if high > 0 else (low - 1, high + 1)
         room = 0.05 * (high - low)
         if self.least is None and not 0 <= low <= 2 * room:
@@ -112,12 +120,15 @@ def _clean(value: float) -> float:
 
 
 def axis_of(look: FieldLook) -> Axis:
-    """Return the axis of a series, before it has taken any."""
+    """Return the axis of a series, before it has taken any; it reaches at least to its soft limits."""
     scale = look.custom.get("scaleDistribution", {})
-    return Axis(
+    axis = Axis(
         unit=look.options.get("unit", ""),
         decimals=look.options.get("decimals"),
         base=float(scale.get("log", 2)) if scale.get("type") == "log" else 0.0,
         least=look.options.get("min"),
         most=look.options.get("max"),
     )
+    low, high = look.custom.get("axisSoftMin"), look.custom.get("axisSoftMax")
+    axis.at_least(math.inf if low is None else low, -math.inf if high is None else high)
+    return axis

@@ -88,7 +88,12 @@ def _matched(mapping: Mapping[str, Any], value: Any) -> Mapping[str, Any] | None
     if mapping["type"] == "value":
         found = options.get(_key(value))
     elif mapping["type"] == "range":
-        inside = units.is_number(value) and options["from"] <= value <= options["to"]
+        low, high = options.get("from"), options.get("to")
+        inside = (
+            units.is_number(value)
+            and (low is None or low <= value)
+            and (high is None or value <= high)
+        )
         found = options["result"] if inside else None
     else:
         msg = f"expected mappings of the type value or range, got {mapping['type']!r}; add it to tools/preview/fields.py"

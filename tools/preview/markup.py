@@ -54,17 +54,21 @@ def stat(values: Sequence[Value], options: Mapping[str, Any], width: float, heig
             if mode == "name"
             else f'<div class="value" style="font-size:{size:.0f}px">{escape(text)}</div>'
         )
-        line = _sparkline(history, css) if options.get("graphMode") == "area" else ""
+        line = (
+            _sparkline(history, css, look.options.get("min"))
+            if options.get("graphMode") == "area"
+            else ""
+        )
         tiles.append(f'<div class="tile" style="{style}">{line}{name}{number}</div>')
     way = "row" if upright else "column"
     return f'<div class="tiles" style="flex-direction:{way}">{"".join(tiles)}</div>'
 
 
-def _sparkline(history: Sequence[Any], css: str) -> str:
+def _sparkline(history: Sequence[Any], css: str, least: float | None) -> str:
     there = [(i, v) for i, v in enumerate(history) if isinstance(v, float) and v - v == 0]
     if len(there) < 2:
         return ""
-    low = min(v for _, v in there)
+    low = min(v for _, v in there) if least is None else least
     high = max(v for _, v in there)
     points = " ".join(
         f"{100 * i / (len(history) - 1):.2f},{38 - 36 * (v - low) / ((high - low) or 1):.2f}"

@@ -111,7 +111,7 @@ def _divisor(birth: Birth) -> float:
 def _cannot_overflow(birth: Birth) -> bool:
     """Whether the inputs are too small for products, and sums of them, to leave the format."""
     out = birth.out
-    square = birth.in_amax**2
+    square = birth.in_amax * birth.in_amax  # a power would raise where this is infinite
     if out.nans and not (out.posinf or out.neginf):
         return square < limit_of(out.dtype)
     # Of an op of somebody else nobody knows what it multiplies by.

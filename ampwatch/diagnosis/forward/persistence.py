@@ -21,7 +21,7 @@ ENOUGH = 8.0
 """Factor by which the scale has to have fallen. Three halvings, and less than batches differ by."""
 
 ENOUGH_UNMEASURED = 32.0
-"""The same for NaN of inputs whose magnitudes are not known."""
+"""Factor by which the scale has to have fallen for NaN of inputs whose magnitudes are not known."""
 
 MAX_APART = 64
 """Iterations between two traces beyond which they may be of different incidents."""

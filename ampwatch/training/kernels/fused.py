@@ -29,7 +29,7 @@ its units. No dtype of training needs more; what ptxas takes without a limit dep
 version of Triton."""
 
 _MAX_REGISTERS_64 = 168
-"""The same for float64, whose keys take two registers each: three blocks."""
+"""Registers of a thread for float64, whose keys take two registers each: three blocks."""
 
 
 class TritonKernel:

@@ -75,6 +75,14 @@ def test_a_mapping_gives_a_word_and_a_colour() -> None:
     assert shown.colour(1.0) == RED
 
 
+def test_a_span_may_have_no_upper_end() -> None:
+    """As Grafana takes a range mapping without one."""
+    open_end = {"type": "range", "options": {"from": 300, "result": {"text": "all zero"}}}
+    shown = look(mappings=[open_end], unit="none", decimals=1)
+
+    assert [shown.text(v) for v in (24.0, 300.0, 1e9)] == ["24.0", "all zero", "all zero"]
+
+
 def test_a_cell_without_a_value_says_what_the_panel_says() -> None:
     """NaN is a value."""
     shown = look(noValue="never", unit="s")
@@ -113,6 +121,42 @@ def test_an_axis_has_round_ticks_in_its_unit() -> None:
 
     assert axis.layout(0)["ticktext"] == ["0%", "10%", "20%", "30%", "40%"]
     assert axis.span()[0] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("limits", "span"),
+    [
+        ({}, (-1.0, 1.0)),
+        ({"min": 0}, (0.0, 1.0)),
+        ({"custom": {"axisSoftMax": 0.5}}, (0.0, 0.5)),
+        ({"custom": {"axisSoftMin": 0, "axisSoftMax": 8}}, (0.0, 8.0)),
+    ],
+    ids=["none", "minimum", "soft maximum", "soft limits"],
+)
+def test_nothing_but_zeros_lies_where_the_limits_say(
+    limits: dict[str, Any], span: tuple[float, float]
+) -> None:
+    """Without a limit it is in the middle of an axis, as if it could be negative."""
+    axis = axis_of(look(unit="none", **limits))
+    axis.reach([0.0, 0.0])
+
+    low, high = axis.span()
+
+    room = 0.05 * (span[1] - span[0])
+    assert span[0] - room <= low <= span[0]
+    assert span[1] <= high <= span[1] + room
+
+
+def test_a_soft_limit_gives_way_to_the_values() -> None:
+    """It moves the other end of the axis by nothing."""
+    axis = axis_of(look(unit="none", custom={"axisSoftMin": 1.0, "axisSoftMax": 3.0}))
+    axis.reach([2.0, 4.0])
+    free = axis_of(look(unit="none", custom={"axisSoftMax": 0.01}))
+    free.reach([2.5, 4.0])
+
+    assert axis.span()[0] <= 1.0
+    assert axis.span()[1] >= 4.0
+    assert 2.0 < free.span()[0] <= 2.5
 
 
 def test_a_logarithmic_axis_has_ticks_at_powers_of_two() -> None:

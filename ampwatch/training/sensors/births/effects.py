@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 MAX_FUNCTIONS = 2000
-"""Functions that are gone through of one model. One with more is taken for one with effects."""
+"""Functions that are gone through of one class. A class with more is taken for one with effects."""
 
 FOREIGN = ("torch", "numpy", "math", "builtins", "typing", "collections", "functools")
 """Packages whose functions are known to have no such effects, or to have them in what is put back."""
@@ -57,7 +57,9 @@ def effect_of(model: nn.Module) -> str:
     for kind in {type(module) for module in model.modules()}:
         waiting = [] if _is_foreign(kind) else _methods(kind, {"forward", "__call__"})
         known = set(map(id, waiting))
-        while waiting and len(known) <= MAX_FUNCTIONS:
+        while waiting:
+            if len(known) > MAX_FUNCTIONS:
+                return f"it calls more than {MAX_FUNCTIONS} functions, too many to go through"
             function = waiting.pop()
             names = _names_of(function)
             for code in _codes_of(function.__code__):

@@ -184,7 +184,10 @@ class Replay:
         self._returned = returned
         self._goes_back = goes_back
         self._arguments = call.arguments()
-        self.twin = Twin(call.model, max_bytes)
+        # What a copy of the user's classes does is neither heard nor leaves a trace, random numbers
+        # that it draws least of all.
+        with Replaying(), _kept_random(call.draws):
+            self.twin = Twin(call.model, max_bytes)
         self.prefix = prefix
         self._names = {key: f"{prefix}{name}".rstrip(".") for key, name in self.twin.names.items()}
         self._stack = ModuleStack()

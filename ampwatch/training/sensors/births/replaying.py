@@ -169,6 +169,9 @@ class ReplaySensor(Sensor):
         self._open.clear()
         self._kept.clear()
         self._open_bytes = self._kept_bytes = 0
+        self._suspect = (
+            None  # it refers to nothing of the training's, but nobody asks for it any more
+        )
         if self._inquiry is not None:
             self._inquiry.close()
             self._inquiry = None
@@ -314,7 +317,7 @@ class ReplaySensor(Sensor):
             return
         step = self._context.iteration.step
         if self._check_loss(event.tensors) and self._pace.allows(step):
-            calls, self._open = tuple(self._open), []
+            calls, self._open, self._open_bytes = tuple(self._open), [], 0
             self._begin(step, calls, 1.0)
 
     def _check_loss(self, losses: Sequence[Any]) -> bool:

@@ -86,7 +86,7 @@ BURST = range(60, 104)
 _SAW_TOOTH = {"growth_interval": 20}
 
 _ALL = (
-    Act(name="healthy"),
+    Act(name="healthy", steps=200),
     Act(name="calibrating", steps=9, scaler={"init_scale": 2.0**30}),
     Act(name="saw_tooth", scaler=_SAW_TOOTH),
     Act(
@@ -97,7 +97,8 @@ _ALL = (
         overflow=tuple(range(first, first + 4) for first in range(60, 320, 40)),
     ),
     Act(name="collapsed_and_left", steps=360, overflow=(BURST,)),
-    Act(name="recovering", steps=240, scaler={"growth_interval": 10}, overflow=(range(60, 90),)),
+    # Nine minutes after the last skip, when the scale has doubled often, and has far to go.
+    Act(name="recovering", steps=370, scaler={"growth_interval": 15}, overflow=(range(60, 90),)),
     Act(name="all_flushed", weights_of_loss={100: 1e-14}),
     Act(name="never_learnt", scaler={"init_scale": 2.0**-26}),
     Act(name="never_applied", steps=200, overflow=(range(200),)),
@@ -140,9 +141,11 @@ _ALL = (
     Act(
         name="two_runs_of_one_name",
         run="twins",
-        beside=Act(name="second_twin", run="twins", starts=6.0, steps=297, overflow=(range(240, 300),)),
+        beside=Act(
+            name="second_twin", run="twins", starts=6.0, steps=297, overflow=(range(240, 300),)
+        ),
     ),
-    Act(name="bf16", dtype="bfloat16", scaler=None),
+    Act(name="bf16", steps=200, dtype="bfloat16", scaler=None),
     Act(name="daemon_restarted", scaler=_SAW_TOOTH, daemon_restarts=290.0),
 )
 

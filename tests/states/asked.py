@@ -75,7 +75,7 @@ def server_of(all_scraped: Iterable[Scraped], directory: Path) -> Iterator[Prome
     running = Prometheus(port)
     try:
         eventually(running.ready, "Prometheus is ready")
-        for scraped in all_scraped:
+        for scraped in filter(lambda each: each.series, all_scraped):
             _write(running, for_remote_write([scraped]))
         yield running
     finally:
@@ -106,7 +106,9 @@ def _of_board(server: Prometheus, board: str, instance: str, now: float) -> Iter
             if not TELLS.search(target.get("expr", "")):
                 continue
             title = _title(panel, target)
-            for series in asking.answer(server, {"instant": False, **target}, now, instance=instance):
+            for series in asking.answer(
+                server, {"instant": False, **target}, now, instance=instance
+            ):
                 if "values" in series:
                     time, value = series["values"][-1]
                     if time < now - 60:  # a line that ends before
@@ -136,7 +138,9 @@ def _text(panel: dict[str, Any], title: str, value: str) -> str:
     for override in config.get("overrides") or ():
         if override.get("matcher", {}).get("options") == title:
             properties = override.get("properties") or ()
-            mappings = [m for p in properties if p["id"] == "mappings" for m in p["value"]] or mappings
+            mappings = [
+                m for p in properties if p["id"] == "mappings" for m in p["value"]
+            ] or mappings
     number = float(value)
     for mapping in mappings:
         if mapping["type"] == "value":

@@ -71,7 +71,7 @@ class Daemon:
     def __init__(self, rings: list[Ring], now: float) -> None:
         self.clock = Clock(now)
         self.fleet = Fleet(Settings(), self.clock)
-        passes = {"rings": CollectorPass(True, 0.001)}
+        passes = {"rings": CollectorPass(success=True, seconds=0.001)}
         self.exporter = PrometheusExporter(self.fleet, passes)
         self._feed = Feed(self.fleet, self.clock)
         self._rings = rings
@@ -166,7 +166,9 @@ class Played:
     def notes(self, file: str, rank: int = 0, training: str = "") -> list[dict[str, Any]]:
         """Return what a rank has noted in ``file``, in order."""
         path = self.place / f"{training or self.act.name}-{rank}" / file
-        return [json.loads(line) for line in path.open()] if path.exists() else []
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
     def report(self, name: str) -> str:
         """Return what ``ampwatch report`` has said: text, json, html or all."""

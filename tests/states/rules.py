@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from tests.alerts.promtool import promtool
 from tests.alerts.rules import RULES, alerts, records
-from tests.states.played import SCRAPE_SECONDS
 from tests.states.clock import START
+from tests.states.played import SCRAPE_SECONDS
 from tests.states.series import for_promtool, labels_of
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.states.series import Scraped
+
+NOBODY = "Nobody"
+"""Alert that there is none of."""
 
 INTERVAL = f"{SCRAPE_SECONDS}s"
 
@@ -55,7 +58,8 @@ class Evaluated:
 
     Attributes:
         alerts: All that fire, at each evaluation, the oldest first.
-        recorded: Value of each recorded series when somebody looks, by name and labels.
+        recorded: Labels and value of each recorded series when somebody looks, by its name; and
+            of the expressions of alerts.
     """
 
     alerts: list[Alert] = field(default_factory=list)
@@ -72,7 +76,7 @@ class Evaluated:
 
 def evaluate(all_scraped: Mapping[str, Scraped], directory: Path) -> dict[str, Evaluated]:
     """Return the outcome for each script, by its name."""
-    tests = []
+    shipped, recorded, tests = alerts(), records(), []
     for name, scraped in all_scraped.items():
         times = [time - START for time in scraped.times]
         tests.append(
@@ -80,14 +84,19 @@ def evaluate(all_scraped: Mapping[str, Scraped], directory: Path) -> dict[str, E
                 "name": name,
                 "interval": INTERVAL,
                 "input_series": for_promtool(scraped),
+                # What fails first in each: of an expression alone promtool does not say whose it is.
                 "alert_rule_test": [
-                    {"eval_time": f"{time:.0f}s", "alertname": alert, "exp_alerts": []}
-                    for time in times
-                    for alert in alerts()
+                    {"eval_time": "0s", "alertname": NOBODY, "exp_alerts": [{"exp_labels": {}}]},
+                    *(
+                        {"eval_time": f"{time:.0f}s", "alertname": alert, "exp_alerts": []}
+                        for time in times
+                        for alert in shipped
+                    ),
                 ],
+                # The values of alerts as well, which are numbers in their texts.
                 "promql_expr_test": [
-                    {"expr": record, "eval_time": f"{times[-1]:.0f}s", "exp_samples": []}
-                    for record in records()
+                    {"expr": expr, "eval_time": f"{times[-1]:.0f}s", "exp_samples": []}
+                    for expr in [*recorded, *(alert.expr for alert in shipped.values())]
                 ],
             }
         )
@@ -109,15 +118,18 @@ _SAMPLE = re.compile(r'\{((?:\w+="(?:[^"\\]|\\.)*"(?:, )?)*)\} ([^,\s]+)')
 def _read(said: str, all_scraped: Mapping[str, Scraped]) -> dict[str, Evaluated]:
     """Read what promtool got out of what it said."""
     found = {name: Evaluated() for name in all_scraped}
-    current, time, record, labels = Evaluated(), 0.0, "", {}
+    current, time, name, record, labels = Evaluated(), 0.0, "", "", {}
     for line in said.splitlines():
         if state := _STATE.match(line):
             current = found[state[1]]
         elif alert := _ALERT.match(line):
             hours, minutes, seconds = (int(part or 0) for part in alert.groups()[1:])
+            name = alert[1]
             time = START + 3600 * hours + 60 * minutes + seconds
         elif expr := _EXPR.match(line):
-            record = expr[1]
+            name, record = "", expr[1]
+        elif name == NOBODY:
+            pass
         elif line.startswith("              Labels:"):
             labels = labels_of(line)
         elif line.startswith("              Annotations:"):

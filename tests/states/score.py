@@ -96,29 +96,40 @@ def _posts() -> Iterator[_Posts]:
         server.server_close()
 
 
+def _play(directory: Path, names: Sequence[str], plays: dict[str, Played]) -> None:
+    """Play the scripts, and keep what was posted meanwhile."""
+    kept = directory / "posted.json"
+    if not kept.exists():
+        with _posts() as posts:
+            environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+            environment = {k: v for k, v in environment.items() if not k.startswith("AMPWATCH_")}
+            hook = f"http://127.0.0.1:{posts.server_port}"
+            command = [sys.executable, "-m", "tests.states.stage", str(directory / "plays"), hook]
+            done = subprocess.run(
+                [*command, *names],
+                env=environment,
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=PLAY_SECONDS,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr[-4000:]
+            kept.write_text(json.dumps([[*key, bodies] for key, bodies in posts.bodies.items()]))
+    for training, rank, bodies in json.loads(kept.read_text()):
+        for name, played in plays.items():
+            if training in {act.name for act in ACTS[name].trainings}:
+                played.posted[training, rank] = bodies
+
+
 @contextmanager
 def watch(directory: Path, names: Sequence[str] = ()) -> Iterator[Everything]:
     """Play states and ask everything about them."""
     names = list(names) or list(ACTS)
-    plays = {name: Played(ACTS[name], directory / "plays" / name) for name in names}
-    with _posts() as posts:
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        environment = {k: v for k, v in environment.items() if not k.startswith("AMPWATCH_")}
-        hook = f"http://127.0.0.1:{posts.server_port}"
-        command = [sys.executable, "-m", "tests.states.stage", str(directory / "plays"), hook]
-        done = subprocess.run(
-            [*command, *names],
-            env=environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=PLAY_SECONDS,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        for name, played in plays.items():
-            trainings = {act.name for act in ACTS[name].trainings}
-            played.posted = {key: b for key, b in posts.bodies.items() if key[0] in trainings}
+    # To look at what was played, and to ask again without playing it again.
+    stage = Path(os.environ.get("STATES_PLAYS", directory))
+    plays = {name: Played(ACTS[name], stage / "plays" / name) for name in names}
+    _play(stage, names, plays)
     scraped = {name: Scraped.of(instance_of(name), p.scrapes) for name, p in plays.items()}
     evaluated = evaluate(scraped, directory)
     looks = {name: played.looked_at for name, played in plays.items()}
@@ -153,26 +164,23 @@ def score(directory: Path, names: Sequence[str]) -> int:
 
     with watch(directory, names) as found:
         wrong = {
-            (name, way): [
-                f"{row.run}: {each}" for row in TABLE[name] for each in check(seen, row)
-            ]
+            (name, way): [f"{row.run}: {each}" for row in TABLE[name] for each in check(seen, row)]
             for name, seen in found.seen.items()
             for way, check in WAYS.items()
         }
     right = sum(not complaints for complaints in wrong.values())
-    print(f"# Score: {right} of {len(wrong)} right (states x ways out)\n")
-    print("| state | " + " | ".join(WAYS) + " |\n|---|" + "---|" * len(WAYS))
+    lines = [f"# Score: {right} of {len(wrong)} right (states x ways out)\n"]
+    lines += [f"| state | {' | '.join(WAYS)} |", "|---|" + "---|" * len(WAYS)]
     for name in found.seen:
         cells = (str(len(wrong[name, way]) or "ok") for way in WAYS)
-        print(f"| {name} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     for (name, way), complaints in wrong.items():
         if complaints:
-            print(f"\n## {name} x {way}")
-            print("\n".join(f"- {each}" for each in complaints))
+            lines += [f"\n## {name} x {way}", *(f"- {each}" for each in complaints)]
+    sys.stdout.write("\n".join([*lines, ""]))
     return len(wrong) - right
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
-        kept = Path(os.environ.get("STATES_DIR", place))
-        score(kept, sys.argv[1:])
+        score(Path(place), sys.argv[1:])

@@ -96,7 +96,9 @@ class Scraped:
     def now(self, name: str, **labels: str) -> dict[tuple[tuple[str, str], ...], float]:
         """Return the newest values of a metric by those of its labels that were not given."""
         return {
-            tuple((k, v) for k, v in s.labels.items() if k not in ("job", "instance", *labels)): last
+            tuple(
+                (k, v) for k, v in s.labels.items() if k not in ("job", "instance", *labels)
+            ): last
             for s in self.series.values()
             if s.name == name
             and all(s.labels.get(k) == v for k, v in labels.items())
@@ -130,7 +132,11 @@ def _words(series: Series) -> Iterator[str]:
                 yield f"_x{number - 1}"
         else:
             text = _number(float(value) - since)
-            yield f"{text}+0x{number - 1}" if number > 1 and text[-1].isdigit() else " ".join([text] * number)
+            yield (
+                f"{text}+0x{number - 1}"
+                if number > 1 and text[-1].isdigit()
+                else " ".join([text] * number)
+            )
         was_there = value is not None
 
 
@@ -217,5 +223,3 @@ def alerts_as_series(
     for series in found.series.values():
         series.values += [None] * (len(times) - len(series.values))
     return found
-
-

@@ -132,7 +132,8 @@ def _be(work: Any) -> None:
         sys.last_value = error
         sys.excepthook(type(error), error, error.__traceback__)
         status = 1
-    atexit._run_exitfuncs()  # noqa: SLF001 - a fork must not return into its parent's program
+    # A fork must not return into the program of its parent.
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

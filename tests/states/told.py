@@ -45,7 +45,9 @@ class Message:
     alerts: list[dict[str, Any]]
 
 
-def told(evaluated: Mapping[str, Evaluated], times: Mapping[str, float], directory: Path) -> dict[str, list[Message]]:
+def told(
+    evaluated: Mapping[str, Evaluated], times: Mapping[str, float], directory: Path
+) -> dict[str, list[Message]]:
     """Return what is told in each state when somebody looks, by the state's name.
 
     Args:

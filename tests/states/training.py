@@ -182,15 +182,12 @@ def _one_step(
 def _keep(watch: ampwatch.Monitor, sender: Any, notes: Notes) -> None:
     """Keep what ``watch`` says now, after all that is on its way has arrived."""
     findings = list(watch.findings)
-    for format in ("text", "json", "html"):
-        notes.note("reports", format=format, text=watch.report(format))
+    notes.note("reports", text=watch.report())
     for finding in findings:
         notes.note("findings", finding=plain(finding))
-    # Posted from a thread of its own, in real time.
+    # Posted from a thread of its own, in real time; it has no public way to wait.
     deadline = 100
-    while deadline and sender._queue.qsize():  # noqa: SLF001 - it has no public way to wait
+    while deadline and sender._queue.qsize():
         deadline -= 1
         time.sleep(0.01)
     time.sleep(0.05)
-
-

@@ -14,7 +14,7 @@ _NUMBER = re.compile(
     r"(?<![\w.:/=\-^#])(-?\d[\d\u202f,]*(?:\.\d+)?(?:e[+-]?\d+)?)(\s?%|[kMGTmun]?\b(?![\w/]))",
 )
 _NO_NUMBERS = re.compile(
-    r"https?://\S+|/d/\S+|\S*#run=\S*|\b(?:b?float|int)\d+\b|\brank \d+|\b[\w.-]+:\d{2,5}\b"
+    r"https?://\S+|(?<![\w.])(?:\d+[dhm] )*\d+(?:\.\d+)?(?:ms|s|m|h|d)\b|[\w-]+~\d+|/d/\S+|\S*#run=\S*|\b(?:b?float|int)\d+\b|\brank \d+|\b[\w.-]+:\d{2,5}\b"
     r"|\d{4}-\d\d-\d\d|\d\d:\d\d(?: UTC)?|2\^-?\d+|\b\w+=\S+|\"[^\"]*\"|`[^`]*`"
 )
 _UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -26,9 +26,9 @@ TOLERANCE = 0.006
 def numbers(text: str) -> list[tuple[str, float]]:
     """Return the numbers of a text, as they are written and their values; 12 % is 0.12."""
     found = []
-    for written, unit in _NUMBER.findall(_NO_NUMBERS.sub(" ", text)):
+    for written, after in _NUMBER.findall(_NO_NUMBERS.sub(" ", text)):
+        unit = after.strip()
         value = float(written.replace("\u202f", "").replace(",", ""))
-        unit = unit.strip()
         value *= 0.01 if unit == "%" else _UNITS.get(unit, 1.0)
         found.append((written + unit, value))
     return found

@@ -22,6 +22,22 @@ Every message says what was expected, what was given and what to do.
 from __future__ import annotations
 
 import typing
+from difflib import get_close_matches
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return the end of a message about a name that is not known: ``; did you mean 'x'?``, or nothing.
+
+    Args:
+        given: The name, in whatever case.
+        known: Names there are.
+    """
+    by_lower = {name.lower(): name for name in known}
+    near = get_close_matches(given.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[near[0]]!r}?" if near else ""
 
 
 class AmpwatchError(Exception):

@@ -9,15 +9,26 @@ from __future__ import annotations
 import argparse
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ampwatch import __version__
-from ampwatch.errors import AmpwatchError
+from ampwatch.errors import AmpwatchError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-VERBS = ("daemon", "demo", "deploy", "doctor", "grafana", "ops", "report", "run", "trace")
+VERBS = (
+    "daemon",
+    "demo",
+    "deploy",
+    "doctor",
+    "explain",
+    "grafana",
+    "ops",
+    "report",
+    "run",
+    "trace",
+)
 
 DESCRIPTION = """\
 Watch the numerical health of PyTorch mixed-precision training.
@@ -31,9 +42,21 @@ The commands below are for everything around that.
 """
 
 EPILOG = """\
-Settings come from AMPWATCH_* environment variables as well; see docs/settings.md.
+Settings come from AMPWATCH_* environment variables as well; see `ampwatch explain settings`.
 `ampwatch <command> --help` says what a command is for and shows examples.
 """
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that says which choice may have been meant; verbs are choices as well."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        # Python has no public place for this before 3.14, which says it by itself if it is asked to.
+        if action.choices is not None and value not in action.choices:
+            choices = [str(choice) for choice in action.choices]
+            near = did_you_mean(str(value), choices)
+            msg = f"invalid choice: {value!r} (choose from {', '.join(map(repr, choices))}){near}"
+            raise argparse.ArgumentError(action, msg)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; those of the process if ``None``.
 
     Returns:
-        The exit status: 0, 1 after an error that was explained, 130 after Ctrl-C.
+        The exit status: 0, 1 after an error that was explained, 2 for a command line that makes no
+        sense, 130 after Ctrl-C.
     """
     from ampwatch.cli.run import cut  # noqa: PLC0415 - a verb like the others
 
@@ -64,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser with all verbs."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ampwatch",
         description=DESCRIPTION,
         epilog=EPILOG,

@@ -32,7 +32,7 @@ examples:
   ampwatch deploy stack --dry-run
       what would be written, after an update of ampwatch for instance
 
-Give the options each time: DIR becomes what they say. See docs/deploy.md.
+Give the options each time: DIR becomes what they say. See `ampwatch explain deploy`.
 """
 
 MAX_LISTED = 12
@@ -57,6 +57,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=[],
         metavar="HOST[:PORT]",
         help="a daemon that Prometheus scrapes; once for each, besides this machine's",
+    )
+    add(
+        "--port",
+        default="",
+        metavar="PORT",
+        help="where daemons listen, in every file that names the port (default: 10917)",
     )
     add("--webhook", default="", metavar="URL", help="where Alertmanager sends alerts")
     add(
@@ -120,13 +126,16 @@ def options_of(args: argparse.Namespace) -> DeployOptions:
         DeployError: If one is not usable.
     """
     from ampwatch.operate.deploy import options as checks  # noqa: PLC0415 - --help must be quick
+    from ampwatch.settings import DEFAULT_PORT  # noqa: PLC0415 - likewise
 
     interval = args.scrape_interval
+    port = checks.checked_port(args.port) if args.port else DEFAULT_PORT
     return checks.DeployOptions(
-        targets=tuple(map(checks.checked_target, args.target)),
+        targets=tuple(checks.checked_target(target, port) for target in args.target),
         runbooks=checks.checked_base("--runbooks", args.runbooks) if args.runbooks else "",
         webhook=checks.checked_url("--webhook", args.webhook) if args.webhook else "",
         scrape_seconds=checks.checked_seconds(interval) if interval else 0,
+        port=port,
     )
 
 
@@ -163,6 +172,7 @@ def _listed(todo: Plan, paths: list[str]) -> str:
 
 def _next(directory: Path, options: DeployOptions) -> str:
     from ampwatch.operate.deploy.options import is_loopback  # noqa: PLC0415 - as above
+    from ampwatch.settings import DEFAULT_PORT  # noqa: PLC0415 - likewise
 
     def at(path: str) -> str:
         return shlex.quote(str(directory / path))
@@ -180,6 +190,11 @@ def _next(directory: Path, options: DeployOptions) -> str:
         f"  less {at('deploy/README.md')}",
         "      daemons under systemd, on Kubernetes nodes, beside jobs; fleets",
     ]
+    if options.port != DEFAULT_PORT:
+        lines += [
+            "",
+            f"Trainings, and daemons that you start by hand, need AMPWATCH_PORT={options.port} in their environment.",
+        ]
     if not options.webhook:
         lines += ["", "Nobody hears of alerts yet: give --webhook URL, or edit alertmanager.yml."]
     if any(map(is_loopback, options.targets)):

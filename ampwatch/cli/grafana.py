@@ -18,7 +18,7 @@ has into files.
 
 Where it is is told by GRAFANA_URL or --url, and how to get in by GRAFANA_TOKEN or
 --token-file: the token of a service account, which no option takes and no message shows.
-It needs the extra `grafana`, in an environment of its own: docs/grafana.md.
+It needs the extra `grafana`, in an environment of its own: `ampwatch explain grafana`.
 """
 
 EPILOG = """\
@@ -201,7 +201,7 @@ def _asked(args: argparse.Namespace) -> tuple[BoardWishes, list[Board]]:
 
 
 def _directory(args: argparse.Namespace) -> Path:
-    from ampwatch.operate.shipped import shipped  # noqa: PLC0415 - as above
+    from ampwatch.shipped import shipped  # noqa: PLC0415 - as above
 
     return Path(args.dashboards) if args.dashboards else shipped("dashboards")
 

@@ -105,7 +105,10 @@ def _none_of(args: argparse.Namespace, found: list[RunIdentity], places: Iterabl
         for name, value in (("run", args.run), ("rank", args.rank))
         if value is not None
     )
+    from ampwatch.errors import did_you_mean  # noqa: PLC0415 - likewise
+
     here = ", ".join(sorted(f"{who.run} (rank {who.rank})" for who in found))
     where = ", ".join(map(str, places))
     expected = f"expected a training with {asked}" if asked else "expected a training of this user"
-    return f"{expected} on this machine, found {here or 'none'} in {where}"
+    near = did_you_mean(args.run or "", {who.run for who in found})
+    return f"{expected} on this machine, found {here or 'none'} in {where}{near}"

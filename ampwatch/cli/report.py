@@ -133,7 +133,7 @@ def _is_path(asked: str) -> bool:
 
 
 def _nothing(asked: str | None, settings: Settings) -> NoReturn:
-    from ampwatch.errors import ReportError  # noqa: PLC0415 - likewise
+    from ampwatch.errors import ReportError, did_you_mean  # noqa: PLC0415 - likewise
     from ampwatch.host.daemon.remains import find_remains  # noqa: PLC0415 - likewise
     from ampwatch.runtime import ring_directories  # noqa: PLC0415 - likewise
     from ampwatch.wire.blackbox.files import report_directory  # noqa: PLC0415 - as above
@@ -147,7 +147,7 @@ def _nothing(asked: str | None, settings: Settings) -> NoReturn:
     others = {box.identity.run for box in find_remains(settings).boxes}
     names = f"found {', '.join(sorted(others))}" if others else "found no other"
     names += f"; to read the directory, write ./{asked}" if Path(asked).is_dir() else ""
-    msg = f"expected a run or a file {asked!r}, {names} in {where}; a run that ended well leaves no report"
+    msg = f"expected a run or a file {asked!r}, {names} in {where}; a run that ended well leaves no report{did_you_mean(asked, others)}"
     raise ReportError(msg)
 
 

@@ -31,7 +31,7 @@ examples:
       is watched, each rank for itself
 
 Options for ampwatch come before the program, options for the program after it. All settings
-can be given as AMPWATCH_* variables. What it cannot see: docs/zero-code.md.
+can be given as AMPWATCH_* variables. What it cannot see: `ampwatch explain zero-code`.
 """
 
 STARTUP = Path(__file__).parents[1] / "training" / "attach" / "startup"

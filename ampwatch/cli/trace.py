@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampwatch.errors import TraceError
+from ampwatch.errors import TraceError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,7 +135,8 @@ def _choose(readers: Sequence[RingReader], run_name: str | None, rank: int | Non
             " found none; `ampwatch doctor` says where rings are looked for"
         )
     elif not matching:
-        msg = f"expected a training for {asked}, found only:\n{those}"
+        near = did_you_mean(run_name or "", {reader.identity.run for reader in readers})
+        msg = f"expected a training for {asked}, found only:\n{those}{near}"
     else:
         msg = f"expected one training, found {len(matching)}; choose by --run and --rank:\n{those}"
     raise TraceError(msg)

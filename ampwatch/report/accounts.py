@@ -29,8 +29,6 @@ _PLACES = {
 }
 _MANY = 8
 
-WHERE_PAGES_ARE = "in ampwatch's source repository"
-
 
 def sentence(text: str) -> str:
     """Return ``text`` with a full stop."""
@@ -137,11 +135,6 @@ def figure(value: object) -> str:
     # Those from 1/8 to 8 anybody knows.
     is_notable = mantissa == 0.5 and abs(exponent - 1) > 3
     return f"{text} (2^{exponent - 1})" if is_notable else text
-
-
-def doc_page(kind: str) -> str:
-    """Return the page of the documentation about a kind, by its place in the repository."""
-    return f"docs/diagnoses/{kind}.md"
 
 
 def _steps(count: int) -> str:

@@ -16,6 +16,7 @@ from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.report import accounts, course_picture, exponent_picture
 from ampwatch.report.glossary import Glossary
 from ampwatch.report.markup import Markup, element, joined
+from ampwatch.report.pages import more_about
 from ampwatch.report.report import one_line, summary_of, told_by
 from ampwatch.report.standing import judge_boxes
 from ampwatch.report.stories import Story, all_symptoms
@@ -79,6 +80,7 @@ def render_html(boxes: Sequence[Box]) -> str:
 def _article(story: Story, box: Box, glossary: Glossary) -> Markup:
     f = story.finding
     sure = certainty(f.kind)
+    more = more_about(f.kind)
     parts = [
         ("Where", "; ".join([accounts.place(f), *accounts.circumstances(story)]), None),
         ("Since", accounts.since(story), None),
@@ -99,13 +101,7 @@ def _article(story: Story, box: Box, glossary: Glossary) -> Markup:
         _symptoms(story),
         _numbers(story),
         _terms(glossary.new_in(f.summary, f.advice)),
-        element(
-            "p",
-            "More: ",
-            element("code", accounts.doc_page(f.kind)),
-            f", {accounts.WHERE_PAGES_ARE}",
-            class_="terms",
-        ),
+        element("p", "More: ", element("code", more), class_="terms") if more else None,
         class_=story.severity.value,
     )
 

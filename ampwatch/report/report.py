@@ -11,6 +11,7 @@ from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.report import accounts
 from ampwatch.report.endings import Failure
 from ampwatch.report.glossary import Glossary
+from ampwatch.report.pages import more_about
 from ampwatch.report.standing import judge_boxes
 from ampwatch.report.stories import Story, all_symptoms
 from ampwatch.report.words import plain
@@ -202,7 +203,8 @@ def _story(story: Story, glossary: Glossary, width: int) -> list[str]:
         lines += _part("It explains", f"{explained}. {accounts.sentence(f.summary)}", width)
     lines += _words(glossary.new_in(finding.summary, finding.advice), width)
     lines += _evidence([story, *all_symptoms(story)])
-    lines += _part("More", f"{accounts.doc_page(finding.kind)}, {accounts.WHERE_PAGES_ARE}", width)
+    if more := more_about(finding.kind):
+        lines += _part("More", more, width)
     return lines
 
 

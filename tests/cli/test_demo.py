@@ -40,7 +40,7 @@ def test_it_breaks_reports_and_the_page_still_shows_it(place: Place) -> None:
     assert f"Page     {info.url}\nMetrics  {info.url}metrics\n" in said
     assert "\nhealthy   0%  step 0  loss " in said
     assert "\nfaulty " in said
-    assert "\nampwatch report: run demo, rank 0\n" in said
+    assert "\nampwatch report: run demo, rank 0, on " in said
     assert "\nCRITICAL  forward_overflow  blocks.2.mlp\n" in said
     assert "\n  It explains: scale_collapse at optimizer:0" in said
     assert f"another 10 min: {info.url}" in said

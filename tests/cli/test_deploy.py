@@ -105,12 +105,13 @@ def test_what_somebody_changed_is_named_and_kept(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--port", "0"], "`--port`: expected 1 to 65535, got '0'"),
         (["--target", "http://node-a:1"], "`--target`: expected the host and port"),
         (["--webhook", "chat"], "`--webhook`: expected an address"),
         (["--runbooks", "wiki"], "`--runbooks`: expected an address"),
         (["--scrape-interval", "1h"], "`--scrape-interval`: expected 5s to 60s"),
     ],
-    ids=["target", "webhook", "runbooks", "interval"],
+    ids=["port", "target", "webhook", "runbooks", "interval"],
 )
 def test_a_wrong_option_is_reported_before_anything_is_written(
     arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -138,6 +139,17 @@ def test_a_variable_that_is_not_set_does_not_mean_the_directory_one_is_in(
 
     assert "expected the name of a directory, got an empty one" in capsys.readouterr().err
     assert list(here.iterdir()) == []
+
+
+def test_another_port_is_said_to_be_needed_by_trainings_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They would start a daemon of their own on the usual one."""
+    main(["deploy", str(tmp_path / "a")])
+    assert "AMPWATCH_PORT" not in capsys.readouterr().out
+
+    main(["deploy", str(tmp_path / "b"), "--port", "12345"])
+    assert "AMPWATCH_PORT=12345" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("target", "told"), [("localhost:1", 1), ("node-a", 0)])

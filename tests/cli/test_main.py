@@ -88,6 +88,9 @@ def test_the_version_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     ("line", "told"),
     [
         ("dance", "'daemon'"),
+        ("reports", "'trace'); did you mean 'report'?"),
+        ("grafana pushes", "did you mean 'push'?"),
+        ("daemon --log-level warnings", "did you mean 'warning'?"),
         ("demo --steps 0", "--steps: expected a whole number of steps >= 1, got '0'"),
         ("demo --steps abc", "--steps: expected a whole number of steps >= 1, got 'abc'"),
         (
@@ -138,7 +141,7 @@ def test_the_help_of_the_daemon_lists_all_that_it_serves(
         re.findall(r"(?<!\S)/[\w./]*(?=[\s,])", capsys.readouterr().out.split("options:")[0])
     )
     nowhere = Site(Fleet(Settings()), {}).answer(Request("/nowhere", {}, "", "", ""))
-    served = set(re.findall(r"/[\w./-]*\w|/(?=,)", nowhere.body.decode()))
+    served = nowhere.body.decode().partition("serves ")[2].rstrip(".\n").split(", ")
     assert listed == {path for path in served if not path.startswith("/static/")}
 
 

@@ -204,7 +204,7 @@ def test_the_training_is_where_the_daemon_looks() -> None:
 
 
 def test_an_image_has_the_versions_that_are_tested() -> None:
-    """Packages of constraints.txt, and the code that lies beside the Dockerfile, nothing else."""
+    """Packages of constraints.txt, the code and the pages that lie beside the Dockerfile, nothing else."""
     text = (DEPLOY / "container" / "Dockerfile").read_text(encoding="utf-8")
     ignored = (DEPLOY / "container" / "Dockerfile.dockerignore").read_text(encoding="utf-8")
     pins = re.findall(r"([\w-]+==[\w.]+)", text)
@@ -214,11 +214,14 @@ def test_an_image_has_the_versions_that_are_tested() -> None:
     assert len(pins) >= 6
     assert {pin.lower() for pin in pins} <= plain
     copied = re.findall(r"^COPY (\S+) ", text, re.MULTILINE)
-    assert copied == ["ampwatch"]
+    assert copied == ["ampwatch", "docs"]
     assert [line for line in ignored.splitlines() if not line.startswith("#")] == [
         "*",
         "!ampwatch",
+        "!docs",
         "ampwatch/_shipped",
+        "docs/decisions",
+        "docs/images",
         "**/__pycache__",
     ]
     assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1] == "10001:10001"

@@ -12,7 +12,9 @@ import pytest
 
 from ampwatch.operate.deploy.options import DeployOptions
 from ampwatch.operate.deploy.tree import tree
+from ampwatch.report.pages import by_path
 from tests.deploy.parts import ROOT
+from tests.report.links import dead_links
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,13 +45,39 @@ def test_it_holds_what_is_shipped_and_not_what_makes_it(unpacked: Path) -> None:
     names = {path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file()}
 
     dashboards = {path.name for path in (ROOT / "dashboards").glob("*.json")}
-    runbooks = {path.name for path in (ROOT / "docs" / "runbooks").glob("*.md")}
     assert {f"dashboards/{name}" for name in dashboards} <= names
-    assert {f"runbooks/{name}" for name in runbooks} <= names
+    assert {name for name in names if name.startswith("docs/")} == by_path().keys()
     assert "dashboards/alerts/ampwatch.rules.yml" in names
     assert "deploy/container/Dockerfile.dockerignore" in names
     assert not [name for name in names if "/source/" in name or "__pycache__" in name]
     assert not (unpacked / "tests").exists()
+
+
+def test_no_page_of_it_leads_to_a_file_that_it_has_not(unpacked: Path) -> None:
+    """Whoever has a wheel has no checkout."""
+    here = unpacked / "ampwatch" / "_shipped"
+    files = {
+        path.relative_to(here).as_posix(): path.read_text(encoding="utf-8")
+        for path in here.rglob("*")
+        if path.is_file()
+    }
+
+    assert sum(path.endswith(".md") for path in files) > 100
+    assert list(dead_links(files)) == []
+
+
+def test_the_installed_package_explains(unpacked: Path, tmp_path: Path) -> None:
+    """From anywhere, without a network."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ampwatch", "explain", "forward_overflow"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(unpacked), "PYTHONDONTWRITEBYTECODE": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.stdout.startswith("# `forward_overflow`: an op turns finite numbers into infinity")
 
 
 def test_the_installed_package_deploys_the_same_tree(unpacked: Path, tmp_path: Path) -> None:

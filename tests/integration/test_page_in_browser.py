@@ -91,6 +91,26 @@ def test_a_finding_appears_with_its_advice_and_its_symptom_below(
     assert page.run("return window.broken") is None
 
 
+def test_a_finding_leads_to_the_page_about_its_kind(trainer: Trainer, page: Page) -> None:
+    """On the daemon that shows it, in the theme that was chosen, with nothing refused or missing."""
+    trainer.train(30)
+    trainer.write(finding("forward_overflow", "decoder", first_step=27))
+    page.says("#findings", "More about forward_overflow")
+    page.click("#theme")
+    chosen = page.run("return document.documentElement.dataset.theme")
+
+    page.click("#findings tbody a")
+
+    page.says("h1", "forward_overflow: an op turns finite numbers into infinity")
+    assert page.browser.current_url.endswith("/explain/forward_overflow")
+    assert page.run("return document.documentElement.dataset.theme") == chosen
+    wide = page.run("return document.documentElement.scrollWidth <= window.innerWidth")
+    assert wide
+    assert page.browser.get_log("browser") == []
+    page.click("header a")
+    page.says("#findings", "More about forward_overflow")
+
+
 def test_skips_are_marked_by_class_and_a_scale_below_one_is_named(
     trainer: Trainer, page: Page
 ) -> None:

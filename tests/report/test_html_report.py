@@ -63,7 +63,7 @@ def test_it_tells_the_cause_first_and_everything_about_it() -> None:
         "module decoder.3.ffn; op mm; in float16; forward pass; rank 0",
         "change forward_overflow",
         "It explains",
-        "docs/diagnoses/forward_overflow.md",
+        "ampwatch explain forward_overflow",
         "3.051758e-05 (2^-15)",
         "3 iterations were not observed",
         "ValueError: no",

@@ -99,7 +99,7 @@ def test_roots_come_by_severity_each_followed_by_what_it_explains() -> None:
     assert "Where: optimizer 0; op mm; at train.py:7; rank 0" in text
     assert "Since: step 2; last seen at step 9, in 3 steps so far" in text
     assert "What to change: change forward_overflow" in text
-    assert "More: docs/diagnoses/forward_overflow.md, in ampwatch's source repository" in text
+    assert "More: ampwatch explain forward_overflow\n" in text
 
 
 def test_a_story_is_as_bad_and_as_old_as_anything_in_it() -> None:

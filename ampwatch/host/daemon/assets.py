@@ -1,13 +1,24 @@
-"""The files of the page: known by name beforehand, so that a request cannot name any other."""
+"""The files of the page and the pages to read: all known by name beforehand.
+
+A request can therefore name no other file.
+"""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import importlib.util
-from dataclasses import dataclass
-from functools import cached_property
+import logging
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ampwatch.errors import AmpwatchError
+from ampwatch.host.page.reading import list_html, page_html
+from ampwatch.report import pages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 STATIC = Path(__file__).parents[1] / "page" / "static"
 PLOTLY = "plotly.min.js"
@@ -20,23 +31,26 @@ CONTENT_TYPES = {
 }
 """The kinds of files a page has; a file of another kind in the directory is not served."""
 
+logger = logging.getLogger(__name__)
 
-@dataclass(frozen=True)
+
 class Asset:
-    """One file, read when it is first asked for."""
+    """Something to serve that never changes, made when it is first asked for.
 
-    path: Path
+    Args:
+        make: Returns the content.
+        content_type: Its media type.
+    """
 
-    @property
-    def content_type(self) -> str:
-        """The media type, by the suffix."""
-        return CONTENT_TYPES[self.path.suffix]
+    def __init__(self, make: Callable[[], bytes], content_type: str) -> None:
+        self.content_type = content_type
+        self._make = make
 
     @cached_property
     def packed(self) -> bytes:
         """The content, gzipped once: Plotly has 4.5 MB, and 1.4 MB so."""
         # Without the time of packing, so that the entity tag is the same after a restart.
-        return gzip.compress(self.path.read_bytes(), mtime=0)
+        return gzip.compress(self._make(), mtime=0)
 
     @cached_property
     def etag(self) -> str:
@@ -56,4 +70,24 @@ def find_assets() -> dict[str, Asset]:
         script = Path(plotly.origin).parent / "package_data" / PLOTLY
         if script.is_file():
             files[f"/static/{PLOTLY}"] = script
-    return {url: Asset(path) for url, path in files.items()}
+    return {url: Asset(path.read_bytes, CONTENT_TYPES[path.suffix]) for url, path in files.items()}
+
+
+def find_pages() -> dict[str, Asset]:
+    """Return the pages to read, by path of the URL; none if the installation lacks them."""
+    try:
+        known = pages.by_path()
+    except AmpwatchError as error:
+        # What runs do is shown nevertheless, which is what the daemon is for.
+        logger.warning("no pages about kinds of findings and alerts are served: %s", error)
+        return {}
+    found = {shelf.route: _page(partial(list_html, shelf, known)) for shelf in pages.Shelf}
+    for page in known.values():
+        if page.name != pages.INDEX:
+            # Under the name of the file as well: alerts link to it, wherever their runbooks are.
+            found[page.route] = found[f"{page.route}.md"] = _page(partial(page_html, page, known))
+    return found
+
+
+def _page(html: Callable[[], str]) -> Asset:
+    return Asset(lambda: html().encode(), CONTENT_TYPES[".html"])

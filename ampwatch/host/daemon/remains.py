@@ -67,6 +67,9 @@ def find_remains(
         except RingError:  # it has just ended, or is of another release
             continue
         box = read.box
+        ended_well = box.state is RunState.FINISHED and not box.has_alarm
+        if ended_well and box.identity not in found:
+            continue  # the ring is for a daemon, which shows the run for a while yet
         if run in (None, box.identity.run):
             if read.is_alive and is_silent(box, clock(), settings.stale_seconds):
                 box.state, box.reason = RunState.STALE, SILENT

@@ -1,12 +1,14 @@
 """Keeps and removes the files of rings that are read to their end.
 
-Shared memory is memory: a file that nobody needs any more has to go, and soon.
+Shared memory is memory: a file that nobody needs any more has to go, and soon. A daemon
+that is started again needs those of the runs that its predecessor showed.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,10 +24,10 @@ FLIGHT_RECORDER_SECONDS = 86400.0
 """Time for which the ring of a writer that died stays on disk: long enough to read last
 night's crash, short enough that shared memory does not fill with the dead. Unit: s."""
 
-FLIGHT_RECORDER_BYTES = 32 << 20
-"""Room for the flight recorders in one directory: those of two jobs of eight ranks with
-rings of the usual size. On a small file system a quarter of it, else the crashes of
-different runs would leave the next one no shared memory."""
+MAX_LEFT_BYTES = 32 << 20
+"""Room for the rings of runs that are over in one directory: those of two jobs of eight ranks
+with rings of the usual size. On a small file system a quarter of it, else what different runs
+leave would leave the next one no shared memory."""
 
 NEVER = float("inf")
 
@@ -39,7 +41,8 @@ class Settled:
         remove_after: Unix time from which it is removed. Unit: s.
         problem: Why it cannot be read or removed, if so.
         was_read: It was a ring.
-        died: Whose flight recorder it is, if it is one.
+        left_by: Whose run is over, if one is, and has left it for a daemon to come.
+        died: It is a flight recorder: the run has not said how it ended.
         last_ns: Newest time its writer is known to have lived. Unit: ns.
     """
 
@@ -47,7 +50,8 @@ class Settled:
     remove_after: float
     problem: str = ""
     was_read: bool = True
-    died: RunIdentity | None = None
+    left_by: RunIdentity | None = None
+    died: bool = False
     last_ns: int = 0
 
     def is_still(self, signature: Signature) -> bool:
@@ -64,28 +68,34 @@ class Settled:
 def predecessors(
     files: Mapping[Path, Settled], directory: Path, successor: RunIdentity
 ) -> list[Path]:
-    """Return the flight recorders in ``directory`` in whose place ``successor`` has come.
+    """Return the files in ``directory`` of runs that are over, in whose place ``successor`` has come.
 
-    Those of its run, rank and host that were dead when it started: two runs of one name
+    Those of its run, rank and host that were over when it started: two runs of one name
     may live at once. The pid says nothing: in a container every start may have the same.
     Another directory may be another user's.
     """
     return [
         path
         for path, settled in files.items()
-        if (died := settled.died) is not None
+        if (who := settled.left_by) is not None
         and path.parent == directory
-        and (died.run, died.rank, died.host) == (successor.run, successor.rank, successor.host)
+        and (who.run, who.rank, who.host) == (successor.run, successor.rank, successor.host)
         and settled.last_ns < successor.started_ns
     ]
 
 
 def surplus(files: Mapping[Path, Settled]) -> list[Path]:
-    """Return the oldest flight recorders where they take too much room; never the newest one."""
-    recorders = [(path, settled) for path, settled in files.items() if settled.died is not None]
+    """Return what has to go where runs that are over take too much room; never the newest one.
+
+    The oldest go first, and flight recorders last: of a run that has ended by itself, a report is
+    on disk if there is anything to say.
+    """
+    left = [(path, settled) for path, settled in files.items() if settled.left_by is not None]
     found = []
     taken: Counter[Path] = Counter()
-    for path, settled in sorted(recorders, key=lambda item: item[1].last_ns, reverse=True):
+    for path, settled in sorted(
+        left, key=lambda item: (item[1].died, item[1].last_ns), reverse=True
+    ):
         is_newest = not taken[path.parent]
         taken[path.parent] += settled.signature.size
         if not is_newest and taken[path.parent] > _room(path.parent):
@@ -113,11 +123,24 @@ def remove(path: Path, signature: Signature) -> str:
     return ""
 
 
+def date(path: Path, signature: Signature) -> None:
+    """Put the time at which a run was seen to end on its file, for a daemon to come.
+
+    That daemon shows the run for as long as this one does. Where it cannot be done, only the
+    records say when that was.
+    """
+    with suppress(OSError), opened_directory(path.parent) as directory:
+        status = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
+        if Signature.of(status).is_same_file(signature):
+            # Now, and no other time: that takes the right to write the file, not to own it.
+            os.utime(path.name, dir_fd=directory, follow_symlinks=False)
+
+
 def _room(directory: Path) -> float:
-    """Return how much the flight recorders in ``directory`` may take. Unit: bytes."""
+    """Return how much the runs that are over may take in ``directory``. Unit: bytes."""
     try:
         status = os.statvfs(directory)
     except OSError:
-        return FLIGHT_RECORDER_BYTES
+        return MAX_LEFT_BYTES
     # A tmpfs without a limit says that it has no blocks.
-    return min(FLIGHT_RECORDER_BYTES, status.f_frsize * status.f_blocks / 4 or NEVER)
+    return min(MAX_LEFT_BYTES, status.f_frsize * status.f_blocks / 4 or NEVER)

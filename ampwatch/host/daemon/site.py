@@ -15,7 +15,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from ampwatch import __version__
-from ampwatch.host.daemon.assets import find_assets
+from ampwatch.errors import did_you_mean
+from ampwatch.host.daemon.assets import find_assets, find_pages
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.page.page import Feed
 from ampwatch.host.page.precision_state import kernel_names
@@ -118,7 +119,8 @@ class Site:
         self._external_address = external_address
         self._is_stuck = is_stuck
         self._https = https
-        self._assets = find_assets()
+        pages = find_pages()
+        self._assets = find_assets() | pages
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)
         self._routes: dict[str, Callable[[Request], Response]] = {
             "/metrics": self._metrics,
@@ -128,15 +130,18 @@ class Site:
             "/events": self._events,
             "/debug/kernels.json": self._kernels,
         } | dict.fromkeys(self._assets, self._asset)
+        # Of pages to read their lists are enough: there are a hundred.
+        self._listed = sorted(self._routes.keys() - {path for path in pages if path[-1] != "/"})
 
     def answer(self, request: Request) -> Response:
         """Return the answer to a GET or HEAD request."""
         route = self._routes.get(request.path)
         if route is None:
-            return sentence(
-                HTTPStatus.NOT_FOUND,
-                f"There is nothing here. The daemon serves {', '.join(sorted(self._routes))}.",
+            near = did_you_mean(request.path, self._routes)
+            text = (
+                f"There is nothing here{near or '.'} The daemon serves {', '.join(self._listed)}."
             )
+            return sentence(HTTPStatus.NOT_FOUND, text)
         return route(request)
 
     def _metrics(self, request: Request) -> Response:

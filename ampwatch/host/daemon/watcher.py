@@ -1,9 +1,10 @@
 """Follows every ring from its first record to its end, and feeds the fleet.
 
 A ring is *followed* while its writer lives, then *settled*: its records are in
-the fleet, and the file is removed (the run closed it) or stays for a day as the
-*flight recorder* of a run that died, unless the run is started again or the
-recorders take too much room.
+the fleet, and the file stays. That of a run that has ended stays for as long as the
+run is shown, so that a daemon that is started again shows it as well; that of a run
+that died stays for a day, as its *flight recorder*. Both go sooner when the run is
+started again, or when they take too much room.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ampwatch.host.daemon.settled import (
     FLIGHT_RECORDER_SECONDS,
     NEVER,
     Settled,
+    date,
     predecessors,
     remove,
     surplus,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from ampwatch.host.daemon.rescue import Rescue
     from ampwatch.host.fleet import Fleet
-    from ampwatch.wire.records import Record, RunIdentity
+    from ampwatch.wire.records import Record
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ class _Followed:
     """Newest time its writer is known to have lived. Unit: ns."""
     is_shown: bool = False
     """True once the fleet knows it."""
+    was_alive: bool = False
+    """True once its writer was seen alive: then its end is seen as well."""
     is_silent: bool = False
     """True while its writer is alive and has not ended a step for long."""
 
@@ -57,7 +61,7 @@ class RingWatcher:
     Args:
         fleet: Where the records go.
         directories: Returns where rings may be, each time anew.
-        grace_seconds: A run that was dead for longer when its ring was found is not shown.
+        grace_seconds: A run that was over for longer when its ring was found is not shown.
         any_user: Read every user's rings.
         rescue: Keeps what a process that died or hangs has left; ``None`` for nobody.
         clock: Unix time. Unit: s.
@@ -142,9 +146,12 @@ class RingWatcher:
         alive = ring.reader.writer_alive()
         records = ring.reader.poll()
         ring.last_ns = max([ring.last_ns, *_times(records)])
+        ring.was_alive = ring.was_alive or alive
+        ended_at = self._end_of(ring)
+        is_recent = self._clock() - ended_at <= self._grace_seconds
         try:
-            if alive or ring.is_shown or self._is_recent(ring):
-                self._show(path, ring, records, alive=alive)
+            if alive or ring.is_shown or is_recent:
+                self._show(path, ring, records, alive=alive, ended_at=ended_at)
         except Exception as error:
             # A boundary: records come from another process, of any release, and folding them can
             # fail in any way. One ring must not end the page of all others. Said once, shown always.
@@ -153,10 +160,10 @@ class RingWatcher:
             self._failed[path] = f"records cannot be taken in: {error!r:.200}"
         self._detect_silence(path, ring)
         if any(isinstance(record, EndRecord) for record in records):
-            self._settle(path, remove_after=0.0)
+            self._settle(path, remove_after=ended_at + self._grace_seconds, is_over=True)
         elif not alive:
             until = ring.last_ns / 1e9 + FLIGHT_RECORDER_SECONDS
-            self._settle(path, remove_after=until, died=ring.reader.identity)
+            self._settle(path, remove_after=until, is_over=True, died=True)
             if self._rescue is not None:
                 self._rescue.died(path, ring.reader.identity)
         elif signature is not None and not signature.is_same_file(ring.signature):
@@ -171,10 +178,24 @@ class RingWatcher:
             notify(path, ring.reader.identity)
         ring.is_silent = is_silent
 
-    def _is_recent(self, ring: _Followed) -> bool:
-        return self._clock() - ring.last_ns / 1e9 <= self._grace_seconds
+    def _end_of(self, ring: _Followed) -> float:
+        """Return when the run of a ring ended, if it has. Unit: s.
 
-    def _show(self, path: Path, ring: _Followed, records: Iterable[Record], *, alive: bool) -> None:
+        That is now where its life was seen, else the last that is known of it: its last record, or
+        the date that the daemon before this one has put on the file.
+        """
+        now = self._clock()
+        return now if ring.was_alive else min(now, ring.last_ns / 1e9)
+
+    def _show(
+        self,
+        path: Path,
+        ring: _Followed,
+        records: Iterable[Record],
+        *,
+        alive: bool,
+        ended_at: float,
+    ) -> None:
         ring.is_shown = True
         self._fleet.apply(
             str(path),
@@ -184,15 +205,27 @@ class RingWatcher:
             lost=ring.reader.lost,
             dropped=ring.reader.dropped,
             pid=ring.reader.writer_pid,
+            ended_at=ended_at,
         )
 
-    def _settle(self, path: Path, *, remove_after: float, died: RunIdentity | None = None) -> None:
+    def _settle(
+        self, path: Path, *, remove_after: float, is_over: bool = False, died: bool = False
+    ) -> None:
         ring = self._followed.pop(path)
         ring.reader.close()
-        self._settled[path] = Settled(ring.signature, remove_after, died=died, last_ns=ring.last_ns)
+        if is_over and ring.was_alive:
+            # A process that hung for an hour before it was killed has old records alone.
+            date(path, ring.signature)
+        self._settled[path] = Settled(
+            ring.signature,
+            remove_after,
+            left_by=ring.reader.identity if is_over else None,
+            died=died,
+            last_ns=ring.last_ns,
+        )
 
     def _release(self, paths: Iterable[Path]) -> None:
-        """Let flight recorders go at the end of this poll."""
+        """Let files of runs that are over go at the end of this poll."""
         for path in paths:
             self._settled[path] = replace(self._settled[path], remove_after=0.0)
 
@@ -207,7 +240,7 @@ class RingWatcher:
                 problem = remove(path, settled.signature)
                 again = settled.remove_after if problem else NEVER
                 self._settled[path] = replace(
-                    settled, remove_after=again, problem=problem, died=None
+                    settled, remove_after=again, problem=problem, left_by=None
                 )
         # Of the fleet, not of the files: a run stays on the page for a while after its file has gone.
         for key in self._fleet.expired():

@@ -63,6 +63,7 @@ class Fleet:
         lost: int,
         dropped: int,
         pid: int = 0,
+        ended_at: float | None = None,
     ) -> None:
         """Fold in what was read from one ring; call it also when there was nothing new.
 
@@ -77,6 +78,7 @@ class Fleet:
             lost: Slots of the ring overwritten or unreadable before they were read, so far.
             dropped: Records the writer could not write, so far.
             pid: The writer's process as the daemon sees it, 0 if it cannot be named.
+            ended_at: When it ended, if it has, as Unix time; ``None`` for now. Unit: s.
         """
         with self.lock:
             self.problems.pop(key, None)
@@ -88,7 +90,7 @@ class Fleet:
             # All under one lock: a scrape never sees half of what a step has written.
             for record in records:
                 view.apply(record)
-            view.observe(alive=alive, lost=lost, dropped=dropped)
+            view.observe(alive=alive, lost=lost, dropped=dropped, ended_at=ended_at)
             view.pid = pid
 
     def state_of(self, key: str) -> RunState | None:

@@ -92,7 +92,8 @@ class RankView:
         records_lost: Slots of the ring overwritten or unreadable before they were read.
         ring_dropped: Records the writer could not write.
         pid: Process in the daemon's pid namespace, 0 if it cannot be named or has ended.
-        ended_at: When the end was noticed, by the fleet's clock; ``None`` before. Unit: s.
+        ended_at: When the end was noticed, by this daemon or by the one before it; ``None``
+            before. Unit: s.
         verdict: The verdict on this rank, as of the last time its run was judged (``Fleet.judge``);
             ``None`` before.
         roots: The places and kinds of roots that were exported so far, see ``metrics.verdict``.
@@ -202,19 +203,22 @@ class RankView:
         """Enter a finding that the daemon itself has made."""
         self._apply_finding(finding)
 
-    def observe(self, *, alive: bool, lost: int, dropped: int) -> None:
+    def observe(
+        self, *, alive: bool, lost: int, dropped: int, ended_at: float | None = None
+    ) -> None:
         """Note what the reader of the ring knows besides the records.
 
         Args:
             alive: The writer still holds its lock.
             lost: Slots of the ring overwritten or unreadable before they were read, so far.
             dropped: Records the writer could not write, so far.
+            ended_at: When the rank ended, if it has; ``None`` for now. Unit: s.
         """
         self._alive, self.records_lost, self.ring_dropped = alive, lost, dropped
         if not self.ended:
             self.ended_at = None
         elif self.ended_at is None:
-            self.ended_at = self._clock()
+            self.ended_at = self._clock() if ended_at is None else ended_at
 
     @property
     def ended(self) -> bool:

@@ -21,7 +21,8 @@ from ampwatch.host.page.range_state import (
     RangeState,
     formats,
 )
-from ampwatch.report.accounts import doc_page, place
+from ampwatch.report.accounts import place
+from ampwatch.report.pages import route_about
 from ampwatch.report.verdict import stories_of
 from ampwatch.wire.records import SKIP_CLASSES
 
@@ -216,7 +217,7 @@ def _finding(finding: Finding, standing: Standing) -> State:
         "root": finding.root,
         "caused_by": finding.caused_by,
         "source": finding.source,
-        "page": doc_page(finding.kind),
+        "page": route_about(finding.kind),
         "current": standing.is_current(finding),
     }
 

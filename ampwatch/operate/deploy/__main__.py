@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from ampwatch.operate.deploy.kubernetes import prometheus_rules
-from ampwatch.operate.shipped import shipped
+from ampwatch.shipped import shipped
 
 sys.stdout.write(
     prometheus_rules(

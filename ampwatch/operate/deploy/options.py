@@ -12,6 +12,8 @@ from ampwatch.settings import DEFAULT_PORT
 SCRAPE_SECONDS = (5, 60)
 """The scrape intervals that the rules hold for: their shortest range is five minutes."""
 
+MAX_PORT = 65535
+
 _TARGET = re.compile(
     r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?"
 )
@@ -27,24 +29,39 @@ class DeployOptions:
         runbooks: Base of the runbooks' addresses, with a slash at its end; empty for the project's own.
         webhook: Where Alertmanager sends alerts; empty for the placeholder.
         scrape_seconds: How often Prometheus scrapes; 0 for as shipped. Unit: s.
+        port: Where daemons listen.
     """
 
     targets: tuple[str, ...] = ()
     runbooks: str = ""
     webhook: str = ""
     scrape_seconds: int = 0
+    port: int = DEFAULT_PORT
 
 
-def checked_target(text: str) -> str:
-    """Return ``host:port``, with the daemon's port if none is given.
+def checked_port(text: str) -> int:
+    """Return the port that daemons listen on.
+
+    Raises:
+        DeployError: If it is none. 0, for any free one, is none either: nobody would find it.
+    """
+    port = int(text) if re.fullmatch(r"[0-9]{1,5}", text) else 0
+    if not 1 <= port <= MAX_PORT:
+        msg = f"`--port`: expected 1 to {MAX_PORT}, got {text!r}"
+        raise DeployError(msg)
+    return port
+
+
+def checked_target(text: str, default_port: int = DEFAULT_PORT) -> str:
+    """Return ``host:port``, with the daemons' port if none is given.
 
     Raises:
         DeployError: If it is none.
     """
     match = _TARGET.fullmatch(text)
-    port = int(match[2]) if match and match[2] else DEFAULT_PORT
-    if match is None or not 1 <= port <= 65535:
-        msg = f"`--target`: expected the host and port of a daemon, as node-a:{DEFAULT_PORT}, got {text!r}"
+    port = int(match[2]) if match and match[2] else default_port
+    if match is None or not 1 <= port <= MAX_PORT:
+        msg = f"`--target`: expected the host and port of a daemon, as node-a:{default_port}, got {text!r}"
         if "://" in text:
             msg += "; leave the scheme and the path out, Prometheus adds them"
         raise DeployError(msg)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ampwatch
 from ampwatch.errors import DeployError
-from ampwatch.operate import shipped
 from ampwatch.operate.deploy import kubernetes
+from ampwatch.report import pages
+from ampwatch.settings import DEFAULT_PORT
+from ampwatch.shipped import shipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,6 +43,21 @@ _INTERVALS = {
 _NOT_SHIPPED = {"__pycache__", "_shipped", "targets", "data"}
 """Caches; and what is there once somebody has started a Prometheus in a checkout: whom it scrapes, what it stores."""
 
+_WITH_PORT = (
+    "deploy/compose/compose.yaml",
+    "deploy/compose/prometheus.yml",
+    "deploy/container/Dockerfile",
+    "deploy/kubernetes/daemonset/daemonset.yaml",
+    "deploy/kubernetes/daemonset/service.yaml",
+    "deploy/kubernetes/training/job.yaml",
+    "deploy/prometheus/agent.yml",
+    "deploy/prometheus/prometheus.yml",
+    "deploy/systemd/ampwatch.service",
+)
+"""Files by which a daemon, a training or Prometheus comes to know the port."""
+
+_DEFAULT_PORT_STAYS = ("ampwatch/", "dashboards/alerts/", "docs/settings.md")
+
 _TIMEOUTS = {
     "deploy/compose/prometheus.yml": "scrape_timeout",
     "deploy/kubernetes/podmonitor.yaml": "scrapeTimeout",
@@ -65,6 +83,8 @@ def tree(options: DeployOptions) -> dict[str, str]:
         _put(files, ALERTMANAGER, WEBHOOK, f"&webhook {json.dumps(options.webhook)}")
     if options.scrape_seconds:
         _put_interval(files, options.scrape_seconds)
+    if options.port != DEFAULT_PORT:
+        _put_port(files, options.port)
     if options.targets:
         files[TARGETS] = _targets(options.targets)
     return dict(sorted(files.items()))
@@ -80,10 +100,10 @@ def rules_of(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def _shipped_files() -> Iterator[tuple[str, str]]:
-    dashboards = shipped.shipped("dashboards")
+    dashboards = shipped("dashboards")
     yield from _under(dashboards, "dashboards", "*.json", "kustomization.yaml", "alerts/*.yml")
-    yield from _under(shipped.shipped("deploy"), "deploy", "**/*")
-    yield from _under(shipped.shipped("runbooks"), "docs/runbooks", "*.md")
+    yield from _under(shipped("deploy"), "deploy", "**/*")
+    yield from ((path, page.text) for path, page in pages.by_path().items())
     # The images are built of this very version, wherever it was installed from.
     yield from _under(Path(ampwatch.__file__).parent, "ampwatch", "**/*")
 
@@ -121,6 +141,21 @@ def _put_interval(files: dict[str, str], seconds: int) -> None:
     timeout = min(SCRAPE_TIMEOUT_SECONDS, seconds)
     for path, key in _TIMEOUTS.items():
         _put(files, path, f" {key}: {SCRAPE_TIMEOUT_SECONDS}s", f" {key}: {timeout}s")
+
+
+def _put_port(files: dict[str, str], port: int) -> None:
+    """Put the port into every file that names it.
+
+    The code has it as a default, its guide of settings says so, and tests of rules have it in names
+    of instances: those stay.
+    """
+    for path in _WITH_PORT:
+        if str(DEFAULT_PORT) not in files.get(path, ""):
+            msg = f"expected port {DEFAULT_PORT} in the {path} that was installed, found none; install ampwatch again"
+            raise DeployError(msg)
+    for path, text in files.items():
+        if not path.startswith(_DEFAULT_PORT_STAYS):
+            files[path] = re.sub(rf"\b{DEFAULT_PORT}\b", str(port), text)
 
 
 def _targets(targets: tuple[str, ...]) -> str:

@@ -160,7 +160,7 @@ def _checked_kinds(given: Iterable[str]) -> frozenset[str]:
     kinds = frozenset(listed)
     for kind in sorted(kinds - set(KINDS)):
         near = get_close_matches(kind, KINDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "docs/diagnoses/README.md lists them"
+        hint = f"did you mean {near[0]!r}?" if near else "`ampwatch explain` lists them"
         msg = f"`kinds`: expected kinds of findings, got {kind!r}; {hint}"
         raise SettingsError(msg)
     return kinds

@@ -24,12 +24,15 @@ import sys, time
 from pathlib import Path
 from ampwatch.wire.ring import RingWriter
 from tests.workshop.records import end, identity, step
-who = identity(run=sys.argv[2], started_ns=time.time_ns())
+rank, world_size = int(sys.argv[3]), int(sys.argv[4])
+who = identity(run=sys.argv[2], rank=rank, world_size=world_size, started_ns=time.time_ns())
 writer = RingWriter.create([Path(sys.argv[1])], who, slots=64)
 print(writer.path, flush=True)
 for index, command in enumerate(map(str.strip, sys.stdin)):
     if command == "step":
         writer.put(step(index, time_ns=time.time_ns()))
+    elif command == "step an hour ago":
+        writer.put(step(index, time_ns=time.time_ns() - 3600 * 10**9))
     else:
         writer.close(end(time_ns=time.time_ns()), keep=command == "finish and keep")
     print("done", flush=True)
@@ -131,10 +134,10 @@ class Place:
         )
 
     @contextmanager
-    def writer(self, run: str) -> Iterator[Writer]:
+    def writer(self, run: str, rank: int = 0, world_size: int = 1) -> Iterator[Writer]:
         """A training process with a ring."""
         with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(self.rings), run],
+            [sys.executable, "-c", WRITER, str(self.rings), run, str(rank), str(world_size)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

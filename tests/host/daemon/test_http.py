@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch import __version__
+from ampwatch import __version__, shipped
 from ampwatch.host.daemon import server as server_module
 from ampwatch.host.daemon import site as site_module
 from ampwatch.host.daemon.server import Server
@@ -29,6 +29,7 @@ from tests.workshop.records import step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from ampwatch.host.fleet import Fleet
 
@@ -185,6 +186,53 @@ def test_gzip_that_is_refused_is_not_sent(served: Served) -> None:
     for refusing in ("gzip;q=0", "gzip; q=0.0", "identity", ""):
         answer = served.ask("/metrics", Accept_Encoding=refusing)
         assert "Content-Encoding" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/explain/forward_overflow", "an op turns finite numbers into infinity"),
+        ("/explain/", "Kinds of findings"),
+        ("/runbooks/AmpwatchLossScaleCollapsed", "Keep the newest checkpoint"),
+        ("/runbooks/AmpwatchLossScaleCollapsed.md", "Keep the newest checkpoint"),
+        ("/runbooks/", "AmpwatchSkipStorm"),
+        ("/docs/settings", "AMPWATCH_PORT"),
+        ("/docs/", "Watching without an edit"),
+    ],
+)
+def test_pages_to_read_are_served(served: Served, path: str, words: str) -> None:
+    """By the daemon that shows the finding: nobody is sent to a file of a checkout."""
+    page = served.ask(path)
+    again = served.ask(path, If_None_Match=page.headers["ETag"])
+
+    assert page.status == HTTPStatus.OK
+    assert page.headers["Content-Type"].startswith("text/html")
+    assert page.headers["Content-Security-Policy"].startswith("default-src 'self';")
+    assert words in page.text
+    assert (again.status, again.body) == (HTTPStatus.NOT_MODIFIED, b"")
+
+
+def test_a_daemon_without_pages_to_read_shows_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An image may have the code alone. It is said once, in the log."""
+    monkeypatch.setattr(shipped, "_PACKAGE", tmp_path / "ampwatch")
+
+    with serving() as served:
+        assert served.ask("/").status == HTTPStatus.OK
+        assert served.ask("/explain/forward_overflow").status == HTTPStatus.NOT_FOUND
+
+    assert caplog.text.count("no pages about kinds of findings and alerts are served") == 1
+
+
+def test_a_path_that_is_nearly_right_is_put_right(served: Served) -> None:
+    """Without a list of a hundred pages, and without a word of what was asked for."""
+    answer = served.ask("/explain/forward_overflows")
+
+    assert answer.status == HTTPStatus.NOT_FOUND
+    assert "There is nothing here; did you mean '/explain/forward_overflow'? The" in answer.text
+    assert "divergence" not in answer.text
+    assert "overflows" not in answer.text
 
 
 def test_state_is_strict_json(served: Served) -> None:

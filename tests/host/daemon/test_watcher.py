@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import time
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from ampwatch.settings import Settings
 from ampwatch.wire.records import RunState
 from ampwatch.wire.ring import RingReader, RingWriter
 from tests.workshop.clocks import SECOND, START, Clock
-from tests.workshop.records import end, identity, step
+from tests.workshop.records import end, finding, identity, step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +46,12 @@ class Setting:
         return RingWatcher(
             self.fleet, lambda: [self.directory], grace_seconds=GRACE, clock=self.clock
         )
+
+    def restart(self) -> None:
+        """End the daemon, and start another one that knows nothing."""
+        self.watcher.close()
+        self.fleet = Fleet(Settings(grace_seconds=GRACE), self.clock)
+        self.watcher = self.new_watcher()
 
     def write(self, run: str = "gpt", **who: Any) -> RingWriter:
         return RingWriter.create([self.directory], identity(run=run, **who), slots=64)
@@ -109,23 +117,122 @@ def test_the_records_of_an_ended_run_are_read_once(setting: Setting, moved: str)
 
 
 def test_a_finished_run_is_kept_for_the_grace_time_and_then_gone(setting: Setting) -> None:
-    """The file is removed at once: what it said is in memory."""
+    """Its file as well: a daemon that is started again has nothing else to show it from."""
     writer = setting.write()
     writer.put(step(5))
     setting.watcher.poll()
     writer.close(end(), keep=True)
     setting.watcher.poll()
-    assert not writer.path.exists()
     assert setting.watcher.num_followed == 0
 
     setting.clock.now += GRACE - 1
     setting.watcher.poll()
     assert setting.states() == {"gpt": RunState.FINISHED}
+    assert writer.path.exists()
 
     setting.clock.now += 2
     setting.watcher.poll()
     assert setting.states() == {}
     assert setting.fleet.expired() == []
+    assert not writer.path.exists()
+
+
+def shown(fleet: Fleet) -> list[tuple[object, ...]]:
+    """What a fleet shows: the verdict on each run, and of each rank how it goes, step and findings."""
+    found: list[tuple[object, ...]] = []
+    for run, (ranks, verdict) in fleet.judge().items():
+        found.append((run, verdict.level, verdict.sentence, verdict.root, verdict.cause))
+        # As text: NaN, the duration of a first step, equals nothing.
+        found += [
+            (r.identity.rank, r.state, r.end_reason, repr(r.newest), r.findings) for r in ranks
+        ]
+    return found
+
+
+def test_a_daemon_that_is_started_again_shows_what_the_one_before_it_showed(
+    setting: Setting, place: Place
+) -> None:
+    """Eight ranks of a dead job: one raised, four lost their connection, three hung until killed."""
+    setting = Setting(place.rings)
+    setting.clock.now = time.time()  # dates of files are the system's
+    who = {"run": "gpt", "world_size": 8, "started_ns": int(setting.clock.now) * SECOND}
+    ended = [setting.write(rank=rank, **who) for rank in range(5)]
+    hour_ago = int(setting.clock.now - 3600) * SECOND
+    for writer in ended:
+        writer.put(step(5, time_ns=hour_ago))
+        writer.put(finding())
+    with ExitStack() as stack:
+        hung = [stack.enter_context(place.writer("gpt", n, 8)) for n in range(5, 8)]
+        for writer in hung:
+            writer.do("step an hour ago")
+        setting.watcher.poll()
+        reasons = ["ValueError: no", *["DistBackendError: lost"] * 4]
+        for writer, reason in zip(ended, reasons, strict=True):
+            writer.close(end(RunState.FAILED, reason, hour_ago), keep=True)
+        for writer in hung:
+            # Silent for an hour: its records are older than the grace time, and so is its file.
+            writer.kill()
+            os.utime(writer.path, ns=(hour_ago, hour_ago))
+        setting.watcher.poll()
+    before = shown(setting.fleet)
+    assert len(before) == 1 + 8
+
+    setting.restart()
+    setting.clock.now += GRACE - 60
+    setting.watcher.poll()
+    assert shown(setting.fleet) == before
+
+    setting.clock.now += 120
+    setting.watcher.poll()
+    assert shown(setting.fleet) == []
+    assert [writer.path.exists() for writer in ended] == [False] * 5
+    assert [writer.path.exists() for writer in hung] == [True] * 3, "flight recorders"
+
+
+def test_a_run_that_ended_long_before_the_daemon_came_is_tidied_away(setting: Setting) -> None:
+    """Not shown, and its file is in nobody's way."""
+    writer = setting.write()
+    writer.put(step(5))
+    writer.close(end(), keep=True)
+    os.utime(writer.path, (START, START))
+    setting.clock.now = START + GRACE + 100
+
+    setting.watcher.poll()
+
+    assert setting.states() == {}
+    assert not writer.path.exists()
+
+
+def test_the_file_of_a_run_that_ended_makes_way_for_its_successor(setting: Setting) -> None:
+    """A job that raises again and again leaves one file for each rank."""
+    first = setting.write(started_ns=START * SECOND)
+    first.close(end(RunState.FAILED, "ValueError: no"), keep=True)
+    os.utime(first.path, (START + 1, START + 1))
+    setting.watcher.poll()
+    assert first.path.exists()
+
+    second = setting.write(started_ns=(START + 10) * SECOND)
+    setting.watcher.poll()
+
+    assert not first.path.exists()
+    second.close(end(), keep=False)
+
+
+def test_runs_that_ended_leave_room_to_flight_recorders(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in a report on disk goes first, even if it is newer."""
+    died = setting.crash("died", at=START)
+    ended = [setting.write(f"ended{n}", started_ns=(START + n) * SECOND) for n in (1, 2)]
+    for n, writer in enumerate(ended):
+        writer.close(end(time_ns=(START + n) * SECOND), keep=True)
+        os.utime(writer.path, (START + n, START + n))
+    size = died.stat().st_size
+
+    monkeypatch.setattr(settled_module, "MAX_LEFT_BYTES", 2 * size)
+    setting.watcher.poll()
+
+    assert [died.exists(), *(writer.path.exists() for writer in ended)] == [True, False, True]
 
 
 def test_the_end_is_read_even_if_the_writer_has_removed_the_file(setting: Setting) -> None:
@@ -229,11 +336,11 @@ def test_flight_recorders_take_so_much_room_and_no_more(
     paths = [setting.crash(f"run{n}", at=START + n) for n in range(4)]
     size = paths[0].stat().st_size
 
-    monkeypatch.setattr(settled_module, "FLIGHT_RECORDER_BYTES", 2 * size)
+    monkeypatch.setattr(settled_module, "MAX_LEFT_BYTES", 2 * size)
     setting.watcher.poll()
     assert [path.exists() for path in paths] == [False, False, True, True]
 
-    monkeypatch.setattr(settled_module, "FLIGHT_RECORDER_BYTES", size - 1)
+    monkeypatch.setattr(settled_module, "MAX_LEFT_BYTES", size - 1)
     setting.watcher.poll()
     assert [path.exists() for path in paths] == [False, False, False, True]
 

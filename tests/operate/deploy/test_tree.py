@@ -6,17 +6,20 @@ import re
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
 import ampwatch
+from ampwatch import shipped
 from ampwatch.errors import AmpwatchError, DeployError
-from ampwatch.operate import shipped
 from ampwatch.operate.deploy import options as checks
 from ampwatch.operate.deploy.options import DeployOptions
 from ampwatch.operate.deploy.tree import RUNBOOKS, STAMP, TARGETS, rules_of, tree
+from ampwatch.report.pages import GUIDES
 from tests.deploy.parts import ROOT, kustomized, loaded
+from tests.report.links import dead_links
 from tests.services import require
 
 if TYPE_CHECKING:
@@ -64,6 +67,43 @@ def test_everything_is_there_that_is_started_or_read(plain: dict[str, str]) -> N
     assert shipped_here <= plain.keys()
     assert {"ampwatch/cli/deploy.py", "ampwatch/host/page/static/index.html"} <= plain.keys()
     assert not [path for path in plain if "/source/" in path or "_shipped" in path]
+
+
+def test_no_page_leads_to_a_file_that_is_not_there(plain: dict[str, str]) -> None:
+    """Runbooks lead to the pages about kinds, these to guides; the web has what is not written."""
+    pages = [path for path in plain if path.endswith(".md")]
+
+    assert {"docs/diagnoses/forward_overflow.md", "docs/diagnosis.md"} <= set(pages)
+    assert len(pages) > 100
+    assert list(dead_links(plain)) == []
+
+
+def test_a_port_is_the_same_everywhere() -> None:
+    """Where the daemon listens, where it is looked for, and in every sentence about it."""
+    asked = DeployOptions(port=12345, targets=(checks.checked_target("node-a", 12345),))
+    files = tree(asked)
+
+    named = {path for path, text in files.items() if re.search(r"\b12345\b", text)}
+    assert {path for path, text in tree(DeployOptions()).items() if "10917" in text} - named == {
+        path for path in files if path.endswith(".test.yml") and "10917" in files[path]
+    } | {"ampwatch/settings.py", "ampwatch/cli/deploy.py", "docs/settings.md"}
+    assert TARGETS in named
+    for name in ("prometheus/prometheus.yml", "prometheus/agent.yml", "compose/prometheus.yml"):
+        (job, *_) = yaml.safe_load(files[f"deploy/{name}"])["scrape_configs"]
+        assert urlsplit(job["http_sd_configs"][0]["url"]).port == 12345
+    daemon = yaml.safe_load(files["deploy/compose/compose.yaml"])["services"]["daemon"]
+    assert daemon["ports"] == ["127.0.0.1:12345:12345"]
+    assert re.search(
+        r"^ENV AMPWATCH_PORT=12345 ", files["deploy/container/Dockerfile"], re.MULTILINE
+    )
+    assert "\nEnvironment=AMPWATCH_PORT=12345\n" in files["deploy/systemd/ampwatch.service"]
+    for name in ("daemonset/daemonset.yaml", "training/job.yaml"):
+        spec = yaml.safe_load(files[f"deploy/kubernetes/{name}"])["spec"]["template"]["spec"]
+        for container in [*spec.get("initContainers", []), *spec["containers"]]:
+            assert {"name": "AMPWATCH_PORT", "value": "12345"} in container["env"]
+            assert {port["containerPort"] for port in container.get("ports", [])} <= {12345}
+    service = yaml.safe_load(files["deploy/kubernetes/daemonset/service.yaml"])
+    assert service["spec"]["ports"][0]["port"] == 12345
 
 
 def test_targets_go_where_prometheus_looks(asked: Path) -> None:
@@ -168,6 +208,13 @@ def test_a_target_has_the_port_of_the_daemon_unless_given_one(text: str, checked
     assert checks.checked_target(text) == checked
 
 
+@pytest.mark.parametrize("text", ["0", "65536", "-1", "http", "1.5", " 1"])
+def test_what_is_no_port_is_refused(text: str) -> None:
+    """0 is one for a daemon, which takes any, and none for whoever looks for it."""
+    with pytest.raises(DeployError, match=r"`--port`: expected 1 to 65535"):
+        checks.checked_port(text)
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "http://node-a:1", "node-a:0", "node-a:65536", "a b", "node-a:1/metrics", "::1", "-a"],
@@ -230,6 +277,11 @@ def test_an_incomplete_installation_is_reported(
 
     for name in ("dashboards/alerts", "deploy/alertmanager", "docs/runbooks"):
         (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(AmpwatchError, match=r"expected to read .*acting.md"):
+        tree(DeployOptions())
+
+    for name in GUIDES:
+        (tmp_path / f"docs/{name}.md").write_text("# x\n")
     with pytest.raises(DeployError, match=r"expected rules .* install ampwatch again"):
         tree(DeployOptions())
 
@@ -238,6 +290,9 @@ def test_an_incomplete_installation_is_reported(
     (tmp_path / "deploy/alertmanager/alertmanager.yml").write_text("receivers: []\n")
     with pytest.raises(DeployError, match=r"once in the deploy/alertmanager/alertmanager.yml"):
         tree(ASKED)
+    deploy = "expected port 10917 in the deploy/compose/compose.yaml"
+    with pytest.raises(DeployError, match=deploy):
+        tree(DeployOptions(port=1))
     rules.write_bytes(b"\xff\xfe")
     with pytest.raises(DeployError, match=r"expected to read .* install ampwatch again"):
         tree(DeployOptions())
@@ -248,7 +303,7 @@ def test_what_a_prometheus_was_given_and_has_stored_in_a_checkout_is_not_handed_
 ) -> None:
     """Targets are somebody's hosts, and the database is no text."""
     place = tmp_path / "_shipped"
-    for name in ("dashboards", "deploy", "runbooks"):
+    for name in ("dashboards", "deploy", "docs"):
         shutil.copytree(shipped.shipped(name), place / name)
     for left in ("deploy/prometheus/targets/ampwatch.yml", "deploy/prometheus/data/wal/00000000"):
         (place / left).parent.mkdir(parents=True)

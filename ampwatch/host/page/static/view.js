@@ -129,7 +129,7 @@ function findingRow(f, depth, findings) {
     make("td", { class: "count", "data-title": "Last seen" }, number(f.last_step)),
     make("td", { class: "count", "data-title": "Steps" }, number(f.count)),
     make("td", { class: "advice", "data-title": "What to change" }, f.advice,
-      make("p", { class: "place" }, "More: ", make("code", {}, f.page), ", in ampwatch's source repository")));
+      f.page && make("p", { class: "place" }, make("a", { href: f.page }, `More about ${f.kind}`))));
 }
 
 /** Show what does not change about a rank. */

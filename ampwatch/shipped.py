@@ -1,4 +1,4 @@
-"""Places of the dashboards, the alert rules, the deployment files and the runbooks."""
+"""Places of what is shipped beside the code: pages, dashboards, alert rules, deployment files."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ from pathlib import Path
 
 from ampwatch.errors import AmpwatchError
 
-_PACKAGE = Path(__file__).parents[1]
-
-_IN_A_CHECKOUT = {"dashboards": "dashboards", "deploy": "deploy", "runbooks": "docs/runbooks"}
+_PACKAGE = Path(__file__).parent
 
 
 def shipped(name: str) -> Path:
-    """Return the directory of what is shipped beside the code.
+    """Return a directory of what is shipped beside the code.
 
-    In a wheel it lies in the package, in a checkout at its place in the repository.
+    In a wheel it lies in the package, in a checkout at its place in the repository. Both have one
+    layout, so that a relative path from one file to another holds in both.
 
     Args:
-        name: ``dashboards``, ``deploy`` or ``runbooks``.
+        name: ``dashboards``, ``deploy`` or ``docs``.
 
     Raises:
         AmpwatchError: If the installation is incomplete.
     """
-    places = (_PACKAGE / "_shipped" / name, _PACKAGE.parent / _IN_A_CHECKOUT[name])
+    places = (_PACKAGE / "_shipped" / name, _PACKAGE.parent / name)
     for place in places:
         if place.is_dir():
             return place

@@ -1,0 +1,144 @@
+"""``ampwatch explain``: the page about a kind of finding, about an alert, or a guide."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from ampwatch.report.pages import Page
+
+DESCRIPTION = """\
+Say what a kind of finding means and what to change, with a program that shows it and the
+remedy; what to do about an alert; or print a guide.
+
+The pages come with ampwatch: no network is needed. A daemon serves them as well, under
+/explain/, /runbooks/ and /docs/.
+"""
+
+EPILOG = """\
+examples:
+  ampwatch explain
+      a line for each kind, each alert and each guide
+  ampwatch explain forward_overflow
+      the page about findings of that kind
+  ampwatch explain AmpwatchLossScaleCollapsed
+      the runbook of that alert
+  ampwatch explain settings
+      all settings
+
+The exit status is 2 if there is no page of a name.
+"""
+
+MAX_WIDTH = 100
+NO_PAGE = 2
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "explain",
+        help="say what a kind of finding or an alert means, and what to do",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="a kind of finding, an alert or a guide; a list of all of them if not given",
+    )
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the pages.
+
+    Raises:
+        AmpwatchError: If the installation is incomplete.
+    """
+    from ampwatch.report.pages import pages  # noqa: PLC0415 - --help must be quick
+
+    known = pages()
+    if unknown := [name for name in args.names if name not in known]:
+        print("\n".join(_no_page(name, known) for name in unknown), file=sys.stderr)
+        return NO_PAGE
+    try:
+        if args.names:
+            _print_pages([known[name] for name in args.names])
+        else:
+            _say("\n".join(_listed(known)))
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has read enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _no_page(name: str, known: Iterable[str]) -> str:
+    from ampwatch.errors import did_you_mean  # noqa: PLC0415 - as above
+
+    near = did_you_mean(name, known) or "; `ampwatch explain` lists them"
+    return f"ampwatch: expected a kind of finding, an alert or a guide, got {name!r}{near}"
+
+
+def _print_pages(chosen: Iterable[Page]) -> None:
+    from ampwatch.report.pages import for_terminal  # noqa: PLC0415 - as above
+
+    in_colours = sys.stdout.isatty() and importlib.util.find_spec("rich") is not None
+    for place, page in enumerate(chosen):
+        if place:
+            print()
+        if in_colours:
+            _print_with_rich(for_terminal(page))
+        else:
+            _say(for_terminal(page).rstrip())
+
+
+def _print_with_rich(text: str) -> None:
+    from rich.console import Console  # noqa: PLC0415 - an extra
+    from rich.markdown import Markdown  # noqa: PLC0415
+
+    console = Console()
+    console.print(Markdown(text, hyperlinks=False), width=min(console.width, MAX_WIDTH))
+
+
+def _listed(known: Mapping[str, Page]) -> Iterator[str]:
+    """Yield a line for each page, under the headings of its shelf and of its family."""
+    from ampwatch.diagnosis.kinds.tables import by_family  # noqa: PLC0415 - as above
+    from ampwatch.report.pages import Shelf  # noqa: PLC0415
+
+    for family, kinds in by_family():
+        yield from _section(family.title, [known[row.slug] for row in kinds if row.slug in known])
+    for shelf in (Shelf.RUNBOOKS, Shelf.GUIDES):
+        yield from _section(shelf.title, [page for page in known.values() if page.shelf is shelf])
+    yield "ampwatch explain NAME prints the page."
+
+
+def _section(title: str, listed: list[Page]) -> Iterator[str]:
+    yield title
+    columns = min(shutil.get_terminal_size((MAX_WIDTH, 40)).columns, MAX_WIDTH)
+    names = max((len(page.name) for page in listed), default=0)
+    indent = " " * (names + 4)
+    for page in listed:
+        yield from textwrap.wrap(
+            f"  {page.name:<{names}}  {page.gist}",
+            max(columns, 2 * len(indent)),
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    yield ""
+
+
+def _say(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, errors="replace").decode(encoding))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from tests.states.rules import Alert
     from tests.states.score import Seen
+    from tests.states.series import Scraped
     from tests.states.table import Root, Row
 
 _shipped = cache(alerts)
@@ -262,7 +263,7 @@ def _root_info(row: Row, roots: list[dict[str, str]]) -> Iterator[str]:
         yield _wrong("severity of ampwatch_root_info", root.severity, got["severity"])
 
 
-def _lost_lately(scraped: Any, of: dict[str, str]) -> float | None:
+def _lost_lately(scraped: Scraped, of: dict[str, str]) -> float | None:
     """Return the share that the counters say was lost in the last two minutes."""
 
     def risen(name: str) -> float:

@@ -46,5 +46,5 @@ class ScriptedClock:
         Timeouts of locks and queues stay real: the standard library took its clock when it was
         imported.
         """
-        time.time = time.monotonic = time.perf_counter = self.now  # type: ignore[assignment]
-        time.time_ns = time.monotonic_ns = time.perf_counter_ns = self.now_ns  # type: ignore[assignment]
+        time.time = time.monotonic = time.perf_counter = self.now
+        time.time_ns = time.monotonic_ns = time.perf_counter_ns = self.now_ns

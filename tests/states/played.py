@@ -71,7 +71,7 @@ class Daemon:
     def __init__(self, rings: list[Ring], now: float) -> None:
         self.clock = Clock(now)
         self.fleet = Fleet(Settings(), self.clock)
-        passes = {"rings": CollectorPass(success=True, seconds=0.001)}
+        passes = {"rings": CollectorPass(success=True, duration_seconds=0.001)}
         self.exporter = PrometheusExporter(self.fleet, passes)
         self._feed = Feed(self.fleet, self.clock)
         self._rings = rings
@@ -156,7 +156,8 @@ class Played:
     def daemon(self) -> Daemon:
         """The daemon as it is when somebody looks."""
         assert self.scrapes
-        return self.__dict__["daemon"]  # put there by the last scrape
+        daemon: Daemon = self.__dict__["daemon"]  # put there by the last scrape
+        return daemon
 
     @cached_property
     def page(self) -> dict[str, Any]:

@@ -43,8 +43,8 @@ def main(directory: Path, hook: str, names: list[str]) -> None:
     torch.set_num_threads(1)
     # A daemon that is there and reads, but takes no file away: the test is that daemon.
     status = launcher.DaemonStatus("http://127.0.0.1:10917/", "running")
-    outlet.ensure_daemon = lambda _settings: status  # type: ignore[assignment]
-    outlet.daemon_is_running = lambda _settings: True
+    for name, answer in (("ensure_daemon", status), ("daemon_is_running", True)):
+        setattr(outlet, name, lambda _settings, answer=answer: answer)
     for name in names:
         play(ACTS[name], directory / name, hook)
 

@@ -16,7 +16,7 @@ NEVER_TRUE = (
     r"halved 0 times",
     r"no scale would change anything",
     r"[Tt]ensor cores? idle",
-    r"\bNone\b(?! of)",
+    r"\bNone\b(?! of|:)",
     r"<nil>|<no value>|%!",
     r"\bnan\b",
     r"\b\w+@\w[\w.:]*",

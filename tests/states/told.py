@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import urllib.request
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from tests.alerts.rules import ROOT
@@ -89,7 +89,7 @@ def told(
         (state,) = {alert["generatorURL"].rpartition("/")[2] for alert in body["alerts"]}
         for alert in body["alerts"]:
             since = next(s for _, a, s in firing[state] if a.labels == alert["labels"])
-            alert["startsAt"] = datetime.fromtimestamp(since, UTC).isoformat()
+            alert["startsAt"] = datetime.fromtimestamp(since, timezone.utc).isoformat()
         labels = body["alerts"][0]["labels"]
         title, words = (_rendered(config, number, part, body) for part in ("title", "text"))
         message = Message(labels["alertname"], labels["severity"], title, words, body["alerts"])

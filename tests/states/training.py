@@ -48,7 +48,8 @@ class Net(nn.Module):
     def forward(self, x: Tensor, log_gain: Tensor) -> Tensor:
         x = torch.tanh(self.embed(x))
         x = self.encoder["gate"](torch.tanh(self.encoder["mix"](x)), log_gain)
-        return self.head(x)
+        said: Tensor = self.head(x)
+        return said
 
 
 class Notes(logging.Handler):
@@ -101,7 +102,9 @@ def train(
     torch.manual_seed(0)
     net: nn.Module = Net()
     if act.world_size > 1:
-        store = dist.FileStore(str(own.parent / "store"), act.world_size)
+        store = dist.FileStore(  # type: ignore[attr-defined]
+            str(own.parent / "store"), act.world_size
+        )
         dist.init_process_group("gloo", store=store, rank=rank, world_size=act.world_size)
         net = nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=act.lr, momentum=0.9)
@@ -156,10 +159,10 @@ def _one_step(
         loss = loss * weight if step >= since else loss
     before = [p.detach().clone() for p in net.parameters()]
     if scaler is None:
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     else:
-        scaler.scale(loss).backward()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         scaler.step(optimizer)
         scaler.update()
     gradients = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])

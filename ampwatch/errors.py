@@ -28,16 +28,22 @@ if typing.TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return the end of a message about a name that is not known: ``; did you mean 'x'?``, or nothing.
+def did_you_mean(
+    given: object, known: Iterable[str], otherwise: str = "", *, prefix: str = ""
+) -> str:
+    """Return the end of a message about a name that is not known: ``; did you mean 'x'?``.
 
     Args:
         given: The name, in whatever case.
         known: Names there are.
+        otherwise: What the message ends with where none is near, without a semicolon.
+        prefix: Begins each of the names, and makes none of them more alike.
     """
-    by_lower = {name.lower(): name for name in known}
-    near = get_close_matches(given.lower(), by_lower, n=1)
-    return f"; did you mean {by_lower[near[0]]!r}?" if near else ""
+    by_lower = {name.removeprefix(prefix).lower(): name for name in known}
+    near = get_close_matches(str(given).removeprefix(prefix).lower(), by_lower, n=1)
+    if near:
+        return f"; did you mean {by_lower[near[0]]!r}?"
+    return f"; {otherwise}" if otherwise else ""
 
 
 class AmpwatchError(Exception):

@@ -13,11 +13,10 @@ import os
 import re
 import sys
 from dataclasses import Field, dataclass, field, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.errors import SettingsError
+from ampwatch.errors import SettingsError, did_you_mean
 from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
 from ampwatch.numerics.units.peaks import parse_override
 
@@ -267,13 +266,18 @@ class Settings:
 
     @classmethod
     def resolve(
-        cls, given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+        cls,
+        given: Mapping[str, Any] | None = None,
+        environ: Mapping[str, str] | None = None,
+        *,
+        beside: Iterable[str] = (),
     ) -> Settings:
         """Return the settings of this process: ``given`` over the environment over the defaults.
 
         Args:
             given: Settings by name; ``None`` values count as not given.
             environ: Environment to read; the process's own if ``None``.
+            beside: Names that the caller takes besides settings, and that may have been meant.
 
         A variable ``AMPWATCH_*`` that is no setting has no effect, and is warned about.
 
@@ -284,7 +288,12 @@ class Settings:
         environ = os.environ if environ is None else environ
         known = {f.name: f for f in fields(cls)}
         if unknown := sorted(set(given) - set(known)):
-            msg = f"expected settings among {', '.join(known)}, got {', '.join(map(repr, unknown))}; see docs/settings.md"
+            there = [*known, *beside]
+            hints = [did_you_mean(name, there) for name in unknown]
+            got = ", ".join(f"{name!r}{hint}" for name, hint in zip(unknown, hints, strict=True))
+            # Where each is only misspelt, a list of all would bury what was meant.
+            those = "" if all(hints) else f" among {', '.join(known)}"
+            msg = f"expected settings{those}, got {got}; see docs/settings.md"
             raise SettingsError(msg)
         values = {}
         for name, spec in known.items():
@@ -338,9 +347,9 @@ def _warn_of_unknown(environ: Mapping[str, str], known: Iterable[str]) -> None:
             REQUIRE_SERVICES,
             ATTACH,
         ):
-            near = get_close_matches(name, variables, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see docs/settings.md"
-            logger.warning("expected settings in AMPWATCH_* variables, got %s; %s", name, hint)
+            prefix = ENVIRONMENT_PREFIX
+            hint = did_you_mean(name, variables, "see docs/settings.md", prefix=prefix)
+            logger.warning("expected settings in AMPWATCH_* variables, got %s%s", name, hint)
 
 
 def _check_words(settings: Settings) -> None:

@@ -11,6 +11,7 @@ from ampwatch.training.ops.events import OP_EVENTS
 from ampwatch.training.outlet import Outlet
 from ampwatch.training.session import Session
 from ampwatch.training.targets import check_targets
+from tests.workshop.records import identity
 
 if TYPE_CHECKING:
     from workloads import Training
@@ -27,6 +28,6 @@ def context_of(training: Training, **settings: Any) -> Context:
     """
     chosen = Settings(**settings)
     targets = check_targets(training.model, training.scaler, None)
-    context = Session(targets, chosen, Outlet(chosen))._context
+    context = Session(targets, chosen, Outlet(chosen, identity()))._context
     bus = Bus(context.bus.account, targets.scaler, context.iteration, OP_EVENTS)
     return replace(context, bus=bus)

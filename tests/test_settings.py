@@ -86,11 +86,25 @@ def test_other_variables_are_left_alone() -> None:
 
 
 def test_an_unknown_keyword_is_refused_with_the_list_of_known_ones() -> None:
-    """A misspelt setting never goes unnoticed."""
-    message = refusal(ring_slot=100, levl="light")
+    """A setting that does not exist never goes unnoticed."""
+    message = refusal(colour="red")
 
     assert message.startswith("expected settings among level, run, ")
-    assert "got 'levl', 'ring_slot'; see docs/settings.md" in message
+    assert message.endswith(", got 'colour'; see docs/settings.md")
+
+
+def test_a_misspelt_keyword_is_refused_with_what_was_meant() -> None:
+    """Each of them; and nothing else, for a list of all would bury it."""
+    assert refusal(ring_slot=100, levl="light") == (
+        "expected settings, got 'levl'; did you mean 'level'?,"
+        " 'ring_slot'; did you mean 'ring_slots'?; see docs/settings.md"
+    )
+
+
+def test_a_misspelt_argument_of_the_caller_may_have_been_meant_as_well() -> None:
+    """An argument of monitor() is no setting, and is misspelt as easily."""
+    with pytest.raises(SettingsError, match="got 'optimisers'; did you mean 'optimizer'"):
+        Settings.resolve({"optimisers": 1}, {}, beside=("optimizer", "serve"))
 
 
 @pytest.mark.parametrize(
@@ -259,8 +273,14 @@ def test_running_the_module_prints_the_page() -> None:
 def test_a_variable_that_is_no_setting_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     """A slip of the pen in an environment variable would otherwise go unnoticed."""
     with caplog.at_level("WARNING"):
-        Settings.resolve({}, {"AMPWATCH_LEVLE": "off", "AMPWATCH_REQUIRE_SERVICES": "1"})
+        Settings.resolve(
+            {},
+            {"AMPWATCH_LEVLE": "off", "AMPWATCH_REQUIRE_SERVICES": "1", "AMPWATCH_Q": "no prefix"},
+        )
 
-    assert [r.getMessage() for r in caplog.records] == [
-        "expected settings in AMPWATCH_* variables, got AMPWATCH_LEVLE; did you mean AMPWATCH_LEVEL?"
+    assert [
+        r.getMessage().removeprefix("expected settings in AMPWATCH_* ") for r in caplog.records
+    ] == [
+        "variables, got AMPWATCH_LEVLE; did you mean 'AMPWATCH_LEVEL'?",
+        "variables, got AMPWATCH_Q; see docs/settings.md",
     ]

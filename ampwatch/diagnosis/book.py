@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Protocol
 
 from ampwatch.diagnosis.causes import (
@@ -16,6 +17,8 @@ from ampwatch.diagnosis.causes import (
     outranks,
 )
 from ampwatch.diagnosis.kinds.kind import When
+from ampwatch.diagnosis.news import News, Reason, is_worse
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,17 +38,63 @@ REPORTED_AGAIN_NS = 60 * 10**9
 
 
 class Notify(Protocol):
-    """Takes the findings of a run, one call each time."""
+    """Takes the news of a run, one call each time."""
 
-    def __call__(self, finding: Finding, *, new: bool) -> None:
-        """Take a finding that was made, or (``new=False``) has changed."""
+    def __call__(self, news: News, /) -> None:
+        """Take news of a finding that was made, or has changed."""
+
+
+class _Reported:
+    """A severity as it was reported last.
+
+    One that goes up and down about a limit is reported when it first goes up, and not again
+    until it has been down for ``REPORTED_AGAIN_NS``.
+    """
+
+    __slots__ = ("_fell_from", "_fell_ns", "severity")
+
+    def __init__(self, severity: Severity) -> None:
+        self.severity = severity
+        self._fell_from = Severity.INFO
+        self._fell_ns = 0
+
+    def move(self, severity: Severity, now_ns: int) -> Severity | None:
+        """Return the severity from which it has risen; ``None`` if it has not, or not for long."""
+        before, self.severity = self.severity, severity
+        if is_worse(before, severity):
+            self._fell_from, self._fell_ns = before, now_ns
+        if not is_worse(severity, before):
+            return None
+        is_back = not is_worse(severity, self._fell_from)
+        return None if is_back and now_ns - self._fell_ns < REPORTED_AGAIN_NS else before
+
+
+class _Entry:
+    """A finding and what was reported of it: its severity, that of its story, whether it is a root."""
+
+    __slots__ = ("cause", "finding", "is_root", "own", "severity", "story")
+
+    def __init__(self, finding: Finding) -> None:
+        self.finding = finding
+        self.own = _Reported(finding.severity)
+        self.story = _Reported(finding.severity)
+        self.is_root = finding.root
+        # As they were when stories were last gone through.
+        self.severity: Severity | None = None
+        self.cause = ""
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether its severity or its cause is another one since stories were last gone through."""
+        return self.finding.severity is not self.severity or self.finding.caused_by != self.cause
 
 
 class FindingBook:
     """Keeps the findings of one run.
 
     Args:
-        notify: Called with a finding when it is made, and again when it has changed enough.
+        notify: Called with news of a finding when it is made, when its severity or that of its
+            story rises, and again when it has changed enough.
 
     Attributes:
         findings: In the order in which they were made; the objects are updated in place.
@@ -56,6 +105,7 @@ class FindingBook:
         self.findings: list[Finding] = []
         self._notify = notify
         self._by_key: dict[str, Finding] = {}
+        self._entries: dict[str, _Entry] = {}
         self._unreported: dict[str, Finding] = {}
         self._reported_ns: dict[str, int] = {}
         self.now_ns = 0
@@ -83,7 +133,8 @@ class FindingBook:
         takes_over = self._explain_before(finding)
         self.findings.append(finding)
         self._by_key[finding.key] = finding
-        self._notify(finding, new=True)
+        self._entries[finding.key] = _Entry(finding)
+        self._pass_on(finding, Reason.MADE)
         if self._culprit is not None and takes_over:
             self.explain(self.root_of(self._culprit), finding)
         for symptom in self.findings:
@@ -130,10 +181,6 @@ class FindingBook:
             # All of them: the first one may be a symptom of this very finding.
             for cause in causes_of(symptom, firsts, When.DURING):
                 self.explain(symptom, self.root_of(cause))
-
-    def report_anew(self, finding: Finding) -> None:
-        """Report a finding that has become worse as if it were new."""
-        self._notify(finding, new=True)
 
     def count(self, finding: Finding, step: int) -> bool:
         """Count one more iteration; return whether it is time to report it again.
@@ -187,15 +234,68 @@ class FindingBook:
             self.make(finding)
 
     def report_change(self, finding: Finding) -> None:
-        """Pass on a finding that has changed."""
+        """Pass on a finding that has changed, as an escalation if its severity has risen."""
         self._unreported.pop(finding.key, None)
         self._reported_ns[finding.key] = self.now_ns
-        self._notify(finding, new=False)
+        entry = self._entries.get(finding.key)
+        risen_from = None if entry is None else entry.own.move(finding.severity, self.now_ns)
+        if entry is not None and risen_from is not None:
+            entry.story.move(self._severity_of_story(finding), self.now_ns)
+        reason = Reason.CHANGED if risen_from is None else Reason.WORSE
+        self._pass_on(finding, reason, risen_from)
 
     def report_changes(self) -> None:
         """Pass on every finding that has changed since it was last reported."""
+        self.report_escalations()
         for finding in list(self._unreported.values()):
             self.report_change(finding)
+
+    def report_escalations(self) -> None:
+        """Report each finding that has become worse, or is explained by another one since.
+
+        Called at the end of an iteration, when all detectors have had their say. Severities are
+        held against those that were reported last, so no detector can forget to tell.
+
+        Cost: 0.3 us a finding, 5 us in an iteration in which one of them has moved.
+        """
+        if not any(entry.has_moved for entry in self._entries.values()):
+            return
+        worst = self._severities_of_stories()
+        for key, entry in tuple(self._entries.items()):
+            finding = entry.finding
+            entry.severity, entry.cause = finding.severity, finding.caused_by
+            before, was_root = entry.story.severity, entry.is_root
+            risen_from = entry.own.move(finding.severity, self.now_ns)
+            story_risen_from = entry.story.move(worst.get(key, finding.severity), self.now_ns)
+            entry.is_root = finding.root
+            if since := risen_from or story_risen_from:
+                self._pass_on(finding, Reason.WORSE, since)
+            elif was_root and before is Severity.CRITICAL and not finding.root:
+                self._pass_on(finding, Reason.EXPLAINED)
+            elif is_worse(before, entry.story.severity):
+                self._pass_on(finding, Reason.CHANGED)
+
+    def _severities_of_stories(self) -> dict[str, Severity]:
+        """Return the worst severity of each root and what it explains, by the root's key."""
+        worst: dict[str, Severity] = defaultdict(lambda: Severity.INFO)
+        for key, entry in self._entries.items():
+            finding = entry.finding
+            root = key if finding.root else finding.caused_by
+            if is_worse(finding.severity, worst[root]):
+                worst[root] = finding.severity
+        return worst
+
+    def _pass_on(self, finding: Finding, reason: Reason, since: Severity | None = None) -> None:
+        severity, root = self._severity_of_story(finding), self.root_of(finding)
+        self._notify(News(finding, reason, severity, root, since))
+
+    def _severity_of_story(self, finding: Finding) -> Severity:
+        entry = self._entries.get(finding.key)
+        if not finding.root or entry is None:
+            return finding.severity
+        if finding.severity is entry.severity:
+            return entry.story.severity
+        return self._severities_of_stories()[finding.key]
 
     def led_to_by(self, culprit: Finding) -> None:
         """Attach the symptoms there are, and those that come, to the op that is at fault."""

@@ -36,6 +36,7 @@ from ampwatch.diagnosis.forward.forward_range import ForwardRange
 from ampwatch.diagnosis.gradients.culprits import Culprits
 from ampwatch.diagnosis.gradients.gradient_range import GradientRange
 from ampwatch.diagnosis.gradients.loss_dtype import LossDtype
+from ampwatch.diagnosis.gradients.lost_gradients import LostGradients
 from ampwatch.diagnosis.performance.performance import Performance
 from ampwatch.diagnosis.records.op_records import OpRecorder
 from ampwatch.diagnosis.records.range_records import RangeRecorder
@@ -171,11 +172,12 @@ class Diagnosis:
         self._scale = ScaleDynamics(self.book, settings, self._skips, self._culprits)
         self._bookkeeping = StepBookkeeping(self.book, settings)
         self._loss = LossDtype(self.book)
-        self._gradients = GradientRange(self.book, self._culprits)
+        self._lost = lost = LostGradients(known.autocast_dtypes)
+        self._gradients = GradientRange(self.book, self._culprits, lost)
         self._forward = ForwardRange(self.book, settings)
         self._state = PoisonedState(self.book, known.lost_eps)
         self._updates = UpdatePrecision(self.book)
-        self._ranges = RangeRecorder(settings, put, sampling_cost, known.autocast_dtypes)
+        self._ranges = RangeRecorder(settings, put, sampling_cost)
         self.ops = OpRecorder(settings, put)
         self._settings = settings
         self.move(known.machine, known.layers)
@@ -282,11 +284,12 @@ class Diagnosis:
         self._scale.detect(iteration, verdict, self._autocast_dtypes)
         self._bookkeeping.detect(iteration, verdict)
         self._loss.detect(iteration, verdict)
-        self._gradients.detect(iteration, verdict, self._autocast_dtypes)
+        judged = self._lost.judge(iteration)
+        self._gradients.detect(iteration, verdict, judged)
         self._forward.detect(iteration)
         self._updates.detect(iteration)
         self._api.detect(iteration)
-        self._ranges.record(iteration)
+        self._ranges.record(iteration, judged)
         self._performance.detect(iteration)
         # Last: they judge by what the others have found.
         self._reset.detect(iteration, verdict)
@@ -295,6 +298,7 @@ class Diagnosis:
         self._compiled.detect(iteration, verdict)
         self._divergence.detect(iteration, verdict)
         self.book.attach_symptoms()
+        self.book.report_escalations()
         if iteration.census is not None:
             self.ops.record(iteration.census, iteration.time_ns)
         self.ops.pass_on(iteration.time_ns)

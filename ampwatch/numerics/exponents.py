@@ -26,6 +26,10 @@ beyond is counted in the bins at the ends."""
 
 NUM_BINS = MAX_EXPONENT - MIN_EXPONENT + 1
 
+PLAIN_EXPONENTS = MIN_EXPONENT - 128, MAX_EXPONENT + 149
+"""Exponents of the first and the last bin of what was measured with a loss scale, without it: the
+scale is a number of float32."""
+
 
 def times_power_of_two(value: float, exponent: int) -> float:
     """Return ``value * 2**exponent``; infinite where that is beyond float64."""
@@ -33,6 +37,11 @@ def times_power_of_two(value: float, exponent: int) -> float:
         return math.ldexp(value, exponent)
     except OverflowError:
         return math.copysign(math.inf, value)
+
+
+def nearest_exponent(scale: float) -> int:
+    """Return the exponent of the power of two that is nearest to a loss scale, by its logarithm."""
+    return round(math.log2(scale))
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from ampwatch.numerics.exponents import times_power_of_two
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class FormatFamily(Enum):
@@ -422,6 +426,25 @@ HALF = tuple(fmt.name for fmt in PLAIN if fmt.family is FormatFamily.HALF)
 
 OF_TRAINING = tuple(fmt for fmt in PLAIN if fmt.family in (FormatFamily.FLOAT32, FormatFamily.HALF))
 """The formats of every mixed-precision training."""
+
+
+def narrowest_half(names: Iterable[str]) -> FloatFormat | None:
+    """Return the format of 16 bits with the smallest range among these dtypes, if any is one."""
+    return min((FORMATS[n] for n in HALF if n in names), key=lambda fmt: fmt.max, default=None)
+
+
+def format_of_gradient(dtype: str, autocast: FloatFormat | None) -> FloatFormat | None:
+    """Return the format that decides what a gradient loses; ``None`` if it is not known.
+
+    Gradients of parameters are mostly held in float32, where nothing can be seen of what was lost
+    on the way: they are held against the format of autocast, unless their own is narrower.
+
+    Args:
+        dtype: Name of the dtype of the gradient.
+        autocast: The format of autocast; ``None`` without one.
+    """
+    formats = [fmt for fmt in (FORMATS.get(dtype), autocast) if fmt is not None]
+    return min(formats, key=lambda fmt: fmt.max, default=None)
 
 
 def kernel_label(dtype: str) -> str:

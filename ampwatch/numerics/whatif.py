@@ -135,12 +135,12 @@ def flushed_zeros(
     """
     if not histogram.nonzero:
         return histogram.zeros if 0.0 < largest_beside <= fmt.min_normal else 0
-    outcome = cast(histogram, fmt)
-    tiny = outcome.underflow + outcome.subnormal
-    if not tiny or tiny < MOSTLY_SUBNORMAL * outcome.nonzero:
+    nonzero = histogram.nonzero
+    tiny = histogram.at_most(_log2(fmt.min_normal))  # subnormal there, or about to underflow
+    if not tiny or tiny < MOSTLY_SUBNORMAL * nonzero:
         return 0
     at_the_end = histogram.at_most(_log2(NEAR_THE_END * fmt.min_subnormal))
-    mostly_at_the_end = 2 * at_the_end >= outcome.nonzero
+    mostly_at_the_end = 2 * at_the_end >= nonzero
     plausible = mostly_at_the_end or histogram.zeros <= PLAUSIBLE_TAIL * at_the_end
     return histogram.zeros if plausible else 0
 

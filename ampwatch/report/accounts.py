@@ -6,6 +6,7 @@ ASCII only: a report can be printed in any locale.
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ _PLACES = {
 }
 _MANY = 8
 
+_END_OF_SENTENCE = re.compile(r"[.!?](?=\s+[A-Z])")
+
 
 def sentence(text: str) -> str:
     """Return ``text`` with a full stop."""
@@ -36,13 +39,21 @@ def sentence(text: str) -> str:
     return text if not text or text.endswith((".", "!", "?")) else f"{text}."
 
 
-def first_sentence(text: str, max_characters: int) -> str:
-    """Return the first sentence of ``text``, cut at a word if it is longer than that."""
+def first_sentence(text: str) -> str:
+    """Return the first sentence of ``text``, in one line, with a full stop."""
+    text = " ".join(text.split())
     # A full stop within a name, as in torch.finfo, ends no sentence.
-    first = sentence(text.partition(". ")[0])
-    if len(first) <= max_characters:
-        return first
-    return f"{first[: max_characters - 3].rpartition(' ')[0]}..."
+    end = _END_OF_SENTENCE.search(text)
+    return sentence(text if end is None else text[: end.end()])
+
+
+def cut(text: str, max_characters: int) -> str:
+    """Return ``text``, or as many whole words of it as there is room for."""
+    if len(text) <= max_characters:
+        return text
+    room = max_characters - len("...")
+    words = text[:room].rpartition(" ")[0] or text[:room]
+    return f"{words.rstrip(',;: ')}..."
 
 
 def place(finding: Finding) -> str:

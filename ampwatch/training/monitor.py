@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import ampwatch
 from ampwatch.diagnosis.pipeline import LastStep
-from ampwatch.errors import StateError
+from ampwatch.errors import StateError, did_you_mean
 from ampwatch.report.html_report import render_html
+from ampwatch.report.op_lines import GROUPINGS
 from ampwatch.report.op_table import render as render_ops
 from ampwatch.report.precision_words import NO_CENSUS, report_lines
 from ampwatch.report.report import render_boxes
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 __all__ = ["LastStep", "Monitor", "monitor"]
 
 logger = logging.getLogger("ampwatch")
+
+ARGUMENTS = ("model", "scaler", "optimizer", "serve")
+"""Arguments of ``monitor`` that are no settings."""
 
 _open: list[Monitor] = []
 """The monitors that are attached; it keeps alive those that nobody else holds."""
@@ -91,9 +95,10 @@ def monitor(
         compile the CPU kernel; on a GPU some seconds, the first time on a machine, to compile
         its kernel. In training 0.1 to 0.3 ms a step on the training thread; at
         ``standard`` sampled steps cost more, within ``overhead_budget`` of the whole. No host
-        sync, no thread of its own; docs/how-it-works.md has the measurements.
+        sync, no thread of its own (but for the log, once one of several ranks has a
+        finding); docs/how-it-works.md has the measurements.
     """
-    resolved = Settings.resolve({"level": level, "run": run, **settings})
+    resolved = Settings.resolve({"level": level, "run": run, **settings}, beside=ARGUMENTS)
     targets = check_targets(model, scaler, optimizer)
     Monitor.num_asked_for += 1
     for other in tuple(_open):
@@ -154,7 +159,7 @@ class Monitor:
         self.identity = _identity(settings)
         self._models = tuple(weakref.ref(m) for m in targets.models)
         self._scaler = targets.scaler
-        self._outlet = Outlet(settings)
+        self._outlet = Outlet(settings, self.identity)
         self._session = Session(targets, settings, self._outlet, first_step=step)
         self._settles = False
         self._traceback = ""
@@ -162,11 +167,11 @@ class Monitor:
         if self._closed:
             return
         self._outlet.remember(
-            self.identity, is_durable=serve or bool(settings.report_dir), describe=self._describe
+            is_durable=serve or bool(settings.report_dir), describe=self._describe
         )
         try:
             if serve:
-                self._outlet.serve(self.identity)
+                self._outlet.serve()
             self._session.install()
         except BaseException as error:
             self._outlet.forget()
@@ -210,9 +215,9 @@ class Monitor:
         min_severity: Severity | str | None = None,
         kinds: Iterable[str] | None = None,
     ) -> None:
-        """Call ``callback(finding)`` when a finding is made: once for each.
+        """Call ``callback(finding)`` when a finding is made, and again when it has become worse.
 
-        A callback that raises is logged once and not called again. It runs where the finding is
+        It has become worse when its severity has risen, or that of what it explains. A callback that raises is logged once and not called again. It runs where the finding is
         made, as a rule on the training thread inside of ``scaler.update()``: it should be quick.
         ``ampwatch.actions`` has ready ones, also for what has to wait for the end of the step.
 
@@ -230,7 +235,7 @@ class Monitor:
         subscription = Subscription(callback, min_severity, kinds)
         if self._closed:  # at level off
             return
-        self._outlet.subscribe(subscription, self.identity)
+        self._outlet.subscribe(subscription)
         action = subscription.action
         if action is not None and action.wants_safe_point and not self._settles:
             self._settles = True
@@ -268,7 +273,14 @@ class Monitor:
 
         Args:
             by: What a line stands for: ``op``, ``module`` or ``dtype``.
+
+        Raises:
+            ValueError: If it is something else.
         """
+        if by not in GROUPINGS:
+            hint = did_you_mean(by, GROUPINGS)
+            msg = f"expected `by` to be {', '.join(GROUPINGS)}, got {by!r}{hint}"
+            raise ValueError(msg)
         self._session.catch_up()
         census = self._session.census
         return NO_CENSUS if census is None else render_ops(census, by)

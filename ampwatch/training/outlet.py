@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ampwatch.errors import RingError
 from ampwatch.guard import Guard
+from ampwatch.report.one_line import address
 from ampwatch.runtime import ring_directories
+from ampwatch.training.announcement import announce
+from ampwatch.training.finding_log import FindingLog
 from ampwatch.training.launcher import daemon_is_running, ensure_daemon
+from ampwatch.training.said import Said, path_for
 from ampwatch.wire.blackbox import Recorder
 from ampwatch.wire.blackbox.writer import BoxWriter
-from ampwatch.wire.records import EndRecord, Finding, FindingRecord, RunState, Severity
+from ampwatch.wire.records import EndRecord, FindingRecord
 from ampwatch.wire.ring import RingWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ampwatch.diagnosis.news import News
     from ampwatch.settings import Settings
     from ampwatch.training.actions.base import Action, Subscription
     from ampwatch.wire.blackbox import Box
-    from ampwatch.wire.records import Record, RunIdentity
+    from ampwatch.wire.records import Finding, Record, RunIdentity, RunState
 
 logger = logging.getLogger("ampwatch")
 
@@ -32,17 +38,19 @@ class Outlet:
 
     Args:
         settings: Where rings and daemon are.
+        identity: Who is watched.
 
     Attributes:
         url: Where the page and ``/metrics`` are; empty without a daemon.
         marks: Called with each finding before anybody else gets it; may add to it.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, identity: RunIdentity) -> None:
         self.url = ""
         self._settings = settings
+        self._identity = identity
         self._ring: RingWriter | None = None
-        self._log = Guard("log")
+        self._log = FindingLog(identity)
         self._acting = Guard("actions")
         self._subscriptions: list[Subscription] = []
         self.marks: list[Callable[[Finding], None]] = []
@@ -51,38 +59,44 @@ class Outlet:
         self._remember: Callable[[Record], None] | None = None
         self._box: BoxWriter | None = None
 
-    def serve(self, identity: RunIdentity) -> None:
+    def serve(self) -> None:
         """Make the ring and see that a daemon reads it; trouble is a warning, not an error.
+
+        What several ranks of a machine would say alike, the address first of all, one of them says.
 
         Cost: a few ms; half a second where the daemon has to be started.
         """
-        settings = self._settings
+        settings, identity = self._settings, self._identity
         try:
             directories = ring_directories(settings.ring_dir, settings.runtime_dir)
             self._ring = RingWriter.create(directories, identity, slots=settings.ring_slots)
         except RingError as error:
             logger.warning("no ring, so findings only, no page and no metrics: %s", error)
             return
-        if self._ring.fell_back:
-            logger.warning("%s", self._ring.fell_back)
+        said = None
+        # Alone, a rank has nobody to agree with; and without the file, each speaks for itself.
+        if identity.world_size > 1:
+            with suppress(OSError):
+                said = Said(path_for(self._ring.path.parent, identity), identity.rank)
         status = ensure_daemon(settings)
         self.url = status.url
-        if status.message:
-            logger.warning("%s", status.message)
-        logger.info("watching run %s: %s", identity.run, self.url)
+        self._log = FindingLog(identity, self.url, said)
+        for trouble in (self._ring.fell_back, status.message):
+            if trouble and _is_to_say(said, trouble):
+                logger.warning("%s", trouble)
+        page = address(self.url, identity.run)
+        if page and not identity.local_rank and _is_to_say(said, page):
+            announce(f"watching run {identity.run}: {page}")
 
-    def remember(
-        self, identity: RunIdentity, *, is_durable: bool, describe: Callable[[Box], None]
-    ) -> None:
+    def remember(self, *, is_durable: bool, describe: Callable[[Box], None]) -> None:
         """Keep the newest evidence, for reports; on disk as well when something goes wrong.
 
         Args:
-            identity: Who is watched.
             is_durable: Write a report into ``report_dir`` when a finding is made, and at the
                 end of a run that has findings or has failed.
             describe: Adds to a report what is not in the records.
         """
-        self._recorder = Recorder(identity, self._settings.report_steps)
+        self._recorder = Recorder(self._identity, self._settings.report_steps)
         self._remember = self._recorder.put
         if is_durable:
             self._box = BoxWriter(self._recorder, self._settings, describe)
@@ -121,26 +135,23 @@ class Outlet:
         if self._remember is not None:
             self._remembering.run(self._remember, record)
 
-    def notify(self, finding: Finding, *, new: bool) -> None:
-        """Pass on a finding; a new one also to the log, and to the callbacks that want it."""
+    def notify(self, news: News) -> None:
+        """Pass on news of a finding, also to the log and to the callbacks that want it."""
         for mark in self.marks:
-            mark(finding)
-        self.put(FindingRecord(finding))
-        if new and finding.severity is not Severity.INFO:
-            # A log handler is user code and may raise.
-            text = (finding.kind, finding.summary, finding.advice)
-            self._log.run(logger.warning, "%s: %s. %s", *text)
+            mark(news.finding)
+        self.put(FindingRecord(news.finding))
+        self._log.notify(news)
         for subscription in self._subscriptions:
-            subscription.notify(finding, new=new)
+            subscription.notify(news)
 
-    def subscribe(self, subscription: Subscription, identity: RunIdentity) -> None:
+    def subscribe(self, subscription: Subscription) -> None:
         """Notify ``subscription`` of the findings it wants, until it raises.
 
         Raises:
             StateError: If its action is another open monitor's.
         """
         if subscription.action is not None:
-            subscription.action.take(identity)
+            subscription.action.take(self._identity)
         self._subscriptions.append(subscription)
 
     def settle(self, step: int) -> None:
@@ -168,6 +179,7 @@ class Outlet:
         try:
             self._close_ring(end)
         finally:
+            self._log.close()
             for action in self._actions():
                 self._acting.run(action.close)
                 action.let_go()
@@ -179,3 +191,10 @@ class Outlet:
             # nobody would.
             keep = daemon_is_running(self._settings)
             self._ring.close(end, keep=keep)
+
+
+def _is_to_say(said: Said | None, what: str) -> bool:
+    """Return whether this rank is the one to say it."""
+    with suppress(OSError):
+        return said is None or said.says(what)
+    return True

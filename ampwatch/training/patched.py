@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from ampwatch.diagnosis.news import News
     from ampwatch.training.hooks.sensor import Sensor
-    from ampwatch.wire.records import Finding, Record
+    from ampwatch.wire.records import Record
 
 ELSEWHERE: tuple[tuple[str, str, str], ...] = (
     (
@@ -114,8 +115,8 @@ class _NoOutlet:
     def put(self, record: Record) -> None:
         """Take a record."""
 
-    def notify(self, finding: Finding, *, new: bool) -> None:
-        """Take a finding."""
+    def notify(self, news: News) -> None:
+        """Take news of a finding."""
 
 
 @cache

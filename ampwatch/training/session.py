@@ -351,6 +351,11 @@ class Session:
         """Index of the open iteration."""
         return self._iteration.step
 
+    @property
+    def is_at_start(self) -> bool:
+        """Whether no iteration has been seen to end."""
+        return self._iteration.step == self._first_step
+
     def catch_up(self) -> None:
         """Judge what has reached the host and has not been judged yet. Never waits or raises.
 
@@ -449,7 +454,7 @@ class Session:
             for guard in self.bus.guards
             if guard.off
         ]
-        if self._iteration.step == self._first_step:
+        if self.is_at_start:
             sentences.append(
                 "no step has been seen: neither scaler.update() nor, without a scaler, a step of"
                 " an optimizer of this model, outside of compiled functions and captured graphs"

@@ -58,7 +58,7 @@ from ampwatch.diagnosis.kinds.registry import KINDS, certainty
 from ampwatch.diagnosis.state.zero_losses import ZeroLosses
 from ampwatch.wire.records import Finding, Severity
 
-book = FindingBook(lambda finding, new: None)
+book = FindingBook(lambda _news: None)
 mistake = Finding("unscaled_step", Severity.WARNING, "optimizer:0", "", "", first_step=3)
 book.make(mistake)
 detector = ZeroLosses(book)

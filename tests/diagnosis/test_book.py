@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.book import REPORTED_AGAIN_NS, FindingBook
 from ampwatch.diagnosis.causes import FOUND_LATE, INCIDENT_STEPS, LASTING
 from ampwatch.diagnosis.kinds.kind import When, since
 from ampwatch.diagnosis.kinds.registry import ROWS
+from ampwatch.diagnosis.news import News, Reason
 from ampwatch.diagnosis.state.divergence import DIVERGENCE
 from ampwatch.wire.records import Finding, Severity
 
@@ -43,9 +44,13 @@ class Ear:
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, int, bool]] = []
+        self.news: list[tuple[str, Reason, Severity, Severity | None]] = []
 
-    def __call__(self, finding: Finding, *, new: bool) -> None:
-        self.heard.append((finding.key, finding.count, new))
+    def __call__(self, news: News) -> None:
+        key = news.finding.key
+        self.heard.append((key, news.finding.count, news.reason is Reason.MADE))
+        if news.reason is not Reason.CHANGED:
+            self.news.append((key, news.reason, news.severity, news.escalated_from))
 
 
 def _finding(kind: str, where: str = "optimizer:0") -> Finding:
@@ -431,23 +436,115 @@ def test_a_promoted_symptom_takes_its_roots_place() -> None:
     assert {key for key, _, new in ear.heard[5:] if not new} == {root.key, symptom.key, other.key}
 
 
-def test_an_announced_finding_is_reported_as_new_and_not_entered_again() -> None:
-    """It has become worse."""
+WARNING, CRITICAL, INFO = Severity.WARNING, Severity.CRITICAL, Severity.INFO
+
+
+@pytest.mark.parametrize("reported_by", ["report_change", "again", "report_escalations"])
+def test_a_finding_that_has_become_worse_is_reported_as_that_once(reported_by: str) -> None:
+    """Whoever made it so, and whether or not the detector tells."""
     ear = Ear()
     book = FindingBook(ear)
-    finding = _at("a", 0)
+    finding = _at("a", 0, "w")
     book.make(finding)
-    book.report_anew(finding)
+    finding.severity = CRITICAL
+    if reported_by == "report_change":
+        book.report_change(finding)
+    if reported_by == "again":
+        book.again("a", "w", 1)
+    for _ in range(3):
+        book.report_escalations()
+        book.report_change(finding)
 
-    assert ear.heard == [(finding.key, 1, True)] * 2
+    assert ear.news == [
+        ("a@w", Reason.MADE, WARNING, None),
+        ("a@w", Reason.WORSE, CRITICAL, WARNING),
+    ]
     assert book.findings == [finding]
+
+
+def test_a_root_is_as_bad_as_what_it_explains() -> None:
+    """Whoever wants critical findings hears of the root, when the story becomes critical."""
+    ear = Ear()
+    book = FindingBook(ear)
+    root, symptom = _at("root", 0, "r"), _at("symptom", 1, "s")
+    _entered(book, root, symptom)
+    book.explain(symptom, root)
+    book.report_escalations()
+    symptom.severity = CRITICAL
+    book.report_escalations()
+    book.report_escalations()
+
+    assert ear.news[2:] == [
+        ("root@r", Reason.WORSE, CRITICAL, WARNING),
+        ("symptom@s", Reason.WORSE, CRITICAL, WARNING),
+    ]
+
+
+def test_a_root_that_becomes_critical_itself_is_reported_once() -> None:
+    """Finding and story rise together."""
+    ear = Ear()
+    book = FindingBook(ear)
+    root = _at("root", 0, "r")
+    root.severity = INFO
+    book.make(root)
+    root.severity = CRITICAL
+    book.report_change(root)
+    book.report_escalations()
+
+    assert ear.news[1:] == [("root@r", Reason.WORSE, CRITICAL, INFO)]
+
+
+def test_what_goes_up_and_down_is_reported_again_after_a_minute_below() -> None:
+    """A finding that hovers about a limit does not flood; one that comes back is news."""
+    ear = Ear()
+    book = FindingBook(ear)
+    finding = _at("a", 0, "w")
+    book.make(finding)
+    for now_ns, severity in (
+        (1, INFO),
+        (2, WARNING),  # back at once
+        (3, CRITICAL),  # worse than ever
+        (4, INFO),
+        (5, WARNING),
+        (6, INFO),
+        (4 + REPORTED_AGAIN_NS, INFO),
+        (7 + REPORTED_AGAIN_NS, WARNING),
+    ):
+        book.now_ns, finding.severity = now_ns, severity
+        book.report_escalations()
+
+    assert ear.news[1:] == [
+        ("a@w", Reason.WORSE, CRITICAL, WARNING),
+        ("a@w", Reason.WORSE, WARNING, INFO),
+    ]
+
+
+@pytest.mark.parametrize("severity", [WARNING, CRITICAL])
+def test_a_root_of_a_critical_story_that_is_none_is_reported_as_explained(
+    severity: Severity,
+) -> None:
+    """Once, when all have had their say; of a mere warning nobody has to hear again."""
+    ear = Ear()
+    book = FindingBook(ear)
+    first, nearer, root = _at("first", 0, "f"), _at("nearer", 1, "n"), _at("root", 1, "r")
+    first.severity = severity
+    _entered(book, first, nearer, root)
+    book.report_escalations()
+    book.explain(first, nearer)
+    book.explain(nearer, root)
+    for _ in range(2):
+        book.report_escalations()
+
+    explained = [key for key, reason, *_ in ear.news if reason is Reason.EXPLAINED]
+    assert explained == (["first@f"] if severity is CRITICAL else [])
+    assert first.caused_by == root.key
 
 
 @pytest.mark.parametrize("slugs", sorted(AT_ANY_TIME))
 def test_what_is_known_before_is_reported_with_a_finding(slugs: tuple[str, str]) -> None:
     """Nobody is told of a root that is none."""
     roots: list[bool] = []
-    book = FindingBook(lambda finding, new: roots.append(finding.root))
+    book = FindingBook(lambda news: roots.append(news.finding.root))
     symptom, cause = _at(slugs[0], 9), _at(slugs[1], 9)
     _entered(book, cause, symptom)
 

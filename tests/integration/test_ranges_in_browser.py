@@ -53,11 +53,15 @@ class Sampled(Trainer):
         plain: ExponentHistogram = PLAIN,
         modules: Mapping[str, ExponentHistogram] | None = None,
         steps: int = 10,
+        **flush: Any,
     ) -> None:
-        """Train a few steps, without a scaler if there is no exponent, and sample the last one."""
+        """Train a few steps, without a scaler if there is no exponent, and sample the last one.
+
+        ``flush`` is what the record says of zeros that were values.
+        """
         shift = scale_exponent or 0
         self.train(steps, loss_scale=math.nan if scale_exponent is None else 2.0**shift)
-        where = {"step": self.step, "time_ns": time.time_ns(), "loss_scale": 2.0**shift}
+        where = {"step": self.step, "time_ns": time.time_ns(), "loss_scale": 2.0**shift, **flush}
         for name, gradients in {**(modules or {}), ALL_MODULES: plain}.items():
             self.write(ranges(name, Topic.GRADIENT, gradients.shifted(shift), **where))
         self.write(sampling(step=self.step, interval=steps))
@@ -316,7 +320,7 @@ def test_what_was_flushed_before_it_was_measured_is_never_called_a_fit(
     sampled: Sampled, page: Page
 ) -> None:
     """The histogram ends where the format does: what fits is what is left, no more."""
-    sampled.sample(0, plain=histogram(-24, 60, 20, zeros=120))
+    sampled.sample(0, plain=histogram(-24, 60, 20, zeros=120), flushed=120)
 
     page.says("#whatif-cut", "About 60 % of the elements were zero before they were measured")
     page.says(
@@ -328,6 +332,41 @@ def test_what_was_flushed_before_it_was_measured_is_never_called_a_fit(
     assert "fits as it is" in card(page, "bfloat16")  # which reaches lower than what has flushed
     assert page.text("#whatif-window") == "overflow above 2³⁸"
     assert page.text("#whatif-notes").startswith("At 2³⁸ and below, none of what is left overflows")
+
+
+def test_gradients_that_are_all_flushed_are_shown_as_they_were_before(
+    sampled: Sampled, page: Page
+) -> None:
+    """The panel names the scales that bring them back, and says of when that is."""
+    zeros = histogram(0, zeros=PLAIN.numel)
+    lost = {"flushed": PLAIN.numel - PLAIN.zeros, "before": PLAIN, "before_step": 7}
+    sampled.sample(-40, plain=zeros, modules={"fc": zeros}, **lost)
+
+    share = percent(lost["flushed"] / PLAIN.binned)
+    page.says("#whatif-cut", f"About {share} of the elements are zero now, flushed by the format")
+    assert "measured at step 7, before that" in page.text("#whatif-cut")
+    page.says("#whatif-outcome", "at scale 2⁻⁴⁰, 100 % of the non-zero elements would be flushed")
+    window = scale_window(PLAIN, FLOAT16)
+    assert window.low is not None
+    assert window.high is not None
+    scales = f"{power_of_two(2.0**window.low)} to {power_of_two(2.0**window.high)}"
+    assert scales in page.text("#whatif-notes")
+    assert f"fits with {scales}" in card(page, "float16")
+    assert f"{share} " in page.text("#modules tbody tr")
+    assert page.complaints() == []
+
+
+@pytest.mark.parametrize(
+    ("flushed", "words"),
+    [(-1, "Nothing but zeros was ever measured"), (0, "no scale would change anything")],
+)
+def test_zeros_are_explained_as_far_as_that_is_known(
+    flushed: int, words: str, sampled: Sampled, page: Page
+) -> None:
+    """A model that never learnt is told from one whose gradients ended by themselves."""
+    sampled.sample(16, plain=histogram(0, zeros=90), flushed=flushed)
+
+    page.says("#whatif-outcome", words)
 
 
 def test_what_overflowed_before_it_was_measured_is_never_called_a_fit(

@@ -447,7 +447,7 @@ def test_trouble_with_the_ring_is_a_warning_and_training_goes_on(
 
 
 def test_findings_are_logged_once_and_handed_to_callbacks(caplog: pytest.LogCaptureFixture) -> None:
-    """The user sees a warning in the terminal, with what to change."""
+    """The user sees a warning in the terminal, in one line, with the way to what to change."""
     run = build("fp16-foreach")
     seen: list[str] = []
     with (
@@ -460,8 +460,28 @@ def test_findings_are_logged_once_and_handed_to_callbacks(caplog: pytest.LogCapt
 
     assert seen == [f.kind for f in watch.findings] == ["scale_collapse"]
     assert len(logged) == 1
-    assert "scale_collapse" in logged[0]
-    assert watch.findings[0].advice in logged[0]
+    assert logged[0].startswith(
+        f"ampwatch WARNING run {watch.identity.run} step 10: scale_collapse"
+    )
+    assert logged[0].endswith(" More: ampwatch explain scale_collapse")
+
+
+def test_a_grouping_of_ops_that_does_not_exist_is_refused() -> None:
+    """At the call, with what was meant, whether or not ops have been counted."""
+    run = build("fp16-foreach")
+    wrong: Any = "modules"
+    with (
+        ampwatch.monitor(run.models, run.scaler, serve=False) as watch,
+        pytest.raises(ValueError, match="op, module, dtype, got 'modules'; did you mean 'module'"),
+    ):
+        watch.op_table(wrong)
+
+
+def test_a_misspelt_setting_is_refused_with_what_was_meant() -> None:
+    """Also where an argument of monitor() was meant."""
+    run = build("fp16-foreach")
+    with pytest.raises(ampwatch.SettingsError, match="got 'optimisers'; did you mean 'optimizer'"):
+        ampwatch.monitor(run.models, run.scaler, serve=False, optimisers=run.optimizers)
 
 
 def test_the_report_says_in_words_what_happened() -> None:

@@ -74,7 +74,7 @@ class Watched:
         dtypes: Sequence[str] = ("bfloat16",),
         **settings: Any,
     ) -> None:
-        self.book = FindingBook(lambda finding, *, new: None)
+        self.book = FindingBook(lambda _news: None)
         self.dtypes = list(dtypes)
         self.device = machine.device_type
         self.performance = Performance(

@@ -65,7 +65,7 @@ def put(
 
 RANGES: list[Record] = [
     ranges(exponents=histogram(-12, 1, 2, 4, 2, 1, zeros=2), loss_scale=2.0**15),
-    ranges("", exponents=histogram(-24, 4, 2, zeros=1), loss_scale=2.0**15),
+    ranges("", exponents=histogram(-24, 4, 2, zeros=1), loss_scale=2.0**15, flushed=1),
     ranges(
         "head",
         exponents=histogram(-26, 1, 1, 2, nans=1),

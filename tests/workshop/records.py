@@ -161,6 +161,9 @@ def ranges(
         "loss_scale": 1.0,
         "total_nans": 0,
         "total_infs": 0,
+        "flushed": 0,
+        "before_step": -1,
+        "before": None,
         "histogram": histogram(-20, 1, 2, 4, 2, 1) if exponents is None else exponents,
     }
     return RangeRecord(topic=topic, module=module, **{**values, **changes})

@@ -17,6 +17,7 @@ from tests.workshop.iterations import MadeUpScaler, iteration
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ampwatch.diagnosis.news import Reason
     from ampwatch.wire.records import Finding, Record
 
 NAMES = (Topic.GRADIENT, Topic.WEIGHT, Topic.BUFFER)
@@ -47,12 +48,12 @@ class Replay(MadeUpScaler):
         self.scaler = ScalerSettings(2.0, 0.5, growth_interval) if scaled else None
         self.step = self.tracker = 0
         self.records: list[Record] = []
-        self.notified: list[tuple[str, bool]] = []
+        self.notified: list[tuple[str, Reason]] = []
         self.diagnosis = Diagnosis(
             Settings.resolve(settings, {}),
             scale if scaled else math.nan,
             put=self.records.append,
-            notify=lambda finding, *, new: self.notified.append((finding.kind, new)),
+            notify=lambda news: self.notified.append((news.finding.kind, news.reason)),
             cost=lambda: SelfCost(0, 0, 0),
             sampling_cost=lambda: SamplingCost(5, 1, 2, 3),
             known=Known(dtypes, lost_eps or {}),

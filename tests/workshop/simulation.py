@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.wire.records import Finding, SkipClass
+    from ampwatch.diagnosis.news import News, Reason
+    from ampwatch.wire.records import SkipClass
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Simulation(MadeUpScaler):
     def __post_init__(self) -> None:
         self.tracker = 0
         self.step = 0
-        self.notified: list[tuple[str, bool]] = []
+        self.notified: list[tuple[str, Reason]] = []
         self.classes: list[SkipClass] = []
         self.scales: list[float] = []
         self.book = FindingBook(self._notify)
@@ -51,8 +52,8 @@ class Simulation(MadeUpScaler):
         self.shared = SharedScaler(self.book)
         self.divergence = Divergence(self.book)
 
-    def _notify(self, finding: Finding, *, new: bool) -> None:
-        self.notified.append((finding.kind, new))
+    def _notify(self, news: News) -> None:
+        self.notified.append((news.finding.kind, news.reason))
 
     def run(
         self, verdicts: Iterable[bool], *, loss: float = 1.0, scheduled: bool = False
@@ -73,6 +74,7 @@ class Simulation(MadeUpScaler):
         verdict = self.judge.judge(iteration)
         self.classes.append(verdict.skip_class)
         self.scales.append(iteration.loss_scale)
+        self.book.now_ns = iteration.time_ns
         self.dynamics.detect(iteration, verdict, self.dtypes)
         self.bookkeeping.detect(iteration, verdict)
         self.reset.detect(iteration, verdict)
@@ -80,6 +82,7 @@ class Simulation(MadeUpScaler):
         self.shared.detect(iteration, verdict)
         self.divergence.detect(iteration, verdict)
         self.book.attach_symptoms()
+        self.book.report_escalations()
         self.step = iteration.step + 1
 
     def iteration(

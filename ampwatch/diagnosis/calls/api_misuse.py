@@ -218,7 +218,7 @@ class ApiMisuse:
         made = self._book.get(BACKWARD_UNDER_AUTOCAST.slug, "api")
         if made is not None and made.severity is Severity.INFO and not seen.is_held:
             made.severity = Severity.WARNING
-            self._book.report_anew(made)
+            self._book.report_change(made)
         finding = _warning(
             BACKWARD_UNDER_AUTOCAST,
             "api",

@@ -119,7 +119,7 @@ class CulpritOps:
     def _seen_again(self, made: Finding) -> None:
         if made.count >= RECURS and made.severity is Severity.INFO:
             made.severity = Severity.CRITICAL
-            self._book.report_anew(made)
+            self._book.report_change(made)
         if made.count == LASTING and is_left_behind(self._book.root_of(made)):
             self._book.promote(made)
 

@@ -6,16 +6,18 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.gradients.kinds import FP16_WITHOUT_SCALER, GRAD_UNDERFLOW, RANGE_TOO_WIDE
-from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16, Gradient, LostGradients
+from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16, of_parameters
 from ampwatch.diagnosis.gradients.low_scale import LowScale
-from ampwatch.wire.records import Finding, Severity, Topic
+from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.gradients.culprits import Cap, Culprits
+    from ampwatch.diagnosis.gradients.lost_gradients import Gradient, Gradients, LostGradients
+    from ampwatch.diagnosis.kinds.kind import Kind
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
 LOST_SHARE = 0.01
@@ -27,6 +29,13 @@ LOST_OF_ONE = 0.5
 
 MIN_SAMPLES = 2
 """Samples in a row that must agree: one may be between a backoff and a growth."""
+
+STILL_SAMPLES = 3
+"""Samples in a row without any gradient from which a training may have stopped to learn."""
+
+STILL_STEPS = 50
+"""Steps over which those samples lie at least: a scale that a few bad batches have brought down may
+be back by then."""
 
 CAPPING_SHARE = 2.0**-12
 """Share of float16's largest number that the gradient of a parameter must have, at the scale at
@@ -44,30 +53,29 @@ class GradientRange:
     Args:
         book: Where findings go.
         culprits: Who made the steps be skipped.
+        lost: Knows what gradients were before they were flushed.
     """
 
-    def __init__(self, book: FindingBook, culprits: Culprits) -> None:
+    def __init__(self, book: FindingBook, culprits: Culprits, lost: LostGradients) -> None:
         self._book = book
         self._culprits = culprits
-        self._lost = LostGradients()
+        self._lost = lost
         self._samples = 0
         self._agreeing = 0
+        self._still_samples = 0
+        self._still_since = 0
         self._low = LowScale(book)
 
-    def detect(
-        self, iteration: Iteration, verdict: StepVerdict, autocast_dtypes: Sequence[str]
-    ) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict, judged: Gradients) -> None:
         """Take in one judged iteration.
 
         Args:
             iteration: The iteration.
             verdict: The verdict on it.
-            autocast_dtypes: Names of the autocast dtypes seen so far.
+            judged: Its gradients, and what formats have made of them.
         """
         self._low.follow(iteration, verdict)
-        gradients = _gradients(iteration, float16="float16" in autocast_dtypes)
-        for name, gradient in gradients.items():
-            self._lost.remember(name, gradient, iteration.step)
+        gradients = of_parameters(judged, out_of=FLOAT16)
         if gradients and not verdict.skipped:
             self._judge(iteration, gradients)
         elif verdict.applied and not verdict.skipped:
@@ -75,15 +83,13 @@ class GradientRange:
 
     def _judge(self, iteration: Iteration, gradients: Mapping[str, Gradient]) -> None:
         self._samples += 1
-        step = iteration.step
-        shares = self._lost.shares(gradients, step)
+        shares = {name: gradient.share for name, gradient in gradients.items()}
         seen = [g.histogram for g in gradients.values()]
-        if not any(h.amax or h.nonfinite for h in seen) and _is_flushed_whole(iteration):
-            shares = dict.fromkeys(gradients, 1.0)
         lost = {name: share * gradients[name].histogram.numel for name, share in shares.items()}
         worst = max(lost, key=lambda name: lost[name])
         total = sum(histogram.numel for histogram in seen)
         share = sum(lost.values()) / total if total else 0.0
+        self._follow_stillness(iteration, gradients)
         if share < LOST_SHARE or shares[worst] < LOST_OF_ONE:
             self._agreeing = 0
             if iteration.scaler is None and self._samples >= HARMLESS_SAMPLES:
@@ -109,6 +115,31 @@ class GradientRange:
         )
         self._say_underflow(iteration, worst, scale, shares[worst], share, root)
 
+    def _follow_stillness(self, iteration: Iteration, gradients: Mapping[str, Gradient]) -> None:
+        """Take in whether any gradient was left in a sample whose step was taken."""
+        if any(g.histogram.amax or g.histogram.nonfinite for g in gradients.values()):
+            self._still_samples = 0
+        elif not self._still_samples:
+            self._still_samples, self._still_since = 1, iteration.step
+        else:
+            self._still_samples += 1
+
+    def _stopped(self, step: int) -> str:
+        """Say that no weight has had a gradient for so long that the training does nothing.
+
+        Empty as long as that may pass.
+        """
+        if self._still_samples < STILL_SAMPLES or step - self._still_since < STILL_STEPS:
+            return ""
+        return f"; not one gradient is left, so nothing is learnt since step {self._still_since}"
+
+    def _escalate(self, kind: Kind, stopped: str) -> None:
+        """Make the newest finding of a kind critical if the training has stopped to learn."""
+        made = self._book.of_kind(kind.slug)[-1]
+        if stopped and made.severity is not Severity.CRITICAL:
+            made.severity = Severity.CRITICAL
+            self._book.report_change(made)
+
     def _is_known(self, worst: str) -> bool:
         return self._book.get(GRAD_UNDERFLOW.slug, f"param:{worst}") is not None
 
@@ -120,8 +151,12 @@ class GradientRange:
         if not math.isnan(worst):
             evidence["lost_share_here"] = worst
         made = self._book.of_kind(FP16_WITHOUT_SCALER.slug)
-        if made and (severity is Severity.INFO or made[-1].severity is Severity.WARNING):
+        stopped = self._stopped(step)
+        if made and (severity is Severity.INFO or made[-1].severity is not Severity.INFO):
             self._book.again_anywhere(FP16_WITHOUT_SCALER.slug, step, **evidence)
+            if stopped and made[-1].severity is not Severity.CRITICAL:
+                made[-1].summary += stopped
+            self._escalate(FP16_WITHOUT_SCALER, stopped)
             return
         harm = (
             f"{share:.1%} of all gradient elements are zero only because of float16, most of them"
@@ -152,11 +187,11 @@ class GradientRange:
     ) -> Finding | None:
         """Say that no scale fits, if another parameter caps it below what this one needs."""
         cap = self._culprits.cap(apart_from=worst)
-        needed = self._lost.scale_needed(worst, iteration.step)
+        needed = self._lost.scale_needed(worst)
         scale = gradients[worst].scale
         if cap is None or needed is None or not scale < cap.overflows_at <= needed:
             return None
-        if self._low.has_fitted(needed, gradients) or not self._is_why(cap, iteration.step):
+        if self._low.has_fitted(needed, gradients) or not self._is_why(cap):
             return None
         where = f"param:{cap.name}"
         evidence = {
@@ -191,9 +226,9 @@ class GradientRange:
         self._book.make(finding)
         return finding
 
-    def _is_why(self, cap: Cap, step: int) -> bool:
+    def _is_why(self, cap: Cap) -> bool:
         """Whether a gradient has been seen to be so large that it overflows at the scale it did."""
-        amax = self._lost.true_amax(cap.name, step)
+        amax = self._lost.true_amax(cap.name)
         return amax is not None and amax * cap.overflows_at >= CAPPING_SHARE * FLOAT16.max
 
     def _say_underflow(
@@ -207,6 +242,7 @@ class GradientRange:
     ) -> None:
         where, step = f"param:{worst}", iteration.step
         evidence = {"loss_scale": scale, "lost_share": share, "lost_share_here": share_here}
+        stopped = self._stopped(step)
         if root is not None:
             for symptom in self._book.of_kind(GRAD_UNDERFLOW.slug):
                 self._book.explain(symptom, root)
@@ -215,14 +251,16 @@ class GradientRange:
             return (
                 f"{share_here:.1%} of the gradient elements of {where} are zero only because"
                 f" of float16, since step {since}, at a loss scale of {scale:.6g}; of all"
-                f" gradients {share:.1%}"
+                f" gradients {share:.1%}{stopped}"
             )
 
-        if not self._book.again(GRAD_UNDERFLOW.slug, where, step, says, **evidence):
+        if self._book.again(GRAD_UNDERFLOW.slug, where, step, says, **evidence):
+            self._escalate(GRAD_UNDERFLOW, stopped)
+        else:
             self._book.make(
                 Finding(
                     kind=GRAD_UNDERFLOW.slug,
-                    severity=GRAD_UNDERFLOW.severity,
+                    severity=Severity.CRITICAL if stopped else GRAD_UNDERFLOW.severity,
                     where=where,
                     summary=says(step),
                     advice=GRAD_UNDERFLOW.advice,
@@ -235,26 +273,3 @@ class GradientRange:
                     evidence=evidence,
                 )
             )
-
-
-def _is_flushed_whole(iteration: Iteration) -> bool:
-    """Whether gradients of nothing but zeros, with nothing to hold them against, were flushed.
-
-    Without a scaler they were: no loss has no gradient at all. With one a model may be dead, or
-    the loss have reached zero; but not if even the scaled loss is no normal number of float16,
-    for the gradients of its last layer are about as large as it is.
-    """
-    if iteration.scaler is None:
-        return True
-    scaled = abs(iteration.loss) * iteration.scale_before
-    return 0.0 < scaled < FLOAT16.min_normal
-
-
-def _gradients(iteration: Iteration, *, float16: bool) -> dict[str, Gradient]:
-    """Return the gradients of an iteration that come out of float16, by parameter."""
-    scaled = iteration.scale_before if iteration.scale_before > 0 else 1.0
-    return {
-        r.name: Gradient(r.histogram, scaled if r.scaled else 1.0)
-        for r in iteration.ranges
-        if r.topic is Topic.GRADIENT and (float16 or r.dtype == "float16")
-    }

@@ -30,7 +30,7 @@ FP16_WITHOUT_SCALER = Kind(
     number=13,
     family=KindFamily.GRADIENT_RANGE,
     meaning="float16 autocast, and nobody scales the loss",
-    severities=(Severity.WARNING, Severity.INFO),
+    severities=(Severity.WARNING, Severity.CRITICAL, Severity.INFO),
     certainty=very_likely(
         "autocast runs in float16 and no enabled GradScaler takes part; what that costs was read off the exponents of the gradients"
     ),
@@ -50,14 +50,14 @@ GRAD_UNDERFLOW = Kind(
     number=12,
     family=KindFamily.GRADIENT_RANGE,
     meaning="gradients become zero at this loss scale",
-    severities=(Severity.WARNING,),
+    severities=(Severity.WARNING, Severity.CRITICAL),
     certainty=very_likely(
-        "zeros of the gradients were counted, and the values beside them lie where float16 ends"
+        "zeros of the gradients were counted, and the values beside them, or before them, lie where float16 ends at this loss scale"
     ),
     advice=(
         "Raise the loss scale (scaler.update(new_scale), a smaller growth_interval), or use bfloat16"
         " autocast, which has the range of float32. The what-if panel shows which scale would keep"
-        " these gradients."
+        " these gradients, as they were before they became zero if none is left."
     ),
     explained_by=(
         AT_FAULT

@@ -74,7 +74,7 @@ class LowScale:
 
     def _would_fit(self, gradients: Mapping[str, Gradient]) -> bool:
         """Whether the gradients would fit at the largest scale that a step was taken with."""
-        amax = max(g.histogram.amax / g.scale for g in gradients.values())
+        amax = max(g.true_amax for g in gradients.values())
         return amax * self._largest_applied < FLOAT16.overflow_from
 
     def _steps_back(self, iteration: Iteration, scale: float) -> float:

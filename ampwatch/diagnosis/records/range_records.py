@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.numerics.exponents import merged
-from ampwatch.numerics.formats import FORMATS
-from ampwatch.numerics.whatif import cast, flushed_zeros
+from ampwatch.diagnosis.gradients.lost_gradients import flush_of
+from ampwatch.numerics.exponents import merged, nearest_exponent
+from ampwatch.numerics.whatif import cast
 from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration, SamplingCost, TensorRange
+    from ampwatch.diagnosis.gradients.lost_gradients import Gradients
     from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.numerics.formats import FloatFormat
     from ampwatch.settings import Settings
@@ -31,20 +32,14 @@ class RangeRecorder:
         settings: ``max_modules``.
         put: Where records go.
         cost: Asked what sampling has cost and missed so far.
-        autocast_dtypes: Names of the autocast dtypes seen; read, not copied.
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        put: Callable[[Record], None],
-        cost: Callable[[], SamplingCost],
-        autocast_dtypes: Sequence[str],
+        self, settings: Settings, put: Callable[[Record], None], cost: Callable[[], SamplingCost]
     ) -> None:
         self._most = settings.max_modules
         self._put = put
         self._cost = cost
-        self._autocast_dtypes = autocast_dtypes
         self._samples = [0] * len(Topic)
         self._nonfinite: dict[tuple[Topic, str], tuple[int, int]] = {}
         self._gradients = [0] * 6
@@ -52,10 +47,14 @@ class RangeRecorder:
         self._left_out: dict[Topic, int] = {}
         self._written_ns: dict[Topic, int] = {}
 
-    def record(self, iteration: Iteration) -> None:
+    def record(self, iteration: Iteration, judged: Gradients) -> None:
         """Write the records of one iteration, if anything was measured in it.
 
         Cost: about 10 us a module on the training thread.
+
+        Args:
+            iteration: The iteration.
+            judged: Its gradients, and what formats have made of them.
         """
         if not iteration.topics:
             return
@@ -65,15 +64,19 @@ class RangeRecorder:
             every = [r for r in iteration.ranges if r.topic is topic and r.span == 1]
             if every and not skipped:
                 self._samples[topic] += 1
-                self._record_topic(iteration, topic, _scaled(iteration, every))
+                self._record_topic(iteration, topic, _scaled(iteration, every), judged)
         self._put(self._sampling(iteration.step))
 
     def _record_topic(
-        self, iteration: Iteration, topic: Topic, every: Sequence[TensorRange]
+        self,
+        iteration: Iteration,
+        topic: Topic,
+        every: Sequence[TensorRange],
+        judged: Gradients,
     ) -> None:
         everything = merged(r.histogram for r in every)
         if topic is Topic.GRADIENT:
-            self._count_gradients(every, everything)
+            self._count_gradients(every, everything, judged)
         elif topic in self._state:
             self._state[topic] = everything.nonfinite
         if not self._is_time(topic, iteration.time_ns) and not everything.nonfinite:
@@ -81,13 +84,12 @@ class RangeRecorder:
         by_module: dict[str, list[TensorRange]] = {}
         for r in every:
             by_module.setdefault(r.module, []).append(r)
-        scale = _loss_scale(iteration, topic)
         records = [
-            self._of_module(iteration, topic, module, ranges, scale)
+            self._of_module(iteration, topic, module, ranges, judged)
             for module, ranges in by_module.items()
         ]
         if topic is Topic.GRADIENT:
-            self._put(self._of_module(iteration, topic, ALL_MODULES, every, scale, everything))
+            self._put(self._of_module(iteration, topic, ALL_MODULES, every, judged, everything))
         self._left_out[topic] = max(0, len(records) - self._most)
         if self._left_out[topic]:
             records.sort(key=_trouble, reverse=True)
@@ -107,7 +109,7 @@ class RangeRecorder:
         topic: Topic,
         module: str,
         ranges: Sequence[TensorRange],
-        scale: float,
+        judged: Gradients,
         histogram: ExponentHistogram | None = None,
     ) -> RangeRecord:
         if histogram is None:
@@ -117,6 +119,9 @@ class RangeRecorder:
             nans, infs = nans + histogram.nans, infs + histogram.infs
             self._nonfinite[topic, module] = nans, infs
         dtypes = {r.dtype for r in ranges}
+        # By name once: several calls of a module were judged together.
+        keys = dict.fromkeys((topic, r.name) for r in ranges)
+        flush = flush_of([judged[key] for key in keys if key in judged])
         return RangeRecord(
             step=iteration.step,
             time_ns=iteration.time_ns,
@@ -124,33 +129,40 @@ class RangeRecorder:
             module=module,
             dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
             num_tensors=len(ranges),
-            loss_scale=scale,
+            loss_scale=_loss_scale(iteration, topic),
             total_nans=nans,
             total_infs=infs,
+            flushed=-1 if flush.zeros is None else flush.zeros,
+            before_step=flush.step,
+            before=flush.whole,
             histogram=histogram,
         )
 
-    def _count_gradients(self, every: Sequence[TensorRange], everything: ExponentHistogram) -> None:
-        fmt = self._autocast_format()
-        outcome = cast(everything, fmt)
-        with_zeros = [r.histogram for r in every if r.histogram.zeros]
-        flushed = sum(flushed_zeros(h, fmt, everything.amax) for h in with_zeros)
+    def _count_gradients(
+        self, every: Sequence[TensorRange], everything: ExponentHistogram, judged: Gradients
+    ) -> None:
+        by_format: dict[FloatFormat | None, list[ExponentHistogram]] = {}
+        flushed = underflow = subnormal = 0
+        for r in every:
+            gradient = judged[r.topic, r.name]
+            by_format.setdefault(gradient.format, []).append(r.histogram)
+            flushed += gradient.flushed or 0
+        for fmt, histograms in by_format.items():
+            if fmt is not None:
+                outcome = cast(merged(histograms), fmt)
+                underflow += outcome.underflow
+                subnormal += outcome.subnormal
         for index, count in enumerate(
             (
                 everything.binned + everything.nonfinite,
                 everything.zeros,
-                outcome.underflow + flushed,
-                outcome.subnormal,
+                underflow + flushed,
+                subnormal,
                 everything.nans,
                 everything.infs,
             )
         ):
             self._gradients[index] += count
-
-    def _autocast_format(self) -> FloatFormat:
-        names = [name for name in self._autocast_dtypes if name in FORMATS]
-        # With several the narrowest range counts.
-        return min((FORMATS[n] for n in names), key=lambda f: f.max, default=FORMATS["float32"])
 
     def _sampling(self, step: int) -> SamplingRecord:
         cost = self._cost()
@@ -183,7 +195,7 @@ def _scaled(iteration: Iteration, every: Sequence[TensorRange]) -> Sequence[Tens
     scale = iteration.scale_before
     if every[0].topic is not Topic.GRADIENT or not 0.0 < scale < math.inf:
         return every
-    exponent = round(math.log2(scale))
+    exponent = nearest_exponent(scale)
     return [r if r.scaled else r._replace(histogram=r.histogram.shifted(exponent)) for r in every]
 
 

@@ -20,7 +20,7 @@ UPDATE_ROUNDING = Kind(
     number=17,
     family=KindFamily.UPDATE_PRECISION,
     meaning="the optimizer steps, and the weights stay where they are",
-    severities=(Severity.WARNING,),
+    severities=(Severity.WARNING, Severity.CRITICAL),
     certainty=very_likely(
         "weights were compared before and after the step, in a sample of their elements"
     ),
@@ -39,6 +39,15 @@ SPAN = 8
 """Iterations over which it must have stayed so, at least."""
 
 
+STILL_STEPS = 50
+"""Iterations in which no compared element of any parameter must have changed for the training to
+have stopped to learn."""
+
+
+STOPPED = ". No parameter changes any more: nothing is learnt"
+"""End of the summary once a training has stopped to learn."""
+
+
 class UpdatePrecision:
     """Detects updates that round away in parameters kept in float16 or bfloat16.
 
@@ -51,6 +60,7 @@ class UpdatePrecision:
         self._dtypes: dict[str, str] = {}
         self._nonzero_gradients: dict[str, float] = {}
         self._skipped_at = -math.inf
+        self._still_since: dict[str, float] = {}
 
     def detect(self, iteration: Iteration) -> None:
         """Take in one judged iteration."""
@@ -66,9 +76,27 @@ class UpdatePrecision:
                 stuck.append(r)
         # Steps that were not taken change nothing in any precision.
         taken = iteration.step - self._skipped_at
+        self._follow_stillness(iteration, taken)
         stuck = [r for r in stuck if r.span < taken and self._rounds_away(r)]
         if stuck:
             self._say(iteration, stuck)
+
+    def _follow_stillness(self, iteration: Iteration, taken: float) -> None:
+        """Take in since when each parameter has not changed at all; infinite for one that has."""
+        for r in iteration.ranges:
+            if r.topic is not Topic.UPDATE:
+                continue
+            if r.histogram.nonzero or r.histogram.nonfinite:
+                self._still_since[r.name] = math.inf
+            elif SPAN <= r.span < taken:
+                since = self._still_since.get(r.name, math.inf)
+                self._still_since[r.name] = min(since, iteration.step - r.span)
+            else:
+                self._still_since.setdefault(r.name, math.inf)
+
+    def _has_stopped(self, step: int) -> bool:
+        """Whether no parameter has changed for so long that the training learns nothing."""
+        return step - max(self._still_since.values(), default=math.inf) >= STILL_STEPS
 
     def _rounds_away(self, r: TensorRange) -> bool:
         return (
@@ -89,7 +117,12 @@ class UpdatePrecision:
             "gradient_nonzero_share": self._nonzero_gradients[worst.name],
             "parameters": float(len(stuck)),
         }
-        if self._book.again_anywhere(UPDATE_ROUNDING.slug, iteration.step, **evidence) is not None:
+        made = self._book.again_anywhere(UPDATE_ROUNDING.slug, iteration.step, **evidence)
+        if made is not None:
+            if self._has_stopped(iteration.step) and made.severity is not Severity.CRITICAL:
+                made.severity = Severity.CRITICAL
+                made.summary += STOPPED
+                self._book.report_change(made)
             return
         where = f"param:{worst.name}"
         self._book.make(

@@ -360,7 +360,7 @@ class ScaleDynamics:
         if finding.severity is Severity.INFO:
             finding.severity = Severity.WARNING
             finding.summary = finding.summary.removesuffix(RECOVERED)
-            self._book.report_anew(finding)
+            self._book.report_change(finding)
 
     def _check_bfloat16(
         self, iteration: Iteration, verdict: StepVerdict, autocast_dtypes: Sequence[str]

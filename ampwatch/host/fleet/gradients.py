@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ampwatch.host.fleet.course import Course
+from ampwatch.numerics.exponents import nearest_exponent
 
 if TYPE_CHECKING:
     from ampwatch.numerics.exponents import ExponentHistogram
@@ -72,4 +73,4 @@ def unscaled(record: RangeRecord) -> ExponentHistogram | None:
     """
     if not 0.0 < record.loss_scale < math.inf:
         return None
-    return record.histogram.shifted(-round(math.log2(record.loss_scale)))
+    return record.histogram.shifted(-nearest_exponent(record.loss_scale))

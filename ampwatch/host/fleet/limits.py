@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.numerics.formats import FORMATS
-from ampwatch.numerics.whatif import cast, flushed_zeros
+from ampwatch.numerics.formats import FORMATS, format_of_gradient
+from ampwatch.numerics.whatif import cast
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
@@ -19,15 +19,12 @@ GRADIENTS = (Topic.GRADIENT, Topic.ACTIVATION_GRADIENT)
 def limit_of(record: RangeRecord, autocast: FloatFormat | None) -> FloatFormat | None:
     """Return the format that the values have to fit, ``None`` if it is not known.
 
-    Gradients of parameters are mostly held in float32, where nothing can be seen of what
-    was lost on the way: they are held against the format of autocast, where there is one.
-
     Args:
         record: The ranges.
         autocast: The format of autocast; ``None`` if none was seen.
     """
-    if record.topic is Topic.GRADIENT and autocast is not None:
-        return autocast
+    if record.topic is Topic.GRADIENT:
+        return format_of_gradient(record.dtype, autocast)
     return FORMATS.get(record.dtype)
 
 
@@ -45,28 +42,7 @@ def headroom(record: RangeRecord, autocast: FloatFormat | None) -> float | None:
     return limit.max / amax if limit is not None and amax else None
 
 
-def flushed(record: RangeRecord, fmt: FloatFormat, largest_of_all: float | None) -> int | None:
-    """Return how many zeros of a gradient were none before ``fmt`` flushed them.
-
-    ``None`` if there is nothing but zeros anywhere, which do not say why.
-
-    Args:
-        record: The gradient, scaled.
-        fmt: The format that it came out of.
-        largest_of_all: Largest finite gradient of all modules, at the same loss scale;
-            ``None`` if it is not known.
-    """
-    histogram = record.histogram
-    if not histogram.zeros:
-        return 0
-    if not histogram.nonzero and not largest_of_all:
-        return None
-    return flushed_zeros(histogram, fmt, largest_of_all or 0.0)
-
-
-def lost_share(
-    record: RangeRecord, fmt: FloatFormat | None, largest_of_all: float | None
-) -> float | None:
+def lost_share(record: RangeRecord, fmt: FloatFormat | None) -> float | None:
     """Return the share of the elements of a gradient that are zero only for their format.
 
     Those are the non-zero ones that a cast would flush, and the zeros that were flushed before
@@ -75,10 +51,8 @@ def lost_share(
     Args:
         record: The gradient, scaled.
         fmt: The format that it has to fit (``limit_of``).
-        largest_of_all: As for ``flushed``.
     """
     binned = record.histogram.binned
-    if fmt is None or not binned:
+    if fmt is None or not binned or record.flushed < 0:
         return None
-    zeros = flushed(record, fmt, largest_of_all)
-    return None if zeros is None else (cast(record.histogram, fmt).underflow + zeros) / binned
+    return (cast(record.histogram, fmt).underflow + record.flushed) / binned

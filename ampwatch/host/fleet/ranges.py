@@ -8,18 +8,11 @@ from typing import TYPE_CHECKING
 
 from ampwatch.host.fleet.gradients import GradientHistory, unscaled
 from ampwatch.host.fleet.histogram import Histogram
-from ampwatch.host.fleet.limits import (
-    GRADIENTS,
-    finite_amax,
-    flushed,
-    headroom,
-    limit_of,
-    lost_share,
-)
+from ampwatch.host.fleet.limits import GRADIENTS, finite_amax, headroom, limit_of, lost_share
 from ampwatch.host.fleet.modules import Modules
 from ampwatch.host.fleet.peak import Peak
 from ampwatch.host.fleet.trouble import Trouble, notable, worst
-from ampwatch.numerics.formats import FORMATS, HALF, MAX_LOW_BITS
+from ampwatch.numerics.formats import FORMATS, MAX_LOW_BITS, narrowest_half
 from ampwatch.numerics.whatif import Fit, ScaleWindow, fit, scale_window
 from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 
@@ -44,10 +37,11 @@ class Recommendation:
 
     Attributes:
         window: Loss scales that bring them into ``Ranges.format``; without ends if there is
-            none. Without a lower end where gradients were flushed before they were measured;
-            the upper one is below the scale at which some overflowed.
+            none. Without a lower end where gradients were flushed before they were measured and
+            it is not known what they were; the upper one is below the scale at which some
+            overflowed.
         fits: Whether they fit each of ``CANDIDATES``; empty where values were flushed, have
-            overflowed or become NaN before they were measured, for what they were is unknown.
+            overflowed or become NaN before they were measured, and what they were is unknown.
     """
 
     window: ScaleWindow
@@ -104,8 +98,7 @@ class Ranges:
 
     def know_dtypes(self, names: Sequence[str]) -> None:
         """Take in the dtypes of autocast; of several the one with the smallest range counts."""
-        known = [FORMATS[name] for name in HALF if name in names]
-        self._autocast = min(known, key=lambda fmt: fmt.max, default=None)
+        self._autocast = narrowest_half(names)
         self._recommended = None
 
     @property
@@ -151,22 +144,7 @@ class Ranges:
 
     def lost_share(self, record: RangeRecord) -> float | None:
         """Return the share of a gradient that is lost (``limits.lost_share``)."""
-        return lost_share(record, limit_of(record, self._autocast), self._largest(record))
-
-    def flushed(self, record: RangeRecord) -> int:
-        """Return how many zeros of a gradient were none before; 0 if that is not known."""
-        fmt = limit_of(record, self._autocast)
-        return 0 if fmt is None else flushed(record, fmt, self._largest(record)) or 0
-
-    def _largest(self, record: RangeRecord) -> float | None:
-        """Return the largest finite gradient of all modules, at the loss scale of ``record``."""
-        everything = self._all.get(record.topic)
-        if everything is None:
-            return None
-        amax = everything.histogram.amax
-        if record.loss_scale == everything.loss_scale or not everything.loss_scale > 0.0:
-            return amax
-        return amax * (record.loss_scale / everything.loss_scale)
+        return lost_share(record, limit_of(record, self._autocast))
 
     @property
     def measured(self) -> RangeRecord | None:
@@ -179,9 +157,18 @@ class Ranges:
         return self._unscaled
 
     @property
+    def whole(self) -> ExponentHistogram | None:
+        """The newest gradients of all modules, without the loss scale, as if nothing was flushed.
+
+        Equal to ``unscaled`` where it is not known what was.
+        """
+        measured = self._measured
+        return self._unscaled if measured is None or measured.before is None else measured.before
+
+    @property
     def recommendation(self) -> Recommendation | None:
         """The needs of the newest gradients; ``None`` before the first non-zero ones."""
-        measured, plain = self._measured, self._unscaled
+        measured, plain = self._measured, self.whole
         if measured is None or plain is None or not (plain.amax or plain.infs):
             return None
         if self._recommended is None:
@@ -198,7 +185,8 @@ class Ranges:
             window = ScaleWindow(
                 window.low, below if window.high is None else min(window.high, below)
             )
-        if self.flushed(measured) > self.epsilon * plain.binned:
+        is_cut = measured.before is None and measured.flushed > self.epsilon * plain.binned
+        if is_cut:
             # What is missing would ask for more: what is left does not say how much.
             return Recommendation(ScaleWindow(None, window.high), {})
         if plain.nonfinite:

@@ -81,13 +81,13 @@ GRADIENTS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_gradient_underflow_elements_total",
         "counter",
-        "Gradient elements looked at that are zero only because of the dtype of autocast, at the loss scale of their time: zeros that it has flushed (which are among the zero elements as well), and others that it would flush.",
+        "Gradient elements looked at that are zero only because of the dtype of autocast (their own without one), at the loss scale of their time: zeros that it has flushed (which are among the zero elements as well), and others that it would flush. Zeros count as flushed by what the same gradient was when it last was more, shifted to the loss scale of now, or by the values beside them; of a gradient that never was anything but zeros that is not known, and nothing is counted.",
         TOTALS.count(lambda totals: totals.gradient_underflow),
     ),
     Metric(
         "ampwatch_gradient_subnormal_elements_total",
         "counter",
-        "Gradient elements looked at that would be subnormal in the autocast dtype at the loss scale of their time.",
+        "Gradient elements looked at that would be subnormal in the autocast dtype (their own without one) at the loss scale of their time.",
         TOTALS.count(lambda totals: totals.gradient_subnormal),
     ),
     Metric(
@@ -123,19 +123,19 @@ GRADIENTS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_loss_scale_window_low",
         "gauge",
-        "Smallest power of two as loss scale that flushes no larger share of the non-zero ones of the newest gradients to zero in the autocast dtype than the setting window_epsilon allows; without one, in the dtype of a model that is in float16 or bfloat16 as a whole. Absent otherwise, and where some were flushed before they were measured.",
+        "Smallest power of two as loss scale that flushes no larger share of the non-zero ones of the newest gradients to zero in the autocast dtype than the setting window_epsilon allows; without one, in the dtype of a model that is in float16 or bfloat16 as a whole. Of gradients that were flushed it is the window of what they were when they last were more, so that it says what would bring them back. Absent otherwise, and where some were flushed of which that is not known.",
         PER_RANK.one(lambda rank: _scale(rank, "low")),
     ),
     Metric(
         "ampwatch_loss_scale_window_high",
         "gauge",
-        "Largest power of two as loss scale at which none of the newest gradients overflows that dtype, below the scale at which some were infinite; if it is smaller than the low one, no scale does for both.",
+        "Largest power of two as loss scale at which none of the newest gradients (those that were flushed as they were before) overflows that dtype, below the scale at which some were infinite; if it is smaller than the low one, no scale does for both.",
         PER_RANK.one(lambda rank: _scale(rank, "high")),
     ),
     Metric(
         "ampwatch_gradient_format_fit",
         "gauge",
-        "Whether the newest gradients, without the loss scale, fit the format in this way (1) or not (0); absent where some were flushed, NaN or infinite before they were measured.",
+        "Whether the newest gradients (those that were flushed as they were before), without the loss scale, fit the format in this way (1) or not (0); absent where some were NaN or infinite, or flushed of which it is not known what they were.",
         PER_RANK.by("format", "fit", read=_fits),
     ),
 )

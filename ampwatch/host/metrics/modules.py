@@ -54,7 +54,7 @@ MODULES: tuple[Metric, ...] = (
     Metric(
         "ampwatch_module_gradient_underflow_ratio",
         "gauge",
-        "Share of all gradient elements of the module's parameters that are zero only because of the dtype of autocast (their own without one), when the module was last measured: zeros that it has flushed, and others that it would flush.",
+        "Share of all gradient elements of the module's parameters that are zero only because of the dtype of autocast (their own without one), when the module was last measured: zeros that it has flushed, and others that it would flush. Absent where nothing but zeros was ever measured, of which that is not known.",
         PER_RANK.by("module", read=_lost_shares),
         unit="ratio",
     ),

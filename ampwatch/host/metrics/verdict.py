@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ampwatch.host.fleet.text import encodable
 from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.scopes import PER_RANK
-from ampwatch.report.accounts import first_sentence, place
+from ampwatch.report.accounts import cut, first_sentence, place
 from ampwatch.report.endings import Failure
 from ampwatch.report.verdict import Level
 from ampwatch.wire.records import RunState
@@ -44,7 +44,7 @@ def _root(rank: RankView) -> Table:
         else:
             rank.roots.add(where)
     kind, *rest = (encodable(text)[:MAX_TEXT] for text in where)
-    remedy = encodable(first_sentence(finding.advice, MAX_TEXT))
+    remedy = encodable(cut(first_sentence(finding.advice), MAX_TEXT)) if finding.advice else ""
     yield (kind, story.severity.value, *rest, remedy), 1
 
 

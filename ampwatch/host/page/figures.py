@@ -37,6 +37,12 @@ class Figure(NamedTuple):
     note: str
 
 
+NOT_KNOWN = Figure(
+    "not known", "nothing but zeros was ever measured: flushed, or never any gradient"
+)
+"""Share of gradients that underflow where zeros do not say why they are zero."""
+
+
 def figures(rank: RankView) -> dict[str, Figure]:
     """Return the figures of ``rank`` by their titles, in reading order; none before a step."""
     newest = rank.newest
@@ -95,10 +101,14 @@ def _of_gradients(rank: RankView, name: str) -> dict[str, Figure]:
     newest = rank.ranges.newest(Topic.GRADIENT)
     if room is not None:
         finite = "finite " if newest is not None and newest.histogram.nonfinite else ""
-        shown["Headroom"] = Figure(f"{room:.1f} bits", f"of the {finite}gradients in {name}")
-    lost = None if newest is None else rank.ranges.lost_share(newest)
-    if lost is not None:
-        shown["Underflow"] = Figure(percent(lost), f"of the gradients in {name}")
+        note = f"of the {finite}gradients in {name}"
+        if newest is not None and newest.before is not None:
+            note += f", as they were in step {number(newest.before_step)}"
+        shown["Headroom"] = Figure(f"{room:.1f} bits", note)
+    if newest is not None and newest.histogram.binned:
+        lost = rank.ranges.lost_share(newest)
+        known = Figure(percent(lost or 0.0), f"of the gradients in {name}")
+        shown["Underflow"] = known if lost is not None else NOT_KNOWN
     return shown
 
 
@@ -117,7 +127,7 @@ def _of_precision(rank: RankView) -> dict[str, Figure]:
 
 def _headroom(rank: RankView) -> float | None:
     """Return the room above the newest gradients, at the loss scale of now. Unit: bits."""
-    limit, measured, plain = rank.ranges.format, rank.ranges.measured, rank.ranges.unscaled
+    limit, measured, plain = rank.ranges.format, rank.ranges.measured, rank.ranges.whole
     if limit is None or measured is None or plain is None:
         return None
     scale = measured.loss_scale if rank.loss_scale is None else rank.loss_scale

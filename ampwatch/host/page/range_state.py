@@ -10,14 +10,14 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.host.fleet.gradients import unscaled
-from ampwatch.host.fleet.limits import GRADIENTS, finite_amax
+from ampwatch.host.fleet.limits import finite_amax
 from ampwatch.host.fleet.trouble import nonfinite
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.report.words import number, plural
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from ampwatch.host.fleet import RankView
     from ampwatch.host.fleet.course import CoursePosition
@@ -54,8 +54,11 @@ HISTOGRAM_COLUMNS = (
     "amin",
     "numel",
     "flushed",
+    "before",
 )
-"""Cells of the histogram of unscaled gradients; ``flushed`` of the zeros were none once."""
+"""Cells of the histogram of unscaled gradients; ``flushed`` of the zeros were none once, null if that
+is not known. ``before`` is null, or the iteration before that flush: then what was flushed is in the
+histogram as it was in that iteration."""
 
 MODULE_COLUMNS = (
     "trouble",
@@ -96,7 +99,6 @@ class _Seen(NamedTuple):
 
     records: tuple[RangeRecord, ...]
     limits: tuple[FloatFormat | None, ...]
-    vanished: list[float | None]
     row: Row
 
 
@@ -149,14 +151,8 @@ class RangeState:
             # By identity: a record is never changed, a newer one is another object.
             records = tuple(topics.values())
             old = self._modules.get(name)
-            vanished = _vanished(ranges, records)
-            if (
-                old is None
-                or not _same(old.limits, limits)
-                or old.vanished != vanished
-                or not _same(old.records, records)
-            ):
-                old = _Seen(records, limits, vanished, _module(ranges, topics))
+            if old is None or not (_same(old.limits, limits) and _same(old.records, records)):
+                old = _Seen(records, limits, _module(ranges, topics))
             seen[name] = old
         self._modules = seen
         return {name: seen[name].row for name in sorted(seen)}
@@ -168,7 +164,7 @@ class RangeState:
         source = (histogram, ranges.autocast)
         if self._source is None or not _same(self._source, source):
             self._source = source
-            self._gradients = _histogram(ranges, measured, histogram)
+            self._gradients = _histogram(measured, histogram)
         return self._gradients
 
 
@@ -192,15 +188,6 @@ def sentence(rank: RankView) -> str:
 def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     """Return whether both hold the same objects; comparing what is in them takes longer."""
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
-
-
-def _vanished(ranges: Ranges, records: Iterable[RangeRecord]) -> list[float | None]:
-    """Return the lost shares of gradients that are all zeros: they depend on other modules too."""
-    return [
-        ranges.lost_share(record)
-        for record in records
-        if record.topic in GRADIENTS and not record.histogram.counts
-    ]
 
 
 def _column(span: GradientColumn) -> Row:
@@ -235,7 +222,7 @@ def _module(ranges: Ranges, topics: Mapping[Topic, RangeRecord]) -> Row:
         None if activation is None else _amax(activation, activation.histogram.amax),
         _headroom(ranges, activation),
         None if update is None else _short(update.histogram.zero_share),
-        None if gradient is None or plain is None else _histogram(ranges, gradient, plain),
+        None if gradient is None or plain is None else _histogram(gradient, plain),
         max(record.step for record in topics.values()),
     ]
 
@@ -250,19 +237,26 @@ def _headroom(ranges: Ranges, record: RangeRecord | None) -> float | str | None:
     return _short(math.log2(room)) if room and math.isfinite(room) else None
 
 
-def _histogram(ranges: Ranges, record: RangeRecord, plain: ExponentHistogram) -> Row:
-    """Return the row of ``plain``, the gradients of ``record`` without the loss scale."""
+def _histogram(record: RangeRecord, plain: ExponentHistogram) -> Row:
+    """Return the row of the gradients of ``record``.
+
+    Args:
+        record: The gradients.
+        plain: As they were measured, without the loss scale.
+    """
+    shown = plain if record.before is None else record.before
     return [
         record.step,
-        plain.first,
-        list(plain.counts),
-        plain.zeros,
-        plain.nans,
-        plain.infs,
-        finite(plain.amax),
-        finite(plain.amin),
-        plain.numel,
-        ranges.flushed(record),
+        shown.first,
+        list(shown.counts),
+        shown.zeros,
+        shown.nans,
+        shown.infs,
+        finite(shown.amax),
+        finite(shown.amin),
+        shown.numel,
+        None if record.flushed < 0 else record.flushed,
+        None if record.before is None else record.before_step,
     ]
 
 

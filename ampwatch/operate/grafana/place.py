@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS = 10.0
 
+MIN_TOKEN_LENGTH = 8
+"""Characters of a token, at least: a real one has 46, and one of a letter is in every message."""
+
 
 @dataclass(frozen=True)
 class GrafanaPlace:
@@ -144,6 +147,10 @@ def _token(environment: Mapping[str, str], file: str | None) -> str:
             "expected the token of a service account, got none; make one in Grafana under Administration >"
             f" Users and access > Service accounts, and put it into {where} or name a file with --token-file"
         )
+        raise SettingsError(msg)
+    if len(token) < MIN_TOKEN_LENGTH:
+        # It could not be kept out of a message without making that unreadable.
+        msg = f"expected the token of a service account in {where}, which begins with glsa_ and has 46 characters, got one that has {len(token)}"
         raise SettingsError(msg)
     if not token.isascii() or not token.isprintable() or " " in token:
         msg = f"expected a token in one line and nothing else in {where}, got spaces or other characters"

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ampwatch.diagnosis.kinds.registry import KINDS
-from ampwatch.errors import SettingsError, StateError
+from ampwatch.diagnosis.news import SEVERITIES, Reason
+from ampwatch.errors import SettingsError, StateError, did_you_mean
 from ampwatch.guard import Guard
 from ampwatch.training.arguments import check_callable
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
+    from ampwatch.diagnosis.news import News
     from ampwatch.errors import StopTraining
     from ampwatch.wire.records import RunIdentity
 
 Callback = Callable[[Finding], None]
-
-SEVERITIES = tuple(Severity)
-"""From harmless to bad."""
 
 _Factory = TypeVar("_Factory", bound=Callable[..., Any])
 
@@ -73,6 +71,10 @@ class Action:
         """Take note of a finding, perhaps in the middle of a step, and return at once."""
         raise NotImplementedError
 
+    def notify(self, news: News) -> None:
+        """Take news of a finding; what a plain function gets, where that is all it needs."""
+        self(news.finding)
+
     def settle(self, step: int) -> StopTraining | None:  # noqa: ARG002 - for those that override it
         """Do what has to be done on the training thread; iteration ``step`` has closed.
 
@@ -106,27 +108,36 @@ class Subscription:
         _check_callback(callback)
         self.action = callback if isinstance(callback, Action) else None
         default = Action if self.action is None else type(self.action)
-        self._callback = callback
+        self._take = _taker(callback) if self.action is None else self.action.notify
         self._guard = Guard(f"on_finding {callback!r}")
         self._least = SEVERITIES.index(
             _severity(default.min_severity if min_severity is None else min_severity)
         )
         self._kinds = None if kinds is None else _checked_kinds(kinds)
-        self._notified: set[str] = set()
+        self._notified: dict[str, int] = {}
 
-    def notify(self, finding: Finding, *, new: bool) -> None:
-        """Pass on a finding that is wanted, once: when it is made, or has become bad enough.
+    def notify(self, news: News) -> None:
+        """Pass on a finding that is wanted: when it is made, is bad enough, or has become worse.
+
+        As bad as its story: who wants critical findings wants what explains one.
 
         Cost: three look-ups, and the callback's own. Thread: that of the finding.
         """
-        if not new and finding.key in self._notified:
+        finding, severity = news.finding, SEVERITIES.index(news.severity)
+        known = self._notified.get(finding.key)
+        if known is not None and (severity <= known or news.reason is not Reason.WORSE):
+            # What is over may begin anew, and is worse then than it was.
+            self._notified[finding.key] = min(known, severity)
             return
-        if SEVERITIES.index(finding.severity) < self._least:
+        if severity < self._least or (self._kinds is not None and finding.kind not in self._kinds):
             return
-        if self._kinds is not None and finding.kind not in self._kinds:
-            return
-        self._notified.add(finding.key)
-        self._guard.run(self._callback, finding)
+        self._notified[finding.key] = severity
+        self._guard.run(self._take, news)
+
+
+def _taker(callback: Callback) -> Callable[[News], None]:
+    """Return a function that hands over the finding alone."""
+    return lambda news: callback(news.finding)
 
 
 def _check_callback(given: Any) -> None:
@@ -159,8 +170,7 @@ def _checked_kinds(given: Iterable[str]) -> frozenset[str]:
         raise SettingsError(msg)
     kinds = frozenset(listed)
     for kind in sorted(kinds - set(KINDS)):
-        near = get_close_matches(kind, KINDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "`ampwatch explain` lists them"
-        msg = f"`kinds`: expected kinds of findings, got {kind!r}; {hint}"
+        hint = did_you_mean(kind, KINDS, "`ampwatch explain` lists them")
+        msg = f"`kinds`: expected kinds of findings, got {kind!r}{hint}"
         raise SettingsError(msg)
     return kinds

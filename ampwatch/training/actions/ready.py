@@ -14,7 +14,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ampwatch.diagnosis.news import News, Reason
 from ampwatch.errors import SettingsError, StopTraining
+from ampwatch.report.one_line import LEVELS, one_line
 from ampwatch.training.actions.base import Action, makes_callback
 from ampwatch.training.actions.webhook import Webhook
 from ampwatch.training.arguments import check_callable, check_count, check_headers, check_number
@@ -30,19 +32,14 @@ __all__ = ["checkpoint", "log", "stop", "webhook"]
 
 logger = logging.getLogger("ampwatch")
 
-_LOG_LEVELS = {
-    Severity.INFO: logging.INFO,
-    Severity.WARNING: logging.WARNING,
-    Severity.CRITICAL: logging.ERROR,
-}
-
 
 @makes_callback
-def log(target: logging.Logger | str) -> Callback:
-    """Write each finding to a logger of yours, ``info`` ones included.
+def log(target: logging.Logger | str) -> Action:
+    """Write each finding to a logger of yours, in one line, ``info`` ones included.
 
     ampwatch itself writes warnings and critical findings to the logger ``ampwatch``; this is for
     those who want them elsewhere, or as fields: the record carries the finding as ``record.finding``.
+    Each rank writes for itself.
 
     Args:
         target: The logger, or its name.
@@ -57,19 +54,7 @@ def log(target: logging.Logger | str) -> Callback:
     if not isinstance(given, (str, logging.Logger, logging.LoggerAdapter)):
         msg = f"`target`: expected a logger or its name, got {target!r}; write actions.log('my.logger')"
         raise SettingsError(msg)
-    out = logging.getLogger(target) if isinstance(target, str) else target
-
-    def action(finding: Finding) -> None:
-        out.log(
-            _LOG_LEVELS[finding.severity],
-            "%s: %s. %s",
-            finding.kind,
-            finding.summary,
-            finding.advice,
-            extra={"finding": finding},
-        )
-
-    return action
+    return _Log(logging.getLogger(target) if isinstance(target, str) else target)
 
 
 @makes_callback
@@ -161,6 +146,30 @@ def stop() -> Action:
         What ``on_finding`` takes.
     """
     return _Stop()
+
+
+class _Log(Action):
+    """Writes lines like those of ampwatch's own logger."""
+
+    def __init__(self, out: logging.Logger | logging.LoggerAdapter[Any]) -> None:
+        self._out = out
+        self._run = ""
+        self._ranks: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"log({self._out!r})"
+
+    def open(self, identity: RunIdentity) -> None:
+        self._run = identity.run
+        self._ranks = [identity.rank] if identity.world_size > 1 else []
+
+    def __call__(self, finding: Finding) -> None:
+        self.notify(News(finding, Reason.MADE, finding.severity, finding))
+
+    def notify(self, news: News) -> None:
+        line = one_line(news, self._run, self._ranks)
+        extra = {"finding": news.finding}
+        self._out.log(LEVELS[news.finding.severity], "%s", line, extra=extra)
 
 
 class _Checkpoint(Action):

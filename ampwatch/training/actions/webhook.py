@@ -17,7 +17,10 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
+from ampwatch.diagnosis.news import News, Reason
 from ampwatch.errors import SettingsError
+from ampwatch.report.accounts import place
+from ampwatch.report.one_line import named
 from ampwatch.training.actions.base import Action
 from ampwatch.wire.records import Severity
 
@@ -102,8 +105,12 @@ class Webhook(Action):
 
     def __call__(self, finding: Finding) -> None:
         """Put the finding in the queue. Never waits."""
+        self.notify(News(finding, Reason.MADE, finding.severity, finding))
+
+    def notify(self, news: News) -> None:
+        """Put the finding in the queue, with what it has become worse than. Never waits."""
         try:
-            self._queue.put_nowait(self._body(finding))
+            self._queue.put_nowait(self._body(news))
         except Full:
             self.dropped += 1
             return
@@ -147,11 +154,21 @@ class Webhook(Action):
         with contextlib.suppress(Full):
             self._queue.put_nowait(None)
 
-    def _body(self, finding: Finding) -> bytes:
+    def _body(self, news: News) -> bytes:
+        finding, since = news.finding, news.escalated_from
         fields = asdict(finding)
         fields["severity"] = finding.severity.value
         fields["evidence"] = {name: _number(value) for name, value in finding.evidence.items()}
-        body = {"version": BODY_VERSION, **self._run, "time": time.time(), "finding": fields}
+        body = {
+            "version": BODY_VERSION,
+            **self._run,
+            "time": time.time(),
+            "severity": news.severity.value,
+            "escalated_from": "" if since is None else since.value,
+            "place": place(finding),
+            "explained_by": "" if news.root is finding else named(news.root),
+            "finding": fields,
+        }
         return json.dumps(body, allow_nan=False).encode()
 
     def _work(self) -> None:

@@ -21,7 +21,9 @@ from torch.optim import Optimizer
 
 from ampwatch.errors import AmpwatchError
 from ampwatch.guard import Guard
+from ampwatch.report.one_line import NAME
 from ampwatch.settings import ATTACH, FINDINGS_ONLY
+from ampwatch.training.announcement import announce
 from ampwatch.training.hooks.taps import Listener, listen
 from ampwatch.wire.records import Severity
 
@@ -45,7 +47,7 @@ class _ToStderr(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        _print(self.format(record))
+        _print(self.format(record).removeprefix(NAME))
 
 
 def _print(text: str) -> None:
@@ -76,7 +78,6 @@ class Attacher:
     def __init__(self, *, serve: bool) -> None:
         self._serve = serve
         self._guard = Guard("ampwatch run")
-        self._printed = ""
         self._listeners: list[Listener] = []
         self._steps: dict[type, Listener] = {}
         self._waiting: list[weakref.ref[Optimizer]] = []
@@ -200,12 +201,9 @@ class Attacher:
         self._watches = [(w, of) for w, of in self._watches if not w.closed or _has_news(w)]
         self._watches.append((watch, None if scaler is None else weakref.ref(scaler)))
         self._stop_waiting(now)
-        if watch.settings.level != "off":
-            place = watch.url or "findings only, at the end"
-            words = f"watching run {watch.identity.run}, rank {watch.identity.rank}: {place}"
-            if words != self._printed:
-                self._printed = words
-                _print(words)
+        # With a page the monitor has said so, once; on each machine, one of the ranks does.
+        if watch.settings.level != "off" and not watch.url and not watch.identity.local_rank:
+            announce(f"watching run {watch.identity.run}: findings only, at the end")
 
     def _covers(self, models: list[nn.Module], scaler: GradScaler | None) -> bool:
         """Whether a monitor of ours will find optimizers of ``models`` by itself."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.errors import SettingsError, StateError
+from ampwatch.errors import SettingsError, StateError, did_you_mean
 from ampwatch.guard import Guard
 from ampwatch.training.arguments import check_count, check_number
 from ampwatch.training.inject.faults import ActivationFault, Fault, GradientFault, StallFault
@@ -37,6 +36,9 @@ STALL_SECONDS = 5.0
 
 AFTERMATH_STEPS = 20
 """Iterations after a fault in which a new finding may still come from it."""
+
+SHOWN_NAMES = 5
+"""Names that a message shows where none is like the one that was given."""
 
 EVIDENCE = "injected"
 """Name of the evidence, with the value 1, of a finding that may come from a planted fault."""
@@ -81,20 +83,51 @@ def inject(
 
     Raises:
         SettingsError: If the kind, the parameter or the module does not exist, an argument is missing
-            or too many, or the iteration is over.
+            or too many, or the iteration is over; before the first iteration only. A training that
+            runs is not ended by that: the log has it as an error, and nothing is planted.
         StateError: If the monitor is not open.
 
     Cost:
         About 1 us a module call (activations) or 0.3 us a call of the scaler while it is in place.
     """
     session = _open_session(watch)
+    try:
+        injection = _planned(
+            watch,
+            kind,
+            {"parameter": parameter, "module": module},
+            step=step,
+            steps=steps,
+            seconds=seconds,
+            sleep=sleep,
+        )
+    except SettingsError as error:
+        if session.is_at_start:
+            raise
+        logger.error("no fault is planted: %s", error)  # noqa: TRY400 - a slip of the caller's
+        return Injection.nothing(session, str(kind))
+    session.add(injection)
+    watch._outlet.marks.append(injection.mark)  # noqa: SLF001 - one room with two doors
+    return injection
+
+
+def _planned(
+    watch: Monitor,
+    kind: str,
+    given: dict[str, str | None],
+    *,
+    step: int | None,
+    steps: int | None,
+    seconds: float | None,
+    sleep: Callable[[float], None],
+) -> Injection:
+    session = watch._session  # noqa: SLF001 - one room with two doors
     guard = Guard(f"inject {kind}")
     if steps is None:
         steps = COLLAPSE_STEPS if kind == "collapsed_scale" else 1
     check_count("steps", steps, least=1)
     first = session.step if step is None else step
     check_count("step", first, least=0)
-    given = {"parameter": parameter, "module": module}
     _check_names(kind, given)
     fault: Fault
     if kind == "stalled_step":
@@ -106,14 +139,12 @@ def inject(
         msg = f"`seconds`: expected none for {kind!r}, got {seconds!r}; it is how long 'stalled_step' waits"
         raise SettingsError(msg)
     else:
-        fault, place = _fault(watch, kind, parameter or module or "", guard)
+        name = given["parameter"] or given["module"] or ""
+        fault, place = _fault(watch, kind, name, guard)
     if first < session.step:
         msg = f"`step`: expected {session.step} or later, which is the open iteration, got {step!r}"
         raise SettingsError(msg)
-    injection = Injection(session, fault, f"{kind}{place}", range(first, first + steps))
-    session.add(injection)
-    watch._outlet.marks.append(injection.mark)  # noqa: SLF001 - one room with two doors
-    return injection
+    return Injection(session, fault, f"{kind}{place}", range(first, first + steps))
 
 
 class Injection:
@@ -135,6 +166,13 @@ class Injection:
         self._first = -1
         self._last = -1
         self._is_over = False
+
+    @classmethod
+    def nothing(cls, session: Session, what: str) -> Self:
+        """Return the handle of a fault that could not be planted: it is over."""
+        injection = cls(session, _NoFault(), what, range(0))
+        injection._is_over = True
+        return injection
 
     @property
     def active(self) -> bool:
@@ -202,6 +240,16 @@ class Injection:
             self.remove()
 
 
+class _NoFault:
+    """A fault that is none."""
+
+    def install(self, due: Callable[[], bool]) -> None:
+        """Place nothing."""
+
+    def remove(self) -> None:
+        """Take nothing off."""
+
+
 def _open_session(watch: Any) -> Session:
     if not isinstance(watch, Monitor):
         msg = f"`watch`: expected what ampwatch.monitor() has returned, got {watch!r}"
@@ -214,9 +262,7 @@ def _open_session(watch: Any) -> Session:
 
 def _check_names(kind: str, given: dict[str, str | None]) -> None:
     if kind not in KINDS:
-        near = get_close_matches(str(kind), KINDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        msg = f"`kind`: expected one of {', '.join(KINDS)}, got {kind!r}{hint}"
+        msg = f"`kind`: expected one of {', '.join(KINDS)}, got {kind!r}{did_you_mean(kind, KINDS)}"
         raise SettingsError(msg)
     needed = "parameter" if kind in GRADIENT else "module" if kind in ACTIVATION else ""
     for name, value in given.items():
@@ -255,11 +301,8 @@ def _named(pairs: Iterable[tuple[str, Any]], name: str, what: str) -> Any:
     there = dict(pairs)
     if canonical(name) in there:
         return there[canonical(name)]
-    near = get_close_matches(name, there, n=3)
-    hint = (
-        f"; did you mean {' or '.join(map(repr, near))}?"
-        if near
-        else f"; model.named_{what}s() lists them"
-    )
+    some = ", ".join(repr(each) for each in list(there)[:SHOWN_NAMES])
+    more = f" and {len(there) - SHOWN_NAMES} more" if len(there) > SHOWN_NAMES else ""
+    hint = did_you_mean(name, there, f"there are {some}{more}: model.named_{what}s()")
     msg = f"`{what}`: expected the name of a {what} of the watched models, got {name!r}{hint}"
     raise SettingsError(msg)

@@ -22,7 +22,12 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ampwatch.errors import ReportError
-from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT, NUM_BINS, ExponentHistogram
+from ampwatch.numerics.exponents import (
+    MAX_EXPONENT,
+    MIN_EXPONENT,
+    PLAIN_EXPONENTS,
+    ExponentHistogram,
+)
 from ampwatch.wire.blackbox.box import Box
 from ampwatch.wire.records import (
     Finding,
@@ -198,7 +203,7 @@ def _rows(kind: type[R], value: object) -> list[R]:
 def _read(kind: type[R], value: object) -> R:
     """Return the record of a type that ``value`` describes."""
     # Fields that this release does not know are passed over, so that a newer report can be read.
-    given = _object(value)
+    given = {**_ADDED.get(kind, {}), **_object(value)}
     return kind(**{f.name: _CHECKS[str(f.type)](given[f.name]) for f in fields(kind)})  # type: ignore[arg-type]
 
 
@@ -275,14 +280,14 @@ def _evidence(value: object) -> dict[str, float]:
     return {_text(name): _number(number) for name, number in _object(value).items()}
 
 
-def _histogram(value: object) -> ExponentHistogram:
+def _histogram(
+    value: object, lowest: int = MIN_EXPONENT, highest: int = MAX_EXPONENT
+) -> ExponentHistogram:
     given = _object(value)
     first = given["first"]
-    counts = _list(given["counts"], NUM_BINS)
-    if type(first) is not int or not (
-        counts == [] or MIN_EXPONENT <= first <= MAX_EXPONENT + 1 - len(counts)
-    ):
-        refuse(f"bins from {MIN_EXPONENT} to {MAX_EXPONENT}", first)
+    counts = _list(given["counts"], highest - lowest + 1)
+    if type(first) is not int or not (counts == [] or lowest <= first <= highest + 1 - len(counts)):
+        refuse(f"bins from {lowest} to {highest}", first)
     return ExponentHistogram(
         first=first if counts else 0,
         counts=tuple(_count(n) for n in counts),
@@ -294,6 +299,15 @@ def _histogram(value: object) -> ExponentHistogram:
         },
     )
 
+
+def _plain_histogram(value: object) -> ExponentHistogram | None:
+    return None if value is None else _histogram(value, *PLAIN_EXPONENTS)
+
+
+_ADDED: dict[type[Any], dict[str, Any]] = {
+    RangeRecord: {"flushed": -1, "before_step": -1, "before": None}
+}
+"""Members that files of older releases lack, and what is read for them."""
 
 _CHECKS: dict[str, Callable[[object], Any]] = {
     "Count": _count,
@@ -310,5 +324,6 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "tuple[Count, Count, Count, Count]": _counts(4),
     "tuple[Count, Count, Count, Count, Count, Count]": _counts(6),
     "ExponentHistogram": _histogram,
+    "ExponentHistogram | None": _plain_histogram,
 }
 """Check of a field's value, by the type that the field is declared with."""

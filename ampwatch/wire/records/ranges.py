@@ -51,6 +51,11 @@ class RangeRecord:
             without loss scaling, and for everything else.
         total_nans: NaN elements seen under this topic and module so far.
         total_infs: Infinite elements seen under this topic and module so far.
+        flushed: Zeros of a gradient that were values before its format flushed them; -1 if that
+            is not known, as of what never was anything but zeros. 0 for what is no gradient.
+        before_step: Iteration that the oldest part of ``before`` is of; -1 without one.
+        before: Exponents without the loss scale as if nothing was flushed: what was flushed is as
+            it was last measured before that. ``None`` if nothing is, or that is not known.
         histogram: The exponents.
     """
 
@@ -63,6 +68,9 @@ class RangeRecord:
     loss_scale: float
     total_nans: Count
     total_infs: Count
+    flushed: CountOrUnknown
+    before_step: CountOrUnknown
+    before: ExponentHistogram | None
     histogram: ExponentHistogram
 
 
@@ -81,9 +89,9 @@ class SamplingRecord:
         modules_left_out: Modules in the newest sample beyond the limit of records.
         gradient_elements: Gradient elements measured so far.
         gradient_zeros: Of those, exact zeros.
-        gradient_underflow: Of those, zero only because of the dtype of autocast at the loss
-            scale of their time: it would flush them, or has flushed them.
-        gradient_subnormal: Of those, subnormal in the dtype of autocast at that scale.
+        gradient_underflow: Of those, zero only because of the dtype of autocast (their own
+            without one) at the loss scale of their time: it would flush them, or has flushed them.
+        gradient_subnormal: Of those, subnormal in that dtype at that scale.
         gradient_nans: Of those, NaN.
         gradient_infs: Of those, infinite.
         parameter_nonfinite: NaN and infinite elements of parameters in the newest check;

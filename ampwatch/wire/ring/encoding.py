@@ -7,9 +7,10 @@ dataclass, enumerations by value, named tuples as arrays; of a ``FindingRecord``
 - A step and an optimizer, which are written in every iteration, are packed by ``struct`` in
   the byte order of the machine, without padding. It is as fast as MessagePack, and refuses
   what is no number while it packs; everything else is read back for that.
-- A range ends with the fields of its histogram instead of the histogram. Its ``counts`` are
-  an array of two: how many there are, and their bytes, little-endian, the lowest byte of
-  every count first, then the next of every count, as far as the largest count needs.
+- A range ends with the fields of its histogram instead of the histogram; ``before`` is an array
+  of the same fields, or nil. ``counts`` are an array of two: how many there are, and their bytes,
+  little-endian, the lowest byte of every count first, then the next of every count, as far as
+  the largest count needs.
 - A profiler window is compressed by zlib. Its last kernels are cut off until it fits.
 - An op census is a JSON array, compressed by zlib: MessagePack has no integers of more than
   64 bits, which the FLOPs of a run need. Its last rows are cut off until it fits.
@@ -35,7 +36,7 @@ from msgspec import Meta, json, msgpack
 from ampwatch.numerics.exponents import (
     MAX_EXPONENT,
     MIN_EXPONENT,
-    NUM_BINS,
+    PLAIN_EXPONENTS,
     ExponentHistogram,
 )
 from ampwatch.numerics.units.ops import OpKind
@@ -252,30 +253,28 @@ class _RangeForm(_Form):
 
     def __init__(self) -> None:
         super().__init__(RangeRecord, _check_range)
-        self._values = attrgetter(*self._names[:-1])
-        self._place = len(self._names) - 1
-        elements = get_type_hints(ExponentHistogram) | {
-            "first": Annotated[int, Meta(ge=MIN_EXPONENT, le=MAX_EXPONENT)],
-            # The length is bounded before anything of that length is made.
-            "counts": tuple[Annotated[int, Meta(ge=0, le=NUM_BINS)], bytes],
-        }
-        types = [*get_args(self._types)[:-1], *elements.values()]
-        self._decoder = msgpack.Decoder(tuple[tuple(types)])  # type: ignore[misc]
+        self._place = len(self._names) - 2
+        self._values = attrgetter(*self._names[: self._place])
+        measured = _histogram_types(MIN_EXPONENT, MAX_EXPONENT)
+        # Without the loss scale exponents may be beyond those of a measurement, by as much.
+        plain = _histogram_types(*PLAIN_EXPONENTS)
+        types = (*get_args(self._types)[: self._place], tuple[plain] | None, *measured)  # type: ignore[valid-type]
+        self._decoder = msgpack.Decoder(tuple[types])  # type: ignore[valid-type]
 
     def pack(self, record: RangeRecord, limit: int) -> bytes:  # noqa: ARG002 - nothing to cut
         step, time_ns, topic, module, dtype, *rest = self._values(record)
         names = cut_name(module, MAX_NAME), cut_name(dtype, MAX_DTYPE_NAME)
-        first, counts, *elements = _HISTOGRAM_VALUES(record.histogram)
-        bins = first if counts else 0, _pack_counts(counts)
-        payload = _ENCODER.encode((step, time_ns, topic, *names, *rest, *bins, *elements))
+        before = None if record.before is None else _pack_histogram(record.before)
+        histogram = _pack_histogram(record.histogram)
+        payload = _ENCODER.encode((step, time_ns, topic, *names, *rest, before, *histogram))
         self._decoder.decode(payload)
         return payload
 
     def unpack(self, payload: bytes) -> Any:
         values = self._decoder.decode(payload)
-        first, counts, *elements = values[self._place :]
-        histogram = ExponentHistogram(first, _unpack_counts(*counts), *elements)
-        return self._build((*values[: self._place], histogram))
+        before, *histogram = values[self._place :]
+        plain = None if before is None else _unpack_histogram(*before)
+        return self._build((*values[: self._place], plain, _unpack_histogram(*histogram)))
 
 
 class _TableForm(_Form):
@@ -354,6 +353,25 @@ def _with_short_names(table: Any) -> Any:
     )
 
 
+def _histogram_types(lowest: int, highest: int) -> tuple[Any, ...]:
+    """Return the types of the fields of a histogram with exponents in these bounds."""
+    elements = get_type_hints(ExponentHistogram) | {
+        "first": Annotated[int, Meta(ge=lowest, le=highest)],
+        # The length is bounded before anything of that length is made.
+        "counts": tuple[Annotated[int, Meta(ge=0, le=highest - lowest + 1)], bytes],
+    }
+    return tuple(elements.values())
+
+
+def _pack_histogram(histogram: ExponentHistogram) -> tuple[Any, ...]:
+    first, counts, *elements = _HISTOGRAM_VALUES(histogram)
+    return first if counts else 0, _pack_counts(counts), *elements
+
+
+def _unpack_histogram(first: int, counts: tuple[int, bytes], *elements: Any) -> ExponentHistogram:
+    return ExponentHistogram(first, _unpack_counts(*counts), *elements)
+
+
 def _pack_counts(counts: tuple[int, ...]) -> tuple[int, bytes]:
     # The lowest bytes of all counts, then the second ones, as far as the largest count has any: most
     # histograms have counts of two or three bytes, and this needs no length for each of them.
@@ -382,15 +400,22 @@ def _check_range(record: RangeRecord) -> None:
     check_names(record.module, record.dtype)
     if not (record.loss_scale == 0.0 or _MIN_SCALE <= record.loss_scale <= _MAX_SCALE):
         refuse("a loss scale of float32", record.loss_scale)
-    h = record.histogram
+    if record.flushed > record.histogram.zeros:
+        refuse("no more flushed zeros than zeros", record.flushed)
+    _check_histogram(record.histogram, MIN_EXPONENT, MAX_EXPONENT)
+    if record.before is not None:
+        _check_histogram(record.before, *PLAIN_EXPONENTS)
+
+
+def _check_histogram(h: ExponentHistogram, lowest: int, highest: int) -> None:
     elements = (h.zeros, h.nans, h.positive_infs, h.negative_infs)
     if min(elements) < 0:
         refuse("counts that are not negative", h)
     # Equal histograms must have equal bytes, and ``first`` must say where the smallest element is.
     if h.counts and not (h.counts[0] and h.counts[-1]):
         refuse("counts without empty bins at the ends", h)
-    if h.first + len(h.counts) - 1 > MAX_EXPONENT:
-        refuse(f"exponents from {MIN_EXPONENT} to {MAX_EXPONENT}", h)
+    if h.first + len(h.counts) - 1 > highest:
+        refuse(f"exponents from {lowest} to {highest}", h)
     if h.binned + h.nonfinite > h.numel:
         refuse("no more elements in the bins than there are", h)
     extremes = 0.0 < h.amin <= h.amax < inf if h.counts else h.amin == inf and 0.0 <= h.amax < inf

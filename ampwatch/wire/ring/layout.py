@@ -51,12 +51,12 @@ import zlib
 from enum import IntEnum
 from typing import NamedTuple
 
-LAYOUT = 4
+LAYOUT = 5
 """Version of everything above and of the payloads in ``encoding.py``. A reader knows one.
 
 1: steps, optimizers, facts, findings, ends. 2: ranges and sampling as well.
 3: the op census and profiler windows as well. 4: payloads as msgspec packs them; failures of
-sensors as well.
+sensors as well. 5: ranges say what a format has flushed, and what that was before.
 """
 
 MAGIC = b"AMPWATCH"

@@ -28,7 +28,7 @@ class Case:
     """The family with a book, and a scale that has reached the host."""
 
     def __init__(self, scale: float = 4096.0) -> None:
-        self.book = FindingBook(lambda _finding, *, new: None)
+        self.book = FindingBook(lambda _news: None)
         self.family = ApiMisuse(self.book, lambda: scale)
 
     def see(self, *observations: object) -> Case:

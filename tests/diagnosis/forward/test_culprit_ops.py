@@ -11,6 +11,7 @@ from ampwatch.diagnosis.causes import LASTING
 from ampwatch.diagnosis.evidence.births import BadInput, OpTrace, Origin, Values
 from ampwatch.diagnosis.forward.culprit_ops import RECURS, CulpritOps
 from ampwatch.diagnosis.kinds.registry import row_of
+from ampwatch.diagnosis.news import News, Reason
 from ampwatch.diagnosis.steps.steps import StepVerdict
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Finding, Severity, SkipClass
@@ -29,12 +30,12 @@ class Desk:
     """A book, what it told, and who names ops."""
 
     def __init__(self) -> None:
-        self.notified: list[tuple[str, Severity, bool]] = []
+        self.notified: list[tuple[str, Severity, Reason]] = []
         self.book = FindingBook(self._notify)
         self.culprits = CulpritOps(self.book)
 
-    def _notify(self, finding: Finding, *, new: bool) -> None:
-        self.notified.append((finding.kind, finding.severity, new))
+    def _notify(self, news: News) -> None:
+        self.notified.append((news.finding.kind, news.finding.severity, news.reason))
 
     def overflow(self, *, step: int, birth: Birth | None = None, **more: Any) -> None:
         self.culprits.observe_trace(
@@ -259,9 +260,9 @@ def test_what_a_scaler_skips_is_information_until_it_recurs(desk: Desk) -> None:
         severities.append(desk.only.severity)
 
     assert severities == [Severity.INFO] * (RECURS - 1) + [Severity.CRITICAL] * 3
-    assert [t for t in desk.notified if t[2]] == [
-        ("forward_overflow", Severity.INFO, True),
-        ("forward_overflow", Severity.CRITICAL, True),
+    assert [t for t in desk.notified if t[2] is not Reason.CHANGED] == [
+        ("forward_overflow", Severity.INFO, Reason.MADE),
+        ("forward_overflow", Severity.CRITICAL, Reason.WORSE),
     ]
 
 

@@ -48,10 +48,8 @@ def test_float16_without_a_scaler_that_does_no_harm_is_an_info() -> None:
 def test_harm_that_comes_later_becomes_a_warning() -> None:
     """Gradients shrink as a training goes on."""
     replay = Replay(scaled=False)
-    for _ in range(5):
-        replay.take(replay.gradient("w", normal(1.0)))
-    for _ in range(2):
-        replay.take(replay.gradient("w", normal(1e-9)))
+    for amplitude in (1.0, 1.0, 1.0, 1e-2, 1e-4, 1e-5, 1e-9, 1e-9):
+        replay.take(replay.gradient("w", normal(amplitude)))
 
     assert replay.roots == [("fp16_without_scaler", "param:w")]
 

@@ -19,7 +19,7 @@ from ampwatch.wire.records import Severity
 
 @pytest.fixture
 def book() -> FindingBook:
-    return FindingBook(lambda _finding, *, new: None)
+    return FindingBook(lambda _news: None)
 
 
 def _site(step: int = 3, where: str = "loss", op: str = "add_", phase: str = "forward") -> OpSite:

@@ -13,7 +13,7 @@ from ampwatch.wire.records import Severity
 
 @pytest.fixture
 def book() -> FindingBook:
-    return FindingBook(lambda _finding, *, new: None)
+    return FindingBook(lambda _news: None)
 
 
 @pytest.fixture

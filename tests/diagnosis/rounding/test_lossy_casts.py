@@ -12,7 +12,7 @@ from ampwatch.wire.records import Severity
 
 @pytest.fixture
 def book() -> FindingBook:
-    return FindingBook(lambda _finding, *, new: None)
+    return FindingBook(lambda _news: None)
 
 
 def _cast(where: str, *, ordered: bool, step: int = 0) -> LossyCast:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ampwatch.wire.records import Topic
+from ampwatch.diagnosis.news import Reason
+from ampwatch.wire.records import Severity, Topic
 from tests.workshop.replay import Replay, measured
 
 STILL = [0.0] * 95 + [2.0**-8] * 5
@@ -81,3 +82,28 @@ def test_steps_that_were_skipped_move_nothing_and_are_not_rounding() -> None:
 
     assert "update_rounding" not in within
     assert replay.only("update_rounding").where == "param:w"
+
+
+def test_a_training_of_which_no_weight_changes_any_more_is_critical() -> None:
+    """After 50 steps; one parameter that moves is enough for it to be none."""
+    moves, stands, young = (Replay(scaled=False, dtypes=()) for _ in range(3))
+    for replay, steps in ((moves, 90), (stands, 90), (young, 40)):
+        for step in range(steps):
+            other = [0.0, 2.0**-8] if replay is moves else [0.0, 0.0]
+            replay.take(
+                *(measured(Topic.GRADIENT, n, [1.0]) for n in ("w", "b")),
+                *(measured(Topic.WEIGHT, n, [1.0], "bfloat16") for n in ("w", "b")),
+                *(
+                    measured(Topic.UPDATE, n, update, span=8)
+                    for n, update in (("w", [0.0] * 99), ("b", other))
+                    if step % 8 == 7
+                ),
+            )
+
+    assert moves.only("update_rounding").severity is Severity.WARNING
+    assert young.only("update_rounding").severity is Severity.WARNING
+    finding = stands.only("update_rounding")
+    assert finding.severity is Severity.CRITICAL
+    assert "nothing is learnt" in finding.summary
+    reasons = [reason for kind, reason in stands.notified if kind == "update_rounding"]
+    assert [r for r in reasons if r is not Reason.CHANGED] == [Reason.MADE, Reason.WORSE]

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings
+from ampwatch.diagnosis.news import Reason
 from ampwatch.wire.records import Severity
 from tests.workshop.simulation import Simulation
 
@@ -86,7 +87,8 @@ def test_the_collapse_is_reported_with_its_numbers_at_every_step() -> None:
     (finding,) = run.book.findings
 
     assert (finding.count, finding.last_step) == (150, 199)
-    assert [new for _, new in run.notified] == [True] + [False] * 145
+    reasons = [Reason.MADE] + [Reason.CHANGED] * 2 + [Reason.WORSE] + [Reason.CHANGED] * 142
+    assert [reason for _, reason in run.notified] == reasons
     assert finding.evidence["steps_to_floor"] == 0
     assert "the next finite step makes weights infinite" in finding.summary
 

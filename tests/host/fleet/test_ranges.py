@@ -64,9 +64,9 @@ def test_series_are_given_when_a_sample_is_complete() -> None:
 
 
 def test_a_module_that_was_flushed_whole_gets_a_series() -> None:
-    """Nothing but zeros, where all the others are about to go the same way, is the worst loss."""
+    """Nothing but zeros that were something is the worst loss."""
     fine = [ranges(f"layer{i}", exponents=histogram(-20, 1)) for i in range(4)]
-    flushed = ranges("flushed", exponents=histogram(0, zeros=9))
+    flushed = ranges("flushed", exponents=histogram(0, zeros=9), flushed=9)
     made = ranges_of(ranges(exponents=histogram(-20, 4, zeros=9)), *fine, flushed, module_series=2)
     made.know_dtypes(["float16"])
 
@@ -74,17 +74,6 @@ def test_a_module_that_was_flushed_whole_gets_a_series() -> None:
 
     assert made.modules.tracked == ["flushed"]
     assert made.trouble(made.modules.by_name["flushed"]) == (4.0, "lost")
-
-
-@pytest.mark.parametrize(("scale", "share"), [(1.0, 1.0), (2.0**10, 0.0), (0.0, None)])
-def test_an_old_sample_is_compared_at_its_own_scale(scale: float, share: float | None) -> None:
-    """2**-20 now was 2**-10 at a scale of 2**10; a scale of 0 leaves zeros of anything."""
-    made = ranges_of(ranges(exponents=histogram(-20, 4), step=9))
-    made.know_dtypes(["float16"])
-
-    old = ranges("fc", exponents=histogram(0, zeros=9), loss_scale=scale)
-
-    assert made.lost_share(old) == share
 
 
 def test_the_newest_time_of_a_topic_is_known() -> None:
@@ -154,6 +143,34 @@ def test_nothing_but_infinities_still_asks_for_a_smaller_scale() -> None:
 
     assert made.recommendation is not None
     assert made.recommendation.window == ScaleWindow(None, 15)
+
+
+def test_gradients_that_are_all_flushed_are_recommended_what_brings_them_back() -> None:
+    """The window is that of what they were; whoever reads the record needs no memory of its own."""
+    before = histogram(-30, *[1] * 11)
+    zeros = histogram(0, zeros=11)
+    record = ranges(
+        exponents=zeros, loss_scale=2.0**-40, flushed=11, before=before, before_step=7, step=9
+    )
+    made = ranges_of(record)
+    made.know_dtypes(["float16"])
+
+    assert made.lost_share(record) == 1.0
+    assert made.unscaled == zeros
+    assert made.whole == before
+    assert made.recommendation is not None
+    assert made.recommendation.window == ScaleWindow(6, 35)
+    assert made.recommendation.fits["float16"] is Fit.FITS_SCALED
+
+
+def test_of_what_was_flushed_and_is_not_known_nothing_is_recommended() -> None:
+    """What is left does not say how much more was needed."""
+    made = ranges_of(ranges(exponents=histogram(-24, 9, zeros=9), flushed=9))
+    made.know_dtypes(["float16"])
+
+    assert made.recommendation is not None
+    assert made.recommendation.window.low is None
+    assert made.recommendation.fits == {}
 
 
 def test_beside_nan_nothing_is_said_to_fit() -> None:
@@ -299,7 +316,6 @@ def test_no_record_that_the_ring_lets_through_breaks_anything(data: st.DataObjec
     assert made.recommendation is None or made.recommendation.fits.keys() <= set(CANDIDATES)
     assert made.trouble({read.topic: read}).score >= 0.0
     assert 0.0 <= (made.lost_share(read) or 0.0) <= 1.0
-    assert made.flushed(read) <= read.histogram.zeros
 
 
 def test_memory_is_bounded_whatever_is_sent() -> None:

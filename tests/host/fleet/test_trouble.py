@@ -118,15 +118,15 @@ def test_large_gradients_are_no_trouble() -> None:
     assert worst(module(ranges("fc", exponents=histogram(16, 1, amax=65504.0)))) == (0.0, "")
 
 
-def test_gradients_of_outputs_count_against_their_own_dtype() -> None:
+def test_gradients_of_outputs_count_as_those_of_parameters_do() -> None:
     """Backward in float16 flushes there, before any parameter sees it."""
-    in_float16 = ranges(
-        "fc", Topic.ACTIVATION_GRADIENT, histogram(-24, 6, zeros=4), dtype="float16"
+    lost = ranges(
+        "fc", Topic.ACTIVATION_GRADIENT, histogram(-24, 6, zeros=4), dtype="float16", flushed=4
     )
-    in_float32 = ranges("fc", Topic.ACTIVATION_GRADIENT, histogram(-24, 6, zeros=4))
+    fine = ranges("fc", Topic.ACTIVATION_GRADIENT, histogram(-24, 6, zeros=4))
 
-    assert worst(module(FINE, in_float16)) == (3.4, "lost")
-    assert worst(module(FINE, in_float32)) == (0.0, "")
+    assert worst(module(FINE, lost)) == (3.4, "lost")
+    assert worst(module(FINE, fine)) == (0.0, "")
 
 
 def test_what_is_tolerated_is_a_setting() -> None:

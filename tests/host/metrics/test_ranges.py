@@ -171,7 +171,7 @@ def test_modules_are_exported_by_name() -> None:
 
 def test_a_ratio_of_nothing_is_absent() -> None:
     """Zeros alone do not say why they are zero, and NaN have neither a share nor a largest."""
-    zeros = ranges("fc", exponents=histogram(0, zeros=4))
+    zeros = ranges("fc", exponents=histogram(0, zeros=4), flushed=-1)
     nothing = ranges("nothing", exponents=histogram(0, nans=4))
     records = (FLOAT16, zeros, nothing)
 
@@ -181,14 +181,13 @@ def test_a_ratio_of_nothing_is_absent() -> None:
 
 
 def test_a_module_that_was_flushed_whole_has_lost_everything() -> None:
-    """The others tell: their largest is about to go the same way."""
-    tiny, ordinary = ranges(exponents=histogram(-20, 1)), ranges(exponents=histogram(-3, 1))
-    zeros = ranges("fc", exponents=histogram(0, zeros=4))
-    part = ranges("part", exponents=histogram(-26, 1, 0, 4, zeros=5))
+    """Zeros that were values count, beside those that a cast would flush."""
+    zeros = ranges("fc", exponents=histogram(0, zeros=4), flushed=4)
+    part = ranges("part", exponents=histogram(-26, 1, 0, 4, zeros=5), flushed=5)
+    dead = ranges("dead", exponents=histogram(0, zeros=4))
     name = "ampwatch_module_gradient_underflow_ratio"
 
-    assert of_modules(name, FLOAT16, tiny, zeros, part) == {"fc": 1.0, "part": 0.6}
-    assert of_modules(name, FLOAT16, ordinary, zeros, part) == {"fc": 0.0, "part": 0.6}
+    assert of_modules(name, FLOAT16, zeros, part, dead) == {"fc": 1.0, "part": 0.6, "dead": 0.0}
 
 
 def test_a_run_without_autocast_is_not_judged_by_float16() -> None:

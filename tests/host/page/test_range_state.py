@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -126,14 +127,35 @@ def test_the_newest_gradients_are_reported_exactly() -> None:
         "amin": plain.amin,
         "numel": 15,
         "flushed": 0,
+        "before": None,
     }
 
 
 def test_zeros_that_were_flushed_before_the_measurement_are_marked() -> None:
-    """At that scale they were not zero for any other reason: no what-if can tell what they were."""
-    told = Told([FACTS, gradients(0, 0, histogram(-24, 60, 20, zeros=20))])
+    """Without what they were, no what-if can tell more; zeros may be of no known reason at all."""
+    flushed = ranges(exponents=histogram(-24, 60, 20, zeros=20), flushed=20)
+    told = Told([FACTS, flushed])
+    unknown = Told([FACTS, replace(flushed, flushed=-1)])
 
-    assert told.state["gradients"][HISTOGRAM_COLUMNS.index("flushed")] == 20
+    place = HISTOGRAM_COLUMNS.index("flushed")
+    assert told.state["gradients"][place : place + 2] == [20, None]
+    assert unknown.state["gradients"][place : place + 2] == [None, None]
+
+
+def test_what_was_flushed_is_shown_as_it_was_before() -> None:
+    """The what-if is of that; what was measured now, and since when, is beside it."""
+    before = histogram(-30, 5, 6, zeros=1)
+    record = ranges(
+        exponents=histogram(0, zeros=12), step=40, flushed=11, before=before, before_step=30
+    )
+    told = Told([FACTS, record, replace(record, module="fc")])
+
+    row = dict(zip(HISTOGRAM_COLUMNS, told.state["gradients"], strict=True))
+    assert (row["step"], row["before"], row["flushed"]) == (40, 30, 11)
+    assert (row["first"], row["counts"], row["zeros"]) == (-30, [5, 6], 1)
+    module = told.module("fc")
+    assert module["histogram"] == told.state["gradients"]
+    assert module["lost"] == pytest.approx(11 / 12, abs=1e-4)
 
 
 def test_a_module_has_its_numbers_in_the_units_of_the_page() -> None:
@@ -232,15 +254,15 @@ def test_without_autocast_nothing_is_lost_and_every_format_is_still_offered() ->
 
 
 def test_a_module_that_was_flushed_whole_is_at_the_top() -> None:
-    """A module comes down again when the others show that it simply has no gradient."""
-    zeros = ranges("fc", exponents=histogram(0, zeros=9))
+    """A module comes down again when its zeros turn out to be true."""
+    zeros = ranges("fc", exponents=histogram(0, zeros=9), flushed=9)
     told = Told([FACTS, gradients(0, 0, histogram(-20, 9, zeros=9)), zeros])
 
     row = told.module("fc")
     assert (row["trouble"], row["why"], row["lost"]) == (4.0, "lost", 1.0)
     assert row["histogram"][HISTOGRAM_COLUMNS.index("flushed")] == 9
 
-    told.put(gradients(1, 0, histogram(-3, 9, zeros=9)))
+    told.put(replace(zeros, step=1, flushed=0))
     row = told.module("fc")
     assert (row["trouble"], row["why"], row["lost"]) == (0.0, "", 0.0)
 

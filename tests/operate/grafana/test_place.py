@@ -41,6 +41,7 @@ def test_an_address_is_understood(url: str, url_told: str) -> None:
         ({}, {"url": "http://admin:hunter2@grafana"}, "without a user and a password"),
         ({"GRAFANA_URL": ""}, {}, "set GRAFANA_URL or give --url"),
         ({"GRAFANA_TOKEN": ""}, {}, "Service accounts, and put it into GRAFANA_TOKEN"),
+        ({"GRAFANA_TOKEN": "e"}, {}, "has 46 characters, got one that has 1"),
         ({"GRAFANA_TOKEN": "Bearer glsa_x"}, {}, "in one line and nothing else in GRAFANA_TOKEN"),
         ({}, {"timeout_s": 0.0}, "`--timeout`: expected seconds above 0"),
         ({}, {"timeout_s": float("nan")}, "`--timeout`: expected seconds above 0"),

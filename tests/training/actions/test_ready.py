@@ -17,6 +17,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import ampwatch
 from ampwatch import actions
+from ampwatch.diagnosis.news import News, Reason
+from ampwatch.training.actions.base import Subscription
 from ampwatch.wire.records import Finding, Severity
 from tests.trainings import Net, Run, adamw, build, scaler
 from tests.workshop.records import identity
@@ -97,31 +99,48 @@ def threads() -> list[str]:
 
 def test_a_callback_is_told_only_of_what_it_asked_for() -> None:
     """By severity and by kind; another callback of the same run gets everything."""
-    run, everything, severe, others = collapsing(), [], [], []
+    run, everything, severe, others = collapsing(), list[str](), list[Finding](), list[Finding]()
     with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
-        watch.on_finding(everything.append)
+        watch.on_finding(lambda f: everything.append(f"{f.kind} {f.severity.value}"))
         watch.on_finding(severe.append, min_severity="critical")
         watch.on_finding(others.append, kinds=["update_rounding"])
         run.loop()
 
-    assert {f.kind for f in severe} == {"scale_collapse"}
+    assert [f.kind for f in severe] == ["scale_collapse"]
     assert others == []
-    assert len(everything) == len({f.key for f in everything}) >= len(severe)
+    assert {"scale_collapse warning", "scale_collapse critical"} <= set(everything)
+    assert len(everything) == len(set(everything))
 
 
 def test_a_finding_that_gets_worse_is_told_when_it_is_bad_enough() -> None:
     """A filter does not lose a finding that was harmless when it was made."""
-    from ampwatch.training.actions.base import Subscription  # noqa: PLC0415 - no public name
-
     told: list[Severity] = []
     subscription = Subscription(lambda f: told.append(f.severity), Severity.WARNING)
     finding = made(Severity.INFO)
-    subscription.notify(finding, new=True)
-    finding.severity = Severity.CRITICAL
-    for _ in range(3):
-        subscription.notify(finding, new=False)
+    for reason, severity in (
+        (Reason.MADE, Severity.INFO),
+        (Reason.WORSE, Severity.CRITICAL),
+        (Reason.CHANGED, Severity.CRITICAL),
+        (Reason.WORSE, Severity.CRITICAL),  # itself, in a story that was so already
+        (Reason.CHANGED, Severity.INFO),  # it is over
+        (Reason.WORSE, Severity.WARNING),  # and comes back
+        (Reason.EXPLAINED, Severity.WARNING),
+    ):
+        finding.severity = severity
+        subscription.notify(News(finding, reason, severity, finding))
 
-    assert told == [Severity.CRITICAL]
+    assert told == [Severity.CRITICAL, Severity.WARNING]
+
+
+def test_a_root_is_told_of_when_what_it_explains_is_bad_enough() -> None:
+    """Whoever wants critical findings gets the reason of one, which is a warning by itself."""
+    told: list[str] = []
+    subscription = Subscription(lambda f: told.append(f.kind), Severity.CRITICAL)
+    root = made(Severity.WARNING, "range_too_wide")
+    subscription.notify(News(root, Reason.MADE, Severity.WARNING, root))
+    subscription.notify(News(root, Reason.WORSE, Severity.CRITICAL, root, Severity.WARNING))
+
+    assert told == ["range_too_wide"]
 
 
 @pytest.mark.parametrize(
@@ -150,12 +169,16 @@ def test_the_log_action_writes_the_finding_with_its_level(caplog: pytest.LogCapt
     """The record carries the finding itself."""
     with caplog.at_level(logging.INFO, logger="mine"):
         action = actions.log("mine")
+        action.open(identity(run="gpt", rank=3, world_size=8))
         for severity in Severity:
             action(made(severity))
 
     assert [r.levelno for r in caplog.records] == [logging.INFO, logging.WARNING, logging.ERROR]
     assert caplog.records[0].finding.kind == "scale_collapse"  # type: ignore[attr-defined]
-    assert caplog.messages[0] == "scale_collapse: It broke. Mend it"
+    assert caplog.messages[2] == (
+        "ampwatch CRITICAL run gpt rank 3 step 0: scale_collapse in optimizer 0: It broke."
+        " More: ampwatch explain scale_collapse"
+    )
 
 
 def test_stop_ends_the_run_at_the_end_of_the_iteration_that_shows_the_finding() -> None:
@@ -286,6 +309,39 @@ def test_a_webhook_gets_the_finding_as_json() -> None:
     assert server.headers[0]["Content-Type"] == "application/json"
     assert (hook.sent, hook.failed, hook.dropped) == (1, 0, 0)
     assert threads() == []
+
+
+def test_a_finding_that_becomes_worse_is_posted_again_with_what_it_was() -> None:
+    """A pager that took the warning learns that it has become critical."""
+    run = collapsing()
+    with (
+        Server().running() as server,
+        ampwatch.monitor(run.models, run.scaler, serve=False) as watch,
+    ):
+        watch.on_finding(actions.webhook(server.url), kinds=["scale_collapse"])
+        run.loop()
+
+    told = [(b["severity"], b["finding"]["severity"], b["escalated_from"]) for b in server.bodies]
+    assert told == [("warning", "warning", ""), ("critical", "critical", "warning")]
+    assert {(b["place"], b["explained_by"]) for b in server.bodies} == {("optimizer 0", "")}
+
+
+def test_a_root_is_posted_as_bad_as_its_story_and_a_symptom_with_its_root() -> None:
+    """In words, as a person is to read them."""
+    root = made(Severity.WARNING, "range_too_wide", op="exp")
+    root.where = "param:fc.weight"
+    symptom = made(root=False, caused_by=root.key)
+    with Server().running() as server:
+        hook = actions.webhook(server.url)
+        hook.notify(News(symptom, Reason.MADE, Severity.CRITICAL, root))
+        hook.notify(News(root, Reason.WORSE, Severity.CRITICAL, root, Severity.WARNING))
+        hook.close()
+
+    first, second = server.bodies
+    assert first["explained_by"] == "range_too_wide in parameter fc.weight (op exp)"
+    assert (second["place"], second["explained_by"]) == ("parameter fc.weight", "")
+    assert (second["severity"], second["escalated_from"]) == ("critical", "warning")
+    assert second["finding"]["severity"] == "warning"
 
 
 def test_numbers_that_are_not_finite_are_words_in_the_body() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import ampwatch
+from ampwatch.training import announcement
 from ampwatch.training import monitor as monitoring
 from ampwatch.training.attach.auto import Attacher
 from ampwatch.training.attach.owners import models_of
@@ -138,9 +139,10 @@ def test_a_second_training_is_watched_after_the_first(attacher: Attacher) -> Non
 
 
 def test_trainings_that_are_over_are_forgotten(
-    attacher: Attacher, capsys: pytest.CaptureFixture[str]
+    attacher: Attacher, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A search that trains a thousand small models does not collect monitors, nor lines."""
+    monkeypatch.setattr(announcement, "_announced", set())
     for _ in range(3):
         run = build("fp16-foreach")
         run.poison, run.steps = (), 3

@@ -325,6 +325,38 @@ def test_what_cannot_be_planted_is_refused_and_leaves_nothing(
         assert hooks() == before
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"kind": "inf_gard", "parameter": "first.weight"}, "did you mean 'inf_grad'"),
+        ({"kind": "inf_grad", "parameter": "first.wait"}, "did you mean 'first.weight'"),
+        ({"kind": "inf_grad", "parameter": "zzz"}, "; there are 'first.weight', 'first.bias', "),
+        ({"kind": "stalled_step", "step": 0}, "`step`: expected 3 or later"),
+    ],
+)
+def test_a_slip_in_the_middle_of_a_training_does_not_end_it(
+    arguments: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rehearsal of hours goes on; nothing is planted, and the log says why."""
+    alone = healthy(steps=3)
+    alone.loop()
+    alone.loop()
+    run = healthy(steps=3)
+    with watched(run) as watch:
+        run.loop()
+        before = hooks()
+        injection = ampwatch.inject(watch, **arguments)
+        assert hooks() == before
+        with injection:
+            run.loop()
+
+    assert (injection.active, injection.planted) == (False, 0)
+    assert repr(injection) == f"<ampwatch.Injection {arguments['kind']}, over>"
+    assert run.digest() == alone.digest()
+    (line,) = [m for m in caplog.messages if "no fault is planted" in m]
+    assert words in line
+
+
 def test_a_scale_cannot_collapse_without_a_scaler() -> None:
     """Said at once, rather than never planted."""
     run = healthy(scaled=False)

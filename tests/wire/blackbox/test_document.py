@@ -14,7 +14,7 @@ from ampwatch.wire.blackbox.box import joined
 from ampwatch.wire.blackbox.document import from_json, to_json
 from ampwatch.wire.records import RunState
 from tests.workshop.boxes import box
-from tests.workshop.records import alarm, failure, step
+from tests.workshop.records import alarm, failure, histogram, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +36,16 @@ def test_what_was_written_is_read() -> None:
     (read,) = from_json(to_json([box()]), "a file")
 
     assert repr(read) == repr(box())
+
+
+def test_what_a_gradient_was_before_it_was_flushed_is_read() -> None:
+    """Without the loss scale its exponents may be beyond those that are measured."""
+    given = box()
+    before = histogram(-300, 1, 2, amax=1e-89, amin=1e-90)
+    given.ranges = [replace(given.ranges[0], flushed=3, before_step=7, before=before)]
+    (read,) = from_json(to_json([given]), "a file")
+
+    assert read.ranges == given.ranges
 
 
 def test_failures_of_sensors_are_written_where_there_are_any() -> None:
@@ -65,8 +75,11 @@ def test_any_reader_of_json_can_read_it() -> None:
 def test_a_report_of_an_older_release_is_read() -> None:
     """A file that version 1 has written, kept as it was."""
     (read,) = from_json(OLD.read_bytes(), "a file")
+    meant = box()
+    # What was not asked then is not known.
+    meant.ranges = [replace(r, flushed=-1) for r in meant.ranges]
 
-    assert repr(read) == repr(box())
+    assert repr(read) == repr(meant)
 
 
 def test_members_of_a_newer_release_are_passed_over() -> None:

@@ -58,6 +58,9 @@ records = st.builds(
     st.just(0.0) | st.floats(2.0**-149, 2.0**128),
     totals,
     totals,
+    st.just(-1),
+    st.integers(-1, 2**63 - 1),
+    st.none() | histograms(),
     histograms(),
 )
 
@@ -85,10 +88,33 @@ def test_the_bytes_are_the_documented_ones() -> None:
 
     _, payload = encode(record, LIMIT)
 
-    fields = [7, 1_700_000_000_000_000_000, 0, "encoder.0", "float32", 2, 65536.0, 4, 5]
+    fields = [
+        7,
+        1_700_000_000_000_000_000,
+        0,
+        "encoder.0",
+        "float32",
+        2,
+        65536.0,
+        4,
+        5,
+        0,
+        -1,
+        None,
+    ]
     low, high = bytes([1, 0, 300 & 255]), bytes([0, 0, 300 >> 8])
     histogram = [-21, [3, low + high], 7, 1, 2, 3, 2.0**-19, 2.0**-21, 314]
     assert msgpack.decode(payload) == fields + histogram
+
+
+def test_what_was_before_may_be_beyond_what_is_measured() -> None:
+    """The smallest gradients of float32, without the largest scale; it costs a slot or two more."""
+    smallest = replace(ranges().histogram, first=MIN_EXPONENT - 128)
+    record = replace(ranges(), flushed=7, before_step=3, before=smallest)
+    kind, payload = encode(record, LIMIT)
+
+    assert decode(kind, payload) == record
+    assert len(payload) <= PAYLOAD_SIZE
 
 
 @pytest.mark.parametrize("width", range(1, 8))
@@ -99,7 +125,7 @@ def test_counts_take_the_bytes_that_the_largest_needs(width: int) -> None:
 
     _, payload = encode(record, LIMIT)
 
-    num_counts, planes = msgpack.decode(payload)[10]
+    num_counts, planes = msgpack.decode(payload)[13]
     assert (num_counts, len(planes)) == (3, 3 * width)
     assert decode(RecordKind.RANGE, payload) == record
 
@@ -132,6 +158,11 @@ def test_a_name_of_any_kind_becomes_short_and_printable(name: str, read: str) ->
         {"loss_scale": 2.0**129},
         {"loss_scale": 2.0**-150},
         {"topic": 6},
+        {"flushed": -2},
+        {"flushed": 8},
+        {"before_step": -2},
+        {"before": replace(ranges().histogram, numel=3)},
+        {"before": replace(ranges().histogram, first=MAX_EXPONENT + 149)},
     ],
 )
 def test_what_no_sensor_says_is_refused(change: dict[str, Any]) -> None:
@@ -203,7 +234,7 @@ def test_a_mistaken_sensor_costs_its_record_only(change: dict[str, Any]) -> None
 def test_counts_of_another_number_or_size_are_refused(counts: object) -> None:
     """Bytes that are no whole counts, counts of 72 bits, none and some, more than a histogram has."""
     payload = msgpack.decode(encode(ranges(), LIMIT)[1])
-    payload[10] = counts
+    payload[13] = counts
 
     with pytest.raises(ValueError, match=r"[Ee]xpected"):
         decode(RecordKind.RANGE, msgpack.encode(payload))

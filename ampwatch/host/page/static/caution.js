@@ -1,6 +1,7 @@
 // What-if with caution: what was lost before it was measured leaves no promise about that end. No page.
 //
-// A subject is { histogram (unscaled, with `flushed`: how many of its zeros were values once),
+// A subject is { histogram (unscaled, with `flushed`: how many of its zeros were values once, null if
+// that is not known, and `before`: null, or the step as of which those are in the histogram),
 // formats (by name), format (name of the one it was measured in), measuredAt (exponent of the
 // loss scale at that time), tolerated }.
 
@@ -8,7 +9,12 @@ import { fit, scaleWindow } from "/static/whatif.js";
 
 /** Whether elements are missing at the low end that this format would not keep either. */
 export function cutBelow({ histogram, formats, format: measuredIn }, format) {
-  return histogram.flushed > 0 && format.min_subnormal >= formats[measuredIn].min_subnormal;
+  return isCut(histogram) && format.min_subnormal >= formats[measuredIn].min_subnormal;
+}
+
+/** Whether elements were flushed of which it is not known what they were. */
+export function isCut({ flushed, before }) {
+  return flushed > 0 && before === null;
 }
 
 /** Whether elements are missing at the high end: how large they would have been, nobody knows. */

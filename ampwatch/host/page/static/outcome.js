@@ -1,6 +1,6 @@
 // What the what-if panel says, in sentences. No page.
 
-import { cutAbove, knownFit, knownWindow } from "/static/caution.js";
+import { cutAbove, isCut, knownFit, knownWindow } from "/static/caution.js";
 import { cast, sum } from "/static/whatif.js";
 import { bits, number, percent, powerOfTwo } from "/static/words.js";
 
@@ -21,10 +21,13 @@ export function fitWords(subject, format) {
 
 /** What was lost before it was measured cannot be counted, only warned of. */
 export function warning(subject) {
-  const { zeros, counts, nans, infs, flushed } = subject.histogram;
+  const { zeros, counts, nans, infs, flushed, before } = subject.histogram;
   const told = [];
-  if (flushed) {
-    const share = percent(flushed / (zeros + sum(counts)));
+  const share = percent(flushed / (zeros + sum(counts)));
+  if (flushed && before !== null) {
+    told.push(`About ${share} of the elements are zero now, flushed by the format: shown is what they were when they were measured at step ${number(before)}, before that.`);
+  }
+  if (isCut(subject.histogram)) {
     const more = subject.lossScale === null ? "scale the loss in the training" : "raise the scale in the training";
     told.push(`About ${share} of the elements were zero before they were measured, flushed by the format: ${more}, and look again.`);
   }
@@ -32,7 +35,7 @@ export function warning(subject) {
     const those = [nans && `${number(nans)} NaN`, infs && `${number(infs)} infinite`].filter(Boolean).join(" and ");
     told.push(`${those} elements: overflowed before it was measured, ${at(subject, subject.measuredAt)}.`);
   }
-  if (told.length && subject.histogram.amax) told.push("All this is about the elements that are left.");
+  if (!isWhole(subject) && subject.histogram.amax) told.push("All this is about the elements that are left.");
   return told.length ? `▲ ${told.join(" ")}` : "";
 }
 
@@ -57,20 +60,21 @@ export function whole(subject) {
 
 /** Whether nothing was lost before it was measured. */
 function isWhole(subject) {
-  return !subject.histogram.flushed && !cutAbove(subject);
+  return !isCut(subject.histogram) && !cutAbove(subject);
 }
 
 /** Which scales would do, and what is not in the picture. */
 export function notes(subject, name) {
-  const { zeros, counts, flushed, amax } = subject.histogram;
+  const { zeros, counts, flushed, before, amax } = subject.histogram;
   const told = amax ? [scalesWords(subject, name)] : [];
-  if (zeros && !flushed) told.push(`${percent(zeros / (zeros + sum(counts)))} of all finite elements are zero already and not in the picture.`);
+  if (zeros && (flushed === 0 || before !== null)) told.push(`${percent(zeros / (zeros + sum(counts)))} of all finite elements are zero already and not in the picture.`);
   return told.join(" ");
 }
 
 function noneWords(subject) {
   const { zeros, flushed } = subject.histogram;
   if (flushed) return "No non-zero elements are left: which scale would have kept them is not known.";
+  if (flushed === null) return "Nothing but zeros was ever measured: whether the format has flushed them, or there never was a gradient, is not known. A larger scale in the training tells.";
   if (!cutAbove(subject)) return "There are no non-zero elements: no scale would change anything.";
   return zeros ? "Nothing finite was measured but zeros." : "Nothing finite was measured.";
 }

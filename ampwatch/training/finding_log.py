@@ -1,0 +1,173 @@
+"""Findings in the log: one line each, from one of the ranks that have found it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.news import News, Reason
+from ampwatch.guard import Guard
+from ampwatch.report.one_line import LEVELS, one_line
+from ampwatch.wire.records import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.training.said import Said
+    from ampwatch.wire.records import Finding, RunIdentity
+
+logger = logging.getLogger("ampwatch")
+
+PATIENCE_SECONDS = 0.5
+"""Time that a line of one of several ranks waits for the ranks that find the same."""
+
+TURN_SECONDS = 0.1
+"""Time from the turn of a local rank to that of the next one."""
+
+MAX_TURNS = 16
+"""Local ranks that have turns of their own; those after them share the last one."""
+
+JOIN_SECONDS = 2.0
+"""Patience with a log handler that hangs, at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line that waits for its turn.
+
+    Attributes:
+        level: Level in the log.
+        write: Makes the text, given the ranks that have found the same.
+        what: What the line is about, the same in each rank that finds it.
+        due_s: Monotonic time of its turn. Unit: s.
+    """
+
+    level: int
+    write: Callable[[list[int]], str]
+    what: str
+    due_s: float
+
+
+class FindingLog:
+    """Writes the findings of one rank to the logger ``ampwatch``.
+
+    The only rank of a run writes at once, on the thread of the finding. Of several ranks on one
+    machine that find the same, the lowest one that lives writes, half a second later and for all
+    of them, from a thread that starts with the first line. What one rank alone has found, it
+    writes itself.
+
+    Args:
+        identity: Who writes.
+        url: Address of the daemon; empty without one.
+        said: What the ranks of this machine have said; ``None`` if each rank writes for itself.
+        clock: Monotonic time. Unit: s.
+        wait: Waits for so many seconds, on the thread of the log; until ``close`` by default.
+    """
+
+    def __init__(
+        self,
+        identity: RunIdentity,
+        url: str = "",
+        said: Said | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        self._identity = identity
+        self._url = url
+        self._said = said
+        self._clock = clock
+        self._guard = Guard("log", is_thread_safe=True)
+        self._ending = Event()
+        self._wait = self._ending.wait if wait is None else wait
+        self._times: Counter[str] = Counter()
+        self._lines: SimpleQueue[_Line | None] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._pid = os.getpid()
+
+    def notify(self, news: News) -> None:
+        """Write a line if the news is for a reader. Never raises, and never waits for a rank."""
+        if is_worth_a_line(news):
+            self._guard.run(self._take, news)
+
+    def close(self) -> None:
+        """Write what waits, without waiting any longer, and end the thread."""
+        thread, self._thread = self._thread, None
+        # A thread does not live on in a fork: there it is the parent's.
+        if thread is not None and self._pid == os.getpid():
+            self._ending.set()
+            self._lines.put(None)
+            thread.join(JOIN_SECONDS)
+        if self._said is not None:
+            self._guard.run(self._leave, self._said)
+
+    def _take(self, news: News) -> None:
+        identity = self._identity
+        write = partial(one_line, _snapshot(news), identity.run, url=self._url)
+        level = LEVELS[news.finding.severity]
+        if self._said is None or self._pid != os.getpid():
+            logger.log(level, "%s", write([identity.rank] if identity.world_size > 1 else []))
+            return
+        what = self._what(news)
+        with suppress(OSError):
+            self._said.found(what)
+        turn_s = min(identity.local_rank, MAX_TURNS) * TURN_SECONDS
+        self._lines.put(_Line(level, write, what, self._clock() + PATIENCE_SECONDS + turn_s))
+        if self._thread is None:
+            # A daemon: a log handler that hangs must not keep the program from ending.
+            self._thread = Thread(target=self._work, name="ampwatch-log", daemon=True)
+            self._thread.start()
+
+    def _leave(self, said: Said) -> None:
+        with suppress(OSError):
+            said.close()
+
+    def _what(self, news: News) -> str:
+        """Return what a line is about; the numbers in it are each rank's own."""
+        finding = news.finding
+        root = news.root.key if news.reason is Reason.EXPLAINED else ""
+        what = f"{finding.key} {finding.severity.value} {root}"
+        self._times[what] += 1
+        return f"{what} {self._times[what]}"
+
+    def _work(self) -> None:
+        while (line := self._lines.get()) is not None:
+            self._wait(max(0.0, line.due_s - self._clock()))
+            self._guard.run(self._say, line)
+
+    def _say(self, line: _Line) -> None:
+        said = self._said
+        if said is None:
+            return
+        numbers = [self._identity.rank]
+        # Without the file each rank writes for itself: better twice than never.
+        with suppress(OSError):
+            if not said.says(line.what):
+                return
+            numbers = said.finders(line.what)
+        logger.log(line.level, "%s", line.write(numbers))
+
+
+def is_worth_a_line(news: News) -> bool:
+    """Return whether a reader of the log has to know."""
+    if news.reason is Reason.MADE:
+        return news.finding.severity is not Severity.INFO
+    # A story that has become worse by a symptom: the symptom's own line names the root.
+    return news.reason is not Reason.CHANGED and not news.is_of_symptom
+
+
+def _snapshot(news: News) -> News:
+    """Return news of a finding as it stands now: it is written later, and goes on changing."""
+    return replace(news, finding=_copy(news.finding), root=_copy(news.root))
+
+
+def _copy(finding: Finding) -> Finding:
+    return replace(finding, evidence=dict(finding.evidence))

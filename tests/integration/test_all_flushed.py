@@ -1,0 +1,244 @@
+"""A training whose gradients are all zero, from PyTorch to every way out: they say the same of it.
+
+Real trainings in float16 on the CPU. The scale collapses by hand; in the twins gradients are zero
+for reasons of their own, and no way out may call that the format's doing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+import ampwatch
+from ampwatch.host.fleet import Fleet
+from ampwatch.host.page.figures import figures
+from ampwatch.host.page.page import Feed
+from ampwatch.host.page.range_state import HISTOGRAM_COLUMNS, MODULE_COLUMNS
+from ampwatch.settings import Settings
+from ampwatch.training import outlet
+from ampwatch.training.launcher import DaemonStatus
+from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Severity, Topic
+from ampwatch.wire.ring import RingReader
+from tests.host.metrics.test_prometheus import samples
+from tests.workshop.clocks import Clock
+from tests.workshop.fleets import put
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ampwatch.wire.records import Finding, Record, RunIdentity
+
+STEPS = 120
+COLLAPSE = 30
+"""Step from which something is different."""
+
+TINY = 2.0**-40
+
+
+class Body(nn.Module):
+    """Two layers, and a head on top of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 32)
+        self.last = nn.Linear(32, 16)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        code = self.last(torch.tanh(self.first(x)))
+        return code.float() - x, self.head(code).float()
+
+
+class Told(NamedTuple):
+    """What a daemon knows of a training that is still running, and what the training found.
+
+    Attributes:
+        identity: Who trained.
+        records: All records of the ring.
+        findings: The findings of the training process.
+        numel: Elements of the gradients.
+        reported: Kind and severity each time that a finding was new.
+    """
+
+    identity: RunIdentity
+    records: list[Record]
+    findings: list[Finding]
+    numel: int
+    reported: list[tuple[str, Severity]]
+
+    def fleet(self, records: list[Record]) -> Fleet:
+        fleet = Fleet(Settings(), Clock(self.identity.started_ns / 1e9 + 5))
+        put(fleet, "ring", self.identity, records)
+        return fleet
+
+    def of(self, name: str, records: list[Record] | None = None, *labels: str) -> float | None:
+        """Return the sample of a metric, as Prometheus scrapes it."""
+        scraped = samples(self.fleet(self.records if records is None else records))
+        found = [v for k, v in scraped.items() if k[0] == name and set(labels) <= set(k)]
+        return found[0] if found else None
+
+    @property
+    def late(self) -> list[Record]:
+        """The records that a daemon finds which was started late: of ranges only the newest."""
+        newest = {(r.topic, r.module): r for r in self.records if isinstance(r, RangeRecord)}
+        ring = [r for r in self.records if not isinstance(r, RangeRecord)]
+        return [*ring[:-1], *newest.values(), ring[-1]]
+
+
+def train(
+    rings: Path,
+    loss_of: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor],
+    *,
+    collapses: bool,
+) -> Told:
+    torch.manual_seed(0)
+    model = Body()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    reported: list[tuple[str, Severity]] = []
+    with ampwatch.monitor(model, scaler, level="deep") as watch:
+        watch.on_finding(lambda finding: reported.append((finding.kind, finding.severity)))
+        (path,) = rings.rglob("*.ring")
+        reader = RingReader(path)
+        records = []
+        for step in range(STEPS):
+            if collapses and step == COLLAPSE:
+                scaler.update(TINY)
+            with torch.autocast("cpu", dtype=torch.float16):
+                error, head = model(torch.randn(64, 16))
+            loss = loss_of(error.square().mean(), head.square().mean(), step)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            records += reader.poll()
+    reader.close()
+    numel = sum(p.numel() for p in model.parameters())
+    return Told(reader.identity, records, watch.findings, numel, reported)
+
+
+def lost_since(told: Told, step: int) -> tuple[int, int]:
+    """Return the elements that the counters say were lost, and those that were seen, since a step."""
+    totals = {r.step: r for r in told.records if isinstance(r, SamplingRecord)}
+    last, before = totals[max(totals)], totals[step - 1]
+    return (
+        last.gradient_underflow - before.gradient_underflow,
+        last.gradient_elements - before.gradient_elements,
+    )
+
+
+def newest_of_all(told: Told) -> RangeRecord:
+    return [
+        r
+        for r in told.records
+        if isinstance(r, RangeRecord) and r.topic is Topic.GRADIENT and r.module == ALL_MODULES
+    ][-1]
+
+
+@pytest.fixture
+def serving(own_places: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Rings are written as always, but no daemon is started; returns where the rings are."""
+    monkeypatch.setattr(
+        outlet, "ensure_daemon", lambda _settings: DaemonStatus("", "unavailable", "")
+    )
+    return own_places / "rings"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_scale_that_has_collapsed_is_the_same_everywhere(
+    serving: Path, *, restarted: bool
+) -> None:
+    """All is lost: finding, counter, ratio of each module, tiles, what-if, window of scales.
+
+    Also where the daemon has read nothing of the time before.
+    """
+    told = train(serving, lambda error, head, _: error + head, collapses=True)
+
+    (finding,) = told.findings
+    assert (finding.kind, finding.severity) == ("grad_underflow", Severity.CRITICAL)
+    assert finding.evidence["lost_share"] == 1.0
+    assert "nothing is learnt since step 30" in finding.summary
+    assert [s for k, s in told.reported if k == "grad_underflow"] == [
+        Severity.WARNING,
+        Severity.CRITICAL,
+    ]
+    lost, seen = lost_since(told, COLLAPSE)
+    assert lost == seen == told.numel * (STEPS - COLLAPSE)
+
+    records = told.late if restarted else told.records
+    fleet = told.fleet(records)
+    for module in ("first", "last", "head"):
+        name = "ampwatch_module_gradient_underflow_ratio"
+        assert told.of(name, records, module) == 1.0
+    shown = figures(fleet.ranks()[0])
+    assert shown["Underflow"] == ("100 %", "of the gradients in float16")
+    assert shown["Headroom"].note.endswith("as they were in step 29")
+
+    low = told.of("ampwatch_loss_scale_window_low", records)
+    high = told.of("ampwatch_loss_scale_window_high", records)
+    assert low is not None
+    assert high is not None
+    assert TINY < low <= 2.0**16 <= high  # the scale that worked before the collapse
+
+    (run,) = Feed(fleet, Clock(0)).full()["runs"].values()
+    state = run["ranks"]["0"]["ranges"]
+    row = dict(zip(HISTOGRAM_COLUMNS, state["gradients"], strict=True))
+    assert (row["flushed"], row["before"]) == (told.numel, 29)
+    assert sum(row["counts"]) + row["zeros"] == told.numel
+    for cells in state["modules"].values():
+        module = dict(zip(MODULE_COLUMNS, cells, strict=True))
+        assert (module["lost"], module["why"]) == (1.0, "lost")
+
+
+def test_a_dead_head_is_not_lost_when_all_the_rest_is(serving: Path) -> None:
+    """It was zero while the others were not: everything is zero, and not all of it was flushed."""
+    told = train(serving, lambda error, head, _: error + 0.0 * head, collapses=True)
+
+    dead = 16 * 4 + 4
+    share = (told.numel - dead) / told.numel
+    lost, seen = lost_since(told, COLLAPSE)
+    assert lost / seen == pytest.approx(share, abs=0.001)
+    (finding,) = [f for f in told.findings if f.kind == "grad_underflow"]
+    assert finding.evidence["lost_share"] == pytest.approx(share, abs=0.001)
+    name = "ampwatch_module_gradient_underflow_ratio"
+    assert told.of(name, None, "head") == 0.0
+    assert told.of(name, None, "first") == 1.0
+
+
+ZERO_FOR_OTHER_REASONS = {
+    "a healthy training": lambda error, head, _: error + head,
+    "a weight of zero from then on": lambda error, head, step: (error + head) * (step < COLLAPSE),
+    "a loss that is a constant from then on": lambda error, head, step: (
+        error + head if step < COLLAPSE else 0.0 * (error + head) + 3.0
+    ),
+    "a head that is dead from then on": lambda error, head, step: error + head * (step < COLLAPSE),
+}
+
+
+@pytest.mark.parametrize("reason", ZERO_FOR_OTHER_REASONS)
+def test_zeros_that_are_true_are_not_lost(serving: Path, reason: str) -> None:
+    """At the scale at which they were something, no format makes them zero."""
+    told = train(serving, ZERO_FOR_OTHER_REASONS[reason], collapses=False)
+
+    lost, seen = lost_since(told, COLLAPSE)
+    assert lost <= 0.01 * seen
+    assert newest_of_all(told).before is None
+    assert [f.kind for f in told.findings if f.severity is not Severity.INFO] == []
+    assert figures(told.fleet(told.records).ranks()[0])["Underflow"].value in ("0 %", "0.1 %")
+
+
+@pytest.mark.parametrize("collapses", [False, True])
+def test_what_never_was_anything_but_zeros_is_not_known(serving: Path, *, collapses: bool) -> None:
+    """Not lost, and not fine either: nobody has seen a gradient, at a scale that shows any."""
+    told = train(serving, lambda error, head, _: 0.0 * (error + head) + 3.0, collapses=collapses)
+
+    assert lost_since(told, COLLAPSE)[0] == 0
+    assert newest_of_all(told).flushed == -1
+    assert told.of("ampwatch_module_gradient_underflow_ratio") is None
+    assert told.of("ampwatch_loss_scale_window_low") is None
+    assert figures(told.fleet(told.records).ranks()[0])["Underflow"].value == "not known"
+    assert "grad_underflow" not in [f.kind for f in told.findings]

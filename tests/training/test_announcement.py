@@ -1,0 +1,93 @@
+"""The address of the page is shown once, where a person sees it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch.training import announcement
+from ampwatch.training.announcement import announce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+WORDS = "watching run gpt: http://127.0.0.1:10917/#run=gpt"
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Make of this process one that has announced nothing, and has set up no logging."""
+    root, ours = logging.getLogger(), logging.getLogger("ampwatch")
+    levels = root.level, ours.level
+
+    def strip() -> None:  # within the test: pytest adds its handlers for that
+        monkeypatch.setattr(announcement, "_announced", set())
+        monkeypatch.setattr(root, "handlers", [])
+        monkeypatch.setattr(ours, "handlers", [])
+        root.setLevel(logging.WARNING)
+        ours.setLevel(logging.NOTSET)
+
+    yield strip
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        (None, f"ampwatch: {WORDS}\n"),
+        (logging.WARNING, f"ampwatch: {WORDS}\n"),
+        (logging.INFO, f"INFO:ampwatch:{WORDS}\n"),
+        (logging.DEBUG, f"INFO:ampwatch:{WORDS}\n"),
+    ],
+)
+def test_it_is_on_stderr_however_logging_is_set_up(
+    level: int | None,
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    bare: Callable[[], None],
+) -> None:
+    """Once, and again in the cell of a notebook that is run again not at all."""
+    bare()
+    if level is not None:
+        logging.basicConfig(level=level, stream=sys.stderr)
+    announce(WORDS)
+    announce(WORDS)
+
+    assert capsys.readouterr() == ("", expected)
+
+
+@pytest.mark.parametrize("handler", [logging.NullHandler(), logging.Handler(logging.WARNING)])
+def test_a_handler_that_shows_nothing_is_none(
+    handler: logging.Handler, capsys: pytest.CaptureFixture[str], bare: Callable[[], None]
+) -> None:
+    """The level of a handler counts as well as that of a logger."""
+    bare()
+    logging.getLogger().addHandler(handler)
+    logging.getLogger().setLevel(logging.INFO)
+    announce(WORDS)
+
+    assert capsys.readouterr().err == f"ampwatch: {WORDS}\n"
+
+
+def test_who_wants_less_of_ampwatch_gets_none(
+    capsys: pytest.CaptureFixture[str], bare: Callable[[], None]
+) -> None:
+    """By the level of its own logger."""
+    bare()
+    logging.getLogger("ampwatch").setLevel(logging.WARNING)
+    announce(WORDS)
+
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_closed_stderr_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, bare: Callable[[], None]
+) -> None:
+    """A training goes on without one."""
+    bare()
+    monkeypatch.setattr(sys, "stderr", None)
+    announce(WORDS)

@@ -311,7 +311,7 @@ def rules(seen: Seen, row: Row) -> list[str]:
 
 def alerting(seen: Seen, row: Row) -> list[str]:
     """Alerts: which fire, and which somebody is told of."""
-    told = {m.alert: m for m in seen.messages if _is_about(row, m.alerts)}
+    told = {name: m for m in seen.messages if _is_about(row, m.alerts) for name in m.names}
     firing = {a.name for a in seen.evaluated.at(seen.played.looked_at) if _is_of(row, a.labels)}
     complaints = [
         _wrong("told", " or ".join(either), sorted(told))
@@ -351,7 +351,7 @@ def alert_texts(seen: Seen, row: Row) -> list[str]:
         known += [value for labels, value in samples if _is_of(row, labels)]
     expected = {name for either in row.fires for name in either}
     for message in (m for m in seen.messages if _is_about(row, m.alerts)):
-        text, what = f"{message.title}\n{message.text}", message.alert
+        text, what = f"{message.title}\n{message.text}", " and ".join(message.names)
         if row.run not in message.title:
             complaints.append(_wrong(f"run in the title of {what}", row.run, message.title))
         complaints += _sentences(row, text, what)
@@ -362,14 +362,14 @@ def alert_texts(seen: Seen, row: Row) -> list[str]:
             complaints.append(f"{what}: names a host 'several'")
         if not re.search(r"#run=", text):
             complaints.append(f"{what}: no link to the page")
-        if what in expected:
+        if expected & set(message.names):
             complaints += _says(row, text, what)
             if row.root is not None and row.root.place and row.root.place not in text:
                 complaints.append(
                     _wrong(f"place in {what}", row.root.place, " ".join(message.text.split())[:200])
                 )
-        shipped = _shipped().get(what)
-        template = " ".join(shipped.annotations.values()) if shipped else ""
+        shipped = [_shipped()[name] for name in message.names]
+        template = " ".join(text for each in shipped for text in each.annotations.values())
         odd = strangers(message.text, known, template)
         complaints += [f"{what}: {n} is a number of nothing that is exported" for n in odd]
     return complaints
@@ -438,6 +438,7 @@ def log(seen: Seen, row: Row) -> list[str]:
                 )
         if mine and not any(re.search(rf"(?i)\b{finding['severity']}\b", w["text"]) for w in mine):
             complaints.append(f"never called {finding['severity']}: {_key(finding)}")
+    complaints += [f"an error of its own: {w['error']}" for w in warned if w["error"]]
     text = " ".join(w["text"] for w in warned)
     if not any("127.0.0.1" in line["text"] for line in lines):
         complaints.append("the address of the page is not there")

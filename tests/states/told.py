@@ -15,6 +15,7 @@ from tests.alerts.rules import ROOT
 from tests.host.daemon.parts import eventually
 from tests.integration.alertmanager import alertmanager, webhook
 from tests.services import require
+from tests.states.table import WORST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,14 +32,14 @@ class Message:
     """A message as it is read.
 
     Attributes:
-        alert: Name of the alert.
-        severity: Its severity.
+        names: Names of the alerts in it.
+        severity: The worst of theirs.
         title: The subject.
         text: The words below it.
         alerts: The alerts in it, as Alertmanager sends them.
     """
 
-    alert: str
+    names: tuple[str, ...]
     severity: str
     title: str
     text: str
@@ -69,8 +70,9 @@ def told(
         text = re.sub(r"(group_interval): \S+", r"\1: 2s", text)
         text, replaced = re.subn(r"http://127\.0\.0\.1:5001/alerts", messages.address, text)
         assert replaced
-        # What is merely informed of is one message for all runs; here each state has its own.
-        file.write_text(text.replace("group_by: [alertname]", "group_by: [alertname, job, run]"))
+        # What is one message for all runs or all hosts is one for each state here.
+        text = re.sub(r"group_by: \[(alertname[\w, ]*)\]", _split, text)
+        file.write_text(text, encoding="utf-8")
         with alertmanager(file, directory / "alertmanager-data") as address:
             _post(address, [_sent(*each) for several in firing.values() for each in several])
 
@@ -90,11 +92,18 @@ def told(
         for alert in body["alerts"]:
             since = next(s for _, a, s in firing[state] if a.labels == alert["labels"])
             alert["startsAt"] = datetime.fromtimestamp(since, timezone.utc).isoformat()
-        labels = body["alerts"][0]["labels"]
+        labels = [alert["labels"] for alert in body["alerts"]]
+        names = tuple(dict.fromkeys(of["alertname"] for of in labels))
+        severity = max((of["severity"] for of in labels), key=WORST.__getitem__)
         title, words = (_rendered(config, number, part, body) for part in ("title", "text"))
-        message = Message(labels["alertname"], labels["severity"], title, words, body["alerts"])
+        message = Message(names, severity, title, words, body["alerts"])
         found[state].append(message)
     return found
+
+
+def _split(found: re.Match[str]) -> str:
+    names = dict.fromkeys([*found[1].split(", "), "instance", "run"])
+    return f"group_by: [{', '.join(names)}]"
 
 
 def _since(outcome: Evaluated, alert: Alert) -> float:

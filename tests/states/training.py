@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import time
+from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,7 +70,9 @@ class Notes(logging.Handler):
             lines.write(json.dumps({"step": self.step, **what}) + "\n")
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.note("log", time=record.created, level=record.levelname, text=record.getMessage())
+        error = None if record.exc_info is None else "".join(format_exception(*record.exc_info))
+        text = record.getMessage()
+        self.note("log", time=record.created, level=record.levelname, text=text, error=error)
 
     def found(self, finding: ampwatch.Finding) -> None:
         self.note("found", finding=plain(finding))

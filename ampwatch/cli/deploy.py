@@ -74,8 +74,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add(
         "--scrape-interval",
         default="",
-        metavar="15s",
-        help="how often Prometheus scrapes, 5s to 60s (default: 15s)",
+        metavar="10s",
+        help="how often Prometheus scrapes, 5s to 60s (default: 10s)",
     )
     add("--dry-run", action="store_true", help="say what would be written, and write nothing")
     changed = parser.add_mutually_exclusive_group()

@@ -60,6 +60,12 @@ def alerts() -> dict[str, Alert]:
     }
 
 
+def summary(alert: Alert) -> str:
+    """Return what an alert says of whichever run, GPU or host, as a sentence that stands alone."""
+    of_all = re.sub(r"^(Run|GPU|Host) \{\{.*?: ", "", alert.annotations["summary"])
+    return of_all[:1].upper() + re.sub(r" \([^)]*\{\{[^)]*\)", "", of_all[1:])
+
+
 def records() -> dict[str, list[str]]:
     """Return the expressions of the recording rules by name."""
     found: dict[str, list[str]] = {}

@@ -32,8 +32,18 @@ def alert(rank: int, **changed: Any) -> dict[str, Any]:
     """Return an alert as Alertmanager hands it to a template."""
     return {
         "status": "firing",
-        "labels": {"alertname": "AmpwatchRankStale", "run": "gpt", "severity": "warning"},
+        "labels": {
+            "alertname": "AmpwatchRankStale",
+            "run": "gpt",
+            "rank": str(rank),
+            "instance": "a:10917",
+            "severity": "warning",
+        },
         "annotations": {
+            "summary": "Run gpt: a rank ends no step any more.",
+            "finding": "all_to_all_skew (warning): module moe, since step 7.",
+            "action": "Look at its GPU.",
+            "page": f"http://a:10917/#run=gpt&rank={rank}",
             "description": f"Rank {rank} of run gpt lives.",
             "runbook_url": "https://example.org/AmpwatchRankStale.md",
             "dashboard": "/d/ampwatch-ranks?var-run=gpt",
@@ -52,7 +62,7 @@ def render(tmp_path: Path, name: str, found: list[dict[str, Any]], status: str =
         "alerts": found,
         "groupLabels": {"alertname": "AmpwatchRankStale"},
         "commonLabels": {"alertname": "AmpwatchRankStale", "run": "gpt", "severity": "warning"},
-        "commonAnnotations": {"summary": "A rank ends no step any more."},
+        "commonAnnotations": {"summary": "Run gpt: a rank ends no step any more."},
         "externalURL": "http://localhost",
     }
     file = tmp_path / "data.json"
@@ -109,7 +119,7 @@ def test_what_is_critical_is_held_back_only_by_an_alert_of_the_same_host() -> No
         if critical & set(re.findall(r"Ampwatch\w+", targets)):
             assert "instance" in rule["equal"], rule
             held_back += 1
-    assert held_back == 2
+    assert held_back == 4
 
 
 def test_all_receivers_share_one_address() -> None:
@@ -127,15 +137,14 @@ def test_a_message_says_what_and_who_and_since_when_and_what_to_do(tmp_path: Pat
     title = render(tmp_path, "ampwatch.title", [alert(3), alert(5)])
     text = render(tmp_path, "ampwatch.text", [alert(3), alert(5)])
 
-    assert title.strip() == "WARNING: A rank ends no step any more. Run gpt (2 alerts)"
+    assert title.strip() == "WARNING: Run gpt: a rank ends no step any more. (2 alerts)"
     assert text.strip().split("\n") == [
         "Rank 3 of run gpt lives.",
-        "Since 2026-11-21 03:12 UTC.",
-        "",
-        "Rank 5 of run gpt lives.",
-        "Since 2026-11-21 03:12 UTC.",
-        "",
-        "What to do: https://example.org/AmpwatchRankStale.md",
+        "Found: all_to_all_skew (warning): module moe, since step 7.",
+        "What to do first: Look at its GPU.",
+        "Since 2026-11-21 03:12 UTC. Also: rank 5 (a:10917).",
+        "Page: http://a:10917/#run=gpt&rank=3",
+        "Runbook: https://example.org/AmpwatchRankStale.md",
         "On your Grafana: /d/ampwatch-ranks?var-run=gpt",
     ]
 
@@ -143,7 +152,9 @@ def test_a_message_says_what_and_who_and_since_when_and_what_to_do(tmp_path: Pat
 def test_a_message_that_it_is_over_begins_with_that(tmp_path: Path) -> None:
     over = [alert(3, status="resolved")]
 
-    assert render(tmp_path, "ampwatch.title", over, "resolved").startswith("Resolved: A rank ends")
+    assert render(tmp_path, "ampwatch.title", over, "resolved").startswith(
+        "Resolved: Run gpt: a rank ends"
+    )
     assert render(tmp_path, "ampwatch.text", over, "resolved").startswith("Over since 04:00 UTC: ")
     assert render(tmp_path, "ampwatch.color", over, "resolved").strip() == "good"
 
@@ -151,6 +162,22 @@ def test_a_message_that_it_is_over_begins_with_that(tmp_path: Path) -> None:
 def test_a_message_about_a_thousand_ranks_can_be_read(tmp_path: Path) -> None:
     text = render(tmp_path, "ampwatch.text", [alert(rank) for rank in range(1000)])
 
-    assert "Rank 7 of" in text
-    assert "Rank 8 of" not in text
-    assert "The first 8 of 1000." in text
+    assert "Rank 0 of run gpt" in text
+    assert "Also: rank 1 (a:10917), rank 2 (a:10917)," in text
+    assert "rank 9" not in text
+    assert "and 991 others." in text
+
+
+def test_a_message_about_several_alerts_says_each_once(tmp_path: Path) -> None:
+    other = alert(3)
+    other["labels"] = {**other["labels"], "alertname": "AmpwatchTrainingStalled"}
+    other["annotations"] = {**other["annotations"], "summary": "Run gpt: it hangs."}
+    over = alert(7, status="resolved")
+
+    title = render(tmp_path, "ampwatch.title", [alert(3), alert(5), other, over])
+    text = render(tmp_path, "ampwatch.text", [alert(3), alert(5), other, over])
+
+    assert title.strip() == "WARNING: Run gpt: a rank ends no step any more. (3 alerts)"
+    assert text.count("Rank 3 of run gpt lives.") == 2
+    assert "\n\nRun gpt: it hangs.\n" in text
+    assert "rank 7" not in text

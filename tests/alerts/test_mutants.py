@@ -129,6 +129,7 @@ def _failures(
     return failures(promtool("test", "rules", directory / topic))
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("topic", ["scale", "numerics", "ranks", "precision", "gpu", "monitoring"])
 def test_every_change_of_a_rule_is_noticed(topic: str, tmp_path: Path) -> None:
     group = next(group for group in groups() if group["name"] == f"ampwatch-{topic}")

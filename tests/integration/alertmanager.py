@@ -32,10 +32,15 @@ class Messages:
         self.bodies: list[dict[str, Any]] = []
 
     def of(self, alert: str, status: str) -> dict[str, Any] | None:
-        """Return the first message about ``alert`` in a status, ``firing`` or ``resolved``."""
+        """Return the part about ``alert`` of the first message that has it in a status, ``firing`` or ``resolved``."""
         for body in self.bodies:
-            if body["groupLabels"].get("alertname") == alert and body["status"] == status:
-                return body
+            found = [
+                one
+                for one in body["alerts"]
+                if one["labels"]["alertname"] == alert and one["status"] == status
+            ]
+            if found:
+                return {**body, "alerts": found, "status": status}
         return None
 
 

@@ -54,6 +54,8 @@ ABSENT = ON_A_CPU | {
     "ampwatch_gpu_xid_last_timestamp_seconds": "no GPU has had an error",
     'state="stale"': "no rank is stale or has failed",
     "ampwatch_loss_nonfinite_total": "no loss was NaN or infinite",
+    "ampwatch_rank_failure_info": "no rank has failed",
+    "ampwatch_finding_steps_total": "tables of what was found leave out what was not: nothing about precision, layers or ranks",
     "ampwatch_gradient_format_fit": "a bias before a BatchNorm has gradients of all but zero, and a scale that collapses flushes more: a sample of which none is flushed may come, or not",
 }
 """Alerts that so short a training on a CPU cannot have."""
@@ -98,10 +100,14 @@ def replaced(daemon: str, alertmanager: str) -> dict[str, list[tuple[str, str]]]
         ],
         PAGER: [
             ("group_wait: 30s", "group_wait: 1s"),
-            ("group_wait: 10s", "group_wait: 1s"),
+            ("group_wait: 3s", "group_wait: 1s"),
             ("group_interval: 1m", "group_interval: 2s"),
         ],
         RULES: [
+            *(
+                (f"(?s)(name: ampwatch-{group}\n    interval:) 5s", r"\1 1s")
+                for group in ("scale", "numerics", "ranks")
+            ),
             # The daemon holds the smallest scale for up to two minutes: so far it does not fall here.
             ("max_over_time(ampwatch_loss_scale[30m]) / 1024", f"{2.0**-60}"),
             ("(?s)(alert: AmpwatchLossScaleCollapsed\n.*?keep_firing_for:) 2m", r"\1 2s"),
@@ -248,7 +254,7 @@ def reads_as_a_collapse(tree: Path, message: dict[str, Any]) -> None:
     assert (alert["labels"]["run"], alert["labels"]["rank"]) == (RUN, "0")
     text = written(tree, "text", message)
     told = re.search(
-        rf"The loss scale of run {RUN}, rank 0 \(127\.0\.0\.1:\d+\) fell to ([\d.e+-]+)\."
+        r"Rank 0 \(127\.0\.0\.1:\d+\): the loss scale fell to ([\d.e+-]+)\."
         r" It was halved (\d+) times more than it grew within 30 minutes.*"
         r" At this pace 1/scale becomes infinite in (\d+) steps \(.+?\), and",
         text,
@@ -259,12 +265,12 @@ def reads_as_a_collapse(tree: Path, message: dict[str, Any]) -> None:
     assert scale in {f"{FIRST_SCALE * 2.0**-power:.4g}" for power in range(-4, HALVINGS + 1)}
     assert 10 <= halvings <= 1.5 * HALVINGS  # increase() extrapolates
     assert steps > 0
-    assert "First keep the newest checkpoint from being overwritten" in text
-    assert f"What to do: {RUNBOOKS}AmpwatchLossScaleCollapsed.md" in text
+    assert "What to do first: Keep the newest checkpoint from being overwritten." in text
+    assert f"Page: http://{alert['labels']['instance']}/#run={RUN}&rank=0" in text
+    assert f"Runbook: {RUNBOOKS}AmpwatchLossScaleCollapsed.md" in text
     assert f"/d/ampwatch-run?var-job=ampwatch&var-run={RUN}&var-rank=0" in text
     title = written(tree, "title", message)
-    assert title.startswith("CRITICAL: The loss scale is collapsing")
-    assert title.endswith(f"Run {RUN}")
+    assert title.startswith(f"CRITICAL: Run {RUN}: the loss scale is collapsing")
 
 
 def reads_as_its_end(tree: Path, message: dict[str, Any]) -> None:
@@ -273,7 +279,7 @@ def reads_as_its_end(tree: Path, message: dict[str, Any]) -> None:
     assert alert["status"] == "resolved"
     assert alert["endsAt"] > alert["startsAt"]
     title = written(tree, "title", message)
-    assert title.startswith("Resolved: The loss scale is collapsing")
+    assert title.startswith(f"Resolved: Run {RUN}: the loss scale is collapsing")
     assert written(tree, "text", message).startswith(f"Over since {alert['endsAt'][11:16]} UTC: ")
 
 
@@ -282,8 +288,10 @@ def reads_as_a_dead_daemon(tree: Path, message: dict[str, Any], address: str) ->
     text = written(tree, "text", message)
     assert f"Prometheus cannot scrape {address} of job ampwatch" in text
     assert "The runs there go on and lose nothing" in text
-    assert f"What to do: {RUNBOOKS}AmpwatchExporterDown.md" in text
-    assert written(tree, "title", message).startswith("WARNING: A daemon of ampwatch cannot be")
+    assert f"Runbook: {RUNBOOKS}AmpwatchExporterDown.md" in text
+    assert written(tree, "title", message).startswith(
+        f"WARNING: Host {address}: its daemon cannot be"
+    )
 
 
 def written(tree: Path, part: str, message: dict[str, Any]) -> str:

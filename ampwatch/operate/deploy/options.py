@@ -10,7 +10,7 @@ from ampwatch.errors import DeployError
 from ampwatch.settings import DEFAULT_PORT
 
 SCRAPE_SECONDS = (5, 60)
-"""The scrape intervals that the rules hold for: their shortest range is five minutes."""
+"""The scrape intervals that the rules hold for: their shortest range is two minutes."""
 
 MAX_PORT = 65535
 

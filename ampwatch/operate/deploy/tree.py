@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RUNBOOKS = "https://github.com/ampwatch/ampwatch/blob/main/docs/runbooks/"
 WEBHOOK = "&webhook http://127.0.0.1:5001/alerts"
-SCRAPE_SECONDS = 15
+SCRAPE_SECONDS = 10
 SCRAPE_TIMEOUT_SECONDS = 10
 
 TARGETS = "deploy/prometheus/targets/ampwatch.yml"

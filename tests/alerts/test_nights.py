@@ -1,0 +1,65 @@
+"""A few simulated nights: one page for a trouble that wakes somebody, none without. ``benchmarks/nights.py`` has 200."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from benchmarks import nights
+from benchmarks.pager import messages
+from tests.services import require
+
+pytestmark = pytest.mark.services
+
+BAD = ("pages without a trouble", "notes without a trouble", "no page", "pages too many", "no note")
+
+
+def test_troubles_page_once_and_health_never() -> None:
+    """Each kind once, in one fleet."""
+    require("promtool")
+    kinds = [*nights.HEALTHY, *nights.BROKEN]
+    runs = [nights.lived(f"run-{n}", kind, random.Random(n)) for n, kind in enumerate(kinds)]
+
+    result = nights.score(runs, messages(nights.fired(runs)))
+
+    assert {name: result.counts[name] for name in BAD} == dict.fromkeys(BAD, 0), result.wrong
+    assert result.counts["troubles that page"] >= 8
+
+
+def alert(name: str, severity: str, **labels: str) -> frozenset[tuple[str, str]]:
+    labels = {"instance": "a:10917", "run": "gpt", "rank": "0", **labels}
+    return frozenset({"alertname": name, "severity": severity, "job": "ampwatch", **labels}.items())
+
+
+COLLAPSED = alert("AmpwatchLossScaleCollapsed", "critical")
+LEFT = alert("AmpwatchLossScaleLeftLow", "critical")
+STORM = alert("AmpwatchSkipStorm", "warning")
+
+
+def told(
+    *firing: tuple[float, set[frozenset[tuple[str, str]]]],
+) -> list[tuple[float, str, int, bool]]:
+    """Return moment, receiver, alerts that go on, and whether somebody is woken, of each message."""
+    found = messages([(at, frozenset(alerts)) for at, alerts in firing])
+    return [(one.at, one.receiver, len(one.firing), one.new) for one in found]
+
+
+def test_what_joins_a_page_wakes_nobody_anew_and_what_follows_is_held_back() -> None:
+    said = told(
+        (0, {COLLAPSED, STORM}), (240, {COLLAPSED, LEFT, STORM}), (300, {LEFT}), (900, set())
+    )
+
+    page = "ampwatch-critical"
+    assert said == [
+        (3, page, 1, True),
+        (243, page, 2, False),
+        (303, page, 1, False),
+        (903, page, 0, False),
+    ]
+
+
+def test_another_trouble_of_a_run_wakes_anew_when_the_first_is_over() -> None:
+    said = told((0, {COLLAPSED}), (60, set()), (600, {COLLAPSED}), (660, {COLLAPSED}))
+
+    assert [new for *_, new in said] == [True, False, True]

@@ -1,0 +1,45 @@
+"""Every message that an alert becomes, as a person gets it, is the one that was looked at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.alerts.rules import alerts
+from tests.alerts.texts import GOLDEN, messages
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.services
+
+
+def test_messages_are_those_that_were_looked_at() -> None:
+    """Change the rules or the template, run ``python -m tests.alerts.texts``, and read the difference."""
+    golden = {file.name: file.read_text(encoding="utf-8") for file in GOLDEN.glob("*.txt")}
+
+    assert messages() == golden
+
+
+def test_each_alert_has_a_message() -> None:
+    assert {file.name.split(".")[0] for file in GOLDEN.glob("*.txt")} == set(alerts())
+
+
+@pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.txt")), ids=lambda file: file.stem)
+def test_a_message_says_what_and_since_when_and_what_to_do_first_and_where(
+    file: Path,
+) -> None:
+    text = file.read_text(encoding="utf-8")
+    title, empty, *rest = text.splitlines()
+
+    assert title.startswith(("CRITICAL: ", "WARNING: ", "INFO: "))
+    assert empty == ""
+    begun = [line.split(": ")[0] if ": " in line else line.split(" ")[0] for line in rest]
+    assert {"What to do first", "Since", "Runbook", "On your Grafana"} <= {
+        word if not word.startswith("Since ") else "Since" for word in begun
+    }
+    assert "<no value>" not in text
+    assert "  " not in text
+    assert " ." not in text.replace(" .bfloat16", "").replace(" .half", "")
+    assert "NaN times" not in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,5 +16,9 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everything]:
     """All states, played, scraped, judged by the rules, and told."""
-    with watch(tmp_path_factory.mktemp("states")) as found:
+    directory = tmp_path_factory.mktemp("states")
+    # Workers of pytest-xdist have a directory each, below one that is that of the session.
+    session = tmp_path_factory.getbasetemp()
+    stage = session.parent if "PYTEST_XDIST_WORKER" in os.environ else session
+    with watch(directory, stage / "stage") as found:
         yield found

@@ -6,6 +6,7 @@ is wrong.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -98,36 +99,48 @@ def _posts() -> Iterator[_Posts]:
 
 def _play(directory: Path, names: Sequence[str], plays: dict[str, Played]) -> None:
     """Play the scripts, and keep what was posted meanwhile."""
+    directory.mkdir(exist_ok=True)
     kept = directory / "posted.json"
-    if not kept.exists():
-        with _posts() as posts:
-            environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-            environment = {k: v for k, v in environment.items() if not k.startswith("AMPWATCH_")}
-            hook = f"http://127.0.0.1:{posts.server_port}"
-            command = [sys.executable, "-m", "tests.states.stage", str(directory / "plays"), hook]
-            done = subprocess.run(
-                [*command, *names],
-                env=environment,
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-                timeout=PLAY_SECONDS,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr[-4000:]
-            kept.write_text(json.dumps([[*key, bodies] for key, bodies in posts.bodies.items()]))
+    with (directory / "lock").open("w") as lock:
+        # One process plays, the others of the same session wait for it.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            _play_anew(directory, names, kept)
     for training, rank, bodies in json.loads(kept.read_text()):
         for name, played in plays.items():
             if training in {act.name for act in ACTS[name].trainings}:
                 played.posted[training, rank] = bodies
 
 
+def _play_anew(directory: Path, names: Sequence[str], kept: Path) -> None:
+    with _posts() as posts:
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment = {k: v for k, v in environment.items() if not k.startswith("AMPWATCH_")}
+        hook = f"http://127.0.0.1:{posts.server_port}"
+        command = [sys.executable, "-m", "tests.states.stage", str(directory / "plays"), hook]
+        done = subprocess.run(
+            [*command, *names],
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=PLAY_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        kept.write_text(json.dumps([[*key, bodies] for key, bodies in posts.bodies.items()]))
+
+
 @contextmanager
-def watch(directory: Path, names: Sequence[str] = ()) -> Iterator[Everything]:
-    """Play states and ask everything about them."""
+def watch(directory: Path, stage: Path, names: Sequence[str] = ()) -> Iterator[Everything]:
+    """Play states and ask everything about them.
+
+    Args:
+        directory: For what asks.
+        stage: For what is played; what was played there before is not played again.
+        names: The states; all if empty.
+    """
     names = list(names) or list(ACTS)
-    # To look at what was played, and to ask again without playing it again.
-    stage = Path(os.environ.get("STATES_PLAYS", directory))
     plays = {name: Played(ACTS[name], stage / "plays" / name) for name in names}
     _play(stage, names, plays)
     scraped = {name: Scraped.of(instance_of(name), p.scrapes) for name, p in plays.items()}
@@ -158,11 +171,11 @@ def _alerts(scraped: Scraped, evaluated: Evaluated) -> Scraped:
     return alerts_as_series(firing, scraped.times)
 
 
-def score(directory: Path, names: Sequence[str]) -> int:
+def score(directory: Path, stage: Path, names: Sequence[str]) -> int:
     """Print what is right and what is wrong; return how much is wrong."""
     from tests.states.checks import WAYS  # noqa: PLC0415 - it imports what is above
 
-    with watch(directory, names) as found:
+    with watch(directory, stage, names) as found:
         wrong = {
             (name, way): [f"{row.run}: {each}" for row in TABLE[name] for each in check(seen, row)]
             for name, seen in found.seen.items()
@@ -183,4 +196,5 @@ def score(directory: Path, names: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
-        score(Path(place), sys.argv[1:])
+        # Kept, where one is named, to look at it and to ask again.
+        score(Path(place), Path(os.environ.get("STATES_PLAYS", place)), sys.argv[1:])
